@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway.checking import model_files  # noqa: E402
-from gateway.core.engines.candidate import EngineRules  # noqa: E402
-from gateway.core.model.spec import read_model  # noqa: E402
-from gateway.core.planner.decide import decide  # noqa: E402
 from gateway.domain import Decision, Engine, EngineAnswer, Hardware, ModelSpec, Question, RuleGap, Wish  # noqa: E402
+from gateway.engines.common.candidate import EngineRules  # noqa: E402
+from gateway.engines.inquiry.document import StatedGpus, document, read_answers  # noqa: E402
 from gateway.errors import BadModel  # noqa: E402
-from gateway.inquiry.document import StatedGpus, document, read_answers  # noqa: E402
-from gateway.profiles import Profiles  # noqa: E402
+from gateway.models.spec import read_model  # noqa: E402
+from gateway.planner.decide import decide  # noqa: E402
+from gateway.planner.service.checking import model_files  # noqa: E402
+from gateway.profiles.profiles import Profiles  # noqa: E402
 from tests.conformance.kept import Kept  # noqa: E402
 from tests.conformance.layer_cases import QUANTS  # noqa: E402
 from tests.support.asked_python import asked_in  # noqa: E402

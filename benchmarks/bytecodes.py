@@ -43,9 +43,9 @@ class Count:
 
 def lookup(replicas: int) -> dict[str, float]:
     """To find a model, pick a replica and count a request. ns: nanoseconds of one."""
-    from gateway.access.auth import ANYONE
-    from gateway.routing.routes import Routes
-    from gateway.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
+    from gateway.proxy.access.auth import ANYONE
+    from gateway.proxy.routing.routes import Routes
+    from gateway.proxy.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
 
     def route(name: str) -> ModelRoute:
         own = tuple(RoutedReplica(f"{name}-{index}", "http://127.0.0.1:1", "m") for index in range(replicas))
@@ -75,7 +75,7 @@ def lookup(replicas: int) -> dict[str, float]:
 
 async def relayed() -> dict[str, dict[str, float]]:
     """Per request, and per chunk, of a data plane that counts for metrics."""
-    from gateway.serve.metrics.counters import Metrics
+    from gateway.proxy.metrics.counters import Metrics
     from tests.support.dataplane import CHAT, Gateway, model
     from tests.support.upstream import Call, Upstream
 

@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gateway.core.layers.weights import other_bytes
-from gateway.core.model.spec import Tensor, group_tensors
+from gateway.engines.common.layers.weights import other_bytes
+from gateway.models.spec import Tensor, group_tensors
 
 BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "F8_E8M0": 1, "U8": 1, "I8": 1, "I32": 4, "I64": 8}
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "F8_E8M0"}
@@ -318,7 +318,7 @@ def _unpacked(engine: Held, stored: Mapping[str, Tensor]) -> int:
 
 
 def on_rank(engine: Held, stored: Mapping[str, Tensor], tp: int, kv_heads: int) -> int:
-    """Bytes that one rank should hold of an unquantized checkpoint: each tensor cut as its name says (core/model/sharding.py), and for the
+    """Bytes that one rank should hold of an unquantized checkpoint: each tensor cut as its name says (models/sharding.py), and for the
     parameters that the engine holds in float32 the rest. `engine`: on that rank."""
     lost = {*dropped(engine, stored)}
     groups = group_tensors({name: tensor for name, tensor in stored.items() if name not in lost})

@@ -10,8 +10,8 @@ import resource
 import sys
 import time
 
-from gateway.core.failures.diagnose import diagnose
-from gateway.profiles import Profiles
+from gateway.diagnosis.diagnose import diagnose
+from gateway.profiles.profiles import Profiles
 from tests.support.long_log import long_log
 
 MEGABYTES = 200

@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from gateway.demo.checkpoint import make_model
+from gateway.cli.demo.checkpoint import make_model
 from tests.e2e.boot_storm import BootStorm
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import engines

@@ -1,6 +1,6 @@
 """python engine_parameters.py < questions.json: every parameter that vLLM builds of models, in an engine's Python, without a GPU.
 
-The document is the inquiry's (gateway/inquiry/inside/__main__.py). One line a question:
+The document is the inquiry's (gateway/engines/inside/__main__.py). One line a question:
 
     {"model": 0, "question": 0, "parameters": [[name, dtype, shape], ...], "rows": {name: rows without the padding}, "buffers": [names]}
 
@@ -19,9 +19,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from gateway.inquiry.inside import vllm_answers, vllm_boot
-from gateway.inquiry.inside.meta import folder_of
-from gateway.inquiry.inside.vllm_model import arguments_of, built_of, prepare
+from gateway.engines.inside.meta import folder_of
+from gateway.engines.vllm.inside import answers as vllm_answers
+from gateway.engines.vllm.inside import boot as vllm_boot
+from gateway.engines.vllm.inside.model import arguments_of, built_of, prepare
 
 
 def main() -> None:

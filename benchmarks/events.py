@@ -18,13 +18,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from gateway.controller.decisions.reconcile import Rest
+from gateway.controller.events.event_log import EventLog
+from gateway.controller.events.observer import Observer
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.core.reconcile import Rest
 from gateway.domain import Attempt, Failure
-from gateway.events.event_log import EventLog
-from gateway.events.observer import Observer
 from gateway.machine.gpu_watch import GpuWatch
-from gateway.serve.admin.event_routes import stream
+from gateway.server.admin.event_routes import stream
 from gateway.settings import Settings
 from gateway.store.store import Store
 from tests.support.makers import plan, wish

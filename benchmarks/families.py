@@ -29,14 +29,14 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway.checking import model_files  # noqa: E402
-from gateway.core.model.spec import read_model  # noqa: E402
-from gateway.core.planner.asked import open_questions  # noqa: E402
 from gateway.domain import Decision, Engine, EngineAnswer, Hardware, ModelSpec, Plan, Question, Wish  # noqa: E402
+from gateway.engines.inquiry.document import StatedGpus, document, read_answers  # noqa: E402
 from gateway.errors import FitserveError  # noqa: E402
-from gateway.inquiry.document import StatedGpus, document, read_answers  # noqa: E402
-from gateway.planning.offline import decide_with  # noqa: E402
-from gateway.profiles import Profiles  # noqa: E402
+from gateway.models.spec import read_model  # noqa: E402
+from gateway.planner.asked import open_questions  # noqa: E402
+from gateway.planner.service.checking import model_files  # noqa: E402
+from gateway.planner.service.offline import decide_with  # noqa: E402
+from gateway.profiles.profiles import Profiles  # noqa: E402
 from tests.support.asked_python import asked_in  # noqa: E402
 
 KEPT = ROOT / ".cache/engines"

@@ -27,17 +27,17 @@ import checkpoint  # noqa: E402
 import families  # noqa: E402
 from families import TENSOR_PARALLEL, TIB, Family  # noqa: E402
 
-from gateway.catalog.catalog import load  # noqa: E402
-from gateway.catalog.hub import Hub  # noqa: E402
-from gateway.checking import model_files  # noqa: E402
-from gateway.core.layers.build import build  # noqa: E402
-from gateway.core.layers.weights import weights_bytes  # noqa: E402
-from gateway.core.model.rank import Rank  # noqa: E402
-from gateway.core.model.spec import Tensor, read_model  # noqa: E402
-from gateway.core.planner.asked import open_questions  # noqa: E402
 from gateway.domain import ModelSpec, Question  # noqa: E402
+from gateway.engines.common.layers.build import build  # noqa: E402
+from gateway.engines.common.layers.weights import weights_bytes  # noqa: E402
+from gateway.engines.inquiry.document import StatedGpus, document  # noqa: E402
 from gateway.errors import FitserveError  # noqa: E402
-from gateway.inquiry.document import StatedGpus, document  # noqa: E402
+from gateway.models.catalog.catalog import load  # noqa: E402
+from gateway.models.catalog.hub import Hub  # noqa: E402
+from gateway.models.rank import Rank  # noqa: E402
+from gateway.models.spec import Tensor, read_model  # noqa: E402
+from gateway.planner.asked import open_questions  # noqa: E402
+from gateway.planner.service.checking import model_files  # noqa: E402
 from tests.conformance.layer_cases import QUANTS  # noqa: E402
 
 VERSION = "0.33.0"

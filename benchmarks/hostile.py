@@ -35,7 +35,7 @@ from pathlib import Path
 
 import httpx
 
-from gateway.serve.proxy.limits import STALL_S
+from gateway.proxy.limits import STALL_S
 from tests.contract.process_harness import free_port
 from tests.e2e.crowd import crowd
 from tests.support.served import Served, served

@@ -20,11 +20,11 @@ from contextlib import aclosing
 from pathlib import Path
 
 from gateway.domain import EngineRef, Question
+from gateway.engines.inquiry.answer_cache import AnswerCache
+from gateway.engines.inquiry.document import ModelFiles
+from gateway.engines.inquiry.inquirer import AskedHost, Inquirer
 from gateway.hosts.docker.host import DockerHost
 from gateway.hosts.process.host import ProcessHost
-from gateway.inquiry.answer_cache import AnswerCache
-from gateway.inquiry.document import ModelFiles
-from gateway.inquiry.inquirer import AskedHost, Inquirer
 
 VERSION = "0.32.0"
 LLAMA_8B = {

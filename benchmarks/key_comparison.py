@@ -15,11 +15,11 @@ import random
 import statistics
 import time
 
-from gateway.access.auth import Keys, key_of
-from gateway.access.failed_logins import FailedLogins
 from gateway.domain.grant import Grant
 from gateway.errors import FitserveError
 from gateway.keys import digest_of, new_key
+from gateway.proxy.access.auth import Keys, key_of
+from gateway.proxy.access.failed_logins import FailedLogins
 
 BATCH = 1000
 

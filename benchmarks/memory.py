@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.domain.units import GIB
-from tests.unit.core.memory.test_vllm_memory import MEASURED, predicted
+from tests.unit.engines.vllm.test_memory import MEASURED, predicted
 
 
 def main() -> None:

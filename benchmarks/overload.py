@@ -26,11 +26,11 @@ from typing import Any
 import httptools
 import uvicorn
 
-from gateway.routing.routes import Routes
-from gateway.routing.table import ModelRoute, RoutedReplica, RouteTable
-from gateway.serve.proxy.client_connection import client_protocol
-from gateway.serve.proxy.data_plane import DataPlane
-from gateway.serve.proxy.limits import Limits
+from gateway.proxy.client_connection import client_protocol
+from gateway.proxy.data_plane import DataPlane
+from gateway.proxy.limits import Limits
+from gateway.proxy.routing.routes import Routes
+from gateway.proxy.routing.table import ModelRoute, RoutedReplica, RouteTable
 from tests.support.dataplane import Everyone, echo
 from tests.support.upstream import Call, Upstream
 

@@ -25,15 +25,15 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway.core.attention.vllm_attention import choose_backend  # noqa: E402
-from gateway.core.layers.build import _blueprint, _schemes  # noqa: E402
-from gateway.core.model.spec import read_model  # noqa: E402
-from gateway.core.planner.decide import decide  # noqa: E402
-from gateway.core.planner.layer_kernels import layer_kernels  # noqa: E402
 from gateway.domain import Engine, Hardware, ModelSpec, Wish  # noqa: E402
+from gateway.engines.common.layers.build import _blueprint, _schemes  # noqa: E402
+from gateway.engines.vllm.attention import choose_backend  # noqa: E402
 from gateway.errors import BadModel  # noqa: E402
-from gateway.planning.plan_program import _OBJECTS  # noqa: E402
-from gateway.profiles import Profiles  # noqa: E402
+from gateway.models.spec import read_model  # noqa: E402
+from gateway.planner.decide import decide  # noqa: E402
+from gateway.planner.layer_kernels import layer_kernels  # noqa: E402
+from gateway.planner.service.plan_program import _OBJECTS  # noqa: E402
+from gateway.profiles.profiles import Profiles  # noqa: E402
 from tests.conformance.layer_cases import QUANTS  # noqa: E402
 
 MODELS = ROOT / "tests" / "models"

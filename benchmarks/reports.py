@@ -17,9 +17,9 @@ from pathlib import Path
 
 import yaml
 
-from gateway.core.failures.signature import Signature
-from gateway.core.failures.signatures import Signatures
-from gateway.profiles import Profiles
+from gateway.diagnosis.signature import Signature
+from gateway.diagnosis.signatures import Signatures
+from gateway.profiles.profiles import Profiles
 from tests.support.reports import COLUMNS, FORMS, OWN, score
 
 

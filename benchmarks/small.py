@@ -13,11 +13,11 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.api.protocol import read_request_fields
-from gateway.catalog.catalog import load
-from gateway.catalog.hub import Hub
 from gateway.machine.probe import probe
-from gateway.routing.balance import affine, prefix, weigh
+from gateway.models.catalog.catalog import load
+from gateway.models.catalog.hub import Hub
+from gateway.proxy.api.protocol import read_request_fields
+from gateway.proxy.routing.balance import affine, prefix, weigh
 from tests.support.fake_nvml import FakeNvml
 from tests.support.model_files import experts, write
 

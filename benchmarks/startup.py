@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gateway.demo.checkpoint import make_model
+from gateway.cli.demo.checkpoint import make_model
 
 
 def free_port() -> int:

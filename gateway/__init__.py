@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.version import __version__
 
 if TYPE_CHECKING:
-    from gateway.planning.offline import plan
+    from gateway.planner.service.offline import plan
 
 
 __all__ = ["__version__", "plan"]
@@ -17,7 +17,7 @@ __all__ = ["__version__", "plan"]
 def __getattr__(name: str) -> Any:
     """`plan` is imported when it is asked for first: `import gateway` costs nothing."""
     if name == "plan":
-        from gateway.planning.offline import plan
+        from gateway.planner.service.offline import plan
 
         return plan
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

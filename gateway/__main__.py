@@ -28,9 +28,9 @@ def main() -> None:
         serve(take_over="--take-over" in sys.argv)
     else:
         gc.set_threshold(_OBJECTS)
+        from gateway.cli.commands.registered import add_to, keep_only
         from gateway.cli.main import app
         from gateway.cli.main import main as cli
-        from gateway.cli.verbs.registered import add_to, keep_only
 
         add_to(app)
         keep_only(app, *sys.argv[1:2])
@@ -56,7 +56,7 @@ def serve(*, take_over: bool = False) -> None:
     try:
         settings = load_settings()
         from gateway.logging import configure_logging
-        from gateway.serve.server import serve as run
+        from gateway.server.server import serve as run
 
         configure_logging(settings.log_level)
         run(settings, take_over=take_over)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
-from gateway.core import variables
+from gateway import variables
 from gateway.domain.facts import EVENT_KINDS
 from gateway.domain.units import FOR_EVER, Duration
 from gateway.errors import BadFlag, SettingsError

@@ -79,7 +79,7 @@ class Certificate:
 
 
 class Places(Protocol):
-    """`gateway.serve.proxy.limits.ConnectionLimiter`."""
+    """`gateway.proxy.limits.ConnectionLimiter`."""
 
     def come(self, address: str) -> Any: ...
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gateway.core.layers.build import asked, build
-from gateway.core.layers.stages import stage
-from gateway.core.model.rank import Rank
-from gateway.core.model.spec import read_model
-from gateway.core.planner.decide import decide
-from gateway.core.speed.count import work_with
-from gateway.core.speed.machine import Machine, SpeedTable, machine_of
-from gateway.core.speed.step import Clock
-from gateway.core.speed.work import Work
 from gateway.domain import Hardware, ModelSpec, Plan, Wish
-from gateway.profiles import Profiles
+from gateway.engines.common.layers.build import asked, build
+from gateway.engines.common.layers.stages import stage
+from gateway.engines.common.speed.count import work_with
+from gateway.engines.common.speed.machine import Machine, SpeedTable, machine_of
+from gateway.engines.common.speed.step import Clock
+from gateway.engines.common.speed.work import Work
+from gateway.models.rank import Rank
+from gateway.models.spec import read_model
+from gateway.planner.decide import decide
+from gateway.profiles.profiles import Profiles
 
 PROFILES = Profiles()
 

@@ -24,7 +24,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gateway.core.speed.machine import SpeedTable
+from gateway.engines.common.speed.machine import SpeedTable
 from speed import models
 from speed.clocks import PROFILES, Timed, timed
 from speed.grid import LOADS

@@ -16,10 +16,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gateway.core.model.spec import read_model
-from gateway.core.planner.decide import decide
 from gateway.domain import Plan, Wish
 from gateway.errors import FitserveError
+from gateway.models.spec import read_model
+from gateway.planner.decide import decide
 from speed.clocks import PROFILES
 from speed.published import model_config
 from tests.support.outside import Choice, experts

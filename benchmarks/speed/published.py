@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gateway.core.layers.build import build
-from gateway.core.model.spec import read_model
 from gateway.domain import Gpu, Hardware, Link
+from gateway.engines.common.layers.build import build
 from gateway.errors import FitserveError
+from gateway.models.spec import read_model
 from speed.clocks import PROFILES, Timed, timed
 from tests.conformance.layer_cases import QUANTS
 from tests.support.outside import Figure, Measured, published

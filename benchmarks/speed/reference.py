@@ -17,10 +17,10 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from gateway.core.kernels.cards import Card
-from gateway.core.speed.measured import Number, fitted
 from gateway.domain import Fact
-from gateway.profiles import Profiles
+from gateway.engines.common.kernels.cards import Card
+from gateway.engines.common.speed.measured import Number, fitted
+from gateway.profiles.profiles import Profiles
 
 
 def reference(facts: Iterable[Fact], card: Card, source: str) -> dict[str, Any]:

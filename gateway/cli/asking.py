@@ -7,10 +7,10 @@ from pathlib import Path
 
 from gateway.domain import EngineRef
 from gateway.domain.image_name import AllowedImages
+from gateway.engines.inquiry.answer_cache import AnswerCache
+from gateway.engines.inquiry.inquirer import AskedHost, Inquirer
 from gateway.errors import HostError
-from gateway.inquiry.answer_cache import AnswerCache
-from gateway.inquiry.inquirer import AskedHost, Inquirer
-from gateway.profiles import Profiles
+from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings, load_settings
 
 # Marks the containers of inquiries: the gateway's carry the id of its installation.

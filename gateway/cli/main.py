@@ -14,14 +14,14 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.bench_command import bench
-from gateway.cli.change_commands import set_model, update
 from gateway.cli.client import call, of_model, url_of
-from gateway.cli.engine_commands import app as engine_app
-from gateway.cli.fact_commands import app as facts_app
-from gateway.cli.key_commands import app as keys_app
+from gateway.cli.commands.bench_command import bench
+from gateway.cli.commands.change_commands import set_model, update
+from gateway.cli.commands.engine_commands import app as engine_app
+from gateway.cli.commands.fact_commands import app as facts_app
+from gateway.cli.commands.key_commands import app as keys_app
+from gateway.cli.commands.plan_commands import matrix, plan
 from gateway.cli.options import MISTYPED, EndpointKey, Json, KeepAlive, Priority, absolute, mistake, seconds, usage, wishing
-from gateway.cli.plan_commands import matrix, plan
 from gateway.cli.present import (
     print_paragraph,
     removed_weights,
@@ -127,7 +127,7 @@ def demo(
     wanted: Annotated[list[str] | None, typer.Argument(help="NAME SOURCE, and further options of `fitserve add`.")] = None,
 ) -> None:
     """From nothing, without Docker: install an engine, start a gateway, serve a tiny model (or NAME SOURCE), and say how to ask it; until Ctrl-C."""
-    from gateway.demo.served import serve_demo
+    from gateway.cli.demo.served import serve_demo
 
     if wanted is not None and len(wanted) == 1:
         usage("`fitserve demo` takes a name and a source, or neither.")
@@ -137,7 +137,7 @@ def demo(
 @app.command()
 def agent() -> None:
     """Run the agent: it alone reaches Docker, and starts engines for a gateway with FITSERVE_HOST_KIND=agent."""
-    from gateway.cli.agent import run
+    from gateway.cli.commands.agent import run
     from gateway.logging import configure_logging
     from gateway.settings import load_settings
 
@@ -149,9 +149,9 @@ def agent() -> None:
 @app.command()
 def probe(as_json: Json = False) -> None:
     """Show what is in this machine."""
-    from gateway.core.planner.explain import machine
     from gateway.machine.gpu_watch import kept_here
     from gateway.machine.probe import probe as read
+    from gateway.planner.explain import machine
     from gateway.settings import load_settings
 
     settings = load_settings()
@@ -257,8 +257,8 @@ def diagnose(
     as_json: Json = False,
 ) -> None:
     """Name the failure in an engine's log, the line that proves it and the cure. Exit code 1 when there is one, 4 when nobody can tell."""
-    from gateway.cli.diagnosis import lines, read_log, report
-    from gateway.profiles import Profiles
+    from gateway.cli.commands.diagnosis import lines, read_log, report
+    from gateway.profiles.profiles import Profiles
 
     extra = os.environ.get("FITSERVE_PROFILES_DIR")
     found = read_log(log, engine, Profiles(Path(extra) if extra else None))
@@ -274,7 +274,7 @@ def diagnose(
 @app.command()
 def calibrate(as_json: Json = False) -> None:
     """Measure the GPUs that nobody uses, for plans to know how fast they are. Exit code 3 when nothing could be measured."""
-    from gateway.cli.calibration import asked, rows
+    from gateway.cli.commands.calibration import asked, rows
 
     found = asked()
     if as_json:
@@ -349,7 +349,7 @@ def doctor(
 ) -> None:
     """Check what the gateway needs on this machine, and say what to do. Exit code 1 when something must be mended; what could not be checked is
     UNKNOWN, which is no failure."""
-    from gateway.doctor.examination import examine
+    from gateway.cli.doctor.examination import examine
     from gateway.settings import load_settings
 
     checks = examine(load_settings(), fix=fix)

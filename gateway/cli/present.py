@@ -1,4 +1,4 @@
-"""What the command line prints: tables and plans for people. The facts come from `core/planner/explain.py`."""
+"""What the command line prints: tables and plans for people. The facts come from `planner/explain.py`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ _LEAST_COLUMN = 30
 
 
 def show_decision(decision: Any, *, as_json: bool) -> None:
-    from gateway.core.planner import explain
+    from gateway.planner import explain
 
     if as_json:
         say(decision.model_dump_json(by_alias=True, indent=2))
@@ -166,7 +166,7 @@ def _named(model: str, models: list[str]) -> str:
 
 
 def show_plan(plan: Any) -> None:
-    from gateway.core.planner import explain
+    from gateway.planner import explain
 
     say("")
     table(("CHOICE", "VALUE", "WHY"), explain.choices(plan))
@@ -238,8 +238,8 @@ def show_model(view: Any, numbers: dict[str, int]) -> None:
     import datetime
     import time
 
-    from gateway.core.planner import explain
     from gateway.domain import Plan, Rejected
+    from gateway.planner import explain
 
     print_paragraph(f"{view['name']}: {status_text(view)}")
     if change := view["change"]:
@@ -276,7 +276,7 @@ def show_model(view: Any, numbers: dict[str, int]) -> None:
         for one in explain.rejections(tuple(Rejected.model_validate(one) for one in refused)):
             print_paragraph(" ".join([f"{one.who}:", *(line.strip() for line in one.lines)]), indent=4, first="  ")
     if view["attempts"]:
-        from gateway.core.failures.remedy import DONE
+        from gateway.diagnosis.remedy import DONE
 
         say("\nAttempts")
         for attempt in view["attempts"]:

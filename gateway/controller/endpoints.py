@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.access.endpoint_keys import EndpointKeys
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.watch.endpoint_watcher import EndpointKey, EndpointWatcher
 from gateway.controller.watch.engine_client import EngineClient
+from gateway.proxy.access.endpoint_keys import EndpointKeys
 
 # So many endpoints are asked as often as the settings say. Of more, each is asked less often, so that all cost as much as these.
 _ENDPOINTS = 300

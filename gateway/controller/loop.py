@@ -11,23 +11,24 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 
-from gateway.access.endpoint_keys import EndpointKeys
 from gateway.controller.endpoints import Endpoints
+from gateway.controller.evictor import Residents
+from gateway.controller.failpoint import Failpoint
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.remembered import remembered
 from gateway.controller.fleet.route_table import route_table
-from gateway.controller.forecasts import Forecasts
 from gateway.controller.loop_health import LoopHealth
 from gateway.controller.orders import Orders
-from gateway.controller.residents import Residents
+from gateway.controller.orphan_engines import Strays
+from gateway.controller.plan_preview import Forecasts
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.change_steps import ChangeSteps
-from gateway.controller.steps.decisions import Decisions
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.plan_steps import PlanSteps
-from gateway.controller.steps.planner import Planner
+from gateway.controller.steps.planner_port import Planner
 from gateway.controller.steps.proof_steps import ProofSteps
+from gateway.controller.steps.replica_planner import Decisions
 from gateway.controller.steps.replica_steps import Effects, ReplicaSteps
 from gateway.controller.steps.shrink_steps import ShrinkSteps
 from gateway.controller.steps.sleep_steps import SleepSteps
@@ -35,16 +36,15 @@ from gateway.controller.steps.start_gate import StartGate
 from gateway.controller.steps.start_steps import StartSteps
 from gateway.controller.steps.trial_steps import TrialSteps
 from gateway.controller.steps.wish_changes import WishChanges
-from gateway.controller.strays import Strays
 from gateway.controller.watch.engine_client import EngineClient
-from gateway.core.failures.signatures import Signatures
+from gateway.diagnosis.signatures import Signatures
 from gateway.domain import Failure, Instance, Offer
 from gateway.errors import HostError, StoreError
-from gateway.failpoint import Failpoint
 from gateway.logging import Logger
 from gateway.machine.gpu_watch import GpuWatch
-from gateway.routing.drains import Drains
-from gateway.routing.routes import Routes
+from gateway.proxy.access.endpoint_keys import EndpointKeys
+from gateway.proxy.routing.drains import Drains
+from gateway.proxy.routing.routes import Routes
 from gateway.store.engine_logs import remove_logs
 from gateway.store.running_engines import RunningEngines, restore_running
 from gateway.store.store import Store

@@ -7,10 +7,10 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.steps.wish_changes import WishChanges
-from gateway.core.reconcile import Rest
 from gateway.domain import Wish
 from gateway.errors import BadRequest, Conflict
 from gateway.store.store import Store

@@ -10,7 +10,7 @@ from gateway.domain.value import Scalar, Value
 
 
 class Flag(Value):
-    """One command line flag of one engine version. `ours` flags are refused from users: `gateway.core.open_flags` says why."""
+    """One command line flag of one engine version. `ours` flags are refused from users: `gateway.engines.common.open_flags` says why."""
 
     type: Literal["int", "float", "str", "bool", "json"]
     choices: tuple[str, ...] | None = None
@@ -116,7 +116,9 @@ class Engine(Value):
         description="architectures of which each stage of a pipeline has the embedding, the output head, or what sees and hears; of "
         "others the first has the embedding and what sees and hears, the last the head; *: all architectures",
     )
-    traits: tuple[str, ...] = Field((), description="what this version builds differently; core/layers/build.py names them")
+    traits: tuple[str, ...] = Field(
+        (), description="what this version builds differently; engines/common/layers/build.py names them"
+    )
     architectures: tuple[str, ...] = Field((), description="architectures this version can load")
     config_classes: tuple[str, ...] = Field(
         (), description="model types whose configuration it reads by code of its own, not of the repository; empty: not known"
@@ -150,11 +152,11 @@ class Engine(Value):
     )
     counters: dict[str, str] = Field(
         {},
-        description="what core/speed/served.py counts -> the series of this engine's /metrics that says it; empty: not known",
+        description="what engines/common/speed/served.py counts -> the series of this engine's /metrics that says it; empty: not known",
     )
     series: dict[str, str] = Field(
         {},
-        description="what serve/metrics/engine_series.py shows beside that -> the series of this engine's /metrics that says it",
+        description="what server/metrics/engine_series.py shows beside that -> the series of this engine's /metrics that says it",
     )
     sources: dict[str, str] = Field({}, description="where each rule was read")
     guessed_from: str | None = Field(

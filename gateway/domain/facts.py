@@ -37,11 +37,11 @@ class Fact(Value):
     scope names of capability, architecture and quantization. needs_memory: `value` bytes of each device were in use before
     there was a KV cache. spare_memory: `value` bytes more of each device had to be left free beside the engine's share.
     beside_memory: of each device an engine that was ready took `value` bytes more beside its share than its plan had said.
-    peers_fail: these `gpus` cannot reach each other `by` one of the links of core/facts/peers.py. sleep_works: an engine of this version
+    peers_fail: these `gpus` cannot reach each other `by` one of the links of diagnosis/facts/peers.py. sleep_works: an engine of this version
     on this device was put to sleep and gave its memory back, of which `value` thousandths were expected to come. sleep_fails: it did not, or did not wake up. speed_ratio: `value` thousandths
     of what was expected were measured of the `figure` of plans of this device, engine, kernel, attention backend and ranks, `samples`
     times; with a fingerprint in its scope by what clients were served by that plan, else by `fitserve bench`. speed_measured: `value` thousandths are the `figure` of the plan of this fingerprint. machine_speed: `what`
-    these `gpus` do, in bytes/s, FLOP/s or nanoseconds (core/speed/measured.py).
+    these `gpus` do, in bytes/s, FLOP/s or nanoseconds (engines/common/speed/measured.py).
     """
 
     kind: FactKind

@@ -256,3 +256,24 @@ class Planned(NamedTuple):
     learned: tuple[Fact, ...] = ()
     unasked: tuple[str, ...] = ()
     template: str = ""
+
+
+# Good minutes after which earlier failures no longer count.
+FORGIVE_S = 600.0
+
+
+def failures_in_a_row(history: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    """The failed attempts in a row at the end of the history, oldest first. An attempt that served for ten minutes begins the row anew."""
+    streak: list[Attempt] = []
+    for attempt in reversed(history):
+        if attempt.state != "failed":
+            break
+        streak.append(attempt)
+        if _served_s(attempt) >= FORGIVE_S:
+            break
+    return tuple(reversed(streak))
+
+
+def _served_s(attempt: Attempt) -> float:
+    """Seconds from the proof that the engine generates to its end; 0 for an engine that never served."""
+    return (attempt.ended_at or 0) - attempt.ready_at if attempt.ready_at is not None else 0.0

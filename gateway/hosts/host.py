@@ -22,7 +22,7 @@ an instance that is not ours is never listed, stopped or removed.
   only method that may take minutes. Raises HostError with what to do when it cannot be had.
 * `resolve` says which image an engine's name means now: what it returns means that image for all other methods, whatever becomes of
   the name. `prepare` brings exactly that image. Of an engine without an image it is the engine as it was given.
-* `inquire` runs the engine's own code (gateway/inquiry/inside) in the engine's environment, without network where the host can take it away, and
+* `inquire` runs the engine's own code (gateway/engines/inquiry/inside) in the engine's environment, without network where the host can take it away, and
   leaves nothing behind, however the generator ends. It gets the `gpus` that it is to measure; questions about models are about GPUs that are
   stated, and it gets none.
 * `processes` gives the living processes of the engine's family, compilers that it runs included; nothing where the host cannot tell, or where

@@ -3,7 +3,7 @@
 The database holds wishes, logs hold words of clients, records hold the keys of engines; and a lock on the database's shared memory, for which
 reading is enough, stops every change. So the folder is 0700. What the gateway makes in it is 0600, and 0700 for folders, because the program
 sets its umask first. Two things are readable by all behind the closed folder: downloaded weights, because an engine's container runs as another
-user (`gateway.catalog.fetch`), and packages of engines, which are links into the cache of uv.
+user (`gateway.models.catalog.fetch`), and packages of engines, which are links into the cache of uv.
 """
 
 from __future__ import annotations

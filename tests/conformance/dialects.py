@@ -17,8 +17,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.core.chat.repair import repaired
-from gateway.profiles import Profiles
+from gateway.engines.common.chat.repair import repaired
+from gateway.profiles.profiles import Profiles
 
 KEPT = Path(__file__).with_suffix(".json")
 # Tags of all kinds, and words that templates are told by.

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from gateway.inquiry.inside.vllm_model import built
+from gateway.engines.vllm.inside.model import built
 from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.support.paths import MODELS
 from tests.support.versions import since

@@ -12,8 +12,8 @@ import json
 import re
 from typing import Any
 
-from gateway.inquiry.inside.vllm_answers import bytes_needed, groups_of, planned, planner, specs
-from gateway.inquiry.inside.vllm_model import built, prepare
+from gateway.engines.vllm.inside.answers import bytes_needed, groups_of, planned, planner, specs
+from gateway.engines.vllm.inside.model import built, prepare
 from tests.support import paths
 from tests.support.versions import since
 

@@ -11,7 +11,7 @@ import importlib
 import re
 from typing import Any
 
-from gateway.inquiry.inside.vllm_model import built
+from gateway.engines.vllm.inside.model import built
 from tests.conformance.layer_cases import CASES, TENSOR_PARALLEL, case
 
 CAPABILITIES = ("9.0",)

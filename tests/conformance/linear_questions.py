@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
-from gateway.inquiry.inside.vllm_answers import block_fp8
-from gateway.inquiry.inside.vllm_boot import configured, fit
+from gateway.engines.vllm.inside.answers import block_fp8
+from gateway.engines.vllm.inside.boot import configured, fit
 from tests.support.versions import since
 
 # A capability, then which optional packages are installed where it is not what the image has.

@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.core.lora.served import arguments
 from gateway.domain import Engine
-from gateway.inquiry.inside.vllm_answers import stand_in_for_packages
-from gateway.inquiry.inside.vllm_model import parser, prepare
-from gateway.profiles import Profiles
+from gateway.engines.common.lora.served import arguments
+from gateway.engines.vllm.inside.answers import stand_in_for_packages
+from gateway.engines.vllm.inside.model import parser, prepare
+from gateway.profiles.profiles import Profiles
 from tests.conformance.model_cases import OLDER_BEFORE
 from tests.support.paths import ROOT
 

@@ -3,7 +3,7 @@
 
 An answer is ["ok", METHOD], the method that the engine loads the checkpoint with, or ["refused", WHY]: mismatch, unknown,
 deprecated, capability, dtype; online, where weights that are not quantized cannot become so while they load; block, where the
-class of the method refuses the block itself (core/quantization/parse.py is for that).
+class of the method refuses the block itself (engines/common/quantization/parse.py is for that).
 """
 
 from __future__ import annotations

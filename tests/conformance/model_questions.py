@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from gateway.inquiry.inside.vllm_answers import (
+from gateway.engines.vllm.inside.answers import (
     attention,
     block_bytes,
     groups_of,
@@ -31,7 +31,7 @@ from gateway.inquiry.inside.vllm_answers import (
     specs,
     stand_in_for_packages,
 )
-from gateway.inquiry.inside.vllm_model import built, prepare
+from gateway.engines.vllm.inside.model import built, prepare
 from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.conformance.model_cases import OLDER_BEFORE, ONLINE, config, machines, pooling, triples
 

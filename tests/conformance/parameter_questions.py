@@ -12,7 +12,7 @@ import importlib
 import re
 from typing import Any
 
-from gateway.inquiry.inside.vllm_model import built
+from gateway.engines.vllm.inside.model import built
 from tests.conformance.layer_cases import PUBLISHED, TENSOR_PARALLEL, case
 
 CAPABILITIES = ("9.0",)

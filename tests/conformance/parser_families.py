@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from gateway.domain import ModelSpec
-from gateway.profiles import Profiles
+from gateway.profiles.profiles import Profiles
 from tests.conformance.dialects import PROMPT, kept
 from tests.support.published import published
 

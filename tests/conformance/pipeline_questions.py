@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from gateway.inquiry.inside.vllm_answers import stand_in_for_packages
-from gateway.inquiry.inside.vllm_model import prepare
-from gateway.profiles import Profiles
+from gateway.engines.vllm.inside.answers import stand_in_for_packages
+from gateway.engines.vllm.inside.model import prepare
+from gateway.profiles.profiles import Profiles
 from tests.conformance.model_cases import OLDER_BEFORE
 
 __all__ = ["CAPABILITIES", "OLDER_BEFORE", "answers", "questions"]

@@ -19,7 +19,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.inquiry.inside import sglang_attention, sglang_boot, sglang_model
+from gateway.engines.sglang.inside import attention as sglang_attention
+from gateway.engines.sglang.inside import boot as sglang_boot
+from gateway.engines.sglang.inside import model as sglang_model
 from tests.support.paths import MODELS
 from tests.support.versions import since
 

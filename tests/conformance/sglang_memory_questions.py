@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gateway.inquiry.inside import sglang_boot, sglang_model
+from gateway.engines.sglang.inside import boot as sglang_boot
+from gateway.engines.sglang.inside import model as sglang_model
 from tests.support.paths import MODELS
 
 ENGINE = "sglang"

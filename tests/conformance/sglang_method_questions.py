@@ -25,7 +25,7 @@ USERS = (
 
 
 def questions(version: str) -> Iterator[Question]:
-    """The same of every version. Unquantized weights are not asked about: get_quant_config is, by gateway/inquiry/inside/sglang_facts.py."""
+    """The same of every version. Unquantized weights are not asked about: get_quant_config is, by gateway/engines/sglang/inside/facts.py."""
     del version
     blocks = [name for name, block in BLOCKS.items() if block is not None]
     for block, dtype in itertools.product(blocks, DTYPES):

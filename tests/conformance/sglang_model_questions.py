@@ -18,8 +18,8 @@ import importlib
 import json
 from typing import Any
 
-from gateway.inquiry.inside import sglang_answers
-from gateway.inquiry.inside.__main__ import words
+from gateway.engines.inside.__main__ import words
+from gateway.engines.sglang.inside import answers as sglang_answers
 from tests.conformance import sglang_attention_questions, sglang_moe_questions
 from tests.conformance.model_cases import ONLINE, config, pooling, triples
 from tests.support.versions import since

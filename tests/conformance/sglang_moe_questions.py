@@ -14,7 +14,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gateway.inquiry.inside import sglang_layers, sglang_model
+from gateway.engines.sglang.inside import layers as sglang_layers
+from gateway.engines.sglang.inside import model as sglang_model
 from tests.conformance.moe_blocks import block as quantization_block
 from tests.support.paths import MODELS
 from tests.support.versions import since

@@ -10,7 +10,7 @@ import importlib
 import inspect
 from typing import Any
 
-from gateway.profiles import Profiles
+from gateway.profiles.profiles import Profiles
 from tests.conformance.sglang_model_questions import ENGINE, OLDER_BEFORE
 
 __all__ = ["CAPABILITIES", "ENGINE", "OLDER_BEFORE", "answers", "questions"]

@@ -9,11 +9,11 @@ import json
 import os
 from typing import Any
 
-from gateway.core.variables import STAGES
-from gateway.inquiry.inside.__main__ import words
-from gateway.inquiry.inside.meta import folder_of
-from gateway.inquiry.inside.sglang_attention import record_backends
-from gateway.inquiry.inside.sglang_model import arguments_of, configured_of, meta, model_of
+from gateway.engines.inside.__main__ import words
+from gateway.engines.inside.meta import folder_of
+from gateway.engines.sglang.inside.attention import record_backends
+from gateway.engines.sglang.inside.model import arguments_of, configured_of, meta, model_of
+from gateway.variables import STAGES
 from tests.conformance.layer_cases import case
 from tests.conformance.sglang_model_questions import ENGINE, OLDER_BEFORE, completed
 from tests.conformance.stage_cases import CAPABILITIES, Stages, argv, stages

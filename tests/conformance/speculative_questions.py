@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from gateway.inquiry.inside.vllm_model import built
+from gateway.engines.vllm.inside.model import built
 from tests.support.paths import MODELS
 
 CAPABILITIES = ("9.0",)

@@ -9,10 +9,11 @@ import json
 import os
 from typing import Any
 
-from gateway.core.variables import STAGES
-from gateway.inquiry.inside import vllm_answers, vllm_model
-from gateway.inquiry.inside.__main__ import words
-from gateway.inquiry.inside.meta import folder_of
+from gateway.engines.inside.__main__ import words
+from gateway.engines.inside.meta import folder_of
+from gateway.engines.vllm.inside import answers as vllm_answers
+from gateway.engines.vllm.inside import model as vllm_model
+from gateway.variables import STAGES
 from tests.conformance.layer_cases import case
 from tests.conformance.model_cases import OLDER_BEFORE
 from tests.conformance.stage_cases import CAPABILITIES, Stages, argv, stages

@@ -11,8 +11,8 @@ import importlib
 import json
 from typing import Any
 
-from gateway.inquiry.inside import vllm_answers
-from gateway.inquiry.inside.__main__ import words
+from gateway.engines.inside.__main__ import words
+from gateway.engines.vllm.inside import answers as vllm_answers
 from tests.conformance.model_cases import OLDER_BEFORE
 from tests.conformance.start_cases import CAPABILITIES, Start, config, starts
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from gateway.core.layers.build import build
-from gateway.core.layers.built_model import Linear, per_rank
-from gateway.core.model.scheme import Scheme
-from gateway.core.model.spec import Tensor, read_model
+from gateway.engines.common.layers.build import build
+from gateway.engines.common.layers.built_model import Linear, per_rank
 from gateway.errors import BadModel
+from gateway.models.scheme import Scheme
+from gateway.models.spec import Tensor, read_model
 from tests.conformance import layer_questions
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import CASES, TENSOR_PARALLEL, case
 from tests.support.published import TRAITS
 from tests.support.versions import since, vllm_since
-from tests.unit.core.layers.test_build import layers_of
+from tests.unit.engines.common.layers.test_build import layers_of
 
 ANSWERS: dict[str, dict[tuple[str, str], dict[str, Any]]] = {
     version: dict(pairs(layer_questions, version, "9.0")) for version in TRAITS
@@ -27,7 +27,7 @@ ANSWERS: dict[str, dict[tuple[str, str], dict[str, Any]]] = {
 QUESTIONS = [(version, model, quant) for version in TRAITS for model, quant in CASES]
 
 
-# It computes in float32 and is among what is not linear here (tests/unit/core/model/test_families.py), a linear layer there.
+# It computes in float32 and is among what is not linear here (tests/unit/models/test_families.py), a linear layer there.
 ELSEWHERE = {(version, "glm-4.5-air"): "model.layers.*.mlp.gate" for version in vllm_since("0.33")}
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gateway.core.kernels.expert_kernels import MoeChoice, choose_moe
-from gateway.core.model.scheme import MoeShape
+from gateway.engines.common.kernels.expert_kernels import MoeChoice, choose_moe
+from gateway.models.scheme import MoeShape
 from tests.conformance import moe_questions
 from tests.conformance.golden import golden
 from tests.conformance.moe_questions import Question, questions
 from tests.support.engine_rules import scheme_of
 from tests.support.versions import VLLM
-from tests.unit.core.kernels.test_expert_kernels import RULES
+from tests.unit.engines.common.kernels.test_expert_kernels import RULES
 
 
 def shape_of(q: Question) -> MoeShape:

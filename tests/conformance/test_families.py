@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.core.layers.build import build
-from gateway.core.layers.built_model import BuiltModel, per_rank
-from gateway.core.model.spec import read_model
 from gateway.domain import TensorGroup
+from gateway.engines.common.layers.build import build
+from gateway.engines.common.layers.built_model import BuiltModel, per_rank
+from gateway.models.spec import read_model
 from tests.conformance import parameter_questions
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL

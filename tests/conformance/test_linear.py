@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gateway.core.kernels.linear import KernelChoice, LinearRules, choose
-from gateway.core.model.scheme import LinearShape
+from gateway.engines.common.kernels.linear import KernelChoice, LinearRules, choose
+from gateway.models.scheme import LinearShape
 from tests.conformance import linear_questions
 from tests.conformance.golden import golden
 from tests.conformance.linear_questions import Question, questions
 from tests.support.engine_rules import scheme_of
 from tests.support.versions import VLLM
-from tests.unit.core.kernels.test_linear import RULES
+from tests.unit.engines.common.kernels.test_linear import RULES
 
 ALL_PACKAGES = frozenset({"flashinfer", "humming", "deep_gemm", "conch", "b12x", "fbgemm_gpu", "quark"})
 

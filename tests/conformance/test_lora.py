@@ -10,7 +10,7 @@ import json
 import pytest
 
 from gateway.domain.value import served_name
-from gateway.profiles import Profiles
+from gateway.profiles.profiles import Profiles
 from tests.conformance import lora_questions
 from tests.conformance.golden import pairs
 from tests.support.published import published

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.layers.built_model import Linear, per_rank
-from gateway.core.model.families.blueprint import Blueprint, Built
-from gateway.core.model.families.registry import blueprint_of
-from gateway.core.model.scheme import Scheme
 from gateway.domain import TensorGroup
+from gateway.engines.common.layers.built_model import Linear, per_rank
 from gateway.errors import BadModel
+from gateway.models.families.blueprint import Blueprint, Built
+from gateway.models.families.registry import blueprint_of
+from gateway.models.scheme import Scheme
 from tests.conformance import family_questions
 from tests.conformance.family_questions import config, questions
 from tests.conformance.golden import pairs

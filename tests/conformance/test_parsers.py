@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.chat.parsers import NONE
 from gateway.domain import ModelSpec
-from gateway.profiles import Profiles
+from gateway.engines.common.chat.parsers import NONE
+from gateway.profiles.profiles import Profiles
 from tests.conformance import parser_families, parser_questions, sglang_parser_questions
 from tests.conformance.dialects import Dialect, kept
 from tests.conformance.golden import pairs

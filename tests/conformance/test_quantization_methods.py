@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.planner.quantization_methods import MethodRefused, check, resolve
 from gateway.domain import Engine, Quant
+from gateway.planner.quantization_methods import MethodRefused, check, resolve
 from tests.conformance import method_questions, sglang_method_questions
 from tests.conformance.golden import golden, pairs
 from tests.conformance.method_questions import BLOCKS, CAPABILITIES, Question
 from tests.support.versions import SGLANG, VLLM
-from tests.unit.core.planner.test_quantization_methods import ENGINES, PROFILES, planned
+from tests.unit.planner.test_quantization_methods import ENGINES, PROFILES, planned
 
 
 def ours(engine: Engine, question: Question, capability: str, *, parser: bool = True) -> list[str]:

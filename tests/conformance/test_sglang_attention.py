@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gateway.core.attention.sglang_attention import ForcedBackends, Selection, model_of, select
-from gateway.core.rules.subject import AttentionQuery, Subject
+from gateway.engines.common.rules.subject import AttentionQuery, Subject
+from gateway.engines.sglang.attention import ForcedBackends, Selection, model_of, select
 from tests.conformance import sglang_attention_questions as asked
 from tests.conformance.golden import golden, pairs
 from tests.support.versions import SGLANG
-from tests.unit.core.attention.test_sglang_attention import model, rows, rules
+from tests.unit.engines.sglang.test_attention import model, rows, rules
 
 MIB = 1024**2
 

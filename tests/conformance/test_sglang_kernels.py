@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from gateway.core.kernels.expert_kernels import MoeChoice
-from gateway.core.kernels.linear import choose
-from gateway.core.model.scheme import LinearShape
-from gateway.core.planner.quantization_methods import MethodRefused, check, resolve
 from gateway.domain import Engine, Quant
+from gateway.engines.common.kernels.expert_kernels import MoeChoice
+from gateway.engines.common.kernels.linear import choose
+from gateway.models.scheme import LinearShape
+from gateway.planner.quantization_methods import MethodRefused, check, resolve
 from tests.conformance import sglang_linear_questions, sglang_moe_questions
 from tests.conformance.golden import golden
 from tests.conformance.moe_blocks import block
 from tests.support.published import config
 from tests.support.versions import SGLANG, since
-from tests.unit.core.kernels.test_sglang_kernels import (
+from tests.unit.engines.common.kernels.test_sglang_kernels import (
     ENGINES,
     linear,
     moe_choice,

@@ -10,7 +10,7 @@ from tests.conformance import sglang_attention_questions
 from tests.conformance.golden import golden
 from tests.support.published import published
 from tests.support.versions import SGLANG
-from tests.unit.core.memory.test_sglang_kv_cache import pool
+from tests.unit.engines.sglang.test_kv_cache import pool
 
 
 @cache

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gateway.core.memory.sglang_memory import (
+from gateway.engines.sglang.memory import (
     ModelTraits,
     static_memory,
 )
 from tests.conformance import sglang_memory_questions
 from tests.conformance.golden import golden
 from tests.support.versions import SGLANG
-from tests.unit.core.memory.test_sglang_memory import MEMORY
+from tests.unit.engines.sglang.test_memory import MEMORY
 
 
 def model_of(config: dict[str, Any]) -> ModelTraits:

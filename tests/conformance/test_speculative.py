@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from gateway.core.layers.build import build
-from gateway.core.model.rank import Rank
-from gateway.core.model.spec import read_model
-from gateway.core.speculative.mtp import drafting_bytes
-from gateway.core.speculative.speculation import Speculation
-from gateway.core.speculative.speculative import drafter_bytes
+from gateway.engines.common.layers.build import build
+from gateway.engines.common.speculative.mtp import drafting_bytes
+from gateway.engines.common.speculative.speculation import Speculation
+from gateway.engines.common.speculative.speculative import drafter_bytes
+from gateway.models.rank import Rank
+from gateway.models.spec import read_model
 from tests.conformance import speculative_questions
 from tests.conformance.golden import pairs
 from tests.conformance.speculative_questions import LISTS, Question
 from tests.support.paths import MODELS
 from tests.support.versions import VLLM
-from tests.unit.core.speculative.test_speculative import RULES, attends, drafter, engine, speculated, target, wish
+from tests.unit.engines.common.speculative.test_speculative import RULES, attends, drafter, engine, speculated, target, wish
 
 # Read in their files, which cannot be imported where the answers were asked (speculative.yaml says so).
 UNASKED = {"LlavaForConditionalGeneration", "Mistral3ForConditionalGeneration", "PixtralForConditionalGeneration"}

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from gateway.core.layers.build import asked, build
-from gateway.core.layers.stages import dealt, layers_of, repeated, unshared
-from gateway.core.layers.weights import weights_bytes
-from gateway.core.model.rank import Rank
-from gateway.core.model.spec import read_model
-from gateway.core.planner.decide import decide
-from gateway.core.variables import STAGES
 from gateway.domain import ModelSpec
-from gateway.profiles import Profiles
+from gateway.engines.common.layers.build import asked, build
+from gateway.engines.common.layers.stages import dealt, layers_of, repeated, unshared
+from gateway.engines.common.layers.weights import weights_bytes
+from gateway.models.rank import Rank
+from gateway.models.spec import read_model
+from gateway.planner.decide import decide
+from gateway.profiles.profiles import Profiles
+from gateway.variables import STAGES
 from tests.conformance import pipeline_questions, sglang_pipeline_questions, sglang_stage_questions, stage_questions
 from tests.conformance.golden import engine_of, pairs
 from tests.conformance.layer_cases import case

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway.core.model.spec import read_model
-from gateway.core.planner.decide import decide
 from gateway.domain import Decision, Plan, Rejected, Scalar
-from gateway.profiles import Profiles
+from gateway.models.spec import read_model
+from gateway.planner.decide import decide
+from gateway.profiles.profiles import Profiles
 from tests.conformance import start_questions
 from tests.conformance.golden import pairs
 from tests.conformance.start_cases import CAPABILITIES, Start, config

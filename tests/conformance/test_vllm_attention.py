@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from gateway.core.attention.vllm_attention import (
+from gateway.engines.common.rules.subject import AttentionQuery, Subject
+from gateway.engines.vllm.attention import (
     choose_backend,
 )
-from gateway.core.attention.vllm_rules import AttentionRules, refusals
-from gateway.core.rules.subject import AttentionQuery, Subject
+from gateway.engines.vllm.attention_rules import AttentionRules, refusals
 from tests.conformance import attention_questions
 from tests.conformance.attention_questions import Question, questions
 from tests.conformance.golden import golden
 from tests.support.versions import VLLM
-from tests.unit.core.attention.test_vllm_attention import RULES, group, rows
+from tests.unit.engines.vllm.test_attention import RULES, group, rows
 
 # The engine's answers name what a backend refuses by these.
 CODES = {"multimodal_prefix": "prefix", "sliding_window": "window", "non_causal": "causal", "combination": "other"}

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from gateway.core.memory.vllm_kv_cache import Cache, cache, stored_dtype
-from gateway.core.model.rank import Rank
+from gateway.engines.vllm.kv_cache import Cache, cache, stored_dtype
+from gateway.models.rank import Rank
 from tests.conformance import kv_questions
 from tests.conformance.golden import machines_of, pairs
 from tests.conformance.kv_questions import BATCHED, BYTES, LENGTHS, PLANNED
 from tests.support.published import TRAITS
 from tests.support.versions import VLLM
-from tests.unit.core.memory.test_vllm_kv_cache import MODELS
+from tests.unit.engines.vllm.test_kv_cache import MODELS
 
 CASES = [(version, machine) for version in VLLM for machine in machines_of(kv_questions, version)]
 

@@ -6,15 +6,15 @@ from functools import cache
 
 import pytest
 
-from gateway.core.layers.build import build
-from gateway.core.layers.built_model import BuiltModel, Linear
-from gateway.core.layers.weights import (
+from gateway.engines.common.layers.build import build
+from gateway.engines.common.layers.built_model import BuiltModel, Linear
+from gateway.engines.common.layers.weights import (
     linear_bytes,
     weights_bytes,
 )
-from gateway.core.model.rank import Rank
-from gateway.core.model.scheme import Scheme
-from gateway.core.model.spec import read_model
+from gateway.models.rank import Rank
+from gateway.models.scheme import Scheme
+from gateway.models.spec import read_model
 from tests.conformance import weight_questions
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL, case

@@ -10,10 +10,10 @@ from collections import Counter
 from functools import cache, lru_cache
 from typing import Any
 
-from gateway.core.model.spec import read_model
-from gateway.core.planner.decide import decide
 from gateway.domain import Decision, Gpu, Hardware, Plan, Rejected
-from gateway.profiles import Profiles
+from gateway.models.spec import read_model
+from gateway.planner.decide import decide
+from gateway.profiles.profiles import Profiles
 from tests.conformance import model_questions
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL

@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.inquiry.inside.vllm_answers import pretend_bitsandbytes
-from gateway.inquiry.inside.vllm_model import built
+from gateway.engines.vllm.inside.answers import pretend_bitsandbytes
+from gateway.engines.vllm.inside.model import built
 from tests.conformance.layer_cases import QUANTS, TENSOR_PARALLEL, case
 
 CAPABILITIES = ("9.0", "8.6", "10.0", "12.0")

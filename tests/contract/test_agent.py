@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from gateway.domain import EngineRef, LaunchSpec, Mount
 from gateway.domain.units import GIB
+from gateway.engines.inquiry.document import document
 from gateway.errors import AgentRefusal, HostError
 from gateway.hosts.agent.calls import MOST_BYTES_OF_CALL
 from gateway.hosts.docker.container import container_name
-from gateway.inquiry.document import document
 from tests.contract.agent_harness import ENGINE, AgentHarness, agent_harness
 from tests.contract.docker_harness import BASE_IMAGE
 from tests.contract.harness import answering, find, until

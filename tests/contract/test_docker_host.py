@@ -19,12 +19,12 @@ import pytest
 from docker.errors import NotFound
 
 from gateway.domain import EngineRef, LaunchSpec, Mount
+from gateway.engines.inquiry import script
+from gateway.engines.inquiry.document import document
 from gateway.errors import Conflict, HostError
 from gateway.hosts.docker.container import container_name
 from gateway.hosts.docker.host import DockerHost, available
 from gateway.hosts.docker.inquiry import create_inquiry
-from gateway.inquiry import script
-from gateway.inquiry.document import document
 from tests.contract.docker_harness import BASE_IMAGE, DockerHarness, docker_harness
 from tests.contract.harness import answering, exited, find, until
 from tests.support.docker_registry import Registry

@@ -14,12 +14,12 @@ from docker.errors import APIError
 
 from gateway.domain import EngineRef
 from gateway.domain.image_name import AllowedImages, repository
+from gateway.engines.inquiry.answer_cache import AnswerCache
+from gateway.engines.inquiry.document import document
+from gateway.engines.inquiry.inquirer import Inquirer
 from gateway.errors import HostError
 from gateway.hosts.agent.calls import Identity, Inquire, Prepare, Resolve, Start
 from gateway.hosts.docker.host import DockerHost
-from gateway.inquiry.answer_cache import AnswerCache
-from gateway.inquiry.document import document
-from gateway.inquiry.inquirer import Inquirer
 from tests.contract.agent_harness import AgentHarness, agent_harness
 from tests.contract.docker_harness import BASE_IMAGE, DockerHarness, docker_harness
 from tests.contract.harness import answering

@@ -22,15 +22,15 @@ import yaml
 from docker.errors import APIError
 
 from gateway.domain import EngineRef, Question
+from gateway.engines.inquiry import script
+from gateway.engines.inquiry.answer_cache import AnswerCache
+from gateway.engines.inquiry.document import ModelFiles, document
+from gateway.engines.inquiry.inquirer import AskedHost, Inquirer
 from gateway.errors import HostError
 from gateway.hosts.docker.host import DockerHost
 from gateway.hosts.docker.inquiry import remove_lost
-from gateway.hosts.process.environment import COMPLETE
 from gateway.hosts.process.host import ProcessHost
-from gateway.inquiry import script
-from gateway.inquiry.answer_cache import AnswerCache
-from gateway.inquiry.document import ModelFiles, document
-from gateway.inquiry.inquirer import AskedHost, Inquirer
+from gateway.machine.environment import COMPLETE
 from tests.contract.agent_harness import ENGINE, AgentHarness, agent_harness
 from tests.contract.docker_harness import BASE_IMAGE, DockerHarness, docker_harness
 from tests.contract.harness import until
@@ -216,7 +216,7 @@ from pathlib import Path
 from gateway.domain import EngineRef
 from gateway.hosts.docker.host import DockerHost
 from gateway.hosts.process.host import ProcessHost
-from gateway.inquiry.document import document
+from gateway.engines.inquiry.document import document
 async def main(kind, where, image):
     host = DockerHost("none", where) if kind == "docker" else ProcessHost(Path(where))
     engine = EngineRef(kind="vllm", version="1", image=image or None)

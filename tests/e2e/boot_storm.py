@@ -25,9 +25,9 @@ from typing import Any
 
 import httpx
 
-from gateway.core.planner.sizes import UNSURE
 from gateway.domain import Hardware
-from gateway.profiles import shipped
+from gateway.planner.sizes import UNSURE
+from gateway.profiles.profiles import shipped
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import engines
 from tests.support.makers import LLAMA_8B

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.cli.install import find_uv
-from gateway.demo.checkpoint import make_model
+from gateway.cli.commands.install import find_uv
+from gateway.cli.demo.checkpoint import make_model
 from tests.conformance.kept import Kept
 from tests.contract.process_harness import free_port
 from tests.support import forked

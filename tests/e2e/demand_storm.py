@@ -29,7 +29,7 @@ from pathlib import Path
 
 import httpx
 
-from gateway.core.residence import LEAST_S, MOST_S
+from gateway.controller.decisions.eviction import LEAST_S, MOST_S
 from tests.e2e.boot_storm import BootStorm, say
 from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import engines

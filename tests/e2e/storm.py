@@ -25,7 +25,7 @@ from typing import Literal
 
 import httpx
 
-from gateway.failpoint import FAILPOINTS
+from gateway.controller.failpoint import FAILPOINTS
 from tests.e2e.agented import AgentGateway
 from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.demo.checkpoint import make_model
-from gateway.demo.tokenizer import CHAT_TEMPLATE, THOUGHT
+from gateway.cli.demo.checkpoint import make_model
+from gateway.cli.demo.tokenizer import CHAT_TEMPLATE, THOUGHT
 from tests.e2e.conftest import START_S, Gateway
 from tests.support.sdk_calls import openai_client
 

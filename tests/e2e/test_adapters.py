@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.demo.checkpoint import SENTENCE, make_model
+from gateway.cli.demo.checkpoint import SENTENCE, make_model
 from tests.e2e.conftest import START_S, Gateway
 from tests.support.adapters import make_adapter
 from tests.support.sdk_calls import openai_client

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.calibration.gpu_set import GpuSet, sets
-from gateway.calibration.measurement import Measurement, document, read
 from gateway.domain import EngineRef
 from gateway.hosts.process.host import ProcessHost
+from gateway.measuring.calibration.gpu_set import GpuSet, sets
+from gateway.measuring.calibration.measurement import Measurement, document, read
 from tests.e2e.conftest import ENGINE
 from tests.support.makers import machine
 from tests.support.patience import HANG_S

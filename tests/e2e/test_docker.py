@@ -15,7 +15,7 @@ import openai
 import pytest
 import yaml
 
-from gateway.demo.checkpoint import SENTENCE, make_model
+from gateway.cli.demo.checkpoint import SENTENCE, make_model
 from tests.contract.docker_harness import docker_harness
 from tests.contract.process_harness import free_port
 from tests.e2e.conftest import ENGINE, START_S, fitserve, wait_for

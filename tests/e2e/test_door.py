@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.core.door import DEV_MODE, behind
-from gateway.profiles import Profiles
+from gateway.engines.common.engine_auth import DEV_MODE, behind
+from gateway.profiles.profiles import Profiles
 from tests.contract.process_harness import free_port
 from tests.e2e.conftest import ENGINE, START_S, wait_for
 from tests.support.patience import HANG_S

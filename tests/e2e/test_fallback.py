@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.demo.checkpoint import make_model
+from gateway.cli.demo.checkpoint import make_model
 from tests.e2e.conftest import START_S, Gateway
 
 pytestmark = pytest.mark.engine

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from gateway.demo.checkpoint import make_model
+from gateway.cli.demo.checkpoint import make_model
 from tests.e2e.scripted import GPU_ENGINE, engines, gpu_gateway
 from tests.support.makers import machine
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from gateway.errors import SettingsError
-from gateway.serve.handover import ask
+from gateway.server.handover import ask
 from gateway.store.data_folder import lock
 from tests.contract.process_harness import free_port
 from tests.e2e.conftest import Gateway, wait_for

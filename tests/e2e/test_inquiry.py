@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from gateway.domain import Engine
-from gateway.profiles import Profiles
+from gateway.profiles.profiles import Profiles
 from tests.e2e.conftest import ENGINE, START_S, Gateway, fitserve, keeps_what_engines_made, wait_for
 
 pytestmark = pytest.mark.engine

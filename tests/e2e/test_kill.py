@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.failpoint import CHANGE_FAILPOINTS, FAILPOINTS
+from gateway.controller.failpoint import CHANGE_FAILPOINTS, FAILPOINTS
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, GPU_ENGINE, engines, gpu_gateway, scripted_gateway, starts
 from tests.e2e.storm import Storm

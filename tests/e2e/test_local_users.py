@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.demo.checkpoint import make_model
+from gateway.cli.demo.checkpoint import make_model
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, scripted_gateway, starts
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo

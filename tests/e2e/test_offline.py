@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gateway.demo.checkpoint import make_model
+from gateway.cli.demo.checkpoint import make_model
 from tests.e2e.conftest import START_S, Gateway
 from tests.e2e.scripted import engines, scripted_gateway
 from tests.support.adapters import adapter_files

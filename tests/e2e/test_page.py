@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from gateway.demo.checkpoint import SENTENCE
+from gateway.cli.demo.checkpoint import SENTENCE
 from tests.e2e.conftest import ENGINE, START_S, Gateway
 from tests.e2e.scripted import engines as running_engines
 from tests.support.browser import chromium, visit

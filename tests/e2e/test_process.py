@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.demo.checkpoint import SENTENCE
+from gateway.cli.demo.checkpoint import SENTENCE
 from tests.e2e.conftest import START_S, Gateway, wait_for
 from tests.e2e.scripted import engines
 from tests.support.browser import chromium, visit

@@ -12,7 +12,7 @@ import httpx2
 import openai
 import pytest
 
-from gateway.access.endpoint_keys import FOLDER
+from gateway.proxy.access.endpoint_keys import FOLDER
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, scripted_gateway, starts
 from tests.support.patience import HANG_S

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gateway.core.model.spec import read_model
-from gateway.core.planner.decide import decide
-from gateway.planning.offline import OfflinePlanner
+from gateway.models.spec import read_model
+from gateway.planner.decide import decide
+from gateway.planner.service.offline import OfflinePlanner
 from tests.conformance.kept import Kept
 from tests.conformance.layer_cases import QUANTS
 from tests.e2e.conftest import ENGINE

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.failpoint import FAILPOINTS
+from gateway.controller.failpoint import FAILPOINTS
 from tests.e2e.conftest import wait_for
 from tests.e2e.demand_storm import DemandStorm
 from tests.e2e.scripted import engines

@@ -14,7 +14,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from gateway.demo.checkpoint import SENTENCE
+from gateway.cli.demo.checkpoint import SENTENCE
 from gateway.domain.units import GIB
 from tests.e2e.conftest import ENGINE, START_S, Gateway, wait_for, with_real_engines
 from tests.e2e.scripted import engines as running_engines

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gateway.checking import checked, model_files
 from gateway.domain import Engine, EngineAnswer, EngineRef, Question
+from gateway.engines.inquiry.answer_cache import AnswerCache
+from gateway.engines.inquiry.document import StatedGpus
+from gateway.engines.inquiry.inquirer import Inquirer
+from gateway.engines.inquiry.learned import keep, profile_of
 from gateway.hosts.process.asked_environment import ask
-from gateway.inquiry.answer_cache import AnswerCache
-from gateway.inquiry.document import StatedGpus
-from gateway.inquiry.inquirer import Inquirer
-from gateway.inquiry.learned import keep, profile_of
-from gateway.planning import offline
-from gateway.planning.offline import OfflinePlanner
-from gateway.profiles import Profiles
+from gateway.planner.service import offline
+from gateway.planner.service.checking import checked, model_files
+from gateway.planner.service.offline import OfflinePlanner
+from gateway.profiles.profiles import Profiles
 from tests.conformance.kept import Kept
 from tests.conformance.layer_cases import QUANTS
 from tests.e2e.conftest import ENGINE

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.demo.checkpoint import make_model
+from gateway.cli.demo.checkpoint import make_model
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, workers
 from tests.e2e.test_change import asked

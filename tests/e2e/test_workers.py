@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.serve.workers.sockets import short
+from gateway.proxy.workers.sockets import short
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, stream, workers
 from tests.support.patience import HANG_S

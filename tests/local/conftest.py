@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.planning import plan_process
+from gateway.planner.service import plan_process
 from tests.support import forked
 from tests.support.log_lines import printed_logs
 

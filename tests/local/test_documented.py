@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 # Begins of commands that need what is not here.
 NOT_HERE = {
-    ("engine", "install"): "it downloads an engine; tests/local/cli/test_install.py",
+    ("engine", "install"): "it downloads an engine; tests/local/cli/commands/test_install.py",
     ("engine", "warm"): "it needs the engine; tests/local/cli/test_main.py",
     ("engine", "learn"): "it asks an engine; tests/e2e/test_inquiry.py",
     ("agent",): "it runs until it is told to end; tests/e2e/agented.py",
@@ -44,12 +44,10 @@ NOT_HERE = {
 ELSEWHERE = {
     ("scripts/serve",): "tests/e2e/test_demo.py runs what it ends with; benchmarks/first_token.py all of it",
     ("scripts/test",): "it is what runs this test",
-    ("docker", "compose"): "tests/e2e/test_docker.py and tests/unit/serve/metrics/test_counters_dashboard.py",
-    ("systemctl",): "no systemd is here; tests/local/serve/test_systemd.py has the units verified",
+    ("docker", "compose"): "tests/e2e/test_docker.py and tests/unit/proxy/metrics/test_counters_dashboard.py",
+    ("systemctl",): "no systemd is here; tests/local/server/test_systemd.py has the units verified",
     ("journalctl",): "no systemd is here",
-    (
-        "OPENAI_API_BASE_URL=http://127.0.0.1:8080/v1",
-    ): "Open WebUI; tests/local/serve/proxy/test_app_requests.py sends what it sent",
+    ("OPENAI_API_BASE_URL=http://127.0.0.1:8080/v1",): "Open WebUI; tests/local/proxy/test_app_requests.py sends what it sent",
     ("ANTHROPIC_BASE_URL=http://HOST:8080",): "Claude Code; as Open WebUI",
 }
 # They go on until they are told to end.

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.serve.admin.scopes import SCOPES
-from tests.local.serve.admin.test_key_routes import gateway, make, unused
+from gateway.proxy.access.scopes import SCOPES
+from tests.local.server.admin.test_key_routes import gateway, make, unused
 from tests.support.patience import HANG_S
 from tests.support.running import Running, running
 from tests.support.served import served

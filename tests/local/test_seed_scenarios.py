@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from gateway.profiles import Profiles, shipped
+from gateway.profiles.profiles import Profiles, shipped
 from tests.conformance.layer_cases import QUANTS
 from tests.conformance.speculative_questions import DRAFTERS
 from tests.e2e.conftest import Gateway, wait_for

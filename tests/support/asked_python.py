@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from gateway.engines.inquiry import script
 from gateway.errors import HostError
 from gateway.hosts.process import child
-from gateway.inquiry import script
 
 
 def asked_in(python: str, document: bytes, env: Mapping[str, str], limit_s: float | None = None) -> tuple[list[bytes], str]:

@@ -17,15 +17,15 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from gateway.access.auth import ANYONE, Key
 from gateway.errors import FitserveError
-from gateway.routing.routes import Routes
-from gateway.routing.table import ModelRoute, RoutedReplica, RouteTable
-from gateway.serve.proxy.client_connection import ClientConnection, client_protocol
-from gateway.serve.proxy.data_plane import Authenticator, DataPlane, OpenConnection
-from gateway.serve.proxy.exchange import Exchange
-from gateway.serve.proxy.limits import Limits
-from gateway.serve.proxy.meter import Meter
+from gateway.proxy.access.auth import ANYONE, Key
+from gateway.proxy.client_connection import ClientConnection, client_protocol
+from gateway.proxy.data_plane import Authenticator, DataPlane, OpenConnection
+from gateway.proxy.exchange import Exchange
+from gateway.proxy.limits import Limits
+from gateway.proxy.meter import Meter
+from gateway.proxy.routing.routes import Routes
+from gateway.proxy.routing.table import ModelRoute, RoutedReplica, RouteTable
 from tests.support.patience import HANG_S
 from tests.support.upstream import Call, Upstream
 

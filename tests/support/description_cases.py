@@ -36,9 +36,9 @@ from schemathesis.specs.openapi.checks import (
 )
 from urllib3 import HTTPResponse
 
-from gateway.api.endpoints import is_inference, shape_of
 from gateway.domain.endpoint_url import endpoint_url
 from gateway.domain.wish import NAME_PATTERN
+from gateway.proxy.api.endpoints import is_inference, shape_of
 from tests.contract.process_harness import free_port
 from tests.e2e.conftest import Gateway
 from tests.e2e.scripted import scripted_gateway

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from typer.main import get_command
 
+from gateway.cli.commands.registered import add_to
 from gateway.cli.main import app
-from gateway.cli.verbs.registered import add_to
 from tests.support.paths import ROOT
 
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))

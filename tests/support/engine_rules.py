@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
-from gateway.core.model.scheme import Scheme
 from gateway.domain import Value
-from gateway.profiles import shipped
-from gateway.yaml_cache import Documents
+from gateway.models.scheme import Scheme
+from gateway.profiles.profiles import shipped
+from gateway.profiles.yaml_cache import Documents
 
 V = TypeVar("V", bound=Value)
 

@@ -1,4 +1,4 @@
-/* libcuda.so.1 over the memory of the host, for DEVICES devices: as many functions as gateway/inquiry/inside/measuring/by_driver.py calls.
+/* libcuda.so.1 over the memory of the host, for DEVICES devices: as many functions as gateway/measuring/inside/by_driver.py calls.
    A copy takes as long as at 100 GB/s. WRONG: copies between devices arrive wrong. CRASH: they end the process. STUCK: it never begins. */
 #include <stdint.h>
 #include <stdlib.h>

@@ -22,17 +22,17 @@ import termios
 import time
 from typing import Any, TextIO
 
-from gateway.planning import plan_process
+from gateway.planner.service import plan_process
 from tests.support import forked
 
 # Nothing that reads its environment when it is imported, as the library of the Hub does.
 IMPORTED = (
     "httpx",
-    "gateway.planning.plan_program",
-    "gateway.cli.verbs.registered",
+    "gateway.planner.service.plan_program",
+    "gateway.cli.commands.registered",
     "gateway.cli.main",
     "gateway.__main__",
-    "gateway.serve.server",
+    "gateway.server.server",
     "gateway.hosts.agent.agent_server",
 )
 MOST_BYTES = 1 << 20

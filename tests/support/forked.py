@@ -113,7 +113,7 @@ class _Pipes:
 
 
 class ForkedProgram:
-    """What `gateway.own_program.started` gives of a program, as far as who keeps one needs it."""
+    """What `gateway.worker_process.started` gives of a program, as far as who keeps one needs it."""
 
     def __init__(self, process: Forked, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader) -> None:
         self.pid, self.stdin, self.stdout = process.pid, stdin, stdout
@@ -142,7 +142,7 @@ class ForkedProgram:
 
 
 async def started(program: str, variables: Mapping[str, str], *, errors: bool = False) -> ForkedProgram:
-    """In the place of `gateway.own_program.started`."""
+    """In the place of `gateway.worker_process.started`."""
     assert not errors
     ours, theirs = socket.socketpair()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}

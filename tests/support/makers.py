@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.core.model.spec import read_model
-from gateway.core.planner.decide import decide
 from gateway.domain import Attempt, Decision, Engine, Fact, Flag, Hardware, ModelSpec, Plan, Wish
-from gateway.profiles import Profiles
+from gateway.models.spec import read_model
+from gateway.planner.decide import decide
+from gateway.profiles.profiles import Profiles
 
 GIB = 1024**3
 

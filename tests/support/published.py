@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from hypothesis import strategies as st
 
-from gateway.core.model.spec import Tensor, read_model
 from gateway.domain import ModelSpec
-from gateway.profiles import Profiles
+from gateway.models.spec import Tensor, read_model
+from gateway.profiles.profiles import Profiles
 from tests.support.paths import MODELS
 from tests.support.versions import VLLM
 

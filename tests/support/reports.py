@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gateway.core.failures.diagnose import diagnose
-from gateway.core.failures.signatures import Signatures
+from gateway.diagnosis.diagnose import diagnose
+from gateway.diagnosis.signatures import Signatures
 from tests.support.paths import LOGS
 
 OWN = LOGS / "reports"

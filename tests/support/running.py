@@ -16,8 +16,8 @@ from gateway.domain import Hardware, LaunchSpec
 from gateway.hosts.host import Host
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.machine.nvml import Nvml
-from gateway.serve.app import create_app
-from gateway.serve.server import GatewayServer, listen, server_config
+from gateway.server.app import create_app
+from gateway.server.server import GatewayServer, listen, server_config
 from gateway.settings import Settings
 from tests.support.fake_nvml import FakeNvml
 from tests.support.makers import LLAMA_8B, engine

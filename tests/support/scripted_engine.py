@@ -82,7 +82,7 @@ class EngineScript:
     sleeps: Callable[[int | None], float] | None = None
     """It has vLLM's endpoints for sleep; called with a level to fall asleep, with None to wake up, and returns how many seconds that takes."""
     door: bool = False
-    """Everything wants the key, as behind gateway/core/door.py."""
+    """Everything wants the key, as behind gateway/engines/common/engine_auth.py."""
     record: Path | None = None
     """Every raw request is appended here, and `closed TIME` when a client leaves before its answer is complete."""
 

@@ -96,7 +96,7 @@ def worker_pids(data: Path) -> list[int]:
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             arguments = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            if arguments[1:4] == [b"-m", b"gateway.serve.workers.worker", os.fsencode(data)]:
+            if arguments[1:4] == [b"-m", b"gateway.proxy.workers.worker", os.fsencode(data)]:
                 found.append(int(entry.name))
     return found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.demo.checkpoint import make_model
+from gateway.cli.demo.checkpoint import make_model
 from tests.support.paths import ROOT
 
 # Each takes memory for as long as a gateway lives, or time of every command.
@@ -27,10 +27,10 @@ NEVER = {
     "pydantic_settings",
 }
 UNUSED = {
-    "gateway.serve.server": NEVER
-    | {"typer", "pynvml", "gateway.cli", "gateway.planning.plan_program", "gateway.core.planner.decide"},
+    "gateway.server.server": NEVER
+    | {"typer", "pynvml", "gateway.cli", "gateway.planner.service.plan_program", "gateway.planner.decide"},
     # One for each core: it holds tables, and no values of the planner.
-    "gateway.serve.workers.worker": NEVER | {"pydantic", "fastapi", "yaml", "sqlite3", "gateway.domain", "gateway.settings"},
+    "gateway.proxy.workers.worker": NEVER | {"pydantic", "fastapi", "yaml", "sqlite3", "gateway.domain", "gateway.settings"},
 }
 
 
@@ -53,9 +53,9 @@ def test_a_second_plan_reads_no_yaml_and_loads_no_server(tmp_path: Path) -> None
         assert done.returncode in (0, 3), done.stderr[-2000:]  # 3: this machine is too small
         loaded.append(set(re.findall(r"\| +([\w.]+)$", done.stderr, re.MULTILINE)))
     assert "yaml" in loaded[0]
-    assert "gateway.core.planner.decide" in loaded[1]
+    assert "gateway.planner.decide" in loaded[1]
     assert (
-        loaded[1] & (NEVER | {"yaml", "fastapi", "starlette", "uvicorn", "uvloop", "gateway.serve", "gateway.controller"})
+        loaded[1] & (NEVER | {"yaml", "fastapi", "starlette", "uvicorn", "uvloop", "gateway.server", "gateway.controller"})
         == set()
     )
-    assert loaded[2] & {"asyncio", "ssl", "gateway.planning.images"} == set()
+    assert loaded[2] & {"asyncio", "ssl", "gateway.planner.service.images"} == set()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from gateway.core.model.spec import read_model
+from gateway.models.spec import read_model
 from tests.support.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

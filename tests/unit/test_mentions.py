@@ -17,8 +17,11 @@ FILES = frozenset(
     if path.is_file() and path.suffix != ".pyc"
 )
 NAMES = frozenset(PurePosixPath(name).name for name in FILES)
-FOLDERS = sorted({name.split("/")[1] for name in FILES if name.startswith("gateway/") and name.count("/") > 1})
-# `core/planner/decide.py`, from the root or from within the package; not the paths of engines, which begin with vllm/ or sglang/.
+# `models/` and `engines/` begin paths of engines too.
+FOLDERS = sorted(
+    {name.split("/")[1] for name in FILES if name.startswith("gateway/") and name.count("/") > 1} - {"engines", "models"}
+)
+# `planner/decide.py`, from the root or from within the package; not the paths of engines, which begin with vllm/ or sglang/.
 PATH = re.compile(rf"(?<![\w./{{-])(?:{'|'.join((*OURS, *FOLDERS))})/[\w./-]+\.(?:py|md|yaml|json)\b")
 MODULE = re.compile(rf"\bgateway\.(?:{'|'.join(FOLDERS)})\.[a-z_.]*[a-z_]")
 TEST = re.compile(r"\b(tests/[\w/]+\.py)::(\w+)")

@@ -9,11 +9,11 @@ from tests.support.paths import ROOT
 # What several modules do together, by the folder of the lowest of them.
 TOGETHER = """
 local/controller/test_faults.py local/controller/test_gpu_loss.py local/controller/test_proof.py
-local/controller/test_images.py local/controller/test_start_phases.py local/controller/test_unexpected_errors.py local/serve/proxy/test_app_requests.py local/serve/proxy/test_endpoint_sdks.py local/serve/proxy/test_hostile_bytes.py
-local/serve/proxy/test_hostile_engine.py local/serve/proxy/test_openai.py local/serve/proxy/test_openai_clients.py
-local/serve/proxy/test_sdks.py local/test_boot_storm.py local/test_documented.py local/test_proxy_benchmark.py local/test_security.py local/test_seed_scenarios.py local/test_sharing.py
-unit/core/kernels/test_sglang_kernels.py unit/core/planner/test_launch.py unit/core/planner/test_plan_json.py
-unit/core/planner/test_properties.py unit/core/planner/test_reported_failures.py unit/core/test_core_is_pure.py
+local/controller/test_images.py local/controller/test_start_phases.py local/controller/test_unexpected_errors.py local/proxy/test_app_requests.py local/proxy/test_endpoint_sdks.py local/proxy/test_hostile_bytes.py
+local/proxy/test_hostile_engine.py local/proxy/test_openai.py local/proxy/test_openai_clients.py
+local/proxy/test_sdks.py local/test_boot_storm.py local/test_documented.py local/test_proxy_benchmark.py local/test_security.py local/test_seed_scenarios.py local/test_sharing.py
+unit/engines/common/kernels/test_sglang_kernels.py unit/planner/test_launch.py unit/planner/test_plan_json.py
+unit/planner/test_properties.py unit/planner/test_reported_failures.py unit/test_pure_rooms.py
 unit/test_architecture.py unit/test_documented.py unit/test_contributing.py unit/test_imports.py unit/test_locks.py unit/test_measured_grid.py unit/test_mentions.py unit/test_names.py unit/test_outside.py unit/test_security.py
 """
 TESTS = sorted(path for tier in ("unit", "local") for path in (ROOT / "tests" / tier).glob("**/test_*.py"))
@@ -22,9 +22,9 @@ TESTS = sorted(path for tier in ("unit", "local") for path in (ROOT / "tests" / 
 def modules(test: Path) -> set[str]:
     """The files and folders of the package, of tests/support or of profiles, where the test stands."""
     inside = Path(*test.relative_to(ROOT / "tests").parts[1:-1])
-    place = {"support": ROOT / "tests", "profiles": ROOT}.get(inside.name, ROOT / "gateway")
-    folder = place / inside
-    return {path.stem for path in folder.glob("*") if path.suffix in (".py", ".yaml") or path.is_dir()} | {folder.name}
+    roots = {"support": ("tests",), "profiles": ("", "gateway")}.get(inside.name, ("gateway",))
+    files = (path for root in roots for path in (ROOT / root / inside).glob("*"))
+    return {path.stem for path in files if path.suffix in (".py", ".yaml") or path.is_dir()} | {inside.name}
 
 
 def nameless() -> set[str]:

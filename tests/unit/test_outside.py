@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.profiles import Profiles
+from gateway.profiles.profiles import Profiles
 from tests.support.outside import Choice, Measured, experts, published
 from tests.support.paths import MODELS
 

@@ -7,15 +7,15 @@ from unittest.mock import patch
 
 import pytest
 
-from gateway.access.auth import ANYONE, Keys, key_of
-from gateway.access.failed_logins import FailedLogins
-from gateway.api.endpoints import ENDPOINTS
 from gateway.domain.grant import Grant
 from gateway.errors import FitserveError
 from gateway.keys import SCOPES as KNOWN_SCOPES
 from gateway.keys import digest_of, new_key
-from gateway.serve.admin.scopes import SCOPES
-from gateway.serve.app import create_app
+from gateway.proxy.access.auth import ANYONE, Keys, key_of
+from gateway.proxy.access.failed_logins import FailedLogins
+from gateway.proxy.access.scopes import SCOPES
+from gateway.proxy.api.endpoints import ENDPOINTS
+from gateway.server.app import create_app
 from gateway.settings import Settings
 from tests.support.paths import ROOT
 
@@ -89,7 +89,7 @@ def test_s2_hostile_keys_are_wrong_keys(token: bytes) -> None:
 def test_s2_a_key_is_hashed_before_it_is_compared_and_compared_in_constant_time() -> None:
     made = new_key()
     keys = Keys(ADMIN, None, [key_of(Grant(name="a"), digest_of(made))])
-    with patch("gateway.access.auth.hmac.compare_digest", wraps=hmac.compare_digest) as compare:
+    with patch("gateway.proxy.access.auth.hmac.compare_digest", wraps=hmac.compare_digest) as compare:
         for token in (ADMIN, made, "wrong"):
             try:
                 keys.check(f"Bearer {token}".encode(), "inference")
@@ -105,7 +105,7 @@ def test_s2_a_key_that_is_nearly_right_is_looked_at_no_longer_than_another() -> 
     keys = Keys(ADMIN, None, [key_of(Grant(name="a"), digest_of(new_key()))])
 
     def work(token: bytes) -> list[tuple[int, bytes]]:
-        with patch("gateway.access.auth.hmac.compare_digest", wraps=hmac.compare_digest) as compare:
+        with patch("gateway.proxy.access.auth.hmac.compare_digest", wraps=hmac.compare_digest) as compare:
             with pytest.raises(FitserveError):
                 keys.check(b"Bearer " + token, "admin")
             return [(len(call.args[0]), call.args[1]) for call in compare.call_args_list]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from gateway.controller.decisions.eviction import Place
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.controller.fleet.room import Room
-from gateway.core.failures.ending import environmental
-from gateway.core.residence import Place
-from gateway.core.sharing.again import again, outlived
-from gateway.core.sharing.enough import reserved
-from gateway.core.sharing.leaving import Leaver, leaving
-from gateway.core.sharing.surplus import kept, last_cap, part, surplus
-from gateway.core.starts import Holder, Stage, shape
+from gateway.controller.fleet.planning_context import Room
+from gateway.diagnosis.ending import environmental
 from gateway.domain import Attempt, Cap, Failure, Holding, Offer, Plan, Sharing, Wish
 from gateway.domain.value import MOST_BYTES
 from gateway.errors import Conflict, no_model
+from gateway.planner.sharing.enough import reserved
+from gateway.planner.sharing.leaving import Leaver, leaving
+from gateway.planner.sharing.restore import again, outlived
+from gateway.planner.sharing.surplus import kept, last_cap, part, surplus
+from gateway.planner.starts import Holder, Stage, shape
 
 
 class Fleet:

@@ -7,11 +7,10 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from gateway.controller.decisions.eviction import Leave, Place
+from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.watch.endpoint_watcher import EndpointWatcher
 from gateway.controller.watch.watcher import Watcher
-from gateway.core.reconcile import Rest
-from gateway.core.residence import Leave, Place
-from gateway.core.starts import Stage
 from gateway.domain import (
     Abilities,
     Asked,
@@ -26,6 +25,7 @@ from gateway.domain import (
     Rival,
     Wish,
 )
+from gateway.planner.starts import Stage
 from gateway.supervision import Setback
 
 # An engine that could not be asked is not asked at each start; what kept it from answering may have passed after so long.

@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 
 from gateway.controller.fleet.managed_model import ManagedModel
-from gateway.core.chat.parsers import NONE
-from gateway.core.lora.served import name_at
 from gateway.domain import Abilities, Instance, Plan
-from gateway.routing import table as routing
+from gateway.engines.common.chat.parsers import NONE
+from gateway.engines.common.lora.served import name_at
+from gateway.proxy.routing import table as routing
 
 _SHOWN_AWAY = 3
 # Of several replicas or endpoints the first of these is the model's state.

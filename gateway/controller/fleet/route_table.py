@@ -9,7 +9,7 @@ from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.fleet.model_state import route
 from gateway.domain import Instance
-from gateway.routing.table import ModelRoute, RouteTable
+from gateway.proxy.routing.table import ModelRoute, RouteTable
 
 
 def route_table(fleet: Fleet, instances: Iterable[Instance], load_wait_s: float, *, waits: bool = False) -> RouteTable:

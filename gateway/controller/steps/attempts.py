@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection
 from gateway.controller.fleet.managed_model import ReplicaState
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.start_gate import StartGate
-from gateway.core.chat import abilities
-from gateway.core.facts.learn import excused, judged, learn, proved
-from gateway.core.failures.signatures import Signatures
-from gateway.core.reconcile import failures_in_a_row
+from gateway.diagnosis.facts.learn import excused, judged, learn, proved
+from gateway.diagnosis.signatures import Signatures
 from gateway.domain import Attempt, Failure, Plan, Scalar
+from gateway.domain.running import failures_in_a_row
+from gateway.engines.common.chat import abilities
 from gateway.errors import NoPlan
 from gateway.logging import Logger
 from gateway.store.running_engines import RunningEngines

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import time
 
+from gateway.controller.decisions import changes
+from gateway.controller.decisions.changes import ReplicaNow, TrialNow, next_step
+from gateway.controller.decisions.reconcile import counted
+from gateway.controller.failpoint import Failpoint
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.trial_steps import TrialSteps
 from gateway.controller.steps.wish_changes import WishChanges
-from gateway.core import changes
-from gateway.core.changes import ReplicaNow, TrialNow, next_step
-from gateway.core.reconcile import counted
-from gateway.failpoint import Failpoint
-from gateway.routing.drains import Drains
+from gateway.proxy.routing.drains import Drains
 
 
 class ChangeSteps:

@@ -13,15 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from gateway.catalog.model_folder import check_unmoved, reach, shared_blobs
-from gateway.core.chat import template
-from gateway.core.door import closed
-from gateway.core.planner.flags import CACHE_BYTES, launch_spec
 from gateway.domain import AdapterRef, Attempt, ChatTemplate, Engine, EngineRef, Instance, LaunchSpec, ModelRef, Mount
+from gateway.engines.common.chat import template
+from gateway.engines.common.engine_auth import closed
 from gateway.errors import BadModel, FitserveError, StoreError
 from gateway.hosts.host import Host
-from gateway.hosts.process.environment import engine_dir
 from gateway.logging import Logger
+from gateway.machine.environment import engine_dir
+from gateway.models.catalog.model_folder import check_unmoved, reach, shared_blobs
+from gateway.planner.flags import CACHE_BYTES, launch_spec
 from gateway.settings import Settings
 
 log = Logger("fitserve.loop")
@@ -32,7 +32,7 @@ Turn = Callable[[bool], Awaitable[int | None]]
 
 
 class Download(Protocol):
-    """`gateway.catalog.download.download` from one Hub."""
+    """`gateway.models.catalog.download.download` from one Hub."""
 
     async def __call__(self, repo: str, commit: str, report: Report, /, *, allow_remote_code: bool = False) -> Path: ...
 

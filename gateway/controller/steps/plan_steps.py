@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from gateway.controller.decisions.changes import as_good, of_plans
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.attempts import Attempts
-from gateway.controller.steps.decisions import Decisions, RoomNow
 from gateway.controller.steps.launcher import Launcher
-from gateway.core.changes import as_good, of_plans
+from gateway.controller.steps.replica_planner import Decisions, RoomNow
 from gateway.domain import Attempt, Plan, Planned
 from gateway.errors import FitserveError, NoPlan
 from gateway.logging import Logger

@@ -7,8 +7,8 @@ import asyncio
 from gateway.controller.fleet.managed_model import ReplicaState
 from gateway.controller.watch.verify import alive, shown, verify
 from gateway.controller.watch.watcher import Watcher
-from gateway.core.chat import abilities
 from gateway.domain import Attempt, Failure
+from gateway.engines.common.chat import abilities
 from gateway.store.store import Store
 
 # How long the last log lines of a broken engine may take, in turns of the event loop and not in seconds: on a busy machine the

@@ -8,6 +8,9 @@ from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import Any, NamedTuple
 
+from gateway.controller.decisions import reconcile
+from gateway.controller.decisions.reconcile import Rest, next_action
+from gateway.controller.failpoint import Failpoint
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.attempts import Attempts
@@ -19,14 +22,11 @@ from gateway.controller.steps.sleep_steps import SleepSteps
 from gateway.controller.steps.start_steps import StartSteps
 from gateway.controller.watch.engine_client import EngineClient
 from gateway.controller.watch.watcher import Watcher
-from gateway.core import reconcile
-from gateway.core.failures.signatures import Signatures
-from gateway.core.reconcile import Rest, next_action
+from gateway.diagnosis.signatures import Signatures
 from gateway.domain import Attempt, Instance, Observation, Offer
 from gateway.errors import StoreError
-from gateway.failpoint import Failpoint
 from gateway.machine.gpu_watch import GpuWatch
-from gateway.routing.drains import Drains
+from gateway.proxy.routing.drains import Drains
 
 # How long a "no plan" stands before the planner looks at the machine again: memory may have become free.
 _REPLAN_S = 30.0

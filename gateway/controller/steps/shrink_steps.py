@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.attempts import Attempts
-from gateway.controller.steps.decisions import Decisions, RoomNow
+from gateway.controller.steps.replica_planner import Decisions, RoomNow
 from gateway.domain import Offer
 from gateway.errors import FitserveError, NoPlan
 from gateway.logging import Logger
-from gateway.routing.drains import Drains
+from gateway.proxy.routing.drains import Drains
 
 log = Logger("fitserve.loop")
 

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gateway.controller.fleet.managed_model import ReplicaState
 from gateway.controller.steps.launcher import Launcher
-from gateway.controller.steps.planner import Planner
+from gateway.controller.steps.planner_port import Planner
 from gateway.controller.steps.start_gate import StartGate
 from gateway.controller.watch.engine_client import NoAnswerError
 from gateway.controller.watch.verify import alive
 from gateway.controller.watch.watcher import Watcher
-from gateway.core.facts import sleep
-from gateway.core.sharing.leaving import awake, missing, taken, to_wake
+from gateway.diagnosis.facts import sleep
 from gateway.domain import Asleep, Attempt, Fact, Offer
 from gateway.domain.units import gib
 from gateway.logging import Logger
+from gateway.planner.sharing.leaving import awake, missing, taken, to_wake
 from gateway.store.store import Store
 
 log = Logger("fitserve.loop")

@@ -1,6 +1,6 @@
 """The gate before the start of an engine: it opens when no other engine on the same GPUs is before its KV cache, and notes who was disturbed.
 
-What it lets through and why is decided in core/starts.py; here is what the gateway sees: attempts, instances, logs that say how far a start is.
+What it lets through and why is decided in planner/starts.py; here is what the gateway sees: attempts, instances, logs that say how far a start is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from gateway.core.starts import (
+from gateway.domain import Attempt, Failure, Hardware, Instance
+from gateway.planner.starts import (
     Holder,
     Holdup,
     Reading,
@@ -26,7 +27,6 @@ from gateway.core.starts import (
     start_of,
     taken,
 )
-from gateway.domain import Attempt, Failure, Hardware, Instance
 
 # A failure of an engine that serves may come so long after what a neighbour did.
 _ECHO_S = 10.0

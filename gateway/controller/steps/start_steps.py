@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.attempts import Attempts
-from gateway.controller.steps.decisions import Decisions, RoomNow, pinned
 from gateway.controller.steps.launcher import Launcher
+from gateway.controller.steps.replica_planner import Decisions, RoomNow, pinned
 from gateway.controller.steps.start_gate import StartGate, WithdrawnError
 from gateway.domain import Asked, Attempt, EngineRef, Failure, Plan
 from gateway.errors import FitserveError, HostError, NoPlan

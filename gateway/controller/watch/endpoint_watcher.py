@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.access.endpoint_keys import EndpointKeys, NoKeyError
 from gateway.controller.watch.engine_client import EngineAnswer, EngineClient, NoAnswerError
-from gateway.core.failures.lines.log_lines import clean
-from gateway.routing.table import RoutedReplica
+from gateway.diagnosis.lines.log_lines import clean
+from gateway.proxy.access.endpoint_keys import EndpointKeys, NoKeyError
+from gateway.proxy.routing.table import RoutedReplica
 from gateway.supervision import Supervised
 
 _TIMEOUT_S = 5.0

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from gateway.core.failures.lines.log_lines import clean
+from gateway.diagnosis.lines.log_lines import clean
 from gateway.errors import in_brief
 
 T = TypeVar("T")

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.controller.watch.engine_client import LARGE_BYTES, EngineAnswer, EngineClient, NoAnswerError
-from gateway.core.chat import abilities
-from gateway.core.chat.abilities import Said
-from gateway.core.lora.served import name_at
 from gateway.domain import Abilities, Ability, Failure, Plan
+from gateway.engines.common.chat import abilities
+from gateway.engines.common.chat.abilities import Said
+from gateway.engines.common.lora.served import name_at
 
 T = TypeVar("T")
 

@@ -8,14 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from gateway.controller.decisions.freeze_detector import Pulse, longest_step_s
 from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
 from gateway.controller.watch.verify import alive, metrics_of, sleeps
-from gateway.core.failures.compilers import COMPILING, compiling
-from gateway.core.failures.ending import PHASES
-from gateway.core.failures.lines.log_lines import clean
-from gateway.core.failures.log_reader import LogReader
-from gateway.core.failures.signatures import Signatures
-from gateway.core.pulse import Pulse, longest_step_s
+from gateway.diagnosis.compilers import COMPILING, compiling
+from gateway.diagnosis.ending import PHASES
+from gateway.diagnosis.lines.log_lines import clean
+from gateway.diagnosis.log_reader import LogReader
+from gateway.diagnosis.signatures import Signatures
 from gateway.domain import Attempt, EngineProcess, Failure, Observation
 from gateway.errors import FitserveError, HostError
 from gateway.hosts.host import Host

@@ -72,7 +72,7 @@ class Identity(Value):
 
 
 class Inquire(Value):
-    """`asked` is what `gateway.inquiry.document` makes, packed by zlib, in base64. What runs in the container is the agent's own."""
+    """`asked` is what `gateway.engines.inquiry.document` makes, packed by zlib, in base64. What runs in the container is the agent's own."""
 
     call: Literal["inquire"] = "inquire"
     engine: EngineRef

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from gateway.core.planner.command import check_command, check_environment
 from gateway.domain import Engine, EngineRef, LaunchSpec, Mount
 from gateway.domain.image_name import AllowedImages, is_digest_of
 from gateway.domain.units import GIB
 from gateway.domain.value import MOST_BYTES
 from gateway.domain.wish import NAME_PATTERN
 from gateway.errors import AgentRefusal, BadFlag
+from gateway.planner.command import check_command, check_environment
 
 # Replicas of all models on one machine.
 MOST_INSTANCES = 128

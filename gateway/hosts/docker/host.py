@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec
 from gateway.domain.image_name import AllowedImages
+from gateway.engines.inquiry import script
+from gateway.engines.inquiry.spoken import Spoken
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.docker.client import DockerClient, available, socket_path
 from gateway.hosts.docker.container import (
@@ -37,8 +39,6 @@ from gateway.hosts.docker.local_images import LocalImages
 from gateway.hosts.docker.network import ambiguous_network, ensure_network
 from gateway.hosts.docker.stream import CHUNK, DockerRefused, LogLines, conversation, stream, whole_frames
 from gateway.hosts.host import MOST_COMMAND
-from gateway.inquiry import script
-from gateway.inquiry.spoken import Spoken
 
 if TYPE_CHECKING:
     from docker.api import APIClient

@@ -7,9 +7,9 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
+from gateway.engines.inquiry import script
 from gateway.errors import HostError
 from gateway.hosts.docker.container import gpu_request
-from gateway.inquiry import script
 
 if TYPE_CHECKING:
     from docker.api import APIClient

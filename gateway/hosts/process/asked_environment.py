@@ -11,10 +11,10 @@ from contextlib import aclosing
 from pathlib import Path
 
 from gateway.domain import EngineRef
+from gateway.engines.inquiry import script
 from gateway.errors import HostError
 from gateway.hosts.process import child
-from gateway.hosts.process.environment import variables
-from gateway.inquiry import script
+from gateway.machine.environment import variables
 
 
 async def ask(python: Path, folder: Path, asked: bytes) -> AsyncGenerator[bytes, None]:

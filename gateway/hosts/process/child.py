@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from gateway.engines.inquiry.spoken import Spoken
 from gateway.errors import HostError
-from gateway.inquiry.spoken import Spoken
-from gateway.own_program import end
+from gateway.worker_process import end
 
 _CHUNK = 64 * 1024
 

@@ -40,9 +40,9 @@ from gateway.hosts.host import MOST_COMMAND
 from gateway.hosts.process import procfs
 from gateway.hosts.process.asked_environment import ask
 from gateway.hosts.process.caches import Caches
-from gateway.hosts.process.environment import COMPLETE, engine_dir, is_installed, variables
 from gateway.hosts.process.log_file import LogFileReader, trim
 from gateway.hosts.process.records import Record, Records
+from gateway.machine.environment import COMPLETE, engine_dir, is_installed, variables
 from gateway.store import atomic_file
 
 POLL_S = 0.05

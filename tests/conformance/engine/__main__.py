@@ -11,7 +11,8 @@ import json
 import os
 import sys
 
-from gateway.inquiry.inside import sglang_boot, vllm_boot
+from gateway.engines.sglang.inside import boot as sglang_boot
+from gateway.engines.vllm.inside import boot as vllm_boot
 
 
 def main() -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gateway.inquiry.inside import sglang_boot, sglang_model
-from gateway.inquiry.inside.__main__ import words
+from gateway.engines.inside.__main__ import words
+from gateway.engines.sglang.inside import boot as sglang_boot
+from gateway.engines.sglang.inside import model as sglang_model
 
 
 def answers(version: str) -> list[dict[str, Any]]:

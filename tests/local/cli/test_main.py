@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from gateway.demo.checkpoint import make_model
+from gateway.cli.demo.checkpoint import make_model
 from gateway.domain import Decision, Hardware, LaunchSpec
-from gateway.inquiry.gap_book import GapBook
+from gateway.engines.inquiry.gap_book import GapBook
 from gateway.settings import Settings
 from tests.conformance.layer_cases import QUANTS
-from tests.local.inquiry.test_gap_book import GAP
+from tests.local.engines.inquiry.test_gap_book import GAP
 from tests.support import forked
 from tests.support.makers import machine
 from tests.support.published import config

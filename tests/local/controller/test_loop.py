@@ -354,7 +354,7 @@ async def test_an_engine_that_is_long_silent_and_answers_beside_it_is_not_taken_
     """As with a long prompt. Five times as long as an engine may be silent, it answers the small request that asks whether it lives."""
     clock, hold = Clock(), tmp_path / "hold"
     monkeypatch.setattr("gateway.controller.watch.watcher.time", clock)
-    monkeypatch.setattr("gateway.routing.routes.time", clock)
+    monkeypatch.setattr("gateway.proxy.routing.routes.time", clock)
 
     def held(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, hold=hold)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.failures.ending import PHASES
-from gateway.core.failures.log_reader import LogReader
+from gateway.diagnosis.ending import PHASES
+from gateway.diagnosis.log_reader import LogReader
 from gateway.domain import EngineRef, LaunchSpec
-from gateway.profiles import Profiles
+from gateway.profiles.profiles import Profiles
 from gateway.store.engine_logs import log_path
 from tests.support.dataplane import until
 from tests.support.memory_host import MemoryEngine, MemoryHost, World

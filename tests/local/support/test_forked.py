@@ -49,7 +49,7 @@ def test_it_is_its_own_process_with_the_environment_that_it_was_given(tmp_path: 
 
 def test_a_signal_that_ends_it_is_told() -> None:
     ours, theirs = pty.openpty()
-    process = Forked("gateway.planning.plan_program", (), os.environ, (theirs, theirs, theirs))
+    process = Forked("gateway.planner.service.plan_program", (), os.environ, (theirs, theirs, theirs))
     os.close(theirs)
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait() == process.wait() == -signal.SIGTERM
@@ -59,7 +59,7 @@ def test_a_signal_that_ends_it_is_told() -> None:
 
 def test_whether_it_has_ended_is_told_without_waiting_and_an_ended_one_gets_no_signal() -> None:
     ours, theirs = pty.openpty()
-    process = Forked("gateway.planning.plan_program", (), os.environ, (theirs, theirs, theirs))
+    process = Forked("gateway.planner.service.plan_program", (), os.environ, (theirs, theirs, theirs))
     os.close(theirs)
     assert process.poll() is None
     process.kill()
@@ -71,9 +71,9 @@ def test_whether_it_has_ended_is_told_without_waiting_and_an_ended_one_gets_no_s
 @pytest.mark.parametrize("asks", [False, True])
 def test_a_gateway_has_its_planner_forked_too(tmp_path: Path, asks: bool) -> None:
     (tmp_path / "plans.py").write_text(
-        "import asyncio, os\nfrom pathlib import Path\nfrom gateway.planning import plan_process\n"
+        "import asyncio, os\nfrom pathlib import Path\nfrom gateway.planner.service import plan_process\n"
         "async def main():\n"
-        "    child = await plan_process.started('gateway.planning.plan_program', {})\n"
+        "    child = await plan_process.started('gateway.planner.service.plan_program', {})\n"
         "    parent = int(Path(f'/proc/{child.pid}/stat').read_text().rpartition(')')[2].split()[1])\n"
         "    child.stdin.write_eof()\n"
         "    print(parent == os.getpid(), parent == os.getppid(), await child.wait())\n"
@@ -105,7 +105,10 @@ def test_a_terminal_is_its_own() -> None:
 
 @pytest.mark.anyio
 async def test_a_program_ends_with_its_input_and_when_it_is_killed() -> None:
-    first, second = await started("gateway.planning.plan_program", {}), await started("gateway.planning.plan_program", {})
+    first, second = (
+        await started("gateway.planner.service.plan_program", {}),
+        await started("gateway.planner.service.plan_program", {}),
+    )
     assert (first.returncode, second.returncode) == (None, None)
     first.stdin.write_eof()
     assert await first.wait() == first.returncode == 0

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gateway.domain.image_name import NAME_PATTERN, AllowedImages, is_digest_of, repository, tagged
-from gateway.profiles import Profiles
+from gateway.profiles.profiles import Profiles
 
 DIGEST = "sha256:" + "0" * 64
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gateway.doctor import examination as doctor
+from gateway.cli.doctor import examination as doctor
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.machine.probe import probe
-from gateway.profiles import Profiles
+from gateway.profiles.profiles import Profiles
 from tests.support.fake_nvml import FakeNvml, gb10, mig_h100, two_3090
 from tests.support.patience import HANG_S
 
@@ -233,7 +233,7 @@ def test_the_probe_alone_says_what_the_driver_says_of_a_card() -> None:
 def test_the_doctor_warns_of_containers_that_can_lose_their_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = probe(nvml=two_3090())
     managed = "systemd"
-    monkeypatch.setattr("gateway.doctor.examination.cgroup_driver", lambda: managed)
+    monkeypatch.setattr("gateway.cli.doctor.examination.cgroup_driver", lambda: managed)
     (warned,) = doctor._cgroups(here, docker=True, char_devices=tmp_path)
     assert warned.state == "warn"
     assert "daemon-reload" in warned.found

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.planner.decide import decide
-from gateway.core.planner.explain import machine as rows
 from gateway.domain import Hardware
 from gateway.domain.units import GIB
 from gateway.errors import BadRequest, SettingsError
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.machine.kept_gpus import KeptGpus
 from gateway.machine.probe import probe
-from gateway.profiles import Profiles
+from gateway.planner.decide import decide
+from gateway.planner.explain import machine as rows
+from gateway.profiles.profiles import Profiles
 from tests.support.fake_nvml import MIB, Card, FakeNvml
 from tests.support.makers import engine, spec, wish
 

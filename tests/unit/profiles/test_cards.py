@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.kernels.cards import Card
+from gateway.engines.common.kernels.cards import Card
 from gateway.errors import SettingsError
-from gateway.profiles import Profiles, shipped
+from gateway.profiles.profiles import Profiles, shipped
 from tests.support.fake_nvml import MIB
 
 TABLE = Profiles().cards

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core import variables
-from gateway.core.kernels.compiled import runs
-from gateway.core.planner.flags import check_args
+from gateway import variables
 from gateway.domain import Engine, EngineRef
+from gateway.engines.common.kernels.compiled import runs
+from gateway.engines.inquiry.learned import keep
 from gateway.errors import BadFlag, NotFound, SettingsError
-from gateway.inquiry.learned import keep
-from gateway.profiles import Profiles, shipped
+from gateway.planner.flags import check_args
+from gateway.profiles.profiles import Profiles, shipped
 from tests.support.paths import ROOT
 from tests.support.versions import since
 

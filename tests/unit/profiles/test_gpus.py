@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.kernels.gpus import GpuTraits
-from gateway.profiles import Profiles, shipped
+from gateway.engines.common.kernels.gpus import GpuTraits
+from gateway.profiles.profiles import Profiles, shipped
 
 TABLE = Profiles().gpus
 SNAPSHOTS = sorted(path.stem for path in (shipped() / "hardware").glob("*.json"))

@@ -8,9 +8,9 @@ from importlib.util import module_from_spec, spec_from_loader
 
 import pytest
 
-from gateway.core.planner.decide import decide
 from gateway.domain import Decision, Hardware
-from gateway.profiles import Profiles, shipped
+from gateway.planner.decide import decide
+from gateway.profiles.profiles import Profiles, shipped
 from tests.support.fake_nvml import MIB
 from tests.support.makers import spec, wish
 from tests.support.paths import ROOT

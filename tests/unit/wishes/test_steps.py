@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.domain import Wish
 from gateway.errors import BadRequest
-from gateway.serve.admin.model_routes import _merged
+from gateway.server.admin.model_routes import _merged
 from gateway.wishes.steps import Step, patch, steps
 
 PINNED = {"x/y": "0" * 40}

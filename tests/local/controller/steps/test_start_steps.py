@@ -198,7 +198,7 @@ async def test_a_version_that_nobody_described_says_what_it_is_and_is_planned_by
 async def test_an_engine_that_does_not_answer_in_time_is_started_by_the_forecast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.planning.machine_planner.LIMIT_S", 0.2)
+    monkeypatch.setattr("gateway.planner.service.machine_planner.LIMIT_S", 0.2)
     world = World()
     world.code = code = Code(held=True)
     async with running(tmp_path, healthy, world) as gateway:

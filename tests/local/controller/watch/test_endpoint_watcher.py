@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gateway.access.endpoint_keys import EndpointKeys
 from gateway.controller.watch.endpoint_watcher import EndpointKey, EndpointWatcher
 from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
 from gateway.domain import LaunchSpec
-from gateway.routing.table import RoutedReplica
+from gateway.proxy.access.endpoint_keys import EndpointKeys
+from gateway.proxy.routing.table import RoutedReplica
 from tests.support.dataplane import never_answers, refused_url, until
 from tests.support.log_lines import capture_logs
 from tests.support.patience import HANG_S

@@ -8,9 +8,9 @@ import pytest
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.start_gate import StartGate, WithdrawnError
-from gateway.core.starts import Holder, Stage, shape
 from gateway.domain import Attempt, Failure, GpuProcess, Hardware, Instance
 from gateway.domain.units import GIB
+from gateway.planner.starts import Holder, Stage, shape
 from tests.support.makers import attempt, machine, plan, wish
 
 pytestmark = pytest.mark.anyio

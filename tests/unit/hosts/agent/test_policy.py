@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gateway.core.planner.decide import decide
-from gateway.core.planner.flags import launch_spec
 from gateway.domain import AdapterRef, Hardware, LaunchSpec, Mount, Plan
 from gateway.errors import AgentRefusal
 from gateway.hosts.agent.policy import check_engine, check_launch
-from gateway.profiles import Profiles
+from gateway.planner.decide import decide
+from gateway.planner.flags import launch_spec
+from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, spec, wish
 from tests.support.published import published
 

@@ -1,0 +1,111 @@
+"""`fitserve diagnose`: the failure in a log, read by hand (schema fitserve.failure/1)."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from gateway.diagnosis.diagnose import diagnose
+from gateway.diagnosis.facts.learn import maximum, told
+from gateway.domain import Fact, Failure
+from gateway.errors import BadRequest
+from gateway.profiles.profiles import Profiles
+from gateway.visible import visible_line
+
+SCHEMA = "fitserve.failure/1"
+_PIECE = 1024 * 1024
+# Always there, so that a program need not ask; others follow where the failure names them.
+_CULPRIT = ("kernel", "backend", "layer", "flag", "value")
+
+
+class Diagnosis(NamedTuple):
+    """facts: what the failure proves; answered: the log shows an answer of the engine, which alone proves health."""
+
+    failure: Failure
+    facts: tuple[Fact, ...]
+    answered: bool
+
+    @property
+    def healthy(self) -> bool | None:
+        """None: the log does not tell."""
+        return False if self.failure.kind != "none" else True if self.answered else None
+
+
+def read_log(source: str, engine: str | None, profiles: Profiles) -> Diagnosis:
+    """The failure in a log file (`-`: standard input) and what it proves. engine: KIND or KIND==VERSION. Raises BadRequest."""
+    kind, _, version = (engine or "").partition("==")
+    known = {ref.partition("==")[0] for ref in profiles.engine_files}
+    if engine is not None and kind not in known:
+        raise BadRequest(
+            f"{engine!r} names no engine that fitserve knows.",
+            hint=f"Use KIND or KIND==VERSION, with {', '.join(sorted(known))}.",
+        )
+    try:
+        if source == "-":
+            failure, reader = diagnose(_pieces(sys.stdin.buffer), profiles.signatures, kind or None)
+        else:
+            with Path(source).open("rb", buffering=0) as file:
+                failure, reader = diagnose(_pieces(file), profiles.signatures, kind or None)
+    except OSError as error:
+        raise BadRequest(
+            f"The log {source} cannot be read: {error.strerror}.", hint="Give a file, or - for standard input."
+        ) from None
+    scope = dict(reader.progress.reported)
+    seen = scope.pop("version", "")
+    if version or seen:
+        # Only vLLM says its version.
+        scope["engine"] = f"{kind or 'vllm'}=={version or seen}"
+    return Diagnosis(failure, told(failure, scope), reader.answered)
+
+
+def report(found: Diagnosis) -> dict[str, Any]:
+    """The failure as JSON says it."""
+    failure = found.failure
+    return {
+        "schema": SCHEMA,
+        "kind": failure.kind,
+        "healthy": found.healthy,
+        "message": failure.message,
+        "phase": failure.phase,
+        "culprit": {**dict.fromkeys(_CULPRIT), **failure.culprit},
+        "engine_max_model_len": maximum(failure),
+        "line": failure.line,
+        "line_number": failure.line_number,
+        "facts": [fact.model_dump(exclude_none=True) for fact in found.facts],
+        "advice": failure.advice.splitlines(),
+        "steps": list(failure.steps),
+    }
+
+
+def lines(found: Diagnosis) -> Iterator[str]:
+    """The failure as a person reads it."""
+    failure = found.failure
+    if failure.kind == "none":
+        yield f"{'healthy' if found.healthy else 'cannot tell'}: {failure.message} It came as far as: {failure.phase}."
+        return
+    yield f"{failure.kind} ({failure.phase}): {failure.message}"
+    if failure.line_number:
+        yield f"line {failure.line_number}: {visible_line(failure.line)}"
+    for name, value in failure.culprit.items():
+        yield f"  {name}: {visible_line(value)}"
+    for fact in found.facts:
+        about = ", ".join(f"{key} {value}" for key, value in fact.scope.items())
+        yield f"fact: {fact.kind}{f' {fact.value}' if fact.value is not None else ''} ({about})"
+    if failure.steps:
+        yield "do, in this order:"
+    for number, step in enumerate(failure.steps, 1):
+        yield f"  {number}. {visible_line(step)}"
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    """The file's bytes. PowerShell writes UTF-16 into a file (`> engine.log`), with its mark at the beginning."""
+    piece = file.read(_PIECE)
+    decoder = (
+        codecs.getincrementaldecoder("utf-16")("replace") if piece[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else None
+    )
+    while piece:
+        yield decoder.decode(piece).encode(errors="replace") if decoder else piece
+        piece = file.read(_PIECE)

@@ -1,0 +1,207 @@
+"""Checks what the gateway needs of this machine, and says what to do where it is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from gateway.cli.doctor import checks, readings
+from gateway.cli.doctor.checks import MachineCheck
+from gateway.cli.doctor.fixes import fixed
+from gateway.diagnosis.facts.scope import standing
+from gateway.domain import Engine, Hardware
+from gateway.domain.units import GIB
+from gateway.engines.common.speed.measured import Measured
+from gateway.errors import HostError
+from gateway.hosts.agent.host import AgentHost
+from gateway.hosts.docker.client import cgroup_driver
+from gateway.hosts.docker.host import available
+from gateway.machine.environment import engine_dir, is_installed
+from gateway.machine.gpu_watch import kept_here
+from gateway.machine.nvml import Nvml
+from gateway.machine.probe import probe
+from gateway.profiles.profiles import Profiles
+from gateway.settings import Settings
+from gateway.store.store import measured_facts
+
+_SHM_BYTES = GIB
+
+
+def examine(settings: Settings, *, fix: bool = False, nvml: Nvml | None = None) -> list[MachineCheck]:
+    """All checks, in the order in which they should be mended. nvml: another one than the driver's."""
+    hardware = kept_here(settings.data, settings.gpus, settings.ram_bytes).mark(probe(settings.data, nvml=nvml))
+    docker = settings.host_kind != "process" and available()
+    profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
+    engines = profiles.engines_for(hardware)
+    installed = [engine for engine in engines if is_installed(settings.data, engine)]
+    in_containers = docker or settings.host_kind == "agent"
+    allowed = profiles.allowed_images(settings.allowed_images)
+    startable = [engine for engine in engines if allowed.allows(engine.image)] if in_containers else installed
+    cards = readings.gpu_conditions(nvml)
+    limits = readings.limits()
+    toolchains = [] if in_containers or not hardware.gpus else [_toolchain(settings, engine) for engine in installed]
+    token = settings.hf_token.get_secret_value() if settings.hf_token is not None else None
+    several: Sequence[MachineCheck | None] = [
+        _data(settings),
+        _port(settings),
+        checks.wsl(readings.kernel_version()),
+        _gpus(hardware),
+        *_speed(settings, hardware),
+        checks.driver(hardware, startable),
+        checks.mig(hardware),
+        checks.memory_errors(cards),
+        checks.persistence(cards),
+        checks.display(cards),
+        checks.container_gpus(readings.containers(), hardware) if docker else None,
+        *_cgroups(hardware, docker=docker),
+        _engines(settings, engines, installed, docker=docker),
+        *checks.toolchains(toolchains),
+        _memory(hardware),
+        _shm(hardware, docker=in_containers),
+        checks.open_files(*limits["open files"]),
+        checks.locked_memory(limits["locked memory"][1], hardware) if not in_containers else None,
+        *checks.disk(_free(settings)),
+        *checks.hub(readings.hub(settings.hf_endpoint, token)),
+    ]
+    found = [check for check in several if check is not None]
+    return fixed(found, settings.data, settings.models, lambda: _data(settings)) if fix else found
+
+
+def _toolchain(settings: Settings, engine: Engine) -> readings.Toolchain:
+    return readings.toolchain(engine.ref, engine_dir(settings.data, engine), settings.engine_env)
+
+
+def _free(settings: Settings) -> dict[str, tuple[str, int | None]]:
+    """Of each use of a disk its folder, and what is free there."""
+    folders = {"weights": settings.models, "caches": settings.data, "temporary files": Path(tempfile.gettempdir())}
+    return {use: (str(folder), readings.free_bytes(folder)) for use, folder in folders.items()}
+
+
+def _data(settings: Settings) -> MachineCheck:
+    folder = settings.data
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if os.access(existing, os.W_OK | os.X_OK) and existing.is_dir():
+        if existing == folder and folder.stat().st_mode & 0o077:
+            return MachineCheck(
+                "data folder",
+                "warn",
+                f"{folder} is open to other users",
+                "The gateway closes it when it starts; `--fix` does so now.",
+            )
+        return MachineCheck("data folder", "ok", str(folder))
+    return MachineCheck(
+        "data folder", "fail", f"{existing} cannot be written", "Set FITSERVE_DATA_DIR to a folder you can write."
+    )
+
+
+def _port(settings: Settings) -> MachineCheck:
+    with socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET) as probe_socket:
+        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe_socket.bind((settings.host, settings.port))
+        except OSError as error:
+            return MachineCheck(
+                "port",
+                "warn",
+                f"{settings.host}:{settings.port}: {error.strerror}",
+                "Fine if it is the gateway; else set FITSERVE_PORT.",
+            )
+    return MachineCheck("port", "ok", f"{settings.host}:{settings.port} is free")
+
+
+def _gpus(hardware: Hardware) -> MachineCheck:
+    if not hardware.gpus:
+        why = hardware.notes[0] if hardware.notes else "none found"
+        return MachineCheck("GPUs", "warn", f"none ({why})", "Without a GPU only the CPU engine can serve.")
+    found = f"{len(hardware.gpus)}: " + ", ".join(sorted({gpu.name for gpu in hardware.gpus}))
+    found += f", driver {hardware.driver}, CUDA {hardware.cuda_driver}"
+    missing = [note for note in hardware.notes if " is left out: " in note]
+    missing += [f"GPU {gpu.index}: {gpu.lost}" for gpu in hardware.gpus if gpu.lost]
+    kept = [str(gpu.index) for gpu in hardware.gpus if gpu.kept]
+    found += f"; kept from fitserve: {', '.join(kept)}" if kept else ""
+    if missing:
+        reset = "Reset it (`nvidia-smi --gpu-reset`) or reboot; no engine is started on it meanwhile."
+        return MachineCheck("GPUs", "warn", f"{found}; {'; '.join(missing)}", reset)
+    return MachineCheck("GPUs", "ok", found)
+
+
+def _speed(settings: Settings, hardware: Hardware) -> list[MachineCheck]:
+    """Only of cards that nobody has written down: of others the data sheet tells enough to plan."""
+    cards = Profiles(settings.profiles_dir).cards
+    unknown = [gpu for gpu in hardware.gpus if cards.card(gpu.name, gpu.total_bytes) is None]
+    known = Measured(standing(measured_facts(settings.data / "fitserve.db"), hardware.driver, ())) if unknown else Measured()
+    missing = sorted({gpu.name for gpu in unknown if not (known.number(gpu, "bfloat16") or known.number(gpu, "float16"))})
+    if not missing:
+        return []
+    found = f"no data sheet of {', '.join(missing)} is known here, and nothing was measured: plans with few GPUs come first"
+    return [MachineCheck("speed", "warn", found, "Run `fitserve calibrate`, where an engine is installed.")]
+
+
+def _cgroups(hardware: Hardware, *, docker: bool, char_devices: Path = Path("/dev/char")) -> list[MachineCheck]:
+    """Whether a reload of systemd takes the GPUs from running containers: github.com/NVIDIA/nvidia-docker/issues/1730."""
+    if not docker or not hardware.gpus:
+        return []
+    driver = cgroup_driver()
+    linked = any("nvidia" in str(link.readlink()) for link in char_devices.glob("195:*") if link.is_symlink())
+    if driver != "systemd" or linked:
+        return [
+            MachineCheck(
+                "GPUs in containers", "ok", f"cgroups are managed by {driver or 'something that Docker does not tell'}"
+            )
+        ]
+    return [
+        MachineCheck(
+            "GPUs in containers",
+            "warn",
+            "systemd manages cgroups: `systemctl daemon-reload` takes the GPUs from running containers "
+            '("Failed to initialize NVML: Unknown Error"); their engines are then made anew',
+            "Run `nvidia-ctk system create-dev-char-symlinks --create-all`, or let Docker use native.cgroupdriver=cgroupfs.",
+        )
+    ]
+
+
+def _engines(settings: Settings, engines: list[Engine], installed: list[Engine], *, docker: bool) -> MachineCheck:
+    if settings.host_kind == "agent":
+        return _agent(settings)
+    if docker:
+        return MachineCheck("engines", "ok", "a Docker Engine answers: engines run in containers")
+    if installed:
+        return MachineCheck("engines", "ok", f"no Docker; installed: {', '.join(engine.ref for engine in installed)}")
+    return MachineCheck(
+        "engines",
+        "fail",
+        "no Docker Engine answers, and no engine is installed",
+        f"Start Docker, or run `fitserve engine install {engines[0].ref}`.",
+    )
+
+
+def _agent(settings: Settings) -> MachineCheck:
+    try:
+        found = asyncio.run(AgentHost(settings.agent).list())
+    except HostError as error:
+        return MachineCheck("engines", "fail", error.message, error.hint)
+    return MachineCheck("engines", "ok", f"the agent answers; engines that are there: {len(found)}")
+
+
+def _memory(hardware: Hardware) -> MachineCheck:
+    found = f"{hardware.ram_available_bytes / GIB:.1f} of {hardware.ram_total_bytes / GIB:.1f} GiB available"
+    low = hardware.ram_available_bytes < 4 * GIB
+    return MachineCheck("memory", "warn" if low else "ok", found, "An engine takes 2 GiB and more of RAM." if low else "")
+
+
+def _shm(hardware: Hardware, *, docker: bool) -> MachineCheck:
+    if docker or hardware.shm_bytes is None:
+        return MachineCheck("shared memory", "ok", "each container gets its own")
+    found = f"{hardware.shm_bytes / GIB:.1f} GiB"
+    if hardware.shm_bytes < _SHM_BYTES:
+        return MachineCheck(
+            "shared memory",
+            "warn",
+            found,
+            "Tensor parallel ranks talk through it: enlarge it, or start the container with --shm-size.",
+        )
+    return MachineCheck("shared memory", "ok", found)

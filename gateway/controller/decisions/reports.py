@@ -1,0 +1,320 @@
+"""Which events lie between two looks at a model. Pure: what it was and what it is in, what happened out.
+
+One place tells events apart, by what is recorded and seen, and not by who did it: so an event is told whatever way led there, and once.
+What a gateway had no time to tell before it died it tells at its next start: `Told` says what the last one had told of each start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gateway.controller.decisions.changes import of_plans, of_wishes
+from gateway.controller.decisions.reconcile import Rest
+from gateway.domain import Attempt, Change, Choice, Offer, Plan, Wish
+from gateway.domain.facts import Event, EventKind
+from gateway.domain.units import in_words
+
+Stage = Literal["", "chosen", "started", "ready", "ended"]
+"""How far a start has come, as far as it was told."""
+
+_STAGES: dict[str, Stage] = {
+    "plan.chosen": "chosen",
+    "plan.fallback": "chosen",
+    "plan.shrunk": "chosen",
+    "engine.started": "started",
+    "engine.ready": "ready",
+    "engine.failed": "ended",
+    "engine.stopped": "ended",
+}
+_ORDER: tuple[Stage, ...] = ("", "chosen", "started", "ready", "ended")
+# Words of phases, and the events that are told in place of a phase.
+_WEIGHTS, _IMAGE = ("Downloading ", "Checking "), ("pulling ", "unpacking ")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaNow:
+    """One replica. attempts: the last few, oldest first, with the live one. watched: the number of the attempt whose engine is seen to run. leaving: why
+    it is unloaded, as a word and in a sentence."""
+
+    index: int
+    attempts: tuple[Attempt, ...] = ()
+    shown: Rest = field(default_factory=lambda: Rest("starting"))
+    phase: str = ""
+    watched: int | None = None
+    takes: tuple[Offer, ...] = ()
+    leaving: tuple[str, str] | None = None
+    trial: bool = False
+
+    @property
+    def live(self) -> Attempt | None:
+        return next((one for one in reversed(self.attempts) if one.live), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNow:
+    """One model. endpoints: by URL, why each is away; "" where it answers."""
+
+    wish: Wish
+    state: str = "starting"
+    detail: str = ""
+    deleting: bool = False
+    stopped: bool = False
+    forgiven_at: float = 0.0
+    generation: int = 0
+    change: Change | None = None
+    replicas: tuple[ReplicaNow, ...] = ()
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+
+
+class Told:
+    """How far each start was told, by its number."""
+
+    def __init__(self) -> None:
+        self._stages: dict[int, Stage] = {}
+
+    def of(self, attempt: Attempt) -> Stage:
+        return self._stages.get(attempt.id, "")
+
+    def note(self, number: int, stage: Stage) -> None:
+        self._stages[number] = stage
+        if len(self._stages) > 2 * _REMEMBERED:
+            ended = sorted(number for number, stage in self._stages.items() if stage == "ended")
+            for one in ended[:_REMEMBERED]:
+                del self._stages[one]
+
+
+# Starts that have ended. A look has the last few of each replica.
+_REMEMBERED = 10_000
+
+
+def stage_of(kind: str) -> Stage:
+    """How far a start is told by an event of this kind."""
+    return _STAGES.get(kind, "")
+
+
+def stage(attempt: Attempt, *, watched: bool) -> Stage:
+    """How far a start has come."""
+    if not attempt.live:
+        return "ended"
+    return "ready" if attempt.state == "ready" else "started" if watched else "chosen"
+
+
+def of_model(before: ModelNow | None, after: ModelNow | None, told: Told, now: float) -> Iterator[Event]:
+    """What happened to a model in between; None: it was, or is, not there. told: is brought up to date as the events are taken."""
+    if after is None:
+        if before is not None:
+            name = before.wish.name
+            if not before.deleting:
+                yield Event(at=now, kind="model.removing", model=name, words=f"{name} is being removed.")
+            yield Event(at=now, kind="model.removed", model=name, words=f"{name} is removed.")
+        return
+    yield from _of_wish(before, after, now)
+    for replica in after.replicas:
+        yield from _of_replica(after, _like(before, replica), replica, told, now)
+    yield from _of_endpoints(before, after, now)
+    if before is not None and before.state != after.state:
+        detail = after.detail.removeprefix(after.state).removeprefix(": ")
+        words = f"{after.wish.name} {_IS.get(after.state, f'is {after.state}')}" + (f": {detail}" if detail else ".")
+        data = {"state": after.state, "before": before.state, "detail": after.detail}
+        yield Event(at=now, kind="model.state", model=after.wish.name, words=words, data=data)
+
+
+# States whose name is no adjective.
+_IS = {"no_plan": "has no plan", "backing_off": "is backing off"}
+
+
+def _of_wish(before: ModelNow | None, after: ModelNow, now: float) -> Iterator[Event]:
+    wish, name = after.wish, after.wish.name
+
+    def event(kind: EventKind, words: str, **data: Any) -> Event:
+        return Event(at=now, kind=kind, model=name, words=words, data=data)
+
+    if before is None:
+        data = {"source": wish.source} if wish.source else {"endpoints": list(wish.endpoints)}
+        yield event("model.added", f"{name} is added: {wish.source or ', '.join(wish.endpoints)}.", **data)
+        before = ModelNow(wish)
+    change, old = after.change, before.change
+    if change is not None and (old is None or old.generation != change.generation):
+        differences = _differences(of_wishes(wish, change.wish))
+        yield event("model.changing", f"{name} is being changed: {_in_words(differences)}.", differences=differences)
+    if change is not None and change.refused and not (old is not None and old.generation == change.generation and old.refused):
+        yield event("model.change_refused", f"{name} stays as it was: {change.refused}", reason=change.refused)
+    if before.wish != wish and (differences := _differences(of_wishes(before.wish, wish))):
+        yield event("model.changed", f"{name} is changed: {_in_words(differences)}.", differences=differences)
+    if after.deleting and not before.deleting:
+        yield event("model.removing", f"{name} is being removed.")
+    if after.stopped != before.stopped:
+        kind: EventKind = "model.stopped" if after.stopped else "model.started"
+        yield event(kind, f"Its owner {'stops' if after.stopped else 'starts'} {name}.")
+    if after.forgiven_at != before.forgiven_at:
+        yield event("model.retried", f"{name} is tried again: what failed until now no longer counts.")
+
+
+def _of_replica(model: ModelNow, before: ReplicaNow, after: ReplicaNow, told: Told, now: float) -> Iterator[Event]:
+    for place, attempt in enumerate(after.attempts):
+        watched = after.watched == attempt.id
+        was, now_is = told.of(attempt), stage(attempt, watched=watched)
+        if was != now_is and _ORDER.index(was) < _ORDER.index(now_is):
+            told.note(attempt.id, now_is)
+            earlier = after.attempts[place - 1] if place else None
+            yield from _of_start(model, after, earlier, attempt, was, now)
+
+    def event(kind: EventKind, words: str, **data: Any) -> Event:
+        live = after.live
+        number = live.id if live is not None else None
+        return Event(at=now, kind=kind, model=name, replica=after.index, attempt=number, words=words, data=data)
+
+    name, shown = model.wish.name, after.shown
+    yield from (event(kind, words, **data) for kind, words, data in _of_phase(name, before, after))
+    if after.takes and after.takes != before.takes:
+        takes = [take.words for take in after.takes]
+        yield event("plan.waits", f"{name} waits for others: {'; '.join(takes)}.", takes=takes)
+    if after.leaving is not None and before.leaving is None and not after.trial:
+        why, words = after.leaving
+        copy = f"Copy {after.index + 1} of {name}" if sum(not one.trial for one in model.replicas) > 1 else name
+        yield event("model.leaving", f"{copy} is unloaded: {words}.", why=why)
+    if shown == before.shown:
+        return
+    changed = (shown.state, shown.reason) != (before.shown.state, before.shown.reason)
+    if shown.state == "no_plan" and changed:
+        yield event("plan.none", f"There is no plan for {name}: {shown.reason}", reason=shown.reason)
+    elif shown.state == "backing_off" and shown.until is not None:
+        wait = in_words(max(0.0, shown.until - now))
+        yield event("engine.retry", f"{name} is started again in {wait}, {shown.reason}", at=shown.until, reason=shown.reason)
+    elif shown.state == "quarantined" and changed:
+        yield event("engine.quarantined", f"{name} is started no more: {shown.reason}", reason=shown.reason)
+    elif shown.state == "unreachable" and before.shown.state != "unreachable":
+        yield event("engine.frozen", f"An engine of {name} gets no requests: {shown.reason}", reason=shown.reason)
+    elif shown.state == "ready" and before.shown.state == "unreachable":
+        yield event("engine.answers", f"An engine of {name} answers again.")
+
+
+def _of_start(
+    model: ModelNow, replica: ReplicaNow, earlier: Attempt | None, attempt: Attempt, was: Stage, now: float
+) -> Iterator[Event]:
+    """What was not told of a start yet."""
+    name, plan = model.wish.name, attempt.plan
+
+    def event(kind: EventKind, words: str, at: float = now, **data: Any) -> Event:
+        return Event(at=at, kind=kind, model=name, replica=replica.index, attempt=attempt.id, words=words, data=data)
+
+    if was == "":
+        kind, words, data = _of_choice(name, earlier, attempt)
+        yield event(kind, words, attempt.started_at, **data, trial=replica.trial)
+    if was in ("", "chosen") and (replica.watched == attempt.id or attempt.ready_at is not None):
+        yield event("engine.started", f"{plan.engine} of {name} runs.", engine=str(plan.engine), instance=attempt.instance_name)
+    if was in ("", "chosen", "started") and attempt.ready_at is not None:
+        shown = attempt.abilities.model_dump(mode="json") if attempt.abilities is not None else {}
+        words = f"{name} answers, also to a whole prefill batch and to many requests at once."
+        yield event("engine.proven", words, attempt.ready_at, abilities=shown)
+        took_s = round(attempt.ready_at - attempt.started_at, 3)
+        ready = {"took_s": took_s, "fingerprint": attempt.fingerprint, "grade": "verified"}
+        yield event("engine.ready", f"{name} is ready after {in_words(max(0.0, took_s))}.", attempt.ready_at, **ready)
+    if attempt.failure is not None:
+        failure = attempt.failure
+        words = f"{name} failed ({failure.kind}): {failure.message}"
+        told = failure.model_dump(mode="json", exclude_defaults=True)
+        yield event("engine.failed", words, attempt.ended_at or now, engine=str(plan.engine), failure=told)
+    elif not attempt.live:
+        why, reason = _why_stopped(model, replica)
+        words = f"An engine of {name} stops: {reason}."
+        yield event("engine.stopped", words, attempt.ended_at or now, why=why, reason=reason)
+
+
+def _of_choice(name: str, earlier: Attempt | None, attempt: Attempt) -> tuple[EventKind, str, dict[str, Any]]:
+    """The plan of a start, with what it chose and why."""
+    plan = attempt.plan
+    data: dict[str, Any] = {
+        "engine": str(plan.engine),
+        "gpus": list(plan.gpus),
+        "fingerprint": attempt.fingerprint,
+        "grade": plan.grade,
+        "why": _choices(plan),
+        "memory_bytes": plan.memory.budget_bytes,
+        "kv_tokens": plan.memory.kv_tokens,
+        "warnings": list(plan.warnings),
+    }
+    what = f"{plan.engine} on {len(plan.gpus)} GPU{'' if len(plan.gpus) == 1 else 's'}, context {plan.max_model_len.value}"
+    if earlier is not None and earlier.failure is not None:
+        differences = _differences(of_plans(earlier.plan, plan))
+        data |= {"after": earlier.failure.kind, "attempt_before": earlier.id, "differences": differences}
+        changes = _in_words(differences) or "the same plan again"
+        return "plan.fallback", f"{name} is tried again after {earlier.failure.kind}: {changes}.", data
+    if plan.cap is not None and earlier is not None and plan.memory.kv_tokens < earlier.plan.memory.kv_tokens:
+        data |= {"cap_bytes": plan.cap.bytes, "for": list(plan.cap.models)}
+        return (
+            "plan.shrunk",
+            f"{name} gives KV cache to {', '.join(plan.cap.models)}: {plan.memory.kv_tokens} tokens stay.",
+            data,
+        )
+    return "plan.chosen", f"{name} is planned: {what}.", data
+
+
+def _choices(plan: Plan) -> dict[str, Any]:
+    return {
+        name: {"value": one.value, "reason": one.reason, "source": one.source} for name, one in plan if isinstance(one, Choice)
+    }
+
+
+def _why_stopped(model: ModelNow, replica: ReplicaNow) -> tuple[str, str]:
+    if model.deleting:
+        return "removed", "its model is removed"
+    if replica.leaving is not None:
+        return replica.leaving
+    if replica.trial:
+        return "trial", "the plan that was tried is not kept, or took its place"
+    return "replaced", "another one takes its place"
+
+
+def _of_phase(name: str, before: ReplicaNow, after: ReplicaNow) -> Iterator[tuple[EventKind, str, dict[str, Any]]]:
+    """Of a start that goes on. Figures that move every second are left out."""
+    live = after.live
+    old, new = _head(before.phase), _head(after.phase)
+    if old == new or live is None or live.state == "ready":
+        return
+    if old.startswith(_WEIGHTS) and not new.startswith(_WEIGHTS):
+        yield "weights.downloaded", f"The weights of {name} are here.", {"source": live.plan.model.source}
+    if new.startswith(_WEIGHTS):
+        if not old.startswith(_WEIGHTS):
+            yield (
+                "weights.downloading",
+                f"{after.phase}, for {name}.",
+                {"source": live.plan.model.source, "detail": after.phase},
+            )
+    elif new.startswith(_IMAGE):
+        if not old.startswith(_IMAGE):
+            yield "engine.pulling", f"{after.phase}, for {name}.", {"engine": str(live.plan.engine), "detail": after.phase}
+    elif new:
+        yield "engine.phase", f"{name}: {after.phase}", {"phase": new, "detail": after.phase}
+
+
+def _head(phase: str) -> str:
+    return phase.partition(": ")[0]
+
+
+def _of_endpoints(before: ModelNow | None, after: ModelNow, now: float) -> Iterator[Event]:
+    known = before.endpoints if before is not None else {}
+    for url, why in after.endpoints.items():
+        away = known.get(url)
+        name = after.wish.name
+        if not why and away != "":
+            yield Event(at=now, kind="endpoint.reached", model=name, words=f"{name}: {url} answers.", data={"url": url})
+        elif why and away == "":
+            yield Event(at=now, kind="endpoint.lost", model=name, words=f"{name}: {why}", data={"url": url, "reason": why})
+
+
+def _like(before: ModelNow | None, replica: ReplicaNow) -> ReplicaNow:
+    """The same replica as it was."""
+    known = before.replicas if before is not None else ()
+    found = (one for one in known if one.index == replica.index and one.trial == replica.trial)
+    return next(found, ReplicaNow(replica.index))
+
+
+def _differences(found: Iterable[Any]) -> list[dict[str, Any]]:
+    return [{"what": one.what, "old": one.old, "new": one.new} for one in found]
+
+
+def _in_words(differences: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{one['what']} {one['old'] or 'unset'} -> {one['new'] or 'unset'}" for one in differences)

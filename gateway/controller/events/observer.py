@@ -1,0 +1,240 @@
+"""Looks at the models after each pass of the loop, and at GPUs, keys and engines beside them, and tells what has changed (gateway/controller/decisions/reports.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from typing import Any
+
+from gateway.controller.decisions.reports import ModelNow, ReplicaNow, Told, of_model, stage, stage_of
+from gateway.controller.events.event_log import EventLog
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.model_state import status
+from gateway.domain.facts import Event, EventKind
+from gateway.machine.environment import installed
+from gateway.machine.gpu_watch import GpuWatch
+from gateway.proxy.access.keyring import StoredKey
+from gateway.settings import Settings
+from gateway.store.store import Store
+from gateway.supervision import Setback, Supervised
+from gateway.version import __version__
+
+# Between two looks at the engines that are installed.
+_ENGINES_S = 5.0
+# A look is followed by a pause of so many times its own time, of so many seconds at most: what a storm of passes costs is bounded.
+_PAUSE, _LONGEST_S = 300, 0.2
+# A hot card lowers and raises its clocks every few seconds.
+_COOL_S = 60.0
+# Of the starts of a replica that have ended: more end in no pass.
+_LAST = 4
+
+
+class Observer:
+    """models: all, by name, as the loop has them. keys: those that are kept now."""
+
+    def __init__(
+        self,
+        events: EventLog,
+        models: Mapping[str, ManagedModel],
+        gpus: GpuWatch,
+        keys: Callable[[], Iterable[StoredKey]],
+        settings: Settings,
+    ) -> None:
+        self._events = events
+        self._models = models
+        self._gpus = gpus
+        self._keys = keys
+        self._settings = settings
+        self._told = Told()
+        self._seen: dict[str, tuple[Any, ...]] = {}
+        self._now: dict[str, ModelNow] = {}
+        self._lost: Mapping[str, Any] = {}
+        self._errors: dict[tuple[str, int], int] = {}
+        self._throttled: dict[str, float] = {}
+        self._known_keys: dict[str, StoredKey] = {}
+        self._engines: frozenset[str] | None = None
+        self._setback = Setback("telling events")
+        self._next = 0.0
+        self._later: asyncio.TimerHandle | None = None
+        self._looking: Supervised | None = None
+
+    def begin(self, store: Store) -> list[Event]:
+        """What was told before, by the store; gives what went while no gateway ran, for `start`. Blocks. Raises StoreError."""
+        bounds, told, models = store.events.bounds(), store.events.of_attempts(), store.events.models()
+        oldest = store.events.after(bounds.oldest - 1, 1)
+        since = oldest[0].at if oldest else time.time()
+        known = {number for number, _ in told}
+        for number, kind in told:
+            if (reached := stage_of(kind)) != "":
+                self._told.note(number, reached)
+        for name, model in self._models.items():
+            for attempt in (one for replica in model.replicas for one in replica.attempts):
+                if attempt.id not in known and attempt.started_at < since:
+                    self._told.note(attempt.id, stage(attempt, watched=True))
+            if models.get(name) == "model.added" or model.created_at < since:
+                self._now[name] = _now(model)
+        now = time.time()
+        gone = [name for name, kind in models.items() if kind == "model.added" and name not in self._models]
+        self._known_keys = {one.grant.name: one for one in self._keys()}
+        return [_event(now, "model.removed", f"{name} is removed.", model=name) for name in gone]
+
+    def start(self, gone: list[Event]) -> None:
+        """On the event loop, as everything from now on."""
+        self._events.tell(gone)
+        about: dict[str, Any] = {"version": __version__, "workers": self._settings.workers, "models": len(self._models)}
+        self._tell(_event(time.time(), "gateway.started", f"fitserve {__version__} has started.", **about))
+        self._looking = Supervised(self._look_at_engines, "the look at installed engines")
+
+    def stop(self) -> None:
+        """The server begins to stop."""
+        self._look()
+        self._tell(_event(time.time(), "gateway.stopped", "The gateway stops; engines go on."))
+        self._events.end()
+
+    async def close(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+        if self._looking is not None:
+            await self._looking.close()
+
+    def look(self) -> None:
+        """After a pass, of which there may be very many in a second. Never raises."""
+        wait_s = self._next - time.monotonic()
+        if wait_s <= 0:
+            self._look()
+        elif self._later is None:
+            self._later = asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    def _look(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+        self._later, began = None, time.thread_time()
+        if not self._setback.rest_s:
+            self._look_at_all()
+        self._next = time.monotonic() + min(_LONGEST_S, _PAUSE * (time.thread_time() - began))
+
+    def _look_at_all(self) -> None:
+        try:
+            now = time.time()
+            for name, model in self._models.items():
+                seen = _seen(model)
+                if seen != self._seen.get(name):
+                    self._seen[name], before, self._now[name] = seen, self._now.get(name), _now(model)
+                    self._events.tell(of_model(before, self._now[name], self._told, now))
+            for name in [name for name in self._now if name not in self._models]:
+                self._seen.pop(name, None)
+                self._events.tell(of_model(self._now.pop(name), None, self._told, now))
+            self._look_at_gpus(now)
+            self._look_at_keys(now)
+        except Exception as error:
+            self._setback.broke(error)
+        else:
+            self._setback.over()
+
+    def _tell(self, event: Event) -> None:
+        self._events.tell((event,))
+
+    def _look_at_gpus(self, now: float) -> None:
+        lost = self._gpus.lost
+        if lost is not self._lost:
+            for uuid in lost.keys() - self._lost.keys():
+                loss = lost[uuid]
+                self._tell(
+                    _event(now, "gpu.lost", f"{uuid} is not used: {loss.message}", gpu=uuid, reason=loss.message, xid=loss.xid)
+                )
+            for uuid in self._lost.keys() - lost.keys():
+                self._tell(_event(now, "gpu.back", f"{uuid} works again.", gpu=uuid))
+            self._lost = lost
+        for uuid, reading in self._gpus.readings.items():
+            if reading.throttled:
+                if uuid not in self._throttled:
+                    why = list(reading.throttled)
+                    words = f"{uuid} lowers its clocks: {', '.join(why)}."
+                    self._tell(_event(now, "gpu.throttled", words, gpu=uuid, why=why, temperature_c=reading.temperature_c))
+                self._throttled[uuid] = now
+        for uuid in [uuid for uuid, at in self._throttled.items() if not 0 <= now - at <= _COOL_S]:
+            del self._throttled[uuid]
+            self._tell(_event(now, "gpu.unthrottled", f"{uuid} has its clocks again.", gpu=uuid))
+        if len(self._gpus.counts) != len(self._errors) or self._gpus.counts != self._errors:
+            for (uuid, xid), count in dict(self._gpus.counts).items():
+                if count != self._errors.get((uuid, xid)):
+                    self._errors[uuid, xid] = count
+                    means = self._gpus.meaning(xid)
+                    self._tell(
+                        _event(now, "gpu.error", f"{uuid} reported Xid {xid} ({means}).", gpu=uuid, xid=xid, count=count)
+                    )
+
+    def _look_at_keys(self, now: float) -> None:
+        keys = {one.grant.name: one for one in self._keys()}
+        if keys == self._known_keys:
+            return
+        for name, key in keys.items():
+            if self._known_keys.get(name) is None:
+                scopes = list(key.grant.scopes)
+                self._tell(_event(now, "key.added", f"The key {name} may call: {', '.join(scopes)}.", key=name, scopes=scopes))
+        for name in self._known_keys.keys() - keys.keys():
+            self._tell(_event(now, "key.removed", f"The key {name} is revoked.", key=name))
+        self._known_keys = keys
+
+    async def _look_at_engines(self) -> float:
+        engines = await asyncio.to_thread(installed, self._settings.data)
+        before, self._engines = self._engines, engines
+        if before is not None:
+            now = time.time()
+            for name in sorted(engines - before):
+                self._tell(_event(now, "engine.installed", f"{name} is installed.", engine=name))
+            for name in sorted(before - engines):
+                self._tell(_event(now, "engine.uninstalled", f"{name} is not installed any more.", engine=name))
+        return _ENGINES_S
+
+
+def _event(now: float, kind: EventKind, words: str, model: str | None = None, **data: Any) -> Event:
+    return Event(at=now, kind=kind, words=words, model=model, data=data)
+
+
+def _seen(model: ManagedModel) -> tuple[Any, ...]:
+    """All that an event could come of, at little cost: values that are replaced, not changed."""
+    seen: tuple[Any, ...] = _OF_MODEL(model)
+    for one in model.all_replicas:
+        seen += (*_OF_REPLICA(one), len(one.history), one.watcher and one.watcher.observation)
+    for endpoint in model.endpoints:
+        seen += (endpoint.replica,)
+    return seen
+
+
+_OF_MODEL = attrgetter(*("wish", "deleting", "stopped", "forgiven_at", "generation", "change", "trial", "setback.problem"))
+_OF_REPLICA = attrgetter("attempt", "shown", "progress", "takes", "leaving")
+
+
+def _now(model: ManagedModel) -> ModelNow:
+    state, detail = status(model)
+    replicas = [_replica(one) for one in model.replicas]
+    if model.trial is not None:
+        replicas.append(_replica(model.trial, trial=True))
+    return ModelNow(
+        wish=model.wish,
+        state=state,
+        detail=detail,
+        deleting=model.deleting,
+        stopped=model.stopped,
+        forgiven_at=model.forgiven_at,
+        generation=model.generation,
+        change=model.change,
+        replicas=tuple(replicas),
+        endpoints={one.url: "" if one.replica is not None else one.detail for one in model.endpoints},
+    )
+
+
+def _replica(replica: ReplicaState, *, trial: bool = False) -> ReplicaNow:
+    return ReplicaNow(
+        replica.index,
+        (*replica.history[-_LAST:], *([replica.attempt] if replica.attempt is not None else ())),
+        replica.shown,
+        replica.phase,
+        replica.watcher.attempt.id if replica.watcher is not None else None,
+        replica.takes,
+        (replica.leaving.why, replica.leaving.words) if replica.leaving is not None else None,
+        trial,
+    )

@@ -1,0 +1,139 @@
+"""Tells events to the URLs of FITSERVE_WEBHOOK, as https://www.standardwebhooks.com has it: one POST for each event, in order, signed where there is a
+secret, tried again until the receiver takes it or it is a day old.
+
+Which event was told last is in the store, for each URL: what happened while the receiver or the gateway was away is told later, as far as events are
+kept. An event may come twice, with the same `webhook-id`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import random
+import time
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gateway.controller.events.event_log import EventLog
+from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
+from gateway.domain.facts import Event
+from gateway.errors import StoreError
+from gateway.logging import Logger
+from gateway.settings import Settings
+from gateway.store.store import Store
+from gateway.supervision import Supervised
+
+log = Logger("fitserve.webhook")
+
+_WITHIN_S = 15.0
+# The waits of the specification begin with 5 s too.
+_FIRST_REST_S, _LONGEST_REST_S = 5.0, 300.0
+_GIVE_UP_S = 86400.0
+_LISTEN_S = 3600.0
+_GONE = 410
+
+
+class Webhook:
+    """One URL. patterns: kinds of events that it is told."""
+
+    def __init__(self, url: str, key: bytes | None, patterns: tuple[str, ...], events: EventLog, store: Store) -> None:
+        self._url = url
+        self._key = key
+        self._patterns = patterns
+        self._events = events
+        self._table = store.events
+        self._sender = store.instance
+        # Neither the path nor the query of a URL is told: they may be secrets.
+        parts = urlsplit(url)
+        self._receiver = f"{parts.scheme}://{parts.hostname}"
+        self._reader = hashlib.sha256(url.encode()).hexdigest()[:16]
+        self._number: int | None = None
+        self._failures = 0
+        self._client = EngineClient(1)
+        self._telling = Supervised(self._tell, "telling events to a webhook", receiver=self._receiver)
+
+    async def close(self) -> None:
+        await self._telling.close()
+
+    async def _tell(self) -> float | None:
+        """Some events; the seconds until the next ones are looked for."""
+        if self._number is None:
+            known = await asyncio.to_thread(self._table.cursor, self._reader)
+            # A new receiver hears of this gateway's start, and of what comes.
+            self._number = known if known is not None else self._events.at_start
+            if known is None:
+                # Else what it does not take before this gateway ends would be from before the next one's start.
+                await self._note(self._number)
+        found = await self._events.after(self._number)
+        if found.gap:
+            log.warning("events were gone before a webhook took them", receiver=self._receiver)
+        for event, text in found.events:
+            if self._wants(event):
+                if not await self._sent(event, text):
+                    return None
+                await self._note(event.id)
+            self._number = event.id
+        moved, self._number = found.number != self._number, found.number
+        if found.events or found.gap or moved:
+            await self._note(found.number)
+        elif not self._events.over(found.number):
+            await self._events.more(_LISTEN_S)
+        else:
+            return None
+        return 0
+
+    def _wants(self, event: Event) -> bool:
+        return any(fnmatchcase(event.kind, pattern) for pattern in self._patterns)
+
+    async def _note(self, number: int) -> None:
+        # Else it is told again after a restart; the log has said that the disk takes nothing.
+        with contextlib.suppress(StoreError):
+            await asyncio.to_thread(self._table.note_cursor, self._reader, number)
+
+    async def _sent(self, event: Event, text: bytes) -> bool:
+        """Once it was taken, or is too old; False: the receiver wants no more."""
+        at = datetime.fromtimestamp(event.at, UTC).isoformat()
+        body = msgspec.json.encode({"type": event.kind, "timestamp": at, "data": msgspec.Raw(text)})
+        name = f"evt_{self._sender}_{event.id}"
+        while True:
+            try:
+                answer = await self._client.send(self._url, body, headers(name, int(time.time()), body, self._key), _WITHIN_S)
+                problem = "" if 200 <= answer.status < 300 else f"answers with status {answer.status}"
+            except NoAnswerError as error:
+                answer, problem = None, str(error)
+            if not problem:
+                if self._failures:
+                    log.info("a webhook takes events again", receiver=self._receiver)
+                self._failures = 0
+                return True
+            if answer is not None and answer.status == _GONE:
+                log.warning("a webhook wants no more events", receiver=self._receiver)
+                return False
+            self._failures += 1
+            if self._failures == 1:
+                log.warning("a webhook takes no event; it is tried again", receiver=self._receiver, problem=problem)
+            if time.time() - event.at > _GIVE_UP_S:
+                log.warning("an event was given up for a webhook", receiver=self._receiver, event_id=event.id, kind=event.kind)
+                return True
+            rest_s = min(_LONGEST_REST_S, _FIRST_REST_S * 2 ** min(self._failures - 1, 16))
+            await asyncio.sleep(rest_s * random.uniform(0.75, 1.25))  # noqa: S311
+
+
+def headers(name: str, at: int, body: bytes, key: bytes | None) -> bytes:
+    """The head's lines about one message. Source: standard-webhooks/spec/standard-webhooks.md, "Signature scheme" and "Webhook metadata"."""
+    lines = f"webhook-id: {name}\r\nwebhook-timestamp: {at}\r\n"
+    if key is not None:
+        signed = base64.b64encode(hmac.digest(key, f"{name}.{at}.".encode() + body, "sha256")).decode()
+        lines += f"webhook-signature: v1,{signed}\r\n"
+    return lines.encode()
+
+
+def webhooks(settings: Settings, events: EventLog, store: Store) -> list[Webhook]:
+    """Those that the settings name."""
+    return [Webhook(url, settings.webhook_key, settings.webhook_kinds, events, store) for url in settings.webhook_urls]

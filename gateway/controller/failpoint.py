@@ -1,0 +1,29 @@
+"""Failpoints: places where a test lets the gateway kill itself, to show that the next start recovers.
+
+There is a failpoint before and after every effect of the loop; the lists are made from its actions, and from the steps of a changed wish.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import get_args
+
+from gateway.controller.decisions.changes import Step
+from gateway.controller.decisions.reconcile import Action, Rest
+
+FAILPOINTS = tuple(
+    f"{action.__name__}.{moment}" for action in get_args(Action) if action is not Rest for moment in ("before", "after")
+)
+CHANGE_FAILPOINTS = tuple(f"{step.__name__}.{moment}" for step in get_args(Step) for moment in ("before", "after"))
+
+
+class Failpoint:
+    """`name` is one of FAILPOINTS or CHANGE_FAILPOINTS, or empty: then nothing ever happens."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def reach(self, effect: str, moment: str) -> None:
+        if self._name == f"{effect}.{moment}":
+            os.kill(os.getpid(), signal.SIGKILL)

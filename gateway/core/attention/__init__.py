@@ -1,1 +1,0 @@
-"""Which backend the attention layers get."""

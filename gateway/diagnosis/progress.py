@@ -1,0 +1,43 @@
+"""How far a start has come, and how its engine is set, as far as its log says so. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from gateway.diagnosis.signature import Signature
+from gateway.domain import Scalar
+
+# Kernels that are remembered: more than any engine needs, and bounded.
+_MOST_KERNELS = 64
+
+
+class Progress:
+    """phase: load, profile, kv, compile, graphs, serving. settings: how the engine was set."""
+
+    def __init__(self) -> None:
+        self.phase = "starting"
+        self.settings: dict[str, Scalar] = {}
+        self.reported: dict[str, str] = {}
+        self.stands = self.warm = False
+        """The KV cache is made: the engine has measured its memory. Graphs and workspaces are made too."""
+        self.cache_bytes: int | None = None
+        """What the rank with the least was left for its KV cache, as the engine measured it."""
+        self.kernels: deque[str] = deque(maxlen=_MOST_KERNELS)
+        """Those that the engine chose, the last one last."""
+        self._sized = False
+
+    def learn(self, row: Signature, groups: dict[str, Scalar]) -> bool:
+        """What a line says that a row knows. Returns whether the start goes on to another phase."""
+        if row.setting:
+            self.settings = groups | self.settings
+            return False
+        if kernel := groups.get("kernel"):
+            self.kernels.append(str(kernel))
+        if isinstance(size := groups.pop("cache_bytes", None), int):
+            self.cache_bytes = size if self.cache_bytes is None else min(self.cache_bytes, size)
+        self.reported |= {name: str(value) for name, value in groups.items() if name != "kernel"}
+        self._sized = self._sized or row.phase == "kv"
+        self.stands = self.stands or (row.stands and self._sized) or row.phase == "serving"
+        self.warm = self.warm or row.warm or row.phase == "serving"
+        self.phase = row.phase or self.phase
+        return row.phase is not None

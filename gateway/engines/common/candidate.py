@@ -1,0 +1,234 @@
+"""A variant that passed the gates, before it is sized, and the contract of an engine kind's rules, which size it. Pure.
+
+Candidate -> Footprint (its bytes and its batch) -> Budget -> Memory
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+from gateway.domain import AskedCache, AttentionGroup, Choice, Engine, Gpu, LayerAttention, Memory, ModelSpec, Quant, Scalar
+from gateway.engines.common.evidence import Evidence
+from gateway.engines.common.kernels.expert_kernels import MoeRules
+from gateway.engines.common.kernels.linear import LinearRules
+from gateway.engines.common.layers.built_model import BuiltModel
+from gateway.engines.common.layers.stages import dealt, fullest, layers_of, repeated
+from gateway.engines.common.memory.asked_cache import CountedCache
+from gateway.engines.common.memory.kv_cache import KvCache
+from gateway.engines.common.planning_input import GroupMemory, PlanningInput
+from gateway.engines.common.speculative.speculation import Speculation
+from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
+from gateway.engines.common.variant import Variant
+from gateway.models.drafter import Drafter
+from gateway.models.rank import Rank
+from gateway.models.workload import Workload
+from gateway.variables import words
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """`args` are the user's flags by canonical names; `evidence` has the kernels and backends of its layers. part: which stage of `whole` this
+    is, where stages are on unlike GPUs and are sized and timed one by one."""
+
+    given: PlanningInput
+    engine: Engine
+    rules: EngineRules
+    built: BuiltModel
+    variant: Variant
+    group: tuple[Gpu, ...]
+    dtype: Choice[str]
+    args: Mapping[str, Scalar]
+    speculation: Speculation
+    evidence: Evidence
+    part: int = 0
+    whole: Candidate | None = None
+
+    @property
+    def source(self) -> str:
+        return f"profile {self.engine.ref}"
+
+    @cached_property
+    def rank(self) -> Rank:
+        return self.variant.rank(self.dtype.value, self.group[0].capability if self.group else None)
+
+    @cached_property
+    def devices(self) -> GroupMemory:
+        """What its GPUs have."""
+        return self.given.memory_of(self.group)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What an engine may take of each GPU."""
+        return min(free for free, _ in self.devices.room)
+
+    @cached_property
+    def through_host(self) -> bool:
+        """As was read, no two of its GPUs reach each other but through the host's memory."""
+        if self.whole is not None:
+            return self.whole.through_host
+        pairs = self.given.between(self.group)
+        return bool(pairs) and all(link is not None and link.p2p is False and not link.nvlinks for _, _, link in pairs)
+
+    @cached_property
+    def stage(self) -> BuiltModel:
+        """What one rank's stage has of the model; all of it without pipeline parallelism."""
+        if self.variant.pp == 1:
+            return self.built
+        layers = self.variant.layers or layers_of(self.built, self.engine, self.variant.pp)
+        whole = repeated(self.engine, self.given.spec.architecture)
+        return fullest(self.built, layers, whole) if self.whole is None else dealt(self.built, layers, self.part, whole)
+
+    @cached_property
+    def parts(self) -> tuple[Candidate, ...]:
+        """Its stages one by one, each on its GPU, where these are unlike; none elsewhere."""
+        if self.whole is not None or self.variant.tp > 1 or len({(gpu.name, gpu.total_bytes) for gpu in self.group}) < 2:
+            return ()
+        return tuple(replace(self, group=(gpu,), part=part, whole=self) for part, gpu in enumerate(self.group))
+
+    @cached_property
+    def cache(self) -> KvCache:
+        """What one rank keeps of sequences: as the engine itself counted, or by the rules. Raises Refused."""
+        answer = self.evidence.answer
+        if answer is None or self.whole is not None:
+            return self.rules.cache(self)
+        return CountedCache(answer.kv or AskedCache(block_bytes=1, needed=()))
+
+    @cached_property
+    def scope(self) -> dict[str, str]:
+        """What a fact about its sizes is about, but for the budget."""
+        if self.whole is not None:
+            return self.whole.scope
+        spec, variant, group = self.given.spec, self.variant, self.group
+        scope = {
+            "engine": self.engine.ref,
+            "model": f"{spec.source}@{spec.revision}" if spec.revision else spec.source,
+            "device": f"{group[0].name} sm_{group[0].capability}" if group else f"cpu {self.given.hardware.arch}",
+            "tensor_parallel": str(variant.tp),
+            "pipeline_parallel": str(variant.pp),
+            "dtype": self.dtype.value,
+            "kv_cache_dtype": variant.kv_dtype,
+            "quantization": variant.quantization or "as stored",
+        }
+        scope |= {"capability": group[0].capability} if group and group[0].capability else {}
+        # What is known of one deal of the layers says nothing of another.
+        scope |= {"layers": ",".join(map(str, variant.layers)) or "as dealt by the engine"} if variant.pp > 1 else {}
+        return scope | ({"env": words(env)} if (env := self.given.wish.env) else {})
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: what follows from one is remembered
+class Footprint:
+    """A candidate with what one rank of it holds, keeps and computes: all that its memory follows from."""
+
+    candidate: Candidate
+    weights_bytes: int
+    cache: KvCache
+    load: Workload
+
+
+class Budget(NamedTuple):
+    """Bytes per device, the flags that say so, and the same in `words` (also a fact's scope)."""
+
+    bytes: int
+    flags: dict[str, Scalar]
+    words: str
+    warning: str = ""
+
+
+# A number that an engine takes by itself, the reason, and where that stands.
+Default = tuple[int, str, str]
+
+
+class EngineRules(Protocol):
+    """What differs between kinds of engines. One object for each engine version, made of the version's rule files.
+
+    The planner knows a kind by this contract alone; registry.py lists the kinds. Methods raise Refused for what the rules do not
+    know.
+    """
+
+    def __hash__(self) -> int:
+        """By identity: answers are remembered for each."""
+
+    @property
+    def known(self) -> bool:
+        """Whether there are rules of this version at all. Without them no kernel is predicted, and quantized weights are refused."""
+
+    @property
+    def linear(self) -> LinearRules | None:
+        """Which kernels compute linear layers; None: not known."""
+
+    @property
+    def moe(self) -> MoeRules | None:
+        """Which kernels compute experts; None: not known."""
+
+    @property
+    def speculative(self) -> SpeculativeRules | None:
+        """What can draft tokens; None: not known."""
+
+    @property
+    def kv_dtypes(self) -> Collection[str] | None:
+        """KV cache dtypes that the rules of attention describe; None: there are no such rules."""
+
+    @property
+    def attention_repairs(self) -> tuple[str, ...]:
+        """Values of --attention-backend to try where the engine's own choice fails."""
+
+    def declared_kv_dtype(self, quant: Quant | None, engine: Engine) -> str:
+        """The KV cache dtype that the engine takes over from the checkpoint; "auto": none."""
+
+    def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
+        """Whether the engine's flag wins over what the checkpoint declares of its KV cache."""
+
+    def takes_media(self, spec: ModelSpec) -> bool:
+        """Whether the engine takes the model for one that reads images, although nothing in its config says so."""
+
+    def layer_attention(
+        self, groups: tuple[AttentionGroup, ...], rank: Rank, spec: ModelSpec, args: Mapping[str, Scalar], gpu_bytes: int
+    ) -> tuple[LayerAttention, ...]:
+        """Which backend computes the attention of the model; empty: not known. `args`: flags by canonical names."""
+
+    def drafter_attention(
+        self,
+        groups: tuple[AttentionGroup, ...],
+        rank: Rank,
+        spec: ModelSpec,
+        drafter: Drafter | None,
+        args: Mapping[str, Scalar],
+    ) -> tuple[LayerAttention, ...]:
+        """The same of layers that draft: the drafter's, or (None) the model's own."""
+
+    def cache(self, candidate: Candidate) -> KvCache:
+        """What one rank of the candidate keeps of sequences."""
+
+    def default_seqs(self, candidate: Candidate) -> Default:
+        """Sequences that the engine computes at once."""
+
+    def default_tokens(self, candidate: Candidate) -> Default:
+        """Tokens of one batch."""
+
+    def runner(self, candidate: Candidate) -> int:
+        """Which of the engine's model runners serves the model."""
+
+    def budget(self, footprint: Footprint, context: int) -> Budget:
+        """What the engine may take of each device. `context`: tokens that a user would be content with, where nothing else bounds
+        the KV cache (on a CPU)."""
+
+    def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
+        """What it may take where its usual share is too little: all that is free. None: that is no more, or nobody read what is free."""
+
+    def told(self, footprint: Footprint, share: float) -> Budget:
+        """What an engine takes that is told this share of a GPU. Of GPUs only."""
+
+    def narrowed(
+        self, footprint: Footprint, budget: Budget, count: int, *, rounded: Callable[[float], int] = math.ceil
+    ) -> Budget:
+        """The budget with `count` bytes instead of all of its own, in the engine's steps: `rounded` up, down, or to the next one."""
+
+    def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
+        """How one rank divides its budget."""
+
+    def used_bytes(self, footprint: Footprint, memory: Memory) -> int:
+        """Bytes of this memory beside the KV cache, within the budget."""

@@ -1,0 +1,160 @@
+"""What apps count on beside plain answers: tool calls, thoughts apart from the answer, answers that fit a schema. What engines are asked to show it,
+and what an answer proves. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from gateway.domain import Abilities, Ability, Attempt, Failure, Plan
+from gateway.engines.common.chat.parsers import NONE
+
+# Most tokens of an answer: small models ramble, and a model that thinks needs room before its answer begins.
+_TOKENS, _THINKING_TOKENS = 256, 2048
+_WORDS = 80
+# Only words of these lists fit, so that a weak model that is held to the schema comes to an end.
+_CITIES, _UNITS = ["Paris", "Tokyo", "Lima"], ["celsius", "fahrenheit"]
+TOOL = "get_weather"
+ARGUMENTS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": _CITIES}, "unit": {"type": "string", "enum": _UNITS}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+ANSWER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": _CITIES}, "capital": {"type": "boolean"}},
+    "required": ["city", "capital"],
+    "additionalProperties": False,
+}
+_OFFERED = {"name": TOOL, "description": "The weather of a city now.", "parameters": ARGUMENTS}
+_TOOLS = [{"type": "function", "function": _OFFERED}]
+# Without it, engines hold a call to its form only, and not to its schema (vllm 0.33.0 tool_parsers/structural_tag_registry.py).
+_STRICT_TOOLS = [{"type": "function", "function": {**_OFFERED, "strict": True}}]
+_WEATHER = "What is the weather in Paris now, in celsius? Use the tool."
+_THINK = "Which is larger, 9.11 or 9.8? Answer in one short sentence."
+_SCHEMA = 'Is Paris a capital? Answer with a JSON object that has "city" and "capital".'
+# How templates call the switch of models that think only where they are told to.
+_THINKING = {"enable_thinking": True, "thinking": True}
+_ASKED = "the engine was asked, and has not answered"
+
+
+class Said(NamedTuple):
+    """What is read of an answer. calls: names and arguments. whole: the answer did not end at its last allowed token."""
+
+    content: str
+    thoughts: str
+    calls: tuple[tuple[str, str], ...]
+    whole: bool
+
+
+def questions(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Bodies of /v1/chat/completions without their model, by the ability that each of them shows."""
+    if plan.model.task != "generate" or plan.model.chat is False:
+        return {}
+    thinks = plan.reasoning_parser.value != NONE
+    most = min(_THINKING_TOKENS if thinks else _TOKENS, max(1, plan.max_model_len.value // 2))
+    found: dict[str, dict[str, Any]] = {}
+    if plan.tool_parser.value != NONE:
+        found["required_tools"] = {**_ask(_WEATHER, most), "tools": _STRICT_TOOLS, "tool_choice": "required"}
+        found["tools"] = {**_ask(_WEATHER, most), "tools": _TOOLS, "tool_choice": "auto"}
+    if thinks:
+        found["reasoning"] = {**_ask(_THINK, most), "chat_template_kwargs": _THINKING}
+    wanted = {"name": "answer", "schema": ANSWER, "strict": True}
+    found["json_schema"] = {**_ask(_SCHEMA, most), "response_format": {"type": "json_schema", "json_schema": wanted}}
+    return found
+
+
+def _ask(text: str, most: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": most, "temperature": 0}
+
+
+def unasked(plan: Plan, why: str = _ASKED) -> Abilities:
+    """Of an engine that did not answer yet: what it is not asked about is settled by its plan."""
+    if plan.model.task != "generate":
+        return Abilities.all(Ability(state="not proven", evidence="the model does not generate"))
+    if plan.model.chat is False:
+        return Abilities.all(Ability(state="not proven", evidence="the model has no chat template"))
+    asked = dict.fromkeys(questions(plan), Ability(evidence=why))
+    tools = Ability(state="not proven", evidence=plan.tool_parser.reason)
+    reasoning = Ability(state="not proven", evidence=plan.reasoning_parser.reason)
+    return Abilities.model_validate({"tools": tools, "required_tools": tools, "reasoning": reasoning, **asked})
+
+
+def judged(name: str, said: Said) -> Ability:
+    """What an answer proves of the ability of that name."""
+    if name in ("tools", "required_tools"):
+        problem = _call(said)
+        proof = f"it called {TOOL} with arguments that fit"
+    elif name == "reasoning":
+        problem = "" if said.thoughts.strip() else f"its answer comes without thoughts apart: {_begin(said.content)}"
+        problem = problem or ("" if said.content.strip() else "its thoughts came, and no answer")
+        proof = f"{len(said.thoughts)} characters of thoughts came apart from the answer"
+    else:
+        problem = "" if fits(said.content, ANSWER) else f"its answer does not fit the schema: {_begin(said.content)}"
+        proof = "its answer fits the schema"
+    if not problem:
+        return Ability(state="proven", evidence=proof)
+    if not said.whole:
+        return Ability(evidence=f"{problem}; the answer was cut off at the most tokens that are waited for")
+    return Ability(state="not proven", evidence=problem)
+
+
+def _call(said: Said) -> str:
+    """What is wrong with a tool call; "" where nothing is."""
+    if not said.calls:
+        return f"it called no tool, and said: {_begin(said.content)}"
+    name, arguments = said.calls[0]
+    if name != TOOL:
+        return f"it called {_begin(name)}, which was not offered"
+    return "" if fits(arguments, ARGUMENTS) else f"the arguments of its call do not fit: {_begin(arguments)}"
+
+
+def fits(text: str, schema: dict[str, Any]) -> bool:
+    """Whether the text is JSON that fits one of the two schemas here: an object whose properties are words of a list, or booleans."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    known = schema["properties"]
+    if not isinstance(value, dict) or value.keys() != known.keys():
+        return False
+    return all(given in known[key].get("enum", (True, False)) and _typed(given, known[key]) for key, given in value.items())
+
+
+def _typed(value: object, schema: dict[str, Any]) -> bool:
+    return isinstance(value, bool if schema["type"] == "boolean" else str)
+
+
+def _begin(text: str) -> str:
+    return repr(text[:_WORDS] + ("..." if len(text) > _WORDS else "")) if text.strip() else "nothing"
+
+
+def earlier(attempt: Attempt, history: Iterable[Attempt], since: float) -> Abilities | None:
+    """What is known of an attempt by those before it, made after `since`: the same plan shows the same again. An engine that ended when it was
+    asked is not asked again, whichever its plan was. None: nothing is known."""
+    for one in reversed([past for past in history if past.started_at > since and past.abilities is not None]):
+        if one.ready_at is not None and one.fingerprint == attempt.fingerprint:
+            return one.abilities
+        if ended_by_asking(one) and one.plan.engine == attempt.plan.engine:
+            why = f"attempt {one.id} ended when it was asked"
+            return Abilities.all(Ability(state="not proven", evidence=why))
+    return None
+
+
+def ended() -> Failure:
+    """Of an engine that answers nothing more once it was asked."""
+    return Failure(
+        kind="verification_failed",
+        phase="verifying",
+        message="The engine ended, or answers nothing more, when it was asked for a tool call, thoughts and an answer by a schema.",
+        advice="It is started again, and not asked; without these it may serve.",
+        proves="nothing",
+    )
+
+
+def ended_by_asking(attempt: Attempt) -> bool:
+    """Whether the engine ended before it answered what only apps need."""
+    asked = attempt.abilities is not None and any(one.evidence == _ASKED for _, one in attempt.abilities)
+    return asked and attempt.ready_at is None and attempt.state != "stopped"

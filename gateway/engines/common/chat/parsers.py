@@ -1,0 +1,106 @@
+"""Which of an engine's parsers reads what a model writes when it calls a tool or thinks: told by the model's chat template. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pydantic import Field
+
+from gateway.domain import Choice, Engine, ModelSpec, StrChoice, Value
+from gateway.engines.common.chat.repair import Repair
+
+NONE = "none"
+# The flags that name them, alike in all kinds of engines.
+TOOLS, REASONING = "tool-call-parser", "reasoning-parser"
+# Where the generation prompt begins in a chat template.
+_PROMPT = "add_generation_prompt"
+
+
+class Dialect(Value):
+    """One way in which models write: what a chat template holds that teaches it, and the parsers that read it."""
+
+    holds: tuple[str, ...] = Field((), description="all of these stand in the template")
+    lacks: tuple[str, ...] = Field((), description="none of these stands in it")
+    begins: str = Field("", description="stands in what the template writes before an answer")
+    tokens: tuple[str, ...] = Field(
+        (), description="the parsers work only where the tokenizer has these as tokens of their own"
+    )
+    types: tuple[str, ...] = Field((), description="the model_type begins with one of these; empty: any")
+    parsers: tuple[str, ...] = Field((), description="names of parsers, best first; the first that an engine has is taken")
+    why: str = Field("", description="why there is no parser")
+    source: str
+
+    def taught(self, spec: ModelSpec, template: str) -> bool:
+        """Whether the model's template teaches this dialect."""
+        return (
+            all(text in template for text in self.holds)
+            and not any(text in template for text in self.lacks)
+            and self.begins in template[template.rfind(_PROMPT) :]
+            and (not self.types or spec.model_type.startswith(self.types))
+        )
+
+
+class ParserTable(Value):
+    """The dialects that are known (profiles/parsers.yaml). The first that a template teaches is the model's. `repairs` are of another file."""
+
+    tools: tuple[Dialect, ...]
+    reasoning: tuple[Dialect, ...]
+    repairs: tuple[Repair, ...] = ()
+
+    def of(self, spec: ModelSpec) -> Writing:
+        """How the model writes: its template is searched here, once for all engines."""
+        template = spec.chat_template
+        if template is None:
+            return Writing(spec, None, None)
+        tools, reasoning = (
+            next((one for one in rows if one.taught(spec, template)), None) for rows in (self.tools, self.reasoning)
+        )
+        return Writing(spec, tools, reasoning)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How one model writes. None: its template teaches no dialect that is known."""
+
+    spec: ModelSpec
+    tools: Dialect | None
+    reasoning: Dialect | None
+    # All plans of an engine version have the same.
+    _told: dict[tuple[str, str | None, str], Choice[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def tool_parser(self, engine: Engine) -> Choice[str]:
+        """The parser of tool calls, or "none" with the reason."""
+        return self._parser(self.tools, engine, TOOLS, "tool calls")
+
+    def reasoning_parser(self, engine: Engine) -> Choice[str]:
+        """The parser that tells what a model thinks from what it answers, or "none" with the reason."""
+        return self._parser(self.reasoning, engine, REASONING, "thoughts")
+
+    def _parser(self, dialect: Dialect | None, engine: Engine, flag: str, what: str) -> Choice[str]:
+        key = engine.ref, engine.image, flag
+        if key not in self._told:
+            self._told[key] = self._chosen(dialect, engine, flag, what)
+        return self._told[key]
+
+    def _chosen(self, dialect: Dialect | None, engine: Engine, flag: str, what: str) -> Choice[str]:
+        spec, known = self.spec, engine.flags.get(flag)
+        if spec.task != "generate":
+            return StrChoice(value=NONE, reason="the model does not generate", source="config.json")
+        if spec.chat_template is None:
+            return StrChoice(value=NONE, reason="the model has no chat template", source="chat template")
+        if dialect is None:
+            reason = f"the chat template has no form of {what} that is known"
+            return StrChoice(value=NONE, reason=reason, source="chat template")
+        if missing := [token for token in dialect.tokens if token not in spec.added_tokens]:
+            reason = f"the parser needs {missing[0]} as a token of its own, which the small files of the tokenizer do not name"
+            return StrChoice(value=NONE, reason=reason, source=dialect.source)
+        if not dialect.parsers:
+            return StrChoice(value=NONE, reason=dialect.why, source=dialect.source)
+        names = known.choices or () if known else ()
+        value = next((name for name in dialect.parsers if name in names), None)
+        if value is None:
+            reason = f"{engine.ref} has no parser {' or '.join(dialect.parsers)}"
+            return StrChoice(value=NONE, reason=reason, source=f"profile {engine.ref}")
+        marks = [*dialect.holds, *([dialect.begins] if dialect.begins else [])]
+        reason = f"the chat template writes {what} as {' '.join(marks[:2]) or spec.model_type} has them"
+        return StrChoice(value=value, reason=reason, source=dialect.source)

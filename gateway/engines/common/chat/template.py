@@ -1,0 +1,57 @@
+"""Which chat template a model is served with: the user's, else the one that comes with it, repaired where it is known to be broken. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from gateway.domain import ChatTemplate, Choice, ModelSpec, StrChoice
+from gateway.engines.common.chat.repair import Repair, repaired
+
+# The flag that names its file, alike in all kinds of engines.
+FLAG = "chat-template"
+# The folder of such files, below one that engines see.
+FOLDER = "chat-templates"
+_FILE = re.compile(r"([0-9a-f]{64})\.jinja")
+
+
+class Chosen(NamedTuple):
+    """text: what the parsers are told by; None: there is no template. digest: of a text that the engine is given; None: it takes the model's own."""
+
+    choice: Choice[str]
+    text: str | None
+    digest: str | None = None
+
+
+def chosen(spec: ModelSpec, given: ChatTemplate | None, repairs: Iterable[Repair] = ()) -> Chosen:
+    if given is not None:
+        return Chosen(StrChoice(value=str(given), reason="set by the user", source="user"), given.text, given.digest)
+    if spec.chat_template is None:
+        return Chosen(StrChoice(value="none", reason="the model comes without one", source="files of the model"), None)
+    text, faults = repaired(spec.chat_template, repairs)
+    if faults:
+        made = ChatTemplate(text=text, name="repaired")
+        reason = f"the published one is known to be broken: {'; '.join(one.why for one in faults)}"
+        return Chosen(StrChoice(value=str(made), reason=reason, source=faults[0].source), text, made.digest)
+    why = "the one that comes with the model"
+    return Chosen(StrChoice(value="published", reason=why, source="files of the model"), spec.chat_template)
+
+
+def file_name(digest: str) -> str:
+    """What a plan calls the file; the launch puts its folder before it. Both kinds of engines know Jinja by the ending
+    (sglang 0.5.23 srt/managers/template_manager.py: _load_explicit_chat_template)."""
+    return f"{digest}.jinja"
+
+
+def digest_in(argv: Iterable[str]) -> str | None:
+    """The digest of the template that a plan's engine is given."""
+    values = (item.partition("=")[2] for item in argv if item.startswith(f"--{FLAG}="))
+    found = next((_FILE.fullmatch(value) for value in values), None)
+    return found[1] if found else None
+
+
+def is_file_of(folder: str, path: str) -> bool:
+    """Whether the path is that of such a file below the folder."""
+    head, _, name = path.rpartition("/")
+    return head == f"{folder}/{FOLDER}" and _FILE.fullmatch(name) is not None

@@ -1,0 +1,203 @@
+"""Which backend the experts of a layer get: one engine version's rules (moe.yaml, data) applied to one layer. Pure.
+
+    MoeRules + MoeShape (per rank) + compute capability -> KernelChoice
+
+As in linear.py the first backend of an ordered list that accepts the layer wins, and why each before it refused is kept. The
+quantization method that takes the layer decides the list. A backend may be chosen that then cannot compute the layer, because
+nothing asks its CUDA code beforehand: that is "crash".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Self, get_args
+
+from pydantic import Field, model_validator
+
+from gateway.domain import Refusal, Value
+from gateway.engines.common.kernels.preference import Move, preferred
+from gateway.engines.common.rules.capability import numbers
+from gateway.engines.common.rules.check import Check, first_refusal
+from gateway.engines.common.rules.rule_file import RuleFile
+from gateway.engines.common.rules.subject import Subject
+from gateway.models.scheme import Kind, MoeShape, round_up
+
+
+class MoeChoice(NamedTuple):
+    """`none`: the engine will refuse the model. `crash`: the model loads, and fails at the first request; `note` says why.
+
+    `unknown`: these rules do not describe the layer.
+    """
+
+    kernel: str | None
+    status: Literal["ok", "none", "unknown", "crash"]
+    method: str = ""  # the engine's quantization method that takes the layer
+    padded_to: tuple[int, int] | None = None  # (hidden, intermediate) per rank
+    refused: tuple[Refusal, ...] = ()
+    crashes: tuple[tuple[str, str], ...] = ()  # which of w13 and w2, and why
+    note: str = ""
+
+
+# --- the rules, as moe.yaml has them ---
+
+
+class Rounding(Value):
+    """Where `when` holds, sizes per rank grow to these multiples; `group`: the intermediate size also to whole groups."""
+
+    hidden: int = Field(1, ge=1)
+    intermediate: int = Field(1, ge=1)
+    group: bool = False
+    when: Check = Check()
+
+
+class ExpertBackend(Value):
+    source: str
+    requires: tuple[Check, ...] = ()  # what the engine's Python asks
+    then: tuple[Check, ...] = ()  # asked once the backend is chosen: if refused, the engine tries no other backend
+    runs: tuple[Check, ...] = ()  # asked by the CUDA code alone, of each of the two products
+    pads: tuple[Rounding, ...] = ()  # the first that applies
+    slow: str = ""  # why a faster backend would be better
+
+
+class ExpertMethod(Value):
+    """One quantization method of the engine: the layers it takes and its backends, in order of preference."""
+
+    name: str
+    match: Check
+    source: str
+    backends: tuple[str, ...] = ()
+    moves: tuple[Move, ...] = ()
+    forced: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # by --moe-backend; a name that is missing is refused
+    ignores: tuple[str, ...] = ()  # values of --moe-backend that leave the choice automatic; "*": all
+    requires: tuple[Check, ...] = ()  # whatever the backend
+    refuses: str = ""  # why the engine turns layers that match away
+
+
+class MoeRules(RuleFile):
+    """profiles/engines/KIND/VERSION/moe.yaml. Sources are files of that version, with lines."""
+
+    packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
+    families: tuple[str, ...] = ()  # model types that the rules of methods may name; empty: the engine asks for few by name
+    methods: tuple[ExpertMethod, ...]
+    backends: dict[str, ExpertBackend]  # by scheme and name: "fp8 TRITON"
+
+    @cached_property
+    def methods_of(self) -> Mapping[Kind, tuple[ExpertMethod, ...]]:
+        """The methods that may match experts of each kind of scheme."""
+        return {
+            kind: tuple([method for method in self.methods if method.match.asks_for("schemes", kind)])
+            for kind in get_args(Kind)
+        }
+
+    @model_validator(mode="after")
+    def _describes_what_it_lists(self) -> Self:
+        for method in self.methods:
+            listed = {*method.backends, *(name for names in method.forced.values() for name in names)}
+            if unknown := sorted(listed - set(self.backends)):
+                raise ValueError(f"{method.name} lists {', '.join(unknown)}, which `backends` does not describe")
+            for move in method.moves:
+                if not move.within(method.backends):
+                    raise ValueError(f"{method.name} moves {move.name} but does not list it and where it goes")
+        return self
+
+
+# --- the evaluator ---
+
+
+def choose_moe(
+    rules: MoeRules,
+    shape: MoeShape,
+    capability: str,
+    packages: frozenset[str] | None = None,
+    forced: str | None = None,
+    variables: frozenset[str] = frozenset(),
+) -> MoeChoice:
+    """The backend of these experts on a GPU of this capability ("8.6").
+
+    packages: importable where the engine runs; None: what its official image has. forced: --moe-backend. variables: environment
+    variables that are on.
+    """
+    if not shape.routing:
+        return _whatever_the_routing(rules, shape, capability, packages, forced, variables)
+    installed = frozenset(rules.packages) if packages is None else packages
+    subject = Subject(capability, installed, layer=shape.w13, experts=shape, variables=variables)
+    if numbers(capability) is None:
+        return _unknown(f"{capability!r} is not a compute capability")
+    methods = rules.methods_of.get(shape.scheme.kind, ())
+    method = next((m for m in methods if m.match.refusal(subject) is None), None)
+    if method is None:
+        made = f" of {shape.origin}" if shape.origin else ""
+        return _unknown(f"these rules have no path for {shape.scheme.kind} experts{made} like these")
+    if method.refuses:
+        return _none(method, Refusal(kernel="", reason=method.refuses))
+    names = preferred(method.backends, method.moves, subject)
+    if forced and forced != "auto" and forced not in method.ignores and "*" not in method.ignores:
+        if not method.forced:
+            return _unknown(f"what --moe-backend {forced} does with these experts is not known here")
+        if forced not in method.forced:
+            reason = f"is not a choice for {shape.scheme.kind} experts"
+            return _none(method, Refusal(kernel=f"--moe-backend {forced}", reason=reason))
+        names = list(method.forced[forced])
+    refused: list[Refusal] = []
+    for name in names:
+        backend = rules.backends[name]
+        shown = name.rpartition(" ")[2]
+        why = first_refusal(backend.requires, subject)
+        if why is None:
+            whole = first_refusal((*method.requires, *backend.then), subject)
+            if whole:
+                return _none(method, *refused, Refusal(kernel=shown, reason=whole))
+            return _taken(method, backend, shown, shape, subject, tuple(refused))
+        refused.append(Refusal(kernel=shown, reason=why))
+    return _none(method, *refused)
+
+
+_ROUTINGS = ("renormalize", "default", "sigmoid", "minimax", "deepseek")
+
+
+def _whatever_the_routing(rules: MoeRules, shape: MoeShape, *asked: Any) -> MoeChoice:
+    """For a router that is not known: the backend that every kind of router gets, if all get the same."""
+    choices = [choose_moe(rules, shape._replace(routing=routing), *asked) for routing in _ROUTINGS]
+    if len({(choice.kernel, choice.status, choice.padded_to) for choice in choices}) > 1:
+        return _unknown("the backend depends on how experts are chosen for a token, which is not known here of this family")
+    return choices[0]
+
+
+def _taken(
+    method: ExpertMethod, backend: ExpertBackend, name: str, shape: MoeShape, subject: Subject, refused: tuple[Refusal, ...]
+) -> MoeChoice:
+    padded = _padded(backend.pads, shape, subject)
+    grown = shape._replace(hidden=padded[0], intermediate=padded[1]) if padded else shape
+    crashes = []
+    for label, product in (("w13", grown.w13), ("w2", grown.w2)) if backend.runs else ():
+        there = subject._replace(layer=product, experts=grown)
+        why = [reason for reason in (check.refusal(there) for check in backend.runs) if reason]
+        crashes += [(label, f"{label}: K={product.k}, N={product.n}: {'; '.join(why)}")] if why else []
+    return MoeChoice(
+        kernel=name,
+        method=method.name,
+        padded_to=padded,
+        refused=refused,
+        status="crash" if crashes else "ok",
+        crashes=tuple(crashes),
+        note="; ".join(reason for _, reason in crashes) or backend.slow,
+    )
+
+
+def _padded(pads: tuple[Rounding, ...], shape: MoeShape, subject: Subject) -> tuple[int, int] | None:
+    rounding = next((one for one in pads if one.when.refusal(subject) is None), None)
+    if rounding is None:
+        return None
+    group = max(shape.scheme.group, 1) if rounding.group else 1
+    grown = (round_up(shape.hidden, rounding.hidden), round_up(shape.intermediate, math.lcm(rounding.intermediate, group)))
+    return None if grown == (shape.hidden, shape.intermediate) else grown
+
+
+def _none(method: ExpertMethod, *refused: Refusal) -> MoeChoice:
+    return MoeChoice(kernel=None, method=method.name, refused=refused, status="none")
+
+
+def _unknown(reason: str) -> MoeChoice:
+    return MoeChoice(kernel=None, refused=(Refusal(kernel="", reason=reason),), status="unknown")

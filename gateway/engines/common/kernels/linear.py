@@ -1,0 +1,175 @@
+"""Which kernel a dense linear layer gets: one engine version's rules (linear.yaml, data) applied to one layer. Pure.
+
+    LinearRules + LinearShape (per rank) + compute capability -> KernelChoice
+
+The engine walks an ordered list of kernels and takes the first that accepts the layer. So does `choose`, and it keeps why
+each kernel before that one refused. A layer that the rules do not describe is "unknown", never a guess.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Literal, NamedTuple, Self, get_args
+
+from pydantic import Field, model_validator
+
+from gateway.domain import Refusal, Value
+from gateway.engines.common.kernels.preference import Move, preferred
+from gateway.engines.common.rules.capability import numbers
+from gateway.engines.common.rules.check import Check, first_refusal
+from gateway.engines.common.rules.rule_file import RuleFile
+from gateway.engines.common.rules.subject import Subject
+from gateway.models.scheme import Kind, LinearShape, round_up
+
+DISABLED = "disabled by VLLM_DISABLED_KERNELS"
+
+
+class KernelChoice(NamedTuple):
+    """`none`: the engine will refuse the model. `crash`: the model loads, and fails when it first computes; `note` says why.
+
+    `unknown`: these rules do not describe the layer.
+    """
+
+    kernel: str | None
+    status: Literal["ok", "none", "unknown", "crash"]
+    padded_to: tuple[int, int] | None = None  # (k, n)
+    refused: tuple[Refusal, ...] = ()
+    note: str = ""  # why the kernel is slow, or would crash
+
+
+# --- the rules, as linear.yaml has them ---
+
+
+class Pads(Value):
+    """Grow to the cheapest of these (k, n) tiles, k also to whole groups."""
+
+    tiles: tuple[tuple[int, int], ...]
+
+
+class LinearKernel(Value):
+    source: str
+    requires: tuple[Check, ...] = ()
+    runs: tuple[Check, ...] = ()  # asked when the layer is first computed, once the kernel is chosen
+    pads: Pads | None = None
+    disablable: bool = True  # VLLM_DISABLED_KERNELS can name this kernel
+    slow: str = ""  # why a faster kernel would be better
+
+
+class CodePath(Value):
+    """One code path of the engine: the layers it takes and its kernels, in order of preference."""
+
+    match: Check
+    source: str
+    kernels: tuple[str, ...] = ()
+    activation: str = "16-bit"
+    moves: tuple[Move, ...] = ()
+    automatic: bool = False  # only while no backend is forced
+    disablable: bool = True  # this path heeds VLLM_DISABLED_KERNELS
+    refuses: str = ""  # why the engine turns layers that match away before any kernel is asked
+
+
+class LinearRules(RuleFile):
+    """profiles/engines/KIND/VERSION/linear.yaml. Sources are files of that version, with lines."""
+
+    packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
+    # --linear-backend; empty: the version has no such option
+    backends: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    backend_without_kernel: Literal["refuse", "ignore"] = "refuse"
+    backend_source: str = ""
+    paths: tuple[CodePath, ...]
+    kernels: dict[str, LinearKernel]
+
+    @cached_property
+    def paths_of(self) -> Mapping[Kind, tuple[CodePath, ...]]:
+        """The paths that may match layers of each kind of scheme."""
+        return {kind: tuple([path for path in self.paths if path.match.asks_for("schemes", kind)]) for kind in get_args(Kind)}
+
+    @model_validator(mode="after")
+    def _describes_what_it_lists(self) -> Self:
+        for path in self.paths:
+            if unknown := [name for name in path.kernels if name not in self.kernels]:
+                raise ValueError(f"a path lists {', '.join(unknown)}, which `kernels` does not describe")
+            for move in path.moves:
+                if not move.within(path.kernels):
+                    raise ValueError(f"a path moves {move.name} before {move.before} but does not list both")
+        return self
+
+
+# --- the evaluator ---
+
+
+def choose(
+    rules: LinearRules,
+    shape: LinearShape,
+    capability: str,
+    packages: frozenset[str] | None = None,
+    disabled: frozenset[str] = frozenset(),
+    forced: str | None = None,
+    seen: Callable[[str], str | None] = lambda _: None,
+) -> KernelChoice:
+    """The kernel of this layer on a GPU of this capability ("8.6").
+
+    packages: importable where the engine runs; None: what its official image has. disabled: VLLM_DISABLED_KERNELS.
+    forced: --linear-backend. seen: how the engine was seen to refuse a kernel for such a layer, whatever these rules say.
+    """
+    installed = frozenset(rules.packages) if packages is None else packages
+    subject = Subject(capability, installed, layer=shape, disabled=disabled)
+    if forced == "auto":
+        forced = None
+    if numbers(capability) is None:
+        return _unknown("", f"{capability!r} is not a compute capability")
+    if forced and forced not in rules.backends:
+        return _unknown("--linear-backend", f"this version has no backend {forced!r}")
+    paths = rules.paths_of.get(shape.scheme.kind, ())
+    path = next((p for p in paths if not (p.automatic and forced) and p.match.refusal(subject) is None), None)
+    if path is None:
+        return _unknown("", f"these rules have no path for {shape.scheme.kind} layers like this")
+    if path.refuses:
+        return _none(Refusal(kernel="", reason=path.refuses))
+    names = preferred(path.kernels, path.moves, subject)
+    if forced:
+        chosen = [name for name in names if name in rules.backends[forced]]
+        if not chosen and rules.backend_without_kernel == "refuse":
+            reason = f"has no kernel for {shape.scheme.kind} layers"
+            return _none(Refusal(kernel=f"--linear-backend {forced}", reason=reason))
+        names = chosen or names
+    subject = Subject(capability, installed, layer=shape, disabled=disabled, activation=path.activation)
+    refused: list[Refusal] = []
+    for name in names:
+        kernel = rules.kernels[name]
+        why = first_refusal(kernel.requires, subject)
+        at_start = why is None or ".cu" in kernel.source
+        why = why or seen(name)
+        if why is None and name in disabled and path.disablable and kernel.disablable:
+            why = DISABLED
+        if why is None:
+            padded = _padded(kernel.pads, shape)
+            fails = first_refusal(kernel.runs, subject)
+            return KernelChoice(
+                kernel=name,
+                padded_to=padded,
+                refused=tuple(refused),
+                status="crash" if fails else "ok",
+                note=f"K={shape.k}, N={shape.n}: {fails}" if fails else kernel.slow,
+            )
+        refused.append(Refusal(kernel=name, reason=why, at_start=at_start and why != DISABLED))
+    return _none(*refused)
+
+
+def _none(*refused: Refusal) -> KernelChoice:
+    return KernelChoice(kernel=None, refused=refused, status="none")
+
+
+def _unknown(what: str, reason: str) -> KernelChoice:
+    return KernelChoice(kernel=None, refused=(Refusal(kernel=what, reason=reason),), status="unknown")
+
+
+def _padded(pads: Pads | None, shape: LinearShape) -> tuple[int, int] | None:
+    if pads is None:
+        return None
+    group = max(shape.scheme.group, 1)
+    grown = [(round_up(shape.k, math.lcm(k, group)), round_up(shape.n, n)) for k, n in pads.tiles]
+    best = min(grown, key=lambda kn: (kn[0] * kn[1], kn[0] + kn[1]))
+    return None if best == (shape.k, shape.n) else best

@@ -1,0 +1,34 @@
+"""An engine's list of kernels, best first, as a GPU changes it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from gateway.domain import Value
+from gateway.engines.common.rules.check import Check
+from gateway.engines.common.rules.subject import Subject
+
+
+class Move(Value):
+    """Where `when` holds, the kernel `name` comes directly before another, or first, or last."""
+
+    when: Check
+    name: str
+    before: str = ""
+    to: Literal["", "front", "back"] = ""
+
+    def within(self, names: Iterable[str]) -> bool:
+        """Whether the list has both kernels."""
+        return {self.name, self.before or self.name} <= set(names)
+
+
+def preferred(names: Sequence[str], moves: Iterable[Move], subject: Subject) -> list[str]:
+    """The list for this subject."""
+    ordered = list(names)
+    for move in moves:
+        if move.when.refusal(subject) is None:
+            ordered.remove(move.name)
+            place = {"front": 0, "back": len(ordered)}.get(move.to)
+            ordered.insert(ordered.index(move.before) if place is None else place, move.name)
+    return ordered

@@ -1,0 +1,182 @@
+"""Everything that one engine version builds of a model, with the quantization scheme of every linear layer. Pure.
+
+    build(spec, traits) -> BuiltModel(linears, others, attention)
+
+Layers that differ only in their number are one Linear with the number as `*`; where a scheme holds for some numbers only,
+there are several. The output head is not one of them. Sources: vllm/model_executor/models/ of 0.18.0 to 0.33.0, held to
+what those build by tests/conformance/golden/layer-*.json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from gateway.domain import ModelSpec, Quant, TensorGroup
+from gateway.engines.common.layers.built_model import BuiltModel, Linear
+from gateway.engines.common.quantization.block import UNQUANTIZED, LayerScheme, Quantization, UnknownScheme
+from gateway.engines.common.quantization.floating import WEIGHTS_BY_GROUPS
+from gateway.engines.common.quantization.parse import parse
+from gateway.errors import BadModel
+from gateway.models.families.blueprint import Blueprint, Built, Shard
+from gateway.models.families.registry import RENAMES, blueprint_of, varied
+from gateway.models.scheme import Scheme
+
+# A trait is what some engine versions build differently; a caller names those of its version.
+# vLLM 0.26.0 and 0.33.0: GPTQ, AWQ and AutoRound keep a Qwen3.5 in_proj_ba whole (maybe_disable_tp in
+# layers/mamba/gdn/qwen_gdn_linear_attn.py:853 of 0.33.0).
+WHOLE_GATES = "whole_gates"
+# vLLM 0.18.0 keeps the A_log of gated delta nets in the model's dtype (models/qwen3_next.py:490), later ones in float32.
+NARROW_DECAY = "narrow_decay"
+
+# vLLM 0.33.0 cuts a Mamba 2 projection of one group however it is packed. Earlier versions ask it for a parameter that packed
+# integers do not have: in_proj.weight (layers/mamba/mamba_mixer2.py:418 of 0.18.0, :428 of 0.26.0).
+CUT_PACKED_MIXERS = "cut_packed_mixers"
+
+# SGLang has no quantized router, whatever the checkpoint says: `quant_config=None` of `gate` in srt/models/qwen2_moe.py:352, mixtral.py:90,
+# minimax_m2.py:561, phimoe.py:198 of 0.5.23.
+PLAIN_ROUTERS = "plain_routers"
+_ROUTERS = ("gate", "router", "shared_expert_gate")
+
+_FLOATS = {"F16", "BF16", "F32"}
+# How far the elements of an unquantized checkpoint may be from those of the config before its headers are believed instead.
+_TOLERANCE = 0.005
+
+
+def asked(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
+    """Those of an engine version's traits that what it builds of this model can depend on: versions that share them build alike."""
+    if varied(spec.config):
+        return frozenset(traits)
+    recurrent = any(group.kind == "recurrent" for group in spec.attention)
+    names = {PLAIN_ROUTERS, *((WHOLE_GATES, NARROW_DECAY, CUT_PACKED_MIXERS) if recurrent else ())}
+    modelopt = spec.quant is not None and spec.quant.method.lower().startswith("modelopt")
+    return frozenset(traits) & (names | {WEIGHTS_BY_GROUPS} if modelopt else names)
+
+
+def loaded_as(spec: ModelSpec, quantization: str) -> ModelSpec:
+    """The model as an engine loads it that quantizes its weights so meanwhile; what is quantized already stays as it is."""
+    if quantization != "fp8" or spec.quant is not None:
+        return spec
+    quant = Quant(method="fp8", config={"quant_method": "fp8", "activation_scheme": "dynamic"})
+    changed: ModelSpec = spec.evolve(quant=quant, config={**spec.config, "quantization_config": quant.config})
+    return changed
+
+
+def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
+    """`traits` are those of the engine version. Raises BadModel for fields of config.json that are missing or cannot be."""
+    config, quant = _frozen(spec.config, spec.source), spec.quant and _frozen(spec.quant.model_dump(), spec.source)
+    traits = asked(spec, traits)
+    built = traits if varied(spec.config) else frozenset()
+    plan = _blueprint(config, spec.source, built)
+    headers = spec.tensors if spec.tensors_from == "headers" else ()
+    if headers and (plan.guessed or (spec.quant is None and _contradicts(plan, spec, headers))):
+        return BuiltModel((), spec.tensors, spec.attention, known=False)
+    # What a GPTQ or AWQ checkpoint has quantized, its headers tell where its block does not.
+    # Source: maybe_update_config in gptq_marlin.py and awq_marlin.py, which read them for that too.
+    packed = frozenset(group.name.rpartition(".")[0] for group in headers if group.dtype not in _FLOATS)
+    grouped = traits & {WEIGHTS_BY_GROUPS}
+    schemes, quantization = _schemes(config, spec.source, spec.model_type, quant, packed, built, grouped, bool(headers))
+    linears = _schemed(plan.linears, schemes, quantization, traits)
+    if headers and any(isinstance(layer.scheme, UnknownScheme) and layer.scheme.foreign for layer in linears):
+        return BuiltModel((), spec.tensors, spec.attention, known=False)
+    others = tuple(_held(group, traits) for group in _loaded(plan, spec))
+    return BuiltModel(linears, others, plan.attention, assumed=quantization.assumed, guessed=plan.guessed)
+
+
+def _frozen(value: Mapping[str, Any], source: str) -> str:
+    """JSON as text, which can be the key of a cache: engine versions and machines ask for the same models again."""
+    try:
+        return json.dumps(value)
+    except (ValueError, TypeError, RecursionError):
+        raise BadModel(f"config.json of {source} is not plain JSON.", hint="Download or copy the model again.") from None
+
+
+@lru_cache(maxsize=32)
+def _blueprint(config: str, source: str, traits: frozenset[str]) -> Blueprint:
+    return blueprint_of(json.loads(config), source, traits)
+
+
+@lru_cache(maxsize=32)
+def _schemes(
+    config: str,
+    source: str,
+    model_type: str,
+    quant: str | None,
+    packed: frozenset[str],
+    built: frozenset[str],
+    grouped: frozenset[str],
+    read: bool,
+) -> tuple[tuple[dict[LayerScheme, Sequence[int]], ...], Quantization]:
+    """Which numbers of each layer of the blueprint have each scheme. `read`: there were headers."""
+    plan = _blueprint(config, source, built)
+    block = None if quant is None else Quant.model_validate_json(quant)
+    quantization = parse(block, RENAMES.get(model_type, ()), packed, read, grouped)
+    return tuple(_numbered(item, quantization) for item in plan.linears), quantization
+
+
+def _schemed(
+    layers: Iterable[Built],
+    schemes: Iterable[Mapping[LayerScheme, Sequence[int]]],
+    quantization: Quantization,
+    traits: Collection[str],
+) -> tuple[Linear, ...]:
+    """One Linear for each scheme that the numbers of a layer have."""
+    found: list[Linear] = []
+    for item, said in zip(layers, schemes, strict=True):
+        plain = PLAIN_ROUTERS in traits and item.name.rpartition(".")[2] in _ROUTERS
+        schemed = {UNQUANTIZED: item.numbers} if plain else said
+        whole = WHOLE_GATES in traits and item.modules == ("in_proj_b", "in_proj_a") and quantization.integer_checkpoint
+        shard: Shard = "replicated" if whole else item.shard
+        size = (item.k, sum(item.parts), shard, item.parts)
+        for scheme, numbers in schemed.items():
+            packed = isinstance(scheme, Scheme) and scheme.kind in ("wna16", "w4a8")
+            mixer = item.shard == "qkv" and item.modules == ("in_proj",)
+            heads = 1 if packed and mixer and CUT_PACKED_MIXERS not in traits else item.heads
+            found.append(
+                Linear(
+                    item.name,
+                    len(numbers),
+                    *size,
+                    scheme,
+                    heads=heads,
+                    kv_heads=item.kv_heads,
+                    experts=item.experts,
+                    bias=item.bias,
+                    exact=item.exact,
+                    numbers=numbers,
+                )
+            )
+    return tuple(sorted(found, key=lambda linear: (linear.name, -linear.count)))
+
+
+def _numbered(item: Built, quantization: Quantization) -> dict[LayerScheme, Sequence[int]]:
+    """Which numbers of this layer have each scheme."""
+    if not item.quantizable:
+        return {UNQUANTIZED: item.numbers}
+    found: dict[LayerScheme, list[int]] = {}
+    for number in item.numbers if quantization.numbered else item.numbers[:1]:
+        name = item.name.replace("*", str(number), 1).removesuffix(".w13").removesuffix(".w2")
+        found.setdefault(quantization.scheme_of(name, item.modules, experts=item.experts > 0), []).append(number)
+    return dict.fromkeys(found, item.numbers) if not quantization.numbered else {**found}
+
+
+def _loaded(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:
+    """Pooling drops the output head."""
+    return (group for group in plan.others if not (spec.task != "generate" and group.name.endswith("lm_head.weight")))
+
+
+def _held(group: TensorGroup, traits: Collection[str]) -> TensorGroup:
+    """This parameter in the dtype that the engine version holds it in."""
+    narrow = NARROW_DECAY in traits and group.name.endswith(".linear_attn.A_log")
+    return TensorGroup(**{**dict(group), "dtype": ""}) if narrow else group
+
+
+def _contradicts(plan: Blueprint, spec: ModelSpec, headers: Iterable[TensorGroup]) -> bool:
+    """Whether the headers hold another number of elements than the config says."""
+    stored = sum(group.count * math.prod(group.shape) for group in headers)
+    said = sum(len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts) for item in plan.linears)
+    said += sum(group.count * math.prod(group.shape) for group in _loaded(plan, spec))
+    return abs(stored - said) > _TOLERANCE * said

@@ -1,0 +1,136 @@
+"""The quantization block of a checkpoint, and the scheme that it gives to each layer, or why that scheme is not known. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.models.scheme import Kind, Scheme
+
+
+@dataclass(frozen=True)
+class UnknownScheme:
+    """A layer whose scheme these rules do not know, and why."""
+
+    reason: str
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is of a method or format that no rule describes: an engine that has it may well compute the layer."""
+        return self.reason.startswith("no rules for")
+
+
+LayerScheme = Scheme | UnknownScheme
+UNQUANTIZED = Scheme(kind="unquantized", bits=16)
+
+
+def of(kind: Kind, bits: int, group: int = -1, **more: Any) -> Scheme:
+    return Scheme(kind=kind, bits=bits, group=group, **more)
+
+
+def unknown(reason: str) -> UnknownScheme:
+    return UnknownScheme(reason=reason)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer that is asked for: its name in the engine, the names of its modules in a checkpoint, and whether it has experts."""
+
+    name: str
+    modules: tuple[str, ...]
+    experts: bool
+
+
+Rule = Callable[[Layer], LayerScheme]
+
+
+class Mixed(Exception):
+    """The parts of one fused layer differ, which engines refuse."""
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The schemes of a checkpoint. `assumed`: an assumption that was needed because config.json is silent."""
+
+    rule: Rule
+    assumed: str = ""
+    # GPTQ, AWQ and AutoRound: engines treat some layers differently for these families.
+    integer_checkpoint: bool = False
+    numbered: bool = True  # layers that differ only in their number may have different schemes
+
+    def scheme_of(self, name: str, parts: Sequence[str] = (), *, experts: bool = False) -> LayerScheme:
+        """The scheme of the layer `name`; `parts` are the last names of the modules fused into it."""
+        stem, _, last = name.rpartition(".")
+        modules = tuple(f"{stem}.{part}" if stem else part for part in parts) or (name,)
+        if experts:
+            # An expert layer is asked for by the first expert's projections.
+            modules = tuple(f"{name}.0.{part}" for part in ("gate_proj", "up_proj", "down_proj"))
+        try:
+            return self.rule(Layer(name, modules, experts))
+        except Mixed:
+            return unknown(f"the modules fused into {last or name} are quantized differently, which engines refuse")
+        except (
+            ArithmeticError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+            Warning,
+            re.error,
+        ) as error:
+            return unknown(f"its quantization block is not understood ({type(error).__name__})")
+
+
+@dataclass(frozen=True)
+class Block:
+    """The quantization block of a checkpoint.
+
+    `renames` are (checkpoint, engine) module paths, as the engine's model class has them; `packed` are the checkpoint's
+    modules that hold packed integers, where its headers were `read` (their layer numbers may be `*`); `traits` are those of the
+    engine version.
+    """
+
+    config: Mapping[str, Any]
+    renames: Sequence[tuple[str, str]] = ()
+    packed: frozenset[str] = frozenset()
+    read: bool = False
+    traits: frozenset[str] = frozenset()
+
+    def renamed(self, entry: str) -> str:
+        """A path of the block as the engine's name. Regular expressions stay. Source: WeightsMapper, models/utils.py."""
+        if entry.startswith("re:"):
+            return entry
+        for old, new in self.renames:
+            if old.startswith("."):
+                entry = entry.replace(old, new)
+            elif entry.startswith(old):
+                entry = new + entry[len(old) :]
+        return entry
+
+
+def words(config: Mapping[str, Any], *names: str) -> list[str]:
+    """The first of these lists that has entries, flattened once."""
+    for name in names:
+        found = config.get(name)
+        if found:
+            flat = [inner for item in found for inner in (item if isinstance(item, list) else [item])]
+            if not all(isinstance(item, str) for item in flat):
+                raise TypeError(name)
+            return flat
+    return []
+
+
+def number(value: object, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**20:
+        raise TypeError("a number")
+    return value
+
+
+def all_or_none(modules: Sequence[str], matches: Callable[[str], bool]) -> bool:
+    found = {matches(module) for module in modules}
+    if len(found) > 1:
+        raise Mixed
+    return found.pop()

@@ -1,0 +1,48 @@
+"""Why a variant of a model on an engine is no plan: the exception of all gates. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.domain import EngineAnswer, Question
+from gateway.engines.common.evidence import Evidence
+
+
+class Refused(Exception):
+    """A gate said no. `kernel`: the kernel that would fail; `layer`: the layer that this kernel, or no kernel, computes. `dtypes`:
+    activations that would be taken instead. `cache`: a smaller KV cache could help. `evidence`: what was computed until then.
+    `question`: what the engine's own code could be asked about it."""
+
+    def __init__(
+        self,
+        verdict: str,
+        reason: str,
+        source: str,
+        *,
+        layer: str | None = None,
+        kernel: str | None = None,
+        dtypes: tuple[str, ...] = (),
+        cache: bool = False,
+        evidence: Evidence | None = None,
+        question: Question | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.verdict, self.reason, self.source, self.layer, self.kernel = verdict, reason, source, layer, kernel
+        self.dtypes, self.cache, self.evidence, self.question = dtypes, cache, evidence or Evidence(), question
+
+    def knowing(self, evidence: Evidence) -> Refused:
+        """The same refusal, with this evidence."""
+        return self._with(evidence=evidence)
+
+    def open(self, question: Question) -> Refused:
+        """The same refusal, which the engine's answer to the question may overrule."""
+        return self._with(question=question)
+
+    def said(self, answer: EngineAnswer) -> Refused:
+        """The same refusal, in the engine's own words."""
+        return self._with(reason=answer.refused, source=answer.source)
+
+    def _with(self, **changed: Any) -> Refused:
+        held = {name: getattr(self, name) for name in ("layer", "kernel", "dtypes", "cache", "evidence", "question")}
+        words = {name: getattr(self, name) for name in ("verdict", "reason", "source")}
+        return Refused(**{**words, **held, **changed})

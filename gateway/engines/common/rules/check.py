@@ -1,0 +1,91 @@
+"""Conditions as a profile writes them, and whether they hold. Pure.
+
+Check (from a profile) + Subject -> why it does not hold, with the numbers; None: it holds
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+from pydantic import ConfigDict, RootModel, TypeAdapter, ValidationError, field_validator
+
+from gateway.engines.common.rules.conditions import CONDITIONS, Test, Undecided
+from gateway.engines.common.rules.subject import Subject
+
+__all__ = ["Check", "Undecided", "first_refusal"]
+
+
+class Check(RootModel[dict[str, Any]]):
+    """Conditions by name, all of which must hold; the first that does not gives the reason.
+
+    Two names combine other checks: `when` (the rest applies only where that check holds) and `any_of` (one of them holds).
+    """
+
+    model_config = ConfigDict(frozen=True)
+    root: dict[str, Any] = {}
+
+    @field_validator("root", mode="before")
+    @classmethod
+    def _conditions_are_known(cls, written: Any) -> Any:
+        if not isinstance(written, Mapping):
+            return written
+        return {name: _value_of(str(name), wanted) for name, wanted in written.items()}
+
+    @cached_property
+    def when(self) -> Check | None:
+        return self.root.get("when")
+
+    @cached_property
+    def tests(self) -> tuple[tuple[Test, Any], ...]:
+        return tuple(
+            (_any_of if name == "any_of" else CONDITIONS[name].test, wanted)
+            for name, wanted in self.root.items()
+            if name != "when"
+        )
+
+    def asks_for(self, name: str, value: object) -> bool:
+        """Whether it may hold where the condition `name`, one of several values, has this one."""
+        return self.when is not None or value in self.root.get(name, (value,))
+
+    def refusal(self, subject: Subject) -> str | None:
+        """Why it does not hold; Undecided: whether it holds is not known; None: it holds."""
+        if self.when is not None and (outside := self.when.refusal(subject)) is not None:
+            return outside if isinstance(outside, Undecided) else None
+        for test, wanted in self.tests:
+            if reason := test(wanted, subject):
+                return reason
+        return None
+
+
+def first_refusal(checks: Iterable[Check], subject: Subject) -> str | None:
+    """Why the first check that does not hold does not; None: all hold."""
+    for check in checks:
+        if reason := check.refusal(subject):
+            return reason
+    return None
+
+
+def _any_of(wanted: tuple[Check, ...], subject: Subject) -> str:
+    reasons = [check.refusal(subject) for check in wanted]
+    if None in reasons:
+        return ""
+    undecided = next((reason for reason in reasons if isinstance(reason, Undecided)), None)
+    return undecided or " and ".join(dict.fromkeys(reason for reason in reasons if reason))
+
+
+def _value_of(name: str, wanted: Any) -> Any:
+    """The value of one condition, validated."""
+    if name not in (*_COMBINE, *CONDITIONS):
+        (near,) = difflib.get_close_matches(name, [*_COMBINE, *CONDITIONS], n=1, cutoff=0)
+        raise ValueError(f"there is no condition `{name}`; the nearest is `{near}`")
+    try:
+        return (_COMBINE[name] if name in _COMBINE else CONDITIONS[name].takes).validate_python(wanted)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False, include_context=False)[0]["msg"]
+        raise ValueError(f"`{name}`: {problem.removeprefix('Value error, ')}") from None
+
+
+_COMBINE: dict[str, TypeAdapter[Any]] = {"when": TypeAdapter(Check), "any_of": TypeAdapter(tuple[Check, ...])}

@@ -1,0 +1,57 @@
+"""What conditions are asked of: a layer or a model, the GPU, and the installation that computes it. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from gateway.models.scheme import LinearShape, MoeShape
+
+LayerKind = Literal["full", "sliding", "mla", "recurrent", "encoder", "vision"]
+AttentionRole = Literal["decoder", "encoder", "encoder_only", "encoder_decoder"]
+
+
+class AttentionQuery(NamedTuple):
+    """Attention of one layer as one rank holds it (vLLM), or of a whole model (SGLang). None: not known.
+
+    mla: `head_dim` is latent_dim + rope_dim; `nope_dim`, `value_dim` are of the uncompressed heads. encoder: `role` says
+    which. causal False: a decoder layer that sees ahead, as the layers of a DFlash drafter do.
+    """
+
+    kind: LayerKind
+    head_dim: int = 0  # 0: of a whole model, whose layers may differ
+    heads: int = 1
+    dtype: str = "bfloat16"
+    kv_dtype: str = "auto"
+    block_size: int | None = None  # only where --block-size names one
+    sinks: bool = False
+    causal: bool = True
+    sparse: bool = False  # with an indexer (DeepSeek V3.2)
+    multimodal_prefix: bool = False  # the tokens of an image see one another, as in Gemma 3
+    softcap: bool = False
+    role: AttentionRole = "decoder"
+    nope_dim: int | None = None
+    rope_dim: int | None = None
+    value_dim: int | None = None
+    latent_dim: int | None = None
+    index_topk: int | None = None
+    flash_attention: int | None = None  # the version that is asked for, --attention-config
+    recurrent: Literal["", "gdn", "kda", "mamba1", "mamba2"] = ""  # "": not recurrent; of a model: it has no such layers
+    # of a whole model alone
+    architecture: str = ""
+    state_dtype: str = "float32"  # of recurrent layers; the engine's own where config.json names none
+    state_size: tuple[int, int] = (0, 0)  # rows and columns of a head's state
+    chunk: int = 0  # tokens of one prefill batch, where the user sets them
+
+
+class Subject(NamedTuple):
+    """A GPU, and of what it computes the parts that the rules are about; the others are None."""
+
+    capability: str
+    packages: frozenset[str] = frozenset()
+    layer: LinearShape | None = None  # a dense layer, or one of the two products of experts
+    experts: MoeShape | None = None
+    attention: AttentionQuery | None = None
+    activation: str = ""  # how the code path of `layer` quantizes activations
+    disabled: frozenset[str] = frozenset()  # kernels, by the user
+    variables: frozenset[str] = frozenset()  # environment variables that are on
+    gpu_gib: float = 0  # memory of the smallest GPU

@@ -1,0 +1,185 @@
+"""What one rank of a plan reads and multiplies for a token, counted layer by layer. Pure.
+
+work_of(built, rank, kernels, ...) -> Work
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from gateway.domain import AttentionGroup, Experts, LayerKernel, ModelSpec, TensorGroup
+from gateway.engines.common.kernels.gpus import GpuTable
+from gateway.engines.common.layers.built_model import BuiltModel, Linear, padded_vocab, per_rank
+from gateway.engines.common.layers.weights import TRAITS, linears_bytes
+from gateway.engines.common.speed.machine import NO_NAMES, KernelNames, SpeedTable
+from gateway.engines.common.speed.work import Product, Reading, Work
+from gateway.models.rank import Rank
+from gateway.models.scheme import Scheme, described
+
+# What sees or hears computes nothing for a token of text.
+_MEDIA = re.compile(r"^(model\.)?(visual|vision|audio|image|multi_modal|mm_|vit|perceiver|connector|encoder\.vision)")
+# Heads with so many elements or fewer leave the units that multiply half empty.
+_NARROW = 64
+# Sizes of a key and of a value of one head, of all models with latents that are published: qk_nope_head_dim + qk_rope_head_dim and v_head_dim of
+# DeepSeek-V2 and -V3, Kimi-K2.
+_MLA_HEAD = (192, 128)
+_ITEM = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+def work_with(
+    spec: ModelSpec,
+    stage: BuiltModel,
+    rank: Rank,
+    rows: Iterable[LayerKernel],
+    gpus: GpuTable | None,
+    traits: Iterable[str],
+    table: SpeedTable,
+) -> Work:
+    """The same for a model, the kernels of a plan, and what GPUs multiply; plans that do the same work share it, also of engine versions
+    whose kernels have other names and are as fast."""
+    kernels = tuple([(row.layer, row.scheme, row.kernel or "") for row in rows])
+    formats = gpus.multiplied(rank.capability) if gpus else frozenset()
+    model, known = Model(spec.hidden, spec.vocab, spec.experts), frozenset(traits) & TRAITS
+    return work_of(model, stage, rank, kernels, formats, known, table.names)
+
+
+class Model(NamedTuple):
+    """What of a model its layers do not tell."""
+
+    hidden: int
+    vocab: int
+    experts: Experts | None
+
+
+@lru_cache(maxsize=256)
+def work_of(
+    model: Model,
+    stage: BuiltModel,
+    rank: Rank,
+    kernels: tuple[tuple[str, str, str], ...],
+    formats: frozenset[tuple[str, str]],
+    traits: frozenset[str] = frozenset(),
+    names: KernelNames = NO_NAMES,
+) -> Work:
+    """kernels: layer, scheme, kernel. formats: kind of scheme, and in which its products are made on this GPU; missing: in 16 bits. names: of kernels
+    whose speed is known. What has no size is left out."""
+    item = _ITEM[rank.dtype]
+    chosen = {(layer, scheme): kernel for layer, scheme, kernel in kernels}
+    made = dict(formats)
+    per_token = model.experts.per_token if model.experts else 0
+    products = [
+        product
+        for layer, size in zip(stage.linears, linears_bytes(stage, rank.computing, traits), strict=True)
+        if not _MEDIA.match(layer.name)
+        and (product := _product(layer, size, rank, chosen, made, per_token, item, names)) is not None
+    ]
+    if not stage.known:
+        products += [_tensor(tensor, model.experts, rank, item) for tensor in stage.others if tensor.shard != "vocab"]
+    readings = tuple(_reading(group, rank, item) for group in stage.attention if group.kind not in ("vision", "encoder"))
+    layers = sum(group.layers for group in stage.attention if group.kind != "vision")
+    return _work(tuple(products), _head(model, rank.tp, item), readings, layers, model.hidden * item, rank.tp, rank.pp)
+
+
+@lru_cache(maxsize=256)
+def _work(
+    products: tuple[Product, ...],
+    head: Product,
+    readings: tuple[Reading, ...],
+    layers: int,
+    hidden_bytes: int,
+    tp: int,
+    pp: int,
+) -> Work:
+    """One object for the same work."""
+    return Work(products, head, readings, layers, 2 * layers, hidden_bytes, tp, pp)
+
+
+def _product(
+    layer: Linear,
+    size: int | None,
+    rank: Rank,
+    chosen: Mapping[tuple[str, str], str],
+    formats: Mapping[str, str],
+    per_token: int,
+    item: int,
+    names: KernelNames,
+) -> Product | None:
+    scheme = layer.scheme
+    dealt = layer.experts > 0 and rank.ep > 1
+    cut = per_rank(layer, 1 if dealt else rank.tp)
+    if size is None or cut is None or not isinstance(scheme, Scheme):
+        return None
+    k, n = cut
+    kernel = chosen.get((layer.name, described(scheme)), "")
+    taken = (per_token / rank.ep if dealt else per_token) if layer.experts else 1
+    return Product(
+        layers=layer.count,
+        bytes=size,
+        flops=2.0 * k * n * layer.count * taken,
+        passed=float((k + n) * item * layer.count * taken),
+        multiplied=multiplied(scheme, kernel, formats, rank.dtype),
+        kernel=names.of(f"{kernel} {scheme.kind}", experts=layer.experts > 0),
+        experts=layer.experts,
+        per_token=per_token if layer.experts else 0,
+        dealt=rank.ep if dealt else 1,
+    )
+
+
+def multiplied(scheme: Scheme, kernel: str, formats: Mapping[str, str], dtype: str) -> str:
+    """The format of the products: that of the activations where weights are widened first."""
+    widened = scheme.weight_only or "marlin" in kernel.lower() or "emulat" in kernel.lower()
+    return dtype if widened else formats.get(scheme.kind, dtype)
+
+
+def _tensor(tensor: TensorGroup, experts: Experts | None, rank: Rank, item: int) -> Product:
+    """Of a model of which only the tensors are known: each is a matrix that all tokens, or those of an expert, multiply with."""
+    elements = math.prod(tensor.shape) * tensor.count / (rank.tp if tensor.shard != "replicated" else 1)
+    routed = experts if tensor.shard.startswith("expert") else None
+    taken = routed.per_token / routed.count if routed else 1.0
+    return Product(
+        layers=tensor.count // (routed.count if routed and len(tensor.shape) == 2 else 1) or 1,
+        bytes=elements * item,
+        flops=2.0 * elements * taken,
+        passed=0,
+        multiplied=rank.dtype,
+        kernel="",
+        experts=routed.count if routed else 0,
+        per_token=routed.per_token if routed else 0,
+    )
+
+
+def _head(model: Model, tp: int, item: int) -> Product:
+    size = padded_vocab(model.vocab) // tp * model.hidden
+    return Product(1, size * item, 2.0 * size, 0, "bfloat16", "")
+
+
+def _reading(group: AttentionGroup, rank: Rank, item: int) -> Reading:
+    """Source of the sizes: AttentionGroup; of which ranks hold what: engines/vllm/kv_cache.py."""
+    stored = 1 if rank.kv_dtype.startswith("fp8") else item
+    heads = max(1, group.heads // rank.tp)
+    if group.kind == "recurrent" and group.recurrent is not None:
+        state = group.recurrent
+        kept = state.heads * state.rows * state.columns / rank.tp * 4
+        return Reading(0, 0, state_bytes=2.0 * group.layers * kept)
+    value = group.value_dim or group.head_dim
+    if group.kind == "mla":
+        # Prompts are computed with keys and values taken out of the latents.
+        taken_out = 2.0 * group.layers * heads * sum(_MLA_HEAD)
+        return Reading(
+            group.layers * group.head_dim * stored,
+            2.0 * group.layers * heads * (group.head_dim + value),
+            small=stored == 1,
+            prompt_flops=taken_out,
+        )
+    kv_heads = max(1, group.kv_heads // rank.tp)
+    return Reading(
+        group.layers * kv_heads * (group.head_dim + value) * stored,
+        2.0 * group.layers * heads * (group.head_dim + value),
+        group.window,
+        small=stored == 1,
+        narrow=group.head_dim <= _NARROW,
+    )

@@ -1,0 +1,82 @@
+"""How fast a plan will be: its work on its GPUs, as one number for each thing that a user feels. Pure.
+
+expected(load, clock, ratios) -> Speed
+for_copies(plan, count) -> the plan as so many replicas serve it
+lengths(context) -> tokens of prompt and answer that it counts with
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gateway.domain import Estimate, Plan, Speed
+from gateway.engines.common.speed.correction import Ratio, banded
+from gateway.engines.common.speed.step import Clock
+
+# Tokens that a request of the many reads and writes: a chat with some history, an agent's step.
+READ, WRITTEN = 1024, 256
+_SHORT, _LONG = 2048, 32768
+
+
+class Load(NamedTuple):
+    """What is asked of a plan. concurrency: requests at once, over all `replicas`. seqs, tokens: the most of one step of a replica.
+    kv_tokens: of its cache; 0: nothing grows. context: the longest request."""
+
+    concurrency: int
+    replicas: int
+    seqs: int
+    tokens: int
+    kv_tokens: int
+    context: int
+
+
+def lengths(context: int) -> tuple[int, int]:
+    """Tokens that each of the many reads and writes, where requests have this much context."""
+    read = min(READ, context * READ // (READ + WRITTEN))
+    return read, max(1, min(WRITTEN, context - read))
+
+
+def expected(load: Load, clock: Clock, ratios: Mapping[str, Ratio] | None = None) -> Speed:
+    """ratios: by figure what measurements of such plans say of expectations."""
+    most, band, ratios = load.tokens, clock.table.band, ratios or {}
+    read, written = lengths(load.context)
+    held = load.kv_tokens // (read + written) if load.kv_tokens else load.seqs
+    at_once = max(1, min(math.ceil(load.concurrency / load.replicas), load.seqs, held))
+    used = min(load.replicas, load.concurrency)
+    short, long = min(_SHORT, load.context), load.context >= _LONG
+    key = at_once, used, load.concurrency, read, written, most, short, long
+    if not ratios and key in clock.told:
+        return clock.told[key]
+    figures = {
+        "stream": 1 / clock.decode_s(1, _SHORT),
+        "total": used * clock.total_per_s(at_once, read, written, most),
+        "first_token_2k_s": clock.first_token_s(short, most),
+    }
+    figures |= {"first_token_32k_s": clock.first_token_s(_LONG, most)} if long else {}
+    known = {figure: ratio for figure, ratio in ratios.items() if figure in figures}
+    told = {figure: banded(value * (known[figure].value if figure in known else 1), band) for figure, value in figures.items()}
+    why = "; corrected by what was measured of " + next(iter(known.values())).source if known else ""
+    speed = Speed(
+        **told,
+        concurrency=min(load.concurrency, at_once * used),
+        source=clock.machine.source + why,
+        ratios={figure: ratio.value for figure, ratio in known.items()},
+    )
+    if not ratios:
+        clock.told[key] = speed
+    return speed
+
+
+def for_copies(plan: Plan, count: int) -> Plan:
+    """What is expected, or was measured, of one replica holds for each of many."""
+    was, speed = plan.replicas.value, plan.speed
+    if was == count:
+        return plan
+    if speed is not None:
+        part = count / was
+        total = Estimate(value=speed.total.value * part, low=speed.total.low * part, high=speed.total.high * part)
+        speed = speed.evolve(total=total, concurrency=math.ceil(speed.concurrency * count / was))
+    changed: Plan = plan.evolve(replicas=plan.replicas.evolve(value=count), speed=speed)
+    return changed

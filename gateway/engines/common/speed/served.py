@@ -1,0 +1,192 @@
+"""What an engine's counters say of what its clients were served, and what that says of expectations. Pure.
+
+counted(text, names) -> Counts                        what /metrics says now
+between(before, after) -> Served                      a stretch of time
+clock_of(plan, spec, engine, machine, ...) -> Clock   how long the work of a plan that runs should take
+learned(plan, seen, clock, known, at) -> facts        each stretch is compared with what is expected under its own load
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from gateway.domain import Engine, Fact, Hardware, ModelSpec, Plan, Served
+from gateway.engines.common.kernels.gpus import GpuTable
+from gateway.engines.common.layers.build import asked, build, loaded_as
+from gateway.engines.common.layers.stages import stage
+from gateway.engines.common.speed.correction import about, bounded
+from gateway.engines.common.speed.count import work_with
+from gateway.engines.common.speed.machine import Pace, machine_of
+from gateway.engines.common.speed.measured import Measured
+from gateway.engines.common.speed.step import Clock
+from gateway.models.rank import Rank
+
+# By the names of Engine.counters. What an engine has counted nothing of yet some engines leave out.
+Counts = Mapping[str, float]
+# Many more than an engine has of one name: a series for each of its ranks and each kind of request.
+_MOST_SERIES = 256
+_MOST_VALUE = 1e15
+# Less tells of the first and the last request more than of the pace.
+_LEAST_WRITTEN, _LEAST_STEPS = 256.0, 64.0
+# So many stretches, of which the middle half differ by less.
+LEAST_STRETCHES = 3
+_STEADY = 1.25
+# A request alone has at most so many beside it.
+_ALONE = 1.5
+# Of shorter prompts the first token tells of the engine's programs more than of reading.
+_LEAST_PROMPT, _LONG_PROMPT = 1024, 8192
+# Where a tenth of the prompt was in a cache, reading took less than is expected of it.
+_MOST_CACHED = 0.1
+# What was known is written anew where it differs by so much.
+_CHANGED = 0.03
+_THOUSAND = 1000
+
+
+def counted(text: bytes, names: Mapping[str, str]) -> Counts | None:
+    """The sums of the series that `names` names, over all their labels. None for a text that no engine writes.
+
+    Source of the form: https://prometheus.io/docs/instrumenting/exposition_formats/
+    """
+    whole, found = b"\n" + text, dict[str, float]()
+    for what, name in names.items():
+        try:
+            values = _values(whole, b"\n" + name.encode())
+        except ValueError:
+            return None
+        if values:
+            found[what] = sum(values)
+    return found or None
+
+
+def highest(text: bytes, name: str) -> float | None:
+    """The highest value of a series, over all its labels. None where it is not there, or no number."""
+    try:
+        return max(_values(b"\n" + text, b"\n" + name.encode()), default=None)
+    except ValueError:
+        return None
+
+
+def _values(text: bytes, name: bytes) -> list[float]:
+    """Raises ValueError."""
+    values: list[float] = []
+    at = text.find(name)
+    while at >= 0:
+        end = text.find(b"\n", at + 1)
+        rest = text[at + len(name) : end if end >= 0 else None]
+        if rest[:1] in (b"{", b" "):
+            value = float(rest.rpartition(b" ")[2])
+            if not 0 <= value <= _MOST_VALUE or len(values) >= _MOST_SERIES:
+                raise ValueError
+            values.append(value)
+        at = text.find(name, at + 1)
+    return values
+
+
+def between(before: Counts, after: Counts) -> Served | None:
+    """None where too little happened to tell a pace, or where the engine began to count anew."""
+    past = {what: value - before.get(what, 0.0) for what, value in after.items()}
+    if any(value < 0 for value in past.values()) or any(what not in after for what in before):
+        return None
+    requests, outputs = past.get("requests", 0.0), past.get("between", 0.0)
+    written = past.get("written", outputs + requests)
+    steps = past.get("steps", 0.0)
+    if requests <= 0 or outputs <= 0 or written < _LEAST_WRITTEN or steps < _LEAST_STEPS:
+        return None
+    prompt = past.get("prompt", 0.0)
+    return Served(
+        requests=requests,
+        prompt=prompt,
+        cached=min(prompt, past.get("cached", 0.0)),
+        written=written,
+        outputs=outputs + requests,
+        steps=steps,
+        reading_s=max(0.0, past.get("first_s", 0.0) - past.get("queued_s", 0.0)),
+        writing_s=past.get("between_s", 0.0),
+    )
+
+
+def clock_of(
+    plan: Plan, spec: ModelSpec, engine: Engine, machine: Hardware, gpus: GpuTable, pace: Pace, facts: Iterable[Fact]
+) -> Clock | None:
+    """As the planner made one for the plan. None where nobody knows the speed of its GPUs, or they are unlike. Raises BadModel."""
+    by_uuid = {gpu.uuid: gpu for gpu in machine.gpus}
+    group = [by_uuid[uuid] for uuid in plan.gpus if uuid in by_uuid]
+    if (
+        len({gpu.name for gpu in group}) != 1
+        or len(group) < len(plan.gpus)
+        or plan.speed is None
+        or "kv_cache_dtype" not in plan.scope
+    ):
+        return None
+    tp, pp = plan.tensor_parallel.value, plan.pipeline_parallel.value
+    ep = tp if plan.expert_parallel.value else 1
+    rank = Rank(tp, pp, ep, plan.dtype.value, plan.scope["kv_cache_dtype"], group[0].capability or "")
+    built = build(loaded_as(spec, plan.scope.get("quantization", "")), asked(spec, engine.traits))
+    one = stage(built, engine, spec.architecture, pp)
+    work = work_with(spec, one, rank, plan.kernels, gpus, engine.traits, pace.table)
+    links = {frozenset((link.a, link.b)): link for link in machine.links}
+    here = machine_of(group, links, pace, Measured(facts), direct=plan.custom_all_reduce.value)
+    graphs = pace.table.graphs(engine.kind, engine.version, plan.max_num_seqs.value, eager=plan.enforce_eager.value)
+    return Clock(work, here, pace.table.of(engine.kind), graphs) if here else None
+
+
+def learned(plan: Plan, seen: Sequence[Served], clock: Clock, known: Iterable[Fact], at: float) -> tuple[Fact, ...]:
+    """What is served is a part of what is expected under the same load: the median of the stretches, where they agree. known: what was
+    learned before. Nothing is learned of plans that draft: what is accepted depends on what clients ask for."""
+    if plan.speed is None or plan.speculation.value != "none":
+        return ()
+    before = {tuple(sorted(fact.scope.items())): fact for fact in known if fact.kind == "speed_ratio"}
+    where = {**about(plan.scope, plan.kernels, plan.attention, clock.machine.source), "fingerprint": plan.fingerprint}
+    found: dict[str, list[float]] = {}
+    for stretch in seen:
+        for figure, ratio in ratios(plan, stretch, clock).items():
+            found.setdefault(figure, []).append(ratio)
+    facts = []
+    for figure, values in found.items():
+        if len(values) < LEAST_STRETCHES or not _steady(values):
+            continue
+        value, scope = round(_THOUSAND * _quarter(values, 2)), {**where, "figure": figure}
+        old = before.get(tuple(sorted(scope.items())))
+        if old is None or old.under != plan.under or abs(math.log(value / (old.value or 1))) > _CHANGED:
+            fields = {"kind": "speed_ratio", "scope": scope, "value": value, "samples": len(values), "grade": "verified"}
+            source = f"the engine's counters over {len(values)} stretches of serving"
+            facts.append(Fact.model_validate({**fields, "under": plan.under, "source": source, "at": at}))
+    return tuple(facts)
+
+
+def ratios(plan: Plan, served: Served, clock: Clock) -> dict[str, float]:
+    """By figure of Speed what was served, as a part of what is expected of this very load."""
+    most, at_once = plan.max_num_batched_tokens.value, served.at_once
+    length, fresh = served.prompt / served.requests, (served.prompt - served.cached) / served.requests
+    context = min(length + served.written / served.requests / 2, float(plan.max_model_len.value))
+    step_s = clock.decode_s(at_once, context)
+    reads_s = clock.prompts_s(served.requests, fresh, most) if fresh >= 1 else 0.0
+    found: dict[str, float] = {}
+    if at_once <= _ALONE:
+        if served.writing_s:
+            found["stream"] = step_s * (served.outputs - served.requests) / served.writing_s
+        if served.reading_s and fresh >= _LEAST_PROMPT and fresh >= (1 - _MOST_CACHED) * length:
+            expected_s = clock.table.first_s + reads_s / served.requests
+            figure = "first_token_2k_s" if fresh < _LONG_PROMPT else "first_token_32k_s"
+            found[figure] = served.reading_s / served.requests / expected_s
+    elif reads_s <= served.steps * step_s and served.writing_s:
+        # Each request waits for the prompts of all, so that all of the time counts for all of them. Where reading takes most of the time,
+        # too many requests are between two outputs for `at_once` to tell how many there are.
+        expected_s = at_once * (served.steps * step_s + reads_s)
+        planned = (plan.speed.concurrency if plan.speed else 1) / plan.replicas.value
+        figure = "stream" if at_once < math.sqrt(planned) else "total"
+        found[figure] = expected_s / (served.reading_s + served.writing_s)
+    return {figure: bounded(ratio) for figure, ratio in found.items()}
+
+
+def _steady(values: list[float]) -> bool:
+    """Whether the middle half of them agree."""
+    return _quarter(values, 3) <= _quarter(values, 1) * _STEADY
+
+
+def _quarter(values: list[float], quarters: int) -> float:
+    """The value that so many quarters of all do not exceed, between two of them by its distance."""
+    ordered, place = sorted(values), quarters * (len(values) - 1) / 4
+    low = int(place)
+    return ordered[low] + (place - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])

@@ -1,0 +1,56 @@
+"""Answers that were given before, in DATA/answers/: by engine, image, GPU, model and command line. What is lost is asked again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gateway.domain import EngineAnswer, Question
+from gateway.engines.inquiry.document import ModelFiles, StatedGpus
+from gateway.engines.inquiry.gap_book import GapBook
+from gateway.engines.inquiry.script import packed
+from gateway.store import atomic_file
+
+# Of more files the oldest are forgotten: an answer takes 10 kB.
+_MOST_FILES = 2000
+
+
+class AnswerCache:
+    """`source` names what answered: an image's digest, or an environment; with another one nothing is known. gaps: what the answers contradicted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gaps = GapBook(folder / "gaps")
+        self._folder = folder
+        self._script = hashlib.sha256(packed()).hexdigest()
+
+    def known(
+        self, questions: Iterable[Question], source: str, gpus: StatedGpus | None, model: ModelFiles
+    ) -> dict[Question, EngineAnswer]:
+        found = {}
+        for question in questions:
+            try:
+                found[question] = EngineAnswer.model_validate_json(self._path(question, source, gpus, model).read_bytes())
+            except (OSError, ValidationError):
+                continue
+        return found
+
+    def keep(self, answers: Mapping[Question, EngineAnswer], source: str, gpus: StatedGpus | None, model: ModelFiles) -> None:
+        """Never raises: an answer that cannot be kept is asked for again."""
+        try:
+            for question, answer in answers.items():
+                atomic_file.write(self._path(question, source, gpus, model), answer.model_dump_json().encode())
+            kept = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+            for path in kept[:-_MOST_FILES]:
+                path.unlink(missing_ok=True)
+        except OSError:
+            return
+
+    def _path(self, question: Question, source: str, gpus: StatedGpus | None, model: ModelFiles) -> Path:
+        about: list[object] = [self._script, source, question.model_dump(mode="json"), gpus and asdict(gpus)]
+        about += [hashlib.sha256(model.config).hexdigest(), model.headers and hashlib.sha256(model.headers).hexdigest()]
+        return self._folder / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:40]}.json"

@@ -1,0 +1,75 @@
+"""The inquiry as one command for any Python of 3.9 or later: what runs inside the engine comes in on standard input.
+
+Nothing is mounted or copied, so a container, a process and a gateway that is itself in a container ask alike. Standard input stays open
+as long as whoever asked is there: its end ends the inquiry, so a gateway that is killed leaves none behind.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from functools import cache
+from pathlib import Path
+
+_GATEWAY = Path(__file__).parents[2]
+_INSIDE = ("engines/inside", "engines/*/inside", "measuring/inside")
+
+MOST_MEMORY = 8 << 30
+"""Bytes: a model that is built without weights takes 2 GiB, and most of that is the engine's import. A process gets twice as much, since
+its limit counts what is only reserved, such as the stacks of a thread for each core."""
+LONGEST_S = 600
+"""An inquiry ends itself then, whatever has become of whoever asked."""
+
+# Reads `inside`, then the document of questions, then runs. Where memory is short, an inquiry is what Linux ends first; engines
+# that serve go before it.
+_BEGIN = f"""
+import io, os, resource, runpy, signal, sys, threading
+try:
+    with open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")
+except OSError:
+    pass
+signal.alarm({LONGEST_S})
+os.nice(10)
+for what, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 1 << 28), (resource.RLIMIT_DATA, {2 * MOST_MEMORY})):
+    resource.setrlimit(what, (most, most))
+given = sys.stdin.buffer
+inside = os.memfd_create("inside")
+with open(inside, "wb", closefd=False) as file:
+    file.write(given.read(int(given.readline())))
+sys.stdin = io.TextIOWrapper(io.BytesIO(given.read(int(given.readline()))), "utf-8")
+def end_with_whoever_asked():
+    os.read(0, 1)
+    os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+threading.Thread(target=end_with_whoever_asked, daemon=True).start()
+sys.path.insert(0, "/proc/self/fd/%d" % inside)
+runpy.run_module("inside.engines.inside", run_name="__main__", alter_sys=True)
+"""
+
+
+def command(python: str) -> tuple[str, ...]:
+    """What a host runs, without a shell, in a session of its own. It gets `given` on standard input, which then stays open."""
+    return (python, "-c", _BEGIN)
+
+
+def given(asked: bytes) -> bytes:
+    """What runs inside, and the document of questions, each behind its length."""
+    return packed() + b"%d\n" % len(asked) + asked
+
+
+@cache
+def packed() -> bytes:
+    """The length of what runs inside on a line of its own, then that many bytes: a zip file, from which Python imports."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in sorted(inside().items()):
+            archive.writestr(zipfile.ZipInfo(f"inside/{name}"), content, zipfile.ZIP_DEFLATED)
+    return b"%d\n" % buffer.tell() + buffer.getvalue()
+
+
+def inside() -> dict[str, bytes]:
+    """The files that run inside an engine, by their paths below the package. The packages above them are empty."""
+    files = {path.relative_to(_GATEWAY): path.read_bytes() for folder in _INSIDE for path in _GATEWAY.glob(f"{folder}/*.py")}
+    packages = {folder / "__init__.py": b"" for path in files for folder in path.parent.parents}
+    return {str(path): content for path, content in (packages | files).items()}

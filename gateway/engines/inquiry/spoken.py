@@ -1,0 +1,63 @@
+"""What an inquiry says, within limits: an image may say anything, and for ever."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from gateway.engines.inquiry.document import MOST_BYTES, MOST_LINE
+from gateway.engines.inquiry.script import MOST_MEMORY
+from gateway.errors import HostError
+
+_LAST_WORDS = 20
+_MOST_WORDS = 4096
+_HINT = "The forecast by the rules stays. See whether the image or environment is what it says it is, and works."
+# SIGKILL, as a shell and as Python tell of it: Linux sends it where memory is short.
+_KILLED = (137, -9)
+
+
+class Spoken:
+    """Whole lines of standard output, and the last ones of standard error.
+
+    A line of more than `most_line` bytes, or more than `most_bytes` on both together, is a HostError.
+    """
+
+    def __init__(self, most_line: int = MOST_LINE, most_bytes: int = MOST_BYTES) -> None:
+        self._most_line, self._left = most_line, most_bytes
+        self._line = bytearray()
+        self._words: deque[bytes] = deque(maxlen=_LAST_WORDS)
+        self._rest = b""
+
+    def answered(self, text: bytes) -> Iterator[bytes]:
+        """The lines that this piece of standard output completes, without their ends."""
+        self._count(text)
+        *whole, rest = text.split(b"\n")
+        for piece in whole:
+            yield bytes(self._line + piece)
+            self._line.clear()
+        self._line += rest
+        if len(self._line) > self._most_line:
+            raise HostError("The engine answered with an endless line.", hint=_HINT)
+
+    def muttered(self, text: bytes) -> None:
+        """A piece of standard error; a line without an end is cut."""
+        self._count(text)
+        *whole, rest = (self._rest + text).split(b"\n")
+        self._words.extend(line[-_MOST_WORDS:] for line in whole if line.strip())
+        self._rest = rest[-_MOST_WORDS:]
+
+    def failure(self, code: int) -> HostError:
+        """Of a process that ended with this exit code; below 0, by this signal."""
+        if code in _KILLED:
+            most = f"{MOST_MEMORY >> 30} GiB"
+            return HostError(
+                f"The engine could not be asked: it was killed. It wanted more than {most} of memory, or the machine has none left.",
+                hint=_HINT,
+            )
+        words = (self._rest.strip() or (self._words[-1] if self._words else b"it said nothing")).decode(errors="replace")
+        return HostError(f"The engine could not be asked (exit code {code}): {words.strip()[:300]}.", hint=_HINT)
+
+    def _count(self, text: bytes) -> None:
+        self._left -= len(text)
+        if self._left < 0:
+            raise HostError("What the engine says has no end.", hint=_HINT)

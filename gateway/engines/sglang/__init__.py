@@ -1,0 +1,1 @@
+"""SGLang: its engine contract, attention, memory and KV cache."""

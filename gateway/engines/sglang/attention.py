@@ -1,0 +1,213 @@
+"""Which attention backends SGLang takes: one version's rules (attention_backends.yaml, data) applied to a model. Pure.
+
+    BackendRules + Subject (the whole model on a GPU) + ForcedBackends -> Selection
+    BackendRules + AttentionGroups of a model -> one LayerAttention for each
+
+SGLang decides once for the whole model, not for each layer: what its model needs, else what suits the GPU, for the prefill and
+for decoding; then the tokens of a page. What the user forces wins, and is checked like its own choice. So does `select`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+from gateway.domain import AttentionGroup, LayerAttention, Refusal, Scalar, Value
+from gateway.domain.units import GIB
+from gateway.engines.common.rules.capability import numbers
+from gateway.engines.common.rules.check import Check
+from gateway.engines.common.rules.subject import AttentionQuery, Subject
+from gateway.engines.sglang.attention_rules import BackendLimit, BackendOption, BackendRules, BackendStep
+from gateway.models.rank import Rank
+
+# What the user forces -> by which flag.
+_FLAGS = {"attention": "attention-backend", "prefill": "prefill-attention-backend", "decode": "decode-attention-backend"}
+
+
+class ForcedBackends(Value):
+    """What the user forces: --attention-backend, --prefill-attention-backend, --decode-attention-backend, --page-size."""
+
+    attention: str | None = None
+    prefill: str | None = None
+    decode: str | None = None
+    page: int | None = None
+
+
+class Selection(Value):
+    """`none`: the engine refuses the model. `unknown`: these rules do not describe the model."""
+
+    prefill: str | None = None
+    decode: str | None = None
+    page: int | None = None
+    refused: tuple[Refusal, ...] = ()
+    status: Literal["ok", "none", "unknown"]
+
+
+@lru_cache(maxsize=1024)  # the same model is judged for every number of ranks
+def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selection:
+    """What the engine takes for this model on this GPU."""
+    query = _query(model)
+    if numbers(model.capability) is None:
+        return _unknown(f"{model.capability!r} is not a compute capability")
+    if query.architecture in rules.own_backends:
+        return _unknown(f"{query.architecture} brings settings of its own, which these rules do not describe")
+    if query.kv_dtype not in rules.kv_dtypes:
+        return _unknown(f"these rules do not describe a KV cache in {query.kv_dtype}")
+    if (query.kind == "mla") != (query.architecture in rules.mla):
+        return _unknown(f"whether it computes {query.architecture} as MLA is not known")
+    chosen: dict[BackendOption, str | None] = {
+        "attention": forced.attention,
+        "prefill": forced.prefill,
+        "decode": forced.decode,
+    }
+    page = _steps(rules.models, chosen, forced.page, model)
+    refused = _limited(rules.limits, chosen, page, model)
+    if chosen["prefill"] is not None and chosen["prefill"] == chosen["decode"]:
+        chosen["attention"] = chosen["prefill"]
+    page = _steps(rules.defaults, chosen, page, model)
+    if unknown := sorted({name for name in chosen.values() if name} - set(rules.backends)):
+        return _unknown(f"these rules do not describe the backend {unknown[0]}")
+    for name, backend in rules.backends.items():
+        named = any(chosen[option] == name for option in backend.page_of)
+        if backend.page and named and page not in backend.pages and backend.page_where.refusal(model) is None:
+            page = backend.page
+        if name in (chosen["attention"], chosen["decode"]) and (why := backend.named.refusal(model)):
+            refused.append(Refusal(kernel=name, reason=why))
+    for one in rules.instead:
+        if chosen["attention"] == one.backend and one.where.refusal(model) is None:
+            chosen["attention"] = one.by
+    refused += _limited(rules.last_limits, chosen, page, model)
+    prefill, decode = _parts(chosen)
+    for name, conditions in ((decode, rules.backends[decode].decode), (prefill, rules.backends[prefill].prefill)):
+        backend = rules.backends[name]
+        if why := backend.known.refusal(model):
+            return _unknown(f"what becomes of {name} is not known: it {why}")
+        if why := _none_of(backend.any_of, model) or _none_of(conditions, model):
+            refused.append(Refusal(kernel=name, reason=why))
+    if refused:
+        return Selection(refused=tuple(dict.fromkeys(refused)), status="none")
+    return Selection(prefill=prefill, decode=decode, page=page or 1, status="ok")
+
+
+def server_attention(
+    groups: Sequence[AttentionGroup],
+    rules: BackendRules,
+    rank: Rank,
+    architecture: str,
+    config: Mapping[str, Any],
+    gpu_bytes: int,
+    args: Mapping[str, Scalar],
+) -> tuple[LayerAttention, ...]:
+    """One row for each group. A backend that differs for prefill and decoding is named prefill/decode.
+
+    config: config.json. gpu_bytes: of the smallest GPU. args: what the user gave, by the planner's names.
+    """
+    chunk = int(args.get("max-num-batched-tokens", 0))
+    model = model_of(groups, architecture, rank.kv_dtype, rank.capability, gpu_bytes, chunk)
+    flags, fields = sorted(args.keys() & set(rules.unknown_with)), sorted(config.keys() & set(rules.own_fields))
+    if flags or fields:
+        chosen = _unknown(f"these rules do not describe what {f'--{flags[0]}' if flags else fields[0]} changes")
+    elif any(group.value_dim not in (None, group.head_dim) for group in groups if group.kind in ("full", "sliding")):
+        chosen = _unknown("these rules do not describe layers whose keys and values differ in size")
+    else:
+        forced = {role: str(args[flag]) for role, flag in _FLAGS.items() if flag in args}
+        page = int(args["block-size"]) if "block-size" in args else None
+        chosen = select(rules, model, ForcedBackends(**forced, page=page))
+    return tuple(_row(group, rules, chosen, model) for group in groups)
+
+
+def model_of(
+    groups: Sequence[AttentionGroup], architecture: str, kv_dtype: str, capability: str, gpu_bytes: int, chunk: int = 0
+) -> Subject:
+    state = next((group.recurrent for group in groups if group.recurrent), None)
+    query = AttentionQuery(
+        kind="mla" if any(group.kind == "mla" for group in groups) else "full",
+        architecture=architecture,
+        sparse=any(group.index_dim for group in groups),
+        sinks=any(group.sinks for group in groups),
+        kv_dtype=kv_dtype,
+        recurrent=state.kind if state else "",
+        state_dtype=state.dtype or "float32" if state else "float32",
+        state_size=(state.rows, state.columns) if state else (0, 0),
+        chunk=chunk,
+    )
+    return Subject(capability, attention=query, gpu_gib=gpu_bytes / GIB)
+
+
+def _row(group: AttentionGroup, rules: BackendRules, chosen: Selection, model: Subject) -> LayerAttention:
+    about: dict[str, Any] = {"kind": group.kind, "layers": group.layers, "head_dim": group.head_dim}
+    if group.kind in ("recurrent", "vision") and chosen.status != "unknown":
+        listed = rules.recurrent if group.kind == "recurrent" else rules.vision
+        rule = next((rule for rule in listed if rule.where.refusal(model) is None), None)
+        if rule is not None and rule.backend is not None:
+            return LayerAttention(**about, backend=rule.backend, version=rule.version, status="ok")
+        chosen = _unknown("which kernels this version takes for such layers is not known here")
+    if chosen.prefill is None or chosen.decode is None:
+        return LayerAttention(**about, backend=None, status=chosen.status, refused=chosen.refused)
+    name = chosen.prefill if chosen.prefill == chosen.decode else f"{chosen.prefill}/{chosen.decode}"
+    if (group.kind == "encoder" or not group.causal) and rules.backends[chosen.prefill].causal_only:
+        wrong = Refusal(kernel=chosen.prefill, reason="would answer, but wrongly: it lets no token see those after it")
+        return LayerAttention(**about, backend=None, status="none", refused=(wrong,))
+    for part in dict.fromkeys((chosen.prefill, chosen.decode)):
+        if why := rules.backends[part].starts.refusal(model):
+            late = Refusal(kernel=part, reason=f"is selected, and {why}", at_start=True)
+            return LayerAttention(**about, backend=None, status="none", refused=(late,))
+    version = rules.backends[name].version if name in rules.backends else None
+    return LayerAttention(**about, backend=name, version=version, block=chosen.page, status="ok")
+
+
+def _parts(chosen: Mapping[BackendOption, str | None]) -> tuple[str, str]:
+    """Prefill and decode: "" where nothing is chosen yet."""
+    attention = chosen["attention"] or ""
+    return chosen["prefill"] or attention, chosen["decode"] or attention
+
+
+def _steps(
+    steps: Sequence[BackendStep], chosen: dict[BackendOption, str | None], page: int | None, model: Subject
+) -> int | None:
+    """Fills `chosen`; returns the tokens of a page."""
+    for step in steps:
+        if step.where.refusal(model) is not None:
+            continue
+        if (step.attention or step.decode) and any(chosen[option] is not None for option in step.unset):
+            continue
+        chosen["attention"] = step.attention or chosen["attention"]
+        chosen["decode"] = step.decode or chosen["decode"]
+        page = step.page or page
+    return page
+
+
+def _limited(
+    limits: Sequence[BackendLimit], chosen: Mapping[BackendOption, str | None], page: int | None, model: Subject
+) -> list[Refusal]:
+    refused, architecture = [], _query(model).architecture
+    prefill, decode = _parts(chosen)
+    names = {"attention": chosen["attention"] or "", "prefill": prefill, "decode": decode}
+    for limit in (limit for limit in limits if limit.where.refusal(model) is None):
+        if why := limit.requires.refusal(model):
+            refused.append(Refusal(kernel="", reason=f"{architecture} {why}"))
+        if limit.page is not None and page not in (None, limit.page):
+            reason = f"{architecture} takes pages of {limit.page} token{'s' if limit.page > 1 else ''} alone, not of {page}"
+            refused.append(Refusal(kernel="", reason=reason))
+        for name in (names[option] for option in limit.of):
+            if limit.accepts is not None and name not in limit.accepts:
+                refused.append(Refusal(kernel=name, reason=f"{architecture} takes {', '.join(limit.accepts)} alone"))
+            elif name in limit.refuses:
+                refused.append(Refusal(kernel=name, reason=f"not for {architecture}"))
+    return refused
+
+
+def _none_of(any_of: Sequence[Check], model: Subject) -> str:
+    """Why none of the checks holds; "": one does."""
+    reasons = [check.refusal(model) for check in any_of]
+    return "" if None in reasons else "; or ".join(dict.fromkeys(reason for reason in reasons if reason))
+
+
+def _query(model: Subject) -> AttentionQuery:
+    assert model.attention is not None  # noqa: S101 - rules of attention are asked about attention alone
+    return model.attention
+
+
+def _unknown(reason: str) -> Selection:
+    return Selection(refused=(Refusal(kernel="", reason=reason),), status="unknown")

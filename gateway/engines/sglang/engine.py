@@ -1,0 +1,195 @@
+"""What SGLang does with a candidate: one attention backend for all layers, pools of tokens, a static share of each GPU. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+from gateway.domain import AttentionGroup, Engine, LayerAttention, Memory, ModelSpec, Quant, Scalar, Value
+from gateway.domain.units import MIB
+from gateway.engines.common.candidate import Budget, Candidate, Default, Footprint
+from gateway.engines.common.kernels.expert_kernels import MoeRules
+from gateway.engines.common.kernels.linear import LinearRules
+from gateway.engines.common.refusal import Refused
+from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
+from gateway.engines.sglang.attention import server_attention
+from gateway.engines.sglang.attention_rules import BackendRules
+from gateway.engines.sglang.kv_cache import TokenPool, model_of, whole
+from gateway.engines.sglang.memory import (
+    MemoryRules,
+    StaticMemory,
+    fraction_within,
+    multimodal,
+    process_bytes,
+    static_memory,
+)
+from gateway.engines.vllm.kv_cache import ITEM_BYTES
+from gateway.models.drafter import Drafter
+from gateway.models.rank import Rank
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: answers are remembered for each
+class SglangRules:
+    """The files of profiles/engines/sglang/VERSION/, each of which may be missing: then what it decides is not known."""
+
+    FILES: ClassVar[Mapping[str, type[Value]]] = {
+        "linear": LinearRules,
+        "moe": MoeRules,
+        "attention_backends": BackendRules,
+        "speculative": SpeculativeRules,
+        "memory": MemoryRules,
+    }
+
+    linear: LinearRules | None = None
+    moe: MoeRules | None = None
+    attention_backends: BackendRules | None = None
+    speculative: SpeculativeRules | None = None
+    memory: MemoryRules | None = None
+
+    @property
+    def known(self) -> bool:
+        return any((self.linear, self.moe, self.attention_backends, self.speculative, self.memory))
+
+    @property
+    def kv_dtypes(self) -> Collection[str] | None:
+        return self.attention_backends.kv_dtypes if self.attention_backends else None
+
+    @property
+    def attention_repairs(self) -> tuple[str, ...]:
+        return self.attention_backends.repairs if self.attention_backends else ()
+
+    def declared_kv_dtype(self, quant: Quant | None, engine: Engine) -> str:
+        """It heeds its own flag alone."""
+        return "auto"
+
+    def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
+        return True
+
+    def takes_media(self, spec: ModelSpec) -> bool:
+        return self.memory is not None and multimodal(self.memory, model_of(spec))
+
+    # --- attention ---
+
+    def layer_attention(
+        self, groups: tuple[AttentionGroup, ...], rank: Rank, spec: ModelSpec, args: Mapping[str, Scalar], gpu_bytes: int
+    ) -> tuple[LayerAttention, ...]:
+        if self.attention_backends is None:
+            return ()
+        return server_attention(groups, self.attention_backends, rank, spec.architecture, spec.config, gpu_bytes, args)
+
+    def drafter_attention(
+        self,
+        groups: tuple[AttentionGroup, ...],
+        rank: Rank,
+        spec: ModelSpec,
+        drafter: Drafter | None,
+        args: Mapping[str, Scalar],
+    ) -> tuple[LayerAttention, ...]:
+        """Not known here."""
+        return ()
+
+    # --- KV cache ---
+
+    def cache(self, candidate: Candidate) -> TokenPool:
+        """Raises Refused for layers whose states these rules do not know."""
+        rules, args = self._memory_rules(candidate), candidate.args
+        item = 1 if candidate.variant.kv_dtype.startswith("fp8") else ITEM_BYTES[candidate.dtype.value]
+        windows = candidate.given.spec.architecture in rules.hybrid_swa and not args.get("disable-hybrid-swa-memory")
+        attention = candidate.stage.attention if windows else whole(candidate.stage.attention)
+        page = max((row.block or 1 for row in candidate.evidence.attention), default=1)
+        pool = TokenPool(rules, attention, candidate.variant.tp, item, page)
+        if not pool.bytes_per_token and any(group.kind not in ("encoder", "vision") for group in pool.attention):
+            reason = "how this engine keeps the state of such layers is not known here"
+            raise Refused("unknown_memory", reason, candidate.source)
+        return pool
+
+    # --- batch ---
+
+    def default_seqs(self, candidate: Candidate) -> Default:
+        return candidate.engine.default_seqs, "the engine's default", candidate.source
+
+    def default_tokens(self, candidate: Candidate) -> Default:
+        model, gpu_mib = model_of(candidate.given.spec), candidate.devices.least / MIB
+        chosen = static_memory(self._memory_rules(candidate), gpu_mib, model, tp=candidate.variant.tp)
+        return chosen.chunked_prefill, "the engine's default for GPUs of this size", candidate.source
+
+    def runner(self, candidate: Candidate) -> int:
+        return 1
+
+    # --- memory: a share for weights and pools, and what it reserves for everything else ---
+
+    def budget(self, footprint: Footprint, context: int) -> Budget:
+        candidate = footprint.candidate
+        if "gpu-memory-utilization" in candidate.args:
+            return self.told(footprint, float(candidate.args["gpu-memory-utilization"]))
+        _, free, _ = self._taken(footprint)
+        return self.told(footprint, fraction_within(self._static(footprint), free))
+
+    def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
+        """None: its share follows from what it reserves, which it may need."""
+        return None
+
+    def told(self, footprint: Footprint, share: float) -> Budget:
+        begins, free, reserved = self._taken(footprint)
+        return Budget(begins + int(free * share) + reserved, {"gpu-memory-utilization": share}, f"static fraction {share:.3f}")
+
+    def narrowed(
+        self, footprint: Footprint, budget: Budget, count: int, *, rounded: Callable[[float], int] = math.ceil
+    ) -> Budget:
+        begins, free, reserved = self._taken(footprint)
+        steps = max(0, count - begins - reserved) * 1000 / free
+        return self.told(footprint, min(float(budget.flags["gpu-memory-utilization"]), rounded(steps) / 1000))
+
+    def _taken(self, footprint: Footprint) -> tuple[int, int, int]:
+        """Bytes that its processes take, that are free as it finds them before it loads, and that it reserves."""
+        begins = process_bytes(footprint.load.rank.tp * footprint.load.rank.pp)
+        free = max(1, footprint.candidate.usable_bytes - begins)
+        return begins, free, round(self._static(footprint).reserved_mib * MIB)
+
+    def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
+        reserved = round(self._static(footprint).reserved_mib * MIB)
+        begins = process_bytes(footprint.load.rank.tp * footprint.load.rank.pp)
+        held, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token
+        kv = max(0, budget_bytes - reserved - begins - held)
+        return Memory(
+            gpu_bytes=footprint.candidate.devices.least,
+            budget_bytes=budget_bytes,
+            weights_bytes=held,
+            activation_bytes=reserved,
+            graph_bytes=0,
+            overhead_bytes=begins,
+            kv_bytes=kv,
+            kv_bytes_per_token=per_token,
+            kv_tokens=kv // per_token if per_token else 0,
+            low=held + reserved // 2,
+            high=held + held // 50 + reserved + begins,
+        )
+
+    def used_bytes(self, footprint: Footprint, memory: Memory) -> int:
+        return memory.weights_bytes + memory.activation_bytes + memory.overhead_bytes
+
+    @lru_cache(maxsize=16)  # noqa: B019 - asked for each budget that is tried; rules live as long as the process
+    def _static(self, footprint: Footprint) -> StaticMemory:
+        """What SGLang itself would choose on these GPUs, or said that it chooses."""
+        candidate, load = footprint.candidate, footprint.load
+        forecast = static_memory(
+            self._memory_rules(candidate),
+            candidate.devices.least / MIB,
+            model_of(candidate.given.spec),
+            tp=load.rank.tp,
+            pp=load.rank.pp,
+            seqs=load.seqs,
+            chunked_prefill=load.batched_tokens,
+            eager=not load.graphs,
+        )
+        answer = candidate.evidence.answer
+        said = answer.settled.static_fraction if answer and answer.settled else None
+        return forecast if said is None else forecast.evolve(fraction=said)
+
+    def _memory_rules(self, candidate: Candidate) -> MemoryRules:
+        if self.memory is None:
+            raise Refused("unknown_memory", f"how {candidate.engine.ref} divides a GPU is not known here", candidate.source)
+        return self.memory

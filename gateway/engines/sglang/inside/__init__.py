@@ -1,0 +1,1 @@
+"""Runs inside SGLang's image or environment."""

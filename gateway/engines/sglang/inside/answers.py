@@ -1,0 +1,156 @@
+"""What SGLang makes of a model on one rank: kernels, attention backends, bytes, pools, and what it settled by itself.
+
+An answer has the fields of vllm_answers.py. `kernels` name the function that multiplies, and of experts the runner; `needed` is for a
+pool of so many tokens, which its requests share; `fixed` are bytes beside it that no token gets.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...inside.meta import folder_of, of_stages
+from . import layers as sglang_layers
+from .attention import Backends, backends_of, record_backends
+from .cache import cache
+from .model import Configured, arguments_of, configured_of, meta, model_of, said
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def asked(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
+    """What the engine makes of a model of these files, started with this command line. Raises what the engine raises.
+
+    Of pipeline stages all are built.
+    """
+    record_backends()
+    with folder_of(files) as folder:
+        stages = []
+        for stage in range(int(said(arguments_of(folder, argv), "pp_size"))):
+            made = configured_of(arguments_of(folder, argv), stage)
+            stages.append(answer(made))
+    return of_stages(stages)
+
+
+def answer(made: Configured) -> dict[str, Any]:
+    torch: Any = importlib.import_module("torch")
+    dtype = str(made.model.dtype).removeprefix("torch.")
+    memory = int(torch.cuda.get_device_properties(0).total_memory)
+    backends = backends_of(made.arguments, made.model)
+    with meta(dtype):
+        whole = model_of(made)
+        weights = sum(one.numel() * one.element_size() for one in whole.parameters())
+        attended = attention(whole, made, backends)
+        rows = kernels(whole, dtype)
+    return {
+        "kernels": rows,
+        "attention": attended,
+        "weights": weights,
+        "kv": cache(made, whole, memory),
+        "settled": settled(made, dtype),
+    }
+
+
+def settled(made: Configured, dtype: str) -> dict[str, Any]:
+    arguments, model = made.arguments, made.model
+    return {
+        "architecture": model.hf_config.architectures[0],
+        "dtype": dtype,
+        "quantization": model.quantization or "",
+        "kv_cache_dtype": said(arguments, "kv_cache_dtype"),
+        "max_model_len": model.context_len,
+        "max_num_seqs": said(arguments, "max_running_requests") or 0,
+        "max_num_batched_tokens": said(arguments, "chunked_prefill_size") or 0,
+        "enforce_eager": bool(said(arguments, "disable_cuda_graph")),
+        "runner": "generate" if model.is_generation else "pooling",
+        "static_fraction": said(arguments, "mem_fraction_static"),
+    }
+
+
+# --- linear layers ---
+
+
+def kernels(whole: Any, dtype: str) -> list[dict[str, Any]]:
+    """Kernel, inputs, outputs and number of experts on this rank of every linear layer; of experts the model's width and one expert's.
+
+    Weights are prepared on the way, so their bytes were counted before. Raises what the engine refuses.
+    """
+    base: Any = importlib.import_module("sglang.srt.layers.linear").LinearBase
+    rows: collections.Counter[tuple[str, str, int, int, int]] = collections.Counter()
+    known: dict[tuple[Any, ...], str] = {}
+    for path, module in whole.named_modules():
+        name = _NUMBER.sub("*", path)
+        if isinstance(module, base):
+            n = int(getattr(module, "output_size_per_partition", None) or module.output_size)
+            k = int(getattr(module, "input_size_per_partition", None) or module.input_size)
+            scheme = getattr(module, "scheme", None)
+            alike = name, k, n, type(module.quant_method), type(scheme)
+            if alike not in known:
+                known[alike] = kernel_of(module, k, dtype)
+            rows[name, known[alike], k, n, 0] += 1
+        elif hasattr(module, "moe_runner_config") and hasattr(module, "quant_method"):
+            method, runner = sglang_layers.experts(module)
+            own, width = int(module.intermediate_size_per_partition), int(module.hidden_size)
+            rows[name, runner or method or "", width, own, int(module.num_local_experts)] += 1
+    names = ("layer", "kernel", "k", "n", "experts")
+    return [{**dict(zip(names, row, strict=True)), "count": count} for row, count in sorted(rows.items())]
+
+
+def kernel_of(layer: Any, inputs: int, dtype: str) -> str:
+    """The product that a dense layer comes to; torch, where it is not quantized; the method, where only a stand-in stops it."""
+    method = layer.quant_method
+    name = type(method).__name__
+    if name == "UnquantizedLinearMethod":
+        return "torch"
+    try:
+        return sglang_layers.product(layer, inputs, dtype)
+    except LookupError:
+        return name
+    except sglang_layers.REFUSALS as error:
+        if sglang_layers.of_a_stand_in(error):
+            return name
+        raise
+
+
+# --- attention ---
+
+
+def attention(whole: Any, made: Configured, backends: Backends) -> list[dict[str, Any]]:
+    models: Any = importlib.import_module("sglang.srt.configs.model_config")
+    paged: Any = importlib.import_module("sglang.srt.layers.radix_attention").RadixAttention
+    towers: Any = importlib.import_module("sglang.srt.layers.attention.vision").QKV_BACKEND_IMPL
+    latent = made.model.attention_arch == models.AttentionArch.MLA
+    rank = made.model.kv_lora_rank + made.model.qk_rope_head_dim if latent else 0
+    name = _joined(backends.prefill, backends.decode)
+    found: collections.Counter[tuple[str, int, str]] = collections.Counter()
+    for module in whole.modules():
+        if isinstance(module, paged):
+            if latent and module.qk_head_dim != rank:
+                continue  # the same layer for a prefill, whose keys are not kept
+            encoder = "encoder" in str(getattr(module, "attn_type", "")).lower()
+            kind = "mla" if latent else "encoder" if encoder else "sliding" if module.sliding_window_size > 0 else "full"
+            found[kind, int(module.qk_head_dim), name] += 1
+        elif (tower := getattr(module, "qkv_backend", None)) is not None:
+            head = getattr(module, "head_size", 0) or module.head_dim
+            found["vision", int(head), next(one for one, kind in towers.items() if type(tower) is kind)] += 1
+    if backends.recurrent is not None:
+        states = backends.hybrid.mamba2_cache_params.layers
+        stage = range(getattr(whole, "start_layer", 0), getattr(whole, "end_layer", made.model.num_hidden_layers))
+        found["recurrent", 0, _joined(*backends.recurrent[1:])] += sum(layer in stage for layer in states)
+    return [
+        {"kind": kind, "head_dim": head, "backend": backend, "version": _version(backend), "layers": count}
+        for (kind, head, backend), count in sorted(found.items())
+    ]
+
+
+def _joined(prefill: str, decode: str) -> str:
+    return prefill if prefill == decode else f"{prefill}/{decode}"
+
+
+def _version(backend: str) -> int:
+    """Of FlashAttention."""
+    found = re.fullmatch(r"fa(\d)", backend)
+    return int(found[1]) if found else 0

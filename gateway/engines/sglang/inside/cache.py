@@ -1,0 +1,167 @@
+"""What SGLang makes of so many bytes for KV cache and states: its own count of the tokens that its pools hold, asked backwards.
+
+A runner, or what stands for one, has the model and the arguments; only the memory that is free is stated.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import types
+from collections.abc import Callable
+from typing import Any
+
+from ...inside.meta import StandIn
+from ...vllm.inside.boot import fit
+from .model import Configured, bare_runner, said
+
+_GIB = 1 << 30
+# More than any GPU has: what does not fit into this is refused for another reason.
+_MOST = 1 << 50
+# What the engine raises where nothing fits.
+_TOO_SMALL = (ValueError, RuntimeError, AssertionError, ZeroDivisionError)
+
+
+def cache(made: Configured, whole: Any, memory_bytes: int) -> dict[str, Any]:
+    """The answer's `kv`: bytes of a page of tokens, bytes that no token gets, and bytes for a pool of so many tokens."""
+    page, longest = int(said(made.arguments, "page_size")), int(made.model.context_len)
+    count = _counter(made, whole, memory_bytes)
+
+    def needed(tokens: int) -> int:
+        return _least(lambda size: _held(count, size) >= tokens)
+
+    pages = max(1, -(-longest // page))
+    # Of two long pools, where windows are full and whatever is kept beside tokens is paid.
+    few, many = needed(pages * page), needed(2 * pages * page)
+    block = max(1, math.ceil((many - few) / pages))
+    fixed = max(0, few - pages * block)
+    doubled = sorted({page * 2**power for power in range(max(1, pages.bit_length()))} | {pages * page})
+    return {"block_bytes": block, "fixed": fixed, "needed": [(n, max(needed(n) - fixed, 1)) for n in doubled]}
+
+
+def _held(count: Callable[[int], int], size: int) -> int:
+    """Tokens that a pool of these bytes has; none, where the engine says that it is too small."""
+    try:
+        return count(size)
+    except _TOO_SMALL:
+        if size >= _MOST:
+            raise
+        return 0
+
+
+def _least(enough: Callable[[int], bool]) -> int:
+    """The least number of bytes that is enough. Raises what the engine raises where nothing is."""
+    low, high = 0, 1 << 20
+    while high < _MOST and not enough(high):
+        low, high = high, high * 2
+    enough(high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _counter(made: Configured, whole: Any, memory_bytes: int) -> Callable[[int], int]:
+    """Tokens of the pool, by the bytes that are left for pools."""
+    try:
+        module: Any = importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
+    except ModuleNotFoundError:
+        return _of_runner(made, whole, memory_bytes)
+    return _of_configurator(module, made, whole, memory_bytes)
+
+
+def _slack(made: Configured, memory_bytes: int) -> float:
+    """GiB that the share of memory leaves free."""
+    return float(memory_bytes / _GIB * (1 - said(made.arguments, "mem_fraction_static")))
+
+
+def _state(module: Any, memory: float) -> None:
+    """This much is free, in GiB, and there is no garbage to collect first."""
+    module.get_available_gpu_memory = lambda *_, **__: memory
+    module.gc = types.SimpleNamespace(collect=lambda: 0)
+
+
+def _of_runner(made: Configured, whole: Any, memory_bytes: int) -> Callable[[int], int]:
+    """Up to 0.5.15 at least the runner counts by itself (ModelRunnerKVCacheMixin)."""
+    pools: Any = importlib.import_module("sglang.srt.model_executor.model_runner_kv_cache_mixin")
+    models: Any = importlib.import_module("sglang.srt.configs.model_config")
+    speculative: Any = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
+    arguments, model = made.arguments, made.model
+    runner = bare_runner()
+    layers = max(model.num_hidden_layers, model.num_attention_layers)
+    known = {
+        "device": "cuda", "gpu_id": 0, "is_draft_worker": False, "server_args": arguments, "model_config": model,
+        "model": whole, "dtype": model.dtype, "spec_algorithm": speculative.from_string(None), "dp_size": 1, "pp_size": 1,
+        "mem_fraction_static": arguments.mem_fraction_static, "is_hybrid_swa": model.is_hybrid_swa,
+        "use_mla_backend": model.attention_arch == models.AttentionArch.MLA,
+        "start_layer": getattr(whole, "start_layer", 0), "end_layer": getattr(whole, "end_layer", layers),
+        "sliding_window_size": _window(whole, model),
+    }  # fmt: skip
+    for name, value in known.items():
+        setattr(runner, name, value)
+    runner.num_effective_layers = (runner.end_layer - runner.start_layer) * getattr(model.hf_config, "loop_num", 1)
+    for name in ("full_attention_layer_ids", "swa_attention_layer_ids"):
+        ids = getattr(model, name, None) or []
+        setattr(model, name, [layer for layer in ids if runner.start_layer <= layer < runner.end_layer])
+    runner.configure_kv_cache_dtype()
+    slack, states = _slack(made, memory_bytes), arguments.max_mamba_cache_size
+
+    def count(size: int) -> int:
+        arguments.max_mamba_cache_size = states  # the count fills it
+        _state(pools, slack + (size + 0.5) / _GIB)
+        config = runner._resolve_memory_pool_config(memory_bytes / _GIB)
+        return int(config.max_total_num_tokens) if config.max_running_requests > 0 else 0
+
+    return count
+
+
+def _window(whole: Any, model: Any) -> Any:
+    """ModelRunner.load_model."""
+    if hasattr(whole, "get_attention_sliding_window_size"):
+        return whole.get_attention_sliding_window_size()
+    if model.is_hybrid_swa and model.sliding_window_size is not None:
+        return model.sliding_window_size
+    return model.attention_chunk_size
+
+
+def _of_configurator(module: Any, made: Configured, whole: Any, memory_bytes: int) -> Callable[[int], int]:
+    """Later versions count in a class of its own (KVCacheConfigurator)."""
+    arguments, model = made.arguments, made.model
+    runtime: Any = importlib.import_module("sglang.srt.runtime_context")
+    components = "sglang.srt.model_executor.model_runner_components"
+    models: Any = importlib.import_module("sglang.srt.configs.model_config")
+    speculative: Any = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
+    dtypes: Any = importlib.import_module("sglang.srt.mem_cache.kv_cache_dtype")
+    asked = said(arguments, "kv_cache_dtype")
+    named, dtype = fit(
+        dtypes.configure_kv_cache_dtype,
+        server_args_kv_cache_dtype=asked, model=whole, model_dtype=model.dtype, is_draft_worker=False, is_dflash=False,
+        speculative_draft_attention_backend=None,
+    )  # fmt: skip
+    layers: Any = importlib.import_module(f"{components}.layer_setup").resolve_layer_indices(
+        model=whole, model_config=model, is_draft_worker=False
+    )
+    runtimes: Any = importlib.import_module(f"{components}.kv_pool_runtime")
+    window = importlib.import_module(f"{components}.load_model_utils").resolve_sliding_window_size(whole, model)
+    plain = speculative.from_string(None)
+    known = {
+        "device": "cuda", "gpu_id": 0, "attn_dp_size": 1, "pp_size": 1, "pp_group": None, "model": whole, "model_config": model,
+        "server_args": arguments, "kv_cache_dtype": dtype, "kv_cache_dtype_str": named or asked, "model_dtype": model.dtype,
+        "page_size": said(arguments, "page_size"), "sliding_window_size": window, "spec_algorithm": plain,
+        "is_draft_worker": False, "spec_aux_config": StandIn(draft_model_config=None, dflash_draft_num_layers=None),
+        "post_capture_kv_active": fit(
+            runtimes.is_post_capture_kv_active, server_args=arguments, is_draft_worker=False, spec_algorithm=plain, token_to_kv_pool_allocator=None
+        ),
+        "is_hybrid_swa": model.is_hybrid_swa, "is_hybrid_swa_compress": model.is_hybrid_swa_compress,
+        "use_mla_backend": model.attention_arch == models.AttentionArch.MLA, "layer_info": layers, "forward_stream": None,
+        "req_to_token_pool": None, "token_to_kv_pool_allocator": None, "memory_pool_config": None,
+    }  # fmt: skip
+    configurator = fit(module.KVCacheConfigurator, **known)
+    slack, states = _slack(made, memory_bytes), runtime.get_schedule().max_mamba_cache_size
+
+    def count(size: int) -> int:
+        _state(module, slack + (size + 0.5) / _GIB)
+        runtime.get_context().override("inquiry", max_mamba_cache_size=states)  # the count fills it
+        return int(configurator._resolve_memory_pool_config(memory_bytes / _GIB).max_total_num_tokens)
+
+    return count

@@ -1,0 +1,145 @@
+"""What one version of SGLang says of itself: flags, architectures, quantization methods, environment, packages.
+
+The engine's own parser and registries are imported and asked; the names of its model classes are read in their source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import tempfile
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ...inside.compiled import common, compiled, cuda_major
+from ...inside.installed import config_classes, installed
+
+# A flag whose action only warns that it does nothing any more.
+_RETIRED = "DeprecatedAction"
+
+
+def facts() -> dict[str, Any]:
+    """Of the version that is booted."""
+    parser = argparse.ArgumentParser()
+    arguments = import_module("sglang.srt.server_args").ServerArgs
+    arguments.add_cli_args(parser)
+    methods = import_module("sglang.srt.layers.quantization").QUANTIZATION_METHODS
+    package = import_module("sglang")
+    kernels = _kernels()
+    return {
+        "version": str(package.__version__),
+        "device": "cuda",
+        "flags": _flags(parser),
+        "architectures": {"by file": _architectures(Path(package.__path__[0], "srt/models"))},
+        "quantizations": {name: _method(name, kind) for name, kind in methods.items()},
+        "environment": _environment(import_module("sglang.srt.environ")),
+        "compiled": common(held for name, held in compiled(kernels).items() if name.endswith("common_ops")) if kernels else [],
+        "cuda_runtime": cuda_major(kernels) if kernels else None,
+        **config_classes(_configs()),
+        **installed(),
+    }
+
+
+def _kernels() -> Path | None:
+    """The folder of SGLang's extensions, a package of its own; None: it is not here, or a stand-in."""
+    found = find_spec("sgl_kernel")
+    folder = next(iter(found.submodule_search_locations or ()), "") if found else ""
+    return Path(folder) if folder and Path(folder).is_dir() else None
+
+
+def _configs() -> dict[str, str]:
+    """The classes that it registers with transformers, by model type."""
+    try:
+        module = import_module("sglang.srt.utils.hf_transformers.common")
+    except ModuleNotFoundError:  # up to 0.5.10
+        module = import_module("sglang.srt.utils.hf_transformers_utils")
+    return {name: kind.__name__ for name, kind in module._CONFIG_REGISTRY.items()}
+
+
+def _method(name: str, kind: Any) -> dict[str, Any]:
+    """What the loader asks of a method as a whole (_get_quantization_config in srt/model_loader/loader.py).
+
+    Some classes answer as instances only: of one that was never initialised, and stands for `name`.
+    """
+    one = object.__new__(kind)
+    one.use_mxfp8 = name == "mxfp8"
+    least = _asked(kind.get_min_capability, one)
+    dtypes = sorted(str(dtype).removeprefix("torch.") for dtype in _asked(kind.get_supported_act_dtypes, one))
+    said: dict[str, Any] = {"min_capability": f"{least // 10}.{least % 10}"} if least > 0 else {}
+    said["dtypes"] = [dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32")]
+    return said | ({"online": name} if _online(name) else {})
+
+
+def _online(name: str) -> bool:
+    """Whether get_quant_config makes something of the method without a file that says how the weights are quantized."""
+    load = import_module("sglang.srt.model_loader.weight_utils").get_quant_config
+    with tempfile.TemporaryDirectory() as folder:
+        config = import_module("transformers").PretrainedConfig()
+        model = SimpleNamespace(model_path=folder, revision=None, quantization=name, hf_config=config, is_draft_model=False)
+        try:
+            return load(model, SimpleNamespace(model_loader_extra_config=None), {}) is not None
+        except (ValueError, TypeError, KeyError, AttributeError, AssertionError, RuntimeError):
+            return False
+
+
+def _asked(function: Any, one: Any) -> Any:
+    try:
+        return function()
+    except TypeError:
+        return function(one)
+
+
+def _flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, Any]]:
+    flags: dict[str, dict[str, Any]] = {}
+    for action in parser._actions:
+        names = [option[2:] for option in action.option_strings if option.startswith("--")]
+        positive = [name for name in names if not name.startswith("no-")]
+        if positive == ["help"] or type(action).__name__ == _RETIRED:
+            continue
+        choices = action.choices
+        default = action.default if type(action.default) in (bool, int, float, str) else None
+        kind = _kind(action)
+        said = {
+            "type": kind,
+            "choices": _words(choices) if choices else None,
+            "default": default,
+            "negatable": f"no-{positive[0]}" in names,
+        }
+        flags[positive[0]] = said
+        flags |= {name: {"type": kind, "same_as": positive[0]} for name in positive[1:]}
+    return flags
+
+
+def _words(choices: Any) -> list[str]:
+    """A set has no order of its own, and differs from run to run."""
+    words = [str(choice) for choice in choices if str(choice) != "None"]
+    return sorted(words) if isinstance(choices, (set, frozenset)) else words
+
+
+def _kind(action: Any) -> str:
+    """A list given as separate words (nargs) takes one value: the gateway writes `--flag=value`, one item."""
+    if action.nargs == 0:
+        return "bool"
+    name = getattr(action.type, "__name__", "str")
+    kinds = {"int": "int", "human_readable_int": "int", "float": "float", "loads": "json", "json_list_type": "json"}
+    return kinds.get(name, "str")
+
+
+def _architectures(folder: Path) -> list[str]:
+    """The classes that `EntryClass` of each model file names (srt/models/registry.py). Importing them would run kernels."""
+    found: set[str] = set()
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8-sig")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EntryClass":
+                found |= {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
+    return sorted(found)
+
+
+def _environment(module: Any) -> dict[str, bool]:
+    """Environment variable -> whether its type leaves only numbers and switches."""
+    plain = (module.EnvBool, module.EnvInt, module.EnvFloat)
+    fields = vars(module.Envs).items()
+    return {name: isinstance(field, plain) for name, field in fields if isinstance(field, module.EnvField)}

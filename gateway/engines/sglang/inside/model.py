@@ -1,0 +1,171 @@
+"""A model as SGLang builds it, on the meta device, for one rank of groups of which only the size is real.
+
+`arguments_of` reads a command line as the server does, `configured_of` resolves and publishes what it says as a scheduler does.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import re
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+from ...inside.meta import Group, meta_mode
+
+# What the inquiry says itself: no weights and no tokenizer.
+_WITHOUT_WEIGHTS = ("--load-format=dummy", "--skip-tokenizer-init", "--device=cuda")
+# What is kept of a layer's method once its weights are to be prepared, and is imported from the modules that choose it.
+_STARTS = {"moe.utils": "moe", "quantization.fp8_utils": "fp8_gemm", "quantization.fp4_utils": "fp4_gemm"}
+_STARTS |= {"quantization.unquant": "bf16_gemm"}
+
+
+class Configured(NamedTuple):
+    arguments: Any  # ServerArgs, resolved
+    model: Any  # ModelConfig
+    quantization: Any  # QuantizationConfig, or None
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise ValueError(message)  # argparse's own way is to print and to exit
+
+
+@functools.cache
+def _parser() -> ArgumentParser:
+    parser = _Parser(prog="sglang serve")
+    importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
+    return parser
+
+
+def arguments_of(folder: str, argv: Sequence[str]) -> Any:
+    """ServerArgs of a command line, as the engine's own parser and constructor make them. Raises what they raise."""
+    given = _parser().parse_args([*argv, f"--model-path={folder}", *_WITHOUT_WEIGHTS])
+    return importlib.import_module("sglang.srt.server_args").ServerArgs.from_cli_args(given)
+
+
+def said(arguments: Any, name: str) -> Any:
+    """What an argument was resolved to: up to 0.5.10 ServerArgs fills itself, since then it stays as it was given."""
+    if hasattr(arguments, "resolved_dict"):
+        return arguments.resolved_dict()[name]
+    return getattr(arguments, name)
+
+
+def publish(given: Any) -> None:
+    """Resolve ServerArgs, and let the engine's code find them, as a scheduler does. Raises what the engine raises."""
+    if hasattr(given, "resolve_once"):
+        given.resolve_once()
+        importlib.import_module("sglang.srt.runtime_context").get_parallel().clear_stamp()
+    importlib.import_module("sglang.srt.server_args").set_global_server_args_for_scheduler(given)
+
+
+def configured_of(given: Any, stage: int = 0) -> Configured:
+    """Publish ServerArgs, and what follows for one of the stages. Raises what the engine raises."""
+    publish(given)
+    model = importlib.import_module("sglang.srt.configs.model_config").ModelConfig.from_server_args(given)
+    _ranks(said(given, "tp_size"), said(given, "ep_size"), said(given, "pp_size"), stage)
+    for module, name in _STARTS.items():
+        start = getattr(importlib.import_module(f"sglang.srt.layers.{module}"), f"initialize_{name}_config", None)
+        if start is not None:
+            start() if hasattr(given, "resolve_once") else start(given)
+    importlib.import_module("sglang.srt.model_loader.utils").get_model_architecture(model)  # imports the models
+    return Configured(given, model, loader()._get_quantization_config(model, load()))
+
+
+def _ranks(tp: int, ep: int, pp: int, stage: int) -> None:
+    """Groups of which only the size is real: the first rank of each, in this stage."""
+    state: Any = importlib.import_module("sglang.srt.distributed.parallel_state")
+    for name in [name for name in vars(state) if re.fullmatch(r"_[A-Z_]+", name)]:
+        if re.search(r"MOE_EP|MOE_TP", name):
+            setattr(state, name, Group(ep if "EP" in name else tp // ep))
+        elif re.search(r"TP|WORLD", name):
+            setattr(state, name, Group(tp))
+        elif name == "_PP":
+            setattr(state, name, Group(pp, stage))
+        elif re.search(r"PP|DP|CP", name):
+            setattr(state, name, Group(1))
+    attention: Any = importlib.import_module("sglang.srt.layers.dp_attention")
+    known = {"_ATTN_TP_RANK": 0, "_ATTN_TP_SIZE": tp, "_ATTN_DP_RANK": 0, "_ATTN_DP_SIZE": 1, "_LOCAL_ATTN_DP_SIZE": 1}
+    known |= {"_LOCAL_ATTN_DP_RANK": 0, "_ENABLE_DP_ATTENTION_FLAG": False}
+    for name, value in known.items():
+        setattr(attention, name, value)
+    attention._ATTN_TP_GROUP = Group(tp)
+    with suppress(ImportError):
+        context: Any = importlib.import_module("sglang.srt.runtime_context")
+        values: dict[str, Any] = {}
+        # Up to 0.5.17 it has no fields of its own.
+        for field in context._parallel_fields() if hasattr(context, "_parallel_fields") else ():
+            if field == "pp_group":
+                values[field] = Group(pp, stage)
+            elif field.endswith("_group"):
+                size = {"moe_ep_group": ep, "moe_tp_group": tp // ep}.get(field, tp if re.search("tp|world", field) else 1)
+                values[field] = Group(size)
+            elif field.endswith("_rank"):
+                values[field] = stage if field == "pp_rank" else 0
+        if values:
+            context.get_parallel().override_permanently(**values)
+
+
+def bare_runner() -> Any:
+    """A ModelRunner that was not made: it has no GPU, and of its attributes those that are set. Its class is one of this module, so that what
+    it lacks is not taken for a refusal."""
+    runners: Any = importlib.import_module("sglang.srt.model_executor.model_runner")
+
+    class Runner(runners.ModelRunner):  # type: ignore[misc]
+        pass
+
+    runner = object.__new__(Runner)
+    if hasattr(runners, "_UNSET"):  # from 0.5.13 on
+        runner._linear_attn_registry_cache = runners._UNSET
+    return runner
+
+
+def loader() -> Any:
+    return importlib.import_module("sglang.srt.model_loader.loader")
+
+
+def load() -> Any:
+    return importlib.import_module("sglang.srt.configs.load_config").LoadConfig(load_format="dummy")
+
+
+def _values() -> Any:
+    """Tensors on the meta device have no values: what is asked of one is taken for a scale of 1."""
+    torch: Any = importlib.import_module("torch")
+
+    class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = getattr(function, "__name__", "")
+            if name in ("item", "__float__"):
+                return 1.0
+            if name in ("__bool__", "allclose"):
+                return True
+            if name in ("unique", "_unique2", "_return_output"):
+                return args[0].flatten()[:1]
+            return function(*args, **(kwargs or {}))
+
+    return Values()
+
+
+@contextmanager
+def meta(dtype: str) -> Iterator[None]:
+    torch: Any = importlib.import_module("torch")
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        with meta_mode(), torch.device("meta"), _values():
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def model_of(made: Configured) -> Any:
+    """The whole model; call it within `meta`. Raises what the engine raises."""
+    whole = loader()._initialize_model(made.model, load(), made.quantization)
+    staged = int(said(made.arguments, "pp_size")) > 1
+    if staged and "pp_proxy_tensors" not in inspect.signature(whole.forward).parameters:
+        raise AssertionError(
+            "Pipeline Parallel is not compatible with this model."
+        )  # ModelRunner, once it has loaded the model
+    return whole

@@ -1,0 +1,63 @@
+"""SGLang's pools of KV cache and recurrent states, in the words of engines/vllm/kv_cache.py. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.domain import AttentionGroup, ModelSpec
+from gateway.engines.sglang.memory import MemoryRules, ModelTraits, kv_tokens
+
+# Bytes that are asked about to learn what a token costs: enough that roundings vanish.
+_PROBE = 1 << 50
+
+
+@dataclass(frozen=True)
+class TokenPool:
+    """What one rank keeps of sequences: a pool of tokens in pages, beside one of states that is a share of its bytes."""
+
+    rules: MemoryRules
+    attention: tuple[AttentionGroup, ...]
+    tp: int
+    element_bytes: int
+    page: int = 1  # tokens that are given out at once
+
+    def tokens(self, kv_bytes: int) -> int | None:
+        """None: these layers are not known to these rules."""
+        return kv_tokens(self.rules, self.attention, kv_bytes, tp=self.tp, element_bytes=self.element_bytes, page=self.page)
+
+    @property
+    def bytes_per_token(self) -> int:
+        tokens = self.tokens(_PROBE)
+        return _PROBE // tokens if tokens else 0
+
+    def bytes_for(self, length: int, _batched_tokens: int) -> int:
+        return length * self.bytes_per_token
+
+    def largest(self, kv_bytes: int, _batched_tokens: int, limit: int) -> int:
+        return min(limit, self.tokens(kv_bytes) or 0) if self.bytes_per_token else limit
+
+    def requests(self, kv_bytes: int, length: int, _batched_tokens: int) -> float:
+        return (self.tokens(kv_bytes) or 0) / length if self.bytes_per_token else math.inf
+
+
+def whole(attention: tuple[AttentionGroup, ...]) -> tuple[AttentionGroup, ...]:
+    """Layers with a window as an engine keeps them that gives such a model no pool of their own: all of their tokens."""
+    return tuple(group.evolve(kind="full") if group.kind == "sliding" else group for group in attention)
+
+
+def model_of(spec: ModelSpec) -> ModelTraits:
+    """What SGLang's memory settings depend on."""
+    vision = spec.config.get("vision_config")
+    sizes: Mapping[str, Any] = vision if isinstance(vision, Mapping) else {}
+    layers, hidden = sizes.get("num_hidden_layers"), sizes.get("hidden_size")
+    return ModelTraits(
+        architecture=spec.architecture,
+        mla=any(group.kind == "mla" for group in spec.attention),
+        towers="text_config" in spec.config or "vision_config" in spec.config,
+        vision="vision_config" in spec.config,
+        vision_layers=layers if type(layers) is int and 0 < layers < 1000 else None,
+        vision_hidden=hidden if type(hidden) is int and 0 < hidden < 2**20 else None,
+    )

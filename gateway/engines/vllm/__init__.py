@@ -1,0 +1,1 @@
+"""vLLM: its engine contract, attention, memory and KV cache."""

@@ -1,0 +1,226 @@
+"""Which backend computes each attention layer: one engine version's rules (attention.yaml, data) applied to layers. Pure.
+
+    AttentionRules + AttentionQuery (per rank) + compute capability -> BackendChoice
+    AttentionRules + AttentionGroups of a model -> one LayerAttention for each
+
+The engine walks an ordered list of backends and takes the first that accepts the layer. So does `choose_backend`, and it
+keeps every reason for which each backend before that one refused. What the rules do not describe is "unknown".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from gateway.domain import AttentionGroup, LayerAttention, Refusal
+from gateway.engines.common.rules.capability import numbers
+from gateway.engines.common.rules.check import Undecided
+from gateway.engines.common.rules.subject import AttentionQuery, Subject
+from gateway.engines.vllm.attention_rules import AttentionRules, OverrideStep, preferred_block, refusals
+from gateway.models.rank import Rank
+
+
+class BackendChoice(NamedTuple):
+    """`none`: the engine will refuse the model. `unknown`: these rules do not describe the layer, or too little of the layer is known."""
+
+    backend: str | None
+    status: Literal["ok", "none", "unknown"]
+    version: int | None = None  # of FlashAttention: 2, 3 or 4
+    block: int | None = None  # tokens of a block of the KV cache, where --block-size names none
+    refused: tuple[Refusal, ...] = ()
+
+
+@lru_cache(maxsize=4096)  # the same layers are judged for every number of ranks
+def choose_backend(
+    rules: AttentionRules,
+    query: AttentionQuery,
+    capability: str,
+    packages: frozenset[str] | None = None,
+    forced: str | None = None,
+) -> BackendChoice:
+    """The backend of this layer on a GPU of this capability ("8.6").
+
+    packages: importable where the engine runs; None: what its official image has. forced: --attention-backend, which is
+    not for vision towers and recurrent layers.
+    """
+    subject = Subject(capability, frozenset(rules.packages) if packages is None else packages, attention=query)
+    if numbers(capability) is None:
+        return _unknown("", f"{capability!r} is not a compute capability")
+    if query.kind == "recurrent":
+        return _recurrent(rules, query)
+    if query.kind == "vision":
+        return _vision(rules, subject)
+    if query.kv_dtype not in rules.kv_dtypes:
+        return _unknown("", f"these rules do not describe a KV cache in {query.kv_dtype}")
+    forced = _named(forced)
+    names = (forced,) if forced else rules.order(subject)
+    if not names:
+        return _unknown("", f"these rules have no list of backends for {query.kind} layers like this")
+    refused: list[Refusal] = []
+    for name in names:
+        if name not in rules.backends:
+            return _unknown(name, "these rules do not describe this backend")
+        reasons = [reason for _, reason in refusals(rules.backends[name], rules.asks, subject)]
+        certain = [reason for reason in reasons if not isinstance(reason, Undecided)]
+        if certain:
+            refused.append(Refusal(kernel=name, reason="; ".join(certain)))
+        elif reasons:
+            return BackendChoice(backend=None, refused=(*refused, Refusal(kernel=name, reason=reasons[0])), status="unknown")
+        else:
+            version = _flash_version(rules, subject) if name in rules.flash_backends else None
+            block = query.block_size or preferred_block(rules.backends[name], subject)
+            return BackendChoice(backend=name, version=version, block=block, refused=tuple(refused), status="ok")
+    return BackendChoice(backend=None, refused=tuple(refused), status="none")
+
+
+def layer_attention(
+    groups: Sequence[AttentionGroup],
+    rules: AttentionRules,
+    rank: Rank,
+    *,
+    block_size: int | None = None,
+    forced: str | None = None,
+    drafter: bool = False,
+    architecture: str = "",
+    config: Mapping[str, Any] | None = None,
+) -> tuple[LayerAttention, ...]:
+    """One row for each group, judged with its own head size.
+
+    block_size: only where --block-size names a block. drafter: the layers are a drafter's, which reads text alone and takes
+    no backend over from its target; if any layer of a drafter sees ahead, the engine asks every layer's backend for layers
+    that do. config: config.json, for the sizes that a group does not carry.
+    """
+    forced = _named(forced)
+    ahead = drafter and not all(group.causal for group in groups)
+    queries = [_query(group, rules, rank, block_size, drafter, config or {}) for group in groups]
+    step = None if drafter else _step(rules, queries, rank.capability, architecture, forced)
+    rows, version = [], step.flash_attention if step else None
+    for group, query in zip(groups, queries, strict=True):
+        asked = query._replace(causal=not ahead, flash_attention=version) if ahead or version is not None else query
+        if architecture in rules.own_backends and group.kind not in ("recurrent", "vision"):
+            choice = _unknown("", f"{architecture} brings attention backends of its own")
+        elif architecture in rules.plain_towers and group.kind == "vision":
+            choice = BackendChoice(backend="torch", status="ok")
+        else:
+            choice = choose_backend(rules, asked, rank.capability, None, forced or (step.backend if step else None))
+            choice = _started(choice, rules, Subject(rank.capability, frozenset(rules.packages), attention=asked))
+        rows.append(
+            LayerAttention(
+                kind=group.kind,
+                layers=group.layers,
+                head_dim=group.head_dim,
+                backend=choice.backend,
+                status=choice.status,
+                version=choice.version,
+                block=choice.block,
+                refused=choice.refused,
+            )
+        )
+    return tuple(rows)
+
+
+def _started(choice: BackendChoice, rules: AttentionRules, subject: Subject) -> BackendChoice:
+    """The choice; none where the backend that is selected then refuses. The engine tries no other."""
+    backend = rules.backends.get(choice.backend or "")
+    if backend is None or choice.backend is None or not (why := backend.starts.refusal(subject)):
+        return choice
+    refused = Refusal(kernel=choice.backend, reason=f"is selected, and {why}", at_start=True)
+    return BackendChoice(backend=None, refused=(*choice.refused, refused), status="none")
+
+
+def _query(
+    group: AttentionGroup,
+    rules: AttentionRules,
+    rank: Rank,
+    block_size: int | None,
+    drafter: bool,
+    config: Mapping[str, Any],
+) -> AttentionQuery:
+    # The engine calls a layer that sees both ways an encoder layer, except in a drafter: `causal` asks for that.
+    encoder = group.kind == "encoder" or (group.kind in ("full", "sliding") and not group.causal and not drafter)
+    text = config.get("text_config")
+    text = text if isinstance(text, Mapping) else config
+    latent = group.value_dim if group.kind == "mla" else None
+    return AttentionQuery(
+        kind="encoder" if encoder else group.kind,
+        role="encoder_only" if encoder else "decoder",
+        head_dim=group.head_dim,
+        heads=max(1, group.heads // max(rank.tp, 1)),
+        dtype=rank.dtype,
+        kv_dtype=rank.kv_dtype,
+        block_size=block_size,
+        sinks=group.sinks,
+        sparse=group.index_dim is not None,
+        multimodal_prefix=not drafter and _multimodal_prefix(rules, config, text),
+        softcap=_number(text, "attn_logit_softcapping", float) is not None,
+        latent_dim=latent,
+        rope_dim=None if latent is None else group.head_dim - latent,
+        nope_dim=_number(text, "qk_nope_head_dim", int),
+        value_dim=_number(text, "v_head_dim", int),
+        index_topk=_number(text, "index_topk", int),
+        recurrent=group.recurrent.kind if group.recurrent else "",
+    )
+
+
+def _multimodal_prefix(rules: AttentionRules, config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+    """As the engine's own property of the model: is_mm_prefix_lm."""
+    model = config.get("model_type")
+    if isinstance(model, str) and model in rules.vision_prefix:
+        return bool(text.get("use_bidirectional_attention", rules.vision_prefix[model]) == "vision")
+    if "is_mm_prefix_lm" in config:
+        return bool(config["is_mm_prefix_lm"])
+    return model in rules.multimodal_prefix
+
+
+def _number(config: Mapping[str, Any], name: str, of: type) -> Any:
+    """The number in config.json; None: there is none. An integer counts as a float, and `true` is no number."""
+    value = config.get(name)
+    return value if isinstance(value, (int, of)) and not isinstance(value, bool) else None
+
+
+def _step(
+    rules: AttentionRules, queries: Sequence[AttentionQuery], capability: str, architecture: str, forced: str | None
+) -> OverrideStep | None:
+    """What this version sets for the architecture before it selects a backend; None: nothing."""
+    model = next((one for one in rules.models if architecture in one.architectures), None)
+    decoders = [query for query in queries if query.kind in ("full", "sliding")]
+    if model is None or not decoders:
+        return None
+    largest = max(decoders, key=lambda query: query.head_dim)
+    if largest.head_dim <= model.above_head or (model.mixed_heads and len({query.head_dim for query in decoders}) == 1):
+        return None
+    subject = Subject(capability, frozenset(rules.packages), attention=largest)
+    step = next((step for step in model.steps if step.match.refusal(subject) is None), None)
+    return step if step is not None and (forced is None or forced in step.with_forced) else None
+
+
+def _recurrent(rules: AttentionRules, query: AttentionQuery) -> BackendChoice:
+    backend = rules.recurrent.get(query.recurrent)
+    if backend is None:
+        return _unknown("", f"these rules do not describe {query.recurrent or 'such'} layers")
+    return BackendChoice(backend=backend, status="ok")
+
+
+def _vision(rules: AttentionRules, subject: Subject) -> BackendChoice:
+    refused: list[Refusal] = []
+    for tower in rules.vision:
+        reason = tower.requires.refusal(subject)
+        if reason is None:
+            version = _flash_version(rules, subject) if tower.backend in rules.flash_backends else None
+            return BackendChoice(backend=tower.backend, version=version, refused=tuple(refused), status="ok")
+        refused.append(Refusal(kernel=tower.backend, reason=reason))
+    return BackendChoice(backend=None, refused=tuple(refused), status="none")
+
+
+def _flash_version(rules: AttentionRules, subject: Subject) -> int | None:
+    return next((one.version for one in rules.flash_versions if one.match.refusal(subject) is None), None)
+
+
+def _named(forced: str | None) -> str | None:
+    """As the engine reads the option: upper or lower case alike; "auto" forces nothing."""
+    return None if forced is None or forced.lower() == "auto" else forced.upper()
+
+
+def _unknown(what: str, reason: str) -> BackendChoice:
+    return BackendChoice(backend=None, refused=(Refusal(kernel=what, reason=reason),), status="unknown")

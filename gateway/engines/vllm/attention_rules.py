@@ -1,0 +1,177 @@
+"""What each attention backend of one engine version says to a layer: attention.yaml, data. Pure.
+
+    VllmBackend (from a profile) + Subject (one layer on one rank) -> every criterion that the backend fails, with the reason
+
+The criteria are those of the engine's own `validate_configuration`, one field of VllmBackend for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from gateway.domain import Value
+from gateway.engines.common.rules.check import Check, Undecided, first_refusal
+from gateway.engines.common.rules.rule_file import RuleFile
+from gateway.engines.common.rules.subject import AttentionQuery, AttentionRole, Subject
+
+# Tokens of a block, the engine's default first.
+_BLOCKS = (16, 32, 64, 128, 256)
+
+Trait = Literal["sinks", "multimodal_prefix", "sliding_window", "non_causal"]
+
+
+class VllmBackend(Value):
+    """`validate_configuration` of one backend. A trait that `takes` does not name is refused."""
+
+    source: str
+    mla: bool = False
+    sparse: bool = False
+    package: str | None = None  # without which the backend cannot be imported
+    head: Check | None = None
+    dtype: Check | None = None
+    kv: Check | None = None
+    block: tuple[Check, ...] = ()
+    capability: Check | None = None
+    roles: tuple[AttentionRole, ...] = ("decoder",)
+    takes: dict[Trait, Check] = Field(default_factory=dict)  # an empty check: everywhere
+    combination: tuple[Check, ...] = ()
+    starts: Check = Check()  # what it refuses once it is selected: in its constructor, or as its kernels are compiled
+    starts_source: str = ""
+
+
+def refusals(backend: VllmBackend, asks: Iterable[Trait], subject: Subject) -> Iterator[tuple[str, str]]:
+    """Every criterion that the backend fails, and why. `asks`: the traits that this version looks at."""
+    query = _query(subject)
+    if backend.package is not None and backend.package not in subject.packages:
+        yield "package", f"the package {backend.package} is not installed"
+        return
+    for name in ("head", "dtype", "kv", "capability"):
+        check: Check | None = getattr(backend, name)
+        if check is not None and (reason := check.refusal(subject)):
+            yield name, reason
+    if reason := first_refusal(backend.block, subject):
+        yield "block", reason
+    if backend.mla != (query.kind == "mla"):
+        yield "mla", "is for MLA" if backend.mla else "is not for MLA"
+    if backend.sparse != query.sparse:
+        yield "sparse", "is for sparse attention" if backend.sparse else "is not for sparse attention"
+    if query.role not in backend.roles:
+        yield "role", f"does not do {query.role.replace('_', '-')} attention"
+    for trait in asks:
+        has, words = _TRAITS[trait]
+        if not has(query):
+            continue
+        if trait not in backend.takes:
+            yield trait, f"does not take {words}"
+        elif reason := backend.takes[trait].refusal(subject):
+            yield trait, reason if isinstance(reason, Undecided) else f"{words}: {reason}"
+    if reason := first_refusal(backend.combination, subject):
+        yield "combination", reason
+
+
+def preferred_block(backend: VllmBackend, subject: Subject) -> int | None:
+    """The least tokens of a block that the backend takes. get_preferred_block_size in vllm/v1/attention/backend.py."""
+    if not backend.block:
+        return _BLOCKS[0]
+    query = _query(subject)
+    blocks = ((size, subject._replace(attention=query._replace(block_size=size))) for size in _BLOCKS)
+    return next((size for size, asked in blocks if not first_refusal(backend.block, asked)), None)
+
+
+def _query(subject: Subject) -> AttentionQuery:
+    assert subject.attention is not None  # noqa: S101 - rules of attention are asked about attention alone
+    return subject.attention
+
+
+_TRAITS: dict[Trait, tuple[Callable[[AttentionQuery], bool], str]] = {
+    "sinks": (lambda q: q.sinks, "attention sinks"),
+    "multimodal_prefix": (lambda q: q.multimodal_prefix, "image tokens that see one another"),
+    "sliding_window": (lambda q: q.kind == "sliding", "a sliding window"),
+    "non_causal": (lambda q: not q.causal, "non-causal layers"),
+}
+
+
+# --- the file ---
+
+
+class BackendOrder(Value):
+    """The engine's list of backends, best first, for the layers and GPUs that match."""
+
+    match: Check
+    backends: tuple[str, ...]
+
+
+class VisionBackend(Value):
+    """A backend of vision towers, which have a list of their own."""
+
+    backend: str
+    requires: Check = Check()
+
+
+class FlashVersion(Value):
+    match: Check
+    version: Literal[2, 3, 4]
+
+
+class OverrideStep(Value):
+    """What the engine sets where `match` holds of the layer with the largest head; neither field: nothing."""
+
+    match: Check = Check()
+    backend: str | None = None
+    flash_attention: int | None = None
+    with_forced: tuple[str, ...] = ()  # backends that a user may force without losing `flash_attention`
+
+
+class ModelOverride(Value):
+    """What the engine sets for these architectures before it selects: the first step that matches, if no backend is forced."""
+
+    architectures: tuple[str, ...]
+    source: str
+    mixed_heads: bool = False  # only where layers differ in head size
+    above_head: int = 0  # only where the largest head is larger
+    steps: tuple[OverrideStep, ...]
+
+
+class AttentionRules(RuleFile):
+    """profiles/engines/KIND/VERSION/attention.yaml. Sources are files of that version, with lines."""
+
+    packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
+    asks: tuple[Trait, ...]  # the traits that selection looks at, and no others
+    asks_source: str
+    kv_dtypes: tuple[str, ...]  # of the KV cache; with any other the answer is "unknown"
+    orders: tuple[BackendOrder, ...]
+    orders_source: str
+    backends: dict[str, VllmBackend]
+    vision: tuple[VisionBackend, ...]
+    vision_source: str
+    flash_versions: tuple[FlashVersion, ...]
+    flash_versions_source: str
+    flash_backends: tuple[str, ...]  # backends whose layers ask for a version of FlashAttention
+    recurrent: dict[str, str]
+    recurrent_source: str
+    multimodal_prefix: tuple[str, ...]  # model types
+    multimodal_prefix_source: str
+    vision_prefix: dict[str, str] = Field(
+        default_factory=dict
+    )  # model type -> use_bidirectional_attention where config.json does not set it
+    vision_prefix_source: str = ""
+    models: tuple[ModelOverride, ...] = ()
+    own_backends: tuple[str, ...] = ()  # architectures whose layers bring backends that no list has
+    own_backends_source: str = ""
+    plain_towers: tuple[str, ...] = ()  # architectures whose vision tower asks torch itself for attention
+    plain_towers_source: str = ""
+
+    def order(self, subject: Subject) -> tuple[str, ...]:
+        """The engine's list for this layer on this GPU."""
+        return next((order.backends for order in self.orders if order.match.refusal(subject) is None), ())
+
+    @model_validator(mode="after")
+    def _describes_what_it_lists(self) -> Self:
+        listed = {name for order in self.orders for name in order.backends}
+        listed |= {step.backend for model in self.models for step in model.steps if step.backend}
+        if unknown := sorted(listed - set(self.backends)):
+            raise ValueError(f"{', '.join(unknown)} is listed, but `backends` does not describe it")
+        return self

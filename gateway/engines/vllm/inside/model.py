@@ -1,0 +1,123 @@
+"""A whole model as vLLM builds it, on the meta device, for one rank of a group of which only the size is real.
+
+Every `create_weights` of the model's own class runs with its real sizes; nothing is allocated. config.json is enough.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from ...inside.meta import Group, folder_of, meta_mode
+
+# What the inquiry says itself: no weights, no tokenizer, and no process beside this one.
+_WITHOUT_WEIGHTS = {"load_format": "dummy", "skip_tokenizer_init": True, "distributed_executor_backend": "mp"}
+
+
+@functools.cache  # what it reads of every configuration takes most of a second
+def parser() -> Any:
+    """The parser of `vllm serve`, wherever this version has it."""
+    made = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
+    for folder in ("openai", "launchers", "common"):  # up to 0.26, in 0.32, in 0.33
+        try:
+            return importlib.import_module(f"vllm.entrypoints.{folder}.cli_args").make_arg_parser(made)
+        except ModuleNotFoundError as error:
+            if error.name not in (f"vllm.entrypoints.{folder}", f"vllm.entrypoints.{folder}.cli_args"):
+                raise
+    raise RuntimeError("This version's parser is not where any known version has it.")
+
+
+def group_up(tp: int, pp: int = 1, stage: int = 0) -> None:
+    """Pretend to be a rank of `tp` in the stage of `pp` stages."""
+    state: Any = importlib.import_module("vllm.distributed.parallel_state")
+    one, group = Group(1), Group(tp)
+    for name in [name for name in vars(state) if re.fullmatch(r"_[A-Z_]+", name)]:
+        if name in ("_WORLD", "_TP", "_EP", "_ETP"):
+            setattr(state, name, group)
+        elif name == "_PP":
+            setattr(state, name, Group(pp, stage))
+        elif name in ("_DP", "_DCP", "_PCP", "_EPLB"):
+            setattr(state, name, one)
+    state.get_node_count = lambda: 1
+
+
+def prepare() -> None:
+    """What the engine does before it builds a model, or its dependencies did when it was made."""
+    with suppress(ModuleNotFoundError, AttributeError):
+        importlib.import_module("vllm.v1.worker.workspace").init_workspace_manager(
+            importlib.import_module("torch").device("meta")
+        )
+    with suppress(ModuleNotFoundError):
+        indexer: Any = importlib.import_module("vllm.model_executor.layers.sparse_attn_indexer")
+        indexer.has_deep_gemm = lambda: True
+    with suppress(ModuleNotFoundError):
+        hybrid: Any = importlib.import_module("vllm.model_executor.models.granitemoehybrid")
+        layers = hybrid.ALL_DECODER_LAYER_TYPES
+        layers |= {
+            new: layers[old] for new, old in (("linear_attention", "mamba"), ("full_attention", "attention")) if old in layers
+        }
+
+
+def forget_backends() -> None:
+    """Versions remember which backend they took for a shape of heads, but not all that it followed from: in a start there is one model."""
+    with suppress(ModuleNotFoundError, AttributeError):
+        importlib.import_module("vllm.v1.attention.selector")._cached_get_attn_backend.cache_clear()
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)  # argparse's own way is to print and to exit
+
+
+def arguments_of(folder: str, argv: Sequence[str]) -> Any:
+    """EngineArgs of a command line, as the engine's own parser and constructor make them. Raises what they raise."""
+    engine: Any = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
+    parses = parser()
+    parses.error = _refuse
+    given = parses.parse_args([*argv, "--model", folder])
+    made = engine.from_cli_args(given)
+    for name, value in _WITHOUT_WEIGHTS.items():
+        setattr(made, name, value)
+    return made
+
+
+@contextmanager
+def built_of(arguments: Any, stage: int = 0, *, served: bool = True) -> Iterator[tuple[Any, Any]]:
+    """(VllmConfig, model) of these EngineArgs; that configuration is the current one inside. Raises what the engine raises.
+
+    served: by its API server, whose batches have other defaults.
+    """
+    torch: Any = importlib.import_module("torch")
+    registry: Any = importlib.import_module("vllm.model_executor.models.registry")
+    registry._run_in_subprocess = lambda function: function()
+    vllm_config: Any = importlib.import_module("vllm.config")
+    loading: Any = importlib.import_module("vllm.model_executor.model_loader.utils")
+    loading.record_metadata_for_reloading = lambda model: None  # half of the time: a second set of weights will not come
+    usage: Any = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER if served else None
+    made = arguments.create_engine_config(usage)
+    forget_backends()
+    group_up(arguments.tensor_parallel_size, arguments.pipeline_parallel_size, stage)
+    torch.set_default_dtype(made.model_config.dtype)
+    try:
+        with vllm_config.set_current_vllm_config(made), meta_mode(), torch.device("meta"):
+            yield made, loading.initialize_model(made)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def built(config: Mapping[str, Any], tp: int, headers: bytes | None = None, **arguments: Any) -> Iterator[tuple[Any, Any]]:
+    """`built_of` a config.json and EngineArgs by name. `headers` is a safetensors file without its data (GPTQ and AWQ read it to
+    learn which modules are quantized)."""
+    engine: Any = importlib.import_module("vllm.engine.arg_utils").EngineArgs
+    files = {"config.json": json.dumps(config).encode()}
+    if headers is not None:
+        files["model.safetensors"] = headers
+    with folder_of(files) as folder:
+        given = {"max_model_len": 2048, "enforce_eager": True, **arguments}
+        with built_of(engine(model=folder, tensor_parallel_size=tp, **_WITHOUT_WEIGHTS, **given), served=False) as made:
+            yield made

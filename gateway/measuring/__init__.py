@@ -1,0 +1,1 @@
+"""How fast engines and GPUs are."""

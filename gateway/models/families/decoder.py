@@ -1,0 +1,77 @@
+"""Decoders that differ from those of dense.py in norms, biases and head: GLM-4, OLMo 2 and 3, Cohere 2, Seed-OSS. Pure.
+
+Sources: models/glm4.py, olmo2.py, commandr.py, and transformers' own models, which the engine wraps for the rest
+(models/transformers/). Fields that are not there are those of transformers' configuration classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gateway.models.families.blueprint import Blueprint
+from gateway.models.families.config import Fields
+from gateway.models.families.parts import LAYER_NORMS, attention, ends, heads_of, layer_numbers, mlp, norms, softmax_groups
+
+
+def _decoder(
+    fields: Fields,
+    family: str,
+    path: str,
+    *around: str,
+    bias: bool = False,
+    out_bias: bool = False,
+    mlp_bias: bool = False,
+    tied: bool = False,
+) -> Blueprint:
+    """`around` are the norms of a layer."""
+    numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
+    linears = attention(fields, family, f"{layer}.self_attn", numbers, bias=bias, out_bias=out_bias)
+    linears += mlp(f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), bias=mlp_bias)
+    others = ends(fields, path, tied=tied) + norms(layer, len(numbers), hidden, *around)
+    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
+
+
+def _flag(fields: Fields, name: str, default: bool) -> bool:
+    return default if fields.config.get(name) is None else fields.flag(name)
+
+
+def glm4(fields: Fields, family: str, path: str) -> Blueprint:
+    bias = _flag(fields, "attention_bias", default=True)
+    return _decoder(fields, family, path, *LAYER_NORMS, "post_self_attn_layernorm", "post_mlp_layernorm", bias=bias)
+
+
+def olmo(fields: Fields, family: str, path: str) -> Blueprint:
+    """Norms of all heads together, whole on every rank."""
+    bias = fields.flag("attention_bias")
+    plain = _decoder(fields, family, path, "post_attention_layernorm", "post_feedforward_layernorm", bias=bias, out_bias=bias)
+    heads, kv_heads, head_dim = heads_of(fields, family)
+    layers, inner = len(layer_numbers(fields)), f"{path}.layers.*.self_attn"
+    others = norms(inner, layers, heads * head_dim, "q_norm") + norms(inner, layers, kv_heads * head_dim, "k_norm")
+    return Blueprint(plain.linears, plain.attention, (*plain.others, *others))
+
+
+def cohere(fields: Fields, family: str, path: str) -> Blueprint:
+    """Attention and MLP read the same normed input; the head is always the embedding."""
+    bias = fields.flag("attention_bias")
+    given = Fields({**fields.config, "tie_word_embeddings": True}, fields.source)
+    return _decoder(given, family, path, "input_layernorm", bias=bias, out_bias=bias)
+
+
+def seed(fields: Fields, family: str, path: str) -> Blueprint:
+    return _decoder(
+        fields,
+        family,
+        path,
+        *LAYER_NORMS,
+        bias=_flag(fields, "attention_bias", default=True),
+        out_bias=fields.flag("attention_out_bias"),
+        mlp_bias=fields.flag("mlp_bias"),
+    )
+
+
+FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = {
+    "glm4": glm4,
+    **dict.fromkeys(("olmo2", "olmo3"), olmo),
+    "cohere2": cohere,
+    "seed_oss": seed,
+}

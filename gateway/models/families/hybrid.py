@@ -1,0 +1,115 @@
+"""Gated delta nets, and every n-th layer gated full attention: Qwen3-Next and Qwen3.5 (models/qwen3_next.py, qwen3_5.py). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from gateway.domain import AttentionGroup, Recurrent, TensorGroup
+from gateway.models.families.blueprint import Blueprint, Built
+from gateway.models.families.config import Fields
+from gateway.models.families.parts import (
+    LAYER_NORMS,
+    attention,
+    ends,
+    heads_of,
+    layer_numbers,
+    mlp,
+    norms,
+    qwen_mlps,
+    tensor,
+)
+
+
+def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
+    numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
+    full = _full_layers(fields, numbers)
+    recurrent = sorted(set(numbers) - set(full))
+    others = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    linears: list[Built] = []
+    groups: list[AttentionGroup] = []
+    heads, kv_heads, head_dim = heads_of(fields, family)
+    if full:
+        gated = fields.config.get("attn_output_gate", True) is not False
+        bias = fields.flag("qkv_bias")
+        linears += attention(fields, family, f"{layer}.self_attn", full, gated=gated, bias=bias)
+        others += norms(f"{layer}.self_attn", len(full), head_dim, "q_norm", "k_norm")
+        causal = fields.config.get("is_causal") is not False
+        size = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        groups.append(AttentionGroup(kind="full", layers=len(full), numbers=tuple(full), **size, causal=causal))
+    if recurrent:
+        state = delta_net_state(fields)
+        net, inner = delta_net(fields, f"{layer}.linear_attn", recurrent, state, interleaved=family == "qwen3_next")
+        linears += net
+        others += inner
+        groups.append(
+            AttentionGroup(
+                kind="recurrent",
+                layers=len(recurrent),
+                numbers=tuple(recurrent),
+                heads=state.heads,
+                kv_heads=state.groups,
+                head_dim=state.columns,
+                value_dim=state.rows,
+                recurrent=state,
+            )
+        )
+    if family == "qwen3_5_text":
+        linears += mlp(f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"))
+    else:
+        linears += qwen_mlps(fields, family, layer, numbers)
+    return Blueprint(tuple(linears), tuple(groups), tuple(others))
+
+
+def delta_net_state(fields: Fields) -> Recurrent:
+    """Source: gated_delta_net_state_shape in vllm/model_executor/layers/mamba/mamba_utils.py."""
+    groups, columns = fields.integer("linear_num_key_heads"), fields.integer("linear_key_head_dim")
+    heads, rows = fields.integer("linear_num_value_heads"), fields.integer("linear_value_head_dim")
+    named = fields.config.get("mamba_ssm_dtype")
+    return Recurrent(
+        kind="gdn",
+        heads=heads,
+        rows=rows,
+        columns=columns,
+        groups=groups,
+        conv_channels=2 * groups * columns + heads * rows,
+        conv_kernel=fields.integer("linear_conv_kernel_dim"),
+        dtype=None if named is None else fields.word("mamba_ssm_dtype"),
+    )
+
+
+def delta_net(
+    fields: Fields, path: str, numbers: Sequence[int], state: Recurrent, *, interleaved: bool
+) -> tuple[list[Built], list[TensorGroup]]:
+    """`interleaved`: the checkpoint stores what is computed with (Qwen3-Next), else the two halves of each (Qwen3.5)."""
+    hidden = fields.integer("hidden_size")
+    key, heads = state.groups * state.columns, state.heads
+    value = heads * state.rows
+    mixed = () if interleaved else ("in_proj_qkv", "in_proj_z")
+    gates = () if interleaved else ("in_proj_b", "in_proj_a")
+    ba = (2 * heads,) if interleaved else (heads, heads)
+    built = [
+        Built(f"{path}.conv1d", numbers, state.conv_kernel, (key, key, value), "merged", quantizable=False),
+        Built(f"{path}.in_proj_qkvz", numbers, hidden, (key, key, value, value), "merged", mixed),
+        Built(f"{path}.in_proj_ba", numbers, hidden, ba, "merged", gates, heads=heads),
+        Built(f"{path}.out_proj", numbers, value, (hidden,), "row"),
+    ]
+    others = norms(path, len(numbers), state.rows, "norm")
+    others.append(tensor(f"{path}.A_log", len(numbers), heads, shard="column", dtype="F32"))
+    others.append(tensor(f"{path}.dt_bias", len(numbers), heads, shard="column"))
+    return built, others
+
+
+def _full_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
+    kinds = fields.config.get("layer_types")
+    if kinds is None:
+        every = fields.integer("full_attention_interval", default=4)
+        return [number for number in numbers if (number + 1) % every == 0]
+    known = ("full_attention", "linear_attention")
+    if not isinstance(kinds, list) or len(kinds) != len(numbers) or not all(kind in known for kind in kinds):
+        raise fields.wrong("layer_types", f"a list of {len(numbers)} times full_attention or linear_attention")
+    return [number for number, kind in enumerate(kinds) if kind == "full_attention"]
+
+
+FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = dict.fromkeys(
+    ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), qwen_hybrid
+)

@@ -1,0 +1,83 @@
+"""Multi-head latent attention (models/deepseek_v2.py): latents are whole on every rank, heads are cut; and, in
+DeepSeek V3.2, an indexer that picks the tokens to attend to (Indexer). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from gateway.domain import AttentionGroup, TensorGroup
+from gateway.models.families.blueprint import Blueprint, Built
+from gateway.models.families.config import Fields
+from gateway.models.families.parts import LAYER_NORMS, ends, late_moe, layer_numbers, norms, tensor
+
+# vLLM 0.18.0 and 0.19.1: two projections of the hidden state, of which one is quantized; one from 0.26.0 on
+# (Indexer in models/deepseek_v2.py).
+SPLIT_INDEXER = "split_indexer"
+
+
+def deepseek(fields: Fields, _: str, path: str) -> Blueprint:
+    numbers, layer = layer_numbers(fields), f"{path}.layers.*"
+    mlps, others = late_moe(fields, layer, numbers)
+    projections, inner = latent_attention(fields, f"{layer}.self_attn", numbers)
+    others += inner + ends(fields, path)
+    others += norms(layer, len(numbers), fields.integer("hidden_size"), *LAYER_NORMS)
+    return Blueprint(tuple(projections + mlps), (latent_group(fields, len(numbers)),), tuple(others))
+
+
+def latent_group(fields: Fields, layers: int) -> AttentionGroup:
+    """The cache keeps a latent and the rotary part of the key, once for all heads."""
+    latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
+    heads = fields.integer("num_attention_heads")
+    return AttentionGroup(kind="mla", layers=layers, heads=heads, kv_heads=1, head_dim=latent + rope, value_dim=latent)
+
+
+def latent_attention(fields: Fields, path: str, numbers: Sequence[int]) -> tuple[list[Built], list[TensorGroup]]:
+    """Source: MultiHeadLatentAttention modules of DeepseekV2MLAAttention."""
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
+    nope, value = fields.integer("qk_nope_head_dim"), fields.integer("v_head_dim")
+    query = heads * (nope + rope)
+    others = norms(path, len(numbers), latent, "kv_a_layernorm")
+    # null is without; transformers reads a config without it as 1536.
+    if "q_lora_rank" not in fields.config:
+        raise fields.missing("q_lora_rank")
+    if fields.config["q_lora_rank"] is None:
+        built = [
+            Built(f"{path}.q_proj", numbers, hidden, (query,), "column", heads=heads),
+            Built(f"{path}.kv_a_proj_with_mqa", numbers, hidden, (latent + rope,), "replicated"),
+        ]
+    else:
+        rank = fields.integer("q_lora_rank")
+        fused = ("q_a_proj", "kv_a_proj_with_mqa")
+        built = [
+            Built(f"{path}.fused_qkv_a_proj", numbers, hidden, (rank, latent + rope), "replicated", fused),
+            Built(f"{path}.q_b_proj", numbers, rank, (query,), "column", heads=heads),
+        ]
+        others += norms(path, len(numbers), rank, "q_a_layernorm")
+    built += [
+        Built(f"{path}.kv_b_proj", numbers, latent, (heads * (nope + value),), "column", heads=heads),
+        Built(f"{path}.o_proj", numbers, heads * value, (hidden,), "row"),
+    ]
+    return built, others
+
+
+def deepseek_sparse(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blueprint:
+    """The indexer is whole on every rank."""
+    inner, numbers = deepseek(fields, family, path), layer_numbers(fields)
+    hidden, rank = fields.integer("hidden_size"), fields.integer("q_lora_rank")
+    heads, size = fields.integer("index_n_heads"), fields.integer("index_head_dim")
+    indexer = f"{path}.layers.*.self_attn.indexer"
+    linears = [Built(f"{indexer}.wq_b", numbers, rank, (heads * size,), "replicated")]
+    if SPLIT_INDEXER in traits:
+        linears.append(Built(f"{indexer}.wk", numbers, hidden, (size,), "replicated"))
+        linears.append(Built(f"{indexer}.weights_proj", numbers, hidden, (heads,), "replicated", quantizable=False))
+    else:
+        parts = (size, heads)
+        linears.append(Built(f"{indexer}.wk_weights_proj", numbers, hidden, parts, "replicated", quantizable=False))
+    others = tuple(tensor(f"{indexer}.k_norm.{name}", len(numbers), size, dtype="F32") for name in ("weight", "bias"))
+    attention = tuple(group.evolve(index_dim=size) for group in inner.attention)
+    return Blueprint((*inner.linears, *linears), attention, inner.others + others)
+
+
+FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = dict.fromkeys(("deepseek_v2", "deepseek_v3"), deepseek)
+VARIED: Mapping[str, Callable[[Fields, str, str, Collection[str]], Blueprint]] = {"deepseek_v32": deepseek_sparse}

@@ -1,0 +1,208 @@
+"""Mamba 2 with a few layers of attention: Granite 4 and Nemotron-H (models/granitemoehybrid.py, nemotron_h.py). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from gateway.domain import AttentionGroup, Recurrent, TensorGroup
+from gateway.models.families.blueprint import Blueprint, Built
+from gateway.models.families.config import Fields
+from gateway.models.families.parts import (
+    LAYER_NORMS,
+    attention,
+    ends,
+    experts,
+    heads_of,
+    layer_numbers,
+    norms,
+    router,
+    tensor,
+)
+
+# transformers 5 calls them otherwise. Source: remap_legacy_layer_types of transformers.
+_KINDS = {"mamba": "mamba", "linear_attention": "mamba", "attention": "attention", "full_attention": "attention"}
+_NEMOTRON = _KINDS | {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe", "mlp": "mlp", "moe": "moe"}
+
+
+def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
+    """Every layer has an MLP, of experts too where there are any."""
+    numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
+    kinds = _kinds(fields, fields.config.get("layer_types"), _KINDS)
+    if len(kinds) != len(numbers):
+        raise fields.wrong("layer_types", f"a list of {len(numbers)} times mamba or attention")
+    head = fields.integer("mamba_d_head", default=0, least=0)
+    heads = fields.integer("mamba_n_heads", default=128)
+    inner = fields.integer("mamba_expand", default=2) * hidden
+    state = _state(
+        heads=heads,
+        rows=head or max(1, inner // heads),
+        columns=fields.integer("mamba_d_state", default=256),
+        groups=fields.integer("mamba_n_groups", default=1),
+        kernel=fields.integer("mamba_d_conv", default=4),
+        dtype=None,
+        chunk=fields.integer("mamba_chunk_size", default=256),
+    )
+    others = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    biases = (fields.config.get("mamba_conv_bias", True) is not False, fields.flag("mamba_proj_bias"))
+    linears, groups = _mixers(fields, family, kinds, state, biases, others, (f"{layer}.mamba", f"{layer}.self_attn"))
+    count = fields.integer("num_local_experts", default=0, least=0)
+    if count:
+        block = f"{layer}.block_sparse_moe"
+        linears.append(router(f"{block}.gate", numbers, hidden, count))
+        linears += experts(block, numbers, hidden, fields.integer("intermediate_size"), count)
+    shared = fields.integer("shared_intermediate_size", default=1024, least=0)
+    if shared:
+        linears.append(Built(f"{layer}.shared_mlp.input_linear", numbers, hidden, (shared, shared), "merged"))
+        linears.append(Built(f"{layer}.shared_mlp.output_linear", numbers, shared, (hidden,), "row"))
+    return Blueprint(tuple(linears), groups, tuple(others))
+
+
+def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
+    """A layer is one of: Mamba, attention, MLP, experts."""
+    kinds = _kinds(fields, fields.config.get("hybrid_override_pattern") or fields.config.get("layers_block_type"), _NEMOTRON)
+    hidden, layer = fields.integer("hidden_size"), f"{path}.layers.*"
+    state = _state(
+        heads=fields.integer("mamba_num_heads"),
+        rows=fields.integer("mamba_head_dim"),
+        columns=fields.integer("ssm_state_size"),
+        groups=fields.integer("n_groups"),
+        kernel=fields.integer("conv_kernel"),
+        # The default of NemotronHForCausalLMConfig (models/config.py:607 of 0.26.0); 0.18.0 and 0.19.1 would take half of it.
+        dtype="float32" if fields.config.get("mamba_ssm_cache_dtype") is None else fields.word("mamba_ssm_cache_dtype"),
+        chunk=fields.integer("mamba_chunk_size", "chunk_size", default=128),
+    )
+    embedding, last, *head = ends(fields, path)
+    others = [embedding, *head, *norms(path, 1, last.shape[0], "norm_f"), *norms(layer, len(kinds), hidden, "norm")]
+    biases = (fields.config.get("use_conv_bias", True) is not False, fields.flag("use_bias"))
+    mixer = f"{layer}.mixer"
+    linears, groups = _mixers(fields, family, kinds, state, biases, others, (mixer, mixer))
+    plain, sparse = _of(kinds, "mlp"), _of(kinds, "moe")
+    if plain:
+        linears += _mlp(mixer, plain, hidden, fields.integer("intermediate_size"), bias=fields.flag("mlp_bias"))
+    if sparse:
+        linears += _nemotron_experts(fields, mixer, sparse, hidden)
+        others.append(
+            tensor(f"{mixer}.gate.e_score_correction_bias", len(sparse), fields.integer("n_routed_experts"), dtype="F32")
+        )
+    return Blueprint(tuple(linears), groups, tuple(others))
+
+
+def _nemotron_experts(fields: Fields, mixer: str, numbers: Sequence[int], hidden: int) -> list[Built]:
+    """Experts without a gate; those of a latent size are between two projections (NemotronHMoE)."""
+    count, width = fields.integer("n_routed_experts"), fields.integer("moe_intermediate_size")
+    inner = fields.integer("moe_latent_size", default=hidden)
+    built = [
+        router(f"{mixer}.gate", numbers, hidden, count, exact=True),
+        Built(f"{mixer}.experts.w13", numbers, inner, (width,), "expert_column", experts=count),
+        Built(f"{mixer}.experts.w2", numbers, width, (inner,), "expert_row", experts=count),
+    ]
+    if fields.config.get("moe_latent_size") is not None:
+        bias = fields.flag("mlp_bias")
+        built.append(Built(f"{mixer}.fc1_latent_proj", numbers, hidden, (inner,), "replicated", bias=bias))
+        built.append(Built(f"{mixer}.fc2_latent_proj", numbers, inner, (hidden,), "replicated", bias=bias))
+    if shared := fields.integer("n_shared_experts", default=0, least=0):
+        size = fields.integer("moe_shared_expert_intermediate_size") * shared
+        built += _mlp(f"{mixer}.shared_experts", numbers, hidden, size)
+    return built
+
+
+def _mlp(path: str, numbers: Sequence[int], hidden: int, width: int, *, bias: bool = False) -> list[Built]:
+    return [
+        Built(f"{path}.up_proj", numbers, hidden, (width,), "column", bias=bias),
+        Built(f"{path}.down_proj", numbers, width, (hidden,), "row", bias=bias),
+    ]
+
+
+def _kinds(fields: Fields, given: object, known: Mapping[str, str]) -> list[str]:
+    if not isinstance(given, str | list) or not all(isinstance(kind, str) and kind in known for kind in given) or not given:
+        raise fields.wrong("layer_types" if "layer_types" in fields.config else "hybrid_override_pattern", "kinds of layers")
+    layer_numbers(Fields({"num_hidden_layers": len(given)}, fields.source))
+    return [known[kind] for kind in given]
+
+
+def _of(kinds: Sequence[str], kind: str) -> list[int]:
+    return [number for number, found in enumerate(kinds) if found == kind]
+
+
+def _state(*, heads: int, rows: int, columns: int, groups: int, kernel: int, dtype: str | None, chunk: int) -> Recurrent:
+    """Source: mamba2_state_shape in vllm/model_executor/layers/mamba/mamba_utils.py; get_mamba_chunk_size in config/model.py."""
+    return Recurrent(
+        kind="mamba2",
+        heads=heads,
+        rows=rows,
+        columns=columns,
+        groups=groups,
+        conv_channels=heads * rows + 2 * groups * columns,
+        conv_kernel=kernel,
+        dtype=dtype,
+        chunk=chunk,
+    )
+
+
+def _mixers(
+    fields: Fields,
+    family: str,
+    kinds: Sequence[str],
+    state: Recurrent,
+    biases: tuple[bool, bool],
+    others: list[TensorGroup],
+    paths: tuple[str, str],
+) -> tuple[list[Built], tuple[AttentionGroup, ...]]:
+    """Mamba and attention under `paths`; `biases` of (convolution, projections). Adds to `others`."""
+    built: list[Built] = []
+    groups: list[AttentionGroup] = []
+    if recurrent := _of(kinds, "mamba"):
+        built += mixer(paths[0], recurrent, fields.integer("hidden_size"), state, biases)
+        others += mixer_parameters(paths[0], len(recurrent), state)
+        groups.append(mixer_group(recurrent, state))
+    if full := _of(kinds, "attention"):
+        bias = fields.flag("attention_bias")
+        built += attention(fields, family, paths[1], full, bias=bias, out_bias=bias)
+        heads, kv_heads, head_dim = heads_of(fields, family)
+        size = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        groups.append(AttentionGroup(kind="full", layers=len(full), numbers=tuple(full), **size))
+    return built, tuple(groups)
+
+
+def mixer_group(numbers: Sequence[int], state: Recurrent) -> AttentionGroup:
+    size = {"heads": state.heads, "kv_heads": state.groups, "head_dim": state.columns, "value_dim": state.rows}
+    return AttentionGroup(kind="recurrent", layers=len(numbers), numbers=tuple(numbers), **size, recurrent=state)
+
+
+def mixer(path: str, numbers: Sequence[int], hidden: int, state: Recurrent, biases: tuple[bool, bool]) -> list[Built]:
+    """The projections of MambaMixer2 (layers/mamba/mamba_mixer2.py). A rank holds whole groups; a single group is on every
+    rank, as a single key and value head would be, and more groups than that are never repeated."""
+    inner, shared = state.heads * state.rows, state.groups * state.columns
+    gated = 2 * inner + state.heads
+    conv_bias, bias = biases
+    kernel = state.conv_kernel
+    out = Built(f"{path}.out_proj", numbers, inner, (hidden,), "row", bias=bias)
+    name, conv = f"{path}.in_proj", f"{path}.conv1d"
+    if state.groups == 1:
+        one = (shared, shared)
+        return [
+            Built(conv, numbers, kernel, (inner, *one), "qkv", (), False, state.heads, 1, bias=conv_bias),
+            Built(name, numbers, hidden, (gated, *one), "qkv", ("in_proj",), heads=state.heads, kv_heads=1, bias=bias),
+            out,
+        ]
+    parts = (inner, inner, shared, shared, state.heads)
+    return [
+        Built(conv, numbers, kernel, (inner, shared, shared), "merged", (), False, state.groups, bias=conv_bias),
+        Built(name, numbers, hidden, parts, "merged", ("in_proj",), heads=state.groups, bias=bias),
+        out,
+    ]
+
+
+def mixer_parameters(path: str, layers: int, state: Recurrent) -> list[TensorGroup]:
+    return [
+        tensor(f"{path}.A", layers, state.heads, shard="column", dtype="F32"),
+        tensor(f"{path}.D", layers, state.heads, shard="column"),
+        tensor(f"{path}.dt_bias", layers, state.heads, shard="column"),
+        tensor(f"{path}.norm.weight", layers, state.heads * state.rows, shard="column"),
+    ]
+
+
+FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = {
+    "granitemoehybrid": granite_hybrid,
+    "nemotron_h": nemotron,
+}

@@ -1,0 +1,222 @@
+"""From config.json and tensor headers to a ModelSpec.
+
+config.json alone is enough for every family of families/registry.py. Of others it tells sizes by the usual names of fields, marked as
+`guessed`, and the headers, where there are any, tell the weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+from gateway.domain import Experts, ModelSpec, Quant, Task, TensorGroup
+from gateway.errors import BadModel
+from gateway.models.families import general
+from gateway.models.families.blueprint import Blueprint
+from gateway.models.families.config import WORD, Fields, shown
+from gateway.models.families.parts import ENCODERS, HIDDEN
+from gateway.models.families.registry import NESTED, blueprint_of, completed
+from gateway.models.sharding import shard_of
+
+
+class Tensor(NamedTuple):
+    """One tensor as a safetensors header describes it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.")
+# No weight tensor has as many elements; what says so is broken, or made to break us.
+_MOST_ELEMENTS = 2**50
+
+# The first named dtype that the headers have is the widest, which engines take when the config names none.
+# Source: common_broadcastable_dtype in vllm/transformers_utils/model_arch_config_convertor.py.
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+TOKENIZER_CODE = "auto_map in tokenizer_config.json"
+"""Among what of a repository is code: a tokenizer of its own."""
+
+# Their positions begin after the padding token's, which shortens what fits. Source: vllm/model_executor/models/roberta.py.
+_OFFSET_POSITIONS = {"roberta": 2, "xlm-roberta": 2, "mpnet": 2}
+
+_LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "max_trained_positions",
+)
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+
+# Layers that draft tokens, which engines build only for speculation. Source: get_spec_layer_idx_from_weight_name in
+# vllm/model_executor/models/deepseek_v2.py, glm4_moe.py; the mtp. prefix that qwen3_next.py and qwen3_5.py skip.
+_DRAFTING = re.compile(r"^(model\.)?mtp\.")
+_NUMBERED = re.compile(r"^(?:model\.|language_model\.)*layers\.(\d+)\.")
+
+
+def read_model(
+    source: str,
+    revision: str | None,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor] | None,
+    file_bytes: int | None,
+    remote_code: tuple[str, ...],
+    task_hint: Task | None,
+) -> ModelSpec:
+    """Raises BadModel naming the field of config.json, or the tensor, that is missing or cannot be."""
+    top = Fields(config, source)
+    fields = completed(_text(top))
+    architecture = top.first_word("architectures")
+    family = top.word("model_type")
+    plan = blueprint_of(config, source)
+    attention, experts = plan.attention, _planned_experts(plan, fields)
+    dtype = _dtype(top, fields, tensors)
+    encoder = family in ENCODERS or all(group.kind == "encoder" for group in attention)
+    task: Task = "embed" if encoder else task_hint or "generate"
+    if architecture.endswith("ForSequenceClassification"):
+        task = "rerank"
+    # Tied heads are the embedding, and pooling drops the head: engines load neither, even where a file has it.
+    tied = _tied(plan)
+    headless = task != "generate" or tied
+    groups: tuple[TensorGroup, ...] = ()
+    drafts: tuple[TensorGroup, ...] = ()
+    if tensors is not None:
+        _check_shapes(tensors, source)
+        drafting = _draft_layers(fields)
+        kept = {
+            name: tensor for name, tensor in tensors.items() if not (headless and _HEAD.search(name)) and not drafting(name)
+        }
+        groups = group_tensors(kept)
+        drafts = group_tensors({name: tensor for name, tensor in tensors.items() if drafting(name)})
+    return ModelSpec(
+        source=source,
+        revision=revision,
+        architecture=architecture,
+        model_type=family,
+        task=task,
+        dtype=cast("Any", dtype),
+        max_position=_longest(fields, family),
+        guessed=plan.guessed,
+        hidden=fields.integer(*HIDDEN),
+        vocab=fields.integer("vocab_size"),
+        attention=attention,
+        experts=experts,
+        quant=quant_of(top, fields),
+        tensors=groups,
+        tensors_from="config" if tensors is None else "headers",
+        draft_tensors=drafts,
+        remote_code=remote_code,
+        file_bytes=file_bytes,
+        config=dict(config),
+    )
+
+
+def group_tensors(tensors: Mapping[str, Tensor]) -> tuple[TensorGroup, ...]:
+    """Fold tensors that differ only in their numbers, dtype and shape being equal."""
+    counts: dict[tuple[str, str, tuple[int, ...]], int] = {}
+    for name, tensor in tensors.items():
+        key = (_NUMBER.sub("*", name), tensor.dtype, tensor.shape)
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(
+        TensorGroup(name=name, count=count, shape=shape, dtype=dtype, shard=shard_of(name))
+        for (name, dtype, shape), count in sorted(counts.items())
+    )
+
+
+def _text(top: Fields) -> Fields:
+    """The config of the text model; the whole one where it stands in no other."""
+    if top.word("model_type") in NESTED:
+        return Fields(top.mapping("text_config", top.config), top.source)
+    return general.text_of(top).fields
+
+
+def _tied(plan: Blueprint) -> bool:
+    return not any(_HEAD.search(group.name) for group in plan.others)
+
+
+def _draft_layers(fields: Fields) -> Callable[[str], bool]:
+    """Whether a tensor is of a layer that only drafts tokens."""
+    last = general.layers_of(fields)
+    numbered = bool(fields.config.get("num_nextn_predict_layers"))
+
+    def drafts(name: str) -> bool:
+        layer = _NUMBERED.match(name) if numbered else None
+        return bool(_DRAFTING.match(name)) or (layer is not None and int(layer[1]) >= last)
+
+    return drafts
+
+
+def _longest(fields: Fields, family: str) -> int:
+    """The most positions: the smallest of the limits that the config names."""
+    lengths = [fields.integer(name) for name in _LENGTHS if fields.config.get(name) is not None]
+    return max(1, min(lengths, default=2048) - _OFFSET_POSITIONS.get(family, 0))
+
+
+def _planned_experts(plan: Blueprint, fields: Fields) -> Experts | None:
+    experts = [item for item in plan.linears if item.experts and item.shard == "expert_row"]
+    if not experts:
+        return None
+    shared = [item.k for item in plan.linears if re.search(r"\.shared_experts?\.down_proj$", item.name)]
+    return Experts(
+        count=experts[0].experts,
+        per_token=general.per_token(fields) if plan.guessed else fields.integer(*_EXPERTS_PER_TOKEN),
+        intermediate=experts[0].k,
+        shared_intermediate=max(shared, default=0),
+    )
+
+
+def _dtype(top: Fields, fields: Fields, tensors: Mapping[str, Tensor] | None) -> str:
+    for config in (fields.config, top.config):
+        for name in ("dtype", "torch_dtype"):
+            value = config.get(name)
+            if isinstance(value, str) and value.removeprefix("torch.") in _DTYPES:
+                return value.removeprefix("torch.")
+    stored = {tensor.dtype for tensor in (tensors or {}).values()}
+    return next((name for name, code in _DTYPES.items() if code in stored), "float32")
+
+
+def stacked(spec: ModelSpec) -> int | None:
+    """The layers that stages of a pipeline are made of; None: config.json does not say it in one number."""
+    try:
+        return general.layers_of(general.text_of(Fields(spec.config, spec.source)).fields)
+    except BadModel:
+        return None
+
+
+def quant_of(top: Fields, fields: Fields) -> Quant | None:
+    """The checkpoint's quantization block, from wherever config.json has it."""
+    for config in (top, fields):
+        for name in ("quantization_config", "compression_config"):
+            if config.config.get(name) is None:
+                continue
+            block = config.mapping(name, {})
+            method = block.get("quant_method")
+            if method is None and isinstance(block.get("producer"), Mapping):
+                # ModelOpt names itself there only.
+                method = block["producer"].get("name")
+            if not isinstance(method, str) or not WORD.fullmatch(method):
+                raise config.wrong(name, "an object with a `quant_method`")
+            try:
+                json.dumps(block, ensure_ascii=False).encode()
+            except (ValueError, TypeError, RecursionError):
+                raise config.wrong(name, "plain JSON") from None
+            # DeepSeek-V4 says beside its block that experts have other numbers than the block: vllm/models/deepseek_v41/quant_config.py:75 of 0.33.0.
+            experts = (
+                {"expert_dtype": config.config["expert_dtype"]} if isinstance(config.config.get("expert_dtype"), str) else {}
+            )
+            return Quant(method=method, config={**experts, **block})
+    return None
+
+
+def _check_shapes(tensors: Mapping[str, Tensor], source: str) -> None:
+    for name, tensor in tensors.items():
+        if math.prod(tensor.shape) > _MOST_ELEMENTS or any(size < 0 for size in tensor.shape):
+            raise BadModel(
+                f"Tensor {shown(name)} of {source} has a shape that no weights have.", hint="Download or copy the model again."
+            )

@@ -1,0 +1,405 @@
+"""A plan in words: the same data, arranged for reading. Pure; the CLI only paints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from gateway.diagnosis.facts.peers import P2P_OFF
+from gateway.domain import (
+    Choice,
+    Decision,
+    EngineRef,
+    Estimate,
+    Hardware,
+    Holding,
+    LayerAttention,
+    LayerKernel,
+    Memory,
+    Plan,
+    Refusal,
+    Rejected,
+    Rival,
+    Speed,
+)
+from gateway.domain.plan import RAM
+from gateway.domain.units import GIB, gib
+from gateway.domain.wish import Goal
+
+
+class Row(NamedTuple):
+    name: str
+    value: str
+    reason: str
+    source: str
+
+
+def choices(plan: Plan) -> list[tuple[str, str, str]]:
+    """Every decided value, with its reason and source."""
+    rows = [("engine", str(plan.engine), image(plan.engine))]
+    for name in Plan.model_fields:
+        choice = getattr(plan, name)
+        if isinstance(choice, Choice) and not (name == "num_speculative_tokens" and not choice.value):
+            value = {True: "on", False: "off"}[choice.value] if isinstance(choice.value, bool) else str(choice.value)
+            rows.append((name.replace("_", " "), value, f"{choice.reason} ({choice.source})"))
+    return rows + [(name, choice.value, f"{choice.reason} ({choice.source})") for name, choice in plan.variables.items()]
+
+
+def image(engine: EngineRef) -> str:
+    """The name of its image, and the digest."""
+    return ", ".join([*([f"image {engine.image}"] if engine.image else []), *([short(engine.digest)] if engine.digest else [])])
+
+
+def short(digest: str) -> str:
+    """As much of a digest as Docker shows."""
+    _, mark, digits = digest.partition("sha256:")
+    return mark + digits[:12]
+
+
+def memory_rows(memory: Memory) -> list[tuple[str, str, str]]:
+    """What fills a device, in the order of the bar; its letters begin the rows."""
+    rows = [("W weights", gib(memory.weights_bytes), "")]
+    for letter, name in (("a", "activations"), ("g", "graphs"), ("o", "overhead")):
+        count = getattr(memory, _PARTS[letter])
+        rows += [(f"{letter} {name}", gib(count), "estimate")] if count else []
+    tokens = f"{memory.kv_tokens:,} tokens of {memory.kv_bytes_per_token:,} bytes"
+    requests = f": {memory.full_requests:g} times the planned context" if memory.full_requests else ""
+    rows.append(("K KV cache", gib(memory.kv_bytes), tokens + requests))
+    rows.append(("budget", gib(memory.budget_bytes), "what the engine may take"))
+    rows.append(("least, most", f"{memory.low / GIB:.2f} to {gib(memory.high)}", "of all but the KV cache"))
+    return rows
+
+
+# Of the memory bar: letter -> field.
+_PARTS = {"W": "weights_bytes", "a": "activation_bytes", "g": "graph_bytes", "o": "overhead_bytes", "K": "kv_bytes"}
+
+
+def memory_bar(memory: Memory, width: int = 60) -> str:
+    """The device as a bar; a dot is not ours. What is too small for a letter has none."""
+    bar, filled = "", 0
+    for letter, name in _PARTS.items():
+        filled += getattr(memory, name)
+        bar = bar.ljust(min(width, round(width * filled / max(1, memory.gpu_bytes))), letter)
+    return f"[{bar.ljust(width, '.')}] {gib(memory.gpu_bytes)}"
+
+
+def speed_rows(speed: Speed) -> list[tuple[str, str]]:
+    """How fast the plan should be: what, and how much, with its band."""
+    rows = [
+        ("one request", f"{_banded(speed.stream)} tokens/s"),
+        (f"{speed.concurrency:,} at once", f"{_banded(speed.total)} tokens/s in all"),
+        ("first token, 2k", f"{_banded(speed.first_token_2k_s)} s"),
+    ]
+    long = speed.first_token_32k_s
+    return [*rows, ("first token, 32k", f"{_banded(long)} s")] if long else rows
+
+
+def why_no_speed(plan: Plan) -> str:
+    """What to do where nothing is known of the GPUs; empty where no speed is expected."""
+    if plan.speed is not None or not plan.gpus or plan.model.task != "generate":
+        return ""
+    return "Expected speed: unknown, for no data sheet of these GPUs is known here. `fitserve calibrate` measures them."
+
+
+def rival_words(rival: Rival) -> str:
+    """That another plan should be better than what runs, with the numbers."""
+    ours, other, plan = rival.speed, rival.plan.speed, rival.plan
+    if other is None:
+        return ""
+    extra = f" ({changes(plan)})" if changes(plan) else ""
+    return (
+        f"It gives {ours.stream.value:,g} tokens/s alone and {ours.total.value:,g} of {ours.concurrency} at once ({ours.grade}). {plan.engine} "
+        f"with {_layout(plan)}{extra} should give {other.stream.value:,g} and {other.total.value:,g} of {other.concurrency} "
+        f"({other.grade}): {rival.gain:.2f} times as good for what the model is for."
+    )
+
+
+def _banded(number: Estimate) -> str:
+    return f"{number.value:,g} ({number.low:,g} to {number.high:,g})"
+
+
+class Layers(NamedTuple):
+    """A table of layers, whose names all begin with `under`, and the notes that it refers to by number."""
+
+    under: str
+    rows: list[tuple[str, ...]]
+    notes: list[str]
+
+
+def kernels(rows: tuple[LayerKernel, ...]) -> Layers:
+    """Which kernel computes what, and which were passed over; what is plain matrix multiplication is one row."""
+    told = [row for row in rows if row.scheme != "unquantized" or row.kernel != "torch"]
+    under = _shared([row.layer for row in told])
+    found: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    for row in told:
+        size = f"{row.k} x {row.n}" if row.k is not None else "cannot be cut"
+        texts = [f"{'it would crash: ' if row.status == 'crash' else ''}{row.note}"] if row.note else []
+        texts += [f"padded to {row.padded_to[0]} x {row.padded_to[1]}"] if row.padded_to else []
+        kernel = f"{_short(row.kernel or _STATUS[row.status])}{_numbered(texts + passed_over(row.refused), notes)}"
+        found.append((f"{row.layer.removeprefix(f'{under}.')} x{row.count}", size, row.scheme, kernel))
+    if plain := sum(row.count for row in rows) - sum(row.count for row in told):
+        found.append((f"{plain} other layers" if found else f"all {plain} layers", "", "unquantized", "torch"))
+    return Layers(under, found, notes)
+
+
+_STATUS = {"ok": "", "none": "NONE", "unknown": "unknown", "crash": ""}
+
+
+def attention(rows: tuple[LayerAttention, ...]) -> Layers:
+    """Which backend computes the attention of which layers, and which were passed over."""
+    notes: list[str] = []
+    found: list[tuple[str, ...]] = []
+    for row in rows:
+        name = f"{row.backend} {row.version or ''}".strip() if row.backend else _STATUS[row.status]
+        shown = f"{name}{_numbered(passed_over(row.refused), notes)}"
+        found.append((f"{row.kind} x{row.layers}", str(row.head_dim), shown))
+    return Layers("", found, notes)
+
+
+def passed_over(refused: tuple[Refusal, ...]) -> list[str]:
+    """`Machete, CutlassW4A8: why`, one line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for one in refused:
+        reasons.setdefault(one.reason, []).append(_short(one.kernel))
+    return [f"{', '.join(names)}: {reason}".removeprefix(": ") for reason, names in reasons.items()]
+
+
+def _numbered(texts: list[str], notes: list[str]) -> str:
+    """A reference to the note that says this, which is added where there is none yet."""
+    note = "; ".join(texts)
+    if not note:
+        return ""
+    if note not in notes:
+        notes.append(note)
+    return f" ({notes.index(note) + 1})"
+
+
+def _short(kernel: str) -> str:
+    return kernel.removesuffix("LinearKernel").removesuffix("MoEMethod")
+
+
+def _shared(names: list[str]) -> str:
+    """The path that all these names begin with: `model.layers.*.`"""
+    paths = [name.split(".")[:-1] for name in names]
+    shared = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared)
+
+
+class RefusedGroup(NamedTuple):
+    """Candidates that were ruled out for one reason: `vllm==0.19.1 TP=2,4`, the verdict, and why in lines."""
+
+    who: str
+    verdict: str
+    lines: list[str]
+
+
+def rejections(rejected: tuple[Rejected, ...]) -> list[RefusedGroup]:
+    """Refusals for the same reason as one."""
+    grouped: dict[tuple[str, tuple[str, ...]], dict[str, list[str]]] = {}
+    for one in rejected:
+        stages = f" PP={one.pipeline_parallel}" if one.pipeline_parallel > 1 else ""
+        sizes = grouped.setdefault((one.verdict, _why(one)), {}).setdefault(str(one.engine), [])
+        size = f"{one.tensor_parallel}{stages}"
+        sizes += [] if size in sizes else [size]
+    return [
+        RefusedGroup("; ".join(f"{engine} TP={','.join(sizes)}" for engine, sizes in engines.items()), verdict, list(lines))
+        for (verdict, lines), engines in grouped.items()
+    ]
+
+
+def _why(one: Rejected) -> tuple[str, ...]:
+    """The reasons; where it is that every kernel or backend refuses, each of them on a line."""
+    rows = [row.refused for row in one.kernels if row.status == "none" and row.layer == one.layer]
+    rows += [row.refused for row in one.attention if row.status == "none"]
+    told = passed_over(rows[0]) if rows and one.verdict in ("no_kernel", "no_backend") else []
+    if not told:
+        # A profile's rules are the engine version's own, which is named anyway.
+        source = "" if one.source.startswith("profile ") else f" ({one.source})"
+        return (*one.reasons[:-1], one.reasons[-1] + source)
+    return (one.reasons[0].partition(": ")[0] + ":", *(f"  {line}" for line in told))
+
+
+def others(plans: tuple[Plan, ...]) -> list[tuple[str, ...]]:
+    """The plans behind the best one: rank, engine, GPUs, context, tokens/s alone and of many, and what speaks against it."""
+    return [
+        (
+            str(plan.rank),
+            str(plan.engine),
+            _layout(plan),
+            f"{plan.max_model_len.value:,}",
+            f"{plan.speed.stream.value:,g}" if plan.speed else "?",
+            f"{plan.speed.total.value:,g}" if plan.speed else "?",
+            changes(plan) + (" (degraded)" if plan.verdict == "degraded" else ""),
+        )
+        for plan in plans
+    ]
+
+
+def _layout(plan: Plan) -> str:
+    stages, copies = plan.pipeline_parallel.value, plan.replicas.value
+    layout = f"TP={plan.tensor_parallel.value}" + (f" PP={stages}" if stages > 1 else "")
+    return layout + (f" x{copies}" if copies > 1 else "")
+
+
+def changes(plan: Plan) -> str:
+    """What a plan does otherwise than the engine by itself."""
+    words = []
+    if plan.cost:
+        words += ["whole experts"] if plan.expert_parallel.value else []
+        words += [f"KV cache in {plan.kv_cache_dtype.value}"] if plan.kv_cache_dtype.value != "auto" else []
+        words += [plan.kernel_overrides.value] if plan.kernel_overrides.value != "none" else []
+        words += [f"{plan.dtype.value} activations"] if plan.dtype.source.startswith("profile") else []
+        words += [f"weights in {plan.quantization.value}"] if plan.halved else []
+        words += ["no graphs, small batch"] if plan.enforce_eager.source == "fact" else []
+    words += ["no custom all-reduce"] if plan.custom_all_reduce.source == "fact" else []
+    words += ["no peer-to-peer access"] if plan.env.get(P2P_OFF[0]) == P2P_OFF[1] else []
+    return ", ".join(words)
+
+
+def headline(decision: Decision) -> str:
+    if not decision.plans:
+        return f"No plan for {decision.model} on {decision.hardware}."
+    best = decision.plans[0]
+    count, copies = len(best.gpus), best.replicas.value
+    where = f"{count} GPU{'s' if count > 1 else ''}{' each' if copies > 1 else ''}" if count else "the CPU"
+    engine = f"{copies} copies of {best.engine}" if copies > 1 else str(best.engine)
+    context = f"{best.max_model_len.value:,} tokens of context"
+    judged = ", ".join(word for word in (best.grade, best.verdict) if word != "ok")
+    return f"{decision.model} on {decision.hardware}: {engine} on {where}, {context} ({judged})."
+
+
+def more_of(best: Plan | None, other: Plan, goal: Goal) -> tuple[float | None, str]:
+    """How much faster another plan should be than the best one: as a part of its tokens/s, and in words."""
+    context = f"{other.max_model_len.value:,} tokens of context"
+    if best is None:
+        return None, f"it could serve this, with {context}"
+    words = [context] if other.max_model_len.value > best.max_model_len.value else []
+    if best.halved and not other.halved:
+        words.append("the weights as they are")
+    gain = None
+    if best.speed is not None and other.speed is not None:
+        mine, theirs = ((one.stream.value, one.total.value)[goal != "latency"] for one in (best.speed, other.speed))
+        gain = round(theirs / mine - 1, 3) if mine else None
+    if gain is not None and abs(gain) >= _LEAST_GAIN:
+        words.insert(0, f"{abs(gain):.0%} {'more' if gain > 0 else 'fewer'} tokens/s")
+    return gain, ", ".join(words) or "nothing that counts"
+
+
+# Less is within what an estimate can tell.
+_LEAST_GAIN = 0.03
+_MOST_MISSING = 3
+
+
+def not_here(decision: Decision) -> list[str]:
+    """What engines that cannot be started here would give, best first; without those that would give nothing."""
+    first = not decision.plans
+    worth = [one for one in decision.engines if not one.here and one.gives not in ("", "no plan")]
+    worth = [one for one in worth if first or (one.gain or 0) >= _LEAST_GAIN]
+    worth.sort(key=lambda one: -(one.gain or 0))
+    lines = []
+    for one in worth[:_MOST_MISSING]:
+        cure = f"`{one.do}`: " if one.do.startswith("fitserve") else f"{one.do}: " if one.do else ""
+        lines.append(f"{one.engine}: {one.why}; {cure}{one.gives}")
+    return lines
+
+
+def machine(hardware: Hardware) -> list[Row]:
+    """The probe's reading, one row per thing."""
+    rows = [
+        Row("CPU", f"{hardware.cpu_cores} cores", hardware.cpu_name or hardware.arch, " ".join(hardware.cpu_features)),
+        Row("RAM", gib(hardware.ram_total_bytes), f"{gib(hardware.ram_available_bytes)} available", ""),
+        Row("shared memory", gib(hardware.shm_bytes), "", ""),
+        Row("disk", gib(hardware.disk_free_bytes), "free", ""),
+        Row("driver", hardware.driver or "none", f"CUDA {hardware.cuda_driver}" if hardware.cuda_driver else "", ""),
+    ]
+    for gpu in hardware.gpus:
+        kind = " unified" if gpu.memory_kind == "unified" else ""
+        lost = f", kept from fitserve: {gpu.kept}" if gpu.kept else f", not used: {gpu.lost}" if gpu.lost else ""
+        rows.append(
+            Row(
+                f"GPU {gpu.index}",
+                gpu.name,
+                f"sm {gpu.capability}, {gib(gpu.total_bytes)}{kind}, {gib(gpu.free_bytes)} free{lost}",
+                gpu.uuid,
+            )
+        )
+    for link in hardware.links:
+        p2p = {True: "works", False: f"no ({link.p2p_status})", None: "unknown"}[link.p2p]
+        rows.append(Row(f"GPU {link.a}-{link.b}", f"{link.nvlinks or 0} NVLinks", f"peer-to-peer: {p2p}", ""))
+    return rows
+
+
+def held_by(holders: Iterable[Holding], machine: Hardware) -> tuple[Holding, ...]:
+    """The same, said with the numbers of the GPUs, or of RAM where there are none; the largest first."""
+    numbers = {gpu.uuid: gpu.index for gpu in machine.gpus}
+    told = []
+    for holder in sorted(holders, key=lambda one: -sum(one.gives.values())):
+        parts = ", ".join(
+            f"{gib(count)} of {'RAM' if uuid == RAM else f'GPU {numbers[uuid]}'}"
+            for uuid, count in sorted(holder.gives.items(), key=lambda one: numbers.get(one[0], 0))
+            if uuid in numbers or (uuid == RAM and not numbers)
+        )
+        told += [holder.evolve(words=f"{holder.model} holds {parts}")] if parts else []
+    return tuple(told)
+
+
+def ways_out(decision: Decision) -> str:
+    """Who has the GPUs, or the RAM, where there is no plan, and what to do; "" where nobody of ours has any."""
+    if decision.plans or not decision.holders:
+        return ""
+    held = "; ".join(one.words for one in decision.holders[:_MOST_HOLDERS])
+    name, pinned = decision.holders[0].model, decision.holders[0].pinned
+    second = f"let it leave for others (`fitserve set {name} --no-pinned`)"
+    if not pinned:
+        second = f"let it stop while nobody asks for it (`fitserve set {name} --keep-alive 5m`)"
+    on_cpu = RAM in decision.holders[0].gives
+    third = "let engines have more RAM (FITSERVE_RAM_BYTES, a container's limit)" if on_cpu else "use other GPUs (--gpus)"
+    return f"{held}. Make {name} smaller (`fitserve set {name} --context 8192`), {second}, or {third}"
+
+
+_MOST_HOLDERS = 4
+
+
+def would_fit(decision: Decision) -> list[str]:
+    """What would have to be otherwise where there is no plan, in numbers."""
+    found = decision.would_fit
+    if found is None:
+        return []
+    lines = []
+    if found.weights_bytes and found.room_bytes < found.weights_bytes:
+        empty = (
+            f", and {gib(found.room_empty_bytes)} without the engines that run" if found.room_empty_bytes is not None else ""
+        )
+        lines.append(f"Its weights have {gib(found.weights_bytes)}; at most {gib(found.room_bytes)} have room here now{empty}.")
+    if found.fits_empty:
+        lines.append("Without the engines that run it would fit.")
+    if found.context is not None:
+        lines.append(f"With a context of {found.context:,} tokens it fits.")
+    if found.forms:
+        lines.append("Forms of it that fit, best first:")
+    for form in found.forms:
+        where = f"on {form.gpus} GPU{'s' if form.gpus > 1 else ''}" if form.gpus else "on the CPU"
+        name = f"{form.source} ({form.what})" if form.source else form.what
+        lines.append(f"  {name}: {gib(form.weights_bytes)}, {form.context:,} tokens of context, {form.engine} {where}")
+    return lines
+
+
+def given_words(decision: Decision) -> list[str]:
+    """What others give for the first plan."""
+    return [offer.words for offer in decision.takes]
+
+
+def why_no_plan(decision: Decision) -> str:
+    """All refusals in one line, for a state message: each distinct reason once, the nearest miss first."""
+    seen: dict[str, list[str]] = {}
+    for refusal in decision.rejected:
+        seen.setdefault(refusal.reasons[0], []).append(f"{refusal.engine} TP={refusal.tensor_parallel}")
+    if not seen:
+        return "; ".join(["no engine profile fits this machine", *([out] if (out := ways_out(decision)) else [])])
+    reasons = [f"{reason} ({', '.join(where[:3])})" for reason, where in list(seen.items())[:4]]
+    return "; ".join([*reasons, *([out] if (out := ways_out(decision)) else [])])

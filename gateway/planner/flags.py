@@ -1,0 +1,276 @@
+"""From choices to a command line: typed, allow-listed flags of one engine version, never a shell."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from gateway.domain import Engine, Flag, LaunchSpec, Mount, Plan, Scalar
+from gateway.domain.value import served_name
+from gateway.engines.common import engine_auth as door
+from gateway.engines.common import resources
+from gateway.engines.common.chat import template
+from gateway.engines.common.lora import served
+from gateway.engines.common.open_flags import why_closed
+from gateway.errors import BadFlag
+
+_MAX_VALUE = 8192
+# What no user gives, whatever a profile says; by the planner's names, like all of these.
+OWN = ("model", "served-model-name", "host", "port")
+# How a vLLM is told how much KV cache to make, so that it need not measure.
+CACHE_BYTES = "kv-cache-memory-bytes"
+# The planner computes with these, so a value that no engine takes would make a plan of nonsense.
+_RANGES: dict[str, tuple[float, float]] = {
+    "tensor-parallel-size": (1, 64),
+    "pipeline-parallel-size": (1, 64),
+    "max-model-len": (1, 10**9),
+    "max-num-seqs": (1, 10**6),
+    "max-num-batched-tokens": (1, 10**9),
+    "block-size": (1, 2**16),
+    "gpu-memory-utilization": (0.01, 1),
+    CACHE_BYTES: (1, 2**50),
+}
+
+# What other engines call a flag -> the planner's name of it, which is vLLM's.
+_OF_OTHERS = {
+    "context-length": "max-model-len",
+    "ctx-size": "max-model-len",
+    "num-ctx": "max-model-len",
+    "max-total-tokens": "max-model-len",
+    "tp-size": "tensor-parallel-size",
+    "pp-size": "pipeline-parallel-size",
+    "max-running-requests": "max-num-seqs",
+    "max-concurrent-requests": "max-num-seqs",
+    "chunked-prefill-size": "max-num-batched-tokens",
+    "mem-fraction-static": "gpu-memory-utilization",
+    "cuda-memory-fraction": "gpu-memory-utilization",
+    "disable-cuda-graph": "enforce-eager",
+    "moe-runner-backend": "moe-backend",
+    "page-size": "block-size",
+}
+
+
+def check_args(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The user's flags with canonical names and typed values. Raises BadFlag naming the nearest known flag."""
+    return {name: check_value(engine, name, engine.flags[name], value) for name, value in _named(engine, args)}
+
+
+def canonical(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Checked flags by the planner's names, which are vLLM's, where the planner has one; the others keep the engine's."""
+    names = {own: planned for planned, own in engine.spelling.items()}
+    return {names.get(name, name): value for name, value in args.items()}
+
+
+def spelled(engine: Engine, flags: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """The planner's flags, and what `canonical` gave, as this engine spells them; without those that it does not have.
+
+    A switch that this engine has as a size (SGLang's --ep-size) is the tensor parallel size.
+    """
+    spelling, known = engine.spelling, engine.flags
+    own = {name: value for planned, value in flags.items() if (name := spelling.get(planned, planned)) in known}
+    ranks = own.get(spelling.get("tensor-parallel-size", "tensor-parallel-size"), 1)
+    return arguments({name: ranks if value is True and known[name].type == "int" else value for name, value in own.items()})
+
+
+def arguments(flags: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """`--name=value` items, in order; a true switch is `--name`, a false one `--no-name`.
+
+    One item per flag, with `=`, so that no value can ever be read as another flag.
+    """
+    return tuple(
+        [
+            f"--{name}" if value is True else f"--no-{name}" if value is False else f"--{name}={value}"
+            for name, value in flags.items()
+        ]
+    )
+
+
+def launch_spec(
+    plan: Plan,
+    engine: Engine,
+    *,
+    name: str,
+    model: str,
+    attempt: int,
+    port: int,
+    weights: str,
+    mounts: Iterable[Mount],
+    environment: str | None,
+    drafter: str | None = None,
+    templates: str | None = None,
+    adapters: Sequence[tuple[str, str]] = (),
+    cache_bytes: int | None = None,
+    remote_code: bool = False,
+) -> LaunchSpec:
+    """The plan made concrete for one host.
+
+    `weights` and `drafter` are the model folders as the engine sees them, `templates` the folder of its chat template, `adapters` names and folders; `environment` the folder of the engine's virtual
+    environment, or None when the engine runs in its container. cache_bytes: of KV cache on each GPU, for an engine that is not to measure. remote_code: the code of the model's repository may run.
+    """
+    program = engine.container_command if environment is None else engine.process_command
+    program = door.behind(program, engine.key_env) if door.needed(plan.env) else program
+    argv = tuple(part.replace("{env}", environment or "") for part in program)
+    # Inside a container the engine must listen on its only address; as a process only loopback may reach it.
+    listen = "0.0.0.0" if environment is None else "127.0.0.1"
+    own: dict[str, Scalar] = {"model": weights, "served-model-name": served_name(model), "host": listen, "port": port}
+    return LaunchSpec(
+        name=name,
+        model=model,
+        attempt=attempt,
+        fingerprint=plan.fingerprint,
+        engine=plan.engine,
+        # A user may say otherwise than the first ones. Ours come last, and parsers take the last one, so nothing in a plan can displace them.
+        argv=argv
+        + quieted(engine)
+        + tuple(_placed(item, drafter, templates) for item in plan.argv)
+        + (arguments({CACHE_BYTES: cache_bytes}) if cache_bytes is not None else ())
+        + served.arguments(engine, adapters)
+        + arguments({engine.spelling.get(flag, flag): value for flag, value in own.items()}),
+        env={**engine.env, **plan.env},
+        gpus=plan.gpus,
+        mounts=tuple(mounts),
+        shm_bytes=resources.shared_memory(plan),
+        port=port,
+        memory_bytes=resources.memory(plan),
+        pids=resources.pids(plan),
+        scratch=engine.scratch if environment is None else None,
+        cache=resources.cache(plan, remote_code=remote_code) if engine.caches else "",
+        caches=engine.caches,
+        key_env=engine.key_env,
+        key_option=engine.key_option,
+    )
+
+
+def quieted(engine: Engine) -> tuple[str, ...]:
+    """The engine's `quiet`, where this version has that flag."""
+    return engine.quiet if engine.quiet and engine.quiet[0].partition("=")[0].removeprefix("--") in engine.flags else ()
+
+
+def _placed(item: str, drafter: str | None, templates: str | None) -> str:
+    """The item; where it names a drafter by its source, or a chat template by its content, with the folder that has it."""
+    name, _, value = item.partition("=")
+    if templates is not None and name == f"--{template.FLAG}":
+        return f"{name}={templates}/{value}"
+    if drafter is None or name != "--speculative-config":
+        return item
+    config = {key: value for key, value in json.loads(value).items() if key != "revision"}
+    return f"{name}={json.dumps({**config, 'model': drafter})}"
+
+
+def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Scalar]]:
+    own = {engine.spelling.get(name, name) for name in OWN}
+    seen: set[str] = set()
+    for given, value in args.items():
+        name = given.removeprefix("--").replace("_", "-")
+        if name not in engine.flags:
+            what = f"{engine.ref} has no flag {given[:80]!r}"
+            meant = engine.spelling.get(name) or _OF_OTHERS.get(name)
+            raise BadFlag(
+                f"{what}; here it is {meant}." if meant in engine.flags else _unknown(what, name, engine.flags), param="args"
+            )
+        name = engine.flags[name].same_as or name
+        if engine.flags[name].ours or name in own:
+            why, instead = why_closed(name)
+            raise BadFlag(f"The flag --{name} of {engine.ref} cannot be given: {why}.", hint=instead, param="args")
+        if name in seen:
+            raise BadFlag(f"The flag --{name} is given twice, in two spellings.", hint="Give it once.", param="args")
+        seen.add(name)
+        yield name, value
+
+
+def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
+    """The value in the flag's type. Raises BadFlag that says what the flag takes."""
+    if isinstance(value, str):
+        check_text(f"--{name}", value, param="args", lines=flag.type == "json")
+    typed = _typed(flag, value)
+    if typed is None:
+        raise BadFlag(
+            f"--{name} of {engine.ref} takes {_KINDS[flag.type]}, not {_shown(value)}.",
+            hint="Correct the value.",
+            param="args",
+        )
+    if isinstance(typed, str):
+        check_text(f"--{name}", typed, param="args")
+    if flag.choices is not None and str(typed) not in flag.choices:
+        near = _unknown(f"--{name} of {engine.ref} cannot be {_shown(value)}", str(typed), flag.choices)
+        raise BadFlag(near, hint=f"It is one of: {', '.join(flag.choices)}.", param="args")
+    low, high = _RANGES.get(next(iter(canonical(engine, {name: typed}))), (-math.inf, math.inf))
+    if isinstance(typed, int | float) and not low <= typed <= high:
+        raise BadFlag(
+            f"--{name} is {_shown(value)}; it must be at least {low} and at most {high}.",
+            hint="Correct the value.",
+            param="args",
+        )
+    return typed
+
+
+def check_text(name: str, value: str, *, param: str, lines: bool = False) -> None:
+    """Raises BadFlag for what would forge lines in a log or a process listing, or cannot be passed to a process.
+
+    `lines` allows line breaks and tabs, for JSON that is written anew anyway.
+    """
+    plain = value.translate(_WHITESPACE) if lines else value
+    if not plain.isprintable() or len(value) > _MAX_VALUE:
+        raise BadFlag(
+            f"The value of {name} is too long or has characters that cannot be printed.",
+            hint=f"Give a plain value of at most {_MAX_VALUE} characters.",
+            param=param,
+        )
+
+
+def _shown(value: Scalar) -> str:
+    huge = isinstance(value, int) and abs(value) >= 2**64
+    return "a huge number" if huge else repr(str(value)[:80])
+
+
+_WHITESPACE = {ord(space): " " for space in "\n\r\t"}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "json": "a JSON object or list",
+}
+
+
+def _typed(flag: Flag, value: Scalar) -> Scalar | None:
+    """The value in the flag's type, also from its text form; None when it has none."""
+    match flag.type:
+        case "bool":
+            if isinstance(value, str):
+                return {"true": True, "false": False, "": True}.get(value.lower())
+            return value if isinstance(value, bool) else None
+        case "int" | "float":
+            return None if isinstance(value, bool) else _number(flag, value)
+        case "json":
+            return _json(value) if isinstance(value, str) else None
+        case _:
+            return None if isinstance(value, bool) or _shown(value) == "a huge number" else str(value)
+
+
+def _number(flag: Flag, value: str | float) -> int | float | None:
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    if not math.isfinite(number):
+        return None
+    if flag.type == "float":
+        return number
+    return int(number) if number.is_integer() and abs(number) < 2**53 else None
+
+
+def _json(value: str) -> str | None:
+    """The object or list written anew in one line of ASCII; NaN and Infinity are not JSON."""
+    try:
+        parsed = json.loads(value)
+        return json.dumps(parsed, allow_nan=False) if isinstance(parsed, dict | list) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name[:80], list(known), n=1, cutoff=0.6)
+    return f"{what}; did you mean {near[0]}?" if near else f"{what}."

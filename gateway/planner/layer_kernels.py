@@ -1,0 +1,198 @@
+"""The kernel of every linear layer of a model, by the rules of one engine version. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
+from itertools import combinations
+
+from gateway.domain import LayerKernel, Refusal
+from gateway.engines.common.candidate import EngineRules
+from gateway.engines.common.kernels.expert_kernels import MoeChoice, MoeRules, choose_moe
+from gateway.engines.common.kernels.linear import choose
+from gateway.engines.common.layers.built_model import Linear, per_rank
+from gateway.engines.common.layers.weights import undivided
+from gateway.models.experts import ExpertTraits
+from gateway.models.rank import Rank
+from gateway.models.scheme import LinearShape, MoeShape, Scheme, described
+
+
+class Seen:
+    """How the engine was seen to refuse kernels that the rules accept: of (scheme as `described`, k, n, kernel) what is known, and
+    the words. Equal ones are one key of a cache."""
+
+    def __init__(self, refusals: Iterable[tuple[frozenset[tuple[str, str]], str]] = ()) -> None:
+        self._refusals = tuple(refusals)
+        self._hash = hash(self._refusals)
+        # Of equal scopes the first counts.
+        self._places = {scope: place for place, (scope, _) in reversed(list(enumerate(self._refusals)))}
+
+    def words(self, layer: tuple[tuple[str, str], ...]) -> str | None:
+        """Of the first refusal whose whole scope is true of the layer. Whoever asks names few things, so each subset is looked up."""
+        parts = (frozenset(part) for size in range(len(layer) + 1) for part in combinations(layer, size))
+        place = min((self._places[part] for part in parts if part in self._places), default=None)
+        return None if place is None else self._refusals[place][1]
+
+    def __bool__(self) -> bool:
+        return bool(self._refusals)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Seen) and self._refusals == other._refusals)
+
+
+NOTHING_SEEN = Seen()
+
+
+@lru_cache(maxsize=512)  # a cut that is repaired, or a machine with the same GPUs, asks for the same layers again
+def layer_kernels(
+    layers: tuple[Linear, ...],
+    rules: EngineRules,
+    rank: Rank,
+    disabled: frozenset[str] = frozenset(),
+    forced: str | None = None,
+    *,
+    experts: ExpertTraits | None = None,
+    moe_backend: str | None = None,
+    variables: frozenset[str] = frozenset(),
+    seen: Seen = NOTHING_SEEN,
+) -> tuple[LayerKernel, ...]:
+    """One row for each kind of layer. Of experts `experts` says what their sizes do not; without it the
+    rows of quantized ones are unknown.
+
+    moe_backend: --moe-backend. variables: environment variables that are on.
+    """
+
+    # Both products of experts have the same kernel.
+    chosen: dict[MoeShape, MoeChoice] = {}
+
+    def choice(moe: MoeRules, shape: MoeShape) -> MoeChoice:
+        if shape not in chosen:
+            chosen[shape] = choose_moe(moe, shape, rank.capability, None, moe_backend, variables)
+        return chosen[shape]
+
+    def row(layer: Linear) -> LayerKernel:
+        if layer.experts and experts is not None and rules.moe is not None and isinstance(layer.scheme, Scheme):
+            return _experts(layer, layer.scheme, rank, experts, partial(choice, rules.moe))
+        return _row(layer, rules, rank, disabled, forced, experts.origin if experts else "", seen)
+
+    return tuple([row(layer) for layer in layers])
+
+
+def _experts(
+    layer: Linear,
+    scheme: Scheme,
+    rank: Rank,
+    traits: ExpertTraits,
+    chosen: Callable[[MoeShape], MoeChoice],
+) -> LayerKernel:
+    sizes = (layer.k, layer.n) if rank.ep > 1 else per_rank(layer, rank.tp)
+    if sizes is None:
+        return _plain(layer, None, None, "none", f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.tp} ranks")
+    k, n = sizes
+    first = layer.name.endswith(".w13")
+    if not traits.function:
+        return _plain(layer, k, n, "unknown", "the function between the experts' products is not known here")
+    gated = not traits.function.endswith("_no_mul")
+    shape = MoeShape(
+        hidden=k if first else n,
+        intermediate=max(n // (2 if gated else 1), 1) if first else k,
+        experts=layer.experts,
+        scheme=scheme,
+        origin="" if scheme.kind == "unquantized" else traits.origin,
+        dtype=rank.dtype,
+        function=traits.function,
+        bias=layer.bias,
+        routing=traits.routing,
+        family=traits.family,
+        ep=rank.ep > 1,
+    )
+    choice = chosen(shape)
+    crash = dict(choice.crashes).get("w13" if first else "w2")
+    padded = None
+    if choice.padded_to:
+        grown = shape._replace(hidden=choice.padded_to[0], intermediate=choice.padded_to[1])
+        product = grown.w13 if first else grown.w2
+        padded = (product.k, product.n) if (product.k, product.n) != (k, n) else None
+    status = choice.status if choice.status != "crash" or crash else "ok"
+    return LayerKernel(
+        layer=layer.name,
+        count=layer.count,
+        k=k,
+        n=n,
+        scheme=described(scheme),
+        kernel=choice.kernel,
+        status=status,
+        padded_to=padded,
+        refused=choice.refused,
+        note=crash or ("" if choice.status == "crash" else choice.note),
+    )
+
+
+def _row(
+    layer: Linear,
+    rules: EngineRules,
+    rank: Rank,
+    disabled: frozenset[str],
+    forced: str | None,
+    origin: str,
+    seen: Seen,
+) -> LayerKernel:
+    sizes = per_rank(layer, rank.tp)
+    scheme = layer.scheme
+    k, n = sizes or (None, None)
+    if not isinstance(scheme, Scheme):
+        return _plain(layer, k, n, "unknown", scheme.reason)
+    if k is None or n is None:
+        return _plain(layer, k, n, "none", f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.tp} ranks")
+    if scheme.kind == "unquantized":
+        return _unquantized(layer.name, layer.count, k, n)
+    if layer.experts:
+        return _plain(layer, k, n, "unknown", "kernels of experts are not known here")
+    if rules.linear is None:
+        return _plain(layer, k, n, "unknown", "kernels of this engine version are not known here")
+    if reason := undivided(layer, scheme, k, n):
+        return _plain(layer, k, n, "none", reason)
+    shape = LinearShape(k, n, scheme, rank.dtype, full_k=layer.k, full_n=layer.n, parts=_parts(layer, rank.tp), origin=origin)
+
+    def before(kernel: str) -> str | None:
+        if not seen:
+            return None
+        return seen.words((("scheme", described(scheme)), ("k", str(k)), ("n", str(n)), ("kernel", kernel)))
+
+    choice = choose(rules.linear, shape, rank.capability, None, disabled, forced, before)
+    return LayerKernel(
+        layer=layer.name,
+        count=layer.count,
+        k=k,
+        n=n,
+        scheme=described(scheme),
+        kernel=choice.kernel,
+        status=choice.status,
+        padded_to=choice.padded_to,
+        refused=choice.refused,
+        note=choice.note,
+    )
+
+
+@lru_cache(maxsize=512)
+def _unquantized(layer: str, count: int, k: int, n: int) -> LayerKernel:
+    """All engine versions compute it alike."""
+    return LayerKernel(layer=layer, count=count, k=k, n=n, scheme="unquantized", kernel="torch", status="ok")
+
+
+def _parts(layer: Linear, tp: int) -> tuple[int, ...]:
+    """The outputs of each module on one rank; (): they are one to the engine, or its inputs are cut."""
+    if layer.shard in ("replicated", "row"):
+        return ()
+    repeated = max(1, tp // layer.kv_heads) if layer.shard == "qkv" and layer.kv_heads else 1
+    return tuple(part * (repeated if number else 1) // tp for number, part in enumerate(layer.parts))
+
+
+def _plain(layer: Linear, k: int | None, n: int | None, status: str, reason: str) -> LayerKernel:
+    scheme = described(layer.scheme) if isinstance(layer.scheme, Scheme) else "unknown"
+    refused = (Refusal(kernel="", reason=reason),)
+    fields = {"layer": layer.name, "count": layer.count, "k": k, "n": n, "scheme": scheme, "kernel": None}
+    return LayerKernel.model_validate({**fields, "status": status, "refused": refused})

@@ -1,0 +1,155 @@
+"""Where a model has no plan: what would have to be otherwise, in numbers, and which forms of the model this machine could serve.
+
+    with_alternatives(decision, asked, hub) -> the decision, and what would fit (`would_fit`)
+
+Forms are quantized variants of the repository as the Hub lists them, read and planned like any model. Without a Hub they are the shapes that
+would fit. All of it is bounded in number and in time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.domain import Decision, Form, ModelSpec, Plan, Quant, Rejected, Wish, WouldFit
+from gateway.errors import FitserveError
+from gateway.models.catalog.hub import REPOSITORY, Hub
+from gateway.planner.sizes import lacks, wanted_context
+
+# Variants that are read, in how many seconds in all, and how many at once; and how many are told.
+_MOST_READ, _LIMIT_S, _AT_ONCE, _MOST_TOLD = 8, 6.0, 4, 5
+# No other form of a model helps where its architecture or the driver stands against it.
+_HOPELESS = {"unsupported_architecture", "untrusted_code", "driver_too_old", "unsupported_platform", "bad_flag"}
+# As their tools write them; in the order in which they keep most of the weights.
+_SHAPES: dict[str, dict[str, Any]] = {
+    "FP8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
+    "AWQ or GPTQ 4-bit": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+}
+_CONTEXT_FLAGS = {"max-model-len", "context-length"}
+
+
+@dataclass(frozen=True)
+class Unplanned:
+    """What had no plan. read: the spec of a repository. now: the decision for a model and a wish on this machine; empty: the same without what our engines have, None where
+    they have nothing."""
+
+    spec: ModelSpec
+    wish: Wish
+    now: Callable[[ModelSpec, Wish], Decision]
+    read: Callable[[str], ModelSpec]
+    empty: Callable[[ModelSpec, Wish], Decision] | None = None
+
+
+def with_alternatives(decision: Decision, asked: Unplanned, hub: Hub) -> Decision:
+    """As it is where there is a plan, or where no form of the model would help."""
+    verdicts = {one.verdict for one in decision.rejected}
+    if decision.plans or not verdicts - _HOPELESS:
+        return decision
+    alone = asked.empty(asked.spec, asked.wish) if asked.empty is not None else None
+    shorter = _shorter(asked)
+    forms = tuple(_best(_variants(asked, hub), asked)) or tuple(_best(_shapes(asked), asked))
+    found = WouldFit(
+        weights_bytes=_weights(decision),
+        room_bytes=_room(decision),
+        room_empty_bytes=_room(alone) if alone is not None else None,
+        fits_empty=bool(alone is not None and alone.plans),
+        context=shorter.max_model_len.value if shorter is not None else None,
+        forms=forms,
+    )
+    changed: Decision = decision.evolve(would_fit=found)
+    return changed
+
+
+def _weights(decision: Decision) -> int:
+    """Bytes of the model's weights, all ranks together."""
+    sized = [one.memory.weights_bytes * _ranks(one) for one in decision.rejected if one.memory is not None]
+    return min(sized, default=0)
+
+
+def _room(decision: Decision) -> int:
+    """The largest weights that would have room, all ranks together."""
+    sized = [(one.memory, _ranks(one)) for one in decision.rejected] + [(one.memory, _ranks(one)) for one in decision.plans[:1]]
+    rooms = [(one.budget_bytes - one.activation_bytes - one.overhead_bytes) * ranks for one, ranks in sized if one is not None]
+    return max([0, *rooms])
+
+
+def _ranks(one: Plan | Rejected) -> int:
+    if isinstance(one, Rejected):
+        return one.tensor_parallel * one.pipeline_parallel
+    return one.tensor_parallel.value * one.pipeline_parallel.value
+
+
+def _shorter(asked: Unplanned) -> Plan | None:
+    """The best plan where no context is demanded."""
+    wish = asked.wish
+    flags = {name: value for name, value in wish.args.items() if name.replace("_", "-") not in _CONTEXT_FLAGS}
+    if wish.min_context is None and flags == wish.args:
+        return None
+    plans = asked.now(asked.spec, wish.evolve(min_context=None, args=flags)).plans
+    return plans[0] if plans else None
+
+
+def _shapes(asked: Unplanned) -> Iterator[tuple[str, str, Plan]]:
+    if asked.spec.quant is not None:
+        return
+    for words, config in _SHAPES.items():
+        quant = Quant(method=config["quant_method"], config=config)
+        spec = asked.spec.evolve(quant=quant, config={**asked.spec.config, "quantization_config": config})
+        for plan in _planned(spec, asked):
+            yield words, "", plan
+
+
+def _variants(asked: Unplanned, hub: Hub) -> Iterator[tuple[str, str, Plan]]:
+    """Quantized variants of the repository, as many as are read in time."""
+    repo, end = asked.wish.source or "", time.monotonic() + _LIMIT_S
+    if not REPOSITORY.fullmatch(repo) or asked.spec.revision is None:
+        return
+    readers = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="variant")
+    try:
+        listed = readers.submit(hub.quantized, repo)
+        wait([listed], timeout=max(0.0, end - time.monotonic()))
+        names = listed.result()[:_MOST_READ] if listed.done() and listed.exception() is None else ()
+        reading: dict[Future[ModelSpec], str] = {readers.submit(asked.read, name): name for name in names}
+        done, _ = wait(reading, timeout=max(0.0, end - time.monotonic()))
+        for future in sorted(done, key=lambda one: names.index(reading[one])):
+            if future.exception() is None and time.monotonic() < end:
+                for plan in _planned(future.result(), asked):
+                    yield "", reading[future], plan
+    finally:
+        readers.shutdown(wait=False, cancel_futures=True)
+
+
+def _planned(spec: ModelSpec, asked: Unplanned) -> Iterator[Plan]:
+    """The best plan of another form, if there is one, by the same rules and for the same machine; with less context than was demanded where
+    so much fits in no way."""
+    wish = asked.wish.evolve(source=spec.source, revision=None)
+    try:
+        plans = asked.now(spec, wish).plans or (
+            asked.now(spec, wish.evolve(min_context=None)).plans if wish.min_context else ()
+        )
+    except FitserveError:
+        return
+    yield from plans[:1]
+
+
+def _best(found: Iterable[tuple[str, str, Plan]], asked: Unplanned) -> list[Form]:
+    """First what has the wished context and sound kernels; of these what keeps most of the weights."""
+    wanted = wanted_context(asked.spec, asked.wish, {})
+    ranked = sorted(
+        found,
+        key=lambda one: (lacks(one[2], wanted), one[2].verdict == "degraded", -one[2].memory.weights_bytes * _ranks(one[2])),
+    )
+    return [
+        Form(
+            what=what or plan.quantization.value,
+            source=source,
+            weights_bytes=plan.memory.weights_bytes * _ranks(plan),
+            context=plan.max_model_len.value,
+            engine=str(plan.engine),
+            gpus=len(plan.gpus),
+        )
+        for what, source, plan in ranked[:_MOST_TOLD]
+    ]

@@ -1,0 +1,1 @@
+"""Profiles: what is known of engines, failures and machines, read from YAML and JSON."""

@@ -1,0 +1,302 @@
+"""Profiles: what we know of engines, failures and machines, as YAML and JSON that a user can read and extend.
+
+    engines/KIND/VERSION.yaml   -> Engine
+    asked/KIND/VERSION.yaml     -> Likeness: an engine version without rules, by what it has otherwise than one that has them
+    everything else             -> gateway/profiles/tables.py
+
+A folder named by FITSERVE_PROFILES_DIR is searched first, so its files add to, or win over, the shipped ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from gateway.domain import Engine, EngineRef, Hardware
+from gateway.domain.image_name import AllowedImages, repository
+from gateway.domain.likeness import Likeness, different, like
+from gateway.domain.release import release
+from gateway.engines.common.candidate import EngineRules
+from gateway.engines.registry import KINDS
+from gateway.engines.vllm.engine import VllmRules
+from gateway.errors import BadRequest, NotFound, SettingsError
+from gateway.profiles.tables import ProfileTables, validated
+
+# What stands for a version in names of files: no way out of their folder.
+_WORD = re.compile(r"[\w.+-]{1,60}", re.ASCII)
+_VERSION = re.compile(r"\d+(\.\d+)+[A-Za-z0-9.+-]{0,40}")
+
+
+def shipped() -> Path:
+    """The profiles that came with us: inside the package, or beside it in a source checkout."""
+    inside = Path(__file__).parent / "data"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "profiles"
+
+
+class Profiles(ProfileTables):
+    """Reads profiles on demand: a plan needs one engine, not all of them. `cache`: where what was read is kept (Documents).
+    `learned`: engine versions that said themselves what they are (gateway/engines/inquiry/learned.py). `roots`: the folders of another
+    process's Profiles, in place of these."""
+
+    def __init__(
+        self,
+        extra: Path | None = None,
+        cache: Path | None = None,
+        learned: Path | None = None,
+        roots: tuple[Path, ...] = (),
+    ) -> None:
+        if extra is not None and not extra.is_dir():
+            raise SettingsError(f"The profiles folder {extra} does not exist.", hint="Correct or unset FITSERVE_PROFILES_DIR.")
+        super().__init__(roots or (*([extra] if extra else []), shipped(), *([learned] if learned else [])), cache)
+        self._learned = learned
+        self._engines: dict[str, Engine] = {}
+        self._heard: dict[Path, tuple[int, Engine]] = {}
+        self._heads: dict[str, dict[str, Any]] = {}
+        self._known_rules: dict[str, EngineRules | None] = {}
+
+    @cached_property
+    def engine_files(self) -> dict[str, Path]:
+        """`kind==version` -> file, newest version of each kind first: those that are considered where no version is named."""
+        return self._files("engines")
+
+    @cached_property
+    def asked_files(self) -> dict[str, Path]:
+        """The same, of versions that are told by what they have otherwise than a known one: considered where they are named."""
+        return {ref: path for ref, path in self._files("asked").items() if ref not in self.engine_files}
+
+    def _files(self, folder: str) -> dict[str, Path]:
+        files: dict[str, Path] = {}
+        for root in self.roots:
+            for path in (root / folder).glob("*/*.yaml"):
+                files.setdefault(f"{path.parent.name}=={path.stem}", path)
+        return dict(sorted(files.items(), key=lambda item: _version_key(item[0]), reverse=True))
+
+    def engine(self, ref: str) -> Engine:
+        """The engine `kind==version`; of a version that nobody described, what the nearest one makes likely. Raises NotFound naming the
+        nearest known one."""
+        if ref not in self._engines:
+            if not self.describes(ref):
+                return self._likely(ref)
+            if self._learned is not None and self.engine_files.get(ref, Path()).is_relative_to(self._learned):
+                return self._said(self.engine_files[ref])
+            if ref in self.engine_files:
+                path = self.engine_files[ref]
+                engine = validated(path, Engine, self._merged(path))
+            else:
+                path = self.asked_files[ref]
+                told = validated(path, Likeness, self.document(path))
+                engine = different(self.engine(told.guessed_from), told)
+            if engine.ref != ref:
+                raise SettingsError(
+                    f"The profile {path} says {engine.ref} and is named {ref}.",
+                    hint="Correct its `kind` and `version`, or its name.",
+                )
+            self._engines[ref] = engine
+        return self._engines[ref]
+
+    def of(self, engine: EngineRef) -> Engine:
+        """The profile of an engine in its image. Of an image that the engine's project did not publish, what the image said of itself; before
+        it was asked, what is known of the version that it is said to hold. Raises NotFound."""
+        known = self.engine(str(engine))
+        if engine.image in (None, known.image):
+            return known
+        path = self._said_by(engine)
+        if path is not None and path.is_file():
+            return self._said(path)
+        return like(known, known.version, engine.image)
+
+    def learned_in(self, engine: EngineRef) -> Path:
+        """The folder for what an engine in its image says of itself."""
+        if self._learned is None:
+            raise SettingsError("There is no folder for what engines say of themselves.", hint="Set FITSERVE_DATA_DIR.")
+        if engine.image in (None, self.engine(str(engine)).image):
+            return self._learned
+        return self._learned / "images" / hashlib.sha256(str(engine.image).encode()).hexdigest()[:16]
+
+    def _said_by(self, engine: EngineRef) -> Path | None:
+        return self.learned_in(engine) / "engines" / engine.kind / f"{engine.version}.yaml" if self._learned else None
+
+    def _said(self, path: Path) -> Engine:
+        """What an engine said of itself; it is asked again when its image is another."""
+        written = path.stat().st_mtime_ns
+        if self._heard.get(path, (0,))[0] != written:
+            self._heard[path] = written, validated(path, Engine, self.document(path))
+        return self._heard[path][1]
+
+    def undescribed(self, engine: EngineRef) -> bool:
+        """Whether nobody but the engine itself says what it is: no profile came with us, or it is in an image of another name."""
+        if not self.describes(str(engine)) or engine.image not in (None, self.engine(str(engine)).image):
+            return True
+        path = self.engine_files.get(str(engine))
+        return path is not None and self._learned is not None and path.is_relative_to(self._learned)
+
+    def heard(self, engine: EngineRef, identity: str) -> bool:
+        """Whether it has said what it is, and the same image would say it now. identity: the image's id."""
+        path = self._said_by(engine)
+        if path is None or not path.is_file():
+            return False
+        said = self._said(path).sources.get("flags", "")
+        return said == f"asked of {identity}" or not said.startswith("asked of sha256:")
+
+    @property
+    def _known(self) -> list[str]:
+        return sorted([*self.engine_files, *self.asked_files], key=_version_key, reverse=True)
+
+    def describes(self, ref: str) -> bool:
+        """Whether there is a profile. A gateway that runs makes one (`learned`), so it is looked for again."""
+        if ref not in self.engine_files and ref not in self.asked_files and self._has_come(ref):
+            for name in ("engine_files", "asked_files", "images"):
+                self.__dict__.pop(name, None)
+        return ref in self.engine_files or ref in self.asked_files
+
+    def _has_come(self, ref: str) -> bool:
+        name = ref[:200].replace("==", "/", 1) + ".yaml"  # no longer than a file's name may be
+        return any((root / folder / name).is_file() for root in self.roots for folder in ("engines", "asked"))
+
+    def _likely(self, ref: str) -> Engine:
+        """Never kept: the version may say itself what it is. Raises NotFound."""
+        kind, _, version = ref.partition("==")
+        if not _VERSION.fullmatch(version) or not any(one.startswith(f"{kind}==") for one in self.engine_files):
+            raise NotFound(f"There is no profile for the engine {ref}.", hint=_nearest(ref, self._known))
+        # Which architectures it has nobody knows: new versions have more.
+        made: Engine = like(self.nearest(ref), version).evolve(architectures=())
+        return made
+
+    def nearest(self, ref: str) -> Engine:
+        """Of the known versions of this kind the newest that is not newer, else the oldest. Raises NotFound for an unknown kind."""
+        kind = ref.partition("==")[0]
+        same = [one for one in self.engine_files if one.partition("==")[0] == kind and self.engine(one).guessed_from is None]
+        older = [one for one in same if _version_key(one) <= _version_key(ref)]
+        if not same or not _WORD.fullmatch(ref.partition("==")[2]):
+            kinds = ", ".join(sorted({one.partition("==")[0] for one in self.engine_files}))
+            raise NotFound(f"There is no engine {ref}.", hint=f"Write KIND==VERSION, as vllm==0.33.0; known kinds: {kinds}.")
+        return self.engine((older or same[-1:])[0])
+
+    def rules(self, engines: Iterable[Engine]) -> dict[str, EngineRules]:
+        """How these engine versions compute, for those of which that is known (a folder beside the profile)."""
+        return {engine.ref: found for engine in engines if (found := self._rules(engine.ref)) is not None}
+
+    def _rules(self, ref: str) -> EngineRules | None:
+        if ref not in self._known_rules:
+            # A version without rules of its own is forecast by those of the version nearest to it, where its profile says so.
+            ruled = self.engine(ref).guessed_from or ref
+            folder = (self.engine_files.get(ruled) or self.engine_files[ref]).with_suffix("")
+            # A kind that is not registered may have the rules of vLLM, which it then is a fork of.
+            kind = KINDS.get(ref.partition("==")[0], VllmRules)
+            found: dict[str, Any] = {
+                name: validated(path, file, self.document(path))
+                for name, file in kind.FILES.items()
+                if (path := folder / f"{name}.yaml").is_file()
+            }
+            self._known_rules[ref] = kind(**found) if found else None
+        return self._known_rules[ref]
+
+    def install_file(self, engine: Engine) -> Path | None:
+        """The lock file that the engine's recipe names, from the folder of its profile."""
+        if engine.install is None or engine.install.lock is None:
+            return None
+        return self.engine_files[engine.ref].with_name(engine.install.lock)
+
+    def engines(self, wanted: tuple[str, ...] = (), *, device: str) -> list[Engine]:
+        """The engines that `wanted` allows for this device ("cuda" or "cpu"), newest first; empty `wanted`: all."""
+        refs: list[str] = []
+        for want in wanted:
+            if "==" in want:
+                refs.append(self.engine(want).ref)
+            else:
+                found = [ref for ref in self.engine_files if ref.partition("==")[0] == want]
+                if not found:
+                    kinds = ", ".join(sorted({ref.partition("==")[0] for ref in self.engine_files}))
+                    raise NotFound(f"There is no engine {want}.", hint=f"Known kinds: {kinds}.")
+                refs.extend(found)
+        return [self.engine(ref) for ref in refs or self.engine_files if wanted or self._device(ref) == device]
+
+    def engines_for(self, machine: Hardware, wanted: tuple[str, ...] = (), image: str | None = None) -> list[Engine]:
+        """The engines that `wanted` allows on this machine, newest first; empty `wanted`: all. image: what holds the one that is wanted."""
+        if image is not None:
+            kind, _, version = (wanted[0] if wanted else "").partition("==")
+            if not version:
+                raise BadRequest(
+                    f"Which engine the image {image} holds was not said.",
+                    hint="Name it: --engine KIND==VERSION.",
+                    param="engines",
+                )
+            return [self.of(EngineRef(kind=kind, version=version, image=image))]
+        return self.engines(wanted, device="cuda" if any(gpu.kept is None for gpu in machine.gpus) else "cpu")
+
+    def references(self, device: str) -> list[EngineRef]:
+        """Names and images of all versions for this device that are told of here, those with rules first; without reading what they can do."""
+        found = [
+            EngineRef(kind=ref.partition("==")[0], version=ref.partition("==")[2], image=self._head(ref).get("image"))
+            for ref in self.engine_files
+            if self._device(ref) == device
+        ]
+        kinds = {one.kind: one for one in reversed(found)}
+        for ref in self.asked_files:
+            kind, _, version = ref.partition("==")
+            if (like := kinds.get(kind)) is not None:  # versions of a kind have images of one name
+                found.append(like.evolve(version=version, image=like.image and like.image.replace(like.version, version)))
+        return found
+
+    def _device(self, ref: str) -> str:
+        """The engine's device, from the first of its file's two documents: the second, generated one is much larger."""
+        return self._engines[ref].device if ref in self._engines else str(self._head(ref).get("device"))
+
+    @cached_property
+    def images(self) -> frozenset[str]:
+        """The image of every engine."""
+        known = {ref: str(self._head(ref).get("image")) for ref in self.engine_files}
+        # Versions of a kind have images of one name.
+        others = {
+            image.replace(ref.partition("==")[2], one.partition("==")[2])
+            for one in self.asked_files
+            for ref, image in known.items()
+            if ref.partition("==")[0] == one.partition("==")[0]
+        }
+        return frozenset(known.values()) | others
+
+    def allowed_images(self, named: str | None) -> AllowedImages:
+        """The images that may be started: those that are named, else the repositories of all profiles that somebody wrote. What an image said
+        of itself (`learned`) allows nothing."""
+        if named is not None:
+            return AllowedImages(named.split(","))
+        written = [
+            ref for ref, path in self.engine_files.items() if self._learned is None or not path.is_relative_to(self._learned)
+        ]
+        return AllowedImages(repository(str(self._head(ref).get("image"))) for ref in written)
+
+    def _head(self, ref: str) -> dict[str, Any]:
+        """What stands before the generated part of an engine's file."""
+        if ref not in self._heads:
+            head = self.documents.first(self.engine_files[ref])
+            self._heads[ref] = head if isinstance(head, dict) else {}
+        return self._heads[ref]
+
+    def _merged(self, path: Path) -> dict[str, Any]:
+        """An engine profile: a document written by hand, and one that `scripts/engine-profile` generated."""
+        documents = self.documents.read(path)
+        if not all(isinstance(document, dict) for document in documents):
+            raise SettingsError(f"The profile {path} is not a mapping.", hint="Correct the file.")
+        return {name: value for document in documents for name, value in document.items()}
+
+
+def _nearest(ref: str, known: Iterable[str]) -> str:
+    """Of the same kind the newest version that is not newer than what was asked for; else what is written most alike."""
+    refs = list(known)
+    same = [one for one in refs if one.startswith(ref.partition("==")[0] + "==")]
+    older = [one for one in same if _version_key(one) <= _version_key(ref)]
+    near = older[:1] or same[-1:] or difflib.get_close_matches(ref, refs, n=1, cutoff=0.0)
+    others = f"; known are {', '.join(same)}" if len(same) > 1 else ""
+    return f"The nearest known one is {near[0]}{others}." if near else ""
+
+
+def _version_key(ref: str) -> tuple[Version, str]:
+    kind, _, version = ref.partition("==")
+    return release(version), kind

@@ -1,0 +1,158 @@
+"""What every profile folder has once: the tables of GPUs, cards, speed, parsers, failures and driver errors, facts, and snapshots of machines.
+
+failures.yaml               -> Signature list
+failure_words.yaml          -> KindWords list: what speaks for a kind of failure that no signature knows
+gpus.yaml                   -> GpuTable: what follows from a GPU's capability
+parsers.yaml                -> ParserTable: how models write tool calls and thoughts
+chat_templates.yaml         -> RepairTable: published chat templates that are broken, and how each is repaired
+cards.yaml                  -> CardTable: what the data sheets of cards promise
+speed.yaml                  -> SpeedTable: what engines reach of that
+facts.yaml                  -> Fact list: what passes every rule and still fails
+xids.yaml                   -> XidTable: what the error numbers of NVIDIA's driver mean
+hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+
+from gateway.domain import Fact, Hardware, Value
+from gateway.domain.value import first_problem
+from gateway.engines.common.chat.parsers import ParserTable
+from gateway.engines.common.chat.repair import RepairTable
+from gateway.engines.common.kernels.cards import CardTable
+from gateway.engines.common.kernels.gpus import GpuTable
+from gateway.engines.common.speed.machine import Pace, SpeedTable
+from gateway.errors import BadRequest, NotFound, SettingsError
+from gateway.profiles.yaml_cache import Documents
+
+if TYPE_CHECKING:
+    from gateway.diagnosis.signatures import Signatures
+    from gateway.domain.hardware import XidTable
+
+V = TypeVar("V", bound=Value)
+
+
+class ProfileTables:
+    """Reads each table when it is first asked for."""
+
+    def __init__(self, roots: tuple[Path, ...], cache: Path | None) -> None:
+        """roots: the folders, those first whose rows win. cache: where what was read is kept (Documents)."""
+        self.roots = roots
+        self.documents = Documents(cache)
+
+    def hardware(self, name: str) -> Hardware:
+        """A snapshot by name (`2x3090`) or by path."""
+        path = Path(name).expanduser()
+        if "/" not in name and not name.endswith(".json"):
+            found = [root / "hardware" / f"{name}.json" for root in self.roots]
+            known = sorted({file.stem for root in self.roots for file in (root / "hardware").glob("*.json")})
+            path = next((file for file in found if file.is_file()), Path())
+            if not path.is_file():
+                near = difflib.get_close_matches(name, known, 1)
+                raise NotFound(
+                    f"There is no hardware snapshot named {name}{f'; did you mean {near[0]}?' if near else '.'}",
+                    hint=f"Known: {', '.join(known)}; or give a file that `fitserve probe --json` wrote.",
+                )
+        try:
+            return Hardware.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise NotFound(
+                f"The hardware snapshot {path} cannot be read: {error.strerror}.",
+                hint="Give a file that `fitserve probe --json` wrote.",
+            ) from None
+        except ValidationError as error:
+            raise BadRequest(
+                f"{path} is not a hardware snapshot: {first_problem(error)}.", hint="Write one with `fitserve probe --json`."
+            ) from None
+
+    @cached_property
+    def facts(self) -> tuple[Fact, ...]:
+        """Combinations that are known to fail, of every root."""
+        paths = [root / "facts.yaml" for root in self.roots]
+        return tuple(validated(path, Fact, entry) for path in paths if path.is_file() for entry in self.document(path))
+
+    @cached_property
+    def gpus(self) -> GpuTable:
+        """What follows from a GPU's capability; a user's file adds to ours and goes first."""
+        paths = [root / "gpus.yaml" for root in self.roots]
+        tables = [validated(path, GpuTable, self.document(path)) for path in paths if path.is_file()]
+        return GpuTable(
+            sources={name: source for table in reversed(tables) for name, source in table.sources.items()},
+            capabilities={name: traits for table in reversed(tables) for name, traits in table.capabilities.items()},
+            schemes={kind: wanted for table in reversed(tables) for kind, wanted in table.schemes.items()},
+        )
+
+    @cached_property
+    def cards(self) -> CardTable:
+        """What cards promise; a user's file adds to ours and goes first."""
+        paths = [root / "cards.yaml" for root in self.roots]
+        tables = [validated(path, CardTable, self.document(path)) for path in paths if path.is_file()]
+        return CardTable(
+            sources={name: source for table in reversed(tables) for name, source in table.sources.items()},
+            cards=tuple(card for table in tables for card in table.cards),
+        )
+
+    @cached_property
+    def pace(self) -> Pace:
+        """How fast GPUs and engines are; of the table of what engines reach a user's file wins over ours."""
+        path = next(path for root in self.roots if (path := root / "speed.yaml").is_file())
+        return Pace(self.cards, validated(path, SpeedTable, self.document(path)))
+
+    @cached_property
+    def parsers(self) -> ParserTable:
+        """How models write tool calls and thoughts; a user's rows go first."""
+        paths = [root / "parsers.yaml" for root in self.roots]
+        tables = [validated(path, ParserTable, self.document(path)) for path in paths if path.is_file()]
+        return ParserTable(
+            tools=tuple(row for table in tables for row in table.tools),
+            reasoning=tuple(row for table in tables for row in table.reasoning),
+            repairs=tuple(row for table in self._repairs() for row in table.repairs),
+        )
+
+    def _repairs(self) -> list[RepairTable]:
+        """Of published chat templates."""
+        paths = [root / "chat_templates.yaml" for root in self.roots]
+        return [validated(path, RepairTable, self.document(path)) for path in paths if path.is_file()]
+
+    @cached_property
+    def xids(self) -> XidTable:
+        """What the driver's error numbers mean; a user's file wins over ours."""
+        from gateway.domain.hardware import XidTable  # not before it is needed: a plan does without
+
+        path = next(path for root in self.roots if (path := root / "xids.yaml").is_file())
+        return validated(path, XidTable, self.document(path))
+
+    @cached_property
+    def signatures(self) -> Signatures:
+        """The failure signatures of every root, the user's before ours."""
+        from gateway.diagnosis.likely import KindWords
+        from gateway.diagnosis.signature import Signature
+        from gateway.diagnosis.signatures import Signatures
+
+        found: list[Signature] = []
+        words: list[KindWords] = []
+        for root in self.roots:
+            path = root / "failures.yaml"
+            if path.is_file():
+                found.extend(validated(path, Signature, entry) for entry in self.document(path))
+            path = root / "failure_words.yaml"
+            if path.is_file():
+                words.extend(validated(path, KindWords, entry) for entry in self.document(path))
+        return Signatures(tuple(found), tuple(words))
+
+    def document(self, path: Path) -> Any:
+        """The file's one document."""
+        return next(iter(self.documents.read(path)), None)
+
+
+def validated(path: Path, model: type[V], data: Any) -> V:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise SettingsError(f"The profile {path} is wrong at {first_problem(error)}.", hint="Correct the file.") from None

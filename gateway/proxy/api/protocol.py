@@ -1,0 +1,251 @@
+"""HTTP and JSON as the data plane speaks them: request ids, the `model` field, answers and error envelopes.
+
+An error has the shape of the API that was called, OpenAI's or Anthropic's; `x-gateway-source: gateway` tells it from an engine's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from starlette.types import Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from gateway.errors import BadRequest, FitserveError, TooLarge
+from gateway.proxy.api.endpoints import Shape
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_PREFIX = f"req_{secrets.token_hex(8)}"
+_COUNT = itertools.count()
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NAME = msgspec.json.Decoder(str)
+_NOTHING = msgspec.Raw(b"")
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class RequestFields(msgspec.Struct):
+    """The fields that routing needs, each still in its own bytes. Of a repeated key the last counts."""
+
+    model: msgspec.Raw = _NOTHING
+    stream: msgspec.Raw = _NOTHING
+    previous_response_id: msgspec.Raw = _NOTHING
+    request_id: msgspec.Raw = _NOTHING
+    # What the choice between replicas looks at (`gateway.proxy.routing.balance`).
+    system: msgspec.Raw = _NOTHING
+    instructions: msgspec.Raw = _NOTHING
+    messages: msgspec.Raw = _NOTHING
+    prompt: msgspec.Raw = _NOTHING
+    input: msgspec.Raw = _NOTHING
+    max_tokens: msgspec.Raw = _NOTHING
+    max_completion_tokens: msgspec.Raw = _NOTHING
+    max_output_tokens: msgspec.Raw = _NOTHING
+
+    def name(self) -> str:
+        """Of the model. Raises BadRequest."""
+        if self.model is _NOTHING:
+            raise no_model()
+        try:
+            return _NAME.decode(self.model)
+        except msgspec.DecodeError:
+            raise BadRequest("`model` is not a string.", hint=_MODELS_HINT, param="model") from None
+
+    def streams(self) -> bool:
+        return bytes(self.stream) == b"true"
+
+    def previous(self) -> str | None:
+        """The id of the response from which the new response goes on, for /v1/responses."""
+        if self.previous_response_id is _NOTHING:
+            return None
+        try:
+            return _NAME.decode(self.previous_response_id)
+        except msgspec.DecodeError:
+            return None
+
+    def names_itself(self) -> bool:
+        """Whether the client has chosen the id of the response."""
+        return bytes(self.request_id) not in (b"", b"null")
+
+
+class UsualFields(msgspec.Struct):
+    """The usual case of `RequestFields`, decoded in one step: every field has its proper type."""
+
+    model: str
+    stream: bool | None = None
+    previous_response_id: str | None = None
+    request_id: str | None = None
+
+
+_REQUEST_FIELDS = msgspec.json.Decoder(RequestFields)
+_USUAL_FIELDS = msgspec.json.Decoder(UsualFields)
+_MODELS_HINT = "GET /v1/models lists the models that are served."
+# Bytes of an engine's words that are no JSON.
+_SHOWN = 2000
+_OBJECT_HINT = "Send a JSON object in UTF-8 with `model` and the fields of the endpoint."
+
+
+def new_id() -> str:
+    """Unique, not secret: a random number per process, and a count."""
+    return f"{_PREFIX}{next(_COUNT)}"
+
+
+def known_id(value: bytes | None) -> str | None:
+    """The client's x-request-id when it is 1 to 128 visible ASCII characters."""
+    return value.decode() if value is not None and _REQUEST_ID.fullmatch(value) else None
+
+
+def request_id(scope: Scope) -> str:
+    """As `known_id`, for an ASGI request; a new id where the request has none."""
+    return known_id(next((value for key, value in scope["headers"] if key == b"x-request-id"), None)) or new_id()
+
+
+def read_usual_fields(body: bytes | bytearray) -> UsualFields | None:
+    """As `read_request_fields`, cheaper; None where the body needs `read_request_fields`."""
+    try:
+        if not body.isascii():
+            body.decode()
+        return _USUAL_FIELDS.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def read_request_fields(body: bytes | bytearray) -> RequestFields:
+    """What routing needs of a JSON object. Raises BadRequest.
+
+    Of a repeated key the last counts because engines read bodies with Python's json: both must see the same model.
+    """
+    asked: RequestFields = _read(body, _REQUEST_FIELDS)
+    return asked
+
+
+def read_fields(body: bytes | bytearray) -> dict[str, msgspec.Raw]:
+    """The fields of a JSON object, each value still in its own bytes; of a repeated key the last counts. Raises BadRequest."""
+    fields: dict[str, msgspec.Raw] = _read(body, _FIELDS)
+    return fields
+
+
+def _read(body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> Any:
+    try:
+        if not body.isascii():
+            body.decode()  # below, msgspec leaves values raw and does not check their UTF-8
+        return decoder.decode(body)
+    except msgspec.ValidationError:
+        raise BadRequest("The request body is JSON, but not an object.", hint=_OBJECT_HINT) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"The request body is not JSON ({error}).", hint=_OBJECT_HINT) from None
+    except RecursionError:
+        raise BadRequest("The request body is nested too deeply.", hint=_OBJECT_HINT) from None
+
+
+def no_model() -> BadRequest:
+    return BadRequest("The request body has no `model`.", hint=_MODELS_HINT, param="model")
+
+
+def with_model(fields: Mapping[str, msgspec.Raw], name: str) -> bytes:
+    """The body with `model` replaced; every other value keeps its bytes."""
+    return msgspec.json.encode({**fields, "model": name})
+
+
+def too_large(limit_bytes: int) -> TooLarge:
+    return TooLarge(f"The request body is over {limit_bytes} bytes.", hint="Send less, or raise FITSERVE_BODY_LIMIT_BYTES.")
+
+
+def dump(value: Any) -> bytes:
+    # json rather than msgspec: json escapes lone surrogates, which a hostile name may hold and UTF-8 cannot.
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def envelope(error: FitserveError, shape: Shape) -> dict[str, Any]:
+    """The body of an error, as the clients of that API read it."""
+    if shape == "openai":
+        return error.envelope()
+    kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+
+
+def anthropic_error(status: int, body: bytes | bytearray) -> bytes:
+    """The body of an engine's error in Anthropic's shape, on one line. Engines answer what they cannot read with OpenAI's (vLLM 0.33.0,
+    entrypoints/serve/exceptions.py), or with their framework's."""
+    try:
+        said = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        said = bytes(body[:_SHOWN]).decode(errors="replace")
+    if isinstance(said, dict):
+        inner = said.get("error")
+        if (
+            said.get("type") == "error"
+            and isinstance(inner, dict)
+            and isinstance(inner.get("message"), str)
+            and "type" in inner
+        ):
+            return dump(said)
+        found = next((one["message"] for one in (inner, said) if isinstance(one, dict) and "message" in one), None)
+        said = found or said.get("detail") or inner or said
+    message = said if isinstance(said, str) else dump(said).decode()
+    kind = _ANTHROPIC_TYPES.get(status, "api_error")
+    return dump({"type": "error", "error": {"type": kind, "message": message}})
+
+
+def error_event(error: FitserveError, shape: Shape) -> bytes:
+    """The event that ends a stream its engine left unfinished."""
+    return named_event(dump(envelope(error, shape)), shape)
+
+
+def named_event(body: bytes, shape: Shape) -> bytes:
+    """The body of an error, on one line, as an event."""
+    return b"%bdata: %b\n\n" % (b"event: error\n" if shape == "anthropic" else b"", body)
+
+
+def error_headers(error: FitserveError) -> list[tuple[bytes, bytes]]:
+    headers = list(error.headers)
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    if error.allow is not None:
+        headers.append((b"allow", error.allow.encode()))
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if error.lasting:
+        # As Anthropic's API says it. The SDKs of OpenAI and Anthropic ask again or not by it (`_should_retry` in their _base_client.py); without it
+        # Claude Code asks eleven times with a wrong key, for three minutes.
+        headers.append((b"x-should-retry", b"false"))
+    return headers
+
+
+def answer(status: int, body: bytes, id_: str, headers: Headers) -> bytes:
+    """A whole answer of the gateway's own, as bytes; `headers` come beside those that every such answer has."""
+    head = [
+        STATUS_LINE[status],
+        b"content-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\nx-gateway-source: gateway\r\n"
+        % (len(body), id_.encode()),
+    ]
+    head += [b"%b: %b\r\n" % pair for pair in headers]
+    return b"".join((*head, b"\r\n", body))
+
+
+async def send_error(send: Send, error: FitserveError, request_id: str) -> None:
+    """Answers over ASGI with the error's envelope and status. Only for a response that has not started."""
+    body = dump(error.envelope())
+    start = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", request_id.encode()),
+        (b"x-gateway-source", b"gateway"),
+        *error_headers(error),
+    ]
+    await send({"type": "http.response.start", "status": error.status, "headers": start})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,149 @@
+"""What all connections of the data plane share: routes, keys, limits, the connections to engines, and one clock for time-outs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+import uvicorn
+
+from gateway.keys import Scope
+from gateway.proxy.access.auth import Key
+from gateway.proxy.access.origins import Origins
+from gateway.proxy.access.rate_limits import RateLimiter
+from gateway.proxy.bodies.body_budget import BodyBudget
+from gateway.proxy.limits import LEAVING_S, SWEEP_S, ConnectionLimiter, Limits
+from gateway.proxy.meter import Meter
+from gateway.proxy.routing.in_flight import Ask, RequestsInFlight, oldest
+from gateway.proxy.routing.routes import Routes
+from gateway.proxy.upstream_pool import UpstreamPool
+
+log = logging.getLogger(__name__)
+
+# Unix time that is set by more than this is heard; less would tell every request anew at each look.
+_STEP_S = 1.0
+
+
+class Authenticator(Protocol):
+    """Who may call: `gateway.proxy.access.auth.Keys`. `table`: another value once the keys have changed."""
+
+    @property
+    def table(self) -> object: ...
+
+    def who(self, found: Mapping[bytes, bytes], need: Scope, address: str) -> Key: ...
+
+
+class Cancellable(Ask, Protocol):
+    """An `Exchange`, as far as somebody may look at it from outside."""
+
+    def cancel(self) -> None: ...
+
+
+class OpenConnection(Protocol):
+    """A connection that is looked at twice a second, and ended when the gateway stops."""
+
+    @property
+    def exchange(self) -> Cancellable | None: ...
+
+    def sweep(self, now: float) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class DataPlane:
+    """One per event loop."""
+
+    def __init__(self, routes: Routes, keys: Authenticator, limits: Limits, meter: Meter | None = None) -> None:
+        self.routes = routes
+        self.keys = keys
+        self.limits = limits
+        self.origins = Origins(frozenset(limits.origins)) if limits.origins else None
+        self.limiter = RateLimiter()
+        self.meter = meter or Meter()
+        self.connection_limiter = ConnectionLimiter(limits)
+        self.body_budget = BodyBudget(limits.body_bytes, limits.queue_timeout_s)
+        self.connections: set[OpenConnection] = set()
+        self.leaving = False  # another gateway takes new connections: each request is the last one of its connection
+        self.keep_alive_s = limits.keep_alive_s  # how long a connection is kept without a request
+        self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # known with the first connection
+        self._pools: dict[str, UpstreamPool] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._dated: list[tuple[bytes, bytes]] = []
+        self._date = b""
+        self._ahead = 0.0  # seconds by which Unix time is ahead of the loop's clock
+
+    def opened(self, connection: OpenConnection, loop: asyncio.AbstractEventLoop) -> None:
+        self.connections.add(connection)
+        if self._timer is None:
+            self.loop = loop
+            self._timer = loop.call_later(SWEEP_S, self._sweep)
+
+    async def leave(self, server: uvicorn.Server, within_s: float) -> None:
+        """Take no more connections, finish those that are here, and have the server end: at once when all are gone."""
+        for one in server.servers:
+            one.close()
+        self.leaving, self.keep_alive_s = True, min(self.keep_alive_s, LEAVING_S)
+        for connection in list(self.connections):
+            connection.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.connections or self.connection_limiter.admitted:  # noqa: ASYNC110 - connections go one by one, handshakes too
+                    await asyncio.sleep(SWEEP_S)
+        server.should_exit = True
+
+    def pool(self, url: str) -> UpstreamPool:
+        """The connections to the engine at `url`."""
+        pool = self._pools.get(url)
+        if pool is None:
+            pool = self._pools[url] = UpstreamPool(url, self.loop)
+        return pool
+
+    def date(self, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """The server's own headers (`date`), which change once a second, as bytes."""
+        if self._dated is not headers:
+            self._dated, self._date = headers, b"".join(b"%b: %b\r\n" % pair for pair in headers)
+        return self._date
+
+    async def requests(self) -> RequestsInFlight:
+        """`gateway.proxy.routing.in_flight.InFlight`."""
+        asked = [exchange for one in self.connections if (exchange := one.exchange) is not None]
+        if asked and abs((ahead := time.time() - self.loop.time()) - self._ahead) > _STEP_S:
+            self._ahead = ahead
+        return oldest(asked, self.routes.table, self._ahead)
+
+    async def cancel(self, id_: str) -> int:
+        found = [exchange for one in self.connections if (exchange := one.exchange) is not None and exchange.id == id_]
+        for exchange in found:
+            exchange.cancel()
+        return len(found)
+
+    def close(self) -> None:
+        """Ends what is still being answered, and lets go of the engines."""
+        for connection in list(self.connections):
+            connection.stop()
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _sweep(self) -> None:
+        now = self.loop.time()
+        for connection in list(self.connections):
+            try:
+                connection.sweep(now)
+            except Exception:
+                log.exception("a bug in the data plane")  # of one connection: the limits of the others hold
+        self.body_budget.sweep(now)
+        for url, pool in list(self._pools.items()):
+            if not pool.sweep(now):
+                del self._pools[url]
+        again = bool(self.connections or self._pools)
+        self._timer = self.loop.call_later(SWEEP_S, self._sweep) if again else None

@@ -1,0 +1,1 @@
+"""Counting requests, tokens and time while they pass."""

@@ -1,0 +1,111 @@
+"""The access log: one line of JSON per request on standard error, as it ends: of inference (`AccessLog`) and of the admin API (`AdminRequest`).
+
+Never a prompt, an answer, a query or a key; a key's name. Of a path to the admin API the row of the route, and only where something was
+found under it the path itself: what was not may be anything, a key that was put in the wrong place too.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from starlette.types import Message, Scope, Send
+
+from gateway.errors import FitserveError
+from gateway.proxy.access.scopes import Scopes
+from gateway.proxy.api.protocol import request_id
+from gateway.proxy.meter import MeteredRequest
+from gateway.proxy.metrics.counters import Metrics
+from gateway.visible import visible
+
+
+class AccessLog(Metrics):
+    """Metrics that are told one by one too."""
+
+    def refused(self, exchange: MeteredRequest, error: FitserveError) -> None:
+        super().refused(exchange, error)
+        self._tell(exchange, error.status, "refused", error.code)
+
+    def turned_away(self, error: FitserveError, id_: str, address: str) -> None:
+        super().turned_away(error, id_, address)
+        _write("request", {"id": id_, "address": address, "status": error.status, "outcome": "refused", "code": error.code})
+
+    def finished(self, exchange: MeteredRequest) -> None:
+        super().finished(exchange)
+        if exchange.outcome != "refused":
+            self._tell(exchange, exchange.status, exchange.outcome, None)
+
+    def _tell(self, exchange: MeteredRequest, status: int, outcome: str, code: str | None) -> None:
+        started, first = exchange.started, exchange.first_byte_at
+        prompt, completion, _ = exchange.usage
+        _write(
+            "request",
+            {
+                "id": exchange.id,
+                "address": exchange.address,
+                "key": exchange.key.name,
+                "endpoint": exchange.endpoint.name,
+                "model": exchange.model,
+                "replica": exchange.replica.id if exchange.replica is not None else None,
+                "status": status,
+                "outcome": outcome,
+                "code": code,
+                "stream": exchange.events,
+                "duration_s": round(exchange.plane.loop.time() - started, 6) if started else None,
+                "first_byte_s": round(first - started, 6) if first else None,
+                "prompt_tokens": prompt,
+                "completion_tokens": completion,
+                "received_bytes": exchange.received,
+                "sent_bytes": exchange.sent,
+            },
+        )
+
+
+class AdminRequest:
+    """A request to the application. `send` stands for the one it was given; whoever lets it in writes `key` into the scope, the name."""
+
+    def __init__(self, scope: Scope, send: Send, scopes: Scopes) -> None:
+        self._scope = scope
+        self._send = send
+        _, self._route = scopes.find(scope)
+        self._began = time.monotonic()
+        self._status: int | None = None
+        self._sent = 0
+        self._id = request_id(scope)
+        # An error that is answered names the same one.
+        scope["headers"] = [(b"x-request-id", self._id.encode()), *scope["headers"]]
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+        else:
+            self._sent += len(message.get("body", b""))
+        await self._send(message)
+
+    def tell(self) -> None:
+        """It has ended. Without a status when its client left before the answer."""
+        client = self._scope.get("client")
+        found = self._status is not None and self._status < 400
+        _write(
+            "admin",
+            {
+                "id": self._id,
+                "address": client[0] if client else "",
+                "key": self._scope.get("key"),
+                "method": self._scope["method"],
+                "route": self._route,
+                "path": self._scope["path"] if found else None,
+                "status": self._status,
+                "duration_s": round(time.monotonic() - self._began, 6),
+                "sent_bytes": self._sent,
+            },
+        )
+
+
+def _write(event: str, fields: dict[str, Any]) -> None:
+    line = {"event": event, "timestamp": datetime.now(UTC).isoformat(), **fields}
+    sys.stderr.write(visible(msgspec.json.encode(line).decode()) + "\n")
+    sys.stderr.flush()

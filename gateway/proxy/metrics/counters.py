@@ -1,0 +1,322 @@
+"""Metrics in Prometheus' text format. `METRICS` is the one table of their names: what is exposed, and docs/metrics.md, are held to it.
+
+Counted here: what the data plane tells of each request (`Meter`). Read when asked: the state of models, GPUs and process (`gauges`).
+Written by hand because a request must not pay for it: prometheus_client takes 12 us where this takes 2.
+
+A label is never a client's word: `model` is the name of a model that there is, "" where there is none, and "other" beyond MOST_SERIES.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from gateway.errors import FitserveError
+from gateway.proxy.meter import UNTOLD, Meter, MeteredRequest
+from gateway.proxy.metrics.usage_counter import UsageCounter
+
+MOST_SERIES = 10_000
+# Seconds: of whole answers, and until the first byte.
+DURATIONS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+FIRST_BYTES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the table."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram", "summary"]
+    labels: tuple[str, ...]
+    help: str
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "fitserve_requests_total",
+        "counter",
+        ("model", "endpoint", "outcome", "status"),
+        "Requests that ended. outcome: answered, left (by the client), broken (by the engine), cancelled (by an operator), refused (by the gateway); status: 2xx, "
+        "4xx, 5xx, none.",
+    ),
+    Metric("fitserve_refusals_total", "counter", ("code",), "Errors that the gateway itself answered with, by their code."),
+    Metric(
+        "fitserve_request_duration_seconds",
+        "histogram",
+        ("model", "endpoint"),
+        "From the request to the end of its answer, of those that the gateway did not refuse.",
+    ),
+    Metric(
+        "fitserve_first_byte_seconds",
+        "histogram",
+        ("model", "endpoint"),
+        "From the request to the first byte of its answer's body; of a stream, the first token.",
+    ),
+    Metric("fitserve_tokens_total", "counter", ("model", "kind"), "Tokens as answers told them; kind: prompt, completion."),
+    Metric("fitserve_requests_in_flight", "gauge", ("model",), "Requests that an engine works on."),
+    Metric("fitserve_requests_queued", "gauge", ("model",), "Requests that wait for a replica with room, or for the model."),
+    Metric(
+        "fitserve_client_disconnects_total",
+        "counter",
+        ("model", "phase"),
+        "Clients that left before the end; phase: waiting (for the first byte), answering.",
+    ),
+    Metric(
+        "fitserve_upstream_errors_total",
+        "counter",
+        ("model", "kind"),
+        "Failures of engines; kind: unreachable, engine_error (before its answer), broken (in its answer), 5xx.",
+    ),
+    Metric("fitserve_connections", "gauge", (), "Open connections of clients."),
+    Metric("fitserve_models", "gauge", ("state",), "Models by state."),
+    Metric("fitserve_replicas", "gauge", ("model", "state"), "Replicas by state; those that are ready are asked."),
+    Metric("fitserve_attempts_total", "counter", ("model",), "Starts of engines."),
+    Metric(
+        "fitserve_failures_total",
+        "counter",
+        ("model", "kind"),
+        "Starts that failed, by what ended them (docs/reliability.md).",
+    ),
+    Metric(
+        "fitserve_unloads_total",
+        "counter",
+        ("model", "why"),
+        "How often a copy of a model left; why: idle (beyond its keep_alive), room (for another model), owner (stopped).",
+    ),
+    Metric("fitserve_facts", "gauge", ("kind",), "Facts that were learned."),
+    Metric("fitserve_gpu_planned_bytes", "gauge", ("gpu",), "Memory that engines may take of a GPU, by their plans."),
+    Metric(
+        "fitserve_engine_requests_running",
+        "gauge",
+        ("model", "replica"),
+        "Requests that an engine computes, as it says itself.",
+    ),
+    Metric(
+        "fitserve_engine_requests_waiting", "gauge", ("model", "replica"), "Requests that wait in an engine, as it says itself."
+    ),
+    Metric(
+        "fitserve_engine_kv_cache_use_ratio",
+        "gauge",
+        ("model", "replica"),
+        "The part of an engine's KV cache that is in use; of several ranks the fullest.",
+    ),
+    Metric(
+        "fitserve_engine_draft_acceptance_ratio",
+        "gauge",
+        ("model", "replica"),
+        "The part of drafted tokens that was accepted lately.",
+    ),
+    Metric(
+        "fitserve_engine_preemptions_total",
+        "counter",
+        ("model", "replica"),
+        "Requests that an engine put back because its KV cache was full.",
+    ),
+    Metric(
+        "fitserve_engine_prompt_tokens_total", "counter", ("model", "replica"), "Tokens of prompts that an engine has read."
+    ),
+    Metric(
+        "fitserve_engine_cached_prompt_tokens_total",
+        "counter",
+        ("model", "replica"),
+        "Tokens of prompts that an engine had in its prefix cache.",
+    ),
+    Metric("fitserve_engine_generated_tokens_total", "counter", ("model", "replica"), "Tokens that an engine has generated."),
+    Metric(
+        "fitserve_engine_first_token_seconds",
+        "summary",
+        ("model", "replica"),
+        "From a request's coming to an engine to its first token.",
+    ),
+    Metric(
+        "fitserve_engine_between_tokens_seconds",
+        "summary",
+        ("model", "replica"),
+        "Between two tokens of a request in an engine.",
+    ),
+    Metric("fitserve_engine_queue_seconds", "summary", ("model", "replica"), "How long requests waited in an engine."),
+    Metric("fitserve_gpu_info", "gauge", ("gpu", "index", "name"), "1, with what a GPU is as labels."),
+    Metric("fitserve_gpu_use_ratio", "gauge", ("gpu",), "The part of the last moment in which a kernel ran on a GPU."),
+    Metric("fitserve_gpu_memory_used_bytes", "gauge", ("gpu",), "Memory of a GPU that is in use, by anybody."),
+    Metric("fitserve_gpu_memory_bytes", "gauge", ("gpu",), "Memory of a GPU."),
+    Metric("fitserve_gpu_temperature_celsius", "gauge", ("gpu",), "Temperature of a GPU."),
+    Metric("fitserve_gpu_power_watts", "gauge", ("gpu",), "Power that a GPU takes."),
+    Metric("fitserve_gpu_power_limit_watts", "gauge", ("gpu",), "Power that a GPU may take."),
+    Metric(
+        "fitserve_gpu_throttled",
+        "gauge",
+        ("gpu", "why"),
+        "1 while a GPU lowers its clocks; why: temperature, power supply, hardware.",
+    ),
+    Metric("fitserve_gpu_lost", "gauge", ("gpu",), "1 for a GPU that is not used because it failed."),
+    Metric("fitserve_gpu_errors_total", "counter", ("gpu", "xid"), "Errors (Xids) of a GPU that did not end its use."),
+    Metric("fitserve_loop_age_seconds", "gauge", (), "Since the loop last looked at the world."),
+    Metric("fitserve_build_info", "gauge", ("version", "python"), "1, with what runs as labels."),
+    Metric("process_start_time_seconds", "gauge", (), "When the process started, in Unix time."),
+    Metric("process_cpu_seconds_total", "counter", (), "CPU time of the process."),
+    Metric("process_resident_memory_bytes", "gauge", (), "Memory of the process that is in RAM."),
+    Metric("process_open_fds", "gauge", (), "Open files, sockets among them."),
+    Metric("process_max_fds", "gauge", (), "Most open files."),
+)
+
+_ENDINGS = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
+
+# (name, values of the labels, value)
+Sample = tuple[str, tuple[str, ...], float]
+
+_DURATIONS, _FIRST_BYTES = ((*map(repr, bounds), "+Inf") for bounds in (DURATIONS, FIRST_BYTES))
+_CLASSES = ("none", "1xx", "2xx", "3xx", "4xx", "5xx")
+
+
+class _Histogram:
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[str, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * len(bounds)
+        self.total = 0.0
+
+
+class _Series:
+    """What is counted of one model at one endpoint."""
+
+    __slots__ = ("completion", "duration", "first_byte", "in_flight", "outcomes", "prompt")
+
+    def __init__(self) -> None:
+        self.in_flight = self.prompt = self.completion = 0
+        self.outcomes: dict[tuple[str, int], int] = {}
+        self.duration = _Histogram(_DURATIONS)
+        self.first_byte = _Histogram(_FIRST_BYTES)
+
+
+class Metrics(Meter):
+    """Counts. Touched by the event loop that serves requests alone; `samples` must be asked there too."""
+
+    def __init__(self) -> None:
+        self.usage = UsageCounter()
+        self._series: dict[tuple[str, str], _Series] = {}
+        self._refusals: dict[str, int] = {}
+        self._left: dict[tuple[str, str], int] = {}
+        self._upstream: dict[tuple[str, str], int] = {}
+
+    def begun(self, exchange: MeteredRequest) -> None:
+        series = self._series.get((exchange.model, exchange.endpoint.name)) or self._of(exchange)
+        exchange.counted = series
+        series.in_flight += 1
+
+    def first_byte(self, exchange: MeteredRequest) -> None:
+        histogram = (exchange.counted or self._of(exchange)).first_byte
+        took = exchange.first_byte_at - exchange.started
+        histogram.counts[bisect_left(FIRST_BYTES, took)] += 1
+        histogram.total += took
+
+    def refused(self, exchange: MeteredRequest, error: FitserveError) -> None:
+        outcomes, what = self._of(exchange).outcomes, ("refused", error.status // 100)
+        outcomes[what] = outcomes.get(what, 0) + 1
+        if error.code == "engine_error":
+            self._failed(exchange.model, "engine_error")
+        self._refusals[error.code] = self._refusals.get(error.code, 0) + 1
+
+    def turned_away(self, error: FitserveError, id_: str, address: str) -> None:  # noqa: ARG002 - for the access log
+        self._refusals[error.code] = self._refusals.get(error.code, 0) + 1
+
+    def ended(self, exchange: MeteredRequest) -> None:
+        (exchange.counted or self._of(exchange)).in_flight -= 1
+        if exchange.outcome == "unreachable":
+            self._failed(exchange.model, "unreachable")
+
+    def finished(self, exchange: MeteredRequest) -> None:
+        outcome, status = exchange.outcome, exchange.status // 100
+        if outcome == "refused":
+            return  # `refused` follows
+        series, what = exchange.counted or self._of(exchange), (outcome, status)
+        series.outcomes[what] = series.outcomes.get(what, 0) + 1
+        took = exchange.plane.loop.time() - exchange.started
+        series.duration.counts[bisect_left(DURATIONS, took)] += 1
+        series.duration.total += took
+        prompt, completion, cached = exchange.usage if status == 2 else UNTOLD
+        series.prompt += prompt or 0
+        series.completion += completion or 0
+        if exchange.replica is not None:
+            self.usage.count(exchange.key.name, exchange.model, prompt, completion, cached, status == 2)
+        if status == 5:
+            self._failed(exchange.model, "5xx")
+        if outcome == "answered":
+            return
+        if outcome == "broken":
+            self._failed(exchange.model, "broken")
+        elif outcome == "left":
+            phase = (exchange.model, "answering" if exchange.first_byte_at else "waiting")
+            self._left[phase] = self._left.get(phase, 0) + 1
+
+    def _of(self, exchange: MeteredRequest) -> _Series:
+        key = (exchange.model, exchange.endpoint.name)
+        series = self._series.get(key)
+        if series is None:
+            if len(self._series) >= MOST_SERIES:
+                key = ("other", key[1])
+            series = self._series.setdefault(key, _Series())
+        return series
+
+    def _failed(self, model: str, kind: str) -> None:
+        self._upstream[model, kind] = self._upstream.get((model, kind), 0) + 1
+
+    def samples(self) -> Iterator[Sample]:
+        in_flight: dict[str, int] = {}
+        tokens: dict[tuple[str, str], int] = {}
+        for (model, endpoint), series in self._series.items():
+            if model:  # what names no model reaches no engine
+                in_flight[model] = in_flight.get(model, 0) + series.in_flight
+                for kind, count in (("prompt", series.prompt), ("completion", series.completion)):
+                    tokens[model, kind] = tokens.get((model, kind), 0) + count
+            for (outcome, status), count in series.outcomes.items():
+                yield "fitserve_requests_total", (model, endpoint, outcome, _CLASSES[status]), count
+            yield from _buckets("fitserve_request_duration_seconds", (model, endpoint), series.duration)
+            yield from _buckets("fitserve_first_byte_seconds", (model, endpoint), series.first_byte)
+        for model, count in in_flight.items():
+            yield "fitserve_requests_in_flight", (model,), count
+        for labels, count in tokens.items():
+            yield "fitserve_tokens_total", labels, count
+        for code, count in self._refusals.items():
+            yield "fitserve_refusals_total", (code,), count
+        for labels, count in self._left.items():
+            yield "fitserve_client_disconnects_total", labels, count
+        for labels, count in self._upstream.items():
+            yield "fitserve_upstream_errors_total", labels, count
+
+
+def _buckets(name: str, labels: tuple[str, ...], histogram: _Histogram) -> Iterator[Sample]:
+    """As samples of `name`_bucket, with the bound as one more label, _sum and _count."""
+    sums = list(accumulate(histogram.counts))
+    if not sums[-1]:
+        return
+    bucket = f"{name}_bucket"
+    for bound, count in zip(histogram.bounds, sums, strict=True):
+        yield bucket, (*labels, bound), count
+    yield f"{name}_sum", labels, histogram.total
+    yield f"{name}_count", labels, sums[-1]
+
+
+def render(samples: Iterable[Sample]) -> str:
+    """Prometheus' text format 0.0.4: every metric of the table, in its order."""
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample[0], []).append(sample)
+    lines: list[str] = []
+    for metric in METRICS:
+        lines += (f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}")
+        endings = _ENDINGS.get(metric.kind, ("",))
+        for ending in endings:
+            names = (*metric.labels, "le") if ending == "_bucket" else metric.labels
+            for name, labels, value in found.pop(metric.name + ending, ()):
+                pairs = ",".join(f'{key}="{_escaped(label)}"' for key, label in zip(names, labels, strict=True))
+                lines.append(f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}")
+    assert not found, f"not in the table: {', '.join(found)}"  # noqa: S101
+    return "\n".join((*lines, ""))
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

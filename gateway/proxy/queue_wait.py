@@ -1,0 +1,116 @@
+"""One request's wait for a replica: how long it may be, and what its client hears meanwhile.
+
+A client that asked for a stream hears a comment every `Limits.waiting_comment_s`, so that neither it nor a proxy before it takes the
+silence for an end. The first comment brings the head of the answer along, so from then on the status is 200: an error afterwards,
+the gateway's or the engine's, is an event of the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from gateway.errors import FitserveError
+from gateway.proxy import refusals
+from gateway.proxy.api.endpoints import Endpoint
+from gateway.proxy.heads import answer_head
+from gateway.proxy.limits import Limits
+from gateway.proxy.routing.routes import Routes
+from gateway.proxy.routing.table import Call, RoutedReplica
+from gateway.proxy.upstream_connection import Writer
+
+log = logging.getLogger(__name__)
+
+_COMMENT = b": waiting\n\n"
+_STREAMS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+# Endpoints whose answers with `"stream": true` are events.
+_STREAMED = frozenset({"chat", "completions", "responses", "messages"})
+
+
+class QueueContext(Protocol):
+    """The data plane, as far as a wait looks at it."""
+
+    loop: asyncio.AbstractEventLoop
+    routes: Routes
+    limits: Limits
+
+
+class QueuedRequest(Protocol):
+    """The request that waits, an `Exchange`."""
+
+    endpoint: Endpoint
+    id: str
+    call: Call
+    client: Writer
+    chunks: bool
+    keep: bool
+    events: bool
+    promised: bool
+
+    @property
+    def plane(self) -> QueueContext: ...
+
+    def own_headers(self) -> bytes:
+        """The lines of the answer's head that are the gateway's own."""
+
+    def ask(self, replica: RoutedReplica) -> None:
+        """The request goes to the replica."""
+
+    def refuse(self, error: FitserveError) -> None:
+        """The request ends with an error. Only where no engine was asked."""
+
+    def fail(self, error: FitserveError) -> None:
+        """The request ends with an error, wherever it stands."""
+
+
+class QueueWait:
+    """A `gateway.proxy.routing.queue.Waiter` on behalf of an exchange. `avoid`: the replica that took no connection."""
+
+    def __init__(self, exchange: QueuedRequest, avoid: str | None) -> None:
+        self.call = exchange.call
+        self.avoid = avoid
+        self._exchange = exchange
+        self._since = self._told = exchange.plane.loop.time()
+        self._ready: bool | None = None
+
+    def go(self, replica: RoutedReplica) -> None:
+        try:
+            self._exchange.ask(replica)
+        except Exception:
+            log.exception("%s: a bug in the data plane", self._exchange.id)
+            self._exchange.fail(refusals.failed())
+
+    def give_up(self, error: FitserveError) -> None:
+        self._exchange.refuse(error)
+
+    def sweep(self, now: float) -> None:
+        """Twice a second."""
+        plane = self._exchange.plane
+        route = plane.routes.table.models.get(self.call.model)
+        if route is None:
+            return  # `Routes` is about to say so
+        ready = any(replica.id != self.avoid for replica in route.replicas)
+        if ready is not self._ready:
+            self._ready, self._since = ready, now if self._ready is not None else self._since
+        if now - self._since >= (plane.limits.queue_timeout_s if ready else route.wait_s):
+            why = f"this request has waited for {now - self._since:.0f} s"
+            self.give_up(plane.routes.refusal(route, why) if ready else route.not_ready())
+        elif self._streams and now - self._told >= plane.limits.waiting_comment_s > 0:
+            self._told = now
+            self._tell()
+
+    @property
+    def _streams(self) -> bool:
+        return self.call.streams and self._exchange.endpoint.name in _STREAMED
+
+    def _tell(self) -> None:
+        exchange = self._exchange
+        if not exchange.promised:
+            own = exchange.own_headers()
+            head = answer_head(
+                200, _STREAMS, None, own, exchange.id.encode(), chunks=exchange.chunks, keep=exchange.keep, source=b"gateway"
+            )
+            exchange.promised, exchange.events, exchange.keep = True, True, head.keep
+            exchange.client.write(head.data)
+        exchange.client.write(b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if exchange.chunks else _COMMENT)

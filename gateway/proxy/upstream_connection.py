@@ -1,0 +1,331 @@
+"""One connection to an engine, and the answer that is read from it. Which connections there are: `upstream_pool.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+import httptools
+
+from gateway.proxy import head_cache
+from gateway.proxy.heads import VALUE_BYTES
+
+# Of an answer, what is not its body has a bound: bytes in a row (a head, answers before the answer, extensions of chunks, trailers), and
+# lines of headers in all.
+BARE_BYTES = 64 * 1024
+HEADER_LINES = 128
+# Answers before the answer, which have no body. For the parser the other 1xx may have one.
+_INFORMATIONAL = frozenset({100, 102, 103})
+RECEIVE_BYTES = 128 * 1024
+# Of the end of an answer: enough for the usage block, or for the last events of a stream, of which one has it.
+TAIL_BYTES = 4096
+TAIL_PIECES = 4
+TO_CLIENT = frozenset({b"content-type", b"content-encoding", b"content-disposition", b"cache-control", b"retry-after"})
+# From here on two writes cost less than a copy.
+_JOIN_BYTES = 16 * 1024
+# A vanished peer, of which no packet tells, is noticed within two minutes.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+
+
+def watch_peer(connection: socket.socket) -> None:
+    """Lets the kernel ask a silent peer whether it is still there. Connections that a listening socket accepts inherit this."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+Data = bytes | bytearray | memoryview
+
+
+class Writer(Protocol):
+    """The side that an engine's answer is written to: the client's transport, or a `BufferedAnswer`."""
+
+    def write(self, data: Data, /) -> None: ...
+
+    def writelines(self, data: Iterable[Data], /) -> None: ...
+
+
+class Owner(Protocol):
+    """The pool of a connection."""
+
+    authority: bytes
+    prefix: bytes
+    connections: set[UpstreamConnection]
+
+    def give(self, connection: UpstreamConnection) -> None:
+        """Back to the pool. Only after a complete answer to a request that was written in whole."""
+
+    def distrust(self) -> None:
+        """The engine has closed a connection that was idle."""
+
+
+class UpstreamRequest(Protocol):
+    """The request that a connection works for, an `Exchange`: where its answer goes, and who hears what becomes of the answer.
+
+    After `connected` comes `answered`, or `head`, then `first_byte` where there is a body, then `end`; `broke` may come at any time after
+    `connected` and ends all. The connection calls nothing after `answered`, `end` or `broke`.
+    """
+
+    client: Writer
+    keep: bool
+    promised: bool
+    status: int
+
+    def connected(self, upstream: UpstreamConnection, /) -> None:
+        """A new connection is open. The request is written to it by `ask`."""
+
+    def unreachable(self, error: Exception) -> None:
+        """No connection could be made."""
+
+    def head(self, upstream: UpstreamConnection, status: int, /) -> None:
+        """The head of the answer has come; `headers` and `length` of the connection tell it."""
+
+    def first_byte(self, data: bytes, /) -> None:
+        """The first bytes of the answer's body."""
+
+    def end(self, upstream: UpstreamConnection, /, *, reusable: bool) -> None:
+        """The answer is complete. `reusable`: the connection may take another request."""
+
+    def answered(self, upstream: UpstreamConnection, status: int, lines: bytes, body: bytes, /) -> None:
+        """The answer came whole, with a head that is known: `head`, `first_byte` and `end` in one."""
+
+    def broke(self, upstream: UpstreamConnection, reason: str, /, *, closed: bool = False) -> None:
+        """The engine broke off, or cannot be understood. closed: its connection was closed."""
+
+    def pause_upload(self) -> None:
+        """The engine takes the body slowly."""
+
+    def resume_upload(self) -> None:
+        """The engine has taken all of the body that was here."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to an engine, and the answer that is being read from it: body bytes go straight to the client.
+
+    `exchange` is the request it works for, None while it waits in the pool and after it was dropped. `heard`: the engine said
+    something since the last sweep. `over`: the answer is complete. `headers`: those that may be passed on; `length`: its
+    content-length. `sized`: the engine says where its answer ends. `framed`: the client gets it in chunks. `sent`: body bytes so far.
+    `lead`: the head for the client, until it is written. All that comes for the client in one read is written in one call and in one chunk,
+    because a write costs more than all other work here.
+    """
+
+    __slots__ = (
+        *(
+            "_bare",
+            "_between",
+            "_chunk_ended",
+            "_first",
+            "_in_head",
+            "_known",
+            "_lines",
+            "_out",
+            "_parser",
+            "_reusable",
+            "exchange",
+            "framed",
+        ),
+        *("headers", "heard", "idle_since", "lead", "length", "over", "pool", "sent", "sized", "tail", "transport"),
+    )
+
+    def __init__(self, pool: Owner) -> None:
+        self.pool = pool
+        self.transport: asyncio.Transport
+        self.exchange: UpstreamRequest | None = None
+        self.headers: tuple[tuple[bytes, bytes], ...] = ()
+        self.length: bytes | None = None
+        self.tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+        self.lead = b""
+        self.idle_since = 0.0
+        self._known: head_cache.KnownAnswerHead | None = None  # the head of the answer before
+        self._parser = httptools.HttpResponseParser(self)
+        self._out: list[bytes] = []  # of the body, from the read that is being parsed
+        self._bare = 0  # bytes since the last of the body
+        self._lines = 0  # lines of headers
+        self._in_head = self._reusable = False
+        self._first = False  # nothing of the answer has come yet
+        self._chunk_ended = False  # what was last parsed is the end of a chunk
+        self._between = False  # the answer goes out in chunks as it comes in, and what comes next begins one
+
+    def ask(self, exchange: UpstreamRequest, head: bytes, body: bytes | bytearray) -> None:
+        """Writes a request; its answer goes to `exchange`."""
+        self.exchange = exchange
+        self.tail.clear()
+        self.lead = b""
+        self.sent = self._bare = self._lines = 0
+        self.over = self.sized = self.framed = self._between = self._chunk_ended = False
+        self._first = self.heard = True
+        if len(body) < _JOIN_BYTES:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))
+
+    def flush(self, last: bytes = b"") -> None:
+        """Writes what there is for the client, and `last` behind it, in one system call."""
+        exchange, lead, body = self.exchange, self.lead, b"".join(self._out)
+        self.lead = b""
+        self._out.clear()
+        if body:
+            self.tail.append(body[-TAIL_BYTES:])
+            if self.framed:
+                lead += b"%x\r\n" % len(body)
+                last = b"\r\n" + last
+        if exchange is None:
+            return
+        if len(body) < _JOIN_BYTES:
+            if data := lead + body + last:
+                exchange.client.write(data)
+        else:
+            exchange.client.writelines((lead, body, last))
+
+    def drop(self) -> None:
+        """Closes at once: what is not sent yet is not sent."""
+        self.exchange = None
+        self.transport.abort()
+
+    # --- the transport's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        self.pool.connections.add(self)
+        # What uvloop gives as the socket makes a real one for every call.
+        connection = socket.socket(fileno=transport.get_extra_info("socket").fileno())
+        try:
+            watch_peer(connection)
+            # For a client that reads slowly the kernel would else take megabytes from the engine (`limits.hold_little`).
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        finally:
+            connection.detach()
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            self.transport.abort()  # the engine sends bytes that nobody asked for
+            return
+        self.heard = True
+        if self._between and self._is_chunk(data):
+            exchange.client.write(data)
+            return
+        first, sent = self._first, self.sent
+        if first:
+            self._first = False
+            known = self._known
+            if known is not None and exchange.keep and not exchange.promised and (body := known.body(data)) is not None:
+                self.over = True
+                exchange.answered(self, known.status, known.lines, body)
+                return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if self.exchange is not None and not self.over:
+                exchange.broke(self, f"it does not speak HTTP: {error.__context__ or error!r}")
+                return
+            self._reusable = False
+        if self.exchange is None:
+            return
+        self._between = self._chunk_ended and self.framed and data.endswith(b"\r\n")
+        if self.over:
+            if first and self._reusable:
+                self._known = head_cache.remember_answer(data, exchange.status, self.headers, self.length, self.sent)
+            exchange.end(self, reusable=self._reusable)
+            return
+        if self._out or self.lead:
+            self.flush()
+        if self.sent != sent:
+            self._bare = 0
+            return
+        self._bare += len(data)
+        if self._bare > BARE_BYTES:
+            exchange.broke(self, "there is no end of what it sends around its answer")
+
+    def _is_chunk(self, data: bytes) -> bool:
+        """Whether `data` is exactly one chunk, framed as plainly as `on_body` frames: then it is neither parsed nor framed anew."""
+        at = data.find(b"\r\n", 1, 8)
+        size = len(data) - at - 4
+        if size <= 0 or not data.startswith(b"%x\r\n" % size) or not data.endswith(b"\r\n"):
+            return False
+        self.sent += size
+        self.tail.append(data[max(at + 2, len(data) - TAIL_BYTES) : -2])
+        return True
+
+    def eof_received(self) -> None:
+        if self.exchange is None:
+            self.pool.distrust()
+        self._closed(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.pool.connections.discard(self)
+        if self.exchange is None and exc is not None:
+            self.pool.distrust()
+        self._closed(exc)
+
+    def _closed(self, error: Exception | None) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            return
+        if exchange.status and not self.sized and error is None:
+            exchange.end(self, reusable=False)
+        else:
+            exchange.broke(self, f"the connection closed: {error!r}" if error else "the connection closed", closed=True)
+
+    def pause_writing(self) -> None:
+        if self.exchange is not None:
+            self.exchange.pause_upload()
+
+    def resume_writing(self) -> None:
+        if self.exchange is not None:
+            self.exchange.resume_upload()
+
+    # --- the parser's side ---
+
+    def on_message_begin(self) -> None:
+        self._reusable = False  # nothing may follow an answer
+        if self.over:
+            raise ValueError("another answer follows")
+        self.headers = ()
+        self.length = None
+        self.sized = False
+        self._in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._lines += 1
+        if self._lines > HEADER_LINES:
+            raise ValueError("too many headers")
+        if not self._in_head:
+            return  # a trailer, which nobody reads
+        name = name.lower()
+        if name in TO_CLIENT and len(value) <= VALUE_BYTES:
+            self.headers += ((name, value),)
+        elif name == b"content-length":
+            self.length = value
+            self.sized = True
+        elif name == b"transfer-encoding":
+            self.sized = True
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        status = self._parser.get_status_code()
+        if self.exchange is not None and status not in _INFORMATIONAL:
+            self.exchange.head(self, status)
+
+    def on_chunk_header(self) -> None:
+        self._chunk_ended = False
+
+    def on_chunk_complete(self) -> None:
+        self._chunk_ended = True
+
+    def on_body(self, data: bytes) -> None:
+        exchange = self.exchange
+        if exchange is None or self.over:
+            return
+        if not self.sent:
+            exchange.first_byte(data)
+        self.sent += len(data)
+        self._out.append(data)
+
+    def on_message_complete(self) -> None:
+        if self.exchange is not None and self.exchange.status and not self.over:
+            self.over = True
+            self._reusable = self._parser.should_keep_alive()

@@ -1,0 +1,144 @@
+"""How a worker forwards requests that are not inference to the control process, over its Unix socket.
+
+Pieces go both ways as they come, so that a log that is followed streams; a client that leaves ends the request in the control process too.
+The control process checks the key. A header tells it the client's address; it believes the header because nobody else can reach the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import NotReady
+from gateway.proxy.api.protocol import request_id, send_error
+from gateway.proxy.workers.sockets import short
+
+_ADDRESS = b"x-fitserve-client"
+# Headers of one connection, written anew on the next.
+_OF_CONNECTION = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"),
+        *(b"date", b"server", _ADDRESS),
+    }
+)
+_PIECE_BYTES = 64 * 1024
+
+
+class ControlForwarder:
+    """The application of a worker: forwards every request."""
+
+    def __init__(self, control: Path) -> None:
+        self._path = short(control)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._path)
+        except OSError:
+            await send_error(send, _away(), request_id(scope))
+            return
+        asking = asyncio.create_task(_ask(scope, receive, writer))
+        try:
+            if not await _answer(scope, reader, send):
+                await send_error(send, _away(), request_id(scope))
+        finally:
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OSError):
+                await asking
+            writer.transport.abort()
+
+
+def _away() -> NotReady:
+    return NotReady(
+        "The control process of the gateway does not answer; models are still served.",
+        hint="Start the gateway again; its log says why it ended.",
+        retry_after_s=5,
+    )
+
+
+async def _ask(scope: Scope, receive: Receive, writer: asyncio.StreamWriter) -> None:
+    """Writes the request; then ends the connection when the client leaves.
+
+    No `connection: close` is sent: an answer that comes before the end of the body would be lost.
+    """
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    names = {name for name, _ in headers}
+    chunked = b"transfer-encoding" in names
+    target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+    own = [(_ADDRESS, scope["client"][0].encode())] if scope.get("client") else []
+    own += [(b"transfer-encoding", b"chunked")] if chunked else []
+    lines = _lines((*((name, value) for name, value in headers if name not in _OF_CONNECTION), *own))
+    writer.write(b"%b %b HTTP/1.1\r\n%b\r\n" % (scope["method"].encode(), target, lines))
+    while (message := await receive())["type"] == "http.request":
+        if data := message.get("body", b""):
+            writer.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
+        if chunked and not message.get("more_body", False):
+            writer.write(b"0\r\n\r\n")
+            chunked = False
+        await writer.drain()
+    writer.transport.abort()
+
+
+def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return b"".join(b"%b: %b\r\n" % pair for pair in headers)
+
+
+async def _answer(scope: Scope, reader: asyncio.StreamReader, send: Send) -> bool:
+    """Reads the answer and passes it on; whether there was an answer. Where the answer breaks off, uvicorn closes the client's connection, because the application ends before its answer."""
+    answer = _ForwardedAnswer(head_only=scope["method"] == "HEAD")
+    with contextlib.suppress(OSError):
+        while not answer.over and (data := await reader.read(_PIECE_BYTES)):
+            answer.parser.feed_data(data)
+            for message in answer.messages:
+                await send(message)
+            answer.messages.clear()
+    return answer.started
+
+
+class _ForwardedAnswer:
+    """What httptools calls; `messages` for the client, in order."""
+
+    def __init__(self, *, head_only: bool) -> None:
+        self.parser = httptools.HttpResponseParser(self)
+        self.messages: list[Message] = []
+        self.started = self.over = False
+        self._head_only = head_only
+        self._headers: list[tuple[bytes, bytes]] = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name not in _OF_CONNECTION:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self.parser.get_status_code()
+        self.started = True
+        self.messages.append({"type": "http.response.start", "status": status, "headers": self._headers})
+        if self._head_only:
+            self.on_message_complete()
+
+    def on_body(self, data: bytes) -> None:
+        self.messages.append({"type": "http.response.body", "body": data, "more_body": True})
+
+    def on_message_complete(self) -> None:
+        if not self.over:
+            self.over = True
+            self.messages.append({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class ForwardedAddress:
+    """Around the application of the control process: takes the client's address from the header of a forwarded request."""
+
+    def __init__(self, inner: ASGIApp) -> None:
+        self._inner = inner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            address = next((value.decode() for name, value in scope["headers"] if name == _ADDRESS), None)
+            headers = [pair for pair in scope["headers"] if pair[0] != _ADDRESS]
+            scope = {**scope, "headers": headers, "client": (address, 0) if address else None}
+        await self._inner(scope, receive, send)

@@ -1,0 +1,245 @@
+"""A worker: a process that answers inference, with the tables that the control process gives it, and passes everything else on to it.
+
+    python -m gateway.proxy.workers.worker DATA_DIR INDEX LISTENERS CHANNEL MEMORY     (the last three are file descriptors)
+
+It ends on SIGTERM, after what it is answering. When the control process is gone it goes on with the last tables, until a gateway on
+the same data folder starts, which ends it (`gateway.proxy.workers.orphaned_workers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from gateway.logging import configure_logging
+from gateway.proxy.access.auth import Keys
+from gateway.proxy.access.failed_logins import FailedLogins
+from gateway.proxy.access.origins import Origins
+from gateway.proxy.client_connection import client_protocol
+from gateway.proxy.data_plane import DataPlane
+from gateway.proxy.metrics.access_log import AccessLog
+from gateway.proxy.metrics.counters import Metrics, Sample
+from gateway.proxy.routing.responses import Responses
+from gateway.proxy.routing.routes import Routes
+from gateway.proxy.routing.table import ModelRoute, RoutedReplica, RouteTable
+from gateway.proxy.shared_memory import SharedMemory
+from gateway.proxy.uvicorn_config import uvicorn_config
+from gateway.proxy.workers.channel import (
+    REPORT_S,
+    Begin,
+    Channel,
+    Elsewhere,
+    KeyTableMessage,
+    Leave,
+    ReplicaLoad,
+    Report,
+    RequestsAsked,
+    RequestsTold,
+    RouteTableMessage,
+    receive_begin,
+)
+from gateway.proxy.workers.control_forwarder import ControlForwarder
+from gateway.proxy.workers.shared_limits import SharedRateLimiter
+from gateway.supervision import Supervised
+from gateway.tls import Certificate
+
+log = logging.getLogger("fitserve.worker")
+
+# A control process that reads nothing hangs. The worker reports no more until it reads.
+_MOST_UNREAD_BYTES = 4 * 1024 * 1024
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class SharedRoutes(Routes):
+    """Routes that other workers send requests to as well.
+
+    Of a replica's capacity each worker has its share whatever the others do, and beyond it what they leave, as far as is known here:
+    so a replica is given too many only for a moment, and no worker waits for another one.
+    """
+
+    def __init__(self, begin: Begin, memory: SharedMemory) -> None:
+        super().__init__(_table(begin.routes), begin.queue_per_model, Responses(memory.responses))
+        self._workers = begin.workers
+        self._elsewhere: dict[str, int] | None = None
+
+    def elsewhere(self, in_flight: dict[str, int] | None) -> None:
+        """What the other workers have in flight, by replica id; None: that is not known."""
+        self._elsewhere = in_flight
+        self._call()
+
+    def _places(self, route: ModelRoute) -> int:
+        return -(-super()._places(route) // self._workers)
+
+    def _has_room(self, replica: RoutedReplica) -> bool:
+        if replica.capacity is None:
+            return True
+        left = 0 if self._elsewhere is None else replica.capacity - self._elsewhere.get(replica.id, 0)
+        return self.in_flight(replica.id) < max(replica.capacity // self._workers, left, 1)
+
+    def loads(self) -> dict[str, ReplicaLoad]:
+        now = time.monotonic()
+        return {id_: ReplicaLoad(load.requests, now - load.heard) for id_, load in self._loads.items()}
+
+
+class Worker:
+    """Does what the control process says, and reports to it."""
+
+    def __init__(self, index: int, begin: Begin, memory: SharedMemory) -> None:
+        self.routes = SharedRoutes(begin, memory)
+        origins = Origins(frozenset(begin.limits.origins))
+        self.keys = Keys(None, None, failed_logins=FailedLogins(memory=memory), origins=origins)
+        self.limiter = SharedRateLimiter(memory, index)
+        self.metrics = AccessLog() if begin.access_log else Metrics()
+        self.plane = DataPlane(self.routes, self.keys, begin.limits, self.metrics)
+        self.plane.limiter = self.limiter
+        self.leave: Callable[[float], object] = lambda _: None
+        self._index = index
+        self._tables = 0
+        self._count_at = -math.inf
+        self._take_keys(begin.keys)
+
+    async def listen(self, channel: Channel) -> None:
+        """Until the control process is gone."""
+        reporting = Supervised(partial(self._report, channel), "reports to the control process", worker=self._index)
+        self.routes.demanded = partial(self._tell, channel)
+        try:
+            while True:
+                match await channel.to_worker():
+                    case RouteTableMessage() as table:
+                        self.routes.table = _table(table)
+                        self._tables += 1
+                        self._tell(channel)
+                    case KeyTableMessage() as keys:
+                        self._take_keys(keys)
+                    case Elsewhere(in_flight):
+                        self.routes.elsewhere(in_flight)
+                    case Leave(within_s):
+                        self.leave(within_s)
+                    case RequestsAsked(cancel):
+                        ended = await self.plane.cancel(cancel) if cancel else 0
+                        channel.send(RequestsTold(await self.plane.requests(), ended))
+        except (EOFError, OSError):
+            log.warning("the control process is gone; worker %d goes on with the last routes and keys", self._index)
+        finally:
+            self.routes.elsewhere(None)
+            await reporting.close()
+
+    def _take_keys(self, table: KeyTableMessage) -> None:
+        self.keys.swap(table.keys, closed=table.closed)
+        self.limiter.rows = table.rows
+        self.limiter.keep(self.keys.table.keys)
+
+    async def _report(self, channel: Channel) -> float:
+        """One report; the seconds until the next one."""
+        began = time.monotonic()
+        if channel.unread_bytes < _MOST_UNREAD_BYTES:
+            samples = None
+            if began >= self._count_at:
+                samples = tuple(self._samples())
+                # With very many series, less often, so that counting takes a hundredth of the time.
+                self._count_at = time.monotonic() + 100 * (time.monotonic() - began) - REPORT_S
+            self._tell(channel, samples)
+        return REPORT_S
+
+    def _tell(self, channel: Channel, samples: tuple[Sample, ...] | None = None) -> None:
+        used = self.metrics.usage.take()
+        channel.send(Report(self.routes.loads(), samples, self._tables, self.routes.demand(), used))
+
+    async def tell_last(self, channel: Channel) -> None:
+        """What was counted until the end."""
+        self._tell(channel, tuple(self._samples()))
+        for _ in range(100):
+            if channel.unread_bytes:
+                await asyncio.sleep(0.01)
+
+    def _samples(self) -> Iterator[Sample]:
+        yield from self.metrics.samples()
+        for name in self.routes.table.models:
+            if waiting := self.routes.waiting(name):
+                yield "fitserve_requests_queued", (name,), waiting
+        yield "fitserve_connections", (), len(self.plane.connections)
+        yield "process_cpu_seconds_total", (), round(time.process_time(), 6)
+        yield "process_resident_memory_bytes", (), int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+        yield "process_open_fds", (), len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are all that is wanted
+
+
+class WorkerServer(uvicorn.Server):
+    """A uvicorn server that also listens to the control process."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker, end: socket.socket, certificate: Certificate | None) -> None:
+        super().__init__(config)
+        self._certificate = certificate
+        self._worker = worker
+        self._end = end
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._channel = await Channel.of(self._end)
+        self._worker.leave = self._leave
+        if self._certificate is not None:
+            self._certificate.watch()
+        self._listening = asyncio.create_task(self._worker.listen(self._channel))
+        self._listening.add_done_callback(self._listened)
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn; then the clients whose answers are unfinished are told so, in the time that these writes take."""
+        await super().shutdown(sockets)
+        if self._certificate is not None:
+            await self._certificate.close()
+        connections = self._worker.plane.connections
+        self._worker.plane.close()
+        for _ in range(100):
+            if connections:
+                await asyncio.sleep(0.01)
+        await self._worker.tell_last(self._channel)
+
+    def _leave(self, within_s: float) -> None:
+        self._leaving = asyncio.create_task(self._worker.plane.leave(self, within_s))
+
+    def _listened(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("worker and control process do not understand each other: %r", error)
+            os._exit(1)
+
+
+def _table(table: RouteTableMessage) -> RouteTable:
+    return RouteTable({route.name: route for route in table.models})
+
+
+def main() -> None:
+    index = int(sys.argv[2])
+    listeners = [socket.socket(fileno=int(number)) for number in sys.argv[3].split(",")]
+    end = socket.socket(fileno=int(sys.argv[4]))
+    memory = SharedMemory(int(sys.argv[5]))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        begin = receive_begin(end)
+    except EOFError:
+        return  # the control process was gone before it began
+    except msgspec.MsgspecError as error:
+        sys.exit(f"fitserve: worker and control process are not of the same version: {error}")
+    configure_logging(begin.log_level)
+    worker = Worker(index, begin, memory)
+    certificate = (
+        Certificate(Path(begin.tls[0]), Path(begin.tls[1]) if begin.tls[1] else None) if begin.tls is not None else None
+    )
+    tls = certificate.context if certificate is not None else None
+    app, protocol = ControlForwarder(Path(begin.control)), client_protocol(worker.plane, tls)
+    config = uvicorn_config(app, protocol, lifespan="off", grace_s=begin.grace_s)
+    WorkerServer(config, worker, end, certificate).run(sockets=listeners)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""What engines tell of their own work, read from their /metrics every ten seconds, and shown under one name for all kinds and versions of engines
+(`counters` and `series` of a profile). Whoever looks at it costs no engine anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.watch.engine_client import NoAnswerError
+from gateway.controller.watch.watcher import Watcher
+from gateway.domain import Engine, EngineRef
+from gateway.engines.common.speed.served import counted, highest
+from gateway.errors import FitserveError
+from gateway.proxy.metrics.counters import Sample
+from gateway.supervision import Supervised
+
+_READ_S = 10.0
+# Of very many engines each is read less often.
+_MOST_PER_S = 10
+_WITHIN_S = 5.0
+# vLLM writes 100 KB of a model with one rank.
+_MOST_BYTES = 1024 * 1024
+_OK = 200
+
+# By the names of a profile. A pair is the sum and the count of a time.
+_GAUGES = {
+    "running": "fitserve_engine_requests_running",
+    "waiting": "fitserve_engine_requests_waiting",
+    "kv_use": "fitserve_engine_kv_cache_use_ratio",
+    "accept_rate": "fitserve_engine_draft_acceptance_ratio",
+}
+_COUNTERS = {
+    "preempted": "fitserve_engine_preemptions_total",
+    "prompt": "fitserve_engine_prompt_tokens_total",
+    "cached": "fitserve_engine_cached_prompt_tokens_total",
+    "written": "fitserve_engine_generated_tokens_total",
+}
+_TIMES = {
+    ("first_s", "requests"): "fitserve_engine_first_token_seconds",
+    ("between_s", "between"): "fitserve_engine_between_tokens_seconds",
+    ("queued_s", "requests"): "fitserve_engine_queue_seconds",
+}
+
+
+@dataclass
+class _Read:
+    """Of one engine, by the names of a profile."""
+
+    engine: Engine
+    values: dict[str, float] = field(default_factory=dict)
+
+
+class EngineSeries:
+    """models: all, by name. profile: what is known of an engine version."""
+
+    def __init__(self, models: Mapping[str, ManagedModel], profile: Callable[[EngineRef], Engine]) -> None:
+        self._models = models
+        self._profile = profile
+        self._reads: dict[str, _Read] = {}
+        self._reading = Supervised(self._look, "reading the metrics of engines")
+
+    def samples(self) -> Iterator[Sample]:
+        for model, replica in self._ready():
+            read = self._reads.get(_name(replica))
+            if read is None:
+                continue
+            values, labels = read.values, (model, str(replica.index))
+            for what, name in (_GAUGES | _COUNTERS).items():
+                if what in values:
+                    yield name, labels, values[what]
+            for (total, count), name in _TIMES.items():
+                if total in values and count in values:
+                    yield f"{name}_sum", labels, values[total]
+                    yield f"{name}_count", labels, values[count]
+
+    async def close(self) -> None:
+        await self._reading.close()
+
+    def _ready(self) -> Iterator[tuple[str, ReplicaState]]:
+        for name, model in self._models.items():
+            for replica in model.replicas:
+                if replica.attempt is not None and replica.attempt.state == "ready" and replica.watcher is not None:
+                    yield name, replica
+
+    async def _look(self) -> float:
+        ready = [replica for _, replica in self._ready()]
+        found = await asyncio.gather(*(self._read(replica) for replica in ready))
+        self._reads = {_name(replica): read for replica, read in zip(ready, found, strict=True) if read is not None}
+        return max(_READ_S, len(ready) / _MOST_PER_S)
+
+    async def _read(self, replica: ReplicaState) -> _Read | None:
+        attempt, watcher = replica.attempt, replica.watcher
+        if attempt is None or watcher is None:
+            return None
+        before = self._reads.get(attempt.instance_name)
+        try:
+            engine = before.engine if before is not None else await asyncio.to_thread(self._profile, attempt.plan.engine)
+            body = await _metrics(watcher) if engine.counters or engine.series else b""
+        except (NoAnswerError, FitserveError):
+            return None
+        return _Read(engine, _values(body, engine, before.values if before is not None else {}))
+
+
+async def _metrics(watcher: Watcher) -> bytes:
+    """Raises NoAnswerError."""
+    answer = await watcher.client.get(f"{watcher.url}/metrics", _WITHIN_S, _MOST_BYTES)
+    # SGLang has none without --enable-metrics.
+    return answer.body if answer.status == _OK else b""
+
+
+def _values(body: bytes, engine: Engine, before: Mapping[str, float]) -> dict[str, float]:
+    series = dict(engine.series)
+    use = series.pop("kv_use", None)
+    values = {**(counted(body, engine.counters) or {}), **(counted(body, series) or {})}
+    if use is not None and (most := highest(body, use)) is not None:
+        # Of several ranks the one that is full is what matters.
+        values["kv_use"] = most
+    drafted = values.get("drafted", 0.0) - before.get("drafted", 0.0)
+    if drafted > 0 and "accepted" in values:
+        values["accept_rate"] = max(0.0, values["accepted"] - before.get("accepted", 0.0)) / drafted
+    return values
+
+
+def _name(replica: ReplicaState) -> str:
+    return replica.attempt.instance_name if replica.attempt is not None else ""

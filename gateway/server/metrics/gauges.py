@@ -1,0 +1,173 @@
+"""The page /metrics, and the gauges that are read for it: the state of models, engines, GPUs and of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse
+
+from gateway.controller.evictor import Residents
+from gateway.controller.fleet.managed_model import ManagedModel
+from gateway.controller.fleet.model_state import status
+from gateway.controller.loop_health import LoopHealth
+from gateway.domain import Attempt
+from gateway.machine.gpu_watch import GpuWatch
+from gateway.proxy.data_plane import DataPlane
+from gateway.proxy.metrics.counters import Metrics, Sample, render
+from gateway.server.metrics.engine_series import EngineSeries
+from gateway.store.store import Store
+from gateway.version import __version__
+
+router = APIRouter()
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> PlainTextResponse:
+    """For Prometheus, in its text format."""
+    state = request.app.state
+    store: Store = state.store
+    facts = await asyncio.to_thread(store.fact_counts)
+    models: dict[str, ManagedModel] = state.fleet.models
+    counted: Metrics = state.metrics
+    starts: StartCounter = state.starts
+    plane: DataPlane = state.plane
+    samples = [
+        *counted.samples(),
+        *starts.samples(models),
+        *_models(models, plane),
+        *_loop(state.residents, state.health),
+        *_process(),
+    ]
+    series: EngineSeries = state.engine_series
+    samples += [*series.samples(), *_gpus(state.gpus)]
+    samples += [("fitserve_facts", (kind,), count) for kind, count in facts.items()]
+    if state.workers is not None:
+        samples = _summed([*samples, *state.workers.samples()])
+    # Of many models this takes tens of milliseconds, for which no stream should stand still.
+    return PlainTextResponse(await asyncio.to_thread(render, samples), media_type=_CONTENT_TYPE)
+
+
+def requests_ended(counted: Metrics, workers: Counting | None) -> dict[str, float]:
+    """How many requests have ended so far, by model."""
+    ended: dict[str, float] = {}
+    for name, labels, value in counted_by(counted, workers):
+        if name == "fitserve_requests_total":
+            ended[labels[0]] = ended.get(labels[0], 0.0) + value
+    return ended
+
+
+def counted_by(here: Metrics, workers: Counting | None) -> list[Sample]:
+    """What was counted of requests, by all processes: of one name and labels there may be several."""
+    return [*here.samples(), *(workers.samples() if workers is not None else ())]
+
+
+class Counting(Protocol):
+    """The processes that serve clients beside this one."""
+
+    def samples(self) -> Iterator[Sample]: ...
+
+
+def _summed(samples: list[Sample]) -> list[Sample]:
+    """Of several processes."""
+    sums: dict[tuple[str, tuple[str, ...]], float] = {}
+    for name, labels, value in samples:
+        sums[name, labels] = sums.get((name, labels), 0) + value
+    return [(name, labels, value) for (name, labels), value in sums.items()]
+
+
+class StartCounter:
+    """Counts each remembered start once, also when it is forgotten later."""
+
+    def __init__(self) -> None:
+        self._started: set[int] = set()
+        self._failed: set[int] = set()
+        self._attempts: Counter[str] = Counter()
+        self._failures: Counter[tuple[str, str]] = Counter()
+
+    def samples(self, models: dict[str, ManagedModel]) -> Iterator[Sample]:
+        known: dict[int, Attempt] = {
+            attempt.id: attempt for model in models.values() for replica in model.replicas for attempt in replica.attempts
+        }
+        for attempt in known.values():
+            if attempt.id not in self._started:
+                self._attempts[attempt.model] += 1
+            if attempt.failure is not None and attempt.id not in self._failed:
+                self._failed.add(attempt.id)
+                self._failures[attempt.model, attempt.failure.kind] += 1
+        # Numbers are never used twice, so those that are forgotten need not be remembered here.
+        self._started = set(known)
+        self._failed &= self._started
+        for model, count in self._attempts.items():
+            yield "fitserve_attempts_total", (model,), count
+        for labels, count in self._failures.items():
+            yield "fitserve_failures_total", labels, count
+
+
+def _models(models: dict[str, ManagedModel], plane: DataPlane) -> Iterator[Sample]:
+    for state, count in Counter(status(model)[0] for model in models.values()).items():
+        yield "fitserve_models", (state,), count
+    planned: Counter[str] = Counter()
+    for name, model in models.items():
+        states: Counter[str] = Counter(replica.shown.state for replica in model.replicas)
+        states.update(endpoint.state for endpoint in model.endpoints)
+        for state, count in states.items():
+            yield "fitserve_replicas", (name, state), count
+        yield "fitserve_requests_queued", (name,), plane.routes.waiting(name)
+        for replica in model.replicas:
+            if replica.attempt is not None:
+                attempt, budget = replica.attempt, replica.attempt.plan.memory.budget_bytes
+                planned.update({gpu: min(budget, attempt.held(gpu)) for gpu in attempt.plan.gpus})
+    for gpu, size in planned.items():
+        yield "fitserve_gpu_planned_bytes", (gpu,), size
+    yield "fitserve_connections", (), len(plane.connections)
+
+
+def _loop(residents: Residents, health: LoopHealth) -> Iterator[Sample]:
+    for labels, count in residents.unloads.items():
+        yield "fitserve_unloads_total", labels, count
+    yield "fitserve_loop_age_seconds", (), round(time.monotonic() - health.last_pass, 3)
+
+
+def _gpus(watch: GpuWatch) -> Iterator[Sample]:
+    for uuid, reading in watch.readings.items():
+        yield "fitserve_gpu_info", (uuid, str(reading.index), reading.name), 1
+        for name, value in (
+            ("fitserve_gpu_use_ratio", reading.use),
+            ("fitserve_gpu_memory_used_bytes", reading.used_bytes),
+            ("fitserve_gpu_memory_bytes", reading.total_bytes),
+            ("fitserve_gpu_temperature_celsius", reading.temperature_c),
+            ("fitserve_gpu_power_watts", reading.power_w),
+            ("fitserve_gpu_power_limit_watts", reading.power_limit_w),
+        ):
+            if value is not None:
+                yield name, (uuid,), value
+        for why in reading.throttled:
+            yield "fitserve_gpu_throttled", (uuid, why), 1
+    for uuid in watch.lost:
+        yield "fitserve_gpu_lost", (uuid,), 1
+    for (uuid, xid), count in dict(watch.counts).items():
+        yield "fitserve_gpu_errors_total", (uuid, str(xid)), count
+
+
+def _process() -> Iterator[Sample]:
+    yield "fitserve_build_info", (__version__, platform.python_version()), 1
+    # After the name, which may hold anything: fields 3 and on of proc(5).
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    yield "process_start_time_seconds", (), round(booted + int(fields[19]) / _TICKS, 2)
+    yield "process_cpu_seconds_total", (), round(time.process_time(), 6)
+    yield "process_resident_memory_bytes", (), int(fields[21]) * _PAGE
+    yield "process_open_fds", (), len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are all that is wanted
+    yield "process_max_fds", (), resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,0 +1,54 @@
+"""Keeps what was counted of usage: every two seconds in the store, and at the end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.errors import StoreError
+from gateway.logging import Logger
+from gateway.proxy.metrics.usage_counter import UsageCounter
+from gateway.store.usage_table import UsageTable
+from gateway.supervision import Supervised
+
+log = Logger("fitserve.usage")
+
+_KEEP_S = 2.0
+# Between two tries where the disk takes nothing.
+_RETRY_S = 10.0
+
+
+class UsageKeeper:
+    """In the process that has the store; `counter` has what its workers count too."""
+
+    def __init__(self, counter: UsageCounter, table: UsageTable) -> None:
+        self._counter = counter
+        self._table = table
+        self._failing = False
+        self._one = asyncio.Lock()
+        self._keeping = Supervised(self._keep, "keeping usage")
+
+    async def flush(self) -> bool:
+        """Whether what was counted until now is on the disk."""
+        async with self._one:
+            rows = self._counter.take()
+            if not rows:
+                return True
+            try:
+                await asyncio.to_thread(self._table.add, rows)
+            except BaseException as error:
+                self._counter.add(rows)
+                if not isinstance(error, StoreError):
+                    raise
+                if not self._failing:
+                    log.warning("usage could not be kept; it is tried again", error=str(error))
+                self._failing = True
+                return False
+            self._failing = False
+            return True
+
+    async def close(self) -> None:
+        await self._keeping.close()
+        await self.flush()
+
+    async def _keep(self) -> float:
+        return _KEEP_S if await self.flush() else _RETRY_S

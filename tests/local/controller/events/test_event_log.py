@@ -1,0 +1,56 @@
+"""gateway.controller.events.event_log: what was told is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gateway.controller.events.event_log import EventLog
+from gateway.domain.facts import Event
+from gateway.store.recovery import open_store
+from tests.support.patience import HANG_S
+from tests.support.running import model_folder, running
+from tests.support.scripted_engine import EngineScript
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_waits_for_a_thread_as_the_log_closes_is_kept(tmp_path: Path) -> None:
+    store, free = open_store(tmp_path / "fitserve.db"), threading.Event()
+    log = EventLog(store)
+    await log.begin()
+    # All threads are busy, as on a machine that is.
+    busy = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(busy)
+    busy.submit(free.wait, HANG_S)
+    log.tell([Event(at=time.time(), kind="gateway.stopped", words="The gateway stops.")])
+    async with asyncio.timeout(HANG_S):
+        while not log._recording:
+            await asyncio.sleep(0)
+        closing = asyncio.create_task(log.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        free.set()
+        await closing
+    assert [event.kind for event in store.events.last(5, None)] == ["gateway.stopped"]
+    store.close()
+
+
+async def test_a_gateway_tells_events_on_its_event_loop_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tell, threads = EventLog.tell, set()
+
+    def told(log: EventLog, events: Iterable[Event]) -> None:
+        threads.add(threading.current_thread())
+        tell(log, events)
+
+    monkeypatch.setattr(EventLog, "tell", told)
+    async with running(tmp_path, lambda spec: EngineScript(model=spec.model)) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+    assert threads == {threading.current_thread()}

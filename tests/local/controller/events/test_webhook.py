@@ -1,0 +1,135 @@
+"""Events told to a receiver over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.domain import LaunchSpec
+from tests.support.memory_host import World
+from tests.support.patience import HANG_S
+from tests.support.running import model_folder, running
+from tests.support.scripted_engine import EngineScript
+from tests.support.upstream import Call, Upstream
+
+pytestmark = pytest.mark.anyio
+
+KEY = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+def healthy(spec: LaunchSpec) -> EngineScript:
+    return EngineScript(model=spec.model)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.controller.events.webhook._FIRST_REST_S", 0.01)
+    monkeypatch.setattr("gateway.controller.events.webhook._LONGEST_REST_S", 0.02)
+
+
+class Receiver:
+    """Takes events where `refuses` is 0; else it answers with this status, so often."""
+
+    def __init__(self, status: int = 500, refuses: int = 0) -> None:
+        self.taken: list[dict[str, Any]] = []
+        self.ids: list[str] = []
+        self.asked = 0
+        self._status = status
+        self._left = refuses
+
+    async def __call__(self, call: Call) -> None:
+        self.asked += 1
+        headers = call.headers
+        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + call.body
+        expected = base64.b64encode(hmac.digest(KEY, signed, hashlib.sha256)).decode()
+        assert headers["webhook-signature"] == f"v1,{expected}"
+        assert call.head[0].startswith(b"POST /hook?a=1 ")
+        if self._left:
+            self._left -= 1
+            await call.reply(b"no", f"{self._status} No", "location: /hook?a=1\r\n")
+            return
+        self.taken.append(json.loads(call.body))
+        self.ids.append(headers["webhook-id"])
+        await call.reply(b"")
+
+    async def until(self, kind: str) -> None:
+        async with asyncio.timeout(HANG_S):
+            while kind not in [one["type"] for one in self.taken]:
+                await asyncio.sleep(0.02)
+
+
+def settings(url: str, **more: str) -> dict[str, Any]:
+    return {"webhook": f"{url}/hook?a=1", "webhook_secret": SECRET, **more}
+
+
+@pytest.mark.parametrize("status", [500, 302, 429])
+async def test_events_come_signed_in_order_and_once_though_some_are_refused_first(tmp_path: Path, status: int) -> None:
+    receiver = Receiver(status, refuses=3)
+    async with Upstream(receiver) as upstream, running(tmp_path, healthy, **settings(upstream.url)) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await receiver.until("engine.ready")
+        kept = (await gateway.client.get("/admin/events", params={"follow": "false"})).json()["data"]
+    wanted = [one for one in kept if one["kind"] in ("gateway.started", "model.added", "engine.ready")]
+    assert [one["data"] for one in receiver.taken][:3] == wanted
+    assert receiver.taken[0]["type"] == "gateway.started"
+    assert len(set(receiver.ids)) == len(receiver.ids)
+    assert receiver.asked == len(receiver.taken) + 3
+
+
+async def test_what_happened_while_the_receiver_was_away_is_told_by_the_next_gateway(tmp_path: Path) -> None:
+    world, deaf = World(), Receiver(503, refuses=10**6)
+    async with Upstream(deaf) as upstream:
+        async with running(tmp_path, healthy, world, **settings(upstream.url, webhook_events="model.*")) as gateway:
+            await gateway.add("m", model_folder(tmp_path / "model"))
+            await gateway.until("m", "ready")
+            async with asyncio.timeout(HANG_S):
+                while not deaf.asked:
+                    await asyncio.sleep(0.02)
+        deaf._left = 0
+        async with running(tmp_path, healthy, world, **settings(upstream.url, webhook_events="model.*")) as gateway:
+            await gateway.client.delete("/admin/models/m")
+            await deaf.until("model.removed")
+    assert [one["type"] for one in deaf.taken if one["type"] != "model.state"] == [
+        "model.added",
+        "model.removing",
+        "model.removed",
+    ]
+
+
+async def test_one_that_took_nothing_yet_is_told_by_the_next_gateway_from_the_first_event_on(tmp_path: Path) -> None:
+    deaf = Receiver(503, refuses=10**6)
+    async with Upstream(deaf) as upstream:
+        async with running(tmp_path, healthy, **settings(upstream.url, webhook_events="gateway.*")):
+            async with asyncio.timeout(HANG_S):
+                while not deaf.asked:
+                    await asyncio.sleep(0.02)
+        deaf._left = 0
+        async with running(tmp_path, healthy, **settings(upstream.url, webhook_events="gateway.*")), asyncio.timeout(HANG_S):
+            while len(deaf.taken) < 3:
+                await asyncio.sleep(0.02)
+    assert [one["type"] for one in deaf.taken[:3]] == ["gateway.started", "gateway.stopped", "gateway.started"]
+
+
+async def test_a_receiver_that_is_gone_is_asked_no_more_and_no_secret_is_logged(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    receiver = Receiver(410, refuses=10**6)
+    async with Upstream(receiver) as upstream, running(tmp_path, healthy, **settings(upstream.url)) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        async with asyncio.timeout(HANG_S):
+            while not receiver.asked:
+                await asyncio.sleep(0.02)
+    assert receiver.asked == 1
+    said = "".join(capfd.readouterr())
+    assert "a webhook wants no more events" in said
+    assert "hook?a=1" not in said
+    assert SECRET not in said

@@ -1,0 +1,465 @@
+"""More models than memory, in one process: loaded when they are asked, unloaded when idle, one for another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from gateway.domain import LaunchSpec
+from gateway.domain.units import GIB
+from tests.support.makers import LLAMA_8B, machine
+from tests.support.memory_host import World
+from tests.support.patience import HANG_S
+from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
+
+pytestmark = pytest.mark.anyio
+
+TWO_GPUS = machine("4xh100").only(lambda gpu: gpu.index < 2)
+# Of this size one fits into a GPU.
+LARGE = {**LLAMA_8B, "num_hidden_layers": 100}
+
+
+@pytest.fixture(autouse=True)
+async def short_residences() -> AsyncIterator[None]:
+    with (
+        mock.patch("gateway.controller.decisions.eviction.LEAST_S", 0.2),
+        mock.patch("gateway.controller.decisions.eviction.MOST_S", 0.2),
+    ):
+        yield
+
+
+def healthy(spec: LaunchSpec) -> EngineScript:
+    return EngineScript(model=spec.model, max_model_len=131072)
+
+
+async def add(gateway: Running, folder: Path, name: str, copies: int = 1, args: Any = None, **policy: Any) -> None:
+    """A model of which each copy takes one GPU."""
+    source = model_folder(folder / "model", **LARGE)
+    given = {"engines": ["vllm==0.26.0"], "gpus": 1, "check": False, "args": args or {}}
+    await gateway.add(name, source, **given, replicas=copies, policy=policy)
+
+
+async def ask(gateway: Running, name: str, **fields: Any) -> Any:
+    body = {"model": name, "prompt": "hi", "max_tokens": 3, **fields}
+    async with asyncio.timeout(HANG_S):
+        return await gateway.client.post("/v1/completions", json=body)
+
+
+def loaded(world: World) -> set[str]:
+    return {engine.spec.model for engine in world.engines.values() if engine.main_runs}
+
+
+async def test_who_is_asked_and_finds_no_room_takes_the_place_of_the_least_recently_used(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+        for name in "ab":
+            await add(gateway, tmp_path, name)
+            await gateway.until(name, "ready")
+        await add(gateway, tmp_path, "c")
+        view = await gateway.until("c", "stopped")
+        assert "A request loads it all the same: " in view["detail"]
+        assert (await ask(gateway, "a")).status_code == 200
+        # All at once: each waits for the one engine that comes.
+        answers = await asyncio.gather(*(ask(gateway, "c") for _ in range(8)))
+        assert {answer.status_code for answer in answers} == {200}, answers[0].text
+        assert loaded(gateway.world) == {"a", "c"}
+        view = await gateway.show("b")
+        assert [attempt["state"] for attempt in view["attempts"]] == ["stopped"]
+        assert (await ask(gateway, "b")).status_code == 200
+        assert len(loaded(gateway.world)) == 2
+        metrics = (await gateway.client.get("/metrics")).text
+        assert 'fitserve_unloads_total{model="b",why="room"} 1' in metrics
+
+
+async def test_engines_on_a_cpu_take_turns_in_its_ram(tmp_path: Path) -> None:
+    """Of 8 GiB two are left free, and each engine takes more than three."""
+    small = machine("cpu").evolve(ram_total_bytes=8 * GIB)
+    args = {"kv-cache-memory-bytes": GIB + 1}
+    async with running(tmp_path, healthy, hardware=small) as gateway:
+        for name in "ab":
+            await gateway.add(name, model_folder(tmp_path / "model"), args=args)
+            await gateway.until(name, "ready" if name == "a" else "stopped")
+        assert "a holds 3." in (await gateway.show("b"))["detail"]
+        assert "FITSERVE_RAM_BYTES" in (await gateway.show("b"))["detail"]
+        for name in "baba":
+            assert (await ask(gateway, name)).status_code == 200
+            assert loaded(gateway.world) == {name}
+
+
+async def test_nobody_leaves_for_a_model_that_could_not_be_loaded_either(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+        for name in "ab":
+            await add(gateway, tmp_path, name, pinned=True)
+            await gateway.until(name, "ready")
+        await add(gateway, tmp_path, "c")
+        await gateway.until("c", "no_plan")
+        answer = await ask(gateway, "c")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
+        assert loaded(gateway.world) == {"a", "b"}
+
+
+async def test_an_idle_model_leaves_and_comes_back_when_it_is_asked(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+        await add(gateway, tmp_path, "m", keep_alive=0)
+        view = await gateway.until("m", "stopped")
+        assert (view["detail"], view["keep_alive"]) == ("it is loaded when it is asked", 0)
+        answer = await ask(gateway, "m", stream=True)
+        assert (answer.status_code, answer.text.count("[DONE]")) == (200, 1)
+        view = await gateway.until("m", "stopped")
+        assert [attempt["state"] for attempt in view["attempts"]] == ["stopped", "stopped"]
+        assert not loaded(gateway.world)
+
+
+async def test_what_an_engine_answers_is_finished_before_it_leaves_and_later_requests_wait(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+
+    def holds(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, max_model_len=131072, hold=hold)
+
+    async with running(tmp_path, holds, hardware=TWO_GPUS) as gateway:
+        await add(gateway, tmp_path, "m")
+        await gateway.until("m", "ready")
+        hold.touch()
+        first = asyncio.create_task(ask(gateway, "m"))
+        await counted(gateway, 'in_flight{model="m"} 1')
+        assert (await gateway.client.post("/admin/models/m/stop")).status_code == 202
+        view = await gateway.until("m", "stopping")
+        assert "what it answers is finished first" in view["detail"]
+        late = await ask(gateway, "m")
+        assert late.status_code == 503
+        assert loaded(gateway.world) == {"m"}
+        hold.unlink()
+        assert (await first).json()["usage"]["completion_tokens"] == 3
+        await gateway.until("m", "stopped")
+        assert not loaded(gateway.world)
+
+
+async def test_a_stopped_model_stays_stopped_over_a_restart_until_it_is_started(tmp_path: Path) -> None:
+    world = World()
+    async with running(tmp_path, healthy, world, hardware=TWO_GPUS) as gateway:
+        await add(gateway, tmp_path, "m")
+        await gateway.until("m", "ready")
+        await gateway.client.post("/admin/models/m/stop")
+        await gateway.until("m", "stopped")
+    async with running(tmp_path, healthy, world, hardware=TWO_GPUS) as gateway:
+        view = await gateway.until("m", "stopped")
+        assert view["detail"] == "stopped by its owner"
+        assert (await ask(gateway, "m")).status_code == 503
+        started = (await gateway.client.post("/admin/models/m/start")).json()
+        # The loop may have begun before the answer is written.
+        assert started["state"] == "starting"
+        assert started["detail"] in ("its owner starts it", "starting")
+        await gateway.until("m", "ready")
+        assert (await ask(gateway, "m")).status_code == 200
+
+
+async def test_a_client_that_leaves_while_it_waits_is_forgotten(tmp_path: Path) -> None:
+    def slow(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, start_delay_s=HANG_S)
+
+    async with running(tmp_path, slow, hardware=TWO_GPUS) as gateway:
+        await add(gateway, tmp_path, "m", keep_alive="5m")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
+        await counted(gateway, 'queued{model="m"} 0')
+
+
+def engines(world: World, name: str) -> int:
+    return sum(engine.spec.model == name and engine.main_runs for engine in world.engines.values())
+
+
+async def counted(gateway: Running, requests: str) -> None:
+    async with asyncio.timeout(HANG_S):
+        while f"fitserve_requests_{requests}" not in (await gateway.client.get("/metrics")).text:
+            await asyncio.sleep(0.02)
+
+
+async def serving(gateway: Running, name: str, copies: int) -> Any:
+    """The model's view once so many of its copies serve."""
+    async with asyncio.timeout(HANG_S):
+        while True:
+            view = await gateway.show(name)
+            if sum(one["state"] == "ready" for one in view["replicas"]) == copies:
+                return view
+            await asyncio.sleep(0.02)
+
+
+async def test_one_copy_leaves_for_another_model_and_the_other_goes_on_until_there_is_room_again(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+        await add(gateway, tmp_path, "pair", copies=2)
+        await serving(gateway, "pair", 2)
+        over, answers = asyncio.Event(), list[int]()
+
+        async def client() -> None:
+            while not over.is_set():
+                answers.append((await ask(gateway, "pair")).status_code)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(client())
+            await add(gateway, tmp_path, "c")
+            assert "pair (copy 2) is unloaded" in (await gateway.until("c", "stopped"))["detail"]
+            assert (await ask(gateway, "c")).status_code == 200
+            assert (engines(gateway.world, "pair"), engines(gateway.world, "c")) == (1, 1)
+            view = await gateway.show("pair")
+            assert (view["state"], view["detail"][:20]) == ("ready", "1 of 2 copies serve;")
+            # It is asked all the time, and still nobody leaves for its second copy: its requests do not wait.
+            before = len(answers)
+            while len(answers) < before + 40:
+                await asyncio.sleep(0.02)
+            assert engines(gateway.world, "c") == 1
+            assert (await gateway.client.post("/admin/models/c/stop")).status_code == 202
+            await serving(gateway, "pair", 2)
+            over.set()
+        assert set(answers) == {200}
+        view = await gateway.show("pair")
+        assert [attempt["failure"] for attempt in view["attempts"]] == [None] * 3
+        metrics = (await gateway.client.get("/metrics")).text
+        assert 'fitserve_unloads_total{model="pair",why="room"} 1' in metrics
+
+
+async def test_what_a_copy_answers_is_finished_before_it_leaves(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+
+    def holds(spec: LaunchSpec) -> EngineScript:
+        held = spec.model == "pair"
+        return EngineScript(model=spec.model, max_model_len=131072, hold=hold if held else None)
+
+    async with running(tmp_path, holds, hardware=TWO_GPUS) as gateway:
+        await add(gateway, tmp_path, "pair", copies=2)
+        await serving(gateway, "pair", 2)
+        await add(gateway, tmp_path, "c")
+        await gateway.until("c", "stopped")
+        hold.touch()
+        answers = [asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(8)]
+        await counted(gateway, 'in_flight{model="pair"} 8')
+        asks = asyncio.create_task(ask(gateway, "c"))
+        async with asyncio.timeout(HANG_S):
+            while "what it answers is finished first" not in (view := await gateway.show("pair"))["detail"]:
+                await asyncio.sleep(0.02)
+        assert view["state"] == "ready"
+        assert (engines(gateway.world, "pair"), engines(gateway.world, "c")) == (2, 0)
+        hold.unlink()
+        assert {answer.status_code for answer in await asyncio.gather(asks, *answers)} == {200}
+        assert (engines(gateway.world, "pair"), engines(gateway.world, "c")) == (1, 1)
+
+
+async def test_a_copy_comes_back_for_requests_that_wait_once_nobody_asks_for_who_took_its_place(tmp_path: Path) -> None:
+    def holds(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, max_model_len=131072, hold=tmp_path / f"hold-{spec.model}")
+
+    async with running(tmp_path, holds, hardware=TWO_GPUS, queue_timeout_s=HANG_S) as gateway:
+        await add(gateway, tmp_path, "pair", copies=2, args={"max-num-seqs": 1})
+        await serving(gateway, "pair", 2)
+        await add(gateway, tmp_path, "c")
+        await gateway.until("c", "stopped")
+        assert (await ask(gateway, "c")).status_code == 200
+        await serving(gateway, "pair", 1)
+        for name in ("c", "pair"):
+            (tmp_path / f"hold-{name}").touch()
+        asked = asyncio.create_task(ask(gateway, "c"))
+        await counted(gateway, 'in_flight{model="c"} 1')
+        answers = [asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(6)]
+        await counted(gateway, 'queued{model="pair"} 4')
+        # As long as c answers it keeps its place.
+        await asyncio.sleep(1.0)
+        assert (await gateway.show("c"))["state"] == "ready"
+        (tmp_path / "hold-c").unlink()
+        assert (await asked).status_code == 200
+        async with asyncio.timeout(HANG_S):
+            while engines(gateway.world, "pair") < 2:
+                await asyncio.sleep(0.02)
+        (tmp_path / "hold-pair").unlink()
+        await serving(gateway, "pair", 2)
+        await gateway.until("c", "stopped")
+        assert {answer.status_code for answer in await asyncio.gather(*answers)} == {200}
+
+
+@pytest.mark.parametrize("how", ["removed", "unloaded"])
+async def test_a_copy_comes_back_at_once_where_its_room_is_free(tmp_path: Path, how: str) -> None:
+    # Time that goes by brings nothing back in this test.
+    with mock.patch("gateway.controller.steps.replica_steps._REPLAN_S", 10 * HANG_S):
+        async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+            await add(gateway, tmp_path, "pair", copies=2)
+            await serving(gateway, "pair", 2)
+            await add(gateway, tmp_path, "c")
+            await gateway.until("c", "stopped")
+            assert (await ask(gateway, "c")).status_code == 200
+            await serving(gateway, "pair", 1)
+            async with asyncio.timeout(HANG_S):
+                while "1 of 2 copies serve; " not in (await gateway.show("pair"))["detail"]:
+                    await asyncio.sleep(0.02)
+            if how == "removed":
+                await gateway.client.delete("/admin/models/c")
+            else:
+                await gateway.client.patch("/admin/models/c", json={"policy": {"keep_alive": 0}})
+            await serving(gateway, "pair", 2)
+
+
+async def test_who_is_to_leave_is_logged_once_however_often_that_is_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = ""
+
+    def told() -> int:
+        nonlocal printed
+        new = capsys.readouterr()
+        printed += new.out + new.err
+        return printed.count("others give")
+
+    # Nobody has had its residence, and what is waited for is planned again all the time.
+    long = (
+        mock.patch("gateway.controller.decisions.eviction.MOST_S", HANG_S),
+        mock.patch("gateway.controller.decisions.eviction.LEAST_S", HANG_S),
+    )
+    anew = mock.patch("gateway.controller.evictor.LEAST_S", 0.05)
+    # That they were asked is known before the next plan: who was not asked leaves first, and then another one would be logged.
+    counted = mock.patch("gateway.controller.evictor._COUNT_S", 0.0)
+    with long[0], long[1], anew, counted:
+        async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+            for name in "ab":
+                await add(gateway, tmp_path, name)
+                await gateway.until(name, "ready")
+                assert (await ask(gateway, name)).status_code == 200
+            await add(gateway, tmp_path, "c")
+            await gateway.until("c", "stopped")
+            asked = asyncio.create_task(ask(gateway, "c"))
+            async with asyncio.timeout(HANG_S):
+                while not told():
+                    await asyncio.sleep(0.02)
+            await asyncio.sleep(2.0)
+            assert told() == 1
+            asked.cancel()
+
+
+async def test_who_was_loaded_for_no_request_leaves_for_one_at_once_and_who_has_answered_stays(tmp_path: Path) -> None:
+    # A residence is longer than a request of `ask` may take.
+    long = (
+        mock.patch("gateway.controller.decisions.eviction.MOST_S", 2 * HANG_S),
+        mock.patch("gateway.controller.decisions.eviction.LEAST_S", 2 * HANG_S),
+    )
+    with long[0], long[1]:
+        async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+            for name in "ab":
+                await add(gateway, tmp_path, name)
+                await gateway.until(name, "ready")
+            assert (await ask(gateway, "b")).status_code == 200
+            await add(gateway, tmp_path, "c")
+            await gateway.until("c", "stopped")
+            assert (await ask(gateway, "c")).status_code == 200
+            assert loaded(gateway.world) == {"b", "c"}
+            asked = asyncio.create_task(ask(gateway, "a"))
+            view = await gateway.until("a", "starting")
+            while "to leave" not in view["detail"]:
+                await asyncio.sleep(0.02)
+                view = await gateway.show("a")
+            assert loaded(gateway.world) == {"b", "c"}
+            asked.cancel()
+
+
+async def test_a_model_that_its_owner_stopped_is_that_whatever_failed_before(tmp_path: Path) -> None:
+    def fails(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, exit_code=1, last_words="RuntimeError: no")
+
+    async with running(tmp_path, fails, hardware=TWO_GPUS, backoff_s=HANG_S, backoff_max_s=HANG_S) as gateway:
+        await add(gateway, tmp_path, "m", max_attempts=1)
+        await gateway.until("m", "quarantined")
+        await gateway.client.post("/admin/models/m/stop")
+        await gateway.until("m", "stopped")
+        error = (await ask(gateway, "m")).json()["error"]
+        assert "can load it with `fitserve start m`" in error["message"]
+        await gateway.client.post("/admin/models/m/start")
+        await gateway.until("m", "quarantined")
+
+
+async def test_a_copy_that_nobody_leaves_for_is_not_planned_anew_for_each_request_that_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hold = tmp_path / "hold"
+
+    def holds(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, max_model_len=131072, hold=hold)
+
+    async with running(tmp_path, holds, hardware=TWO_GPUS) as gateway:
+        await add(gateway, tmp_path, "c", pinned=True)
+        await gateway.until("c", "ready")
+        await add(gateway, tmp_path, "pair", copies=2, args={"max-num-seqs": 1})
+        await serving(gateway, "pair", 1)
+        async with asyncio.timeout(HANG_S):
+            while "1 of 2 copies serve; " not in (await gateway.show("pair"))["detail"]:
+                await asyncio.sleep(0.02)
+        capsys.readouterr()
+        for _ in range(6):
+            hold.touch()
+            answers = [asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(4)]
+            await counted(gateway, 'queued{model="pair"} 2')
+            await asyncio.sleep(0.2)
+            hold.unlink()
+            assert {answer.status_code for answer in await asyncio.gather(*answers)} == {200}
+            await counted(gateway, 'queued{model="pair"} 0')
+            await asyncio.sleep(0.2)
+        # Time that goes by may have it planned too.
+        assert capsys.readouterr().out.count("no plan") <= 1
+
+
+async def test_copies_of_a_pinned_model_never_leave(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+        await add(gateway, tmp_path, "pair", copies=2, pinned=True)
+        await serving(gateway, "pair", 2)
+        await add(gateway, tmp_path, "c")
+        await gateway.until("c", "no_plan")
+        assert (await ask(gateway, "c")).status_code == 503
+        assert engines(gateway.world, "pair") == 2
+
+
+async def test_a_pinned_model_without_room_is_a_problem_that_names_who_holds_it_and_the_ways_out(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+        for name in "ab":
+            await add(gateway, tmp_path, name, pinned=True)
+            await gateway.until(name, "ready")
+        await add(gateway, tmp_path, "c", pinned=True)
+        detail = (await gateway.until("c", "no_plan"))["detail"]
+        assert "a holds 78.11 GiB of GPU 0; b holds 78.11 GiB of GPU 1" in detail
+        ways = "(`fitserve set a --context 8192`)", "(`fitserve set a --no-pinned`)", "use other GPUs"
+        assert all(way in detail for way in ways), detail
+        # Each of the ways is one.
+        change = await gateway.client.patch("/admin/models/a", json={"policy": {"pinned": False}})
+        assert change.status_code == 200, change.text
+        await gateway.until("c", "ready")
+        assert loaded(gateway.world) == {"b", "c"}
+
+
+async def test_a_pinned_model_that_waits_for_its_place_is_starting(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+
+    def holds(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, max_model_len=131072, hold=hold if spec.model in "ab" else None)
+
+    async with running(tmp_path, holds, hardware=TWO_GPUS) as gateway:
+        for name in "ab":
+            await add(gateway, tmp_path, name)
+            await gateway.until(name, "ready")
+        hold.touch()
+        answers = [asyncio.create_task(ask(gateway, name)) for name in "ab"]
+        for name in "ab":
+            await counted(gateway, f'in_flight{{model="{name}"}} 1')
+        for name in "cd":
+            await add(gateway, tmp_path, name, pinned=True)
+        # One waits for what the other engine still answers, and one for its turn.
+        async with asyncio.timeout(HANG_S):
+            while "another model has left" not in "".join([(await gateway.show(name))["detail"] for name in "cd"]):
+                await asyncio.sleep(0.02)
+        for _ in range(20):
+            views = [await gateway.show(name) for name in "cd"]
+            assert {view["state"] for view in views} == {"starting"}, [view["detail"] for view in views]
+            await asyncio.sleep(0.05)
+        hold.unlink()
+        assert {answer.status_code for answer in await asyncio.gather(*answers)} == {200}
+        for name in "cd":
+            await gateway.until(name, "ready")

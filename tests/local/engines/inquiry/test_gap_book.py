@@ -1,0 +1,49 @@
+"""Rule gaps on disk: each once, for their owner alone, and no more than are kept."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from gateway.domain import RuleGap
+from gateway.engines.inquiry import gap_book
+from gateway.engines.inquiry.gap_book import GapBook
+
+GAP = RuleGap(
+    engine="vllm==0.28.0",
+    rules="vllm==0.26.0",
+    source="sha256:0123",
+    capability="8.6",
+    model="LlamaForCausalLM",
+    argv=("--dtype=bfloat16",),
+    about="weights",
+    forecast="1 bytes on a rank",
+    answer="2 bytes on a rank",
+)
+
+
+def test_a_gap_is_kept_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    book = GapBook(tmp_path / "gaps")
+    assert book.known() == []
+    book.keep([GAP, GAP])
+    book.keep([GAP])
+    assert GapBook(tmp_path / "gaps").known() == [GAP]
+    (path,) = (tmp_path / "gaps").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_oldest_are_forgotten_and_what_cannot_be_read_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gap_book, "_MOST_FILES", 3)
+    book = GapBook(tmp_path)
+    book.keep(GAP.evolve(about=f"kernel of {number}") for number in range(5))
+    assert len(book.known()) == 3
+    next(tmp_path.glob("*.json")).write_text("{")
+    assert len(book.known()) == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    GapBook(tmp_path / "file").keep([GAP])
+    assert GapBook(tmp_path / "file").known() == []

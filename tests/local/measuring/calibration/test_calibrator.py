@@ -1,0 +1,143 @@
+"""GPUs are measured by a child of ours over a driver that is a real shared library, on the memory of the host."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.domain import Hardware
+from gateway.engines.inquiry.inquirer import AskedHost
+from gateway.errors import Conflict, HostError
+from gateway.hosts.process.asked_environment import OnePython, ask
+from gateway.hosts.process.host import ProcessHost
+from gateway.measuring.calibration import measurement
+from gateway.measuring.calibration.calibrator import Calibrated, Calibrator
+from gateway.measuring.calibration.gpu_set import sets
+from gateway.measuring.calibration.measurement import document, read
+from gateway.profiles.profiles import Profiles
+from tests.support.fake_cuda import fake_cuda
+from tests.support.makers import machine
+
+
+@pytest.fixture(autouse=True)
+def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is told here of how much measurements vary: tests run beside each other."""
+    monkeypatch.setattr(measurement, "_MOST_SPREAD", 1e9)
+    monkeypatch.setattr(measurement, "_SAMPLE_S", 0.001)
+    monkeypatch.setattr(measurement, "_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(measurement, "_MOST_SPREAD_OF_SECONDS", 1e9)
+
+
+def measure(tmp_path: Path, hardware: Hardware, host: AskedHost | None = None) -> Calibrated:
+    calibrator = Calibrator(host or ProcessHost(tmp_path), Profiles(), tmp_path / "asking")
+    return asyncio.run(calibrator.measure(hardware, {}))
+
+
+def test_without_an_engine_the_driver_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2)))
+    monkeypatch.setenv("FITSERVE_ADMIN_KEY", "nothing that a child gets")
+    hardware = machine("2x3090")
+    found = measure(tmp_path, hardware)
+    one, other = (gpu.uuid for gpu in hardware.gpus)
+    both = ",".join(sorted((one, other)))
+    kept = {(fact.scope["what"], fact.scope["gpus"]): fact for fact in found.facts}
+    assert set(kept) == {
+        ("memory", one),
+        ("memory", other),
+        *((what, both) for what in ("peer_access", "peer_latency", "peer")),
+    }
+    assert 0 < (kept["memory", one].value or 0) < 200e9
+    assert kept["peer_access", both].value == 1
+    assert kept["peer", both].scope["links"] == "PCIe 4 x8"
+    assert {fact.kind for fact in found.facts} == {"machine_speed"}
+    assert {fact.under["driver"] for fact in found.facts} == {hardware.driver}
+    assert kept["memory", one].source.startswith("the driver, CUDA driver 13.0, varied by ")
+    (why,) = found.problems
+    assert why.startswith("No engine is here whose Python could multiply")
+    assert not [*(tmp_path / "asking").iterdir()]
+
+
+def test_copies_that_arrive_wrong_are_a_fact_of_these_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2, "WRONG")))
+    hardware = machine("2x3090")
+    found = measure(tmp_path, hardware)
+    (broken,) = [fact for fact in found.facts if fact.kind == "peers_fail"]
+    assert broken.scope == {"gpus": ",".join(sorted(gpu.uuid for gpu in hardware.gpus)), "by": "peer-to-peer"}
+    assert "what GPU 0 copied to GPU 1 arrived wrong" in found.problems[-1]
+    assert not [fact for fact in found.facts if fact.scope.get("what") == "peer"]
+
+
+def test_what_was_measured_before_a_crash_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2, "CRASH")))
+    found = measure(tmp_path, machine("2x3090"))
+    assert [fact.scope["what"] for fact in found.facts] == ["memory", "memory"]
+    assert found.problems[-1] == "copies between GPUs 0, 1: the process of GPU 0 ended"
+
+
+def test_what_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2, "STUCK")))
+    (both,) = sets(machine("2x3090").gpus, ())
+    asked = json.dumps(json.loads(document(both, "driver")) | {"part_s": 0.2}).encode()
+
+    async def said() -> list[bytes]:
+        return [line async for line in ask(Path(sys.executable), tmp_path / "asking", asked)]
+
+    found = read(asyncio.run(said()), 2)
+    assert found.numbers == ()
+    assert found.problems == ("memory and products of GPUs 0, 1: nothing came from GPU 0, 1 within 0.2 s",)
+
+
+def test_without_a_driver_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libcuda.so.1").write_text("no library")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "lib"))
+    found = measure(tmp_path, machine("3090"))
+    assert not found.facts
+    assert "libcuda.so.1" in found.problems[-1]
+
+
+def test_an_engine_that_cannot_measure_leaves_it_to_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This Python has no torch."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 1)))
+    found = measure(tmp_path, machine("3090"), OnePython(Path(sys.executable), tmp_path / "asking"))
+    assert [fact.scope["what"] for fact in found.facts] == ["memory"]
+    assert found.facts[0].source.startswith("the driver")
+    assert "No module named 'torch'" in found.problems[0]
+
+
+@pytest.mark.parametrize(
+    "program", ["#!/bin/sh\nexit 3\n", '#!/bin/sh\necho \'{"measured": {"numbers": 3}}\'\n', "#!/bin/sh\n"]
+)
+def test_a_python_that_says_nonsense_costs_its_word_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 1)))
+    python = tmp_path / "python"
+    python.write_text(program)
+    python.chmod(0o755)
+    found = measure(tmp_path, machine("3090"), OnePython(python, tmp_path / "asking"))
+    assert [fact.scope["what"] for fact in found.facts] == ["memory"]
+    assert len(found.problems) == 1
+
+
+def test_gpus_that_somebody_uses_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 1)))
+    hardware = machine("2x3090")
+    one, other = (gpu.uuid for gpu in hardware.gpus)
+    calibrator = Calibrator(ProcessHost(tmp_path), Profiles(), tmp_path / "asking")
+    found = asyncio.run(calibrator.measure(hardware, {one: "m runs on it"}))
+    assert found.left_alone == {one: "m runs on it"}
+    assert {fact.scope["gpus"] for fact in found.facts} == {other}
+
+
+def test_a_machine_without_gpus_has_nothing_to_measure(tmp_path: Path) -> None:
+    with pytest.raises(Conflict, match="no GPU here"):
+        measure(tmp_path, machine("cpu"))
+
+
+def test_a_measurement_of_other_gpus_is_nonsense() -> None:
+    line = b'{"measured": {"software": "x", "problems": [], "numbers": [{"what": "memory", "gpus": [1], "value": 1, "spread": 0}]}}'
+    with pytest.raises(HostError, match="GPUs that it was not asked about"):
+        read([line], 1)

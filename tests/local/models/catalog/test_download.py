@@ -1,0 +1,302 @@
+"""gateway.models.catalog.download: a repository on disk, whole or not called complete."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import BadModel
+from gateway.models.catalog.catalog import load
+from gateway.models.catalog.download import download
+from gateway.models.catalog.hub import Hub
+from gateway.models.catalog.hub_cache import HubCache
+from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
+from tests.support.model_files import layer, model, safetensors, sharded_model
+from tests.support.patience import HANG_S
+
+pytestmark = pytest.mark.anyio
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+TOKEN = "hf_secret_of_the_test"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_user")
+    with FakeHub({"org/name": FakeRepo(sharded_model())}) as hub:
+        yield hub
+
+
+async def fetch(
+    server: FakeHub,
+    tmp_path: Path,
+    *,
+    reports: list[str] | None = None,
+    token: str | None = None,
+    allow_remote_code: bool = False,
+) -> Path:
+    said = [] if reports is None else reports
+    return await download(hub_of(server, tmp_path, token), "org/name", COMMIT, said.append, allow_remote_code=allow_remote_code)
+
+
+def hub_of(server: FakeHub, tmp_path: Path, token: str | None = None) -> Hub:
+    return Hub(server.url(), token, tmp_path / "notes", models=tmp_path / "cache")
+
+
+def snapshot(tmp_path: Path, commit: str = COMMIT) -> Path:
+    return tmp_path / "cache" / "models--org--name" / "snapshots" / commit
+
+
+def whole(tmp_path: Path, *, remote_code: bool = False) -> bool:
+    return HubCache(tmp_path / "cache", tmp_path / "notes").is_whole("org/name", COMMIT, remote_code=remote_code)
+
+
+def present(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def runs(pid: int) -> bool:
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(HANG_S):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+async def test_a_download_is_a_folder_that_reads_as_the_repository_does(server: FakeHub, tmp_path: Path) -> None:
+    reports: list[str] = []
+    folder = await fetch(server, tmp_path, reports=reports)
+    assert folder == snapshot(tmp_path)
+    hub = Hub(server.url(), None, tmp_path / "other")
+    there, here = load("org/name", hub=hub), load(str(folder), hub=hub)
+    assert here.evolve(source=there.source, revision=there.revision) == there
+    assert reports[-1] == "Downloaded org/name: 0.1 MiB"
+
+
+async def test_only_what_an_engine_needs_is_fetched(server: FakeHub, tmp_path: Path) -> None:
+    wanted = {
+        "tokenizer.json": b"{}",
+        "tokenizer.model": b"x",
+        "tokenizer.model.v3": b"x",
+        "merges.txt": b"x",
+        "chat_template.jinja": b"x",
+        "qwen.tiktoken": b"x",
+        "1_Pooling/config.json": b"{}",
+        "2_Dense/model.safetensors": safetensors({"linear.weight": (2, 2)}),
+    }
+    unwanted = {
+        "README.md": b"x",
+        "pytorch_model.bin": b"x",
+        "tokenizer.pkl": b"x",
+        "modeling_x.py": b"x",
+        "onnx/config.json": b"{}",
+        "original/consolidated.safetensors": safetensors(layer(0)),
+    }
+    server.repos["org/name"].files |= wanted | unwanted
+    folder = await fetch(server, tmp_path)
+    expected = wanted.keys() | {"config.json", "model.safetensors.index.json", *SHARDS}
+    assert present(folder) == expected
+    # With leave for code the code comes too; what is there is not fetched again.
+    server.requests.clear()
+    await fetch(server, tmp_path, allow_remote_code=True)
+    assert present(folder) == expected | {"modeling_x.py"}
+    assert not server.gets(SHARDS[0])
+
+
+async def test_what_is_complete_is_not_asked_for_again(server: FakeHub, tmp_path: Path) -> None:
+    folder = await fetch(server, tmp_path)
+    server.requests.clear()
+    assert await fetch(server, tmp_path) == folder
+    assert server.requests == []
+
+
+async def test_a_broken_connection_goes_on_where_it_broke(server: FakeHub, tmp_path: Path) -> None:
+    server.repos["org/name"].files[SHARDS[1]] = safetensors(layer(1) | {"bulk": (8 * 1024, 1024)})
+    server.break_off[SHARDS[1]] = [12 * 1024 * 1024]
+    folder = await fetch(server, tmp_path)
+    assert (folder / SHARDS[1]).read_bytes() == server.repos["org/name"].files[SHARDS[1]]
+    ranges = [request.range for request in server.gets(SHARDS[1]) if request.server == "cdn"]
+    # The library takes 10 MiB at a time.
+    assert ranges == [None, "bytes=10485760-"]
+
+
+async def test_cancelling_ends_the_transfer_at_once_and_the_next_download_keeps_what_was_whole(
+    server: FakeHub, tmp_path: Path
+) -> None:
+    big = safetensors(layer(1) | {"bulk": (8 * 1024, 1024)})
+    server.repos["org/name"].files[SHARDS[1]] = big
+    server.stalls[SHARDS[1]] = 12 * 1024 * 1024
+    reports: list[str] = []
+    task = asyncio.create_task(fetch(server, tmp_path, reports=reports))
+    folder = snapshot(tmp_path)
+    await until(server.stalled.is_set)
+    await until((folder / SHARDS[0]).exists)
+    await until(lambda: any("name: 10." in said for said in reports))
+    task.cancel()
+    async with asyncio.timeout(HANG_S):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert children(os.getpid()) == []
+    assert not whole(tmp_path)
+    assert SHARDS[1] not in present(folder)
+    assert list((tmp_path / "cache").rglob("*.incomplete")), "what the killed child left"
+    server.resume.set()
+    server.requests.clear()
+    assert await fetch(server, tmp_path) == folder
+    assert server.gets(SHARDS[0]) == []
+    assert (folder / SHARDS[1]).read_bytes() == big
+    assert list((tmp_path / "cache").rglob("*.incomplete")) == []
+
+
+async def test_the_child_ends_when_the_gateway_dies(server: FakeHub, tmp_path: Path) -> None:
+    server.repos["org/name"].files[SHARDS[1]] = safetensors(layer(1) | {"bulk": (8 * 1024, 1024)})
+    server.stalls[SHARDS[1]] = 1024 * 1024
+    gateway = (
+        "import asyncio, sys; from pathlib import Path; from gateway.models.catalog.download import download; from gateway.models.catalog.hub import Hub\n"
+        f"hub = Hub({server.url()!r}, None, Path({str(tmp_path / 'notes')!r}), models=Path({str(tmp_path / 'cache')!r}))\n"
+        f"asyncio.run(download(hub, 'org/name', {COMMIT!r}, print))"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", gateway, stdout=subprocess.DEVNULL)
+    try:
+        await until(server.stalled.is_set)
+        (child,) = children(process.pid)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    await until(lambda: not runs(child))
+
+
+async def test_a_child_that_crashes_is_said_with_its_code(
+    server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(BadModel, match="The download of org/name ended with code 1"):
+        await fetch(server, tmp_path)
+
+
+async def test_the_gateway_itself_reads_neither_listing_nor_index(
+    server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either may be as large and deep as its limit allows, and would hold up every stream."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("in the gateway")
+
+    for name in ("resolve", "fetch", "part"):
+        monkeypatch.setattr(Hub, name, never)
+    assert SHARDS[0] in present(await fetch(server, tmp_path))
+
+
+async def test_a_file_without_end_does_not_fill_the_disk(server: FakeHub, tmp_path: Path) -> None:
+    server.endless.add(SHARDS[1])
+    with pytest.raises(BadModel, match=r"sends more of org/name than it lists|is not whole|broke off"):
+        await fetch(server, tmp_path)
+    assert not whole(tmp_path)
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()) < 2**27
+
+
+def test_neither_planning_nor_downloading_loads_the_library_before_it_is_needed() -> None:
+    loads = "import sys, gateway.models.catalog.catalog, gateway.models.catalog.download; print(sorted({'huggingface_hub', 'httpx2'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", loads], check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+async def test_two_downloads_of_the_same_at_once_are_one(server: FakeHub, tmp_path: Path) -> None:
+    first, second = await asyncio.gather(fetch(server, tmp_path), fetch(server, tmp_path))
+    assert first == second
+    assert len([request for request in server.gets(SHARDS[0]) if request.server == "cdn"]) == 1
+
+
+async def test_a_file_of_a_wrong_size_on_disk_is_fetched_again(server: FakeHub, tmp_path: Path) -> None:
+    folder = await fetch(server, tmp_path)
+    assert whole(tmp_path)
+    (folder / SHARDS[0]).write_bytes(b"cut off")
+    assert not whole(tmp_path)
+    await fetch(server, tmp_path)
+    assert (folder / SHARDS[0]).read_bytes() == server.repos["org/name"].files[SHARDS[0]]
+
+
+async def test_a_note_that_says_nothing_counts_as_none(server: FakeHub, tmp_path: Path) -> None:
+    await fetch(server, tmp_path)
+    (note,) = (tmp_path / "notes" / "whole").rglob("*.json")
+    for text in ("", "{}"):
+        note.write_text(text)
+        assert not whole(tmp_path)
+        await fetch(server, tmp_path)
+        assert whole(tmp_path)
+        assert not whole(tmp_path, remote_code=True)
+
+
+async def test_too_little_room_is_said_before_anything_is_fetched(server: FakeHub, tmp_path: Path) -> None:
+    server.repos["org/name"].sizes[SHARDS[1]] = 2**60
+    with pytest.raises(BadModel) as caught:
+        await fetch(server, tmp_path)
+    assert "The download needs 1073741825.0 GiB (1 GiB of it as a margin), and " in caught.value.message
+    assert f" GiB are free at {tmp_path / 'cache'}." in caught.value.message
+    assert "FITSERVE_MODELS_DIR" in caught.value.hint
+    assert server.gets(SHARDS[0]) == []
+
+
+async def test_a_folder_that_cannot_be_made_is_named(server: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    with pytest.raises(BadModel, match="cannot be made: File exists"):
+        await fetch(server, tmp_path)
+
+
+async def test_a_repository_without_weights_is_refused(server: FakeHub, tmp_path: Path) -> None:
+    server.repos["org/name"].files = {"config.json": model()["config.json"]}
+    with pytest.raises(BadModel, match="org/name holds no weights"):
+        await fetch(server, tmp_path)
+
+
+@pytest.mark.parametrize(("repo", "commit"), [("org/name", "main"), ("org/name", "../" * 13 + "x"), ("name", COMMIT)])
+async def test_only_a_repository_at_a_commit_can_be_downloaded(tmp_path: Path, repo: str, commit: str) -> None:
+    with pytest.raises(BadModel, match="cannot be downloaded"):
+        await download(Hub(None, None, tmp_path, models=tmp_path), repo, commit, print)
+    assert present(tmp_path) == set()
+
+
+async def test_the_token_reaches_the_hub_alone_and_no_word_of_ours(
+    server: FakeHub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.repos["org/name"].gated = True
+    with pytest.raises(BadModel, match="is gated"):
+        await fetch(server, tmp_path)
+    assert {request.token for request in server.requests} == {None}
+    server.requests.clear()
+    reports: list[str] = []
+    folder = await fetch(server, tmp_path, reports=reports, token=TOKEN)
+    assert {(request.server, request.token) for request in server.requests} == {("hub", f"Bearer {TOKEN}"), ("cdn", None)}
+    out, err = capfd.readouterr()
+    assert TOKEN not in "".join((out, err, *reports))
+    assert not any(TOKEN.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("fault", ["gone", "short"])
+async def test_a_repository_that_is_not_served_as_listed_is_not_complete(server: FakeHub, tmp_path: Path, fault: str) -> None:
+    repo = server.repos["org/name"]
+    repo.served = {SHARDS[1]: None if fault == "gone" else repo.files[SHARDS[1]][:-1]}
+    with pytest.raises(BadModel) as caught:
+        await fetch(server, tmp_path)
+    expected = {"gone": "A file of org/name is gone", "short": f"is not whole: {SHARDS[1]} has 33"}
+    assert expected[fault] in caught.value.message
+    folder = snapshot(tmp_path)
+    assert not whole(tmp_path)
+    assert SHARDS[1] not in present(folder)

@@ -1,0 +1,472 @@
+"""Requests that wait, on real sockets: for a place at a busy engine, and for a model that is not ready yet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.proxy.routing.table import ModelRoute
+from tests.local.proxy.api.test_endpoints import body_of, form_request
+from tests.support.dataplane import ASK, CHAT, Gateway, answers, event, http_client, model, raw_request, refused_url, until
+from tests.support.patience import HANG_S
+from tests.support.upstream import Call, Upstream
+
+pytestmark = pytest.mark.anyio
+
+STREAM = {**ASK, "stream": True}
+MESSAGES = {"model": "m", "max_tokens": 9, "messages": ASK["messages"], "stream": True}
+
+
+def busy(*urls: str, capacity: int = 1, **fields: Any) -> ModelRoute:
+    route = model(*urls)
+    return replace(route, replicas=tuple(replace(each, capacity=capacity) for each in route.replicas), **fields)
+
+
+def starting(wait_s: float = 30) -> ModelRoute:
+    return replace(model(), state="starting", detail="loading weights", wait_s=wait_s)
+
+
+class Gate:
+    """An engine whose answers wait until they are let out."""
+
+    def __init__(self) -> None:
+        self._open = asyncio.Semaphore(0)
+        self.most = self.running = 0
+
+    async def script(self, call: Call) -> None:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        waiting = [asyncio.ensure_future(self._open.acquire()), asyncio.ensure_future(call.closed.wait())]
+        _, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for each in left:
+            each.cancel()
+        self.running -= 1
+        if not call.closed.is_set():
+            await streams(call) if b'"stream": true' in call.body or b'"stream":true' in call.body else await answers(call)
+
+    def let(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._open.release()
+
+
+async def streams(call: Call) -> None:
+    await call.start()
+    await call.chunk(event("a"))
+    await call.chunk(b"data: [DONE]\n\n")
+    await call.end()
+
+
+async def refuses(call: Call) -> None:
+    await call.reply(json.dumps({"error": {"message": "too long", "code": 400}}, indent=1).encode(), "400 Bad Request")
+
+
+def ask(client: httpx.AsyncClient, body: dict[str, Any] = ASK, path: str = CHAT) -> asyncio.Task[httpx.Response]:
+    return asyncio.create_task(client.post(path, json=body))
+
+
+@asynccontextmanager
+async def gated(gateway: Gateway, capacity: int = 1) -> AsyncIterator[tuple[Gate, Upstream, httpx.AsyncClient]]:
+    gate = Gate()
+    async with Upstream(gate.script) as upstream, http_client(gateway) as client:
+        gateway.route(busy(upstream.url, capacity=capacity))
+        yield gate, upstream, client
+        await gateway.settled()
+        assert gateway.routes._queues == {}
+
+
+# --- a busy engine ---
+
+
+async def test_an_engine_never_has_more_than_it_takes_and_all_are_answered() -> None:
+    with Gateway() as gateway:
+        async with gated(gateway, capacity=3) as (gate, upstream, client):
+            asked = [ask(client) for _ in range(20)]
+            await until(lambda: (gateway.routes.waiting("m"), len(upstream.requests)) == (17, 3))
+            gate.let(20)
+            assert {(await each).status_code for each in asked} == {200}
+            assert gate.most == 3
+            assert len(upstream.calls) == 3  # those who waited got the connections of those before
+
+
+async def test_they_are_answered_in_order_of_coming() -> None:
+    with Gateway() as gateway:
+        async with gated(gateway) as (gate, upstream, client):
+            asked = []
+            for number in range(6):
+                asked.append(ask(client, {**ASK, "user": f"u{number}"}))
+                await until(lambda number=number: gateway.routes.waiting("m") + len(upstream.requests) == number + 1)  # type: ignore[misc]
+            gate.let(6)
+            await asyncio.gather(*asked)
+            assert [request.partition(b'"user":"')[2][:2] for request in upstream.requests] == [b"u%d" % n for n in range(6)]
+
+
+async def test_when_as_many_wait_as_may_the_next_one_is_refused_at_once() -> None:
+    """While nobody moves: neither the engine, nor who waits, nor the clock. benchmarks/overload.py tells in how many ms."""
+    with Gateway(queue_per_model=4, still=True) as gateway:
+        async with gated(gateway) as (gate, upstream, client):
+            asked = [ask(client) for _ in range(5)]
+            await until(lambda: gateway.routes.waiting("m") == 4)
+            for body, path in ((ASK, CHAT), (STREAM, CHAT), (MESSAGES, "/v1/messages"), *[(ASK, CHAT)] * 20):
+                response = await client.post(path, json=body)
+                assert (response.status_code, response.headers["x-gateway-source"]) == (429, "gateway")
+                assert int(response.headers["retry-after"]) >= 1
+                error = response.json()["error"]  # Anthropic's and OpenAI's type is the same word here
+                assert error["type"] == "rate_limit_error"
+                assert "'m' are busy" in error["message"]
+                assert (gateway.routes.waiting("m"), gate.running, len(upstream.requests)) == (4, 1, 1)
+            gate.let(5)
+            assert {(await each).status_code for each in asked} == {200}
+
+
+async def test_clients_that_leave_while_they_wait_are_forgotten_while_the_engine_is_still_busy() -> None:
+    with Gateway(still=True) as gateway:
+        async with gated(gateway) as (gate, upstream, client):
+            first = ask(client)
+            await until(lambda: gateway.routes.total_in_flight == 1)
+            leaving = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(50)]
+            for _, writer in leaving:
+                writer.write(raw_request(json.dumps(ASK).encode()))
+            await until(lambda: gateway.routes.waiting("m") == 50)
+            last = ask(client)
+            await until(lambda: gateway.routes.waiting("m") == 51)
+            for _, writer in leaving:
+                writer.transport.abort()
+            await until(lambda: gateway.routes.waiting("m") == 1)
+            gate.let(2)
+            assert [(await each).status_code for each in (first, last)] == [200, 200]
+            assert len(upstream.requests) == 2
+
+
+async def test_who_waits_too_long_is_refused_and_a_stream_that_was_promised_ends_with_the_error() -> None:
+    with Gateway(queue_timeout_s=120, waiting_comment_s=10, still=True) as gateway:
+        async with gated(gateway) as (gate, _, client):
+            first = ask(client)
+            await until(lambda: gateway.routes.total_in_flight == 1)
+            waiting = ask(client), ask(client, STREAM)
+            await until(lambda: gateway.routes.waiting("m") == 2)
+            for _ in range(11):
+                gateway.later(10.5)
+            assert gateway.routes.waiting("m") == 2  # 115.5 s are not too long
+            gateway.later(10.5)
+            plain, stream = await asyncio.gather(*waiting)
+            assert (plain.status_code, plain.json()["error"]["code"]) == (429, "overloaded")
+            assert "has waited for 126 s" in plain.json()["error"]["message"]
+            assert (stream.status_code, stream.headers["x-gateway-source"]) == (200, "gateway")
+            comments, _, last = stream.text.rpartition("data: ")
+            assert comments == ": waiting\n\n" * 11
+            assert json.loads(last)["error"]["code"] == "overloaded"
+            gate.let()
+            assert (await first).status_code == 200
+
+
+async def test_what_takes_no_place_is_answered_while_others_wait() -> None:
+    with Gateway() as gateway:
+        async with gated(gateway) as (gate, upstream, client):
+            asked = [ask(client) for _ in range(3)]
+            await until(lambda: gateway.routes.waiting("m") == 2)
+            count = ask(client, {"model": "m", "prompt": "x"}, "/tokenize")
+            await until(lambda: len(upstream.requests) == 2)
+            gate.let(4)
+            assert {(await each).status_code for each in (*asked, count)} == {200}
+
+
+# --- a model that is not ready ---
+
+
+@pytest.fixture
+async def soon() -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
+    """A gateway whose model starts, and is waited for; a comment comes every ten seconds of its own clock."""
+    with Gateway(waiting_comment_s=10, still=True) as gateway:
+        async with http_client(gateway) as client:
+            gateway.route(starting())
+            yield gateway, client
+            await gateway.settled()
+            assert gateway.routes._queues == {}
+
+
+async def test_by_default_a_model_that_is_not_ready_refuses_at_once(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
+    gateway, client = soon
+    gateway.route(starting(0))
+    response = await client.post(CHAT, json=STREAM)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "model_not_ready")
+    assert response.headers["retry-after"] == "10"
+
+
+async def test_those_who_wait_are_answered_when_it_is_ready(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
+    gateway, client = soon
+    asked = [ask(client, body) for body in (ASK, STREAM) * 5]
+    await until(lambda: gateway.routes.waiting("m") == 10)
+    async with Upstream(lambda call: streams(call) if b'"stream"' in call.body else answers(call)) as upstream:
+        gateway.later(11)
+        gateway.later(11)
+        gateway.route(busy(upstream.url, capacity=2))
+        for index, each in enumerate(asked):
+            response = await each
+            assert response.status_code == 200
+            if index % 2 == 0:
+                assert response.json()["id"] == "c1"
+                assert response.headers["x-gateway-source"] == "engine"
+            else:
+                comments, _, rest = response.text.partition("data: ")
+                assert comments == ": waiting\n\n" * 2
+                assert ("data: " + rest).encode() == event("a") + b"data: [DONE]\n\n"
+                assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        # The connections can be used again.
+        assert (await client.post(CHAT, json=STREAM)).content == event("a") + b"data: [DONE]\n\n"
+
+
+async def test_a_short_wait_leaves_no_trace_in_a_stream(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
+    gateway, client = soon
+    asked = ask(client, STREAM)
+    await until(lambda: gateway.routes.waiting("m") == 1)
+    async with Upstream(streams) as upstream:
+        gateway.route(model(upstream.url))
+        response = await asked
+    assert response.content == event("a") + b"data: [DONE]\n\n"
+    assert response.headers["x-gateway-source"] == "engine"
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, STREAM), ("/v1/messages", MESSAGES)])
+async def test_an_engines_error_after_a_comment_is_an_event(
+    soon: tuple[Gateway, httpx.AsyncClient], path: str, body: dict[str, Any]
+) -> None:
+    gateway, client = soon
+    asked = ask(client, body, path)
+    await until(lambda: gateway.routes.waiting("m") == 1)
+    gateway.later(11)
+    async with Upstream(refuses) as upstream:
+        gateway.route(model(upstream.url))
+        response = await asked
+        assert response.status_code == 200
+        *_, last = response.text.rstrip().split("\n\n")
+        assert last.startswith("event: error\ndata: " if path != CHAT else "data: ")
+        expected: dict[str, Any] = {"error": {"message": "too long", "code": 400}}
+        if path != CHAT:  # in the shape that this client reads
+            expected = {"type": "error", "error": {"type": "invalid_request_error", "message": "too long"}}
+        assert json.loads(last.partition("data: ")[2]) == expected
+        assert "[DONE]" not in response.text
+        assert (await client.post(CHAT, json=ASK)).status_code == 400
+
+
+async def test_an_engine_that_dies_after_a_comment_ends_the_stream_with_an_error(
+    soon: tuple[Gateway, httpx.AsyncClient],
+) -> None:
+    async def dies(call: Call) -> None:
+        call.close()
+
+    gateway, client = soon
+    asked = ask(client, STREAM)
+    await until(lambda: gateway.routes.waiting("m") == 1)
+    gateway.later(11)
+    async with Upstream(dies) as upstream:
+        gateway.route(model(upstream.url))
+        response = await asked
+    assert response.status_code == 200
+    assert json.loads(response.text.rpartition("data: ")[2])["error"]["code"] == "engine_error"
+
+
+async def test_whoever_speaks_http_1_0_hears_comments_without_chunks(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
+    gateway, _ = soon
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(raw_request(json.dumps(STREAM).encode()).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    await until(lambda: gateway.routes.waiting("m") == 1)
+    gateway.later(11)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S)
+    assert b"connection: close" in head
+    async with Upstream(streams) as upstream:
+        gateway.route(model(upstream.url))
+        body = await asyncio.wait_for(reader.read(), HANG_S)
+    assert body == b": waiting\n\n" + event("a") + b"data: [DONE]\n\n"
+    writer.close()
+
+
+@pytest.mark.parametrize("served", ["m", "whisper large"])
+@pytest.mark.parametrize("length", [True, False])
+async def test_a_long_form_waits_half_read_and_arrives_whole(
+    soon: tuple[Gateway, httpx.AsyncClient], length: bool, served: str
+) -> None:
+    async def ok(call: Call) -> None:
+        await call.reply(b"{}")
+
+    gateway, _ = soon
+    body = body_of(('name="model"', b"m"), ('name="file"; filename="a.wav"', bytes(range(256)) * 16_384))
+    data = form_request(body, length=length)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(data[: len(data) // 2])
+    await until(lambda: gateway.routes.waiting("m") == 1)
+    writer.write(data[len(data) // 2 :])
+    [front] = gateway.plane.connections
+    await until(lambda: front.unread)  # type: ignore[attr-defined]
+    assert len(front._current.body) < 1024 * 1024  # type: ignore[attr-defined]
+    async with Upstream(ok) as upstream:
+        gateway.route(model(upstream.url, served=served))
+        assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 200 OK\r\n"
+        assert upstream.calls[0].body == body.replace(b"\r\n\r\nm\r\n", b"\r\n\r\n" + served.encode() + b"\r\n")
+    writer.close()
+
+
+async def test_requests_behind_one_that_waits_are_answered_after_it(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
+    gateway, _ = soon
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(raw_request(json.dumps(ASK).encode()) + b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: gateway.routes.waiting("m") == 1)
+    async with Upstream(answers) as upstream:
+        gateway.route(model(upstream.url))
+        first = await asyncio.wait_for(reader.readuntil(b'"finish_reason": "stop"}]}'), HANG_S)
+        second = await asyncio.wait_for(reader.readuntil(b'"object":"list"'), HANG_S)
+    assert b"x-gateway-source: engine" in first
+    assert b"x-gateway-source: gateway" in second
+    writer.close()
+
+
+@pytest.mark.parametrize("body", [ASK, STREAM])
+async def test_patience_ends(body: dict[str, Any]) -> None:
+    with Gateway(waiting_comment_s=0, still=True) as gateway:
+        gateway.route(starting(30))
+        async with http_client(gateway) as client:
+            asked = ask(client, body)
+            await until(lambda: gateway.routes.waiting("m") == 1)
+            gateway.later(29)
+            assert gateway.routes.waiting("m") == 1
+            gateway.later(2)
+            response = await asked
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "model_not_ready")
+            assert "loading weights" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("then", "status"), [(None, 404), (replace(model(), state="quarantined"), 503)])
+async def test_what_will_not_come_is_not_waited_for(
+    soon: tuple[Gateway, httpx.AsyncClient], then: ModelRoute | None, status: int
+) -> None:
+    gateway, client = soon
+    asked = ask(client)
+    await until(lambda: gateway.routes.waiting("m") == 1)
+    gateway.route(*([then] if then is not None else []))
+    assert (await asked).status_code == status
+
+
+async def test_a_gateway_that_stops_tells_those_who_wait(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
+    gateway, client = soon
+    asked = ask(client)
+    await until(lambda: gateway.routes.waiting("m") == 1)
+    for each in list(gateway.plane.connections):
+        gateway._loop.call_soon_threadsafe(each.stop)
+    response = await asked
+    assert (response.status_code, response.json()["error"]["message"]) == (503, "The gateway stops. Ask again in a moment.")
+
+
+# --- swapping engines under load ---
+
+
+async def test_a_model_whose_engine_is_replaced_under_load_loses_no_request() -> None:
+    """The old engine is taken out of the table, ends what it has, and dies; the new one comes when all clients wait."""
+    stop = False
+    seen: dict[int, int] = {}
+
+    async def short(call: Call) -> None:
+        await asyncio.sleep(0.02)
+        await streams(call) if b'"stream"' in call.body else await answers(call)
+
+    async def client_of(gateway: Gateway, body: dict[str, Any]) -> None:
+        async with http_client(gateway) as client:
+            while not stop:
+                response = await client.post(CHAT, json=body)
+                good = response.status_code == 200 and "error" not in response.text
+                status = response.status_code if good or response.status_code != 200 else 0
+                seen[status] = seen.get(status, 0) + 1
+
+    with Gateway(waiting_comment_s=1, still=True) as gateway:
+        gateway.route(starting())
+        clients = [asyncio.create_task(client_of(gateway, body)) for body in (ASK, STREAM) * 10]
+        try:
+            for _ in range(5):
+                async with Upstream(short) as engine:
+                    gateway.route(busy(engine.url, capacity=8, wait_s=30))
+                    await until(lambda engine=engine: len(engine.requests) > 50)  # type: ignore[misc]
+                    gateway.route(starting())
+                    await until(lambda: gateway.routes.total_in_flight == 0)
+                    before = len(engine.requests)
+                    await until(lambda: gateway.routes.waiting("m") == len(clients))
+                    assert len(engine.requests) == before
+                gateway.later(2)  # nothing is there at all
+            async with Upstream(short) as engine:
+                gateway.route(busy(engine.url, capacity=8))
+                stop = True
+                await asyncio.gather(*clients)
+        finally:
+            stop = True
+            for each in clients:
+                each.cancel()
+        assert list(seen) == [200]
+        assert seen[200] > 250
+        await gateway.settled()
+
+
+async def test_an_engine_that_is_dead_and_still_in_the_table_is_waited_out() -> None:
+    with Gateway() as gateway:
+        gateway.route(replace(model(refused_url()), wait_s=30))
+        async with http_client(gateway) as client:
+            asked = [ask(client) for _ in range(5)]
+            await until(lambda: gateway.routes.waiting("m") == 5)
+            gateway.route(starting())
+            async with Upstream(answers) as upstream:
+                gateway.route(model(upstream.url))
+                assert {(await each).status_code for each in asked} == {200}
+        await gateway.settled()
+
+
+async def test_one_that_is_dead_and_not_waited_for_is_a_502_and_503_once_the_table_knows() -> None:
+    with Gateway() as gateway:
+        gateway.route(model(refused_url()))
+        async with http_client(gateway) as client:
+            assert (await client.post(CHAT, json=ASK)).json()["error"]["code"] == "engine_unreachable"
+        await gateway.settled()
+
+
+# --- overload ---
+
+
+async def test_at_three_times_the_load_no_place_stays_empty_and_the_others_are_refused() -> None:
+    """For each request that the two engines end three come. Whatever the speed of this machine: the place goes to one who waits,
+    one of the three takes his, and the other two are refused while every place is taken. What share of an engine's time that is, and
+    how fast a refusal is, benchmarks/overload.py tells.
+    """
+    capacity, queue, rounds = 5, 32, 40
+    gates = Gate(), Gate()
+    answered: list[asyncio.Task[httpx.Response]] = []
+    refused = 0
+    with Gateway(queue_per_model=queue, still=True) as gateway:
+        async with Upstream(gates[0].script) as one, Upstream(gates[1].script) as two, http_client(gateway) as client:
+            gateway.route(busy(one.url, two.url, capacity=capacity))
+
+            def state() -> tuple[int, ...]:
+                return (*(gate.running for gate in gates), gateway.routes.waiting("m"))
+
+            answered += [ask(client) for _ in range(2 * capacity + queue)]
+            await until(lambda: state() == (capacity, capacity, queue))
+            for turn in range(rounds):
+                begun = len(one.requests) + len(two.requests)
+                gates[turn % 2].let()
+                await until(lambda begun=begun: len(one.requests) + len(two.requests) == begun + 1)  # type: ignore[misc]
+                await until(lambda: state() == (capacity, capacity, queue - 1))
+                answered.append(ask(client))
+                await until(lambda: state() == (capacity, capacity, queue))
+                for response in await asyncio.gather(ask(client), ask(client)):
+                    assert (response.status_code, response.json()["error"]["code"]) == (429, "overloaded")
+                    assert int(response.headers["retry-after"]) >= 1
+                    refused += 1
+                assert state() == (capacity, capacity, queue)
+            for gate in gates:
+                gate.let(len(answered))
+            assert {(await each).status_code for each in answered} == {200}
+        assert max(gate.most for gate in gates) == capacity
+        assert len(one.requests) + len(two.requests) == len(answered) == 2 * capacity + queue + rounds
+        assert refused == 2 * rounds
+        await gateway.settled()

@@ -1,0 +1,124 @@
+"""Whose a response of /v1/responses is: over real sockets, with engines that would give it to anyone who knows its id."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.proxy.access.auth import Keys
+from tests.support.dataplane import Gateway, http_client, model, stage
+from tests.support.upstream import Call
+
+pytestmark = pytest.mark.anyio
+
+OWNER, OTHER = (f"{name}-key-of-this-test-that-nobody-guesses" for name in ("owner", "other"))
+ASKED = {"model": "m", "input": "x"}
+
+
+class Engine:
+    """One that keeps what it answered, as vLLM does, and gives it to everyone."""
+
+    def __init__(self) -> None:
+        self.kept: set[str] = set()
+
+    async def __call__(self, call: Call) -> None:
+        method, path, _ = call.head[0].decode().split(" ")
+        if path == "/v1/models":
+            await call.reply(b'{"object":"list","data":[{"id":"m","object":"model"}]}')
+        elif (method, path) == ("POST", "/v1/responses"):
+            asked = json.loads(call.body)
+            previous = asked.get("previous_response_id")
+            if previous is not None and previous not in self.kept:
+                await call.reply(b'{"error":{"message":"the engine does not know it"}}', "404 Not Found")
+                return
+            response = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "metadata": asked.get("metadata")}
+            self.kept.add(response["id"])
+            if asked.get("stream"):
+                await call.start()
+                await call.chunk(b'event: response.created\ndata: {"response":%b}\n\n' % json.dumps(response).encode())
+                await call.end()
+            else:
+                await call.reply(json.dumps(response).encode())
+        else:
+            known = path.split("/")[3].partition("?")[0] in self.kept
+            await call.reply(b'{"kept":true}' if known else b"{}", "200 OK" if known else "404 Not Found")
+
+
+async def make(client: httpx.AsyncClient, key: str, **fields: Any) -> str:
+    """The id of a new response."""
+    answer = await client.post("/v1/responses", json={**ASKED, **fields}, headers=bearer(key))
+    assert answer.status_code == 200, answer.text
+    return answer.text.partition('"id": "')[2].partition('"')[0]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def uses(client: httpx.AsyncClient, key: str, id_: str) -> list[tuple[int, str]]:
+    """What comes of each thing that can be done with a response: the status, and the answer without the id."""
+    answers = [
+        await client.get(f"/v1/responses/{id_}", headers=bearer(key)),
+        await client.get(f"/v1/responses/{id_}?stream=true", headers=bearer(key)),
+        await client.post(f"/v1/responses/{id_}/cancel", headers=bearer(key)),
+        await client.post("/v1/responses", json={**ASKED, "previous_response_id": id_}, headers=bearer(key)),
+        await client.post("/v1/responses", json={**ASKED, "previous_response_id": id_, "stream": True}, headers=bearer(key)),
+    ]
+    return [(answer.status_code, answer.text.replace(id_, "ID")) for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    with Gateway(Keys(OWNER, OTHER)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+async def test_another_key_is_told_what_it_is_told_of_an_unknown_id(gateway: Gateway, replicas: int) -> None:
+    engines = [Engine() for _ in range(replicas)]
+    async with stage(gateway, *engines) as upstreams, http_client(gateway) as client:
+        for owner, other in ((OWNER, OTHER), (OTHER, OWNER)):
+            for id_ in (await make(client, owner), await make(client, owner, stream=True)):
+                before = [len(upstream.requests) for upstream in upstreams]
+                refused = await uses(client, other, id_)
+                assert [status for status, _ in refused] == [404] * 5
+                assert refused == await uses(client, other, "resp_nobodys")
+                assert [len(upstream.requests) for upstream in upstreams] == before  # no engine was asked
+                assert [status for status, _ in await uses(client, owner, id_)] == [200] * 5
+
+
+async def test_nobody_takes_a_response_by_naming_one_like_it(gateway: Gateway) -> None:
+    async with stage(gateway, Engine()) as [upstream], http_client(gateway) as client:
+        victim = await make(client, OWNER)
+        mine = await make(client, OTHER, metadata={"id": victim})
+        assert mine != victim
+        for fields in ({"request_id": victim}, {"request_id": "x", "metadata": {"id": victim}}, {"request_id": 5}):
+            before = len(upstream.requests)
+            answer = await client.post("/v1/responses", json={**ASKED, **fields}, headers=bearer(OTHER))
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
+            assert len(upstream.requests) == before
+        assert [status for status, _ in await uses(client, OTHER, victim)] == [404] * 5
+        # Where it names nothing that is kept, it is the engine's affair.
+        answer = await client.post("/v1/responses", json={**ASKED, "request_id": None}, headers=bearer(OTHER))
+        assert answer.status_code == 200
+
+
+async def test_what_is_no_response_of_this_endpoint_is_not_remembered(gateway: Gateway) -> None:
+    async def refuses(call: Call) -> None:
+        await call.reply(b'{"id":"resp_error"}', "400 Bad Request")
+
+    async with stage(gateway, refuses), http_client(gateway) as client:
+        assert (await client.post("/v1/responses", json=ASKED, headers=bearer(OWNER))).status_code == 400
+        assert (await client.get("/v1/responses/resp_error", headers=bearer(OWNER))).json()["error"]["code"] == "not_found"
+
+
+async def test_a_response_of_an_engine_that_is_gone_is_unknown(gateway: Gateway) -> None:
+    async with stage(gateway, Engine()), http_client(gateway) as client:
+        id_ = await make(client, OWNER)
+        gateway.route(model("http://127.0.0.1:9", name="n"))
+        assert (await client.get(f"/v1/responses/{id_}", headers=bearer(OWNER))).json()["error"]["code"] == "not_found"

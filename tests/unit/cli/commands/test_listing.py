@@ -1,0 +1,50 @@
+"""A line of `fitserve ps`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.cli.commands.listing import _row
+
+NOW = 10_000.0
+
+
+def replica(**fields: Any) -> dict[str, Any]:
+    own = {"engine": "vllm==1", "max_model_len": 8192, "gpus": ["GPU-a"], "memory_bytes": 21 << 30, "ready_at": NOW - 65}
+    return {"state": "ready", "follows": None, "busy_with": None, **own, **fields}
+
+
+def view(*replicas: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    policy = {"pinned": False, "priority": 0}
+    wish = {"source": "x/y", "endpoints": [], "policy": policy}
+    own = {
+        "name": "m",
+        "state": "ready",
+        "detail": "",
+        "used_at": NOW - 3,
+        "created_at": 1.0,
+        "keep_alive": -1,
+        "change": None,
+        "rival": None,
+    }
+    return {**own, "wish": wish, "replicas": list(replicas), **fields}
+
+
+def test_replicas_that_serve_are_counted_and_not_those_that_are_wanted() -> None:
+    idle = replica(state="no_plan", engine=None, gpus=[], max_model_len=None, memory_bytes=None, ready_at=None)
+    numbers = {"GPU-a": 0, "GPU-b": 1}
+    row = _row(view(replica(), replica(gpus=["GPU-b"]), idle), numbers, NOW)
+    assert row == ("m", "ready 2/3", "vllm==1", "8,192", "0,1", "21.0 GiB", "1m5s", "3s ago", "for ever", "")
+    assert _row(view(replica()), numbers, NOW)[1] == "ready"
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    idle = replica(state="starting", engine=None, gpus=[], max_model_len=None, memory_bytes=None, ready_at=None)
+    row = _row(view(idle, state="starting", detail="planning", used_at=None), {}, NOW)
+    assert row == ("m", "starting", "-", "-", "-", "-", "-", "-", "for ever", "planning")
+    endpoint = _row(view(detail="1 of 1 endpoints answer", keep_alive=None), {}, NOW)
+    assert endpoint == ("m", "ready", "-", "-", "-", "-", "-", "3s ago", "-", "1 of 1 endpoints answer")
+
+
+def test_a_gpu_that_is_lost_has_no_number() -> None:
+    assert _row(view(replica(gpus=["GPU-a", "GPU-x"])), {"GPU-a": 0}, NOW)[4] == "0,?"

@@ -1,0 +1,81 @@
+"""What `fitserve doctor` reads, of machines that are made for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gateway.cli.doctor import readings
+from gateway.cli.doctor.examination import examine
+from gateway.settings import Settings
+from tests.support.fake_nvml import Card, FakeNvml
+
+
+def executable(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_what_cards_say_and_what_they_do_not() -> None:
+    cards = [
+        Card("GPU-a", b"A", persistence=False, ecc=True, uncorrected=2, remapping=True, display=True),
+        Card("GPU-b", "B", error=15),
+    ]
+    (first,) = readings.gpu_conditions(nvml := FakeNvml([*cards]))
+    assert first == readings.GpuCondition(0, "A", persistence=False, ecc=True, uncorrected=2, remapping=True, display=True)
+    assert nvml.open == 0
+    (silent,) = readings.gpu_conditions(FakeNvml([Card("GPU-c", "C", persistence=None, display=None)]))
+    assert silent == readings.GpuCondition(0, "C")
+    assert readings.gpu_conditions(FakeNvml([], init_error=12)) == []
+
+
+def test_a_toolchain_is_what_the_engine_would_find(tmp_path: Path) -> None:
+    environment = tmp_path / "env"
+    nothing = readings.toolchain("e", environment, {}, {"PATH": "/nowhere"})
+    assert (nothing.compiler, nothing.headers, nothing.ninja, nothing.prebuilt) == (None, None, None, ())
+    python = tmp_path / "python"
+    (python / "include/python3.12").mkdir(parents=True)
+    (python / "include/python3.12/Python.h").touch()
+    ninja = executable(environment / "bin/ninja")
+    (environment / "pyvenv.cfg").write_text(f"home = {python}/bin\nversion_info = 3.12.4\n")
+    (environment / "lib/python3.12/site-packages/flashinfer_cubin").mkdir(parents=True)
+    nvcc, gcc = executable(tmp_path / "cuda/bin/nvcc"), executable(tmp_path / "bin/gcc")
+    found = readings.toolchain("e", environment, {"CUDA_HOME": str(tmp_path / "cuda")}, {"PATH": str(tmp_path / "bin")})
+    header = str(python / "include/python3.12/Python.h")
+    assert found == readings.Toolchain("e", str(gcc), header, str(nvcc), str(ninja), ("flashinfer_cubin",))
+    assert readings.toolchain("e", environment, {"CC": "clang-99"}, {"PATH": str(tmp_path / "bin")}).compiler is None
+    assert readings.toolchain("e", environment, {}, {"PATH": str(tmp_path / "cuda/bin")}).nvcc == str(nvcc)
+
+
+def test_what_is_not_there_is_not_known(tmp_path: Path) -> None:
+    assert readings.kernel_version(tmp_path) is None
+    assert readings.free_bytes(tmp_path / "to/be/made") is not None
+
+
+def test_a_machine_of_an_outsider_is_examined_whole(tmp_path: Path) -> None:
+    """Two cards, one with errors, one kept; no engine, no Docker, nobody at the Hub's address."""
+    settings = Settings(data_dir=tmp_path / "data", host_kind="process", hf_endpoint="http://127.0.0.1:9", port=0)
+    cards = [
+        Card("GPU-a", "NVIDIA GeForce RTX 3090", display=True),
+        Card("GPU-b", "NVIDIA GeForce RTX 3090", persistence=False),
+    ]
+    found = {check.name: check for check in examine(settings, nvml=FakeNvml([*cards]))}
+    states = {name: check.state for name, check in found.items()}
+    assert states["engines"] == "fail"
+    assert states["display"] == states["persistence mode"] == states["Hugging Face Hub"] == "warn"
+    assert states["clock"] == "unknown"
+    assert all(check.do for check in found.values() if check.state in ("warn", "fail"))
+    assert all("\n" not in check.do for check in found.values())
+
+
+def test_an_environment_without_headers_is_foreseen(tmp_path: Path) -> None:
+    (tmp_path / "engines/vllm-0.33.0").mkdir(parents=True)
+    (tmp_path / "engines/vllm-0.33.0/.complete").touch()
+    tmp_path.chmod(0o700)
+    settings = Settings(data_dir=tmp_path, host_kind="process", hf_endpoint="http://127.0.0.1:9", port=0)
+    found = examine(settings, nvml=FakeNvml([Card("GPU-a", "NVIDIA GeForce RTX 3090")], driver="470.10"))
+    (compiler,) = (check for check in found if check.name == "compiler")
+    assert (compiler.state, "Python.h" in compiler.found) == ("fail", True)
+    (driver,) = (check for check in found if check.name == "driver")
+    assert (driver.state, "vllm==0.33.0" in driver.found) == ("fail", True)

@@ -1,0 +1,119 @@
+"""Crash loops, clocks that jump and lost memory: what the reconciler makes of a history of starts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from gateway.controller.decisions.reconcile import MakePlan, ReplicaSnapshot, Rest, counted, next_action
+from gateway.diagnosis.ending import ended
+from gateway.diagnosis.facts.learn import learn
+from gateway.domain import Attempt, Failure, Hardware, Instance, Policy
+from gateway.planner.decide import decide
+from tests.support.makers import attempt, engine, machine, spec, wish
+
+DAY = 86_400.0
+
+
+START = 1_000_000.0
+
+
+def failed(number: int, at: float, ready_at: float | None = None) -> Attempt:
+    failure = Failure(kind="killed", phase="serving", message="The engine was killed (signal 9).", proves="nothing")
+    return attempt(number, "failed", started_at=at, ended_at=at, ready_at=ready_at, failure=failure)
+
+
+def act(history: list[Attempt], now: float, attempts: int = 50) -> object:
+    replica = ReplicaSnapshot(wanted=True, policy=Policy(max_attempts=attempts), attempt=None, history=tuple(history))
+    return next_action(replica, now, backoff_s=10, backoff_max_s=300)
+
+
+def crashes(history: list[Attempt], now: float, until: float, step: float = 1.0) -> list[float]:
+    """When starts are made that crash at once."""
+    starts = []
+    while now < until:
+        if act(history, now) == MakePlan():
+            starts.append(now)
+            history.append(failed(len(history), now))
+        now += step
+    return starts
+
+
+def test_a_crash_loop_starts_seven_times_in_a_quarter_of_an_hour() -> None:
+    starts = crashes([], START, START + 900)
+    assert len(starts) <= 8
+    gaps = [later - earlier for earlier, later in pairwise(starts)]
+    for gap, expected in zip(gaps, (10, 20, 40, 80, 160, 300, 300), strict=False):
+        assert expected <= gap <= 1.1 * expected
+
+
+def test_the_state_says_when_the_next_start_is() -> None:
+    rest = act([failed(1, START), failed(2, START + 10)], START + 11)
+    assert isinstance(rest, Rest)
+    assert (rest.state, rest.until) == ("backing_off", START + 30)
+    assert "The engine was killed" in rest.reason
+
+
+def test_ten_good_minutes_begin_the_back_off_anew() -> None:
+    early = [failed(number, START) for number in range(6)]
+    good = failed(6, START + 2000, ready_at=START + 1400)
+    assert act([*early, good], START + 2001) == MakePlan()
+    rest = act([*early, good, failed(7, START + 2002)], START + 2003)
+    assert isinstance(rest, Rest)
+    assert rest.until == START + 2012
+    short = failed(6, START + 2000, ready_at=START + 1401)
+    rest = act([*early, short], START + 2001)
+    assert isinstance(rest, Rest)
+    assert rest.until == START + 2300
+
+
+@pytest.mark.parametrize("jump", [DAY, -DAY])
+def test_a_clock_that_jumps_costs_one_early_start_at_most(jump: float) -> None:
+    history: list[Attempt] = []
+    crashes(history, START, START + 100)
+    before = len(history)
+    starts = crashes(history, START + 100 + jump, START + 100 + jump + 900)
+    # Without the jump the next gaps are 160 and 300.
+    assert len(starts) <= 4
+    assert len(history) == before + len(starts)
+
+
+@pytest.mark.parametrize("jump", [DAY, -DAY])
+def test_a_clock_that_jumps_touches_nothing_that_runs(jump: float) -> None:
+    ready = attempt(1, "ready", ready_at=START)
+    running_instance = Instance(name="m-r0-a1", model="m", attempt=1, fingerprint=ready.fingerprint, state="running")
+    replica = ReplicaSnapshot(wanted=True, policy=Policy(), attempt=ready, instance=running_instance)
+    assert next_action(replica, START + jump, backoff_s=10, backoff_max_s=300) == Rest("ready")
+
+
+def test_a_clock_set_back_does_not_forgive_what_fails_from_then_on() -> None:
+    old, new = failed(1, START - 10), failed(2, START - DAY)
+    assert counted([old, failed(2, START + 1)], START, START + 2) == (failed(2, START + 1),)
+    assert new in counted([old, new], START, START - DAY + 1)
+
+
+def next_plans(one: Attempt, failure: Failure, here: Hardware) -> tuple[str, ...]:
+    facts = learn(one, failure, START)
+    return tuple(plan.fingerprint for plan in decide(spec(), here, [engine("cuda")], wish(), facts).plans)
+
+
+def test_the_plan_whose_engine_the_kernel_killed_for_memory_is_never_made_again() -> None:
+    one = attempt()
+    killed = Instance(
+        name="m", model="m", attempt=1, fingerprint=one.fingerprint, state="exited", exit_code=137, oom_killed=True
+    )
+    failure = ended(killed, "loading weights", (), was_ready=False)
+    assert failure.kind == "host_oom"
+    here = machine("2x3090")
+    assert one.fingerprint in {plan.fingerprint for plan in decide(spec(), here, [engine("cuda")], wish(), ()).plans}
+    plans = next_plans(one, failure, here)
+    assert one.fingerprint not in plans
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(-9, "killed"), (137, "killed"), (-11, "exited"), (139, "exited"), (134, "exited"), (1, "unknown")]
+)
+def test_an_engine_that_crashed_was_not_killed_from_outside(code: int, kind: str) -> None:
+    gone = Instance(name="m", model="m", attempt=1, fingerprint=attempt().fingerprint, state="exited", exit_code=code)
+    assert ended(gone, "loading weights", (), was_ready=False).kind == kind

@@ -1,0 +1,213 @@
+"""Which events lie between two looks at a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.controller.decisions.reconcile import Rest
+from gateway.controller.decisions.reports import ModelNow, ReplicaNow, Told, of_model, stage, stage_of
+from gateway.domain import Abilities, Attempt, Change, Failure, Offer
+from gateway.domain.facts import EVENT_KINDS
+from tests.support.makers import plan, wish
+from tests.support.paths import ROOT
+
+NOW = 1_000_000.0
+OLD = ModelNow(wish())
+
+
+def attempt(number: int = 1, **changes: Any) -> Attempt:
+    made = plan()
+    first = Attempt(
+        id=number, model="m", replica=0, state="starting", plan=made, fingerprint=made.fingerprint, port=1, started_at=NOW - 60
+    )
+    changed: Attempt = first.evolve(**changes)
+    return changed
+
+
+def failed(number: int = 1) -> Attempt:
+    failure = Failure(kind="kv_too_small", phase="loading", message="too long", line="ValueError: too long")
+    return attempt(number, state="failed", ended_at=NOW - 1, failure=failure)
+
+
+def ready(number: int = 1) -> Attempt:
+    return attempt(number, state="ready", ready_at=NOW - 10, abilities=Abilities())
+
+
+def model(*replicas: ReplicaNow, **changes: Any) -> ModelNow:
+    return ModelNow(wish(), replicas=replicas, **changes)
+
+
+def kinds(before: ModelNow | None, after: ModelNow | None, told: Told | None = None) -> list[str]:
+    return [event.kind for event in of_model(before, after, told or Told(), NOW)]
+
+
+def test_nothing_happened_where_nothing_is_other() -> None:
+    told = Told()
+    now = model(ReplicaNow(0, (failed(), ready(2)), Rest("ready"), watched=2))
+    assert list(of_model(OLD, now, told, NOW))
+    assert list(of_model(now, now, told, NOW)) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (None, model(), ["model.added"]),
+        (model(deleting=True), None, ["model.removed"]),
+        # Between two looks it was asked for and done.
+        (model(), None, ["model.removing", "model.removed"]),
+        (None, None, []),
+        (model(), model(deleting=True), ["model.removing"]),
+        (model(), model(stopped=True), ["model.stopped"]),
+        (model(stopped=True), model(), ["model.started"]),
+        (model(), model(forgiven_at=5.0), ["model.retried"]),
+        (model(ReplicaNow(0)), model(ReplicaNow(0, leaving=("idle", "it was not asked for 5m"))), ["model.leaving"]),
+        (model(), model(state="ready"), ["model.state"]),
+        (model(), ModelNow(wish(min_context=7)), ["model.changed"]),
+        # The commits that a plan pinned are no change that somebody asked for, but they are told.
+        (model(), model(endpoints={"http://a": ""}), ["endpoint.reached"]),
+        (model(endpoints={"http://a": ""}), model(endpoints={"http://a": "it does not answer"}), ["endpoint.lost"]),
+        (model(), model(endpoints={"http://a": "it does not answer"}), []),
+    ],
+)
+def test_what_is_other_of_a_model_is_told(before: ModelNow | None, after: ModelNow | None, expected: list[str]) -> None:
+    assert kinds(before, after) == expected
+
+
+def test_a_change_is_told_when_it_begins_and_when_it_is_given_up() -> None:
+    change = Change(wish=wish(min_context=7), generation=1, at=NOW)
+    begun, refused = model(change=change), model(change=change.evolve(refused="no plan"))
+    (event,) = of_model(OLD, begun, Told(), NOW)
+    assert event.data == {"differences": [{"what": "min_context", "old": None, "new": "7"}]}
+    assert kinds(begun, refused) == ["model.change_refused"]
+    assert kinds(refused, refused) == []
+    assert kinds(OLD, refused) == ["model.changing", "model.change_refused"]
+
+
+@pytest.mark.parametrize(
+    ("replica", "expected"),
+    [
+        (ReplicaNow(0, (attempt(),)), ["plan.chosen"]),
+        (ReplicaNow(0, (attempt(),), watched=1), ["plan.chosen", "engine.started"]),
+        (ReplicaNow(0, (ready(),), watched=1), ["plan.chosen", "engine.started", "engine.proven", "engine.ready"]),
+        (ReplicaNow(0, (failed(),)), ["plan.chosen", "engine.failed"]),
+        (ReplicaNow(0, (attempt(state="stopped", ended_at=NOW),)), ["plan.chosen", "engine.stopped"]),
+        # All that lies between two looks is told, in its order.
+        (ReplicaNow(0, (failed(), attempt(2))), ["plan.chosen", "engine.failed", "plan.fallback"]),
+    ],
+)
+def test_every_step_of_a_start_is_told_once(replica: ReplicaNow, expected: list[str]) -> None:
+    told = Told()
+    assert kinds(OLD, model(replica), told) == expected
+    # Another look, or the same start as another replica has it now: a trial that took its place.
+    assert kinds(OLD, model(ReplicaNow(0, replica.attempts, watched=replica.watched, trial=True)), told) == []
+
+
+def test_which_copy_leaves_is_told_where_there_are_several() -> None:
+    leaves = ReplicaNow(1, leaving=("room", "it makes room for b"))
+    (event,) = of_model(model(ReplicaNow(0), ReplicaNow(1)), model(ReplicaNow(0), leaves), Told(), NOW)
+    assert (event.kind, event.replica, event.data["why"]) == ("model.leaving", 1, "room")
+    assert event.words == "Copy 2 of m is unloaded: it makes room for b."
+
+
+def test_a_start_goes_on_where_it_was_told_to_be() -> None:
+    told = Told()
+    told.note(1, stage_of("plan.chosen"))
+    assert kinds(OLD, model(ReplicaNow(0, (ready(),), watched=1)), told) == ["engine.started", "engine.proven", "engine.ready"]
+    told = Told()
+    told.note(1, stage(ready(), watched=True))
+    assert kinds(OLD, model(ReplicaNow(0, (failed().evolve(ready_at=5.0),))), told) == ["engine.failed"]
+
+
+def test_a_failure_comes_with_its_proof_and_a_fallback_with_what_differs() -> None:
+    first, failure, second = of_model(OLD, model(ReplicaNow(0, (failed(), attempt(2)))), Told(), NOW)
+    assert first.data["why"]["max_model_len"] == first.data["why"]["max_model_len"] | {"value": plan().max_model_len.value}
+    assert first.data["why"]["max_model_len"]["reason"]
+    assert failure.data["failure"]["line"] == "ValueError: too long"
+    assert (failure.at, failure.attempt) == (NOW - 1, 1)
+    assert (second.data["after"], second.data["attempt_before"], second.data["differences"]) == ("kv_too_small", 1, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "own", "why"),
+    [
+        ({"deleting": True}, {}, "removed"),
+        ({}, {"leaving": ("room", "it makes room for b")}, "room"),
+        ({}, {"trial": True}, "trial"),
+        ({}, {}, "replaced"),
+    ],
+)
+def test_an_engine_that_stops_says_why(changes: dict[str, Any], own: dict[str, Any], why: str) -> None:
+    told = Told()
+    told.note(1, "ready")
+    replica = ReplicaNow(0, (attempt(state="stopped", ended_at=NOW),), **own)
+    stopped = [
+        event for event in of_model(model(**changes), model(replica, **changes), told, NOW) if event.kind == "engine.stopped"
+    ]
+    assert [event.data["why"] for event in stopped] == [why]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("starting", "loading the weights", ["engine.phase"]),
+        # Figures that move every second are no news.
+        ("compiling kernels: nvcc a.cu", "compiling kernels: nvcc b.cu", []),
+        ("planning", "Downloading a/b: 1.0 MiB of 9.0 MiB (11 %)", ["weights.downloading"]),
+        ("Downloading a/b: 1.0 MiB of 9.0 MiB (11 %)", "Downloading a/b: 9.0 MiB of 9.0 MiB (100 %)", []),
+        ("Downloading a/b: 1.0 MiB", "Checking a/b: 9.0 MiB", []),
+        ("Downloading a/b: 1.0 MiB", "starting the engine", ["weights.downloaded", "engine.phase"]),
+        ("starting", "pulling img:v1: 0.1 of 9.0 GiB", ["engine.pulling"]),
+        ("pulling img:v1: 0.1 of 9.0 GiB", "unpacking img:v1: 9.0 GiB", []),
+    ],
+)
+def test_phases_are_told_without_their_figures(before: str, after: str, expected: list[str]) -> None:
+    told = Told()
+    told.note(1, "started")
+    looks = [model(ReplicaNow(0, (attempt(),), phase=phase, watched=1)) for phase in (before, after)]
+    assert kinds(looks[0], looks[1], told) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (Rest("starting"), Rest("no_plan", "too large"), ["plan.none"]),
+        (Rest("no_plan", "too large"), Rest("no_plan", "too large"), []),
+        (Rest("no_plan", "too large"), Rest("no_plan", "still too large"), ["plan.none"]),
+        (Rest("starting"), Rest("backing_off", "after oom", NOW + 20), ["engine.retry"]),
+        (Rest("backing_off", "after oom", NOW + 20), Rest("backing_off", "after oom", NOW + 20), []),
+        (Rest("backing_off", "after oom", NOW + 20), Rest("backing_off", "after oom", NOW + 40), ["engine.retry"]),
+        (Rest("starting"), Rest("quarantined", "5 starts failed"), ["engine.quarantined"]),
+        (Rest("ready"), Rest("unreachable", "it is stopped"), ["engine.frozen"]),
+        (Rest("unreachable", "it is stopped"), Rest("ready"), ["engine.answers"]),
+        (Rest("starting"), Rest("ready"), []),
+    ],
+)
+def test_what_a_replica_waits_for_is_told(before: Rest, after: Rest, expected: list[str]) -> None:
+    assert kinds(model(ReplicaNow(0, shown=before)), model(ReplicaNow(0, shown=after))) == expected
+
+
+def test_what_others_give_is_told() -> None:
+    take = Offer(model="b", how="stop", gives={"GPU-1": 5}, words="b is unloaded")
+    waits = model(ReplicaNow(0, takes=(take,)))
+    (event,) = of_model(model(ReplicaNow(0)), waits, Told(), NOW)
+    assert (event.kind, event.data) == ("plan.waits", {"takes": ["b is unloaded"]})
+    assert kinds(waits, waits) == []
+
+
+def test_what_was_told_of_ended_starts_is_forgotten_and_of_others_not() -> None:
+    told = Told()
+    told.note(1, "ready")
+    for number in range(2, 20_100):
+        told.note(number, "ended")
+    assert told.of(attempt(1)) == "ready"
+    assert told.of(attempt(20_000)) == "ended"
+    assert len(told._stages) <= 20_000
+
+
+def test_the_page_has_every_kind() -> None:
+    text = (ROOT / "docs" / "events.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    told = [kind.strip().strip("`") for row in rows for kind in row.split(",") if "." in kind]
+    assert told == list(EVENT_KINDS)

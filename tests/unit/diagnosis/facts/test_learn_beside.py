@@ -1,0 +1,44 @@
+from gateway.diagnosis.facts.learn import excused, learn, proved
+from gateway.domain import Attempt, Failure
+from gateway.domain.units import GIB
+from gateway.planner.decide import decide
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import attempt, machine, wish
+from tests.support.published import published
+
+OOM = Failure(
+    kind="gpu_oom", phase="load", message="no memory", proves="memory", culprit={"process_bytes": GIB, "tried_bytes": GIB}
+)
+
+
+def test_what_nvml_says_beside_the_share_is_what_the_next_plan_leaves_free() -> None:
+    profiles = Profiles()
+    here, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
+    rules, models = profiles.rules(engines), [published("llama-3.1-8b"), published("llama-3.2-1b")]
+    first = decide(models[0], here, engines, wish(), rules=rules).plans[0]
+    one: Attempt = attempt(plan=first)
+    taken = first.memory.promised_bytes + 2 * GIB
+    (fact,) = (fact for fact in proved(one, 1.0, None, taken) if fact.kind == "beside_memory")
+    assert (fact.value, set(fact.scope)) == (2 * GIB, {"engine", "device", "tensor_parallel", "pipeline_parallel"})
+    for model in models:
+        before, after = (decide(model, here, engines, wish(), facts, rules=rules).plans[0].memory for facts in ((), (fact,)))
+        assert after.beside_bytes - before.beside_bytes == 2 * GIB
+    # What was left of the GPU beside the share is enough for it, so that the plan stays as it is.
+    assert decide(models[0], here, engines, wish(), (fact,), rules=rules).plans[0].argv == first.argv
+    assert not [fact for fact in proved(one, 1.0, None, first.memory.promised_bytes) if fact.kind == "beside_memory"]
+
+
+def test_a_disturbed_start_teaches_nothing_and_a_disturbed_engine_that_serves_nothing_of_memory() -> None:
+    starts, serves = attempt(), attempt(state="ready", ready_at=1.0)
+    assert learn(starts, excused(starts, OOM, ""), 2.0)
+    assert not learn(starts, excused(starts, OOM, "b came to its end"), 2.0)
+    assert not learn(serves, excused(serves, OOM, "b came to its end"), 2.0)
+    kernel = OOM.evolve(kind="kernel_runtime", proves="plan", culprit={})
+    assert learn(serves, excused(serves, kernel, "b came to its end"), 2.0)
+    assert not learn(starts, excused(starts, kernel, "b came to its end"), 2.0)
+
+
+def test_what_is_learned_says_what_the_engine_said_and_not_when() -> None:
+    lines = [f"(EngineCore pid={pid}) ERROR 11-23 02:39:{pid} [core.py:1330] RuntimeError: no such op" for pid in (13, 35)]
+    failures = [Failure(kind="unknown", phase="load", message="it ended", proves="plan", line=line) for line in lines]
+    assert {fact.source for one in failures for fact in learn(attempt(), one, 2.0)} == {"RuntimeError: no such op"}

@@ -1,0 +1,34 @@
+"""What a sleep teaches: of the engine version on this kind of GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.diagnosis.facts.sleep import enough, expected, failed, proved
+from tests.support.makers import attempt, plan
+
+PLAN = plan("3090")
+ONE = attempt(3, "ready", plan=PLAN)
+
+
+@pytest.mark.parametrize(
+    ("share", "kind"), [(1.0, "sleep_works"), (0.85, "sleep_works"), (0.75, "sleep_fails"), (0.0, "sleep_fails")]
+)
+def test_what_came_back_says_whether_it_works(share: float, kind: str) -> None:
+    fact = proved(ONE, {"GPU-0": int(share * expected(PLAN))}, 7.0)
+    assert (fact.kind, fact.attempt, fact.at) == (kind, 3, 7.0)
+    assert set(fact.scope) == {"engine", "device"}
+    assert fact.under == PLAN.under
+
+
+def test_the_gpu_that_got_least_back_counts_and_what_nobody_could_read_is_nothing() -> None:
+    whole = expected(PLAN)
+    assert enough(PLAN, {"GPU-0": whole, "GPU-1": whole})
+    assert not enough(PLAN, {"GPU-0": whole, "GPU-1": whole // 2})
+    assert not enough(PLAN, {})
+
+
+def test_who_did_not_wake_up_has_failed() -> None:
+    fact = failed(ONE, "did not wake up", 7.0)
+    assert (fact.kind, fact.grade) == ("sleep_fails", "failed")
+    assert fact.source.endswith("did not wake up")

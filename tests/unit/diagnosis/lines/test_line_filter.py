@@ -1,0 +1,44 @@
+"""Which lines of a log are handed over: each at most once, in order, with its number, and the last ones after those that say something."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.diagnosis.lines.line_filter import LineFilter
+
+# By number: some are longer than a block.
+KINDS = [b"frob", b"frob " * 20, b"RuntimeError: frob", b"x" * 70_000, b"y" * 140_000]
+LINES = st.lists(st.integers(0, len(KINDS) - 1), min_size=1, max_size=200)
+
+
+def handed(log: bytes, cuts: list[int], attend: int) -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
+    lines = LineFilter(lambda raw: found.append((lines.number, raw)))
+    lines.attend = attend
+    for begin, end in zip([0, *cuts], [*cuts, len(log)], strict=True):
+        lines.feed(log[begin:end])
+    lines.close()
+    assert lines.number == log.rstrip(b"\n").count(b"\n") + 1
+    return found
+
+
+@settings(deadline=None)
+@given(LINES, st.lists(st.floats(0, 1), max_size=5), st.booleans(), st.sampled_from([0, 3]))
+def test_each_line_is_handed_over_once_and_the_last_ones_always(
+    kinds: list[int], cuts: list[float], ends: bool, attend: int
+) -> None:
+    written = [KINDS[kind] for kind in kinds]
+    log = b"\n".join(written) + b"\n" * ends
+    found = handed(log, sorted(round(cut * len(log)) for cut in cuts), attend)
+    numbers = [number for number, _ in found]
+    assert numbers == sorted(set(numbers))
+    assert all(written[number - 1].startswith(raw) and raw for number, raw in found)
+    said = {number for number, line in enumerate(written, 1) if b"Error" in line}
+    assert said <= set(numbers)
+    assert numbers[-1] == len(written)
+    if max(map(len, written)) < 60_000:
+        assert {number for number in range(len(written) - 5, len(written) + 1) if number > max(said, default=0)} <= {
+            *numbers,
+            *range(-5, 1),
+        }

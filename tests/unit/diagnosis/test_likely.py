@@ -1,0 +1,206 @@
+"""What words speak for: texts that no row knows, healthy logs, and that no engine is treated by it."""
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.diagnosis.diagnose import diagnose
+from gateway.diagnosis.likely import KindWords, Likely, plain
+from gateway.diagnosis.log_reader import LogReader
+from gateway.diagnosis.signature import Signature
+from gateway.diagnosis.structure import Shape
+from gateway.domain import Failure
+from gateway.profiles.profiles import Profiles
+from tests.support.paths import LOGS
+
+SIGNATURES = Profiles().signatures
+KINDS = [one.kind for one in SIGNATURES.kinds]
+FAILED = [
+    case for case in yaml.safe_load((LOGS / "index.yaml").read_text()) if case["kind"] != "none" and case.get("line", 0) > 3
+]
+
+
+def read(*lines: str) -> Failure:
+    return diagnose(["\n".join(lines).encode()], SIGNATURES)[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("RuntimeError: the c10d frobnicator lost the other ranks", "nccl"),
+        ("RuntimeError: frob: this wheel wants another libfrob, a version mismatch of its packages", "package"),
+        ("RuntimeError: frob: shard 3 of the checkpoint is truncated", "weights_corrupt"),
+        ("RuntimeError: frob said the adapter config of this peft model is odd", "lora"),
+        ("OSError: frob: disk quota for models", "disk_full"),
+        ("Frob: 403 forbidden error, the repository is gated for you", "weights_gated"),
+    ],
+)
+def test_words_of_a_field_name_a_text_that_nobody_knows(line: str, kind: str) -> None:
+    failure = read(line)
+    assert (failure.kind, failure.proves, failure.line_number) == (kind, "nothing", 1)
+    assert failure.message.startswith("Likely: ")
+    assert failure.steps
+
+
+def test_the_words_that_spoke_for_it_are_told() -> None:
+    failure = read("RuntimeError: the c10d frobnicator lost the other ranks")
+    assert failure.culprit == {"words": "c10d, other ranks, ranks"}
+    assert failure.message.endswith("these words: c10d, other ranks, ranks.")
+
+
+def test_frames_speak_where_a_message_says_nothing() -> None:
+    kinds = Likely((KindWords(kind="lora", frames=("lora", "punica", "apply")), KindWords(kind="nccl", sure=("nccl",))))
+    frames = ("x/site-packages/vllm/lora/punica_base.py:apply",)
+    assert kinds.kind([Shape("AssertionError", "", frames, "load")]) == ("lora", ("lora", "punica", "apply"))
+    assert kinds.kind([Shape("AssertionError", "", ("/home/nccl_lora/venv/site-packages/vllm/x.py:run",), "load")]) is None
+
+
+def test_where_a_library_was_built_says_nothing() -> None:
+    assert read("RuntimeError: frob:build/CMakeFiles/frob.dir/compiler_depend.ts:39 frob error, code 7").kind == "unknown"
+    assert read("RuntimeError: frob: cmake, build and compiler frob").kind == "toolchain"
+
+
+def test_one_word_of_a_field_says_nothing() -> None:
+    kinds = Likely((KindWords(kind="lora", words=("adapter",)),))
+    assert kinds.kind([Shape("ValueError", "an adapter", (), "load")]) is None
+
+
+def test_of_equal_points_the_first_kind_is_meant() -> None:
+    one, other = KindWords(kind="one", sure=("frob",)), KindWords(kind="other", sure=("frob",))
+    shape = Shape("", "a frob", (), "load")
+    assert [Likely(kinds).kind([shape]) for kinds in ((one, other), (other, one))] == [("one", ("frob",)), ("other", ("frob",))]
+
+
+@pytest.mark.parametrize("case", FAILED, ids=lambda case: case["log"])
+def test_the_beginning_of_a_log_that_fails_later_is_no_likely_failure(case: dict[str, int | str]) -> None:
+    lines = (LOGS / f"{case['log']}.log").read_bytes().split(b"\n")[: int(case["line"]) - 1]
+    healthy = next((at for at, line in enumerate(lines) if b"Traceback" in line or b"rror" in line), len(lines))
+    assert "words" not in diagnose([b"\n".join(lines[:healthy])], SIGNATURES)[0].culprit
+
+
+@given(
+    st.lists(
+        st.sampled_from([word for one in SIGNATURES.kinds for word in ("nccl", "gated", "lora", *one.exceptions)]), max_size=30
+    )
+)
+def test_what_is_printed_as_information_speaks_for_nothing(words: list[str]) -> None:
+    assert read(f"INFO 11-22 03:04:05 [x.py:9] {' '.join(words)}").kind == "none"
+
+
+@given(st.text(max_size=300), st.sampled_from(["RuntimeError", "ValueError", "KeyError", "FrobError"]))
+def test_whatever_is_likely_shows_its_words_in_the_text(text: str, exception: str) -> None:
+    found = Likely(SIGNATURES.kinds).kind([Shape(exception, text, (), "load")])
+    if found is not None:
+        assert found[0] in KINDS
+        assert all(word in plain(text) or word == exception for word in found[1])
+
+
+def test_no_engine_is_treated_by_what_is_only_likely() -> None:
+    reader = LogReader(SIGNATURES)
+    reader.feed(b"RuntimeError: the c10d frobnicator lost the other ranks\n")
+    reader.close()
+    assert reader.verdict is not None
+    assert reader.verdict.kind == "unknown"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_has_words_that_tell_a_person_what_to_do(kind: str) -> None:
+    message, _, steps = SIGNATURES.words(Signature(kind=kind), {})
+    assert message != "The engine failed."
+    assert steps
+
+
+def test_what_was_raised_before_a_process_was_told_dead_is_more_likely_than_its_death() -> None:
+    failure = read(
+        "CUDA driver error: the frob kernel met an illegal memory access",
+        "Worker proc VllmWorker-0 died unexpectedly, shutting down executor.",
+    )
+    assert (failure.kind, failure.line_number) == ("kernel_runtime", 1)
+    assert read("Worker proc VllmWorker-0 died unexpectedly, shutting down executor.").kind == "killed"
+
+
+def test_words_go_before_a_row_that_is_vague() -> None:
+    line = "AssertionError: the model's hidden_size 2880 must be a multiple of 128 for the Marlin tile"
+    assert read(line).kind == "no_kernel"
+    reader = LogReader(SIGNATURES)
+    reader.feed(line.encode())
+    reader.close()
+    assert reader.verdict is not None
+    assert reader.verdict.kind == "config_refused"
+    assert "words" not in read("ValueError: frob_mode must be one of 1 and 2").culprit
+
+
+def test_each_kind_stands_once() -> None:
+    assert len(set(KINDS)) == len(KINDS)
+
+
+def test_a_pattern_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a regular expression"):
+        KindWords(kind="x", sure=("(",))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA driver version is insufficient for CUDA runtime version",
+        "<p>ValueError: CUDA driver version is insufficient for CUDA runtime version</p>",
+        "my-app | <p>CUDA driver version is insufficient for CUDA runtime version</p>",
+    ],
+)
+def test_a_line_alone_is_meant_whatever_it_lacks(text: str) -> None:
+    assert read(text).kind == "driver_too_old"
+
+
+def test_of_many_lines_one_that_complains_of_nothing_is_none() -> None:
+    known = "No available memory for the cache blocks"
+    assert read(known).kind == "gpu_oom"
+    assert read(*["Loading"] * 4, known).kind == "none"
+
+
+def test_what_a_kind_cannot_be_in_the_phase_is_not_meant() -> None:
+    words = (
+        KindWords(kind="a", sure=("frob",), phases=("load",)),
+        KindWords(kind="b", words=("frob",), usual=("KeyError",), sure=("frob it",)),
+    )
+    shape = Shape("KeyError", "frob it", (), "load")
+    assert Likely(words).kind([shape]) == ("b", ("frob it", "frob", "KeyError"))
+    assert Likely((words[0],)).kind([shape]) == ("a", ("frob",))
+    assert Likely((words[0],)).kind([shape._replace(phase="serving")]) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "frame", "serving", "loading"),
+    [
+        ("RuntimeError: size mismatch of the quantized checkpoint", "x.py:f", "unknown", "weights_corrupt"),
+        ("ValueError: the regex of this grammar must be compatible", "constrained/backend.py:f", "unknown", "config_refused"),
+    ],
+)
+def test_what_an_engine_reads_before_it_serves_does_not_fail_later(error: str, frame: str, serving: str, loading: str) -> None:
+    file, function = frame.split(":")
+    told = [f'  File "/site-packages/sglang/srt/{file}", line 7, in {function}', error]
+    began = "[2026-01-10 13:23:26 TP0] Scheduler hit an exception: Traceback (most recent call last):"
+    loop = '  File "/site-packages/sglang/srt/managers/scheduler.py", line 7, in event_loop_overlap'
+    load = '  File "/site-packages/sglang/srt/managers/scheduler.py", line 7, in load_model'
+    assert read(began, loop, *told).kind == serving
+    assert read(began, load, *told).kind == loading
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kind"),
+    [
+        ("IndexError: list index out of range", 'if modalities[image_idx] == "image":', "multimodal"),
+        ("IndexError: list index out of range", "return self.queue[0]", "unknown"),
+        ("TypeError: '<' not supported between instances of 'NoneType' and 'int'", "if self.limit < 0:", "unknown"),
+        ("TypeError: 'NoneType' object is not subscriptable", "self.rows[0] += 1", "unknown"),
+        ("ValueError: not enough values to unpack (expected 2, got 1)", "first, second = pair", "unknown"),
+    ],
+)
+def test_what_python_says_of_a_fault_is_of_no_field_but_the_code_is(error: str, code: str, kind: str) -> None:
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "/opt/sglang/srt/managers/scheduler.py", line 7, in step',
+        f"    {code}",
+        error,
+    )
+    assert diagnose(["\n".join(lines).encode()], SIGNATURES)[0].kind == kind

@@ -1,0 +1,87 @@
+"""Every message and every step, with and without each value that a case may have."""
+
+import re
+
+import pytest
+
+from gateway.diagnosis.remedy import DONE, filled, groups, steps
+from gateway.diagnosis.signature import Signature
+from gateway.domain import Failure, Scalar
+from gateway.profiles.profiles import Profiles
+from tests.support.paths import ROOT
+
+SIGNATURES = Profiles().signatures
+NAMED = [row for row in SIGNATURES.rows if row.kind is not None]
+# An empty number, a word that is missing, punctuation after nothing.
+_HOLE = re.compile(r"  |[{}\[]\[|\{|\( ?\)|: ?\.|: ?$| [.,;:](?: |$)|\bof  |\bNone\b")
+
+
+def templates(row: Signature) -> list[str]:
+    kind = next((one for one in NAMED if one.is_remedy and one.kind == row.kind), row)
+    return [row.message, row.advice, *row.steps, kind.message, kind.advice, *kind.steps]
+
+
+@pytest.mark.parametrize("row", NAMED, ids=lambda row: f"{row.kind}: {row.pattern[:40] or row.where[:40] or row.message[:40]}")
+def test_every_text_is_whole_with_and_without_each_value(row: Signature) -> None:
+    named = sorted(set().union(*(groups(text) for text in templates(row))))
+    cases = [dict.fromkeys(named, 7), {}, *({name: 7 for name in named if name != left_out} for left_out in named)]
+    for known in cases:
+        message, advice, cure = SIGNATURES.words(row, dict(known))
+        assert message != "The engine failed."
+        assert advice
+        assert cure
+        for text in (message, advice, *cure):
+            assert not _HOLE.search(text), (text, known)
+
+
+def test_every_kind_of_a_row_has_a_cure() -> None:
+    cured = {row.kind for row in NAMED if row.is_remedy}
+    assert {row.kind for row in NAMED} <= cured
+
+
+def test_every_kind_that_the_gateway_finds_itself_has_a_cure() -> None:
+    sources = [
+        *(ROOT / "gateway/controller").rglob("*.py"),
+        ROOT / "gateway/machine/gpu_watch.py",
+        ROOT / "gateway/diagnosis/diagnose.py",
+    ]
+    text = "".join(path.read_text() for path in sources)
+    found = {*re.findall(r'(?:Failure\(\s*kind=|_Refuted\(|kind = |, )"([a-z]+(?:_[a-z]+)*)"(?: if| else|,)', text)}
+    made = {
+        "start_timeout",
+        "stalled",
+        "hang",
+        "withdrawn",
+        "gibberish",
+        "verification_failed",
+        "host_error",
+        "engine_refuses",
+        "gpu_lost",
+    }
+    assert made <= found
+    cured = {row.kind for row in NAMED if row.is_remedy}
+    assert {*made, "download", "exited", "killed", "unknown", "host_oom"} <= cured
+
+
+def test_a_failure_without_steps_gets_those_of_its_kind_with_the_numbers_of_its_case() -> None:
+    failure = Failure(kind="start_timeout", phase="loading weights", message="It printed nothing.", advice="Read the log.")
+    known: dict[str, Scalar] = {"model": "m", "engine": "vllm==0.26.0", "patience": 600, "ranks": 2}
+    steps = SIGNATURES.cured(failure, known).steps
+    assert steps[0] == "Read the log."
+    assert "raise FITSERVE_START_TIMEOUT_S above 600, then `fitserve retry m`" in steps[2]
+    assert "Its 2 ranks may wait" in steps[-1]
+    assert not any("ranks" in step for step in SIGNATURES.cured(failure, {"engine": "vllm==0.26.0"}).steps)
+    told = failure.evolve(steps=("Do this.",))
+    assert SIGNATURES.cured(told, known) is told
+
+
+def test_a_part_is_left_out_and_a_sentence_is_not_used() -> None:
+    assert filled("{n} of[[ {m}]] fit", {"n": 1, "m": 2}) == "1 of 2 fit"
+    assert filled("{n} of[[ {m}]] fit", {"n": 1}) == "1 of fit"
+    assert filled("{n} fit", {}) is None
+    assert filled("{free_bytes} free", {"free_bytes": 3 * 2**29}) == "1.50 GiB free"
+    assert steps(("a {n}", "b"), {}) == ("b",)
+
+
+def test_what_the_gateway_did_is_told_of_everything_that_a_failure_proves() -> None:
+    assert set(DONE) == set(Failure.model_fields["proves"].annotation.__args__)  # type: ignore[union-attr]

@@ -1,0 +1,96 @@
+"""What an answer proves of tool calls, thoughts and schemas; what is asked; and what earlier attempts have shown already."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.domain import Abilities, Ability, Plan, StrChoice
+from gateway.engines.common.chat.abilities import ANSWER, TOOL, Said, earlier, ended_by_asking, fits, judged, questions, unasked
+from tests.support.makers import attempt, plan
+
+CALL = json.dumps({"city": "Paris", "unit": "celsius"})
+SHOWN = Abilities.all(Ability(state="proven", evidence="seen"))
+
+
+def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 8192) -> Plan:
+    made = plan()
+    chosen = {name: StrChoice(value=value, reason=f"because of {value}", source="test") for name, value in
+              (("tool_parser", tools), ("reasoning_parser", reasoning))}  # fmt: skip
+    length = made.max_model_len.evolve(value=context)
+    ready: Plan = made.evolve(model=made.model.evolve(chat=True), max_model_len=length, **chosen)
+    return ready
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "state", "evidence"),
+    [
+        ("tools", Said("", "", ((TOOL, CALL),), True), "proven", "arguments that fit"),
+        ("required_tools", Said("", "thought", ((TOOL, CALL), (TOOL, CALL)), False), "proven", "arguments that fit"),
+        ("tools", Said("It rains.", "", (), True), "not proven", "called no tool, and said: 'It rains.'"),
+        ("tools", Said("", "", ((TOOL, '{"city": "Rome", "unit": "celsius"}'),), True), "not proven", "do not fit"),
+        ("tools", Said("", "", ((TOOL, '{"city": "Paris"'),), False), "unknown", "cut off"),
+        ("tools", Said("", "", (("rm", CALL),), True), "not proven", "not offered"),
+        ("reasoning", Said("9.8", "Well.", (), True), "proven", "5 characters of thoughts"),
+        ("reasoning", Said("<think>Well.</think>9.8", "", (), True), "not proven", "without thoughts apart"),
+        ("reasoning", Said("", "Well,", (), False), "unknown", "no answer; the answer was cut off"),
+        ("reasoning", Said(" ", "Well.", (), True), "not proven", "and no answer"),
+        ("json_schema", Said('{"city": "Paris", "capital": true}', "", (), True), "proven", "fits"),
+        ("json_schema", Said('{"city": "Paris", "capital": 1}', "", (), True), "not proven", "does not fit"),
+        ("json_schema", Said('{"city": "Paris", "capital": true, "x": 1}', "", (), True), "not proven", "does not fit"),
+        ("json_schema", Said('```json\n{"city": "Paris", "capital": true}\n```', "", (), True), "not proven", "```json"),
+        ("json_schema", Said("[" * 100_000, "", (), True), "not proven", "does not fit"),
+        ("json_schema", Said("", "", (), False), "unknown", "nothing; the answer was cut off"),
+    ],
+)  # fmt: skip
+def test_an_answer_proves_what_it_holds(name: str, said: Said, state: str, evidence: str) -> None:
+    found = judged(name, said)
+    assert (found.state, evidence in found.evidence) == (state, True), found
+
+
+@pytest.mark.parametrize("text", ["null", '{"city": ["Paris"], "capital": true}', '{"city": true, "capital": true}', "{}"])
+def test_what_is_of_another_type_does_not_fit(text: str) -> None:
+    assert not fits(text, ANSWER)
+
+
+def test_a_model_is_asked_about_what_its_plan_has_a_parser_for() -> None:
+    assert set(questions(chatting())) == {"tools", "required_tools", "reasoning", "json_schema"}
+    assert set(questions(chatting("none", "none"))) == {"json_schema"}
+    silent = unasked(chatting("none", "qwen3"))
+    assert (silent.tools.state, silent.tools.evidence) == ("not proven", "because of none")
+    assert silent.reasoning.state == silent.json_schema.state == "unknown"
+
+
+def test_a_model_that_does_not_chat_is_not_asked() -> None:
+    made = chatting()
+    base, embeds = (made.evolve(model=made.model.evolve(**change)) for change in ({"chat": False}, {"task": "embed"}))
+    for one, why in ((base, "no chat template"), (embeds, "does not generate")):
+        assert not questions(one)
+        assert all(ability.state == "not proven" and why in ability.evidence for _, ability in unasked(one))
+
+
+def test_thoughts_get_more_room_and_no_question_more_than_half_a_context() -> None:
+    thinking, plain = (questions(chatting(reasoning=parser))["json_schema"]["max_tokens"] for parser in ("qwen3", "none"))
+    assert thinking > plain
+    assert {body["max_tokens"] for body in questions(chatting(context=128)).values()} == {64}
+
+
+def test_the_same_plan_is_asked_once() -> None:
+    now = attempt(3, started_at=30.0)
+    served = attempt(1, "stopped", started_at=10.0, ready_at=11.0, abilities=SHOWN)
+    other = attempt(2, "stopped", started_at=20.0, ready_at=21.0, abilities=Abilities(), fingerprint="another")
+    assert earlier(now, [served, other], 0.0) == SHOWN
+    assert earlier(now, [served, other], 10.0) is None, "somebody asked to try again since"
+    assert earlier(now, [other], 0.0) is None
+
+
+def test_an_engine_that_ended_when_it_was_asked_is_not_asked_again() -> None:
+    asked = unasked(chatting())
+    died = attempt(1, "failed", started_at=10.0, abilities=asked, fingerprint="another")
+    assert ended_by_asking(died)
+    found = earlier(attempt(2, started_at=20.0), [died], 0.0)
+    assert found is not None
+    assert (found.tools.state, found.tools.evidence) == ("not proven", "attempt 1 ended when it was asked")
+    for lived in (died.evolve(state="stopped"), died.evolve(ready_at=12.0), died.evolve(abilities=SHOWN)):
+        assert not ended_by_asking(lived)

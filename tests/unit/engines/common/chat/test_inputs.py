@@ -1,0 +1,22 @@
+"""What a model takes beside text stands in its config."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.engines.common.chat.inputs import inputs
+from tests.support.published import published
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("llama-3.1-8b", ("text",)),
+        ("gemma-3-27b", ("text", "image")),
+        ("qwen3.5-9b", ("text", "image", "video")),
+        ("mistral-small-3.2-24b", ("text", "image")),
+        ("gemma-4-e4b", ("text", "image", "audio")),
+    ],
+)
+def test_a_config_says_what_a_message_may_hold(name: str, kinds: tuple[str, ...]) -> None:
+    assert inputs(published(name)) == kinds

@@ -1,0 +1,74 @@
+"""Which chat template a model is served with, and what follows from that: parsers, flags, another engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.controller.decisions.changes import of_plans, of_wishes, same_start
+from gateway.domain import ChatTemplate, Plan
+from gateway.engines.common.chat import template
+from gateway.planner.decide import decide
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import engine, machine, spec, wish
+
+PROFILES = Profiles()
+GIVEN = ChatTemplate(text="{{ messages }}<tool_call></think>{% if enable_thinking %}{% endif %}", name="my.jinja")
+TOKENS = ("<think>", "</think>")
+
+
+def planned(ref: str = "vllm==0.33.0", published: str | None = None, given: ChatTemplate | None = None) -> Plan:
+    model = spec().evolve(chat_template=published, added_tokens=TOKENS)
+    here = PROFILES.engine(ref)
+    wished = wish(chat_template=given)
+    found = decide(model, machine("3090"), [here], wished, rules=PROFILES.rules([here]), parsers=PROFILES.parsers)
+    return found.plans[0]
+
+
+@pytest.mark.parametrize("ref", ["vllm==0.18.0", "vllm==0.33.0", "sglang==0.5.10.post1", "sglang==0.5.23"])
+@pytest.mark.parametrize("published", [None, "{{ messages }}"])
+def test_tools_and_thoughts_follow_from_the_template_of_the_user(ref: str, published: str | None) -> None:
+    plan = planned(ref, published, GIVEN)
+    assert (plan.tool_parser.value, plan.reasoning_parser.value, plan.model.chat) == ("hermes", "qwen3", True)
+    assert plan.chat_template.value == f"my.jinja ({len(GIVEN.text)} bytes, sha256 {GIVEN.digest[:12]})"
+    assert plan.chat_template.source == "user"
+    assert f"--chat-template={GIVEN.digest}.jinja" in plan.argv
+    assert template.digest_in(plan.argv) == GIVEN.digest
+
+
+def test_an_engine_that_takes_none_is_no_plan() -> None:
+    without = engine(flags={name: flag for name, flag in engine().flags.items() if name != "chat-template"})
+    found = decide(spec(), machine("3090"), [without], wish(chat_template=GIVEN))
+    assert not found.plans
+    assert "takes no chat template but the model's own" in found.rejected[0].reasons[0]
+
+
+@pytest.mark.parametrize(("published", "value"), [(None, "none"), ("{{ messages }}", "published")])
+def test_without_one_the_model_is_served_as_it_comes(published: str | None, value: str) -> None:
+    plan = planned(published=published)
+    assert (plan.chat_template.value, plan.tool_parser.value) == (value, "none")
+    assert template.digest_in(plan.argv) is None
+
+
+def test_one_other_letter_is_another_start_and_is_said() -> None:
+    other: ChatTemplate = GIVEN.evolve(text=GIVEN.text + " ")
+    old, new = planned(given=GIVEN), planned(given=other)
+    assert not same_start(new, old)
+    assert "chat template" in [one.what for one in of_plans(old, new)]
+    (told,) = of_wishes(wish(chat_template=GIVEN), wish(chat_template=other))
+    assert (told.what, told.old, told.new) == ("chat_template", str(GIVEN), str(other))
+    (back,) = of_wishes(wish(chat_template=GIVEN), wish())
+    assert back.new is None
+
+
+@pytest.mark.parametrize(
+    ("path", "ours"),
+    [
+        (f"/models/chat-templates/{GIVEN.digest}.jinja", True),
+        (f"/models/chat-templates/../{GIVEN.digest}.jinja", False),
+        (f"/models/chat-templates/{GIVEN.digest}.json", False),
+        (f"/other/chat-templates/{GIVEN.digest}.jinja", False),
+        (f"{GIVEN.digest}.jinja", False),
+    ],
+)
+def test_a_file_is_a_template_of_ours_where_it_lies_below_the_folder(path: str, ours: bool) -> None:
+    assert template.is_file_of("/models", path) is ours

@@ -1,0 +1,203 @@
+"""Dense linear kernels: the rules of each vLLM version agree with that version's own selection code, and read well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.engines.common.kernels.linear import KernelChoice, LinearRules, choose
+from gateway.models.scheme import LinearShape, Scheme
+from tests.conformance.linear_questions import CAPABILITIES
+from tests.support.engine_rules import SCHEMES, read_rules, tells_the_line
+from tests.support.examples import examples
+from tests.support.versions import VLLM, vllm_since
+
+RULES = {version: read_rules(LinearRules, "linear", version) for version in VLLM}
+
+
+def wna16(version: str, capability: str, k: int, n: int, group: int, dtype: str = "bfloat16", **how: Any) -> KernelChoice:
+    shape = LinearShape(k=k, n=n, scheme=Scheme(kind="wna16", bits=4, group=group), dtype=dtype)
+    return choose(RULES[version], shape, capability, **how)
+
+
+def fp8(version: str, capability: str, kind: Any = "fp8_token", **how: Any) -> KernelChoice:
+    shape = LinearShape(k=4096, n=4096, scheme=Scheme(kind=kind, bits=8), dtype="bfloat16")
+    return choose(RULES[version], shape, capability, **how)
+
+
+# --- the cases that people reported ---
+
+
+def test_a_narrow_projection_of_two_ranks_has_no_kernel_in_0_19_and_says_why_for_each_of_six() -> None:
+    choice = wna16("0.19.1", "8.6", k=2048, n=32, group=128)
+    assert choice.status == "none"
+    assert [(refusal.kernel, refusal.reason) for refusal in choice.refused] == [
+        ("CutlassW4A8LinearKernel", "runs on compute capability 9.0, this GPU has 8.6"),
+        ("MacheteLinearKernel", "runs on compute capability 9.0, this GPU has 8.6"),
+        ("AllSparkLinearKernel", "takes group size -1, not 128"),
+        ("MarlinLinearKernel", "N=32 is not a multiple of 64 (32 over)"),
+        ("ConchLinearKernel", "the package conch is not installed"),
+        ("ExllamaLinearKernel", "takes activations in float16, not bfloat16"),
+    ]
+
+
+@pytest.mark.parametrize("version", vllm_since("0.26"))
+def test_later_versions_pad_it_to_a_marlin_tile(version: str) -> None:
+    choice = wna16(version, "8.6", k=2048, n=32, group=128)
+    assert (choice.status, choice.kernel, choice.padded_to) == ("ok", "MarlinLinearKernel", (2048, 64))
+
+
+def test_float16_activations_leave_it_exllama_in_0_19() -> None:
+    assert wna16("0.19.1", "8.6", k=2048, n=32, group=128, dtype="float16").kernel == "ExllamaLinearKernel"
+
+
+def test_one_rank_keeps_the_whole_projection_and_marlin_takes_it() -> None:
+    assert wna16("0.19.1", "8.6", k=2048, n=64, group=128).kernel == "MarlinLinearKernel"
+
+
+def test_k_2112_with_groups_of_32_needs_the_other_marlin_tile() -> None:
+    old = wna16("0.19.1", "8.6", k=2112, n=4096, group=32)
+    assert old.status == "none"
+    assert "K=2112 is not a multiple of 128 (64 over)" in [refusal.reason for refusal in old.refused]
+    new = wna16("0.26.0", "8.6", k=2112, n=4096, group=32)
+    assert (new.kernel, new.padded_to) == ("MarlinLinearKernel", None)
+
+
+@pytest.mark.parametrize(
+    ("capability", "kernel"), [("8.9", "TritonFp8BlockScaledMMKernel"), ("9.0", "CutlassFp8BlockScaledMMKernel")]
+)
+def test_fp8_in_blocks_loads_with_2112_inputs_and_would_crash(capability: str, kernel: str) -> None:
+    """Its activations are quantized in whole groups of 128."""
+
+    def choice(k: int) -> KernelChoice:
+        shape = LinearShape(k=k, n=4096, scheme=Scheme(kind="fp8_block", bits=8, group=128), dtype="bfloat16")
+        return choose(RULES["0.26.0"], shape, capability)
+
+    assert (choice(2112).kernel, choice(2112).status) == (kernel, "crash")
+    assert "K=2112 is not a multiple of 128 (64 over)" in choice(2112).note
+    assert choice(2176).status == "ok"
+
+
+def test_a_group_that_straddles_ranks_is_beyond_padding() -> None:
+    sharded = LinearShape(k=576, n=4096, full_k=1152, scheme=Scheme(kind="wna16", group=128), dtype="bfloat16")
+    assert choose(RULES["0.33.0"], sharded, "8.6").kernel == "HummingLinearKernel"
+    without = choose(RULES["0.33.0"], sharded, "8.6", packages=frozenset())
+    assert without.status == "none"
+    reasons = {refusal.kernel: refusal.reason for refusal in without.refused}
+    assert reasons["MarlinLinearKernel"] == "K=576 is not a multiple of the group size 128"
+    assert reasons["HummingLinearKernel"] == "the package humming is not installed"
+
+
+def test_on_gb10_the_next_fp8_kernel_takes_over_from_a_disabled_cutlass() -> None:
+    assert fp8("0.18.0", "12.1").kernel == "CutlassFP8ScaledMMLinearKernel"
+    choice = fp8("0.18.0", "12.1", disabled=frozenset({"CutlassFP8ScaledMMLinearKernel"}))
+    assert choice.kernel == "ChannelWiseTorchFP8ScaledMMLinearKernel"
+    reasons = {refusal.kernel: refusal.reason for refusal in choice.refused}
+    assert reasons["CutlassFP8ScaledMMLinearKernel"] == "disabled by VLLM_DISABLED_KERNELS"
+
+
+def test_0_18_computes_fp8_with_marlin_where_the_gpu_has_no_fp8() -> None:
+    assert fp8("0.18.0", "8.6").kernel == "Marlin"
+    assert fp8("0.18.0", "8.9").kernel == "CutlassFP8ScaledMMLinearKernel"
+
+
+# --- overrides ---
+
+
+def test_a_forced_backend_stands_alone() -> None:
+    refused = wna16("0.26.0", "8.6", k=4096, n=4096, group=128, forced="machete")
+    assert refused.status == "none"
+    assert [refusal.kernel for refusal in refused.refused] == ["MacheteLinearKernel"]
+    assert wna16("0.26.0", "8.6", k=4096, n=4096, group=128, forced="auto").kernel == "MarlinLinearKernel"
+
+
+def test_a_backend_without_a_kernel_for_the_scheme_is_refused_by_0_26_and_ignored_by_0_33() -> None:
+    assert fp8("0.26.0", "8.6", forced="machete").status == "none"
+    assert fp8("0.33.0", "8.6", forced="machete").kernel == "MarlinFP8ScaledMMLinearKernel"
+
+
+def test_a_backend_that_the_version_does_not_have_is_unknown() -> None:
+    assert wna16("0.19.1", "8.6", k=4096, n=4096, group=128, forced="marlin").status == "unknown"
+    assert wna16("0.33.0", "8.6", k=4096, n=4096, group=128, forced="marlyn").status == "unknown"
+
+
+def test_a_package_that_is_missing_changes_the_answer() -> None:
+    assert fp8("0.26.0", "10.0", "fp8_block").kernel == "DeepGemmFp8BlockScaledMMKernel"
+    bare = fp8("0.26.0", "10.0", "fp8_block", packages=frozenset())
+    assert bare.kernel == "CutlassFp8BlockScaledMMKernel"
+    assert any(refusal.reason == "the package deep_gemm is not installed" for refusal in bare.refused)
+
+
+def test_a_scheme_that_the_version_does_not_describe_is_unknown_not_refused() -> None:
+    shape = LinearShape(k=4096, n=4096, scheme=Scheme(kind="mxfp8", bits=8, group=32), dtype="bfloat16")
+    assert choose(RULES["0.19.1"], shape, "8.6").status == "unknown"
+    assert choose(RULES["0.33.0"], shape, "8.6").kernel == "MarlinMxfp8LinearKernel"
+
+
+def test_act_order_is_turned_away_by_0_33_before_any_kernel() -> None:
+    shape = LinearShape(k=4096, n=4096, scheme=Scheme(kind="wna16", group=128, act_order=True), dtype="float16")
+    assert choose(RULES["0.26.0"], shape, "8.6").kernel == "MarlinLinearKernel"
+    choice = choose(RULES["0.33.0"], shape, "8.6")
+    assert choice.status == "none"
+    assert "desc_act" in choice.refused[0].reason
+
+
+# --- the data and the evaluator hold together ---
+
+
+@pytest.mark.parametrize("version", VLLM)
+def test_the_rules_name_only_kernels_that_they_describe(version: str) -> None:
+    rules = RULES[version]
+    assert {kernel for path in rules.paths for kernel in path.kernels} == set(rules.kernels)
+    assert {kernel for kernels in rules.backends.values() for kernel in kernels} <= set(rules.kernels)
+    assert all(path.kernels or path.refuses for path in rules.paths)
+    for source in [path.source for path in rules.paths] + [kernel.source for kernel in rules.kernels.values()]:
+        assert tells_the_line(source)
+
+
+def test_a_list_with_a_kernel_that_is_not_described_is_refused() -> None:
+    path: dict[str, Any] = {"match": {"schemes": ["wna16"]}, "source": "a.py:1", "kernels": ["Marlin"]}
+    described = {"Marlin": {"source": "a.py:2"}, "Humming": {"source": "a.py:3"}}
+    LinearRules.model_validate({"packages": [], "paths": [path], "kernels": described})
+    with pytest.raises(ValueError, match="lists Marlin, which `kernels` does not describe"):
+        LinearRules.model_validate({"packages": [], "paths": [path], "kernels": {}})
+    path["moves"] = [{"when": {"capabilities": ["9.0"]}, "name": "Humming", "before": "Marlin"}]
+    with pytest.raises(ValueError, match="moves Humming before Marlin but does not list both"):
+        LinearRules.model_validate({"packages": [], "paths": [path], "kernels": described})
+
+
+shapes = st.builds(
+    LinearShape,
+    k=st.integers(1, 1 << 40),
+    n=st.integers(1, 1 << 40),
+    scheme=SCHEMES,
+    dtype=st.sampled_from(["bfloat16", "float16", "float32", "", "int3"]),
+    full_k=st.none() | st.integers(-4, 1 << 40),
+)
+names = st.sampled_from(sorted({name for rules in RULES.values() for name in rules.kernels}))
+capabilities = st.sampled_from([*CAPABILITIES, "7.0", "8.7", "11.0", "13.0"]) | st.text(max_size=5)
+
+
+@settings(max_examples=examples(150))
+@given(
+    version=st.sampled_from(VLLM),
+    shape=shapes,
+    capability=capabilities,
+    disabled=st.frozensets(names, max_size=4),
+    forced=st.none() | st.sampled_from(["auto", "marlin", "torch", "humming", "conch", "none such"]),
+)
+def test_any_layer_gets_the_same_answer_twice_and_never_an_error(
+    version: str, shape: LinearShape, capability: str, disabled: frozenset[str], forced: str | None
+) -> None:
+    choice = choose(RULES[version], shape, capability, disabled=disabled, forced=forced)
+    assert choice == choose(RULES[version], shape, capability, disabled=disabled, forced=forced)
+    assert (choice.kernel is not None) == (choice.status in ("ok", "crash"))
+    assert choice.status == "ok" or choice.refused
+    assert all(refusal.reason for refusal in choice.refused)
+    assert choice.kernel not in {refusal.kernel for refusal in choice.refused}
+    if choice.padded_to:
+        assert choice.padded_to[0] >= shape.k
+        assert choice.padded_to[1] >= shape.n

@@ -1,0 +1,185 @@
+"""Products of dense layers and runners of experts in SGLang: the rules of each version agree with that version's own code."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+
+from gateway.engines.common.kernels.expert_kernels import MoeChoice, MoeRules, choose_moe
+from gateway.engines.common.kernels.linear import KernelChoice, LinearRules, choose
+from gateway.engines.common.layers.build import build
+from gateway.engines.common.layers.built_model import Linear
+from gateway.engines.common.refusal import Refused
+from gateway.engines.common.variant import Variant
+from gateway.engines.sglang.engine import SglangRules
+from gateway.models.experts import ExpertTraits, expert_traits
+from gateway.models.rank import Rank
+from gateway.models.scheme import LinearShape, MoeShape, Scheme
+from gateway.models.spec import read_model
+from gateway.planner.layer_kernels import layer_kernels
+from gateway.planner.repairs import repairs
+from gateway.profiles.profiles import Profiles
+from tests.conformance import sglang_memory_questions, sglang_moe_questions
+from tests.support.published import published
+from tests.support.versions import SGLANG
+
+PROFILES = Profiles()
+ENGINES = {version: PROFILES.engine(f"sglang=={version}") for version in SGLANG}
+RULES = {version: PROFILES.rules([ENGINES[version]])[f"sglang=={version}"] for version in SGLANG}
+
+
+def linear(version: str) -> LinearRules:
+    found = RULES[version].linear
+    assert found is not None
+    return found
+
+
+def moe(version: str) -> MoeRules:
+    found = RULES[version].moe
+    assert found is not None
+    return found
+
+
+def scheme_of(q: Any) -> Scheme:
+    layout: Any = {"gptq": "gptq", "awq": "awq", "auto-round": "gptq"}.get(q.origin, "")
+    fields = {name: getattr(q, name) for name in ("kind", "bits", "group", "symmetric", "act_order", "weight_only")}
+    return Scheme(**fields, static_activation=q.static, layout=layout)
+
+
+# --- dense layers ---
+
+
+def kernel(version: str, k: int, n: int, capability: str = "8.6", **scheme: Any) -> KernelChoice:
+    shape = LinearShape(k=k, n=n, scheme=Scheme(**{"kind": "wna16", "group": 128, **scheme}), dtype="bfloat16")
+    return choose(linear(version), shape, capability)
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_seed_000_two_ranks_leave_no_tile_for_the_gates_of_a_gdn_layer(version: str) -> None:
+    assert kernel(version, 2048, 64).kernel == "apply_gptq_marlin_linear"
+    halved = kernel(version, 2048, 32)
+    assert halved.status == "none"
+    (refusal,) = halved.refused
+    assert refusal.reason.startswith("N=32 is not a multiple of 64 (32 over)")
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_seed_000_as_a_whole_model(version: str) -> None:
+    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+    config = {**sglang_memory_questions.config_of("qwen3.6-35b-a3b"), "quantization_config": quantization}
+    spec = read_model("/models/qwen", None, config, None, None, (), None)
+    layers = build(spec, ENGINES[version].traits).linears
+    without = {
+        tp: [row.layer for row in layer_kernels(layers, RULES[version], Rank(tp=tp, capability="8.6")) if row.status == "none"]
+        for tp in (1, 2)
+    }
+    assert without == {1: [], 2: ["language_model.model.layers.*.linear_attn.in_proj_ba"]}
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "status"),
+    [(2112, 2048, "ok"), (2112, 2112, "none"), (2880, 2880, "none"), (1024, 64, "ok"), (576, 1024, "unknown")],
+)
+@pytest.mark.parametrize("version", SGLANG)
+def test_marlin_needs_a_tile_that_fits_both_sides_and_whole_groups(version: str, k: int, n: int, status: str) -> None:
+    group = 128 if k == 576 else 32
+    shape = LinearShape(k=k, n=n, scheme=Scheme(kind="wna16", group=group), dtype="bfloat16", full_k=2 * k)
+    assert choose(linear(version), shape, "8.6").status == status
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_modules_that_are_merged_are_asked_for_whole_blocks_each_and_one_that_is_whole_is_not(version: str) -> None:
+    scheme = Scheme(kind="fp8_block", bits=8, group=128)
+    whole = LinearShape(k=7168, n=2112, scheme=scheme, dtype="bfloat16", full_k=7168, full_n=2112, origin="fp8")
+    assert choose(linear(version), whole, "9.0").kernel == "w8a8_block_fp8_matmul_deepgemm"
+    merged = choose(linear(version), whole._replace(parts=(1536, 576)), "9.0")
+    assert merged.status == "none"
+    assert merged.refused[0].reason == "N=576 is not a multiple of 128 (64 over)"
+
+
+# --- experts ---
+
+
+class Experts(NamedTuple):
+    traits: ExpertTraits
+    gate_up: Linear
+
+
+@cache
+def experts(name: str) -> Experts:
+    spec = published(name)
+    return Experts(
+        expert_traits(spec), next(layer for layer in build(spec).linears if layer.experts and layer.name.endswith(".w13"))
+    )
+
+
+def moe_choice(version: str, q: Any, capability: str) -> MoeChoice:
+    traits, layer = experts(q.model)
+    gated = not traits.function.endswith("_no_mul")
+    shape = MoeShape(
+        hidden=layer.k,
+        intermediate=layer.n // (2 if gated else 1) // (1 if q.ep > 1 else q.tp),
+        experts=layer.experts,
+        scheme=scheme_of(q),
+        origin="" if q.origin == "none" else q.origin,
+        dtype=q.dtype,
+        function=traits.function,
+        bias=layer.bias,
+        routing=traits.routing,
+        family=traits.family,
+        ep=q.ep > 1,
+    )
+    return choose_moe(moe(version), shape, capability)
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_fp8_experts_would_crash_where_triton_has_no_such_type_and_no_flag_helps(version: str) -> None:
+    base = sglang_moe_questions.Question("qwen3-30b-a3b", "fp8", "fp8_block", 8, 128)
+    crash = moe_choice(version, base, "8.6")
+    assert (crash.status, crash.kernel) == ("crash", "triton")
+    assert "needs compute capability 8.9 or higher, this GPU has 8.6" in crash.note
+    assert moe_choice(version, base, "8.9").status == "ok"
+    traits, layer = experts("qwen3-30b-a3b")
+    shape = MoeShape(hidden=layer.k, intermediate=768, experts=128, scheme=scheme_of(base), origin="fp8", dtype="bfloat16",
+                     routing=traits.routing, family=traits.family)  # fmt: skip
+    assert choose_moe(moe(version), shape, "9.0", forced="deep_gemm").status == "unknown"
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_weights_that_do_not_fit_are_not_quantized_while_they_load_because_they_are_whole_until_then(version: str) -> None:
+    refusal = Refused("no_memory", "60 GiB are needed", "memory model")
+    offered = {
+        engine.kind: [
+            variant.quantization
+            for variant in repairs(Variant(), refusal, engine, SglangRules(), 1, (), quantized=False)
+            if variant.quantization
+        ]
+        for engine in (ENGINES[version], PROFILES.engine("vllm==0.33.0"))
+    }
+    assert offered == {"sglang": [], "vllm": ["fp8"]}
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_a_family_that_was_not_asked_is_unknown(version: str) -> None:
+    shape = MoeShape(hidden=2048, intermediate=768, experts=64, scheme=Scheme(kind="unquantized", bits=16), dtype="bfloat16",
+                     routing="default", family="frob")  # fmt: skip
+    assert choose_moe(moe(version), shape, "9.0").status == "unknown"
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_the_rules_name_only_runners_that_they_describe_and_describe_none_in_vain(version: str) -> None:
+    rules = moe(version)
+    assert {name for method in rules.methods for name in method.backends} == set(rules.backends)
+    paths = linear(version).paths
+    assert {name for path in paths for name in path.kernels} == set(linear(version).kernels)
+    assert all(bool(path.kernels) != bool(path.refuses) for path in paths)
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_a_file_lists_once_the_families_that_the_engine_was_asked_about(version: str) -> None:
+    asked = {expert_traits(published(question.model)).family for question in sglang_moe_questions.questions(version)}
+    assert asked <= set(moe(version).families)
+    named = {name for method in moe(version).methods for name in method.match.root.get("families", ())}
+    assert named <= set(moe(version).families)

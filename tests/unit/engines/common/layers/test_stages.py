@@ -1,0 +1,98 @@
+"""Stages of a pipeline: what each holds, and the fullest, which decides what fits. Whole models: tests/conformance/test_stages.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.engines.common.layers.build import build
+from gateway.engines.common.layers.built_model import BuiltModel
+from gateway.engines.common.layers.stages import dealt, layers_of, repeated, stage, unshared
+from gateway.engines.common.layers.weights import weights_bytes
+from gateway.models.rank import Rank
+from gateway.profiles.profiles import Profiles
+from tests.support.published import published
+from tests.support.versions import SGLANG, VLLM
+
+PROFILES = Profiles()
+NEWEST = PROFILES.engine(f"vllm=={VLLM[-1]}")
+OTHER = PROFILES.engine(f"sglang=={SGLANG[-1]}")
+
+
+def fullest(name: str, stages: int) -> BuiltModel:
+    spec = published(name)
+    return stage(build(spec), NEWEST, spec.architecture, stages)
+
+
+def vocabularies(one: BuiltModel) -> int:
+    return sum(tensor.shard == "vocab" for tensor in one.others)
+
+
+def test_one_stage_is_the_model() -> None:
+    whole = build(published("llama-3.1-8b"))
+    assert stage(whole, NEWEST, "LlamaForCausalLM", 1) is whole
+
+
+def test_engines_give_what_is_left_over_to_other_stages() -> None:
+    """What both print of it: 'Hidden layers were unevenly partitioned' of vLLM; the last have one more in SGLang."""
+    whole = build(published("llama-3.1-8b"))
+    assert [layers_of(whole, NEWEST, count) for count in (2, 3, 5)] == [(16, 16), (11, 11, 10), (6, 6, 7, 7, 6)]
+    assert [layers_of(whole, OTHER, count) for count in (2, 3, 5)] == [(16, 16), (10, 11, 11), (6, 6, 6, 7, 7)]
+
+
+@pytest.mark.parametrize(("stages", "layers"), [(2, 16), (3, 11), (5, 7), (32, 1)])
+def test_the_fullest_stage_keeps_as_many_layers_as_any(stages: int, layers: int) -> None:
+    assert [group.layers for group in fullest("llama-3.1-8b", stages).attention] == [layers]
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-8b", "qwen3-30b-a3b", "qwen3-next-80b-a3b", "gpt-oss-20b", "gemma-2-9b", "deepseek-v3"]
+)
+def test_no_stage_is_smaller_than_its_share_nor_larger_than_the_rest(name: str) -> None:
+    whole, half, quarter = (weights_bytes(fullest(name, stages), Rank()) or 0 for stages in (1, 2, 4))
+    assert whole / 2 <= half < whole
+    assert whole / 4 <= quarter < half
+
+
+def test_embedding_and_head_are_on_the_first_and_the_last_stage_unless_the_engine_repeats_them() -> None:
+    whole = build(published("llama-3.1-8b"))
+    thirds = [dealt(whole, (11, 11, 10), part, frozenset()) for part in range(3)]
+    assert [vocabularies(one) for one in thirds] == [1, 0, 1]
+    assert [vocabularies(dealt(whole, (11, 11, 10), part, repeated(OTHER, "LlamaForCausalLM"))) for part in range(3)] == [
+        2,
+        1,
+        1,
+    ]
+
+
+def test_a_head_that_is_the_embedding_brings_it_to_the_last_stage() -> None:
+    whole = build(published("llama-3.2-1b"))
+    assert [vocabularies(dealt(whole, (6, 5, 5), part, frozenset())) for part in range(3)] == [1, 0, 1]
+
+
+def test_layers_that_differ_are_where_the_model_has_them() -> None:
+    """DeepSeek-V3 begins with three dense layers, so its first stage is the smallest."""
+    whole = build(published("deepseek-v3"))
+    first, second = (weights_bytes(dealt(whole, (20, 21, 20), part, frozenset()), Rank()) or 0 for part in (0, 1))
+    assert first < 0.85 * second
+
+
+def test_what_sees_is_on_the_first_stage_unless_the_engine_repeats_it() -> None:
+    whole = build(published("qwen2.5-vl-7b"))
+    seeing = [[group.layers for group in dealt(whole, (14, 14), part, frozenset()).attention] for part in (0, 1)]
+    assert seeing == [[14, 32], [14, 0]]
+    assert [group.layers for group in dealt(whole, (14, 14), 1, frozenset({"towers"})).attention] == [14, 32]
+
+
+def test_every_kind_of_layer_of_a_hybrid_is_dealt_out() -> None:
+    assert {group.kind: group.layers for group in fullest("qwen3-next-80b-a3b", 2).attention} == {"recurrent": 18, "full": 6}
+
+
+@pytest.mark.parametrize("version", VLLM[1:])
+def test_layers_that_read_the_inputs_of_the_first_stage_are_not_shared(version: str) -> None:
+    """Gemma 4 E4B, whose class makes stages of the 31B, which has none of that."""
+    engine = PROFILES.engine(f"vllm=={version}")
+    small, large = published("gemma-4-e4b"), published("gemma-4-31b")
+    assert small.architecture == large.architecture
+    assert unshared(build(small), engine, small.architecture) == "no_layer_input_stages"
+    assert "kv_sharing_target" in engine.sources["no_layer_input_stages"]
+    assert unshared(build(large), engine, large.architecture) == ""

@@ -1,0 +1,71 @@
+"""What an engine is told of adapters by its own flags, what they take, and where it serves none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.domain import Adapter, AdapterLayer, Decision, ModelSpec, Plan
+from gateway.engines.common.lora import served
+from gateway.planner.decide import decide
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import machine, spec, wish
+from tests.support.published import published
+
+PROFILES = Profiles()
+LAYER = AdapterLayer(module="model.layers.*.self_attn.q_proj", inputs=4096, outputs=4096, rank=12)
+SQL = Adapter(name="sql", source="org/sql", revision="0" * 40, rank=12, layers=(LAYER,))
+VERSIONS = ("vllm==0.18.0", "vllm==0.19.1", "vllm==0.26.0", "vllm==0.33.0", "sglang==0.5.10.post1", "sglang==0.5.23")
+
+
+def decision(ref: str, *adapters: Adapter, model: ModelSpec | None = None) -> Decision:
+    here = PROFILES.engine(ref)
+    return decide(model or spec(), machine("3090"), [here], wish(), rules=PROFILES.rules([here]), adapters=adapters)
+
+
+def planned(ref: str, *adapters: Adapter) -> Plan:
+    return decision(ref, *adapters).plans[0]
+
+
+@pytest.mark.parametrize("ref", VERSIONS)
+def test_each_version_is_told_by_its_own_flags(ref: str) -> None:
+    plan, without = planned(ref, SQL), planned(ref)
+    ranks = {item for item in plan.argv if item.startswith(("--max-lora-rank", "--max-loras"))}
+    own = (
+        {"--max-lora-rank=16", "--max-loras=1"} if ref.startswith("vllm") else {"--max-lora-rank=12", "--max-loras-per-batch=2"}
+    )
+    assert ranks == own
+    assert "--enable-lora" in plan.argv
+    assert not any("lora" in item for item in without.argv)
+    assert (plan.loras.value, plan.adapters[0].revision) == ("sql (rank 12)", "0" * 40)
+    assert plan.fingerprint != plan.evolve(adapters=()).fingerprint
+    placed = served.arguments(PROFILES.engine(ref), [("sql:v1", "/m/sql")])
+    assert placed[0] == ("--lora-modules" if ref.startswith("vllm") else "--lora-paths")
+    assert list(json.loads(placed[1]).values()) == ["sql-v1", "/m/sql"]
+
+
+@pytest.mark.parametrize("ref", VERSIONS[:4])
+def test_a_rank_that_the_engine_does_not_take_is_refused(ref: str) -> None:
+    found = decision(ref, SQL.evolve(rank=1024))
+    assert not found.plans
+    assert found.rejected[0].verdict == "unsupported_lora"
+    assert f"the adapter sql has rank 1024, and {ref} takes at most 512" in found.rejected[0].reasons
+
+
+@pytest.mark.parametrize("ref", VERSIONS)
+def test_beside_experts_nothing_is_promised(ref: str) -> None:
+    found = decision(ref, SQL, model=published("qwen3-30b-a3b"))
+    assert "unsupported_lora" in {one.verdict for one in found.rejected}
+    assert not found.plans
+
+
+def test_an_adapter_is_asked_for_by_the_name_that_its_engine_has_for_it() -> None:
+    assert served.name_at("vllm", "base", "team/sql:v1") == "team/sql-v1"
+    assert served.name_at("sglang", "base:8b", "sql") == "base-8b:sql"
+
+
+def test_an_architecture_without_adapters_is_refused_before_its_start() -> None:
+    found = decision("vllm==0.19.1", SQL, model=published("gemma-4-31b"))
+    assert not found.plans
+    assert "vllm==0.19.1 has no adapters for Gemma4ForConditionalGeneration" in found.rejected[0].reasons

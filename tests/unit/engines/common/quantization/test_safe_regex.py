@@ -1,0 +1,107 @@
+"""Patterns that a checkpoint brings: real ones pass, hostile ones never reach the matcher."""
+
+import re
+import time
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.engines.common.quantization.safe_regex import Untamed, tame
+from gateway.planner.decide import decide
+from gateway.profiles.profiles import Profiles
+from tests.conformance.layer_cases import QUANTS
+from tests.support.makers import wish
+from tests.support.published import published
+
+NAME = "language_model.model.layers.37.mlp.shared_expert.gate_up_proj"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r".*mlp.gate$",
+        r".*layers.0.self_attn.(q|k|v)_proj",
+        r"^(?!.*(?:mlp|self_attn)).*$",
+        r"model\.layers\.(?:[0-9]|1[0-9]|2[0-9])\.mlp\.experts\.[0-9]+\.(gate|up|down)_proj",
+        r".*\.layers\.\d+\.mlp\.experts\.\d+\..*_proj",
+        r"visual\.blocks\.\d+\.attn\.(qkv|proj)",
+        r"[^.]+\.lm_head",
+        rf"model\.layers\.({'|'.join(map(str, range(30)))})\.mlp\..*",
+    ],
+)
+def test_patterns_as_they_are_published_pass(pattern: str) -> None:
+    tame([pattern] * 3)
+    tame([pattern], anywhere=True)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(a+)+$",
+        r"(.+)+\d\d\d$",
+        r"(.|.)*x",
+        r"(?:\w{1,9}){2,}x",
+        ".*" * 8 + "x",
+        "(.|.)" * 30 + "x",
+        ".?" * 40 + "x",
+        r"(\w|_)*?$",
+    ],
+)
+def test_hostile_patterns_are_refused(pattern: str) -> None:
+    with pytest.raises(Untamed, match="could take for ever"):
+        tame([pattern])
+
+
+def test_many_patterns_are_refused_together() -> None:
+    tame([".*a.*b.*c$"])
+    with pytest.raises(Untamed):
+        tame([".*a.*b.*c$"] * 10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([".", r"\w", "a", r"\d", "[a-z_.]", "*", "+", "?", "{2,}", "(", "|", ")", "x"]), max_size=24).map(
+        "".join
+    )
+)
+def test_what_passes_is_matched_at_once(pattern: str) -> None:
+    try:
+        tame([pattern])
+        compiled = re.compile(pattern)
+    except (Untamed, re.error):
+        return
+    # In CPU time, with several tries: what passes costs less than this one, what backtracks for ever millions of times as much.
+    assert any(cost(compiled) < 1000 * cost(CUBIC) for _ in range(5))
+
+
+CUBIC = re.compile(".*.*.*!")
+
+
+def cost(pattern: re.Pattern[str]) -> float:
+    began = time.process_time()
+    pattern.match(NAME)
+    return time.process_time() - began
+
+
+BLOCKS = {
+    "compressed": {**QUANTS["w4a16"], "ignore": ["re:(.+)+\\d\\d\\d$"]},
+    "targets": {
+        **QUANTS["w4a16"],
+        "config_groups": {"g": {**QUANTS["w4a16"]["config_groups"]["group_0"], "targets": ["re:(.|.)*x"]}},
+    },
+    "gptq": {**QUANTS["gptq"], "dynamic": {"-:(.+)+\\d\\d\\d$": {}}},
+    "auto-round": {**QUANTS["auto-round"], "extra_config": {"(.+)+\\d\\d\\d$": {"bits": 8}}},
+}
+
+
+@pytest.mark.parametrize(("name", "ref"), list(product(BLOCKS, ["vllm==0.19.1", "vllm==0.33.0"])))
+def test_a_checkpoint_with_such_a_pattern_is_refused_in_words(name: str, ref: str) -> None:
+    profiles = Profiles()
+    engines = [profiles.engine(ref)]
+    spec = published("llama-3.1-8b", quantization_config=BLOCKS[name])
+    decision = decide(spec, profiles.hardware("2x3090"), engines, wish(), rules=profiles.rules(engines))
+    assert not decision.plans
+    assert {one.verdict for one in decision.rejected} == {"unsupported_quantization"}
+    assert "could take for ever" in decision.rejected[0].reasons[0]

@@ -1,0 +1,293 @@
+"""Speculative decoding: the rules agree with each vLLM version's own code, and a drafter that cannot run costs no model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.domain import AttentionGroup, Engine, LayerAttention, ModelSpec, Refusal, TensorGroup, Wish
+from gateway.engines.common.layers.build import build
+from gateway.engines.common.speculative.speculation import Speculation
+from gateway.engines.common.speculative.speculative import Target, drafter_bytes, speculate
+from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
+from gateway.engines.vllm.attention import layer_attention
+from gateway.engines.vllm.attention_rules import AttentionRules
+from gateway.errors import BadModel
+from gateway.models.drafter import Drafter
+from gateway.models.rank import Rank
+from gateway.models.read_drafter import read_drafter
+from gateway.models.spec import Tensor
+from gateway.profiles.profiles import shipped
+from tests.conformance.speculative_questions import DRAFTERS
+from tests.support.examples import examples
+from tests.support.paths import MODELS
+from tests.support.versions import VLLM, since, vllm_before, vllm_since
+
+RULES = {
+    version: SpeculativeRules.model_validate(
+        yaml.safe_load((shipped() / "engines/vllm" / version / "speculative.yaml").read_text())
+    )
+    for version in VLLM
+}
+
+
+def engine(version: str) -> Engine:
+    return Engine(kind="vllm", version=version, device="cuda", image="", container_command=(), process_command=())
+
+
+def attends(groups: tuple[AttentionGroup, ...]) -> tuple[LayerAttention, ...]:
+    return tuple(row(group, "FLASH_ATTN", "ok") for group in groups)
+
+
+def no_backend(groups: tuple[AttentionGroup, ...]) -> tuple[LayerAttention, ...]:
+    reasons = {"FLASH_ATTN": "head_size not supported", "FLASHINFER": "non-causal attention not supported"}
+    refused = tuple(Refusal(kernel=kernel, reason=reason) for kernel, reason in reasons.items())
+    return tuple(row(group, None, "none").evolve(refused=refused) for group in groups)
+
+
+def row(group: AttentionGroup, backend: str | None, status: Any) -> LayerAttention:
+    return LayerAttention(kind=group.kind, layers=group.layers, head_dim=group.head_dim, backend=backend, status=status)
+
+
+def target(name: str, *, drafting: bool = True, **changes: Any) -> ModelSpec:
+    """A spec with what speculation looks at, from tests/models/NAME.json."""
+    config = json.loads((MODELS / f"{name}.json").read_text()) | changes
+    text = config.get("text_config", config)
+    heads = AttentionGroup(kind="full", layers=text["num_hidden_layers"], heads=32, kv_heads=8, head_dim=128)
+    layer = TensorGroup(name="mtp.fc.weight", count=1, shape=(text["hidden_size"], 64), dtype="BF16", shard="replicated")
+    return ModelSpec(
+        source=name,
+        architecture=config["architectures"][0],
+        model_type=config["model_type"],
+        dtype="bfloat16",
+        max_position=4096,
+        hidden=text["hidden_size"],
+        vocab=text.get("vocab_size", 262208),
+        attention=(heads,),
+        tensors=(),
+        draft_tensors=(layer,) if drafting else (),
+        tensors_from="headers",
+        config=config,
+    )
+
+
+def wish(**fields: Any) -> Wish:
+    return Wish(name="model", source="org/model", **fields)
+
+
+def speculated(
+    spec: ModelSpec, drafter: Drafter | None, asked: Wish, engine: Any, rules: SpeculativeRules | None, attends: Any, rank: Rank
+) -> Speculation:
+    return speculate(Target(spec, rank, build, attends), drafter, asked, engine, rules)
+
+
+def drafter(name: str, spec: ModelSpec | None = None) -> Drafter:
+    found = read_drafter("org/EAGLE-drafter" if name == "eagle llama" else "org/drafter", None, DRAFTERS[name])
+    # Engines compare these sizes only when weights are loaded, or never: they are ours to compare.
+    return found if spec is None else found.evolve(target_hidden=spec.hidden, vocab=spec.vocab, target_layers=())
+
+
+# --- seed case 003: a DFlash drafter for Gemma 4 on two RTX 3090 ---
+
+
+def gemma(version: str, backends: Any = attends, **fields: Any) -> Speculation:
+    spec = target("gemma-4-31b", drafting=False)
+    asked = wish(drafter="org/drafter", **fields)
+    return speculated(spec, drafter("dflash gemma-4-31b"), asked, engine(version), RULES[version], backends, Rank(tp=2))
+
+
+@pytest.mark.parametrize("version", vllm_since("0.26"))
+def test_a_dflash_drafter_gets_its_number_of_tokens_from_its_config(version: str) -> None:
+    found = gemma(version)
+    assert found.config == {"method": "dflash", "model": "org/drafter", "num_speculative_tokens": 8}
+    assert found.tokens is not None
+    assert found.tokens.reason == "taken from speculators_config.proposal_methods[0].speculative_tokens = 8"
+    assert [(group.kind, group.head_dim, group.causal, group.layers) for group in found.groups] == [("full", 256, False, 5)]
+    assert found.slots == (0 if since(version, "0.33") else 7)
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize("version", vllm_before("0.26"))
+def test_a_version_without_the_method_serves_the_target_alone(version: str) -> None:
+    found = gemma(version)
+    assert found.method.value == "none"
+    assert found.config == {}
+    assert found.weights_bytes == 0
+    assert [refusal.kernel for refusal in found.refused] == ["dflash"]
+    assert "has no such method" in found.warnings[0]
+
+
+def test_a_drafter_without_a_backend_is_dropped_with_every_reason() -> None:
+    found = gemma("0.33.0", no_backend)
+    assert found.method.value == "none"
+    assert found.config == {}
+    assert [refusal.kernel for refusal in found.refused] == ["FLASH_ATTN", "FLASHINFER"]
+    assert "FLASHINFER: non-causal attention not supported" in found.warnings[0]
+    assert found.warnings[0].startswith("The model is served without speculative decoding")
+
+
+@pytest.mark.parametrize("version", vllm_since("0.26"))
+@pytest.mark.parametrize("capability", ["8.6", "9.0", "12.0"])
+def test_the_attention_rules_have_a_backend_for_it(version: str, capability: str) -> None:
+    found = gemma(version, by_rules(version, capability, "auto"))
+    assert found.config["num_speculative_tokens"] == 8
+    assert [row.status for row in found.attention] == ["ok"]
+
+
+def by_rules(version: str, capability: str, kv_dtype: str) -> Any:
+    path = shipped() / "engines/vllm" / version / "attention.yaml"
+    rules = AttentionRules.model_validate(yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    return lambda groups: layer_attention(groups, rules, Rank(tp=2, kv_dtype=kv_dtype, capability=capability), drafter=True)
+
+
+def test_the_user_decides_the_number_of_tokens() -> None:
+    assert gemma("0.33.0", num_speculative_tokens=4).config["num_speculative_tokens"] == 4
+
+
+# --- policy ---
+
+
+def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
+    for fields in ({}, {"speculative": "off"}):
+        found = speculated(target("glm-4.5-air"), None, wish(**fields), engine("0.33.0"), RULES["0.33.0"], attends, Rank())
+        assert found.method.value == "none"
+        assert not found.warnings
+
+
+@pytest.mark.parametrize(
+    ("name", "drafting", "method", "why"),
+    [
+        ("glm-4.5-air", True, "mtp", "the checkpoint has layers that draft"),
+        ("glm-4.5-air", False, "none", "the weight files hold no layers that draft"),
+        ("qwen3-8b", True, "none", "knows no drafting layers of Qwen3ForCausalLM"),
+        ("nemotron-3-nano-30b-a3b", True, "none", "config.json names no layers that draft"),
+    ],
+)
+def test_auto_drafts_with_the_checkpoints_own_layers_only(name: str, drafting: bool, method: str, why: str) -> None:
+    spec = target(name, drafting=drafting)
+    found = speculated(spec, None, wish(speculative="auto"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=1))
+    assert found.method.value == method
+    assert why in found.method.reason
+    assert not found.warnings
+    asked = speculated(spec, None, wish(speculative="mtp"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=1))
+    assert asked.method.value == method
+    assert bool(asked.warnings) == (method == "none")
+
+
+def test_an_engine_without_rules_serves_the_target_alone() -> None:
+    found = speculated(target("qwen3-8b"), None, wish(speculative="ngram"), engine("9.9"), None, attends, Rank(tp=1))
+    assert found.method.value == "none"
+    assert "not known here" in found.warnings[0]
+
+
+def test_a_drafter_for_another_model_is_dropped() -> None:
+    asked = wish(drafter="org/drafter")
+    found = speculated(
+        target("llama-3.1-8b"), drafter("eagle3 llama"), asked, engine("0.33.0"), RULES["0.33.0"], attends, Rank()
+    )
+    assert "reads a vocabulary of 151936 tokens, and the target has 128256" in found.warnings[0]
+    found = speculated(
+        target("gpt-oss-20b"), drafter("eagle3 llama"), asked, engine("0.33.0"), RULES["0.33.0"], attends, Rank()
+    )
+    assert "made for a target of hidden size 4096, and this one has 2880" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"drafter": "a/b", "speculative": "off"},
+        {"drafter": "a/b", "speculative": "mtp"},
+        {"num_speculative_tokens": 3},
+        {"speculative": "off", "num_speculative_tokens": 3},
+        {"speculative": "auto", "num_speculative_tokens": 0},
+    ],
+)
+def test_a_wish_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="speculative"):
+        wish(**fields)
+
+
+# --- reading ---
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "tokens", "causal"),
+    [
+        ("eagle3 speculators llama", "eagle3", 3, True),
+        ("eagle3 bare llama", "eagle3", None, True),
+        ("peagle speculators", "eagle3", 4, True),
+        ("dflash speculators", "dflash", 8, False),
+        ("dflash qwen3", "dflash", 15, False),
+        ("dspark qwen3", "dspark", 7, False),
+    ],
+)
+def test_a_drafter_is_what_its_config_says(name: str, method: str, tokens: int | None, causal: bool) -> None:
+    found = drafter(name)
+    assert (found.method, found.tokens, found.attention[0].causal) == (method, tokens, causal)
+
+
+def test_headers_win_over_shapes_from_the_config() -> None:
+    tensors = {
+        "d2t": Tensor("I64", (10,)),
+        "t2d": Tensor("BOOL", (99,)),
+        "layers.0.self_attn.k_proj.weight": Tensor("BF16", (64, 8)),
+    }
+    found = read_drafter("org/drafter", None, DRAFTERS["eagle3 llama"], tensors)
+    assert drafter_bytes(found, Rank(tp=2), build) == 80 + 512
+
+
+def test_a_sliding_drafter_needs_a_window() -> None:
+    config = DRAFTERS["dflash qwen3"] | {"layer_types": ["sliding_attention"] * 5}
+    with pytest.raises(BadModel, match="sliding_window"):
+        read_drafter("org/drafter", None, config)
+    found = read_drafter("org/drafter", None, config | {"sliding_window": 2048})
+    assert [(group.kind, group.window, group.causal) for group in found.attention] == [("sliding", 2048, True)]
+
+
+FIELDS = [
+    "architectures",
+    "model_type",
+    "speculators_model_type",
+    "speculators_config",
+    "transformer_layer_config",
+    "draft_vocab_size",
+    "block_size",
+    "hidden_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "num_hidden_layers",
+    "layer_types",
+    "dflash_config",
+    "target_layer_ids",
+    "aux_hidden_state_layer_ids",
+    "markov_rank",
+    "kv_lora_rank",
+    "eagle_config",
+]
+
+
+@settings(max_examples=examples(150))
+@given(
+    st.sampled_from(sorted(DRAFTERS)),
+    st.sampled_from(FIELDS),
+    st.one_of(
+        st.none(), st.integers(-5, 2**70), st.booleans(), st.text(max_size=5), st.lists(st.integers(), max_size=3),
+        st.dictionaries(st.sampled_from(["proposal_methods", "causal", "use_swa", "target_layer_ids"]), st.lists(st.none(), max_size=2)),
+    ),
+)  # fmt: skip
+def test_no_config_raises_anything_but_bad_model(name: str, field: str, value: Any) -> None:
+    config = json.loads(json.dumps(DRAFTERS[name]))
+    where = config["transformer_layer_config"] if field in config.get("transformer_layer_config", {}) else config
+    where[field] = value
+    try:
+        found = read_drafter("org/drafter", None, config)
+    except BadModel:
+        return
+    speculated(target("qwen3-8b"), found, wish(drafter="a/b"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=2))

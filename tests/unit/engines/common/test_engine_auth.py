@@ -1,0 +1,92 @@
+"""The door of an engine whose endpoints for development are open: who brings the key comes in, and nobody else, by whatever path."""
+
+from __future__ import annotations
+
+import asyncio
+import runpy
+import sys
+from typing import Any
+
+import pytest
+
+from gateway.engines.common.engine_auth import DEV_MODE, behind, closed, needed
+from tests.support.makers import plan
+
+KEY = "0123abcd"
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The class of the program that stands before the engine's own, which is not run."""
+    begun: list[str] = []
+    monkeypatch.setenv("KEY", KEY)
+    monkeypatch.setattr(runpy, "run_module", lambda name, **_: begun.append(name))
+    monkeypatch.setitem(sys.modules, "fitserve_door", None)
+    python, option, program, flag = behind(("python3", "-m", "some.server_2"), "KEY")
+    assert (python, option, flag) == ("python3", "-c", "--middleware=fitserve_door.Door")
+    assert KEY not in program
+    found: dict[str, Any] = {}
+    exec(program, found)
+    assert begun == ["some.server_2"]
+    return found["Door"]
+
+
+def asked(door: Any, kind: str, *given: bytes) -> list[Any]:
+    """What came of a request: what the door sent, or that it let it in."""
+    seen: list[Any] = []
+
+    async def inside(*_: object) -> None:
+        seen.append("in")
+
+    async def send(message: dict[str, Any]) -> None:
+        seen.append(message.get("status", message["type"]))
+
+    scope = {"type": kind, "path": "/health", "headers": [(b"host", b"x"), *((b"authorization", one) for one in given)]}
+    asyncio.run(door(inside)(scope, None, send))
+    return seen
+
+
+def test_who_brings_the_key_comes_in_and_nobody_else(door: Any) -> None:
+    assert asked(door, "http", f"Bearer {KEY}".encode()) == ["in"]
+    assert asked(door, "websocket", f"Bearer {KEY}".encode()) == ["in"]
+    for given in (
+        (),
+        (b"",),
+        (KEY.encode(),),
+        (f"bearer {KEY}".encode(),),
+        (f"Bearer {KEY}0".encode(),),
+        (b"Bearer " + b"x" * 8,),
+    ):
+        assert asked(door, "http", *given) == [401, "http.response.body"]
+        assert asked(door, "websocket", *given) == ["websocket.close"]
+    twice = (f"Bearer {KEY}".encode(), b"Bearer other")
+    assert asked(door, "http", *twice) == [401, "http.response.body"]
+    assert asked(door, "lifespan") == ["in"]
+
+
+def test_an_engine_without_a_key_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KEY", raising=False)
+    with pytest.raises(KeyError):
+        exec(behind(("python3", "-m", "server"), "KEY")[2], {})
+
+
+@pytest.mark.parametrize("command", [("python3", "server.py", "x"), ("python3", "-m", "a'b"), ("python3", "-m", "")])
+def test_a_command_that_is_no_module_has_no_door(command: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="no place for a door"):
+        behind(command, "KEY")
+    with pytest.raises(ValueError, match="no place for a door"):
+        behind(("python3", "-m", "server"), None)
+
+
+def test_it_is_needed_where_the_endpoints_are_open() -> None:
+    assert needed({"VLLM_SERVER_DEV_MODE": "1"})
+    assert not needed({})
+
+
+def test_who_starts_the_engine_without_a_gateway_opens_nothing() -> None:
+    plain = plan("3090")
+    opened = plain.evolve(
+        argv=(*plain.argv, "--enable-sleep-mode", "--no-log-error-stack"), env={**plain.env, **dict([DEV_MODE])}
+    )
+    assert closed(opened) == plain
+    assert closed(plain) is plain

@@ -1,0 +1,69 @@
+"""Which engines are made so that they can be put to sleep, and why the others are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.diagnosis.facts.known_facts import KnownFacts
+from gateway.diagnosis.facts.sleep import failed
+from gateway.domain import Flag
+from gateway.engines.common.sleep_mode import chosen
+from tests.support.makers import GIB, attempt, engine, plan
+
+PLAN = plan("3090")
+SLEEPS = engine(flags={"enable-sleep-mode": Flag(type="bool")}, sleeps=True)
+LEAVES = "it does not stay loaded for ever"
+
+
+def choice(**fields: Any) -> tuple[bool, str]:
+    found: dict[str, Any] = {
+        "engine": SLEEPS,
+        "leaves": LEAVES,
+        "args": {},
+        "env": {},
+        "facts": KnownFacts(),
+        "scope": PLAN.scope,
+        "memory": PLAN.memory,
+        "ranks": 1,
+        "ram_bytes": 128 * GIB,
+    }
+    made = chosen(**{**found, **fields})
+    return made.value, made.reason
+
+
+def test_who_may_have_to_leave_can_sleep() -> None:
+    assert choice() == (True, f"{LEAVES}; from sleep it comes back in seconds")
+
+
+FAILED = KnownFacts([failed(attempt(plan=PLAN), "did not wake up", 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"leaves": ""}, "never has to leave"),
+        ({"engine": SLEEPS.evolve(sleeps=False)}, "no sleep mode"),
+        ({"engine": SLEEPS.evolve(flags={})}, "no sleep mode"),
+        ({"args": {"cpu-offload-gb": 4}}, "--cpu-offload-gb"),
+        ({"adapters": True}, "LoRA adapters"),
+        ({"env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}, "expandable_segments"),
+        ({"facts": FAILED}, "it failed here: "),
+        ({"ram_bytes": 2 * GIB}, "of RAM, and the machine has 2.00 GiB"),
+        ({"args": {"enable-sleep-mode": False}}, "set by the user"),
+    ],
+)
+def test_the_others_say_why_not(fields: dict[str, Any], why: str) -> None:
+    value, reason = choice(**fields)
+    assert not value
+    assert why in reason
+
+
+def test_a_failure_on_other_gpus_or_of_another_version_says_nothing() -> None:
+    assert choice(facts=FAILED, scope={**PLAN.scope, "device": "another"})[0]
+    assert choice(facts=FAILED, scope={**PLAN.scope, "engine": "vllm==1.0.0"})[0]
+
+
+def test_a_user_may_have_it_in_any_case() -> None:
+    assert choice(leaves="", args={"enable-sleep-mode": True}) == (True, "set by the user")

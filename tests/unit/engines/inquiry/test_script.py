@@ -1,0 +1,46 @@
+"""What runs inside an engine: nothing but itself, and nothing that a model brings."""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from gateway.engines.inquiry import script
+from tests.support.paths import ROOT
+
+INSIDE = sorted((ROOT / "gateway").glob("**/inside/*.py"))
+
+
+@pytest.mark.parametrize("path", INSIDE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_it_imports_the_standard_library_and_its_own_files_alone(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert {alias.name.partition(".")[0] for alias in node.names} <= sys.stdlib_module_names
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            assert str(node.module).partition(".")[0] in sys.stdlib_module_names
+
+
+def test_what_is_sent_is_a_length_and_those_files() -> None:
+    length, _, rest = script.packed().partition(b"\n")
+    assert int(length) == len(rest)
+    with zipfile.ZipFile(io.BytesIO(rest)) as archive:
+        sent = {name: archive.read(name).decode() for name in archive.namelist()}
+    ours = {f"inside/{path.relative_to(ROOT / 'gateway')}": path.read_text() for path in INSIDE}
+    assert {name: text for name, text in sent.items() if text} == ours
+
+
+def test_it_is_the_same_every_time_so_that_answers_are_found_again() -> None:
+    first = script.packed()
+    script.packed.cache_clear()
+    assert script.packed() == first
+
+
+def test_no_word_of_it_allows_code_of_a_model() -> None:
+    for path in INSIDE:
+        assert "trust_remote_code" not in path.read_text()

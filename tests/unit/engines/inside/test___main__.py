@@ -1,0 +1,49 @@
+"""What runs inside an engine's environment: which errors are the engine's words, and which are ours."""
+
+from __future__ import annotations
+
+import io
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.engines.inside.__main__ import ask
+from gateway.engines.inside.meta import StandIn
+from gateway.engines.sglang.inside.model import said
+
+MODEL: dict[str, Any] = {"files": {}, "questions": [{"argv": []}]}
+
+
+def told(asked: Any) -> dict[str, Any]:
+    out = io.StringIO()
+    ask(SimpleNamespace(asked=asked), out, 0, MODEL)
+    found: dict[str, Any] = json.loads(out.getvalue())
+    return found
+
+
+def test_what_an_engine_raises_is_its_refusal() -> None:
+    def engine(*_: Any) -> Any:
+        raise AttributeError("'MergedColumnParallelLinear' object has no attribute 'weight'")
+
+    assert told(engine)["refused"].startswith("AttributeError: 'MergedColumnParallelLinear'")
+
+
+def test_an_assertion_without_words_says_where_it_stands() -> None:
+    def engine(*_: Any) -> Any:
+        raise AssertionError
+
+    assert told(engine)["refused"] == "AssertionError: raise AssertionError"
+
+
+def test_what_a_stand_in_lacks_is_no_refusal() -> None:
+    """A later version asks an object of ours for more than it was made with."""
+    with pytest.raises(AttributeError, match="registry"):
+        told(lambda *_: StandIn(device="cuda").registry)
+
+
+def test_a_version_that_is_built_otherwise_refuses_nothing() -> None:
+    """Then a line of ours fails, which says nothing of the model."""
+    with pytest.raises(AttributeError):
+        told(lambda *_: said(object(), "tp_size"))

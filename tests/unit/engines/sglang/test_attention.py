@@ -1,0 +1,154 @@
+"""The attention backends that SGLang takes: the rules against the engine's own answers, and what plans say of them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.domain import AttentionGroup, Decision, LayerAttention, ModelSpec, Wish
+from gateway.engines.sglang.attention import server_attention
+from gateway.engines.sglang.attention_rules import BackendRules
+from gateway.models.rank import Rank
+from gateway.planner.decide import decide
+from gateway.profiles.profiles import Profiles, shipped
+from tests.support.published import published
+from tests.support.versions import SGLANG
+
+PROFILES = Profiles()
+
+
+@cache
+def rules(version: str) -> BackendRules:
+    text = (shipped() / f"engines/sglang/{version}/attention_backends.yaml").read_text()
+    return BackendRules.model_validate(yaml.safe_load(text))
+
+
+@cache
+def model(name: str) -> ModelSpec:
+    return published(name)
+
+
+def rows(version: str, name: str, capability: str, args: dict[str, Any] | None = None) -> dict[str, LayerAttention]:
+    spec = model(name)
+    found = server_attention(
+        spec.attention, rules(version), Rank(capability=capability), spec.architecture, spec.config, 24 << 30, args or {}
+    )
+    return {row.kind: row for row in found}
+
+
+# --- the engine's own answers ---
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_rules_speak_of_what_this_version_has(version: str) -> None:
+    engine, known = PROFILES.engine(f"sglang=={version}"), rules(version)
+    assert set(known.unknown_with) <= set(engine.flags)
+    assert {*known.own_backends, *known.mla} <= set(engine.architectures)
+    assert {*known.backends, *known.repairs} <= set(engine.flags["attention-backend"].choices or ())
+    kept = engine.flags["kv-cache-dtype"].choices or ()
+    assert set(known.kv_dtypes) <= set(kept)
+
+
+# --- what the rules do not cover ---
+
+
+def test_what_the_rules_do_not_describe_is_unknown() -> None:
+    group = AttentionGroup(kind="full", layers=4, heads=8, kv_heads=8, head_dim=128)
+
+    def one(
+        architecture: str = "LlamaForCausalLM", kv_dtype: str = "auto", args: Any = None, config: Any = None, **of: Any
+    ) -> Any:
+        groups = [group.evolve(**of)]
+        return server_attention(
+            groups, rules("0.5.23"), Rank(kv_dtype=kv_dtype, capability="9.0"), architecture, config or {}, 1 << 36, args or {}
+        )[0]
+
+    assert one().status == "ok"
+    unknown = [
+        one("MiMoV2ForCausalLM"),
+        one(kv_dtype="fp4_e2m1"),
+        one(args={"speculative-algorithm": "EAGLE"}),
+        one(args={"attention-backend": "aiter"}),
+        one(args={"attention-backend": "flashmla"}),
+        one(config={"learnable_sink": True}),
+        one(kind="mla", value_dim=512),
+        one(value_dim=64),
+    ]
+    assert [row.status for row in unknown] == ["unknown"] * len(unknown)
+    assert all(row.backend is None and row.refused[0].reason for row in unknown)
+
+
+# --- plans ---
+
+
+def plan(hardware: str, version: str, spec: ModelSpec, **wish: Any) -> Decision:
+    engine = PROFILES.engine(f"sglang=={version}")
+    return decide(spec, PROFILES.hardware(hardware), [engine], Wish(name="m", **wish), rules=PROFILES.rules([engine]))
+
+
+@pytest.mark.parametrize("version", SGLANG)
+@pytest.mark.parametrize(
+    ("hardware", "name", "backend", "block"),
+    [
+        ("3090", "qwen3-8b", "flashinfer", 1),
+        ("8xh100", "gpt-oss-20b", "fa3", 1),
+        ("8xb200", "gpt-oss-20b", "trtllm_mha", 64),
+        ("rtx-pro-6000", "gpt-oss-20b", "triton", 1),
+        ("8xh100", "deepseek-v2-lite", "fa3", 1),
+        ("l40s", "deepseek-v2-lite", "triton", 1),
+    ],
+)
+def test_a_plan_says_which_backend_computes_attention(version: str, hardware: str, name: str, backend: str, block: int) -> None:
+    best = plan(hardware, version, model(name), tensor_parallel=1).plans[0]
+    assert {(row.backend, row.block, row.status) for row in best.attention} == {(backend, block, "ok")}
+    assert not [argument for argument in best.argv if "attention-backend" in argument]
+
+
+def test_a_backend_that_differs_for_prefill_and_decoding_is_named_as_both() -> None:
+    forced = {"decode-attention-backend": "flashinfer"}
+    row = rows("0.5.23", "qwen3-8b", "9.0", forced)["full"]
+    assert (row.backend, row.version, row.block) == ("fa3/flashinfer", None, 1)
+
+
+def test_where_the_engines_own_choice_would_fail_another_is_forced() -> None:
+    """OLMo 2 gets FlashAttention 3 on every GPU from Ampere on, which does not run on Blackwell."""
+    best = plan("rtx-pro-6000", "0.5.10.post1", model("olmo-2-13b"), tensor_parallel=1).plans[0]
+    assert "--attention-backend=triton" in best.argv
+    assert best.verdict == "degraded"
+    assert "runs on compute capability" in best.kernel_overrides.reason
+    refused = plan("rtx-pro-6000", "0.5.10.post1", model("olmo-2-13b"), tensor_parallel=1, args={"attention-backend": "fa3"})
+    assert not refused.plans
+    assert [one.verdict for one in refused.rejected] == ["no_backend"]
+
+
+def test_an_encoder_is_kept_from_a_backend_that_would_hide_later_tokens() -> None:
+    """0.5.10.post1 would take it and answer with wrong embeddings; 0.5.23 tells it what an encoder is."""
+    best = plan("8xb200", "0.5.10.post1", model("bge-m3"), tensor_parallel=1).plans[0]
+    assert "--attention-backend=flashinfer" in best.argv
+    assert "lets no token see those after it" in best.kernel_overrides.reason
+    assert plan("8xb200", "0.5.23", model("bge-m3"), tensor_parallel=1).plans[0].attention[0].backend == "trtllm_mha"
+
+
+def test_a_forced_backend_is_checked() -> None:
+    refused = plan("3090", "0.5.23", model("qwen3-8b"), tensor_parallel=1, args={"attention-backend": "trtllm_mha"})
+    assert [one.verdict for one in refused.rejected] == ["no_backend"]
+    assert "trtllm_mha: runs on compute capability 9.* or 10.*" in refused.rejected[0].reasons[0]
+    taken = plan("3090", "0.5.23", model("qwen3-8b"), tensor_parallel=1, args={"attention-backend": "triton", "page-size": 16})
+    assert (taken.plans[0].attention[0].backend, taken.plans[0].attention[0].block) == ("triton", 16)
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_triton_keeps_no_e4m3_on_gpus_that_it_does_not_compile_it_for(version: str) -> None:
+    spec = model("deepseek-v2-lite")
+
+    def row(kv: str, capability: str) -> LayerAttention:
+        rank = Rank(kv_dtype=kv, capability=capability)
+        (found,) = server_attention(spec.attention, rules(version), rank, spec.architecture, spec.config, 24 << 30, {})
+        return found
+
+    refused = row("fp8_e4m3", "8.6")
+    assert (refused.status, refused.refused[0].kernel, refused.refused[0].at_start) == ("none", "triton", True)
+    assert [row("fp8_e4m3", "8.9").backend, row("fp8_e5m2", "8.6").backend, row("auto", "8.6").backend] == ["triton"] * 3

@@ -1,0 +1,103 @@
+"""SGLang's pool of KV cache in the words of engines/vllm/kv_cache.py, and what its memory settings ask of a model."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.domain import Plan, Wish
+from gateway.engines.common.layers.build import build
+from gateway.engines.sglang.engine import SglangRules
+from gateway.engines.sglang.kv_cache import TokenPool, model_of
+from gateway.planner.decide import decide
+from gateway.profiles.profiles import Profiles
+from tests.support.published import published
+from tests.support.versions import SGLANG
+
+PROFILES = Profiles()
+GIB = 1024**3
+
+
+def pool(name: str, version: str = "0.5.23", tp: int = 1, element_bytes: int = 2) -> TokenPool:
+    rules = PROFILES.rules([PROFILES.engine(f"sglang=={version}")])[f"sglang=={version}"]
+    assert isinstance(rules, SglangRules)
+    assert rules.memory is not None
+    return TokenPool(rules.memory, build(published(name)).attention, tp, element_bytes)
+
+
+def planned_on(ref: str, name: str) -> Plan:
+    engine = PROFILES.engine(ref)
+    wish = Wish(name="m", tensor_parallel=1)
+    return decide(published(name), PROFILES.hardware("8xh100"), [engine], wish, rules=PROFILES.rules([engine])).plans[0]
+
+
+def test_a_token_costs_its_keys_and_values() -> None:
+    # 32 layers, 8 KV heads of 128, keys and values of two bytes.
+    assert pool("llama-3.1-8b").bytes_per_token == 32 * 8 * 128 * 2 * 2
+    assert pool("llama-3.1-8b", tp=2).bytes_per_token == 32 * 4 * 128 * 2 * 2
+    assert pool("llama-3.1-8b", tp=16).bytes_per_token == 32 * 1 * 128 * 2 * 2
+    assert pool("llama-3.1-8b", element_bytes=1).bytes_per_token == 32 * 8 * 128 * 2
+
+
+def test_a_latent_is_whole_on_every_rank() -> None:
+    one, four = pool("deepseek-v2-lite"), pool("deepseek-v2-lite", tp=4)
+    assert one.bytes_per_token == four.bytes_per_token == 27 * (512 + 64) * 2
+
+
+def test_recurrent_layers_take_a_share_of_the_bytes() -> None:
+    hybrid = pool("qwen3-next-80b-a3b")
+    tokens = hybrid.tokens(10 * GIB)
+    assert tokens is not None
+    plain = 12 * 2 * 256 * 2 * 2  # its 12 full layers alone
+    assert tokens == math.floor(math.floor(10 * GIB / (1 + hybrid.rules.mamba_ratio)) / plain)
+
+
+def test_a_window_without_a_pool_of_its_own_keeps_every_token() -> None:
+    plan = planned_on("sglang==0.5.23", "gemma-2-9b")
+    # 42 layers, 8 KV heads of 256, keys and values of two bytes.
+    assert plan.memory.kv_bytes_per_token == 42 * 8 * 256 * 2 * 2
+    # Half of gpt-oss's layers have a window, and a pool with 0.8 of the tokens.
+    plan = planned_on("sglang==0.5.23", "gpt-oss-20b")
+    assert plan.memory.kv_bytes_per_token == int(12 * 1.8 * 8 * 64 * 2 * 2)
+
+
+def test_what_these_rules_do_not_know_is_none() -> None:
+    sparse = pool("deepseek-v3.2")
+    assert sparse.tokens(GIB) is None
+    assert sparse.bytes_per_token == 0
+
+
+def test_a_model_without_a_cache_is_bound_by_its_own_limit() -> None:
+    encoder = pool("bge-m3")
+    assert encoder.bytes_per_token == 0
+    assert encoder.largest(0, 2048, 8192) == 8192
+    assert encoder.requests(0, 8192, 2048) == math.inf
+
+
+@given(
+    name=st.sampled_from(["llama-3.1-8b", "qwen3-next-80b-a3b", "gpt-oss-20b", "deepseek-v2-lite", "gemma-3-27b"]),
+    version=st.sampled_from(SGLANG),
+    tp=st.sampled_from([1, 2, 4]),
+    size=st.integers(0, 200 * GIB),
+    more=st.integers(0, GIB),
+)
+def test_more_bytes_hold_no_fewer_tokens(name: str, version: str, tp: int, size: int, more: int) -> None:
+    kept = pool(name, version, tp)
+    least = kept.largest(size, 2048, 10**7)
+    assert 0 <= least <= kept.largest(size + more, 2048, 10**7) <= 10**7
+    assert kept.requests(size, max(1, least), 2048) >= (1 if least else 0)
+    assert kept.bytes_for(least, 2048) <= size + kept.bytes_per_token * (1 + least // 1000)
+
+
+def test_what_the_settings_ask_of_a_model() -> None:
+    text = model_of(published("llama-3.1-8b"))
+    assert (text.architecture, text.mla, text.towers, text.vision) == ("LlamaForCausalLM", False, False, False)
+    assert model_of(published("deepseek-v3")).mla
+    seeing = model_of(published("gemma-3-27b"))
+    assert (seeing.towers, seeing.vision, seeing.vision_layers, seeing.vision_hidden) == (True, True, 27, 1152)
+    absurd = model_of(
+        published("gemma-3-27b").evolve(config={"vision_config": {"num_hidden_layers": 10**9, "hidden_size": "x"}})
+    )
+    assert (absurd.vision_layers, absurd.vision_hidden) == (None, None)

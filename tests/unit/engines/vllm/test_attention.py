@@ -1,0 +1,274 @@
+"""Attention backends: the rules of each vLLM version agree with that version's own selection code, and read well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.domain import AttentionGroup, LayerAttention, Recurrent
+from gateway.engines.common.rules.subject import AttentionQuery
+from gateway.engines.vllm.attention import (
+    BackendChoice,
+    choose_backend,
+    layer_attention,
+)
+from gateway.engines.vllm.attention_rules import AttentionRules
+from gateway.models.rank import Rank
+from tests.support.engine_rules import read_rules
+from tests.support.examples import examples
+from tests.support.versions import VLLM, vllm_before, vllm_since
+
+RULES = {version: read_rules(AttentionRules, "attention", version) for version in VLLM}
+
+
+def group(kind: Any, head_dim: int, **more: Any) -> AttentionGroup:
+    return AttentionGroup.model_validate({"kind": kind, "layers": 1, "heads": 32, "kv_heads": 8, "head_dim": head_dim, **more})
+
+
+def rows(version: str, capability: str, *groups: AttentionGroup, kv: str = "auto", **how: Any) -> tuple[LayerAttention, ...]:
+    return layer_attention(groups, RULES[version], Rank(kv_dtype=kv, capability=capability), **how)
+
+
+def choose(version: str, capability: str, kind: Any = "full", head_dim: int = 128, **how: Any) -> BackendChoice:
+    query = {name: how.pop(name) for name in list(how) if name not in ("packages", "forced")}
+    return choose_backend(RULES[version], AttentionQuery(kind=kind, head_dim=head_dim, **query), capability, **how)
+
+
+def reasons(choice: BackendChoice | LayerAttention) -> dict[str, str]:
+    return {refusal.kernel: refusal.reason for refusal in choice.refused}
+
+
+# --- the drafter of the third report: non-causal, heads of 256 or 512, on 8.6 ---
+
+
+@pytest.mark.parametrize("version", vllm_since("0.26"))
+def test_a_non_causal_drafter_has_backends_on_8_6_for_both_head_sizes(version: str) -> None:
+    small = choose(version, "8.6", head_dim=256, causal=False)
+    assert (small.status, small.backend, small.version) == ("ok", "FLASH_ATTN", 2)
+    large = choose(version, "8.6", head_dim=512, causal=False)
+    assert (large.status, large.backend) == ("ok", "FLASHINFER")
+    assert list(reasons(large)) == ["FLASH_ATTN"]
+    assert "head size 512 is above 256" in reasons(large)["FLASH_ATTN"]
+    for other in ("TRITON_ATTN", "FLEX_ATTENTION"):
+        assert choose(version, "8.6", head_dim=512, causal=False, forced=other).status == "ok"
+
+
+@pytest.mark.parametrize("version", vllm_before("0.26"))
+def test_older_versions_do_not_look_at_causality(version: str) -> None:
+    for head_dim in (256, 512):
+        ahead = choose(version, "8.6", head_dim=head_dim, causal=False)
+        assert ahead == choose(version, "8.6", head_dim=head_dim)
+        assert ahead.status == "ok"
+    assert "non_causal" not in RULES[version].asks
+
+
+def test_a_drafter_with_one_layer_that_sees_ahead_is_asked_for_as_such_whole() -> None:
+    layers = (group("sliding", 128, window=512), group("full", 128, causal=False))
+    assert [row.backend for row in rows("0.33.0", "10.0", *layers, drafter=True)] == ["FLASH_ATTN", "FLASH_ATTN"]
+    causal = (group("sliding", 128, window=512), group("full", 128))
+    assert [row.backend for row in rows("0.33.0", "10.0", *causal, drafter=True)] == ["FLASHINFER", "FLASHINFER"]
+
+
+def test_a_forced_backend_that_refuses_a_drafter_leaves_none() -> None:
+    (row,) = rows("0.33.0", "8.6", group("full", 512, causal=False), drafter=True, forced="FLASH_ATTN")
+    assert (row.status, row.backend) == ("none", None)
+    assert "head size 512 is above 256" in reasons(row)["FLASH_ATTN"]
+
+
+# --- models ---
+
+
+def test_every_kind_of_layer_is_judged_with_its_own_head_size() -> None:
+    kinds = (group("sliding", 256, window=1024), group("full", 512))
+    assert [row.backend for row in rows("0.19.1", "8.6", *kinds)] == ["FLASH_ATTN", "TRITON_ATTN"]
+
+
+def test_gemma_4_gets_one_backend_for_both_of_its_head_sizes() -> None:
+    kinds = (group("sliding", 256, window=1024), group("full", 512))
+    for version in vllm_since("0.19"):
+        ampere = rows(version, "8.6", *kinds, architecture="Gemma4ForConditionalGeneration")
+        assert [row.backend for row in ampere] == ["TRITON_ATTN", "TRITON_ATTN"]
+    hopper = rows("0.26.0", "9.0", *kinds, architecture="Gemma4ForConditionalGeneration")
+    assert [(row.backend, row.version) for row in hopper] == [("FLASH_ATTN", 4), ("FLASH_ATTN", 4)]
+    forced = rows("0.26.0", "8.6", *kinds, architecture="Gemma4ForConditionalGeneration", forced="flash_attn")
+    assert [row.status for row in forced] == ["ok", "none"]
+
+
+def test_gpt_oss_needs_a_backend_with_sinks() -> None:
+    layers = (group("sliding", 64, window=128, sinks=True), group("full", 64, sinks=True))
+    assert {row.backend for row in rows("0.18.0", "12.0", *layers)} == {"TRITON_ATTN"}
+    assert {row.backend for row in rows("0.33.0", "12.0", *layers)} == {"FLASHINFER"}
+    assert {(row.backend, row.version) for row in rows("0.33.0", "9.0", *layers)} == {("FLASH_ATTN", 3)}
+
+
+DEEPSEEK = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "index_topk": 2048}
+
+
+@pytest.mark.parametrize("version", VLLM)
+def test_sparse_mla_has_no_backend_on_ampere(version: str) -> None:
+    layers = group("mla", 576, value_dim=512, heads=128, kv_heads=1, index_dim=128)
+    (row,) = rows(version, "8.6", layers, config=DEEPSEEK)
+    assert row.status == "none"
+    assert "is not for sparse attention" in reasons(row)["TRITON_MLA"]
+    assert "runs on compute capability 9.* or 10.*, this GPU has 8.6" in reasons(row)["FLASHMLA_SPARSE"]
+
+
+def test_mla_on_blackwell_is_unknown_without_the_sizes_that_decide_it() -> None:
+    layers = group("mla", 576, value_dim=512, heads=128, kv_heads=1)
+    (bare,) = rows("0.33.0", "10.0", layers)
+    assert (bare.status, bare.refused[-1].reason) == ("unknown", "qk_nope_head_dim is not known")
+    (known,) = rows("0.33.0", "10.0", layers, config={"text_config": DEEPSEEK})
+    assert (known.status, known.backend) == ("ok", "FLASHINFER_MLA")
+    (other,) = rows("0.33.0", "8.6", layers)  # nothing there asks for them
+    assert other.backend == "TRITON_MLA"
+
+
+def test_images_whose_tokens_see_one_another_leave_no_flash_attention_to_gemma_3() -> None:
+    layers = group("full", 128)
+    (text,) = rows("0.26.0", "8.6", layers, config={"model_type": "gemma3_text"})
+    (images,) = rows("0.26.0", "8.6", layers, config={"model_type": "gemma3"})
+    assert (text.backend, images.backend) == ("FLASH_ATTN", "TRITON_ATTN")
+    assert reasons(images)["FLASHINFER"] == "does not take image tokens that see one another"
+
+
+def test_gemma_4_with_images_that_see_both_ways() -> None:
+    kinds = (group("sliding", 256, window=1024), group("full", 512))
+    config = {"model_type": "gemma4", "text_config": {"use_bidirectional_attention": "vision"}}
+    how: dict[str, Any] = {"architecture": "Gemma4ForConditionalGeneration", "config": config}
+    assert {row.backend for row in rows("0.26.0", "10.0", *kinds, **how)} == {"TRITON_ATTN"}
+    assert {row.backend for row in rows("0.33.0", "10.0", *kinds, **how)} == {"TRITON_FLASHINFER"}
+    assert {row.backend for row in rows("0.33.0", "9.0", *kinds, **how)} == {"TRITON_FLASH_ATTN"}
+    how["config"] = {"model_type": "gemma4", "text_config": {"use_bidirectional_attention": None}}
+    assert {row.backend for row in rows("0.33.0", "10.0", *kinds, **how)} == {"FLASHINFER"}
+
+
+def test_layers_that_see_both_ways_are_encoder_layers() -> None:
+    (row,) = rows("0.33.0", "8.6", group("full", 512, causal=False))
+    assert row.backend == "TRITON_ATTN"
+    assert reasons(row)["FLASHINFER"] == "does not do encoder-only attention"
+
+
+def test_vision_and_recurrent_layers_have_choices_of_their_own() -> None:
+    state = Recurrent(kind="gdn", heads=32, rows=128, columns=128, groups=16, conv_channels=8192, conv_kernel=4)
+    layers = (group("vision", 72, causal=False), group("recurrent", 0, recurrent=state))
+    found = rows("0.33.0", "8.6", *layers, forced="TRITON_ATTN")
+    assert [(row.backend, row.version) for row in found] == [("FLASH_ATTN", 2), ("GDN_ATTN", None)]
+    turing = rows("0.33.0", "7.5", layers[0])
+    assert turing[0].backend == "TORCH_SDPA"
+
+
+# --- overrides and what is not known ---
+
+
+def test_a_forced_backend_stands_alone() -> None:
+    assert choose("0.33.0", "8.6", forced="FLEX_ATTENTION").backend == "FLEX_ATTENTION"
+    assert choose("0.33.0", "8.6", forced="auto").backend == "FLASH_ATTN"
+    refused = choose("0.33.0", "8.6", forced="FLEX_ATTENTION", sinks=True, kv_dtype="fp8")
+    assert refused.status == "none"
+    text = "takes KV cache dtype auto or float16 or bfloat16, not fp8; does not take attention sinks"
+    assert reasons(refused) == {"FLEX_ATTENTION": text}
+
+
+def test_what_the_rules_do_not_describe_is_unknown() -> None:
+    assert choose("0.33.0", "8.6", forced="HPC_ATTN").status == "unknown"
+    assert choose("0.33.0", "8.6", kv_dtype="nvfp4").status == "unknown"
+    assert choose("0.33.0", "", head_dim=64).status == "unknown"
+    assert choose("0.33.0", "8.6", kind="recurrent").status == "unknown"
+    (row,) = rows("0.33.0", "10.0", group("mla", 512, value_dim=448), architecture="DeepseekV4ForCausalLM")
+    assert (row.status, row.refused[0].reason) == ("unknown", "DeepseekV4ForCausalLM brings attention backends of its own")
+
+
+def test_a_package_that_is_missing_changes_the_answer() -> None:
+    assert choose("0.33.0", "10.0").backend == "FLASHINFER"
+    bare = choose("0.33.0", "10.0", packages=frozenset())
+    assert (bare.backend, bare.version) == ("FLASH_ATTN", 4)
+    assert reasons(bare) == {"FLASHINFER": "the package flashinfer is not installed"}
+
+
+# --- the data and the evaluator hold together ---
+
+
+@pytest.mark.parametrize("version", VLLM)
+def test_every_rule_has_a_source_and_every_backend_is_in_a_list(version: str) -> None:
+    rules = RULES[version]
+    assert {name for order in rules.orders for name in order.backends} == set(rules.backends)
+    sources = [value for name, value in rules if name.endswith("_source") and value]
+    for source in [*sources, *(backend.source for backend in rules.backends.values()), *(one.source for one in rules.models)]:
+        path, _, line = source.rpartition(":")
+        assert path.endswith(".py")
+        assert line.isdigit()
+
+
+def test_a_list_with_a_backend_that_is_not_described_is_refused() -> None:
+    data = RULES["0.18.0"].model_dump()
+    del data["backends"]["FLASHMLA"]
+    with pytest.raises(ValueError, match="FLASHMLA is listed, but `backends` does not describe it"):
+        AttentionRules.model_validate(data)
+
+
+sizes = st.none() | st.integers(-4, 1 << 40)
+attention_queries = st.builds(
+    AttentionQuery,
+    kind=st.sampled_from(["full", "sliding", "mla", "recurrent", "encoder", "vision"]),
+    head_dim=st.integers(-4, 1 << 40) | st.sampled_from([64, 128, 256, 512, 576]),
+    heads=st.integers(0, 1 << 20),
+    dtype=st.sampled_from(["bfloat16", "float16", "float32", "", "int3"]),
+    kv_dtype=st.sampled_from([*RULES["0.33.0"].kv_dtypes, "nvfp4", ""]),
+    block_size=sizes,
+    sinks=st.booleans(),
+    causal=st.booleans(),
+    sparse=st.booleans(),
+    multimodal_prefix=st.booleans(),
+    softcap=st.booleans(),
+    role=st.sampled_from(["decoder", "encoder", "encoder_only", "encoder_decoder"]),
+    nope_dim=sizes | st.just(128),
+    rope_dim=sizes | st.just(64),
+    value_dim=sizes,
+    latent_dim=sizes,
+    index_topk=sizes,
+    recurrent=st.sampled_from(["", "gdn", "mamba2"]),
+)
+
+
+@settings(max_examples=examples(150))
+@given(
+    version=st.sampled_from(VLLM),
+    query=attention_queries,
+    capability=st.sampled_from(["7.0", "7.5", "8.6", "9.0", "10.0", "11.0", "12.1", "13.0"]) | st.text(max_size=5),
+    forced=st.none() | st.sampled_from(["auto", "FLASH_ATTN", "TRITON_MLA", "none such"]),
+)
+def test_any_layer_gets_an_answer_with_a_reason_and_never_an_error(
+    version: str, query: AttentionQuery, capability: str, forced: str | None
+) -> None:
+    choice = choose_backend(RULES[version], query, capability, None, forced)
+    assert (choice.backend is not None) == (choice.status == "ok")
+    assert choice.status == "ok" or choice.refused
+    assert all(refusal.reason for refusal in choice.refused)
+    assert choice.backend not in {refusal.kernel for refusal in choice.refused}
+    if choice.status == "ok":
+        again = choose_backend(RULES[version], query, capability, None, choice.backend)
+        assert again.backend == choice.backend  # what it takes may be forced
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    config=st.dictionaries(
+        st.sampled_from([*DEEPSEEK, "attn_logit_softcapping", "model_type", "text_config", "is_mm_prefix_lm"]),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.lists(st.integers(), max_size=2),
+    ),
+    tp=st.integers(-1, 300),
+)
+def test_no_config_makes_it_raise(config: dict[str, Any], tp: int) -> None:
+    layers = [group("mla", 576, value_dim=512, index_dim=128), group("full", 128)]
+    found = layer_attention(layers, RULES["0.33.0"], Rank(tp=tp, capability="10.0"), config=config)
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(("dtype", "backend"), [("bfloat16", "FLASH_ATTN"), ("float16", None)])
+def test_an_fp8_cache_of_a_float16_model_is_nothing_for_flash_attention(dtype: str, backend: str | None) -> None:
+    """As an H200 said when it was tried."""
+    (row,) = layer_attention((group("full", 128),), RULES["0.26.0"], Rank(kv_dtype="fp8", capability="9.0", dtype=dtype))
+    assert row.backend == backend

@@ -1,0 +1,149 @@
+"""The KV cache against the engine's own planner: block sizes, pages, bytes of a request, requests at once, longest request."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.domain import AttentionGroup, Recurrent
+from gateway.engines.vllm.kv_cache import cache, state_bytes
+from gateway.models.rank import Rank
+from tests.conformance.kv_questions import LENGTHS
+from tests.support.published import TRAITS, published
+
+
+def full(layers: int, kv_heads: int, head_dim: int, **fields: Any) -> AttentionGroup:
+    return AttentionGroup(kind="full", layers=layers, heads=2 * kv_heads, kv_heads=kv_heads, head_dim=head_dim, **fields)
+
+
+def sliding(layers: int, kv_heads: int, head_dim: int, window: int, **fields: Any) -> AttentionGroup:
+    return full(layers, kv_heads, head_dim, window=window, **fields).evolve(kind="sliding")  # type: ignore[no-any-return]
+
+
+def latent(layers: int, index_dim: int | None = None) -> AttentionGroup:
+    return AttentionGroup(
+        kind="mla", layers=layers, heads=128, kv_heads=1, head_dim=576, value_dim=512, index_dim=index_dim
+    )  # fmt: skip
+
+
+def recurrent(layers: int, kind: str, heads: int, rows: int, columns: int, groups: int, **fields: Any) -> AttentionGroup:
+    keys = 2 * groups * columns
+    state = Recurrent.model_validate(
+        {"kind": kind, "heads": heads, "rows": rows, "columns": columns, "groups": groups, "conv_kernel": 4}
+        | {"conv_channels": heads * rows + keys}
+        | fields
+    )
+    return AttentionGroup(kind="recurrent", layers=layers, heads=heads, kv_heads=groups, head_dim=columns, recurrent=state)
+
+
+MODELS: dict[str, tuple[AttentionGroup, ...]] = {
+    "llama-3.2-1b": (full(16, 8, 64),),
+    "qwen2.5-7b": (full(28, 4, 128),),
+    "qwen3-30b-a3b": (full(48, 4, 128),),
+    "mistral-7b-v0.1": (sliding(32, 8, 128, 4096),),
+    "gemma-2-9b": (full(21, 8, 256), sliding(21, 8, 256, 4096)),
+    "gemma-3-1b": (full(4, 1, 256), sliding(22, 1, 256, 512)),
+    "gemma-3-27b": (full(10, 16, 128), sliding(52, 16, 128, 1024)),
+    "gpt-oss-20b": (full(12, 8, 64, sinks=True), sliding(12, 8, 64, 128, sinks=True)),
+    "olmo-3-7b": (full(8, 32, 128), sliding(24, 32, 128, 4096)),
+    "command-r7b": (full(8, 8, 128), sliding(24, 8, 128, 4096)),
+    "gemma-4-e4b": (full(4, 2, 512), sliding(20, 2, 256, 512)),
+    "gemma-4-26b-a4b": (full(5, 2, 512), sliding(25, 8, 256, 1024)),
+    "gemma-4-31b": (full(10, 4, 512), sliding(50, 16, 256, 1024)),
+    "deepseek-v2-lite": (latent(27),),
+    "deepseek-v3": (latent(61),),
+    "deepseek-v3.2": (latent(61, 128),),
+    "qwen3-next-80b-a3b": (full(12, 2, 256), recurrent(36, "gdn", 32, 128, 128, 16)),
+    "qwen3.6-35b-a3b": (full(10, 2, 256), recurrent(30, "gdn", 32, 128, 128, 16)),
+    "qwen3.6-35b-a3b, mamba_ssm_dtype float32": (full(10, 2, 256), recurrent(30, "gdn", 32, 128, 128, 16, dtype="float32")),
+    "granite-4.0-h-micro": (full(4, 8, 64), recurrent(36, "mamba2", 64, 64, 128, 1, chunk=256)),
+    "granite-4.0-h-small": (full(4, 8, 128), recurrent(36, "mamba2", 128, 64, 128, 1, chunk=256)),
+    "nemotron-nano-9b-v2": (full(4, 8, 128), recurrent(27, "mamba2", 128, 80, 128, 8, chunk=128, dtype="float32")),
+    "nemotron-3-nano-30b-a3b": (full(6, 2, 128), recurrent(23, "mamba2", 64, 64, 128, 8, chunk=128, dtype="float32")),
+}
+
+
+READ = [name for name in MODELS if not name.startswith(("granite", "nemotron", "gemma-3-27b")) and ", " not in name]
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read_of_a_config_keeps_the_same(name: str) -> None:
+    read, known = (
+        cache(attention, Rank(tp=2, capability="9.0"), 16, TRAITS["0.33.0"])
+        for attention in (published(name).attention, MODELS[name])
+    )
+    assert read.bytes_per_token == known.bytes_per_token
+    assert [read.bytes_for(length, 2048) for length in LENGTHS] == [known.bytes_for(length, 2048) for length in LENGTHS]
+
+
+def test_a_state_is_kept_before_the_first_token() -> None:
+    found = cache(MODELS["qwen3.6-35b-a3b"], Rank(capability="8.6"), 16, ())
+    assert (found.block_tokens, found.block_bytes) == (544, 10 * 1114112)
+    assert found.state_bytes == 3 * found.block_bytes
+    assert found.bytes_per_token * 544 == found.block_bytes
+    assert found.bytes_for(1, 2048) == found.state_bytes + found.block_bytes
+    alone = cache(MODELS["qwen3.6-35b-a3b"][1:], Rank(capability="8.6"), 16, ())
+    assert (alone.bytes_per_token, alone.bytes_for(100000, 2048)) == (0, 30 * 1097728)
+
+
+def test_a_convolution_has_groups_enough_for_every_rank() -> None:
+    # mamba2_state_shape, with 1 group on 4 ranks: (4096 + 2 * 4 * 128) / 4 channels; 16 heads of 64 x 128.
+    group = MODELS["granite-4.0-h-micro"][1].recurrent
+    assert group is not None
+    assert state_bytes(group, 4, "bfloat16") == 3 * 1280 * 2 + 16 * 64 * 128 * 2
+    assert state_bytes(group.evolve(kind="mamba1", groups=0), 4, "bfloat16") == 3 * 1088 * 2 + 16 * 64 * 128 * 2
+
+
+def test_more_stages_have_more_batches_in_flight() -> None:
+    one, three = (
+        cache(MODELS["mistral-7b-v0.1"], Rank(pp=pp, capability="9.0"), 16, ("windows_of_more_batches",)) for pp in (1, 3)
+    )
+    assert (one.blocks_for(32768, 2048), three.blocks_for(32768, 2048)) == (513, 769)
+
+
+def test_pages_that_do_not_divide_are_padded_or_refused() -> None:
+    mixed = (full(4, 1, 192), sliding(4, 1, 128, 512))
+    padded = cache(mixed, Rank(capability="9.0"), 16, ("pages_are_padded",))
+    assert (padded.refused, padded.block_bytes) == (None, 4 * 16 * 2 * 192 * 2)
+    assert "do not divide" in (cache(mixed, Rank(capability="9.0"), 16, ()).refused or "")
+
+
+def test_towers_and_encoders_keep_nothing() -> None:
+    tower = full(27, 16, 72, causal=False).evolve(kind="vision")
+    found = cache([tower, full(2, 1, 64).evolve(kind="encoder")], Rank(capability="9.0"), 16, ())
+    assert (found.bytes_per_token, found.bytes_for(512, 2048), found.largest(0, 2048, 512)) == (0, 0, 512)
+    assert found.requests(0, 512, 2048) == math.inf
+    seen = cache([tower, *MODELS["llama-3.2-1b"]], Rank(capability="9.0"), 16, ())
+    assert seen == cache(MODELS["llama-3.2-1b"], Rank(capability="9.0"), 16, ())
+
+
+SIZES = st.integers(0, 300) | st.sampled_from([2**31, 10**12])
+STATES = st.builds(
+    Recurrent, kind=st.sampled_from(["gdn", "kda", "mamba1", "mamba2"]), heads=SIZES, rows=SIZES, columns=SIZES, groups=SIZES,
+    conv_channels=SIZES, conv_kernel=st.integers(0, 9), chunk=st.none() | st.integers(1, 2**20), dtype=st.sampled_from([None, "float32"]),
+)  # fmt: skip
+GROUPS = st.builds(
+    AttentionGroup, kind=st.sampled_from(["full", "sliding", "mla", "recurrent", "encoder", "vision"]), layers=SIZES, heads=SIZES,
+    kv_heads=SIZES, head_dim=SIZES, value_dim=st.none() | SIZES, window=st.none() | SIZES, index_dim=st.none() | SIZES,
+    recurrent=st.none() | STATES,
+)  # fmt: skip
+
+
+@given(
+    st.lists(GROUPS, max_size=4), st.integers(1, 64), st.sampled_from(["auto", "fp8", "fp8_ds_mla"]),
+    st.sampled_from(list(TRAITS.values())), st.none() | st.booleans(), st.integers(0, 10**13), st.integers(0, 2**22),
+)  # fmt: skip
+def test_no_model_breaks_the_arithmetic(
+    groups: list[AttentionGroup], tp: int, kv_dtype: str, traits: tuple[str, ...], prefixes: bool | None, kv: int, limit: int
+) -> None:
+    found = cache(groups, Rank(tp=tp, kv_dtype=kv_dtype, capability="9.0"), 16, traits, prefixes=prefixes)
+    longest = found.largest(kv, 2048, limit)
+    assert 0 <= longest <= limit
+    assert longest == 0 or found.bytes_for(longest, 2048) <= kv
+    assert longest == limit or found.bytes_for(longest + 1, 2048) > kv - found.block_bytes
+    assert min(found.bytes_per_token, found.state_bytes) >= 0
+    assert found.requests(kv, 100, 2048) >= 0

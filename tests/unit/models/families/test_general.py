@@ -1,0 +1,344 @@
+"""Families that no reader knows: what their fields say agrees with readers that know, is marked as a guess, and yields to answers."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.domain import AskedCache, Decision, EngineAnswer, ModelSpec, Question
+from gateway.engines.common.layers.build import build
+from gateway.errors import FitserveError
+from gateway.models.families import general
+from gateway.models.families.blueprint import Blueprint
+from gateway.models.families.config import Fields
+from gateway.models.families.registry import blueprint_of, completed
+from gateway.models.spec import Tensor, read_model
+from gateway.planner.asked import open_questions
+from gateway.planner.decide import decide
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import wish
+from tests.support.paths import MODELS, ROOT
+from tests.support.published import CONFIGS, TENSORS, config, tensors
+
+PROFILES = Profiles()
+# What names of fields cannot tell, by how much: sizes and ties that only a family's own defaults have, towers by rule of thumb.
+APART = {
+    "bge-large-en-v1.5": 0.10,
+    "bge-m3": 0.45,
+    "command-r7b": 0.14,
+    "gemma-2-9b": 0.11,
+    "gemma-3-1b": 0.31,
+    "gemma-3-27b": 0.06,
+    "gemma-3-4b": 0.19,
+    "gemma-4-26b-a4b": 0.04,
+    "gemma-4-31b": 0.03,
+    "gemma-4-e4b": 0.40,
+    "gte-modernbert-base": 0.14,
+    "nomic-embed-text-v1.5": 0.18,
+    "qwen2.5-vl-7b": 0.03,
+    "qwen3-vl-8b": 0.02,
+    "qwen3.5-9b": 0.02,
+}
+# Windows that only a family's defaults give to layers: all of their tokens are counted.
+WINDOWS = {"gemma-2-9b", "gemma-3-1b", "gemma-3-27b", "gemma-3-4b", "mistral-7b-v0.1", "phi-3.5-moe", "phi-4-mini"}
+SHAPES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "tests/support/family_shapes.yaml").read_text())
+OTHER_CACHES = {"gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e4b"}
+
+
+def guess(fields: dict[str, Any]) -> Blueprint:
+    top = Fields(fields, "m")
+    text, around = general.decoder(completed(general.text_of(top).fields), "model"), general.towers(top)
+    return Blueprint(text.linears, text.attention + around.attention, text.others + around.others, text.guessed)
+
+
+def elements(plan: Blueprint) -> int:
+    held = sum(len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts) for item in plan.linears)
+    return held + sum(group.count * math.prod(group.shape) for group in plan.others)
+
+
+def kept(plan: Blueprint) -> list[tuple[Any, ...]]:
+    groups = [group for group in plan.attention if group.kind != "vision"]
+    return sorted((group.kind, group.layers, group.kv_heads, group.head_dim, group.window or 0) for group in groups)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.json")))
+def test_what_names_of_fields_tell_is_what_the_familys_own_reader_tells(name: str) -> None:
+    known, guessed = blueprint_of(config(name), "m"), guess(config(name))
+    assert elements(guessed) == pytest.approx(elements(known), rel=APART.get(name, 0.007))
+    if name in WINDOWS:
+        layers = {
+            kind: sum(group.layers for group in plan.attention if group.kind != "vision")
+            for kind, plan in (("k", known), ("g", guessed))
+        }
+        assert layers["k"] == layers["g"]
+        assert all(group.kind == "full" for group in guessed.attention if group.kind != "vision")
+    elif name not in OTHER_CACHES and known.attention[0].kind != "encoder":
+        assert kept(guessed) == kept(known)
+
+
+def shape(name: str) -> dict[str, Any]:
+    """The config.json of a published model of family_shapes.yaml."""
+    found = {
+        key: value["of"] * value["times"] if isinstance(value, dict) and "times" in value else value
+        for key, value in SHAPES[name]["config"].items()
+    }
+    if "blocks" in SHAPES[name]:
+        found["block_configs"] = [
+            {
+                "attention": {"n_heads_in_group": sharing or None, "no_op": not sharing},
+                "ffn": {"ffn_mult": times, "no_op": False},
+            }
+            for sharing, times in SHAPES[name]["blocks"]
+        ]
+    return found
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_published_models_have_as_many_parameters_as_their_publishers_count(name: str) -> None:
+    assert elements(guess(shape(name))) == pytest.approx(SHAPES[name]["billions"] * 1e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "caches"),
+    [
+        ("nemotron-super-49b", [("full", 49, 8, 128, 0)]),  # of 80 layers
+        ("longcat-flash", [("mla", 56, 1, 576, 0)]),  # two in each of 28
+        ("lfm2-1.2b", [("full", 6, 8, 64, 0), ("recurrent", 10, 1, 1, 0)]),
+    ],
+)
+def test_layers_without_attention_and_layers_with_two_keep_the_caches_that_they_have(
+    name: str, caches: list[tuple[Any, ...]]
+) -> None:
+    assert kept(guess(shape(name))) == caches
+
+
+@pytest.mark.parametrize(
+    "odd", [{}, {"attention": 3, "ffn": []}, {"ffn": {"ffn_mult": math.nan}}, {"ffn": {"ffn_mult": 1e300}}]
+)
+def test_a_block_that_says_nonsense_is_a_layer_without_an_mlp(odd: dict[str, Any]) -> None:
+    fields = shape("nemotron-super-49b")
+    whole, found = guess(fields), guess(fields | {"block_configs": [odd, *fields["block_configs"][1:]]})
+    assert sum(group.layers for group in found.attention) == 49
+    assert 0 < elements(whole) - elements(found) < 1e9
+
+
+def unheard(name: str = "qwen3-8b", headers: dict[str, Tensor] | None = None, **changes: Any) -> ModelSpec:
+    fields = config(name, model_type="unheard", **changes) | {"architectures": ["UnheardForCausalLM"]}
+    return read_model("m", None, fields, headers, None, (), None)
+
+
+def decided(
+    spec: ModelSpec,
+    answers: dict[Question, EngineAnswer] | None = None,
+    *,
+    hardware: str = "2x3090",
+    listed: bool = True,
+    **wanted: Any,
+) -> Decision:
+    engine = PROFILES.engine("vllm==0.33.0")
+    if listed:
+        engine = engine.evolve(architectures=(*engine.architectures, "UnheardForCausalLM"))
+    engine = engine.evolve(config_classes=(*engine.config_classes, "unheard"))
+    here, rules = PROFILES.hardware(hardware), PROFILES.rules([engine])
+    return decide(spec, here, [engine], wish(**wanted), rules=rules, answers=answers)
+
+
+def asked(decision: Decision) -> list[Question]:
+    """What the decision leaves open."""
+    return [question for _, questions in open_questions(decision) for question in questions]
+
+
+SAID = EngineAnswer(
+    weights=5 * 10**9,
+    kv=AskedCache(block_bytes=2**20, aside=1, needed=((16, 2**20), (16384, 2**30), (32768, 2**31))),
+    source="sha256:0123",
+)
+
+
+def test_a_plan_of_an_unheard_family_is_a_guess_that_says_what_was_guessed() -> None:
+    known = decided(read_model("m", None, config("qwen3-8b"), None, None, (), None)).plans[0]
+    best = decided(unheard()).plans[0]
+    assert (best.grade, best.verdict) == ("guess", "degraded")
+    assert any("its attention, its MLPs are guessed from the names of fields" in words for words in best.warnings)
+    assert best.memory.weights_bytes == pytest.approx(known.memory.weights_bytes, rel=0.001)
+    assert best.memory.kv_bytes_per_token == known.memory.kv_bytes_per_token
+
+
+def test_the_answer_of_an_engine_replaces_the_guess() -> None:
+    found = asked(decided(unheard()))
+    assert found
+    best = decided(unheard(), dict.fromkeys(found, SAID)).plans[0]
+    assert (best.grade, best.verdict, best.memory.weights_bytes) == ("checked", "ok", SAID.weights)
+    assert not any("guessed" in words for words in best.warnings)
+
+
+def test_a_guess_that_does_not_fit_is_asked_about_before_it_is_believed() -> None:
+    large = unheard(num_hidden_layers=400)
+    before = decided(large, tensor_parallel=1)
+    assert not before.plans
+    assert before.rejected[0].verdict == "no_memory"
+    found = asked(before)
+    assert found
+    assert decided(large, {found[0]: SAID}, tensor_parallel=1).plans[0].grade == "checked"
+    words = EngineAnswer(refused="ValueError: no such layers", source="sha256:0123")
+    after = decided(large, {found[0]: words}, tensor_parallel=1)
+    assert not after.plans
+    assert found[0] not in asked(after)
+
+
+def test_an_architecture_that_is_not_listed_is_refused_unless_the_engine_itself_takes_it() -> None:
+    before = decided(unheard(), listed=False, tensor_parallel=1)
+    assert [one.verdict for one in before.rejected] == ["unsupported_architecture"]
+    found = asked(before)
+    assert found
+    assert decided(unheard(), {found[0]: SAID}, listed=False, tensor_parallel=1).plans[0].grade == "checked"
+    words = EngineAnswer(refused="ValueError: not supported", source="sha256:0123")
+    refused = decided(unheard(), {found[0]: words}, listed=False, tensor_parallel=1)
+    assert (refused.plans, refused.rejected[0].reasons) == ((), ("ValueError: not supported",))
+    hostile = unheard().evolve(remote_code=("auto_map in config.json",))
+    closed = decided(hostile, listed=False)
+    assert asked(closed) == [], "the class would be the repository's"
+
+
+def test_the_weights_are_those_of_the_headers_where_there_are_any() -> None:
+    headers = tensors({f"a.layers.{number}.odd.weight": (4096, 1000) for number in range(4)})
+    best = decided(unheard(headers=headers), tensor_parallel=1).plans[0]
+    assert best.memory.weights_bytes == 4 * 4096 * 1000 * 2
+
+
+@pytest.mark.parametrize(("method", "plans"), [("torchao", True), ("unheard_method", False)])
+def test_a_method_without_rules_is_sized_by_headers_where_the_engine_has_it(method: str, *, plans: bool) -> None:
+    headers = tensors({f"model.layers.{number}.mlp.up_proj.weight": (512, 4096) for number in range(36)}, "I8")
+    fields = config("qwen3-8b", quantization_config={"quant_method": method})
+    found = decided(read_model("m", None, fields, headers, None, (), None), tensor_parallel=1)
+    assert bool(found.plans) == plans
+    if plans:
+        assert found.plans[0].memory.weights_bytes == 36 * 512 * 4096
+    else:
+        assert {one.verdict for one in found.rejected} == {"unsupported_quantization"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "groups"),
+    [
+        ({"layer_types": ["conv", "full_attention"] * 18}, {"recurrent": 18, "full": 18}),
+        ({"attn_layer_indices": [0, 9]}, {"recurrent": 34, "full": 2}),
+        ({"full_attention_interval": 4}, {"recurrent": 27, "full": 9}),
+        ({"attn_layer_period": 8, "attn_layer_offset": 4}, {"recurrent": 32, "full": 4}),
+        ({"sliding_window_pattern": "LLLG", "sliding_window": 512}, {"sliding": 27, "full": 9}),
+        ({"attention_chunk_size": 8192}, {"sliding": 27, "full": 9}),
+        ({"hybrid_layer_pattern": [0, 1] * 18, "sliding_window": 128}, {"sliding": 18, "full": 18}),
+        ({"linear_attn_config": {"full_attn_layers": [4, 8], "num_heads": 8, "head_dim": 64}}, {"recurrent": 34, "full": 2}),
+        ({"mamba_d_state": 128, "mamba_n_heads": 32, "mamba_d_head": 64}, {"recurrent": 36, "full": 36}),
+        ({"kv_lora_rank": 512}, {"mla": 36}),
+    ],
+)
+def test_kinds_of_layers_are_told_by_what_published_configs_call_them(fields: dict[str, Any], groups: dict[str, int]) -> None:
+    assert {group.kind: group.layers for group in unheard(**fields).attention} == groups
+
+
+def test_the_text_model_stands_where_configs_put_it_and_a_known_one_is_read_exactly() -> None:
+    text = config("qwen3-8b")
+    vision = {"depth": 4, "hidden_size": 64, "intermediate_size": 256, "num_heads": 2}
+    for outer in ({"llm_config": text}, {"text_config": text}, {"thinker_config": {"text_config": text}}):
+        fields = {"architectures": ["A"], "model_type": "unheard", "vision_config": vision, **outer}
+        spec = read_model("m", None, fields, None, None, (), None)
+        assert spec.guessed == ("its vision tower",)
+        assert (spec.hidden, spec.vocab, spec.max_position) == (4096, 151936, 40960)
+        assert [(group.kind, group.layers) for group in spec.attention] == [("full", 36), ("vision", 4)]
+        assert [layer.n for layer in build(spec).linears if layer.name.endswith("qkv_proj")] == [6144]
+
+
+NAMES = st.sampled_from(
+    [
+        *(
+            [
+                "num_layers",
+                "decoder_layers",
+                "decoder_attention_heads",
+                "ffn_hidden_size",
+                "num_dense_layers",
+                "moe_layers",
+                "moe_layers_enum",
+                "mlp_layer_types",
+            ]
+        ),
+        *(
+            [
+                "attn_layer_period",
+                "attn_layer_offset",
+                "full_attention_interval",
+                "linear_attn_config",
+                "hybrid_layer_pattern",
+                "attn_type_list",
+            ]
+        ),
+        *(
+            [
+                "layers_block_type",
+                "hybrid_override_pattern",
+                "vision_config",
+                "audio_config",
+                "thinker_config",
+                "llm_config",
+                "mamba_d_state",
+                "head_dim",
+            ]
+        ),
+        *(
+            [
+                "moe_layer_freq",
+                "expert_layer_period",
+                "n_shared_experts",
+                "v_head_dim",
+                "sliding_window",
+                "attention_chunk_size",
+                "tie_word_embeddings",
+            ]
+        ),
+    ]
+)
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 40),
+    st.just(10**12),
+    st.lists(st.integers(-1, 40) | st.sampled_from(["mamba", "moe", "full_attention", ""]), max_size=4),
+    st.sampled_from(["M*-E", "1,2,x", "LG", ""]),
+    st.dictionaries(
+        st.sampled_from(["hidden_size", "num_hidden_layers", "depth", "full_attn_layers", "text_config", "num_heads"]),
+        st.integers(-1, 99) | st.lists(st.integers(), max_size=3),
+        max_size=4,
+    ),
+)
+
+
+@given(CONFIGS, st.dictionaries(NAMES, VALUES, max_size=6), st.none() | TENSORS, st.booleans())
+def test_any_config_is_read_built_and_planned_or_a_fitserve_error(
+    fields: dict[str, Any], more: dict[str, Any], headers: dict[str, Tensor] | None, known: bool
+) -> None:
+    whole = fields | more | ({} if known else {"model_type": "unheard", "architectures": ["UnheardForCausalLM"]})
+    with suppress(FitserveError):
+        decided(read_model("m", None, whole, headers, None, (), None))
+
+
+def test_queries_and_outputs_of_a_lower_rank_are_no_whole_matrices() -> None:
+    """Of DeepSeek-V4-Flash, whose 284 billion parameters were 291 with them."""
+    sizes = {"num_hidden_layers": 43, "hidden_size": 4096, "num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 512}
+    ranks = {"q_lora_rank": 1024, "o_lora_rank": 1024, "o_groups": 8, "vocab_size": 129280, "intermediate_size": 2048}
+    found = guess({"model_type": "unheard-of", **sizes, **ranks})
+    layer = {one.name.rpartition(".")[2]: (one.k, sum(one.parts)) for one in found.linears if ".self_attn." in one.name}
+    assert layer == {
+        "q_a_proj": (4096, 1024),
+        "kv_proj": (4096, 512),
+        "q_b_proj": (1024, 64 * 512),
+        "o_a_proj": (8 * 512, 8 * 1024),
+        "o_b_proj": (8 * 1024, 4096),
+    }
+    assert [(one.kv_heads, one.head_dim) for one in found.attention] == [(1, 512)]

@@ -1,0 +1,76 @@
+"""`gateway.plan`: one function plans from Python, as the documentation shows."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gateway
+from gateway.domain import Wish
+from gateway.errors import BadRequest, NotFound
+from gateway.planner.service.offline import WishFields
+from gateway.profiles.profiles import Profiles
+from tests.support.paths import MODELS, ROOT
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the model of the documented example; data of its own."""
+    model = tmp_path / "models" / "llama-3.1-8b"
+    model.mkdir(parents=True)
+    shutil.copy(MODELS / "llama-3.1-8b.json", model / "config.json")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FITSERVE_DATA_DIR", str(tmp_path / "data"))
+    return tmp_path
+
+
+def test_the_documented_example_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    section = (ROOT / "docs" / "plan.md").read_text().partition("## From Python\n")[2].partition("\n## ")[0]
+    example = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    "))
+    names: dict[str, Any] = {}
+    exec(example, names)
+    decision = names["decision"]
+    assert decision.hardware == "2x3090"
+    assert decision.plans[0].rank == 1
+    assert "on 2 GPU: 32 attention heads and the weights divide by 2" in capsys.readouterr().out
+
+
+def test_hardware_may_be_a_name_a_file_or_a_machine_that_was_read(folder: Path) -> None:
+    machine = Profiles().hardware("2x3090")
+    file = folder / "machine.json"
+    file.write_text(machine.model_dump_json(by_alias=True))
+    wanted = [gateway.plan(Path("models/llama-3.1-8b"), hardware, ["vllm"]) for hardware in ("2x3090", file, machine)]
+    assert wanted[0].plans
+    assert wanted[0].plans == wanted[1].plans == wanted[2].plans
+
+
+def test_what_cannot_be_wished_for_is_told(folder: Path) -> None:
+    with pytest.raises(BadRequest, match="tensor_parallel"):
+        gateway.plan("models/llama-3.1-8b", "2x3090", tensor_parallel=0)
+    with pytest.raises(NotFound, match="no engine"):
+        gateway.plan("models/llama-3.1-8b", "2x3090", ["nothing"])
+
+
+def test_every_field_of_a_wish_can_be_given() -> None:
+    assert set(WishFields.__annotations__) == set(Wish.model_fields) - {
+        "name",
+        "aliases",
+        "source",
+        "endpoints",
+        "endpoint_key",
+        "engines",
+        "check",
+    }
+
+
+def test_importing_the_package_imports_none_of_it() -> None:
+    """A worker process and every command import it."""
+    code = "import sys, gateway; assert not {name for name in sys.modules if name.startswith('gateway.')} - {'gateway.version'}; gateway.plan"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError):
+        gateway.nothing  # noqa: B018

@@ -1,0 +1,81 @@
+"""What a copy has again after something outside of its plan ended its engine, and when it is planned anew instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.domain import Attempt, Cap, Decision, Failure, LayerAttention, LayerKernel, Plan
+from gateway.planner.sharing.restore import again, outlived, same, there
+from tests.support.makers import GIB, plan, wish
+
+SERVED = plan("3090", max_context=8192)
+CUT = Failure(kind="exited", phase="serving", message="", proves="nothing")
+
+
+def ended(planned: Plan, failure: Failure | None, *, ready: bool) -> Attempt:
+    known: dict[str, Any] = {"id": 1, "model": "m", "replica": 0, "port": 1, "started_at": 1.0, "fingerprint": "f"}
+    state = "failed" if failure else "stopped"
+    return Attempt.model_validate(
+        {**known, "plan": planned, "state": state, "ready_at": 2.0 if ready else None, "failure": failure}
+    )
+
+
+def test_starts_that_were_cut_off_too_change_nothing() -> None:
+    cut = [ended(SERVED, CUT, ready=True)]
+    assert outlived(cut) is SERVED
+    other = plan("3090", max_context=4096)
+    assert outlived([*cut, ended(other, CUT.evolve(kind="killed"), ready=False)]) is SERVED
+    assert outlived([*cut, ended(other, CUT, ready=True)]) is other
+
+
+@pytest.mark.parametrize("kind", ["withdrawn", "host_error", "download", "stalled"])
+def test_a_start_that_met_something_is_planned_anew(kind: str) -> None:
+    assert outlived([ended(SERVED, CUT, ready=True), ended(SERVED, CUT.evolve(kind=kind), ready=False)]) is None
+
+
+def test_who_stopped_or_failed_by_itself_is_planned_anew() -> None:
+    assert outlived([]) is None
+    assert outlived([ended(SERVED, None, ready=True)]) is None
+    assert outlived([ended(SERVED, CUT.evolve(proves="plan"), ready=True)]) is None
+
+
+def test_without_those_for_whose_sake_it_took_less_it_takes_what_is_free() -> None:
+    capped: Plan = SERVED.evolve(cap=Cap(bytes=8 * GIB, models=("other",)))
+    assert again(SERVED, None) is SERVED
+    assert again(capped, Cap(bytes=8 * GIB, models=("other",))) is capped
+    assert again(capped, None) is None
+
+
+def test_what_took_another_place_or_more_is_not_the_same() -> None:
+    asked = there(wish(gpus="few"), SERVED)
+    assert (asked.gpus, asked.engines, asked.replicas) == (SERVED.gpus, (str(SERVED.engine),), 1)
+    decision = decided(SERVED)
+    found = same(decision, SERVED)
+    assert found is not None
+    assert found.plans[0] == SERVED
+    assert same(decided(SERVED.evolve(gpus=("GPU-other",))), SERVED) is None
+    more = SERVED.memory.evolve(budget_bytes=SERVED.memory.budget_bytes + 1)
+    assert same(decided(SERVED.evolve(memory=more)), SERVED) is None
+    assert same(decision.evolve(plans=()), SERVED) is None
+
+
+def test_another_way_is_not_the_same_and_other_sizes_are() -> None:
+    """A drafter that failed in a plan of another size is not known to fail in one of this size."""
+    shorter = SERVED.evolve(max_model_len=SERVED.max_model_len.evolve(value=SERVED.max_model_len.value - 16))
+    found = same(decided(shorter), SERVED)
+    assert found is not None
+    assert found.plans[0] == shorter
+    for other in (
+        SERVED.evolve(speculation=SERVED.speculation.evolve(value="eagle3")),
+        SERVED.evolve(enforce_eager=SERVED.enforce_eager.evolve(value=not SERVED.enforce_eager.value)),
+        SERVED.evolve(attention=(LayerAttention(kind="full", layers=32, head_dim=128, backend="TRITON_ATTN", status="ok"),)),
+        SERVED.evolve(kernels=(LayerKernel(layer="qkv_proj", count=32, k=64, n=64, scheme="awq", kernel="awq", status="ok"),)),
+    ):
+        assert other != SERVED
+        assert same(decided(other), SERVED) is None
+
+
+def decided(planned: Plan) -> Decision:
+    return Decision(model="m", hardware="3090", plans=(planned,))

@@ -1,0 +1,414 @@
+"""What a model gives of its KV cache, what it keeps, and when it has everything back: models that come and go on one machine."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from gateway.domain import Attempt, Cap, Decision, Failure, Hardware, Holding, ModelSpec, Offer, Plan, Policy, Sharing, Wish
+from gateway.models.spec import read_model
+from gateway.planner.decide import decide
+from gateway.planner.parallel import freed, rooms
+from gateway.planner.sharing.leaving import Leaver, leaving
+from gateway.planner.sharing.offers import shared
+from gateway.planner.sharing.restore import again, outlived, same, there
+from gateway.planner.sharing.surplus import kept, last_cap, part, surplus, without
+from gateway.planner.sizes import wanted_context
+from gateway.planner.starts import cache_bytes
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import GIB, LLAMA_8B, plan, wish
+from tests.support.published import config
+
+PROFILES = Profiles()
+ENGINES = [PROFILES.engine("vllm==0.26.0")]
+RULES = PROFILES.rules(ENGINES)
+SMALL = {
+    **LLAMA_8B,
+    "num_hidden_layers": 8,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "vocab_size": 32000,
+    "head_dim": 64,
+}
+MODELS = {
+    "small": SMALL,
+    "llama-1b": config("llama-3.2-1b"),
+    "qwen-1.5b": config("qwen2.5-1.5b"),
+    "llama-8b": LLAMA_8B,
+}
+
+
+def attempt(number: int, planned: Plan, **fields: Any) -> Attempt:
+    known = {"state": "ready", "ready_at": 2.0, "port": 1, "started_at": 1.0, "replica": 0, "model": "m"}
+    return Attempt.model_validate({**known, "id": number, "plan": planned, "fingerprint": planned.fingerprint, **fields})
+
+
+def test_one_whole_context_stays_and_what_was_wished_for() -> None:
+    alone = plan("h200", max_context=8192)
+    first, last = surplus(alone, wish(max_context=8192))
+    assert first.tokens >= 4 * 8192
+    assert last.tokens >= 8192
+    assert 0 < sum(first.gives.values()) < sum(last.gives.values()) < alone.memory.kv_bytes
+    assert (
+        f"room for {first.tokens / 8192:.1f} of {alone.memory.kv_tokens / 8192:.1f} requests of 8,192 tokens stays"
+        in first.words
+    )
+    count = next(iter(first.gives.values()))
+    half = part(first, count // 2)
+    assert set(half.gives.values()) == {count // 2}
+    assert half.keeps - first.keeps == count - count // 2
+    assert half.tokens == pytest.approx((first.tokens + first.of_tokens) / 2, rel=0.02)
+    assert part(first, count + 1) is first
+    asked = surplus(alone, wish(max_context=8192, concurrency=3))
+    assert [one.tokens >= 3 * 8192 for one in asked] == [True]
+
+
+def test_nothing_is_given_of_a_size_that_the_user_set_nor_of_little() -> None:
+    assert surplus(plan("3090", max_context=8192), wish(args={"gpu_memory_utilization": 0.9})) == ()
+    assert surplus(plan("3090"), wish(goal="context")) == ()
+    assert surplus(plan("h200", max_context=8192), wish(max_context=8192, policy={"pinned": True})) == ()
+
+
+def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -> None:
+    free = plan("3090", max_context=8192)
+    capped = free.evolve(cap=Cap(bytes=8 * GIB, models=("other",)))
+    other: dict[str, tuple[Cap, ...]] = {"other": ()}
+    assert kept([attempt(1, free)], other) is None
+    assert kept([attempt(1, free), attempt(2, capped, state="stopped")], {**other, "x": ()}) == capped.cap
+    assert kept([attempt(1, free), attempt(2, capped)], {"x": ()}) is None
+    bad = Failure(kind="crash", phase="load", message="", proves="plan")
+    assert kept([attempt(1, free), attempt(2, capped, state="failed", ready_at=None, failure=bad)], other) is None
+    killed = Failure(kind="killed", phase="load", message="", proves="nothing")
+    assert kept([attempt(2, capped, state="failed", ready_at=None, failure=killed)], other) == capped.cap
+
+
+def test_what_a_model_took_when_others_came_beside_it_is_kept_for_it() -> None:
+    free = plan("3090", max_context=8192)
+    late, far = Cap(bytes=GIB, models=("m",)), Cap(bytes=GIB, models=("x",))
+    beside: dict[str, tuple[Cap, ...]] = {"late": (late, far), "far": (far,), "x": ()}
+    assert kept([attempt(1, free)], beside) == Cap(bytes=free.memory.promised_bytes, models=("late",)), (
+        "whichever of its copies came beside it"
+    )
+    assert kept([attempt(1, free, state="stopped", ready_at=None)], beside) is None
+    bad = Failure(kind="crash", phase="load", message="", proves="plan")
+    assert kept([attempt(1, free), attempt(2, free, state="failed", ready_at=None, failure=bad)], beside) is None
+
+
+class Machine:
+    """A machine as the loop fills it: each copy of a model has a wish, its attempts, and the plan that serves. A copy is `model` or `model#number`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.hardware: Hardware = PROFILES.hardware(name)
+        self.wishes: dict[str, Wish] = {}
+        self.serving: dict[str, Plan] = {}
+        self.lost: dict[str, Plan] = {}
+        self.attempts: dict[str, list[Attempt]] = {}
+        self.fixed: set[str] = set()
+        self.made = 0
+
+    def claims(self, without: str = "", *, come: bool = True) -> dict[str, int]:
+        """come: with what those have that are still to come back."""
+        total: dict[str, int] = {}
+        for name, one in (*self.serving.items(), *(self.lost.items() if come else ())):
+            for uuid in one.gpus if name != without else ():
+                total[uuid] = total.get(uuid, 0) + one.memory.promised_bytes
+        return total
+
+    def decided(
+        self, name: str, sharing: Sharing, free: dict[str, int] | None = None, wish: Wish | None = None, **changes: Any
+    ) -> Decision:
+        """As the process that plans: what others give is free, and nobody has it any more."""
+        claims, here = self.claims(name), self.free(name)
+        left = {uuid: count - (free or {}).get(uuid, 0) for uuid, count in claims.items()}
+        asked = (wish or self.wishes[name]).evolve(**changes)
+        here = freed(here, free or {})
+        return decide(
+            spec_of(name), here, ENGINES, asked, PROFILES.facts, left, rules=RULES, gpus=PROFILES.gpus, sharing=sharing
+        )
+
+    def free(self, without: str = "") -> Hardware:
+        claims = self.claims(without, come=False)
+        gpus = (
+            # What the driver has is not read beside engines.
+            gpu.evolve(free_bytes=max(0, (gpu.free_bytes or 0) - claims[gpu.uuid]), processes=None)
+            if gpu.uuid in claims
+            else gpu
+            for gpu in self.hardware.gpus
+        )
+        found: Hardware = self.hardware.evolve(gpus=tuple(gpus))
+        return found
+
+    def others(self, name: str) -> dict[str, list[str]]:
+        """The copies of the other models."""
+        found: dict[str, list[str]] = {}
+        for other in self.wishes:
+            if model_of(other) != model_of(name):
+                found.setdefault(model_of(other), []).append(other)
+        return found
+
+    def sharing(self, name: str) -> Sharing:
+        others = self.others(name)
+        has = self.serving | self.lost
+        offers = [
+            offer
+            for model, copies in others.items()
+            for other in copies
+            for offer in (
+                surplus(self.serving[other], self.wishes[other].evolve(name=model), number_of(other))
+                if other in self.serving
+                else ()
+            )
+        ]
+        holders = []
+        for model, copies in others.items():
+            gives: dict[str, int] = {}
+            for one in (has[other] for other in copies if other in has):
+                gives |= {uuid: gives.get(uuid, 0) + one.memory.promised_bytes for uuid in one.gpus}
+            holders.append(Holding(model=model, gives=gives))
+        caps = {model: self.last_caps(copies) for model, copies in others.items()}
+        past = self.attempts.get(name, [])
+        cap, lost = kept(past, caps), outlived(past)
+        return Sharing(
+            cap, tuple(offers), tuple(holders), past[-1].plan.gpus if past else (), "", again(lost, cap) if lost else None
+        )
+
+    def last_caps(self, copies: list[str]) -> list[Cap]:
+        found = (last_cap(self.attempts.get(copy, ())) for copy in copies)
+        return [cap for cap in found if cap is not None]
+
+    def add_copy(self, first: str, number: int) -> bool:
+        """One more copy of what serves, which nobody gives anything for."""
+        name = copy_of(first, number)
+        self.wishes[name] = self.wishes[first].evolve(name=name, replicas=1, gpus=len(self.serving[first].gpus))
+        if not self.plan_copy(name):
+            del self.wishes[name]
+            return False
+        self.fixed |= {name} if first in self.fixed else set()
+        return True
+
+    def plan_copy(self, name: str) -> bool:
+        found = self.decided(name, self.sharing(name)._replace(offers=()))
+        if found.plans:
+            self.start(name, found.plans[0])
+        return bool(found.plans)
+
+    def leave(self, name: str) -> None:
+        del self.serving[name]
+
+    def add(self, name: str, *, pinned: bool = False) -> bool:
+        policy = Policy(pinned=pinned)
+        self.wishes[name] = Wish(name=name, source="m", gpus="few" if self.serving else None, policy=policy)
+        self.fixed |= {name} if pinned else set()
+        sharing = self.sharing(name)
+        wanted = wanted_context(spec_of(name), self.wishes[name], {})
+        found = shared(sharing.offers, partial(self.decided, name, sharing), wanted, rooms(self.free(), self.claims()))
+        for take in found.takes:
+            giver = copy_of(take.model, take.replica)
+            old = self.serving[giver]
+            cap = without(take, old, (name,))
+            less = self.decided(giver, Sharing(cap, (), (), old.gpus), gpus=old.gpus, tensor_parallel=old.tensor_parallel.value)
+            assert less.plans, "what was offered can be given"
+            assert less.plans[0].max_model_len.value >= min(old.max_model_len.value, 32768)
+            assert less.plans[0].memory.kv_tokens >= take.tokens, "what stays is what the words say"
+            assert less.plans[0].memory.promised_bytes <= take.keeps
+            self.start(giver, less.plans[0].evolve(cap=cap.evolve(bytes=less.plans[0].memory.promised_bytes)))
+        anew = self.decided(name, sharing) if found.takes else found
+        assert bool(anew.plans) == bool(found.plans), "what was taken is there once it was given"
+        if anew.plans:
+            self.start(name, anew.plans[0])
+        return bool(anew.plans)
+
+    def start(self, name: str, planned: Plan) -> None:
+        self.serving[name] = planned
+        self.made += 1
+        self.attempts.setdefault(name, []).append(attempt(self.made, planned, model=model_of(name)))
+
+    def load(self, name: str) -> tuple[Offer, ...] | None:
+        """A model that is asked: copies of others leave for it where there is no room. What left; None where not even that makes room."""
+        self.wishes[name] = Wish(name=name, source="m", gpus="few")
+        offers = leaving(
+            [
+                Leaver(model_of(other), number_of(other), 1, dict.fromkeys(one.gpus, one.memory.promised_bytes))
+                for other, one in reversed(self.serving.items())
+                if other not in self.fixed
+            ],
+            [],
+        )
+        sharing = self.sharing(name)._replace(offers=tuple(offers))
+        wanted = wanted_context(spec_of(name), self.wishes[name], {})
+        found = shared(offers, partial(self.decided, name, sharing), wanted)
+        for take in found.takes:
+            self.leave(copy_of(take.model, take.replica))
+        if not found.plans:
+            return None
+        anew = self.decided(name, sharing._replace(offers=()))
+        assert anew.plans, "there is room once those have left that were asked to"
+        self.start(name, anew.plans[0])
+        return found.takes
+
+    def remove(self, model: str) -> None:
+        for name in [name for name in self.wishes if model_of(name) == model]:
+            self.serving.pop(name, None)
+            self.attempts.pop(name, None)
+            del self.wishes[name]
+
+    def power_cut(self, order: list[str]) -> None:
+        """All start anew, one after the other. What they had is left to those that are still to come."""
+        self.lost, self.serving = self.serving, {}
+        for name in self.lost:
+            self.attempts[name][-1] = self.attempts[name][-1].evolve(state="failed", failure=GONE)
+        for name in order:
+            del self.lost[name]
+            self.restart(name)
+
+    def restart(self, name: str) -> None:
+        sharing = self.sharing(name)._replace(offers=())
+        before = sharing.again
+        found = same(self.decided(name, sharing, wish=there(self.wishes[name], before)), before) if before else None
+        found = found or self.decided(name, sharing._replace(again=None))
+        assert found.plans, found.rejected
+        self.start(name, found.plans[0])
+
+    def full(self) -> bool:
+        total = {gpu.uuid: gpu.total_bytes or 0 for gpu in self.hardware.gpus}
+        return any(count > total[uuid] for uuid, count in self.claims().items())
+
+
+GONE = Failure(kind="exited", phase="serving", message="", proves="nothing")
+
+
+def copy_of(model: str, number: int) -> str:
+    return f"{model}#{number}" if number else model
+
+
+def model_of(name: str) -> str:
+    return name.partition("#")[0]
+
+
+def number_of(name: str) -> int:
+    return int(name.partition("#")[2] or 0)
+
+
+def spec_of(name: str) -> ModelSpec:
+    return read_model("m", None, MODELS[name.partition("/")[0]], None, None, (), None)
+
+
+COPIES = st.lists(st.tuples(st.sampled_from(sorted(MODELS)), st.booleans(), st.integers(1, 3)), min_size=2, max_size=6)
+PROPERTY = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def filled(name: str, kinds: list[tuple[str, bool, int]]) -> Machine:
+    """A machine with those of these models that find room, in this order. Claims never exceed a GPU, and nobody pinned is touched."""
+    machine = Machine(name)
+    for number, (kind, pinned, copies) in enumerate(kinds):
+        before = {other: machine.serving[other] for other in machine.fixed & machine.serving.keys()}
+        if machine.add(f"{kind}/{number}", pinned=pinned):
+            for copy in range(1, copies):
+                machine.add_copy(f"{kind}/{number}", copy)
+        else:
+            machine.remove(f"{kind}/{number}")
+        assert not machine.full()
+        assert {other: machine.serving[other] for other in before} == before
+    return machine
+
+
+@PROPERTY
+@given(COPIES, st.sampled_from(["3090", "2x3090", "h200", "4xh100"]), st.randoms(use_true_random=False))
+def test_after_a_power_cut_every_copy_has_the_gpus_and_the_plan_that_it_had(
+    kinds: list[tuple[str, bool, int]], name: str, chance: Any
+) -> None:
+    machine = filled(name, kinds)
+    had = dict(machine.serving)
+    for _ in range(2):
+        names = list(machine.serving)
+        chance.shuffle(names)
+        machine.power_cut(names)
+        for other, one in had.items():
+            now = machine.serving[other]
+            assert (now.gpus, now.fingerprint, now.memory) == (one.gpus, one.fingerprint, one.memory)
+            assert one.cap in (None, now.cap)
+        assert not machine.full()
+
+
+@PROPERTY
+@given(COPIES, st.sampled_from(["3090", "2x3090", "h200", "4xh100"]), st.randoms(use_true_random=False))
+def test_who_is_left_when_all_others_go_has_everything_back_at_its_next_start(
+    kinds: list[tuple[str, bool, int]], name: str, chance: Any
+) -> None:
+    machine = filled(name, kinds)
+    models = [*dict.fromkeys(map(model_of, machine.serving))]
+    chance.shuffle(models)
+    for gone in models[:-1]:
+        machine.remove(gone)
+    names = list(machine.serving)
+    machine.power_cut(names)
+    fresh = Machine(machine.name)
+    fresh.wishes[models[-1]] = machine.wishes[models[-1]]
+    first = machine.serving[models[-1]]
+    assert first.memory == fresh.decided(models[-1], Sharing()).plans[0].memory
+    assert all(one.cap is None for one in machine.serving.values())
+    assert not machine.full()
+
+
+@PROPERTY
+@example([("llama-1b", False, 1), ("small", False, 1), ("small", True, 2), ("small", False, 2)], "llama-1b", "4xh100")
+@given(COPIES, st.sampled_from(sorted(MODELS)), st.sampled_from(["2x3090", "4xh100"]))
+def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
+    kinds: list[tuple[str, bool, int]], asked: str, name: str
+) -> None:
+    machine = filled(name, kinds)
+    had = dict(machine.serving)
+    gone = machine.load(f"{asked}/asked")
+    assert not machine.full()
+    left = {copy_of(take.model, take.replica) for take in gone or ()}
+    assert not left & machine.fixed, "who is pinned never leaves"
+    assert {other: machine.serving[other] for other in had.keys() - left} == {other: had[other] for other in had.keys() - left}
+    if gone is None:
+        assert not left
+        return
+    here = set(machine.serving[f"{asked}/asked"].gpus)
+    assert all(set(had[other].gpus) & here for other in left), "nobody leaves another GPU"
+    machine.remove(f"{asked}/asked")
+    for other in sorted(left):
+        back = machine.plan_copy(other)
+        # Of several the first to come back may take a place of another, which is then given room by who has more than it needs.
+        if len(left) == 1:
+            assert back, "there is room again"
+            now, before = machine.serving[other], had[other]
+            assert now.memory.promised_bytes >= before.memory.promised_bytes - before.memory.gpu_bytes // 50
+    assert not machine.full()
+
+
+def test_five_small_models_share_a_card_without_a_flag() -> None:
+    machine = Machine("3090")
+    assert all(machine.add(f"small/{number}") for number in range(5))
+    assert not machine.full()
+    assert machine.claims()[machine.hardware.gpus[0].uuid] <= 24 * GIB
+
+
+def test_an_encoder_leaves_the_card_to_others_though_it_came_first() -> None:
+    MODELS["encoder"] = config("bge-m3")
+    machine = Machine("3090")
+    assert machine.add("encoder/0")
+    assert machine.claims()[machine.hardware.gpus[0].uuid] < 6 * GIB
+    assert machine.add("llama-1b/1")
+    assert machine.serving["llama-1b/1"].memory.kv_bytes > 8 * GIB or machine.serving["llama-1b/1"].cap is not None
+
+
+@pytest.mark.parametrize("name", ["3090", "h200"])
+@pytest.mark.parametrize("second", ["llama-1b", "llama-8b", "qwen-1.5b"])
+def test_who_gives_and_whom_that_is_for_are_told_the_bytes_of_their_kv_cache_and_so_start_side_by_side(
+    name: str, second: str
+) -> None:
+    machine = Machine(name)
+    assert machine.add("llama-1b/0")
+    if not machine.add(f"{second}/1"):
+        assert (name, second) == ("3090", "llama-8b")
+        return
+    given = {one: cache_bytes(planned) for one, planned in machine.serving.items()}
+    assert all(given.values()), given

@@ -1,0 +1,183 @@
+"""A command line read backwards: what plans write is known again, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.domain import Engine, Flag
+from gateway.engines.common.engine_auth import DEV_MODE, behind
+from gateway.errors import BadFlag
+from gateway.planner.command import check_command, check_environment
+from gateway.planner.flags import arguments
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import engine
+
+FLAGS = {
+    "dtype": Flag(type="str", choices=("auto", "half")),
+    "tp": Flag(type="int", same_as="tensor-parallel-size"),
+    "tensor-parallel-size": Flag(type="int"),
+    "enforce-eager": Flag(type="bool"),
+    "no-serve": Flag(type="bool"),
+    "limits": Flag(type="json"),
+    "alias": Flag(type="str", same_as="model"),
+    "model": Flag(type="str", ours=True),
+    "middleware": Flag(type="str", ours=True),
+    "speculative-config": Flag(type="json", ours=True),
+}
+SMALL = engine(flags=FLAGS, env={"A": "1"}, eager_env={"E": "1"}, user_env=("U",))
+OWN = ("--model=/models/m", "--served-model-name=m", "--host=0.0.0.0", "--port=8000")
+
+
+def check(*items: str, own: tuple[str, ...] = OWN, on: Engine = SMALL) -> None:
+    check_command(on, (*on.container_command, *items, *own), {}, model="m", port=8000, folder="/models")
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "--dtype=half",
+        "--tp=2",
+        "--tensor-parallel-size=2",
+        "--enforce-eager",
+        "--no-enforce-eager",
+        "--no-serve",
+        "--no-no-serve",
+        '--limits={"image": 0}',
+        '--speculative-config={"method": "ngram"}',
+    ],
+)
+def test_flags_of_plans_are_known(item: str) -> None:
+    check(item)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "",
+        "-",
+        "--",
+        "--=",
+        "-dtype=half",
+        "dtype=half",
+        "--dtype",
+        "--dtype=",
+        "--dtype=float64",
+        "--dtyp=half",
+        "--tp=x",
+        "--no-tp",
+        "--no-dtype=half",
+        "--enforce-eager=1e",
+        "--limits={",
+        "--limits=[NaN]",
+        "--model=/etc",
+        "--alias=/etc",
+        "--no-model",
+        "--host=1.2.3.4",
+        "--port=22",
+        "--middleware=os.system",
+        "--dtype=half\n--middleware=x",
+        "--unknown",
+        "@file",
+        "--speculative-config=" + '"' * 9000,
+    ],
+)
+def test_what_is_in_no_plan_is_refused(item: str) -> None:
+    with pytest.raises(BadFlag) as refused:
+        check(item)
+    assert refused.value.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        (),
+        OWN[:3],
+        OWN[1:],
+        OWN[::-1],
+        ("--model=/etc", *OWN[1:]),
+        ("--model=/models/../etc", *OWN[1:]),
+        ("--model=/models/m\n", *OWN[1:]),
+        ("--model=models/m", *OWN[1:]),
+        (OWN[0], "--served-model-name=other", *OWN[2:]),
+        (*OWN[:2], "--host=::", OWN[3]),
+        (*OWN[:3], "--port=8001"),
+        (*OWN, "--enforce-eager"),
+    ],
+)
+def test_the_end_is_the_gateways(own: tuple[str, ...]) -> None:
+    with pytest.raises(BadFlag):
+        check("--dtype=half", own=own)
+
+
+def test_another_program_is_refused() -> None:
+    for argv in ((), ("sh",), SMALL.container_command[:-1], ("sh", *SMALL.container_command)):
+        with pytest.raises(BadFlag, match="is not that of"):
+            check_command(SMALL, (*argv, *OWN), {}, model="m", port=8000, folder="/models")
+
+
+def test_a_spelling_of_its_own_is_known() -> None:
+    sglang = Profiles().engine("sglang==0.5.23")
+    check("--tp-size=2", own=("--model-path=/models/m", *OWN[1:]), on=sglang)
+    with pytest.raises(BadFlag):
+        check("--tp-size=2", on=sglang)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(FLAGS)), st.booleans() | st.integers(-2, 9) | st.text(max_size=5), max_size=4))
+def test_what_is_refused_of_a_user_is_refused_here(args: dict[str, bool | int | str]) -> None:
+    """Whatever the value, no flag of the gateway's passes but those that plans have."""
+    names = {FLAGS[name].same_as or name for name in args}
+    try:
+        check(*arguments(args))
+    except BadFlag:
+        return
+    assert not names & {"model", "middleware"}
+
+
+@pytest.mark.parametrize(
+    ("env", "passes"),
+    [
+        ({}, True),
+        ({"A": "1", "E": "1", "U": "anything", "NCCL_P2P_DISABLE": "1"}, True),
+        ({"A": "2"}, False),
+        ({"E": "0"}, False),
+        ({"PATH": "/models"}, False),
+        ({"U": "a\nb"}, False),
+        ({"U": "\0"}, False),
+        ({"A=1\nB": "1"}, False),
+    ],
+)
+def test_the_environment_is_that_of_profile_and_plan(env: dict[str, str], passes: bool) -> None:
+    if passes:
+        check_environment(SMALL, env)
+        return
+    with pytest.raises(BadFlag):
+        check_environment(SMALL, env)
+
+
+def test_what_keeps_an_engine_quiet_is_known_whole_and_nothing_else_of_it() -> None:
+    quiet = engine(flags={**FLAGS, "hush": Flag(type="str", ours=True)}, quiet=("--hush", "/health", "/metrics"))
+    check("--hush", "/health", "/metrics", "--dtype=half", on=quiet)
+    check("--dtype=half", on=quiet)
+    for items in (("--hush", "/health", "/etc"), ("--dtype=half", "--hush", "/health", "/metrics"), ("--hush=/etc",)):
+        with pytest.raises(BadFlag):
+            check(*items, on=quiet)
+
+
+def test_an_engine_whose_endpoints_for_development_are_open_is_behind_its_door() -> None:
+    sleeps = SMALL.evolve(key_env="KEY", sleeps=True)
+    env = dict([DEV_MODE])
+    closed, opened = sleeps.container_command, behind(sleeps.container_command, "KEY")
+
+    def check_behind(argv: tuple[str, ...], env: dict[str, str]) -> None:
+        check_command(sleeps, (*argv, *OWN), env, model="m", port=8000, folder="/models")
+
+    check_behind(opened, env)
+    check_environment(sleeps, env)
+    for argv, its in ((closed, env), (opened, {}), (opened[:3], env), ((*opened[:2], "pass", opened[3]), env)):
+        with pytest.raises(BadFlag):
+            check_behind(argv, its)
+    for engine_of, its in ((SMALL, env), (sleeps, {DEV_MODE[0]: "2"})):
+        with pytest.raises(BadFlag):
+            check_environment(engine_of, its)

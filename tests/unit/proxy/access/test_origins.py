@@ -1,0 +1,42 @@
+"""Which web pages may call, and what their browsers are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.errors import Forbidden
+from gateway.proxy.access.auth import Keys
+from gateway.proxy.access.origins import Origins
+
+APP, OTHER = b"https://app.example", b"https://evil.example"
+HOST = {b"host": b"127.0.0.1:8080"}
+
+
+def test_a_named_origin_is_told_that_it_may_and_no_other() -> None:
+    named = Origins(frozenset({APP.decode()}))
+    told = dict(named.headers(APP))
+    assert (told[b"access-control-allow-origin"], told[b"vary"]) == (APP, b"origin")
+    assert b"access-control-allow-credentials" not in told
+    assert named.headers(OTHER) == named.headers(None) == []
+    assert b"access-control-allow-origin: https://app.example\r\n" in named.lines(APP)
+
+
+def test_all_is_said_only_where_all_are_named() -> None:
+    every = Origins(frozenset({"*"}))
+    assert dict(every.headers(OTHER))[b"access-control-allow-origin"] == b"*"
+    assert every.headers(None) == []
+    assert not every.names(OTHER)
+    assert Origins().headers(APP) == []
+
+
+def test_without_keys_a_named_page_may_call_and_all_pages_may_only_ask_models() -> None:
+    named, every = (Keys(None, None, origins=Origins(frozenset({one}))) for one in (APP.decode(), "*"))
+    for need in ("inference", "admin"):
+        named.who({**HOST, b"origin": APP}, need, "")
+        with pytest.raises(Forbidden, match="FITSERVE_ORIGINS"):
+            named.who({**HOST, b"origin": OTHER}, need, "")
+    every.who({**HOST, b"origin": OTHER}, "inference", "")
+    with pytest.raises(Forbidden):
+        every.who({**HOST, b"origin": OTHER}, "admin", "")
+    with pytest.raises(Forbidden, match="Host"):
+        named.who({b"host": b"evil.example", b"origin": APP}, "inference", "")

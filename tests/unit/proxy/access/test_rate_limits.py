@@ -1,0 +1,140 @@
+"""Limits of keys: buckets that refill evenly, debts that are paid, headers that say how much is left."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import RateLimited
+from gateway.proxy.access.auth import ANYONE, Key, KeyLimits
+from gateway.proxy.access.rate_limits import Account, Bucket, RateLimiter, estimate
+from gateway.proxy.meter import TokenUsage, usage
+
+
+def limited(**limit: int) -> Key:
+    return Key("app", b"d" * 32, frozenset({"inference"}), limit=KeyLimits(**limit))
+
+
+@given(size=st.integers(1, 50), steps=st.lists(st.floats(0, 30), min_size=1, max_size=30))
+def test_no_more_than_a_minutes_worth_at_once_and_as_much_again_per_minute(size: int, steps: list[float]) -> None:
+    bucket, now, taken = Bucket(size, 0.0), 0.0, 0
+    for step in steps:
+        now += step
+        while bucket.level(now) >= 1:
+            bucket.take(1, now)
+            taken += 1
+        assert taken <= size + now * size / 60 + 1e-6
+
+
+@given(size=st.integers(1, 10**6), owed=st.integers(0, 10**7), at=st.floats(0, 10**6))
+def test_who_waits_as_long_as_was_said_is_let_in(size: int, owed: int, at: float) -> None:
+    account = Account(KeyLimits(tokens_per_minute=size), at)
+    assert account.tokens is not None
+    account.tokens.take(size + owed, at)
+    with pytest.raises(RateLimited) as caught:
+        account.admit("openai", at)
+    wait_s = caught.value.retry_after_s
+    assert wait_s is not None
+    assert wait_s >= 1
+    account.admit("openai", at + wait_s + 1e-6)
+
+
+def test_requests_at_once_come_back_and_minutes_do_not() -> None:
+    limiter, key = RateLimiter(), limited(in_flight=1, requests_per_minute=2)
+    first = limiter.admit(key, "openai", 0.0)
+    assert first is not None
+    with pytest.raises(RateLimited, match="under way"):
+        limiter.admit(key, "openai", 0.0)
+    first.end(5, 0.0)
+    second = limiter.admit(key, "openai", 0.0)
+    assert second is not None
+    second.end(5, 0.0)
+    with pytest.raises(RateLimited, match="2 requests per minute"):
+        limiter.admit(key, "openai", 0.0)
+    assert limiter.admit(key, "openai", 30.0) is not None
+
+
+def test_a_key_without_limits_has_no_account_and_one_that_is_gone_keeps_none() -> None:
+    limiter, key = RateLimiter(), limited(requests_per_minute=1)
+    assert limiter.admit(ANYONE, "openai", 0.0) is None
+    limiter.admit(key, "openai", 0.0)
+    limiter.keep([key.digest])
+    with pytest.raises(RateLimited):
+        limiter.admit(key, "openai", 0.0)
+    limiter.keep([])
+    assert limiter.admit(key, "openai", 0.0) is not None
+
+
+def test_what_is_left_is_told_in_the_shape_of_the_api() -> None:
+    account = Account(KeyLimits(requests_per_minute=60, tokens_per_minute=600), 0.0)
+    account.admit("openai", 0.0)
+    assert account.tokens is not None
+    account.tokens.take(5, 0.0)
+    assert dict(account.headers("openai", 0.0)) == {
+        b"x-ratelimit-limit-requests": b"60",
+        b"x-ratelimit-remaining-requests": b"59",
+        b"x-ratelimit-reset-requests": b"1s",
+        b"x-ratelimit-limit-tokens": b"600",
+        b"x-ratelimit-remaining-tokens": b"595",
+        b"x-ratelimit-reset-tokens": b"500ms",
+    }
+    account.tokens.take(1200, 0.0)
+    before = time.time()
+    told = dict(account.headers("anthropic", 0.0))
+    after = time.time()
+    assert told[b"anthropic-ratelimit-tokens-remaining"] == b"0"
+    reset = datetime.strptime(told[b"anthropic-ratelimit-tokens-reset"].decode(), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    assert before + 120.5 <= reset.timestamp() <= after + 121.5
+    assert dict(account.headers("openai", 0.0))[b"x-ratelimit-reset-tokens"] == b"2m1s"
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**12), st.booleans(), st.integers(1, 10**9))
+def test_an_estimate_is_never_more_than_a_minutes_worth(asked: int, sent: int, events: bool, most: int) -> None:
+    assert 0 <= estimate(asked, sent, events=events, most=most) <= most
+
+
+@pytest.mark.parametrize(
+    ("tail", "tokens"),
+    [
+        ((b'{"choices":[],"usage":{"prompt_tokens":30,"total_tokens":50,"completion_tokens":20}}',), (30, 20, None)),
+        ((b'data: {"usage":{"input_tokens": 3, "output_to', b'kens" : 4}}\n\n', b"data: [DONE]\n\n"), (3, 4, None)),
+        ((b'{"usage":{"prompt_tokens":7,"total_tokens":7}}',), (7, None, None)),
+        ((b'{"usage":{"output_tokens":7}}',), (None, 7, None)),
+        (
+            (b'{"usage":{"input_tokens":3,"output_tokens":4,"cache_read_input_tokens":90,"cache_creation_input_tokens":7}}',),
+            (100, 4, 90),
+        ),
+        ((b'{"usage":{"input_tokens":93,"input_tokens_details":{"cached_tokens":90},"output_tokens":4}}',), (93, 4, 90)),
+        (
+            (
+                b'{"usage":{"prompt_tokens":93,"total_tokens":97,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":90}}}',
+            ),
+            (93, 4, 90),
+        ),
+        ((b'{"usage":{"prompt_tokens":93,"completion_tokens":4,"prompt_tokens_details":null}}',), (93, 4, None)),
+        ((b'data: {"usage":null}\n\n', b"data: [DONE]\n\n"), (None, None, None)),
+        (
+            (b'{"usage":{"prompt_tokens":1,"completion_tokens":2}}\n', b'{"usage":{"prompt_tokens":9,"completion_tokens":8}}'),
+            (9, 8, None),
+        ),
+        # What a model or a client says of usage is in a string, where quotes are escaped.
+        ((b'{"text":"\\"usage\\":{\\"prompt_tokens\\":0}","usage":{"prompt_tokens":5,"completion_tokens":6}}',), (5, 6, None)),
+        ((b'{"usage":{"prompt_tokens":5,"completion_tokens":6},"text":"\\"usage\\":{\\"prompt_tokens\\":0}"}',), (5, 6, None)),
+        ((b'{"usage":{"prompt_tokens":"5","completion_tokens":-6}}',), (None, None, None)),
+        ((b'{"usage":{"prompt_tokens":' + b"9" * 5000,), (999999999999, None, None)),
+        ((), (None, None, None)),
+    ],
+)
+def test_usage_is_read_in_the_tail_alone(tail: tuple[bytes, ...], tokens: TokenUsage) -> None:
+    assert usage(tail) == tokens
+
+
+def test_a_minute_of_one_request_is_a_minute() -> None:
+    bucket = Bucket(1, 0.0)
+    bucket.take(1, 0.0)
+    assert math.isclose(bucket.wait_s(1, 0.0), 60.0)

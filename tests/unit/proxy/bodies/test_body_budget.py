@@ -1,0 +1,162 @@
+"""Memory for bodies: whatever is asked in whatever order, it is bounded, no key takes all of it, and somebody always gets on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import Busy, FitserveError, TooSlow
+from gateway.proxy.bodies.body_budget import PATIENCE_S, PRESSED_BYTES_S, BodyBudget
+
+MIB = 2**20
+READ = MIB // 4
+
+
+class Body:
+    """A body of `size` bytes, of which `here` came in."""
+
+    def __init__(self, budget: BodyBudget, account: str = "a", size: int = 16 * MIB) -> None:
+        self.budget = budget
+        self.account = account
+        self.size = size
+        self.here = self.moved = 0
+        self.reads = True
+        self.refused: FitserveError | None = None
+
+    def go_on(self) -> None:
+        self.reads = True
+
+    def give_up(self, error: FitserveError) -> None:
+        self.refused = error
+        self.budget.leave(self)
+
+    def read(self, count: int = READ) -> None:
+        self.here = self.moved = min(self.here + count, self.size)
+        if self.here == self.size:
+            self.budget.keep(self, self.here)
+            return
+        try:
+            self.reads = self.budget.grow(self, self.here)
+        except Busy as error:
+            self.refused = error
+
+    @property
+    def whole(self) -> bool:
+        return self.here == self.size
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 15), st.integers(1, 16 * MIB), st.sampled_from(["read", "leave"])),
+        max_size=300,
+    )
+)
+def test_it_is_bounded_and_counts_what_is_here(steps: list[tuple[str, int, int, str]]) -> None:
+    budget = BodyBudget(16 * MIB, 120)
+    bodies: dict[tuple[str, int], Body] = {}
+    for account, number, size, what in steps:
+        body = bodies.setdefault((account, number), Body(budget, account, size))
+        if what == "leave":
+            budget.leave(body)
+            del bodies[account, number]
+        elif body.reads and not body.whole and body.refused is None:
+            body.read()
+        bodies = {key: body for key, body in bodies.items() if body.refused is None}
+        here: defaultdict[str, int] = defaultdict(int)
+        for (name, _), one in bodies.items():
+            here[name] += one.here
+        assert budget.used == sum(here.values()) <= 2 * budget.size + READ
+        for name in "abc":
+            mine = [one for (other, _), one in bodies.items() if other == name]
+            if mine and not any(one.whole for one in mine):
+                assert any(one.reads for one in mine)
+    for body in bodies.values():
+        budget.leave(body)
+    assert budget.used == 0
+    assert not budget._of
+    assert not budget._waiting
+    assert not budget._growing
+    assert not budget._beyond
+
+
+def test_one_key_takes_half_and_the_next_reads_on() -> None:
+    budget = BodyBudget(16 * MIB, 120)
+    many = [Body(budget) for _ in range(60)]
+    while any(body.reads and body.refused is None and not body.whole for body in many[1:]):
+        for body in many[1:]:
+            if body.reads:
+                body.read()
+    assert budget.used - max(body.here for body in many) <= budget.size / 2 + 60 * READ
+    other = Body(budget, "b", 2 * MIB)
+    for _ in range(8):
+        assert other.reads
+        other.read()
+    assert other.whole
+
+
+def contended(count: int = 20) -> tuple[BodyBudget, list[Body], Body]:
+    """`count` bodies that have 1 MiB each, and one that waits."""
+    budget = BodyBudget(16 * MIB, 120)
+    hogs = [Body(budget) for _ in range(count)]
+    for hog in hogs:
+        hog.read(MIB)
+    victim = Body(budget, size=2 * MIB)
+    victim.read(MIB)
+    assert not victim.reads
+    return budget, hogs, victim
+
+
+def look(budget: BodyBudget, begin: float, seconds: float) -> None:
+    for half in range(int(2 * seconds) + 1):
+        budget.sweep(begin + half / 2)
+
+
+def test_who_trickles_loses_the_room_when_somebody_waits() -> None:
+    budget, hogs, victim = contended()
+    look(budget, 0, PATIENCE_S - 1)
+    assert not victim.reads
+    look(budget, PATIENCE_S - 1, PATIENCE_S)
+    assert budget._waiting == 0
+    assert {type(hog.refused) for hog in hogs} == {TooSlow, type(None)}
+
+
+def test_who_brings_enough_keeps_the_room_and_who_waits_is_told_at_last() -> None:
+    budget, hogs, victim = contended()
+    for second in range(119):
+        for hog in hogs:
+            hog.moved += PRESSED_BYTES_S
+        look(budget, second, 0.5)
+    assert all(hog.refused is None for hog in hogs if hog.reads)
+    assert victim.refused is None
+    for second in range(119, 125):
+        for hog in hogs:
+            hog.moved += PRESSED_BYTES_S
+        look(budget, second, 0.5)
+    assert isinstance(victim.refused, Busy)
+
+
+def test_nobody_is_hurried_while_nobody_waits() -> None:
+    budget = BodyBudget(16 * MIB, 120)
+    body = Body(budget)
+    body.read(MIB)
+    look(budget, 0, 60)
+    assert body.refused is None
+
+
+def test_what_waits_for_a_replica_is_not_hurried_and_what_an_engine_does_not_take_is() -> None:
+    budget, hogs, victim = contended()
+    queued, stuck = hogs[:2]
+    budget.keep(queued, MIB)
+    budget.keep(stuck, MIB, pressed=True)
+    look(budget, 0, 2 * PATIENCE_S + 1)
+    assert queued.refused is None
+    assert stuck.refused is not None
+    assert victim.reads
+
+
+@pytest.mark.parametrize("size", [1024, 16 * MIB, 64 * MIB])
+def test_there_is_room_for_two_of_the_largest(size: int) -> None:
+    assert BodyBudget(size, 120).size >= 2 * size

@@ -1,0 +1,147 @@
+"""The dashboard and the alert rules ask for metrics that there are, by labels that they have."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.proxy.metrics.counters import METRICS, render
+from tests.support.paths import ROOT
+
+DASHBOARD = ROOT / "docker" / "grafana" / "dashboards" / "fitserve.json"
+ALERTS = ROOT / "docker" / "prometheus" / "alerts.yml"
+PAGE = ROOT / "docs" / "monitoring.md"
+# Prometheus' own.
+OTHERS = {"up": {"job", "instance"}}
+NAME = re.compile(r"\b((?:fitserve|process)_[a-z_]+)\b(?:\{([^}]*)\})?")
+
+
+def panels() -> list[str]:
+    return [target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel.get("targets", ())]
+
+
+def rules() -> list[dict[str, Any]]:
+    return list(yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"])
+
+
+def series() -> dict[str, set[str]]:
+    """The labels of every name that a page of metrics may have."""
+    found = dict(OTHERS)
+    for metric in METRICS:
+        endings = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}.get(metric.kind, ("",))
+        for ending in endings:
+            more = {"le"} if ending == "_bucket" else set()
+            found[metric.name + ending] = {*metric.labels, *more, "job", "instance"}
+    return found
+
+
+def expressions() -> list[str]:
+    return [*panels(), *(rule["expr"] for rule in rules())]
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_what_is_asked_for_is_there(expression: str) -> None:
+    known = series()
+    asked = NAME.findall(expression)
+    assert asked or "up{" in expression
+    for name, matchers in asked:
+        assert name in known, f"no metric is called {name}"
+        for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers):
+            assert label in known[name], f"{name} has no label {label}"
+
+
+def test_what_a_legend_names_is_in_the_series() -> None:
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for target in panel.get("targets", ()):
+            labels = {label for name, _ in NAME.findall(target["expr"]) for label in series()[name]}
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= labels
+
+
+def test_the_page_has_every_alert() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .* \| .* \|$", PAGE.read_text().partition("## Alerts")[2], re.MULTILINE)
+    assert rows == [rule["alert"] for rule in rules()]
+
+
+def test_a_summary_has_a_sum_and_a_count_and_no_more() -> None:
+    name = "fitserve_engine_queue_seconds"
+    text = render([(f"{name}_sum", ("m", "0"), 1.5), (f"{name}_count", ("m", "0"), 3)])
+    assert f"# TYPE {name} summary" in text
+    assert f'{name}_sum{{model="m",replica="0"}} 1.5' in text
+    with pytest.raises(AssertionError, match="not in the table"):
+        render([(f"{name}_bucket", ("m", "0", "+Inf"), 3)])
+
+
+promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None and not os.environ.get("REQUIRE_PROMTOOL"),
+    reason="promtool is not here; scripts/docker-up brings it",
+)
+
+
+@promtool
+def test_the_expressions_are_promql(tmp_path: Path) -> None:
+    made = [one.replace("$__rate_interval", "1m").replace("$model", ".*") for one in expressions()]
+    groups = [{"name": "all", "rules": [{"record": f"r{number}", "expr": one} for number, one in enumerate(made)]}]
+    file = tmp_path / "rules.yml"
+    file.write_text(json.dumps({"groups": groups}))
+    for checked in (file, ALERTS):
+        done = subprocess.run(["promtool", "check", "rules", str(checked)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Minutes from the start, by alert: the series that there are then (a value for each minute), and the labels with which it fires.
+WHEN: dict[str, list[tuple[dict[str, str], int, list[dict[str, str]]]]] = {
+    "EngineKeepsFailing": [
+        # Minutes apart, as failures are: what `increase` adds beyond the samples is then less than one.
+        ({'fitserve_failures_total{model="m",kind="oom"}': "_ _ 1x5 2x5 3x5"}, 18, [{"model": "m", "kind": "oom"}]),
+        ({'fitserve_failures_total{model="m",kind="oom"}': "_ _ 1 2 2"}, 4, []),
+        ({'fitserve_failures_total{model="m",kind="oom"}': "7x60"}, 60, []),
+        # The gateway was started anew.
+        ({'fitserve_failures_total{model="m",kind="oom"}': "7x40 1 2 3x10"}, 45, [{"model": "m", "kind": "oom"}]),
+        ({'fitserve_failures_total{model="m",kind="oom"}': "_ 1 2 3x40"}, 43, []),
+    ],
+    "GpuErrors": [
+        ({'fitserve_gpu_errors_total{gpu="g",xid="31"}': "_ 6"}, 1, [{"gpu": "g", "xid": "31"}]),
+        ({'fitserve_gpu_errors_total{gpu="g",xid="31"}': "_ 5"}, 1, []),
+    ],
+    "ModelNotServed": [
+        ({'fitserve_replicas{model="m",state="quarantined"}': "1x9"}, 4, []),
+        ({'fitserve_replicas{model="m",state="quarantined"}': "1x9"}, 6, [{"model": "m"}]),
+        ({f'fitserve_replicas{{model="m",state="{state}"}}': "1x9" for state in ("quarantined", "ready")}, 6, []),
+    ],
+    "RequestsFail": [
+        ({'fitserve_upstream_errors_total{model="m"}': "0+1x20", 'fitserve_requests_total{model="m"}': "0+10x20"}, 12, [{"model": "m"}]),
+        ({'fitserve_upstream_errors_total{model="m"}': "0+1x20", 'fitserve_requests_total{model="m"}': "0+30x20"}, 12, []),
+    ],
+}  # fmt: skip
+
+
+@promtool
+@pytest.mark.parametrize("alert", WHEN)
+def test_an_alert_fires_when_the_page_says_so(alert: str, tmp_path: Path) -> None:
+    known = {rule["alert"]: rule for rule in rules()}
+    cases = []
+    for series_of, minute, fires in WHEN[alert]:
+        wanted = [{"exp_labels": {**labels, **known[alert]["labels"]}} for labels in fires]
+        cases.append(
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series_of.items()],
+                "alert_rule_test": [{"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": wanted}],
+            }
+        )
+    # Whether it fires, not what it says.
+    without_words = [{name: value for name, value in known[alert].items() if name != "annotations"}]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "all", "rules": without_words}]}))
+    (tmp_path / "cases.yml").write_text(json.dumps({"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": cases}))
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(tmp_path / "cases.yml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,202 @@
+"""The choice of a replica, as arithmetic: what a call weighs, how its prompt begins, and where that leads."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.proxy.api.protocol import RequestFields, read_request_fields
+from gateway.proxy.routing.balance import (
+    BOUND,
+    LEAST_BYTES,
+    MESSAGES_BYTES,
+    MOST_TOKENS,
+    USUAL_TOKENS,
+    affine,
+    least,
+    prefix,
+    weigh,
+)
+
+SYSTEM = {"role": "system", "content": "You are helpful. " * 30}
+SEEDS = [zlib.crc32(f"m.{index}.1".encode()) for index in range(8)]
+
+loads_of = st.lists(st.integers(0, 10**7), min_size=1, max_size=8)
+keys = st.integers(0, 2**32 - 1)
+tokens_of = st.integers(1, MOST_TOKENS)
+
+
+def asked(**fields: Any) -> RequestFields:
+    return read_request_fields(json.dumps({"model": "m", **fields}).encode())
+
+
+# --- what a call weighs ---
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
+def test_a_call_weighs_its_prompt_and_the_answer_that_it_asks_for(field: str) -> None:
+    assert weigh(asked(**{field: 100}), 4000) == 1000 + 100
+
+
+@pytest.mark.parametrize("limit", [None, "100", 1.5, -3, True, [], 10**30])
+def test_a_limit_that_is_no_number_of_tokens_weighs_what_is_usual_or_the_most(limit: Any) -> None:
+    assert weigh(asked(max_tokens=limit), 400) in (100 + USUAL_TOKENS, MOST_TOKENS)
+
+
+def test_no_call_weighs_more_than_the_most() -> None:
+    assert weigh(asked(max_tokens=999_999_999), 10) == MOST_TOKENS
+    assert weigh(asked(), 32 * 1024 * 1024) == MOST_TOKENS
+
+
+# --- how a prompt begins ---
+
+
+def test_the_turns_of_a_conversation_begin_alike_and_two_conversations_do_not() -> None:
+    turns: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": "First question"}]
+    begins = [prefix(asked(messages=turns))]
+    for number in range(3):
+        turns += [{"role": "assistant", "content": f'{{"answer": {number}}}'}, {"role": "user", "content": "And then?"}]
+        begins.append(prefix(asked(messages=turns, temperature=number)))
+    assert len(set(begins)) == 1
+    assert prefix(asked(messages=[SYSTEM, {"role": "user", "content": "Other question"}])) != begins[0]
+
+
+def test_spaces_between_messages_make_no_difference_to_the_turns() -> None:
+    turns = [SYSTEM, {"role": "user", "content": "First"}]
+    longer = [*turns, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "go on"}]
+    begins = {
+        prefix(read_request_fields(json.dumps({"model": "m", "messages": each}, indent=2).encode())) for each in (turns, longer)
+    }
+    assert len(begins) == 1
+
+
+def test_what_a_user_quotes_is_no_answer() -> None:
+    quoting = [SYSTEM, {"role": "user", "content": 'the role "assistant" is a string'}]
+    plain = [SYSTEM, {"role": "user", "content": "the role "}]
+    assert prefix(asked(messages=quoting)) != prefix(asked(messages=plain))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"system": "s" * 300, "messages": [{"role": "user", "content": "hi"}]},
+        {"instructions": "s" * 300, "input": "hi"},
+        {"input": [{"role": "user", "content": "s" * 300}]},
+        {"prompt": "s" * 300},
+        {"prompt": ["s" * 300, "t"]},
+        {"input": [1] * 300},
+    ],
+)
+def test_every_api_has_beginnings(fields: dict[str, Any]) -> None:
+    assert prefix(asked(**fields)) is not None
+    other = json.loads(json.dumps(fields).replace("s" * 300, "u" * 300).replace("1, 1", "2, 2"))
+    assert prefix(asked(**other)) != prefix(asked(**fields))
+
+
+def test_a_growing_text_begins_as_before() -> None:
+    assert prefix(asked(prompt="x" * 2000)) == prefix(asked(prompt="x" * 2000 + "more"))
+
+
+def test_a_short_beginning_has_no_place_of_its_own() -> None:
+    assert prefix(asked(messages=[{"role": "user", "content": "hi"}])) is None
+    assert prefix(asked()) is None
+    assert prefix(asked(prompt="x" * LEAST_BYTES)) is not None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_whatever_stands_for_messages_is_read_without_complaint(value: Any) -> None:
+    call = asked(messages=value, prompt=value, input=value, system=value, max_tokens=value)
+    assert prefix(call) == prefix(call)
+    assert 1 <= weigh(call, 100) <= MOST_TOKENS
+
+
+def test_a_beginning_is_the_same_number_in_every_process() -> None:
+    body = json.dumps({"model": "m", "messages": [SYSTEM]})
+    code = "import sys; from gateway.proxy.api import protocol; from gateway.proxy.routing import balance; print(balance.prefix(protocol.read_request_fields(sys.stdin.buffer.read())))"
+    other = subprocess.run([sys.executable, "-c", code], input=body.encode(), capture_output=True, check=True).stdout
+    assert int(other) == prefix(read_request_fields(body.encode()))
+
+
+# --- where it leads ---
+
+
+@given(loads_of, tokens_of, keys)
+def test_no_replica_is_taken_beyond_the_bound(loads: list[int], tokens: int, key: int) -> None:
+    chosen = affine(loads, SEEDS[: len(loads)], tokens, key)
+    assert 0 <= chosen < len(loads)
+    assert loads[chosen] <= BOUND * (sum(loads) + tokens) / len(loads)
+    assert chosen == affine(loads, SEEDS[: len(loads)], tokens, key)
+
+
+@given(loads_of, st.randoms())
+def test_without_a_beginning_the_least_loaded_one_is_taken(loads: list[int], chance: random.Random) -> None:
+    turns = [chance.randrange(10) for _ in loads]
+    chosen = least(loads, turns)
+    assert (loads[chosen], turns[chosen]) == min(zip(loads, turns, strict=True))
+
+
+@given(keys, st.integers(2, 8))
+def test_a_replica_that_goes_moves_only_its_own_prompts(key: int, count: int) -> None:
+    before = affine([0] * count, SEEDS[:count], 100, key)
+    for gone in set(range(count)) - {before}:
+        left = [seed for index, seed in enumerate(SEEDS[:count]) if index != gone]
+        assert left[affine([0] * (count - 1), left, 100, key)] == SEEDS[before]
+
+
+def test_prompts_spread_evenly_over_replicas() -> None:
+    chance = random.Random(5)
+    for count in (2, 3, 5, 8):
+        found = Counter(affine([0] * count, SEEDS[:count], 1, chance.getrandbits(32)) for _ in range(8000))
+        assert min(found.values()) > 0.85 * 8000 / count
+        assert max(found.values()) < 1.15 * 8000 / count
+
+
+def test_a_prompt_that_everybody_sends_loads_all_replicas_within_the_bound() -> None:
+    loads = [0] * 4
+    for _ in range(1000):
+        loads[affine(loads, SEEDS[:4], 700, 12345)] += 700
+    assert max(loads) <= BOUND * sum(loads) / 4 + 700
+    assert min(loads) > 0
+
+
+def test_turns_stay_with_their_replica_while_it_is_not_above_the_others() -> None:
+    chance = random.Random(7)
+    conversations = [chance.getrandbits(32) for _ in range(200)]
+    loads = [0] * 4
+    home = [affine(loads, SEEDS[:4], 700, key) for key in conversations]
+    flying: list[tuple[int, int]] = []
+    same = total = 0
+    for _ in range(4000):
+        number = chance.randrange(200)
+        cost = chance.randrange(200, 2000)
+        chosen = affine(loads, SEEDS[:4], cost, conversations[number])
+        same, total = same + (chosen == home[number]), total + 1
+        loads[chosen] += cost
+        flying.append((chosen, cost))
+        if len(flying) > 64:
+            ended, weight = flying.pop(chance.randrange(len(flying)))
+            loads[ended] -= weight
+    assert same / total > 0.7
+
+
+def test_of_a_long_prompt_only_the_beginning_is_looked_at() -> None:
+    """So that a choice costs the same for each; benchmarks/small.py tells how little."""
+
+    def begins(rest: str) -> int | None:
+        return prefix(asked(messages=[{"role": "user", "content": "x" * MESSAGES_BYTES + rest}]))
+
+    assert begins("y" * 1_000_000) == begins("z" * 2_000_000)

@@ -1,0 +1,62 @@
+"""When an engine that left the routes has drained: one rule for all that stop, sleep, or give way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.proxy.routing.drains import Drains
+from gateway.proxy.routing.routes import Routes
+from gateway.proxy.routing.table import ModelRoute, RoutedReplica, RouteTable
+
+A = RoutedReplica("http://127.0.0.1:9001", "a", "m")
+
+
+def table(*replicas: RoutedReplica) -> RouteTable:
+    return RouteTable({"m": ModelRoute("m", "ready", "", 0, replicas, "generate")})
+
+
+def test_an_engine_has_drained_when_no_table_has_it_and_nothing_is_in_flight() -> None:
+    routes = Routes()
+    drains = Drains(routes, 300)
+    routes.table = table(A)
+    assert not drains.over("a"), "a request may come"
+    routes.begin(A)
+    routes.table = table()
+    assert not drains.over("a")
+    routes.end(A)
+    assert drains.over("a")
+
+
+def test_its_time_begins_when_it_has_left_the_routes_and_anew_when_it_comes_back() -> None:
+    routes = Routes()
+    drains = Drains(routes, 0)
+    routes.table = table(A)
+    routes.begin(A)
+    assert not drains.over("a")
+    routes.table = table()
+    assert drains.over("a"), "nobody waits for its request any longer"
+    late = Drains(routes, 300)
+    assert not late.over("a")
+    late.look({"a"})
+    assert late._since
+    routes.table = table(A)
+    assert not late.over("a")
+    assert not late._since
+    late.over("a")
+    late.look(set())
+    assert not late._since
+
+
+@pytest.mark.anyio
+async def test_who_waits_for_it_goes_on_when_it_is_over_or_nobody_waits_for_the_requests() -> None:
+    routes = Routes()
+    drains = Drains(routes, 300)
+    routes.begin(A)
+    waiting = asyncio.create_task(drains.ended("a"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await drains.ended("a", lambda: True)
+    routes.end(A)
+    await waiting

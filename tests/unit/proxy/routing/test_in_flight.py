@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.proxy.access.auth import ANYONE
+from gateway.proxy.api.endpoints import ENDPOINTS
+from gateway.proxy.routing.in_flight import MOST_SHOWN, oldest, together
+from gateway.proxy.routing.table import RoutedReplica, RouteTable
+from tests.support.dataplane import model
+
+REPLICA = RoutedReplica("http://127.0.0.1:9", "m-0", "m")
+TABLE = RouteTable({"m": model(REPLICA.url), "cold": model(name="cold")})
+AHEAD = 1_700_000_000.0
+
+
+def ask(**fields: Any) -> Any:
+    made = {"id": "r", "model": "m", "endpoint": ENDPOINTS[0], "key": ANYONE, "address": "10.0.0.9", "state": "asked"}
+    made |= {"replica": REPLICA, "started": 990.0, "first_byte_at": 0.0, "received": 12, "sent": 0}
+    return SimpleNamespace(**made | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "phase"),
+    [
+        ({"state": "queued", "replica": None, "model": "cold"}, "waiting for the model"),
+        ({"state": "queued", "replica": None, "model": "removed"}, "waiting for the model"),
+        ({"state": "queued", "replica": None}, "waiting for a place"),
+        ({"state": "connecting"}, "waiting for the first token"),
+        ({"state": "asked"}, "waiting for the first token"),
+        ({"state": "answering"}, "waiting for the first token"),
+        ({"state": "answering", "first_byte_at": 990.25, "sent": 7}, "answering"),
+    ],
+)
+def test_the_phase_says_what_a_request_waits_for(fields: dict[str, Any], phase: str) -> None:
+    [row] = oldest([ask(**fields)], TABLE, AHEAD).data
+    assert row.phase == phase
+    assert row.first_byte_s == (0.25 if phase == "answering" else None)
+    assert row.began_at == AHEAD + 990
+
+
+def test_what_is_not_routed_yet_or_over_is_not_in_flight() -> None:
+    asks = [ask(state="reading"), ask(state="done"), ask(model="")]
+    assert oldest(asks, TABLE, AHEAD) == together([])
+
+
+def test_the_oldest_are_shown_and_the_others_counted_of_one_process_and_of_several() -> None:
+    asks = [ask(id=str(number), started=100.0 + number) for number in range(130)]
+    random.Random(5).shuffle(asks)
+    alone = oldest(asks, TABLE, AHEAD)
+    assert [row.id for row in alone.data] == [str(number) for number in range(MOST_SHOWN)]
+    assert alone.more == 130 - MOST_SHOWN
+    shared = together(oldest(asks[part::3], TABLE, AHEAD) for part in range(3))
+    assert ([row.id for row in shared.data], shared.more) == ([row.id for row in alone.data], alone.more)

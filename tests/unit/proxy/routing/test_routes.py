@@ -1,0 +1,475 @@
+"""The route table, the choice of a replica, and who waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import FitserveError, ModelNotFound, NotFound, NotReady, Overloaded
+from gateway.keys import SCOPES
+from gateway.proxy.access.auth import ANYONE, Key
+from gateway.proxy.routing.queue import Pace
+from gateway.proxy.routing.responses import Responses
+from gateway.proxy.routing.routes import Routes
+from gateway.proxy.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
+
+A, B, C = (RoutedReplica(f"http://127.0.0.1:{port}", id_, "m") for port, id_ in ((9001, "a"), (9002, "b"), (9003, "c")))
+
+
+def route(*replicas: RoutedReplica, name: str = "m", state: str = "ready", detail: str = "") -> ModelRoute:
+    return ModelRoute(name, state, detail, 1700000000, replicas, "generate")
+
+
+def pick(routes: Routes, among: ModelRoute, **fields: Any) -> RoutedReplica:
+    """For a call that need not wait."""
+    replica = routes.pick(among, Call("chat", among.name, **fields))
+    assert replica is not None
+    return replica
+
+
+def test_pick_takes_the_replica_with_the_least_in_flight() -> None:
+    routes = Routes()
+    for replica, count in ((A, 2), (B, 1), (C, 3)):
+        for _ in range(count):
+            routes.begin(replica)
+    assert pick(routes, route(A, B, C)) is B
+    routes.begin(B)
+    routes.end(A)
+    assert pick(routes, route(A, B, C)) is A
+
+
+def test_pick_takes_the_replica_with_the_least_outstanding_tokens() -> None:
+    routes = Routes()
+    routes.begin(A, 5000)
+    for _ in range(3):
+        routes.begin(B, 1000)
+    assert pick(routes, route(A, B), tokens=100) is B
+    routes.end(A, 5000)
+    assert pick(routes, route(A, B), tokens=100) is A
+
+
+def test_a_prompt_goes_where_it_went_before_until_that_one_has_too_much_to_do() -> None:
+    routes = Routes()
+    home = pick(routes, route(A, B, C), tokens=100, prefix=77)
+    for other in {A, B, C} - {home}:
+        routes.begin(other, 1000)
+    routes.begin(home, 1200)
+    assert pick(routes, route(A, B, C), tokens=100, prefix=77) is home
+    routes.begin(home, 1000)
+    assert pick(routes, route(A, B, C), tokens=100, prefix=77) is not home
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 5000)), max_size=30),
+    st.sets(st.sampled_from("abc")),
+    st.none() | st.integers(0, 2**32 - 1),
+    st.sampled_from(["a", "b", "c", None]),
+    st.sampled_from([None, 3]),
+)
+def test_a_pick_is_in_the_route_has_room_and_is_not_the_one_to_avoid(
+    load: list[tuple[str, int]], names: set[str], prefix: int | None, avoid: str | None, capacity: int | None
+) -> None:
+    replicas = {name: RoutedReplica("http://127.0.0.1:9001", name, "m", capacity) for name in "abc"}
+    routes = Routes()
+    for name, tokens in load:
+        routes.begin(replicas[name], tokens)
+    possible = {name for name in names - {avoid} if capacity is None or routes.in_flight(name) < capacity}
+    among = route(*(replicas[name] for name in sorted(names)))
+    call = Call("chat", "m", tokens=100, prefix=prefix)
+    if not names - {avoid}:
+        with pytest.raises(NotReady):
+            routes.pick(among, call, avoid)
+        return
+    picked = routes.pick(among, call, avoid)
+    assert (picked is None) == (not possible)
+    assert picked is None or picked.id in possible
+    for name, tokens in load:
+        routes.end(replicas[name], tokens)
+    assert routes._loads == {}
+
+
+def test_what_goes_on_from_a_response_goes_to_its_maker_and_to_any_other_when_that_is_gone() -> None:
+    routes = Routes()
+    routes.responses.made(b"resp_1", ANYONE, B.seed)
+    routes.begin(B, 10_000)
+    maker = routes.responses.maker_of("resp_1", ANYONE)
+    assert pick(routes, route(A, B, C), tokens=100, maker=maker) is B
+    assert pick(routes, route(A, C), tokens=100, maker=maker) in (A, C)
+    assert pick(routes, route(A, B), tokens=100) is A
+    routes.table = RouteTable({"m": route(A, B)})
+    assert routes.model_of("resp_1", maker) == "m"
+    routes.table = RouteTable({"m": route(A)})
+    with pytest.raises(NotFound):
+        routes.model_of("resp_1", maker)
+
+
+def test_a_response_is_known_to_the_key_that_made_it_alone() -> None:
+    responses, one, another = Responses(), *(Key(name, name.encode() * 32, SCOPES) for name in "ab")
+    responses.made(b"resp_1", one, B.seed)
+    assert responses.maker_of("resp_1", one) == B.seed
+    for key, response in ((another, "resp_1"), (ANYONE, "resp_1"), (one, "resp_2"), (one, "\ud800")):
+        with pytest.raises(NotFound, match=f"There is no response {response}."):
+            responses.maker_of(response, key)
+
+
+def test_pick_goes_round_among_equals() -> None:
+    routes = Routes()
+    assert [pick(routes, route(A, B, C)).id for _ in range(6)] == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_two_models_asked_in_turn_both_use_all_their_replicas() -> None:
+    routes = Routes()
+    first, second = route(A, B), route(C, RoutedReplica("http://127.0.0.1:9004", "d", "n"), name="n")
+    picked = Counter(pick(routes, first if turn % 2 else second).id for turn in range(40))
+    assert picked == {"a": 10, "b": 10, "c": 10, "d": 10}
+
+
+def test_requests_held_open_spread_evenly() -> None:
+    routes = Routes()
+    for _ in range(30):
+        routes.begin(pick(routes, route(A, B, C)))
+    assert [routes.in_flight(replica.id) for replica in (A, B, C)] == [10, 10, 10]
+    assert routes.total_in_flight == 30
+
+
+def test_in_flight_of_a_replica_outlives_its_table_and_then_leaves_nothing() -> None:
+    routes = Routes(RouteTable({"m": route(A)}))
+    routes.begin(pick(routes, routes.table.find("m")))
+    routes.table = RouteTable({})
+    assert routes.in_flight("a") == 1
+    routes.end(A)
+    assert (routes.in_flight("a"), routes.total_in_flight) == (0, 0)
+    assert routes._loads == {}
+
+
+def test_swapping_tables_forgets_replicas_that_left() -> None:
+    routes = Routes()
+    for generation in range(50):
+        replicas = (RoutedReplica("http://127.0.0.1:9001", f"{side}{generation}", "m") for side in "rs")
+        table = RouteTable({"m": route(*replicas)})
+        routes.table = table
+        pick(routes, table.find("m"))
+    assert list(routes._last_pick) == ["r49"]
+
+
+def test_an_end_without_begin_is_an_error_and_not_a_negative_count() -> None:
+    routes = Routes()
+    with pytest.raises(KeyError):
+        routes.end(A)
+    assert routes.total_in_flight == 0
+
+
+def test_a_model_without_replicas_is_not_ready_and_says_its_state() -> None:
+    waiting = dataclasses.replace(route(state="starting", detail="loading weights."), retry_after_s=7)
+    with pytest.raises(NotReady) as caught:
+        pick(Routes(), waiting)
+    assert caught.value.message == "The model 'm' cannot answer now, it is starting: loading weights."
+    assert caught.value.retry_after_s == 7
+    assert caught.value.param == "model"
+
+
+def test_a_client_is_not_told_to_wait_for_what_no_waiting_brings() -> None:
+    lines = "no kernel takes this layer" + " and so on" * 100
+    with pytest.raises(NotReady) as caught:
+        pick(Routes(), route(state="no_plan", detail=lines + "\nanother reason"))
+    assert caught.value.retry_after_s is None
+    assert "Try again" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+    # Another model may leave for it.
+    with pytest.raises(NotReady) as caught:
+        raise dataclasses.replace(route(state="no_plan", detail="no memory"), wait_s=5.0).not_ready()
+    assert caught.value.retry_after_s == 10
+
+
+def test_an_unknown_model_is_named_and_a_huge_name_is_cut() -> None:
+    table = RouteTable({"m": route(A)})
+    with pytest.raises(ModelNotFound, match=r"'nope' does not exist.*GET /v1/models"):
+        table.find("nope")
+    with pytest.raises(ModelNotFound) as caught:
+        table.find("x" * 1_000_000)
+    assert len(str(caught.value)) < 400
+
+
+def test_only_models_with_replicas_are_routed() -> None:
+    table = RouteTable({"m": route(A), "n": route(name="n", state="starting")})
+    assert [model.name for model in table.routed()] == ["m"]
+
+
+def test_the_table_cannot_be_changed_through_what_it_was_made_from() -> None:
+    models = {"m": route(A)}
+    table = RouteTable(models)
+    models.clear()
+    assert table.find("m").name == "m"
+    with pytest.raises(TypeError):
+        table.models["n"] = route(B)  # type: ignore[index]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        table.models = {}  # type: ignore[misc]
+
+
+# --- waiting ---
+
+
+class Waiting:
+    """Somebody who waits, and what became of it."""
+
+    def __init__(self, routes: Routes, **fields: Any) -> None:
+        self._routes = routes
+        self.call = Call("chat", "m", **fields)
+        self.avoid: str | None = None
+        self.replica: RoutedReplica | None = None
+        self.error: FitserveError | None = None
+
+    def go(self, replica: RoutedReplica) -> None:
+        self._routes.begin(replica)
+        self.replica = replica
+
+    def give_up(self, error: FitserveError) -> None:
+        self.error = error
+
+
+SMALL = dataclasses.replace(A, capacity=1)
+OTHER = dataclasses.replace(B, capacity=1)
+
+
+def full(*replicas: RoutedReplica, queue: int | None = None, **fields: Any) -> Routes:
+    """Every replica has one request."""
+    among = dataclasses.replace(route(*replicas), **fields)
+    routes = Routes(RouteTable({"m": among}), queue)
+    for replica in replicas:
+        routes.begin(replica)
+    return routes
+
+
+def come(routes: Routes, *waiters: Waiting) -> None:
+    for waiter in waiters:
+        assert routes.pick(routes.table.find("m"), waiter.call) is None
+        routes.wait(waiter)
+
+
+def settle(change: Any) -> None:
+    """Makes a change in an event loop, and lets that go round once."""
+
+    async def run() -> None:
+        change()
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_those_who_wait_go_in_order_of_coming() -> None:
+    routes = full(SMALL)
+    waiters = [Waiting(routes) for _ in range(3)]
+    settle(lambda: come(routes, *waiters))
+    for turn in range(3):
+        assert routes.waiting("m") == 3 - turn
+        settle(lambda: routes.end(SMALL))
+        assert [waiter.replica for waiter in waiters] == [SMALL] * (turn + 1) + [None] * (2 - turn)
+    assert routes._queues == {}
+
+
+def test_nobody_overtakes_those_who_wait() -> None:
+    routes = full(SMALL)
+    first = Waiting(routes)
+    come(routes, first)
+
+    def end_and_come() -> None:
+        routes.end(SMALL)
+        assert routes.pick(routes.table.find("m"), Waiting(routes).call) is None
+
+    settle(end_and_come)
+    assert first.replica is SMALL
+
+
+def test_who_waits_for_the_maker_of_a_response_keeps_nobody_from_another_replica() -> None:
+    routes = full(SMALL, OTHER)
+    bound, free = Waiting(routes, maker=SMALL.seed, body=b"{}"), Waiting(routes)
+    settle(lambda: come(routes, bound, free))
+    settle(lambda: routes.end(OTHER))
+    assert (bound.replica, free.replica) == (None, OTHER)
+    settle(lambda: routes.end(SMALL))
+    assert bound.replica is SMALL
+
+
+@pytest.mark.parametrize("call", [Call("tokenize", "m", b"{}"), Call("responses", "m", maker=SMALL.seed)])
+def test_what_takes_no_place_does_not_wait(call: Call) -> None:
+    routes = full(SMALL)
+    come(routes, Waiting(routes))
+    assert routes.pick(routes.table.find("m"), call) is SMALL
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    routes = full(SMALL, queue=2)
+    settle(lambda: come(routes, Waiting(routes), Waiting(routes)))
+    with pytest.raises(Overloaded, match=r"'m' are busy.*Try again in 1 s") as caught:
+        routes.pick(routes.table.find("m"), Waiting(routes).call)
+    assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
+
+
+def test_without_a_queue_nobody_waits() -> None:
+    with pytest.raises(Overloaded):
+        full(SMALL, queue=0).pick(route(SMALL), Call("chat", "m"))
+
+
+def test_a_replica_of_unknown_capacity_is_never_full() -> None:
+    routes = full(*[A] * 500)
+    assert routes.pick(route(A), Waiting(routes).call) is A
+
+
+def test_who_leaves_the_queue_is_forgotten() -> None:
+    routes = full(SMALL)
+    gone, stays = Waiting(routes), Waiting(routes)
+    settle(lambda: come(routes, gone, stays))
+    routes.forget(gone)
+    routes.forget(gone)
+    settle(lambda: routes.end(SMALL))
+    assert (gone.replica, stays.replica) == (None, SMALL)
+    routes.forget(stays)
+    assert routes._queues == {}
+
+
+def test_a_model_that_is_waited_for_takes_those_who_wait_when_it_is_there() -> None:
+    starting = dataclasses.replace(route(state="starting"), wait_s=60)
+    routes = Routes(RouteTable({"m": starting}))
+    waiters = [Waiting(routes), Waiting(routes)]
+    settle(lambda: come(routes, *waiters))
+    settle(lambda: setattr(routes, "table", RouteTable({"m": starting})))
+    assert routes.waiting("m") == 2
+    settle(lambda: setattr(routes, "table", RouteTable({"m": route(A)})))
+    assert [waiter.replica for waiter in waiters] == [A, A]
+
+
+@pytest.mark.parametrize(("table", "status"), [({}, 404), ({"m": route(state="quarantined")}, 503)])
+def test_who_waits_for_what_will_not_come_is_told(table: dict[str, ModelRoute], status: int) -> None:
+    routes = Routes(RouteTable({"m": dataclasses.replace(route(state="starting"), wait_s=60)}))
+    waiter = Waiting(routes)
+    settle(lambda: come(routes, waiter))
+    settle(lambda: setattr(routes, "table", RouteTable(table)))
+    assert waiter.error is not None
+    assert waiter.error.status == status
+    assert routes._queues == {}
+
+
+def test_who_avoids_a_dead_replica_waits_for_its_follower_and_keeps_nobody_else() -> None:
+    routes = Routes(RouteTable({"m": dataclasses.replace(route(A), wait_s=60)}))
+    shy = Waiting(routes)
+    shy.avoid = "a"
+    assert routes.pick(routes.table.find("m"), shy.call, "a") is None
+    settle(lambda: routes.wait(shy))
+    other = Waiting(routes)
+    settle(lambda: come(routes, other))
+    assert (shy.replica, other.replica) == (None, A)
+    settle(lambda: setattr(routes, "table", RouteTable({"m": route(B)})))
+    assert shy.replica is B
+
+
+def test_the_pace_of_those_who_go_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    pace = Pace()
+    assert pace.seconds(1000) == 1
+    for _ in range(400):
+        clock[0] += 0.1
+        pace.went()
+    assert pace.seconds(100) == pytest.approx(10, abs=1)
+    assert pace.seconds(1) == 1
+    assert pace.seconds(10**6) == 60
+
+
+@given(st.lists(st.tuples(st.sampled_from(["come", "end", "leave", "swap"]), st.integers(0, 7)), max_size=60))
+def test_whatever_happens_nobody_is_lost_and_no_replica_has_more_than_it_takes(events: list[tuple[str, int]]) -> None:
+    pair = (dataclasses.replace(A, capacity=2), dataclasses.replace(B, capacity=1))
+    routes = Routes(RouteTable({"m": dataclasses.replace(route(*pair), wait_s=60)}), 5)
+    came: list[Waiting] = []
+    ended: list[Waiting] = []
+
+    async def run() -> None:
+        for what, number in events:
+            flying = [waiter for waiter in came if waiter.replica is not None and waiter not in ended]
+            waiting = [waiter for waiter in came if waiter.replica is None and waiter not in ended]
+            if what == "come":
+                waiter = Waiting(routes)
+                try:
+                    replica = routes.pick(routes.table.find("m"), waiter.call)
+                except (Overloaded, NotReady):
+                    assert len(waiting) >= 5
+                    continue
+                came.append(waiter)
+                routes.wait(waiter) if replica is None else waiter.go(replica)
+            elif what == "end" and flying:
+                chosen = flying[number % len(flying)]
+                assert chosen.replica is not None
+                routes.end(chosen.replica)
+                ended.append(chosen)
+            elif what == "leave" and waiting:
+                chosen = waiting[number % len(waiting)]
+                routes.forget(chosen)
+                ended.append(chosen)
+            elif what == "swap":
+                replicas = [replica for bit, replica in enumerate(pair) if number >> bit & 1]
+                routes.table = RouteTable({"m": dataclasses.replace(route(*replicas), wait_s=60)})
+            await asyncio.sleep(0)
+            assert all(routes.in_flight(replica.id) <= (replica.capacity or 0) for replica in pair)
+            waits = [waiter for waiter in came if waiter.replica is None and waiter not in ended]
+            assert routes.waiting("m") == len(waits)
+            went = [waiter.replica is not None for waiter in came if waiter not in ended]
+            assert went == sorted(went, reverse=True)
+            if waits:
+                ready = routes.table.find("m").replicas
+                assert all(routes.in_flight(replica.id) == replica.capacity for replica in ready)
+
+    asyncio.run(run())
+    assert all(waiter.error is None for waiter in came)
+
+
+class Waits:
+    """A request that waits, and does nothing else."""
+
+    avoid: str | None = None
+
+    def __init__(self) -> None:
+        self.call = Call("chat", "m")
+
+    def go(self, replica: RoutedReplica) -> None: ...
+
+    def give_up(self, error: FitserveError) -> None: ...
+
+
+def test_the_first_request_that_waits_for_an_unrouted_model_is_told_once() -> None:
+    told: list[str] = []
+
+    async def wait() -> None:
+        routes = Routes(RouteTable({"m": dataclasses.replace(route(state="stopped"), wait_s=9)}))
+        routes.demanded = lambda: told.extend(routes.demand())
+        first, second = Waits(), Waits()
+        for one in (first, second):
+            assert routes.pick(routes.table.models["m"], one.call) is None
+            routes.wait(one)
+        assert told == ["m"]
+        assert list(routes.demand()) == ["m"]
+        routes.forget(first)
+        assert list(routes.demand()) == ["m"]
+        # A client that leaves is forgotten.
+        routes.forget(second)
+        assert not routes.demand()
+        # Who waits for a place at an engine that serves asks for nothing to be loaded.
+        routes.table = RouteTable({"m": route(dataclasses.replace(A, capacity=0))})
+        routes.wait(first)
+        assert told == ["m"]
+
+    asyncio.run(wait())
+
+
+def test_a_replica_is_drained_once_no_table_has_it_and_nothing_is_in_flight() -> None:
+    routes = Routes(RouteTable({"m": route(A)}))
+    assert not routes.drained("a")
+    routes.begin(A)
+    routes.table = RouteTable({"m": route()})
+    assert not routes.drained("a")
+    routes.end(A)
+    assert routes.drained("a")

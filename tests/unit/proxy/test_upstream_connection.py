@@ -1,0 +1,198 @@
+"""The connection to an engine: a chunk that is passed on as it came is one that the parser reads so, and who is asked again when."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.proxy.upstream_connection import UpstreamConnection
+from gateway.proxy.upstream_pool import IDLE_S, KEPT_S, UpstreamPool
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Clock:
+    """As much of a loop as a pool asks for."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class Transport:
+    """Of a connection that nobody closes but its owner."""
+
+    closed = False
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def resume_reading(self) -> None:
+        pass
+
+    def write(self, data: bytes) -> None:
+        pass
+
+
+class Told:
+    """Stands for the exchange: what the link told it, and what it wrote to the client."""
+
+    keep, promised, status = True, False, 0
+
+    def __init__(self) -> None:
+        self.client = self
+        self.written = b""
+        self.ended: list[str] = []
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def head(self, link: UpstreamConnection, status: int) -> None:
+        self.status = status
+        link.framed = True
+
+    def first_byte(self, data: bytes) -> None:
+        self.ended.append(f"first byte of {len(data)}")
+
+    def end(self, link: UpstreamConnection, *, reusable: bool) -> None:
+        link.flush(b"0\r\n\r\n" if link.framed else b"")
+        self.ended.append(f"end, reusable: {reusable}")
+        link.exchange = None
+
+    def broke(self, link: UpstreamConnection, reason: str) -> None:
+        link.flush()
+        self.ended.append("broke")
+        link.exchange = None
+
+
+class Parsed(UpstreamConnection):
+    """Reads every chunk."""
+
+    __slots__ = ()
+
+    def _is_chunk(self, data: bytes) -> bool:
+        return False
+
+
+def pool(clock: Clock) -> UpstreamPool:
+    return UpstreamPool("http://127.0.0.1:1", cast("asyncio.AbstractEventLoop", clock))
+
+
+def answered(kind: type[UpstreamConnection], pieces: list[bytes]) -> tuple[Any, ...]:
+    """What becomes of an answer that comes in these pieces."""
+    link, told = kind(pool(Clock())), Told()
+    link.transport = cast("asyncio.Transport", Transport())
+    link.ask(cast("Any", told), b"", b"")
+    for piece in pieces:
+        link.data_received(piece)
+    return unframed(told.written), told.ended, link.sent, b"".join(link.tail)
+
+
+def unframed(data: bytes) -> tuple[bytes, bytes]:
+    """What whole chunks hold that are framed as we do, and what comes behind them."""
+    found = b""
+    while (at := data.find(b"\r\n")) > 0:
+        size = int(data[:at], 16)
+        if len(data) < at + size + 4 or size == 0:
+            break
+        found, data = found + data[at + 2 : at + 2 + size], data[at + size + 4 :]
+    return found, data
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), max_size=8), st.data())
+def test_chunks_mean_the_same_however_they_are_cut(chunks: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(map(chunk, chunks)) + b"0\r\n\r\n"
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(whole) - 1), max_size=6))) if data.draw(st.booleans()) else []
+    for pieces in (
+        [*map(chunk, chunks), b"0\r\n\r\n"],
+        [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)],
+    ):
+        (found, rest), ended, sent, _ = answered(UpstreamConnection, [HEAD, *pieces])
+        assert (found, rest, sent) == (b"".join(chunks), b"0\r\n\r\n", len(found))
+        assert ended[-1] == "end, reusable: True"
+
+
+ODD = [
+    b"0\r\n\r\n",
+    b"1\r\nx\r\n",
+    b"01\r\nx\r\n",
+    b"A\r\n0123456789\r\n",
+    b"a;x=\r\n0123456789\r\n",
+    b"2\r\n\r\n\r\n",
+    b"1",
+    b"\r\n",
+    b"1\r\nxyz",
+    b"3\r\nxy\r\n",
+    b"0x1\r\nx\r\n",
+    b"-1\r\n\r\n",
+    b" 1\r\nx\r\n",
+    b"1 \r\nx\r\n",
+    b"1\nx\n",
+    b"fffffffff\r\nx\r\n",
+    b"x\r\n",
+    b"",
+]
+
+
+@given(st.lists(st.one_of(st.sampled_from(ODD), st.binary(max_size=20), st.binary(max_size=20).map(chunk)), max_size=8))
+def test_what_is_no_chunk_of_that_form_is_the_parser_s(pieces: list[bytes]) -> None:
+    pieces = [HEAD, chunk(b"first"), *pieces]
+    assert answered(UpstreamConnection, pieces) == answered(Parsed, pieces)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_each_of_them_is_the_parser_s(odd: bytes) -> None:
+    pieces = [HEAD, chunk(b"first"), odd, chunk(b"last")]
+    assert answered(UpstreamConnection, pieces) == answered(Parsed, pieces)
+
+
+def test_a_plain_chunk_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    monkeypatch.setattr(UpstreamConnection, "on_body", lambda _, data: parsed.append(data))
+    answered(UpstreamConnection, [HEAD, chunk(b"one"), chunk(b"two"), chunk(b"three")[:4], chunk(b"three")[4:], chunk(b"four")])
+    assert b"".join(parsed) == b"onethree"
+
+
+def test_an_idle_connection_is_good_while_an_engine_leaves_them_open_for_longer() -> None:
+    clock = Clock()
+    engine = pool(clock)
+    links = []
+    for _ in range(3):
+        link = UpstreamConnection(engine)
+        link.transport = cast("asyncio.Transport", Transport())
+        engine.give(link)
+        links.append(link)
+        clock.now += 2
+    assert engine.take() is links[2]
+    engine.give(links[2])
+    clock.now += IDLE_S
+    assert engine.take() is None  # the engines' servers may be about to close it
+    engine.sweep(clock.now)
+    assert engine.take() is links[2]  # the first one was left open for 10 s
+    engine.give(links[2])
+    clock.now += 2
+    links[0].eof_received()
+    links[0].transport.abort()
+    clock.now += IDLE_S
+    engine.sweep(clock.now)
+    assert engine.take() is links[2]  # the second one is still open
+    engine.give(links[2])
+    links[1].eof_received()
+    links[1].transport.abort()
+    clock.now += IDLE_S
+    assert engine.take() is None
+    clock.now += KEPT_S
+    engine.sweep(clock.now)
+    assert all(link.transport.is_closing() for link in links)

@@ -1,0 +1,244 @@
+"""What workers share: limits of keys, the capacity of replicas, and the messages that tell of both."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import socket
+from types import MappingProxyType
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import NotFound, RateLimited
+from gateway.keys import SCOPES
+from gateway.proxy.access.auth import ANYONE, Key, KeyLimits
+from gateway.proxy.access.failed_logins import MOST, FailedLogins
+from gateway.proxy.access.rate_limits import RateLimiter
+from gateway.proxy.limits import Limits
+from gateway.proxy.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
+from gateway.proxy.shared_memory import SharedMemory, SharedTable
+from gateway.proxy.workers import channel
+from gateway.proxy.workers.channel import (
+    Begin,
+    Channel,
+    Elsewhere,
+    KeyTableMessage,
+    ReplicaLoad,
+    Report,
+    ToWorker,
+)
+from gateway.proxy.workers.channel import RouteTableMessage as Models
+from gateway.proxy.workers.shared_limits import LimitRows, SharedRateLimiter
+from gateway.proxy.workers.worker import SharedRoutes
+from tests.support.patience import HANG_S
+
+pytestmark = pytest.mark.anyio
+
+DIGEST = b"d" * 32
+ROUTE = ModelRoute("m", "ready", "", 1, (RoutedReplica("http://127.0.0.1:1", "m-0-1", "m", 8),), "generate")
+
+
+def key(limit: KeyLimits) -> Key:
+    return Key("k", DIGEST, SCOPES, None, limit)
+
+
+def begin(workers: int = 2, **changes: object) -> Begin:
+    made = Begin(
+        workers,
+        "/control.sock",
+        Limits(),
+        None,
+        20.0,
+        "info",
+        False,
+        None,
+        Models((ROUTE,)),
+        KeyTableMessage((key(KeyLimits(1, 2, 3)),), False, {DIGEST: 0}),
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+class Pair:
+    """The limiters of two workers, each with its own view of the memory."""
+
+    def __init__(self, limit: KeyLimits) -> None:
+        self.key = key(limit)
+        self.memory = SharedMemory()
+        self.rows = LimitRows(self.memory)
+        self.workers = [SharedRateLimiter(SharedMemory(self.memory.descriptor), index) for index in range(2)]
+        self.told()
+
+    def told(self, *keys: Key) -> None:
+        for one in self.workers:
+            one.rows = self.rows.of((self.key, *keys))
+
+    def admitted(self, worker: int, now: float = 0.0) -> bool:
+        try:
+            return self.workers[worker].admit(self.key, "openai", now) is not None
+        except RateLimited:
+            return False
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.floats(0, 30)), max_size=60))
+def test_requests_of_all_workers_are_taken_from_one_minute(turns: list[tuple[int, float]]) -> None:
+    pair, alone, now = Pair(KeyLimits(requests_per_minute=6)), RateLimiter(), 0.0
+    for worker, step in turns:
+        now += step
+        try:
+            expected = alone.admit(pair.key, "openai", now) is not None
+        except RateLimited:
+            expected = False
+        assert pair.admitted(worker, now) == expected
+    os.close(pair.memory.descriptor)
+
+
+def test_a_worker_that_first_hears_of_a_key_knows_what_others_admitted() -> None:
+    pair = Pair(KeyLimits(requests_per_minute=6))
+    assert [pair.admitted(0) for _ in range(7)] == [True] * 6 + [False]
+    assert not pair.admitted(1)
+    assert [pair.admitted(1, 10.01), pair.admitted(0, 10.01)] == [True, False]
+
+
+def test_tokens_are_taken_everywhere_when_an_answer_ends() -> None:
+    pair = Pair(KeyLimits(tokens_per_minute=100))
+    permit = pair.workers[0].admit(pair.key, "openai", 0.0)
+    assert permit is not None
+    permit.end(130, 0.0)
+    with pytest.raises(RateLimited, match="100 tokens"):
+        pair.workers[1].admit(pair.key, "openai", 18.0)
+    assert pair.admitted(1, 19.0)
+
+
+def test_requests_at_once_are_counted_over_all_workers_and_those_of_a_dead_one_are_not() -> None:
+    pair = Pair(KeyLimits(in_flight=3))
+    permits = [one.admit(pair.key, "openai", 0.0) for one in pair.workers]
+    assert [pair.admitted(1), pair.admitted(0)] == [True, False]
+    pair.rows.forget(1)
+    assert [pair.admitted(0) for _ in range(3)] == [True, True, False]
+    assert permits[0] is not None
+    permits[0].end(0, 0.0)
+    assert [pair.admitted(1), pair.admitted(0)] == [True, False]
+
+
+def test_the_row_of_a_key_that_is_gone_is_the_last_to_be_given_again_and_empty_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.proxy.workers.shared_limits.ROWS", 2)
+    pair = Pair(KeyLimits(requests_per_minute=1))
+    assert pair.admitted(0)
+    another, third = (dataclasses.replace(pair.key, digest=letter * 32) for letter in (b"e", b"f"))
+    assert pair.rows.of([another]) == {another.digest: 1}
+    # None is left for a third one: it has its limits at each worker.
+    assert pair.rows.of([another, third, pair.key]) == {another.digest: 1, third.digest: 0}
+    pair.told()
+    pair.key = third
+    pair.told()
+    assert [pair.admitted(0), pair.admitted(1)] == [True, False]
+
+
+def test_a_table_forgets_the_oldest_alone() -> None:
+    table = SharedTable(64)
+    for number in range(2000):
+        table.put(b"%d" % number, number + 1, number)
+    kept = [number for number in range(2000) if table.get(b"%d" % number) == (number + 1, number)]
+    assert len(kept) <= 64 * 8
+    assert kept[-64:] == [*range(2000 - 64, 2000)]
+    table.put(b"1999", 7, 2000)
+    assert table.get(b"1999") == (7, 2000)
+    assert table.get(b"2000") == (0, 0)
+
+
+def test_wrong_keys_are_counted_over_all_workers() -> None:
+    memory = SharedMemory()
+    workers = [FailedLogins(lambda: 1000.5, SharedMemory(memory.descriptor)) for _ in range(3)]
+    for number in range(MOST):
+        workers[number % 3].wrong("10.0.0.1")
+    workers[0].wrong("10.0.0.2")
+    for one in workers:
+        with pytest.raises(RateLimited):
+            one.wrong("10.0.0.1")
+        with pytest.raises(RateLimited):
+            one.right("10.0.0.1", DIGEST)
+    workers[1].right("10.0.0.2", DIGEST)
+
+
+def test_each_worker_has_its_share_of_a_replica_and_beyond_it_what_the_others_leave() -> None:
+    routes = SharedRoutes(begin(), SharedMemory())
+    replica = ROUTE.replicas[0]
+
+    def taken() -> int:
+        while routes.pick(ROUTE, Call("chat", "m")) is not None:
+            routes.begin(replica)
+        return routes.in_flight(replica.id)
+
+    assert taken() == 4  # nothing was heard of the others yet
+    routes.elsewhere({replica.id: 2})
+    assert taken() == 6
+    routes.elsewhere({})
+    assert taken() == 8
+    for _ in range(8):
+        routes.end(replica)
+    routes.elsewhere({replica.id: 8})
+    assert taken() == 4
+
+
+def test_the_places_of_a_queue_are_divided_among_the_workers() -> None:
+    for queue, workers, share in ((None, 2, 64), (None, 3, 43), (10, 4, 3), (1, 2, 1), (0, 2, 0)):
+        routes = SharedRoutes(begin(workers, queue_per_model=queue), SharedMemory())
+        assert routes._places(ROUTE) == share
+
+
+def test_a_response_made_elsewhere_is_found_by_its_key_at_once() -> None:
+    memory = SharedMemory()
+    here, there = (SharedRoutes(begin(), SharedMemory(memory.descriptor)) for _ in range(2))
+    here.responses.made(b"resp_1", key(KeyLimits()), ROUTE.replicas[0].seed)
+    maker = there.responses.maker_of("resp_1", key(KeyLimits()))
+    assert there.model_of("resp_1", maker) == "m"
+    assert there.pick(ROUTE, Call("responses", "m", maker=maker)) == ROUTE.replicas[0]
+    with pytest.raises(NotFound):
+        there.responses.maker_of("resp_1", ANYONE)
+
+
+async def test_messages_arrive_as_they_were_sent() -> None:
+    near, far = [await Channel.of(end) for end in socket.socketpair()]
+    down: list[ToWorker] = [begin(), Models((ROUTE,)), KeyTableMessage((), True, {}), Elsewhere({"m-0-1": 3})]
+    up = Report({"m-0-1": ReplicaLoad(2, 0.5)}, (("fitserve_connections", (), 1.0),))
+    for message in down:
+        near.send(message)
+    far.send(up)
+    assert [await far.to_worker() for _ in down] == down
+    assert await near.from_worker() == up
+    near.close()
+    with pytest.raises((EOFError, OSError)):
+        await asyncio.wait_for(far.to_worker(), HANG_S)
+    far.close()
+
+
+async def test_what_is_no_message_is_an_error() -> None:
+    ours, theirs = socket.socketpair()
+    far = await Channel.of(theirs)
+    data = msgspec.msgpack.encode({"type": "Elsewhere", "in_flight": {"m-0-1": "three"}})
+    ours.sendall(len(data).to_bytes(4, "big") + data)
+    with pytest.raises(msgspec.ValidationError):
+        await far.to_worker()
+    far.close()
+    ours.close()
+
+
+def test_the_first_message_is_read_without_an_event_loop() -> None:
+    ours, theirs = socket.socketpair()
+    ours.sendall(channel.frame(begin()))
+    ours.close()
+    assert channel.receive_begin(theirs) == begin()
+    with pytest.raises(EOFError):
+        channel.receive_begin(theirs)
+    theirs.close()
+
+
+def test_a_table_with_what_is_no_text_can_be_sent() -> None:
+    odd = ModelRoute("m", "failed", "it said \udcff", 1, (*ROUTE.replicas, RoutedReplica("http://x", "m#1", "\ud800")), None)
+    table = channel.table_of(RouteTable(MappingProxyType({"m": odd})))
+    assert msgspec.msgpack.decode(channel.frame(table)[4:], type=Models) == table
+    assert [replica.id for replica in table.models[0].replicas] == ["m-0-1"]

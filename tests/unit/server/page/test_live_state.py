@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.domain.units import Progress
+from gateway.proxy.routing.routes import Routes
+from gateway.server.page.live_state import live_machine, live_models
+from tests.support.makers import attempt, machine, wish
+
+
+def serving(name: str = "m") -> ManagedModel:
+    made = ManagedModel(wish(name=name), 1.0)
+    made.replicas = [ReplicaState(name, 0, attempt(7, "ready", ready_at=2.0))]
+    return made
+
+
+def test_a_gpu_is_held_by_the_engines_whose_plans_have_it() -> None:
+    model = serving()
+    plan = model.replicas[0].attempt.plan  # type: ignore[union-attr]
+    gpus = {gpu["uuid"]: gpu for gpu in live_machine(machine("2x3090"), {"m": model})["gpus"]}
+    held = {uuid for uuid, gpu in gpus.items() if gpu["holders"]}
+    assert held == set(plan.gpus)
+    assert gpus[plan.gpus[0]]["holders"] == [{"model": "m", "replica": 0, "planned": plan.memory.promised_bytes}]
+    model.replicas[0].attempt = attempt(7, "failed")
+    assert not any(gpu["holders"] for gpu in live_machine(machine("2x3090"), {"m": model})["gpus"])
+
+
+def test_an_engine_without_a_gpu_holds_memory_of_the_machine() -> None:
+    model = serving()
+    plan = model.replicas[0].attempt.plan  # type: ignore[union-attr]
+    model.replicas[0].attempt = attempt(7, "ready", plan=plan.evolve(gpus=()))
+    assert [one["model"] for one in live_machine(machine("cpu"), {"m": model})["holders"]] == ["m"]
+
+
+def test_requests_are_those_of_all_processes() -> None:
+    samples = [("fitserve_requests_in_flight", ("m",), 2.0), ("fitserve_requests_in_flight", ("m",), 3.0)]
+    samples += [("fitserve_requests_queued", ("m",), 1.0), ("fitserve_requests_in_flight", ("other",), 9.0)]
+    [shown] = live_models([serving()], Routes(), samples)
+    assert (shown["running"], shown["waiting"]) == (5, 1)
+    assert (shown["replicas"][0]["attempt"], shown["replicas"][0]["grade"]) == (7, "verified")
+
+
+def test_a_download_is_told_with_its_bytes_and_other_work_in_words() -> None:
+    model = serving()
+    model.replicas[0].attempt = None
+    model.replicas[0].progress = Progress("Downloading", 3, 9, 1.5)
+    assert live_models([model], Routes(), [])[0]["replicas"][0]["progress"] == {"done": 3, "total": 9, "rate": 1.5}
+    model.replicas[0].progress = "unpacking"
+    assert live_models([model], Routes(), [])[0]["replicas"][0]["progress"] is None

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.proxy.metrics.counters import FIRST_BYTES, Sample
+from gateway.server.page.traffic import MOST_POINTS, Traffic, percentile
+
+
+def counted(requests: float, tokens: float, fast: float = 0, slow: float = 0) -> list[Sample]:
+    """fast: answers that began within 5 ms; slow: within 10 s."""
+    bounds = [*map(repr, FIRST_BYTES), "+Inf"]
+    sums = [fast if bound != "+Inf" and float(bound) < 10 else fast + slow for bound in bounds]
+    buckets = [
+        ("fitserve_first_byte_seconds_bucket", ("m", "chat", bound), value) for bound, value in zip(bounds, sums, strict=True)
+    ]
+    return [
+        ("fitserve_requests_total", ("m", "chat", "answered", "2xx"), requests),
+        ("fitserve_requests_total", ("m", "chat", "refused", "4xx"), 1.0),
+        ("fitserve_requests_total", ("", "chat", "refused", "4xx"), 7.0),
+        ("fitserve_tokens_total", ("m", "completion"), tokens),
+        ("fitserve_loop_age_seconds", (), 0.1),
+        *buckets,
+    ]
+
+
+def test_a_point_tells_what_happened_since_the_one_before() -> None:
+    traffic = Traffic()
+    assert traffic.look(counted(10, 1000), 100.0) is None
+    point = traffic.look(counted(20, 1500, fast=10), 105.0)
+    assert point is not None
+    assert point["models"].keys() == {"m"}
+    flow = point["models"]["m"]
+    assert (flow["requests"], flow["completion_tokens"], flow["refused"]) == (2.0, 100.0, 0.0)
+    assert flow["first_p50_s"] == pytest.approx(FIRST_BYTES[0] / 2)
+
+
+def test_counts_that_were_lost_are_no_rate_below_nothing() -> None:
+    traffic = Traffic()
+    traffic.look(counted(10, 1000, fast=5), 1.0)
+    point = traffic.look(counted(4, 100), 2.0)
+    assert point is not None
+    assert point["models"]["m"]["requests"] == 0
+    assert point["models"]["m"]["first_p95_s"] is None
+
+
+def test_what_happens_while_nobody_looks_is_in_no_point() -> None:
+    traffic = Traffic()
+    traffic.look(counted(1, 1), 1.0)
+    traffic.pause()
+    assert traffic.look(counted(100, 100), 500.0) is None
+    for second in range(2 * MOST_POINTS):
+        traffic.look(counted(100, 100), 501.0 + second)
+    assert len(traffic.points) == MOST_POINTS
+
+
+def test_a_percentile_lies_between_the_bounds_of_its_bucket() -> None:
+    sums = [0.0] * (len(FIRST_BYTES) + 1)
+    assert percentile(sums, 0.5) is None
+    slow = [*([9.0] * (len(FIRST_BYTES) - 1)), 10.0, 10.0]
+    late = percentile(slow, 0.95)
+    assert late is not None
+    assert FIRST_BYTES[-2] < late <= FIRST_BYTES[-1]
+    # Beyond the last bound nothing is known but that bound.
+    assert percentile([*([0.0] * len(FIRST_BYTES)), 4.0], 0.5) == FIRST_BYTES[-1]
