@@ -1,10 +1,13 @@
-"""Where forecast and inquiry agree: every model of tests/models, by the rules and by the engine's own code, for versions and capabilities.
+"""Where forecast and inquiry agree: every model of tests/models, by the rules and by the engine's
+own code, for versions and capabilities.
 
-    python benchmarks/agreement.py [--engine vllm==0.33.0 ...] [--capability 8.6 ...] [--model NAME ...] [--rules 0.26.0]
+    python benchmarks/agreement.py [--engine vllm==0.33.0 ...] [--capability 8.6 ...] [--model NAME
+    ...] [--rules 0.26.0]
 
-For each version and capability one process builds the models on 1, on 2 and on 2 x 2 GPUs (large ones: memory refuses nothing) as the
-planner's command lines say. It prints a row for each version, and each gap once, with how often it was met. The engines' sources and the
-Python that asks them are those of scripts/engine-answers; one process takes a minute of one core.
+For each version and capability one process builds the models on 1, on 2 and on 2 x 2 GPUs (large
+ones: memory refuses nothing) as the planner's command lines say. It prints a row for each version,
+and each gap once, with how often it was met. The engines' sources and the Python that asks them are
+those of scripts/engine-answers; one process takes a minute of one core.
 """
 
 from __future__ import annotations
@@ -23,7 +26,16 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway.domain import Decision, Engine, EngineAnswer, Hardware, ModelSpec, Question, RuleGap, Wish  # noqa: E402
+from gateway.domain import (  # noqa: E402
+    Decision,
+    Engine,
+    EngineAnswer,
+    Hardware,
+    ModelSpec,
+    Question,
+    RuleGap,
+    Wish,
+)
 from gateway.engines.common.candidate import EngineRules  # noqa: E402
 from gateway.engines.inquiry.document import StatedGpus, document, read_answers  # noqa: E402
 from gateway.errors import BadModel  # noqa: E402
@@ -50,7 +62,10 @@ QUANTIZED = {
     "deepseek-v3": ("fp8-block",),
 }
 LAYOUTS = ((1, 1), (2, 1), (2, 2))
-_OLDER_BEFORE = {"vllm": "0.33", "sglang": "0.5.11"}  # versions before are asked with the transformers that they were made for
+_OLDER_BEFORE = {
+    "vllm": "0.33",
+    "sglang": "0.5.11",
+}  # versions before are asked with the transformers that they were made for
 _MEMORY = 1 << 40
 # What a version says of a model for which the environment that asks lacks something.
 _NOT_HERE = "failed to be inspected"
@@ -74,42 +89,72 @@ class Forecaster(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """Of one version on one capability: questions that agree, that do not, that nobody answered; models that were not asked about."""
+    """Of one version on one capability: questions that agree, that do not, that nobody answered;
+    models that were not asked about."""
 
     counts: Counter[str]
     gaps: list[tuple[str, RuleGap]]
     silent: list[str]
 
 
-def cases(profiles: Profiles, by: Forecaster, machine: Hardware, wanted: list[str]) -> Iterator[Case | str]:
+def cases(
+    profiles: Profiles, by: Forecaster, machine: Hardware, wanted: list[str]
+) -> Iterator[Case | str]:
     """For each model the case, or why there is nothing to ask."""
     for path in sorted((ROOT / "tests/models").glob("*.json")):
         for quant in ("", *QUANTIZED.get(path.stem, ())):
             name = f"{path.stem} {quant}".strip()
             if wanted and path.stem not in wanted:
                 continue
-            config = json.loads(path.read_text()) | ({"quantization_config": QUANTS[quant]} if quant else {})
+            config = json.loads(path.read_text()) | (
+                {"quantization_config": QUANTS[quant]} if quant else {}
+            )
             try:
                 spec = read_model(name, None, config, None, None, (), None)
             except BadModel as error:
                 yield f"{name}: {error.message}"
                 continue
             forecast = decided(profiles, by, machine, spec, {})
-            rows = [(one.tensor_parallel.value, one.pipeline_parallel.value, one.question) for one in forecast.plans]
-            rows += [(one.tensor_parallel, one.pipeline_parallel, one.question) for one in forecast.rejected]
-            asked = [question for tp, pp, question in rows if question is not None and (tp, pp) in LAYOUTS]
+            rows = [
+                (one.tensor_parallel.value, one.pipeline_parallel.value, one.question)
+                for one in forecast.plans
+            ]
+            rows += [
+                (one.tensor_parallel, one.pipeline_parallel, one.question)
+                for one in forecast.rejected
+            ]
+            asked = [
+                question
+                for tp, pp, question in rows
+                if question is not None and (tp, pp) in LAYOUTS
+            ]
             if asked:
                 yield Case(name, config, spec, forecast, list(dict.fromkeys(asked)))
             else:
-                yield f"{name}: {forecast.rejected[0].reasons[0] if forecast.rejected else 'no such layout'}"
+                yield (
+                    f"{name}:"
+                    f" {forecast.rejected[0].reasons[0] if forecast.rejected else 'no such layout'}"
+                )
 
 
 def decided(
-    profiles: Profiles, forecaster: Forecaster, machine: Hardware, spec: ModelSpec, answers: dict[Question, EngineAnswer]
+    profiles: Profiles,
+    forecaster: Forecaster,
+    machine: Hardware,
+    spec: ModelSpec,
+    answers: dict[Question, EngineAnswer],
 ) -> Decision:
     engine, rules = forecaster
     wish = Wish(name="m", source="m")
-    return decide(spec, machine, [engine], wish, rules={engine.ref: rules}, gpus=profiles.gpus, answers=answers)
+    return decide(
+        spec,
+        machine,
+        [engine],
+        wish,
+        rules={engine.ref: rules},
+        gpus=profiles.gpus,
+        answers=answers,
+    )
 
 
 def forecaster(profiles: Profiles, ref: str, other: str | None) -> Forecaster:
@@ -120,16 +165,23 @@ def forecaster(profiles: Profiles, ref: str, other: str | None) -> Forecaster:
     return Forecaster(engine.evolve(traits=ruled.traits, method_rules=ruled.method_rules), rules)
 
 
-def tally(profiles: Profiles, kept: Kept, ref: str, capability: str, wanted: list[str], rules: str | None) -> Tally:
+def tally(
+    profiles: Profiles, kept: Kept, ref: str, capability: str, wanted: list[str], rules: str | None
+) -> Tally:
     by = forecaster(profiles, ref, rules)
     whole = profiles.hardware("8xh100")
-    cards = [gpu.evolve(capability=capability, total_bytes=_MEMORY, free_bytes=_MEMORY, name="GPU") for gpu in whole.gpus]
+    cards = [
+        gpu.evolve(capability=capability, total_bytes=_MEMORY, free_bytes=_MEMORY, name="GPU")
+        for gpu in whole.gpus
+    ]
     machine = whole.evolve(gpus=tuple(cards))
     found = list(cases(profiles, by, machine, wanted))
     silent = [one for one in found if isinstance(one, str)]
     asked = [one for one in found if not isinstance(one, str)]
     counts, gaps = Counter({"not asked": len(silent)}), []
-    for case, answers in zip(asked, ask(kept, ref, StatedGpus(capability, _MEMORY, 8, "GPU"), asked), strict=True):
+    for case, answers in zip(
+        asked, ask(kept, ref, StatedGpus(capability, _MEMORY, 8, "GPU"), asked), strict=True
+    ):
         contradicted: dict[tuple[str, ...], list[RuleGap]] = {}
         for gap in decided(profiles, by, machine, case.spec, answers).gaps:
             contradicted.setdefault(gap.argv, []).append(gap)
@@ -145,8 +197,11 @@ def tally(profiles: Profiles, kept: Kept, ref: str, capability: str, wanted: lis
     return Tally(counts, gaps, silent)
 
 
-def ask(kept: Kept, ref: str, gpus: StatedGpus, asked: list[Case]) -> list[dict[Question, EngineAnswer]]:
-    """The answers about each case: one process, and another for what a process that died did not come to."""
+def ask(
+    kept: Kept, ref: str, gpus: StatedGpus, asked: list[Case]
+) -> list[dict[Question, EngineAnswer]]:
+    """The answers about each case: one process, and another for what a process that died did not
+    come to."""
     answers: list[dict[Question, EngineAnswer]] = [{} for _ in asked]
     kind, _, version = ref.partition("==")
     begin = 0
@@ -157,7 +212,11 @@ def ask(kept: Kept, ref: str, gpus: StatedGpus, asked: list[Case]) -> list[dict[
             one = json.loads(document(kind, gpus, model=files, questions=case.questions))
             whole = {**one, "models": [*whole["models"], *one["models"]]}
         whole |= {"sources": str(kept.sources(kind, version)), "version": False}
-        environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "PYTHONHASHSEED": "0"}
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": os.environ.get("HOME", "/"),
+            "PYTHONHASHSEED": "0",
+        }
         if not since(version, _OLDER_BEFORE[kind]):
             environment["PYTHONPATH"] = str(kept.older())
         answered, ended = asked_in(kept.environment(), json.dumps(whole).encode(), environment)
@@ -166,7 +225,9 @@ def ask(kept: Kept, ref: str, gpus: StatedGpus, asked: list[Case]) -> list[dict[
             if "model" in (said := json.loads(line)):
                 lines.setdefault(said["model"], []).append(line)
         for number, told in lines.items():
-            answers[begin + number] = read_answers(told, asked[begin + number].questions, f"sources of {ref}")
+            answers[begin + number] = read_answers(
+                told, asked[begin + number].questions, f"sources of {ref}"
+            )
         begin += max(lines, default=0) + 1
         if not ended:
             break
@@ -174,12 +235,20 @@ def ask(kept: Kept, ref: str, gpus: StatedGpus, asked: list[Case]) -> list[dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engine", action="append", help=f"default: {', '.join(ENGINES)}")
     parser.add_argument("--capability", action="append", help=f"default: {', '.join(CAPABILITIES)}")
-    parser.add_argument("--model", action="append", default=[], help="of tests/models; default: all")
-    parser.add_argument("--rules", help="the version whose rules forecast, in place of each version's own")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time, of 1 GB of memory each")
+    parser.add_argument(
+        "--model", action="append", default=[], help="of tests/models; default: all"
+    )
+    parser.add_argument(
+        "--rules", help="the version whose rules forecast, in place of each version's own"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="processes at a time, of 1 GB of memory each"
+    )
     parser.add_argument("--folder", type=Path, default=ROOT / ".cache/engines")
     args = parser.parse_args()
     profiles, kept = Profiles(), Kept(args.folder.resolve())
@@ -192,10 +261,16 @@ def main() -> None:
         began = time.monotonic()
         return pair, tally(profiles, kept, *pair, args.model, args.rules), time.monotonic() - began
 
-    pairs = [(ref, capability) for ref in args.engine or ENGINES for capability in args.capability or CAPABILITIES]
+    pairs = [
+        (ref, capability)
+        for ref in args.engine or ENGINES
+        for capability in args.capability or CAPABILITIES
+    ]
     with ThreadPoolExecutor(args.jobs) as pool:
         for (ref, capability), found, seconds in pool.map(one, pairs):
-            row = "".join(f"{found.counts[name]:>9}" for name in ("agree", "gap", "unknown", "not asked"))
+            row = "".join(
+                f"{found.counts[name]:>9}" for name in ("agree", "gap", "unknown", "not asked")
+            )
             print(f"{ref:<22} {capability:<8}{row}  {seconds:>9.0f}", flush=True)
             for name, gap in found.gaps:
                 key = ref, name, f"{gap.about}: {gap.forecast} | {gap.answer}"
@@ -203,7 +278,10 @@ def main() -> None:
                 where.setdefault(key, set()).add(capability)
             silent.update((ref, line) for line in found.silent)
     for (ref, name, words), count in sorted(everything.items()):
-        print(f"gap {ref} {name} on {', '.join(sorted(where[ref, name, words]))} ({count}): {words[:400]}")
+        print(
+            f"gap {ref} {name} on {', '.join(sorted(where[ref, name, words]))} ({count}):"
+            f" {words[:400]}"
+        )
     for (ref, line), count in sorted(silent.items()):
         print(f"not asked {ref} ({count}): {line[:200]}")
 

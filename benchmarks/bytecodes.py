@@ -1,9 +1,11 @@
-"""What the data plane takes in this tree and in another one, in turn: to find a model and pick a replica, a request, a streamed chunk.
+"""What the data plane takes in this tree and in another one, in turn: to find a model and pick a
+replica, a request, a streamed chunk.
 
     python -m benchmarks.bytecodes --before TREE [--rounds 15]      TREE: another checkout, as `git worktree add TREE COMMIT` makes it
 
-Bytecodes and calls of Python functions are counted, which no other work on the machine changes; for the choice of a replica there is also the processor time
-of the thread, the least and the median of the rounds. The request is one that comes again on its connection, the chunk one that comes alone.
+Bytecodes and calls of Python functions are counted, which no other work on the machine changes; for
+the choice of a replica there is also the processor time of the thread, the least and the median of
+the rounds. The request is one that comes again on its connection, the chunk one that comes alone.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 MODELS, CALLS, REPLICAS = 50, 50_000, (1, 4)
 REQUESTS, CHUNKS = 40, (20, 60)
-BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 800}], "stream": False})
+BODY = json.dumps(
+    {"model": "m", "messages": [{"role": "user", "content": "x" * 800}], "stream": False}
+)
 USAGE = b'"usage":{"prompt_tokens":10,"total_tokens":12,"completion_tokens":2,"prompt_tokens_details":null}}'
 
 
@@ -48,11 +52,16 @@ def lookup(replicas: int) -> dict[str, float]:
     from gateway.proxy.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
 
     def route(name: str) -> ModelRoute:
-        own = tuple(RoutedReplica(f"{name}-{index}", "http://127.0.0.1:1", "m") for index in range(replicas))
+        own = tuple(
+            RoutedReplica(f"{name}-{index}", "http://127.0.0.1:1", "m") for index in range(replicas)
+        )
         return ModelRoute(name, "ready", "", 0, own, "generate")
 
     names = [f"m{number}" for number in range(MODELS)]
-    routes, call = Routes(RouteTable({name: route(name) for name in names})), Call("chat", "m7", b"", False)
+    routes, call = (
+        Routes(RouteTable({name: route(name) for name in names})),
+        Call("chat", "m7", b"", False),
+    )
 
     def request() -> None:
         replica = routes.pick(routes.table.find("m7", ANYONE), call)
@@ -99,7 +108,10 @@ async def relayed() -> dict[str, dict[str, float]]:
                 """By the thread of the gateway."""
                 client, count = socket.create_connection(("127.0.0.1", gateway.port)), Count()
                 # In one piece, as clients send it.
-                asks = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+                asks = (
+                    b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type:"
+                    b" application/json\r\ncontent-length: %d\r\n\r\n%b"
+                )
                 asked = asks % (CHAT.encode(), len(body), body.encode())
                 for turn in range(times + 5):
                     if turn == 5:
@@ -115,25 +127,39 @@ async def relayed() -> dict[str, dict[str, float]]:
                 return count
 
             request = await asyncio.to_thread(counted, BODY, REQUESTS)
-            streams = [json.dumps({"model": "m", "stream": True, "max_tokens": chunks}) for chunks in CHUNKS]
+            streams = [
+                json.dumps({"model": "m", "stream": True, "max_tokens": chunks})
+                for chunks in CHUNKS
+            ]
             few, many = [await asyncio.to_thread(counted, body, 1) for body in streams]
     more = CHUNKS[1] - CHUNKS[0]
     return {
         "a request": {"codes": request.codes / REQUESTS, "calls": request.calls / REQUESTS},
-        "a chunk": {"codes": (many.codes - few.codes) / more, "calls": (many.calls - few.calls) / more},
+        "a chunk": {
+            "codes": (many.codes - few.codes) / more,
+            "calls": (many.calls - few.calls) / more,
+        },
     }
 
 
 def measured(tree: Path) -> dict[str, dict[str, float]]:
     """`tree`, by a process of its own."""
     command = [sys.executable, __file__, "--measure"]
-    done = subprocess.run(command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        command,
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
     found: dict[str, dict[str, float]] = json.loads(done.stdout)
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--before", type=Path, help="another checkout")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
@@ -146,8 +172,14 @@ def main() -> None:
         parser.error("--before is missing: the checkout to compare with")
     rounds = [(measured(asked.before.resolve()), measured(ROOT)) for _ in range(asked.rounds)]
     for what in rounds[0][0]:
-        codes, calls = [[median(one[side][what][kind] for one in rounds) for side in (0, 1)] for kind in ("codes", "calls")]
-        line = f"{what}: {codes[0]:.0f} and {codes[1]:.0f} bytecodes ({codes[1] / codes[0] - 1:+.1%}), {calls[0]:.1f} and {calls[1]:.1f} calls"
+        codes, calls = [
+            [median(one[side][what][kind] for one in rounds) for side in (0, 1)]
+            for kind in ("codes", "calls")
+        ]
+        line = (
+            f"{what}: {codes[0]:.0f} and {codes[1]:.0f} bytecodes ({codes[1] / codes[0] - 1:+.1%}),"
+            f" {calls[0]:.1f} and {calls[1]:.1f} calls"
+        )
         if "ns" in rounds[0][0][what]:
             times = [[one[side][what]["ns"] for one in rounds] for side in (0, 1)]
             for name, of in (("least", min), ("median", median)):

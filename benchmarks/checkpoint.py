@@ -1,10 +1,12 @@
-"""What a checkpoint holds, and why an engine's parameters are not the same bytes: for benchmarks/family_bytes.py. Pure.
+"""What a checkpoint holds, and why an engine's parameters are not the same bytes: for
+benchmarks/family_bytes.py. Pure.
 
-    quantized(config, made) -> tensors as the checkpoint of this config stores them, by the definition of its format; None: another format
-    reasons(engine, stored) -> {what: bytes} by which the engine's parameters on one GPU differ from those tensors, each part computed
+    quantized(config, made) -> tensors as the checkpoint of this config stores them, by the
+    definition of its format; None: another format reasons(engine, stored) -> {what: bytes} by which
+    the engine's parameters on one GPU differ from those tensors, each part computed
 
-Each reason follows from names and shapes on both sides, none from the difference: where all reasons are known, the bytes of the checkpoint
-and those of the reasons are together the engine's bytes.
+Each reason follows from names and shapes on both sides, none from the difference: where all reasons
+are known, the bytes of the checkpoint and those of the reasons are together the engine's bytes.
 """
 
 from __future__ import annotations
@@ -19,8 +21,24 @@ from typing import Any, NamedTuple
 from gateway.engines.common.layers.weights import other_bytes
 from gateway.models.spec import Tensor, group_tensors
 
-BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "F8_E8M0": 1, "U8": 1, "I8": 1, "I32": 4, "I64": 8}
-_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "F8_E8M0"}
+BYTES = {
+    "BF16": 2,
+    "F16": 2,
+    "F32": 4,
+    "F8_E4M3": 1,
+    "F8_E8M0": 1,
+    "U8": 1,
+    "I8": 1,
+    "I32": 4,
+    "I64": 8,
+}
+_DTYPES = {
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
+}
 _DTYPES |= {"uint8": "U8", "int8": "I8", "int32": "I32", "int64": "I64"}
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # The stack of layers, its number, and the place within: model.layers.3.mlp.gate
@@ -29,14 +47,16 @@ _TOWERS = re.compile(r"vision|visual|audio|encoder|decoder")
 
 
 class Made(NamedTuple):
-    """Tensors that transformers' own class of the model would save. linear: those that a format quantizes."""
+    """Tensors that transformers' own class of the model would save. linear: those that a format
+    quantizes."""
 
     tensors: dict[str, Tensor]
     linear: frozenset[str]
 
 
 class Held(NamedTuple):
-    """Parameters of the engine. rows: of vocabularies, without their padding; buffers: names of what is held beside parameters."""
+    """Parameters of the engine. rows: of vocabularies, without their padding; buffers: names of
+    what is held beside parameters."""
 
     tensors: dict[str, Tensor]
     rows: dict[str, int]
@@ -60,7 +80,11 @@ def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, int]:
     described: dict[str, Any] = {}
     at = 0
     for name, tensor in tensors.items():
-        described[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (at, at + size(tensor))}
+        described[name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": (at, at + size(tensor)),
+        }
         at += size(tensor)
     text = json.dumps(described).encode()
     return len(text).to_bytes(8, "little") + text, 8 + len(text) + at
@@ -78,7 +102,11 @@ def quantized(config: Mapping[str, Any], made: Made) -> dict[str, Tensor] | None
     found: dict[str, Tensor] = {}
     left_out = _LeftOut(block)
     for name, tensor in made.tensors.items():
-        stored = {name: tensor} if name not in made.linear or name in left_out else _packed(block, name, tensor)
+        stored = (
+            {name: tensor}
+            if name not in made.linear or name in left_out
+            else _packed(block, name, tensor)
+        )
         if stored is None:
             return None
         found |= stored
@@ -94,7 +122,8 @@ def _block(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 class _LeftOut:
-    """The layers that a block keeps as they were: by a name within the path, by a pattern, or as the head."""
+    """The layers that a block keeps as they were: by a name within the path, by a pattern, or as
+    the head."""
 
     def __init__(self, block: Mapping[str, Any]) -> None:
         given = (
@@ -104,17 +133,23 @@ class _LeftOut:
             or block.get("ignored_layers")
             or []
         )
-        self._names = {one for one in given if "*" not in one and not one.startswith("re:")} | {"lm_head"}
+        self._names = {one for one in given if "*" not in one and not one.startswith("re:")} | {
+            "lm_head"
+        }
         self._patterns = [re.compile(one[3:]) for one in given if one.startswith("re:")]
         self._patterns += [
-            re.compile(f"(.*\\.)?{re.escape(one).replace(re.escape('*'), '.*')}(\\.|$)") for one in given if "*" in one
+            re.compile(f"(.*\\.)?{re.escape(one).replace(re.escape('*'), '.*')}(\\.|$)")
+            for one in given
+            if "*" in one
         ]
 
     def __contains__(self, name: str) -> bool:
         path = name.removesuffix(".weight")
         parts = path.split(".")
         ends = range(1, len(parts) + 1)
-        within = any(".".join(parts[first:last]) in self._names for last in ends for first in range(last))
+        within = any(
+            ".".join(parts[first:last]) in self._names for last in ends for first in range(last)
+        )
         return within or any(pattern.match(path) for pattern in self._patterns)
 
 
@@ -157,7 +192,9 @@ def _packed(block: Mapping[str, Any], name: str, tensor: Tensor) -> dict[str, Te
             f"{path}.g_idx": Tensor("I32", (k,)),
         }
     producer = (block.get("producer") or {}).get("name", "")
-    if (method == "modelopt" or producer == "modelopt") and "NVFP4" in str(block.get("quant_algo") or block):
+    if (method == "modelopt" or producer == "modelopt") and "NVFP4" in str(
+        block.get("quant_algo") or block
+    ):
         return {
             name: Tensor("U8", (n, k // 2)),
             f"{path}.weight_scale": Tensor("F8_E4M3", (n, k // 16)),
@@ -178,7 +215,10 @@ def _compressed(block: Mapping[str, Any], path: str, n: int, k: int) -> dict[str
         }
     if form in ("float-quantized", "int-quantized") and weights["strategy"] == "channel":
         kind = "F8_E4M3" if form.startswith("float") else "I8"
-        return {f"{path}.weight": Tensor(kind, (n, k)), f"{path}.weight_scale": Tensor("BF16", (n, 1))}
+        return {
+            f"{path}.weight": Tensor(kind, (n, k)),
+            f"{path}.weight_scale": Tensor("BF16", (n, 1)),
+        }
     if form == "nvfp4-pack-quantized":
         return {
             f"{path}.weight_packed": Tensor("U8", (n, k // 2)),
@@ -194,16 +234,31 @@ def _compressed(block: Mapping[str, Any], path: str, n: int, k: int) -> dict[str
 
 def reasons(engine: Held, stored: Mapping[str, Tensor]) -> dict[str, int]:
     found: collections.Counter[str] = collections.Counter()
-    wide = {end for name, tensor in stored.items() if tensor.dtype == "F32" for end in (_end(name), name.rpartition(".")[2])}
+    wide = {
+        end
+        for name, tensor in stored.items()
+        if tensor.dtype == "F32"
+        for end in (_end(name), name.rpartition(".")[2])
+    }
     wide -= {"weight", "bias"}
     if "expert_bias" in wide:
         wide.add("e_score_correction_bias")  # the name that vLLM's models give it
-    narrow = {name.rpartition(".")[2] for name, tensor in stored.items() if tensor.dtype in ("BF16", "F16")}
+    narrow = {
+        name.rpartition(".")[2]
+        for name, tensor in stored.items()
+        if tensor.dtype in ("BF16", "F16")
+    }
     for name, tensor in engine.tensors.items():
         module, _, last = name.rpartition(".")
         if module in engine.rows:
-            found["padding of a vocabulary"] += (tensor.shape[0] - engine.rows[module]) * size(tensor) // tensor.shape[0]
-        if tensor.dtype == "F32" and ("scale" not in last or last in narrow) and not {_end(name), last} & wide:
+            found["padding of a vocabulary"] += (
+                (tensor.shape[0] - engine.rows[module]) * size(tensor) // tensor.shape[0]
+            )
+        if (
+            tensor.dtype == "F32"
+            and ("scale" not in last or last in narrow)
+            and not {_end(name), last} & wide
+        ):
             found["held in float32"] += size(tensor) // 2
         if tensor.dtype == "BF16" and "scale" not in last and _end(name) in wide:
             found["float32 held in bfloat16"] -= size(tensor)
@@ -212,7 +267,9 @@ def reasons(engine: Held, stored: Mapping[str, Tensor]) -> dict[str, int]:
         if last == "input_scale" and tensor.dtype == "BF16":
             found["scales of inputs in bfloat16"] -= size(tensor)
     found["scales of attention"] = scales(engine)
-    found["shapes of packed weights"] -= sum(size(tensor) for name, tensor in stored.items() if name.endswith("weight_shape"))
+    found["shapes of packed weights"] -= sum(
+        size(tensor) for name, tensor in stored.items() if name.endswith("weight_shape")
+    )
     for name in dropped(engine, stored):
         found[f"not held: {_NUMBER.sub('*', name)}"] -= size(stored[name])
     plain = _unpacked(engine, stored)
@@ -226,12 +283,18 @@ def reasons(engine: Held, stored: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def scales(engine: Held) -> int:
-    """Bytes of the numbers that attention layers keep for a quantized KV cache, which no forecast counts."""
-    return sum(size(tensor) for name, tensor in engine.tensors.items() if re.search(r"\.attn\.\w+_(scale|zero_point)$", name))
+    """Bytes of the numbers that attention layers keep for a quantized KV cache, which no forecast
+    counts."""
+    return sum(
+        size(tensor)
+        for name, tensor in engine.tensors.items()
+        if re.search(r"\.attn\.\w+_(scale|zero_point)$", name)
+    )
 
 
 def dropped(engine: Held, stored: Mapping[str, Tensor]) -> list[str]:
-    """Tensors that the engine has no parameter for: of layers that it does not build, of its buffers, of what nothing there is named as."""
+    """Tensors that the engine has no parameter for: of layers that it does not build, of its
+    buffers, of what nothing there is named as."""
     stacks: dict[str, set[int]] = collections.defaultdict(set)
     ends = set()
     for name in engine.tensors:
@@ -248,10 +311,14 @@ def dropped(engine: Held, stored: Mapping[str, Tensor]) -> list[str]:
         elif layer:
             lost = _end(name) in buffers
         else:
-            named = re.search(r"(^|\.)(post_layernorm|std_bias|std_scale)(\.|$)|lm_head\.bias$", name)
+            named = re.search(
+                r"(^|\.)(post_layernorm|std_bias|std_scale)(\.|$)|lm_head\.bias$", name
+            )
             lost = bool(re.search(r"\.head\.", name)) or (bool(named) and _end(name) not in ends)
         one = re.match(r"(.*\.experts\.\d+\.)(gate|up)_proj\.weight$", name)
-        lost = lost or (one is not None and f"{one[1]}down_proj.weight" not in stored)  # LongCat's experts that compute nothing
+        lost = lost or (
+            one is not None and f"{one[1]}down_proj.weight" not in stored
+        )  # LongCat's experts that compute nothing
         if lost or name.rpartition(".")[2] in formats:
             found.append(name)
     return found
@@ -272,7 +339,11 @@ def _place(name: str) -> tuple[str, int, str] | None:
 
 def _filled(engine: Held, stored: Mapping[str, Tensor]) -> int:
     """Of a fused bias the parts that the checkpoint has no bias for."""
-    places = {(_place(name), name.rpartition(".")[2]): tensor for name, tensor in stored.items() if _place(name)}
+    places = {
+        (_place(name), name.rpartition(".")[2]): tensor
+        for name, tensor in stored.items()
+        if _place(name)
+    }
     count = 0
     for name, tensor in engine.tensors.items():
         place = _place(name)
@@ -281,7 +352,11 @@ def _filled(engine: Held, stored: Mapping[str, Tensor]) -> int:
         tower, number, module = place
         for part in ("q_proj", "k_proj", "v_proj"):
             own = (tower, number, f"{module.rpartition('.')[0]}.{part}")
-            if part[0] in module.rpartition(".")[2] and (own, "weight") in places and (own, "bias") not in places:
+            if (
+                part[0] in module.rpartition(".")[2]
+                and (own, "weight") in places
+                and (own, "bias") not in places
+            ):
                 count += places[own, "weight"].shape[0] * BYTES[tensor.dtype]
     return count
 
@@ -295,16 +370,21 @@ def _repeated(engine: Held, stored: Mapping[str, Tensor]) -> int:
         if place is None or not name.endswith(".qkv_proj.weight"):
             continue
         tower, number, module = place
-        key, value = ((tower, number, module.replace("qkv_proj", part)) for part in ("k_proj", "v_proj"))
+        key, value = (
+            (tower, number, module.replace("qkv_proj", part)) for part in ("k_proj", "v_proj")
+        )
         if key in places and value not in places:
             count += size(places[key])
     return count
 
 
 def _unpacked(engine: Held, stored: Mapping[str, Tensor]) -> int:
-    """Of two layers that the engine joins without quantizing them, though the checkpoint has one or both quantized: DeepSeek's indexer."""
+    """Of two layers that the engine joins without quantizing them, though the checkpoint has one or
+    both quantized: DeepSeek's indexer."""
     joined = {
-        name for name, tensor in engine.tensors.items() if name.endswith(".indexer.wk_weights_proj.weight") and size(tensor)
+        name
+        for name, tensor in engine.tensors.items()
+        if name.endswith(".indexer.wk_weights_proj.weight") and size(tensor)
     }
     joined = {name for name in joined if engine.tensors[name].dtype == "BF16"}
     if not joined:
@@ -318,7 +398,8 @@ def _unpacked(engine: Held, stored: Mapping[str, Tensor]) -> int:
 
 
 def on_rank(engine: Held, stored: Mapping[str, Tensor], tp: int, kv_heads: int) -> int:
-    """Bytes that one rank should hold of an unquantized checkpoint: each tensor cut as its name says (models/sharding.py), and for the
+    """Bytes that one rank should hold of an unquantized checkpoint: each tensor cut as its name
+    says (models/sharding.py), and for the
     parameters that the engine holds in float32 the rest. `engine`: on that rank."""
     lost = {*dropped(engine, stored)}
     groups = group_tensors({name: tensor for name, tensor in stored.items() if name not in lost})
@@ -327,4 +408,8 @@ def on_rank(engine: Held, stored: Mapping[str, Tensor], tp: int, kv_heads: int) 
         for name, tensor in engine.tensors.items()
         if tensor.dtype == "F32" and not re.search(r"\.(mamba|mixer)\.A$", name)
     )
-    return sum(other_bytes(group, tp, "bfloat16", kv_heads) for group in groups) + extra + _filled(engine, stored) // tp
+    return (
+        sum(other_bytes(group, tp, "bfloat16", kv_heads) for group in groups)
+        + extra
+        + _filled(engine, stored) // tp
+    )

@@ -1,8 +1,11 @@
-"""Whether the gateway does what its description says: python -m benchmarks.description [--cases 5000] [--seed 1]
+"""Whether the gateway does what its description says: python -m benchmarks.description [--cases
+5000] [--seed 1]
 
-A gateway as a user starts it, in front of scripted engines, is asked what GET /admin/openapi.json describes: values that fit, values that do not, and
-bodies that are no JSON (tests/support/description_cases.py). Printed: for each route and method its cases, the statuses, and the kinds of breaches.
-Ends with 1 on any 5xx, status, content type or body that is not described, and on any connection that broke.
+A gateway as a user starts it, in front of scripted engines, is asked what GET /admin/openapi.json
+describes: values that fit, values that do not, and bodies that are no JSON
+(tests/support/description_cases.py). Printed: for each route and method its cases, the statuses,
+and the kinds of breaches. Ends with 1 on any 5xx, status, content type or body that is not
+described, and on any connection that broke.
 """
 
 from __future__ import annotations
@@ -17,24 +20,32 @@ from tests.support.description_cases import asked, asked_gateway
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, asked_gateway(Path(folder)) as gateway:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        asked_gateway(Path(folder)) as gateway,
+    ):
         rows = asked(gateway, args.cases, args.seed)
         tracebacks = gateway.log.read_text(errors="replace").count("Traceback")
     for label, row in rows.items():
         statuses = ", ".join(f"{status}: {count}" for status, count in sorted(row.statuses.items()))
         print(f"{label:46} {row.cases:5}  breaches {len(row.breaches):2}  {statuses}")
-    breaches = [(label, kind, first) for label, row in rows.items() for kind, first in row.breaches.items()]
+    breaches = [
+        (label, kind, first) for label, row in rows.items() for kind, first in row.breaches.items()
+    ]
     for label, kind, first in breaches:
         print(f"\nBREACH {label}: {kind}\n{first}")
     total = sum(row.cases for row in rows.values())
     print(
-        f"\n{total} cases of {len(rows)} routes in {time.monotonic() - began:.0f} s, seed {args.seed}: "
-        f"{len(breaches)} kinds of breaches, {tracebacks} tracebacks in the gateway's log"
+        f"\n{total} cases of {len(rows)} routes in {time.monotonic() - began:.0f} s, seed"
+        f" {args.seed}: {len(breaches)} kinds of breaches, {tracebacks} tracebacks in the"
+        " gateway's log"
     )
     return int(bool(breaches or tracebacks or total < args.cases))
 

@@ -1,7 +1,8 @@
-"""How fast `fitserve diagnose` reads a long log, and in how much memory: python benchmarks/diagnosis.py
+"""How fast `fitserve diagnose` reads a long log, and in how much memory: python
+benchmarks/diagnosis.py
 
-A log of 200 MB is made of what an engine prints while it serves, and ends with a fatal error. CPU time of this process, so other
-work hardly matters. To be reached: 50 MB/s.
+A log of 200 MB is made of what an engine prints while it serves, and ends with a fatal error. CPU
+time of this process, so other work hardly matters. To be reached: 50 MB/s.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ def main() -> None:
         before = time.process_time()
         failure, _ = diagnose(long_log(kind, MEGABYTES), signatures)
         seconds = time.process_time() - before
-        print(f"{kind:<10}{size:>6.0f}{seconds:>9.2f}{size / seconds:>7.0f}  {failure.kind} at line {failure.line_number}")
+        print(
+            f"{kind:<10}{size:>6.0f}{seconds:>9.2f}{size / seconds:>7.0f}  {failure.kind} at line"
+            f" {failure.line_number}"
+        )
     print(
-        f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB, of the interpreter and all modules",
+        f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB, of the"
+        " interpreter and all modules",
         file=sys.stdout,
     )
 

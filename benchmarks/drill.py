@@ -1,10 +1,14 @@
-"""The gateway on a machine with GPUs, case by case: starts side by side, deaths, sleep, a foreign process, two GPUs. A line of JSON for each.
+"""The gateway on a machine with GPUs, case by case: starts side by side, deaths, sleep, a foreign
+process, two GPUs. A line of JSON for each.
 
-    python -m benchmarks.drill FOLDER --engines DATA/engines [--engine vllm==0.26.0] [--seconds 540] [--case sleep --case kill] [--env NAME=VALUE]
+    python -m benchmarks.drill FOLDER --engines DATA/engines [--engine vllm==0.26.0] [--seconds 540]
+    [--case sleep --case kill] [--env NAME=VALUE]
 
-FOLDER keeps the two models that are made there (13.0 and 1.7 GiB), the gateway's data and log, and `results.jsonl`. The same command again goes on
-with the cases that are not in it. A case that needs more GPUs than there are is left out.
-`--rehearse` plays all of them with engines that pretend (tests/support/memory_engine.py), on a machine without GPUs.
+FOLDER keeps the two models that are made there (13.0 and 1.7 GiB), the gateway's data and log, and
+`results.jsonl`. The same command again goes on with the cases that are not in it. A case that needs
+more GPUs than there are is left out.
+`--rehearse` plays all of them with engines that pretend (tests/support/memory_engine.py), on a
+machine without GPUs.
 """
 
 from __future__ import annotations
@@ -67,7 +71,8 @@ class Late(Exception):
 
 
 class Drill:
-    """models: folders by name, `large` and `small`. python: of the engine's environment, for the foreign process; None: it
+    """models: folders by name, `large` and `small`. python: of the engine's environment, for the
+        foreign process; None: it
     cannot take memory. until: by time.monotonic(). env: NAME=VALUE for each engine."""
 
     def __init__(
@@ -79,7 +84,13 @@ class Drill:
         until: float,
         env: Sequence[str] = (),
     ) -> None:
-        self.gateway, self.models, self.engine, self.python, self._until = gateway, models, engine, python, until
+        self.gateway, self.models, self.engine, self.python, self._until = (
+            gateway,
+            models,
+            engine,
+            python,
+            until,
+        )
         self._options = ("--engine", engine, *(part for one in env for part in ("--env", one)))
         self.warm: dict[str, float] = {}
 
@@ -91,7 +102,11 @@ class Drill:
         if time.monotonic() >= self._until:
             raise Late
         found = {"seconds": since(began), "exit": done.returncode, **self.outcome(name)}
-        return found if done.returncode == 0 else {**found, "said": (done.stdout + done.stderr)[-1500:]}
+        return (
+            found
+            if done.returncode == 0
+            else {**found, "said": (done.stdout + done.stderr)[-1500:]}
+        )
 
     def begin(self, name: str, model: str, *options: str) -> subprocess.CompletedProcess[str]:
         return self.gateway.cli("add", name, str(self.models[model]), *self._options, *options)
@@ -99,23 +114,40 @@ class Drill:
     def outcome(self, name: str) -> Figures:
         view = self.gateway.show(name)
         plan = view.get("plan") or {}
-        tried = [[one["state"], *([one["failure"]["kind"]] if one["failure"] else [])] for one in view["attempts"]]
-        return {"state": view["state"], "attempts": tried, "kv_tokens": plan.get("memory", {}).get("kv_tokens")}
+        tried = [
+            [one["state"], *([one["failure"]["kind"]] if one["failure"] else [])]
+            for one in view["attempts"]
+        ]
+        return {
+            "state": view["state"],
+            "attempts": tried,
+            "kv_tokens": plan.get("memory", {}).get("kv_tokens"),
+        }
 
     def remove(self, *names: str) -> None:
         for name in names:
             self.gateway.client.delete(f"/admin/models/{name}").raise_for_status()
         wait_for("all engines are gone", lambda: not engines(self.gateway), every_s=0.02)
-        wait_for("all models are gone", lambda: not self.gateway.client.get("/admin/models").json()["data"], every_s=0.02)
+        wait_for(
+            "all models are gone",
+            lambda: not self.gateway.client.get("/admin/models").json()["data"],
+            every_s=0.02,
+        )
 
     def ask(self, name: str, timeout_s: float = START_S) -> Figures:
-        """One streamed answer: seconds to its first text and to its end, or what was said instead."""
+        """One streamed answer: seconds to its first text and to its end, or what was said
+        instead."""
         began, first = time.monotonic(), None
         body = {"model": name, "prompt": "hi", "max_tokens": 8, "stream": True}
         try:
-            with self.gateway.client.stream("POST", "/v1/completions", json=body, timeout=timeout_s) as answer:
+            with self.gateway.client.stream(
+                "POST", "/v1/completions", json=body, timeout=timeout_s
+            ) as answer:
                 if answer.status_code != httpx.codes.OK:
-                    return {"status": answer.status_code, "said": answer.read()[:300].decode(errors="replace")}
+                    return {
+                        "status": answer.status_code,
+                        "said": answer.read()[:300].decode(errors="replace"),
+                    }
                 for line in answer.iter_lines():
                     if first is None and line.startswith("data: {"):
                         first = since(began)
@@ -132,11 +164,20 @@ class Drill:
 
     def core(self, name: str) -> int:
         """The process that computes: vLLM's core, or where there is none the engine itself."""
-        (instance,) = {one["instance"] for one in self.gateway.show(name)["attempts"] if one["state"] == "ready"} & set(
-            self._running()
-        )
+        (instance,) = {
+            one["instance"]
+            for one in self.gateway.show(name)["attempts"]
+            if one["state"] == "ready"
+        } & set(self._running())
         pids = self._running()[instance]
-        return next((pid for pid in pids if "EngineCore" in Path(f"/proc/{pid}/comm").read_text() + _command(pid)), min(pids))
+        return next(
+            (
+                pid
+                for pid in pids
+                if "EngineCore" in Path(f"/proc/{pid}/comm").read_text() + _command(pid)
+            ),
+            min(pids),
+        )
 
     def _running(self) -> dict[str, list[int]]:
         return engines(self.gateway)
@@ -218,7 +259,10 @@ def _hurt(drill: Drill, number: signal.Signals) -> Figures:
         noticed = since(began)
         drill.wait("it serves again", lambda: drill.gateway.show("large")["state"] == "ready")
         ready = since(began)
-        drill.wait("an answer after it", lambda: answers[-1][1] == httpx.codes.OK and answers[-1][0] > began + ready)
+        drill.wait(
+            "an answer after it",
+            lambda: answers[-1][1] == httpx.codes.OK and answers[-1][0] > began + ready,
+        )
     refused = [status for when, status in answers if when > began and status != httpx.codes.OK]
     found = {
         "start_s": start["seconds"],
@@ -272,9 +316,15 @@ def sleep(drill: Drill) -> Figures:
     first = drill.first_gpu()
     for name in drill.models:
         found[name] = drill.add(name, name, "--gpu", first, "--keep-alive", "10m", *MOST)
-    turns = [{"asked": name, **drill.ask(name), "then": drill.states()} for name in [*drill.models] * 3]
+    turns = [
+        {"asked": name, **drill.ask(name), "then": drill.states()} for name in [*drill.models] * 3
+    ]
     attempts = [one for name in drill.models for one in drill.gateway.show(name)["attempts"]]
-    found |= {"turns": turns, "starts": len(attempts), "asleep": [one["asleep"] for one in attempts if one["asleep"]]}
+    found |= {
+        "turns": turns,
+        "starts": len(attempts),
+        "asleep": [one["asleep"] for one in attempts if one["asleep"]],
+    }
     facts = drill.gateway.client.get("/admin/facts").json()["data"]
     found["facts"] = [one["fact"] for one in facts if one["fact"]["kind"].startswith("sleep")]
     drill.remove(*drill.models)
@@ -283,7 +333,9 @@ def sleep(drill: Drill) -> Figures:
 
 def foreign(drill: Drill) -> Figures:
     """A process of somebody else's holds 60 % of each GPU."""
-    with subprocess.Popen([str(drill.python), "-c", _FOREIGN, "0.6"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [str(drill.python), "-c", _FOREIGN, "0.6"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == b"held\n"
@@ -342,13 +394,24 @@ def traffic(drill: Drill) -> Figures:
     expected = drill.add("small", "small")
     before = drill.gateway.show("small")["plan"]["speed"]
     with drill.asked("small") as answers:
-        drill.wait("it is learned", lambda: drill.gateway.show("small")["plan"]["speed"]["grade"] == "served")
+        drill.wait(
+            "it is learned",
+            lambda: drill.gateway.show("small")["plan"]["speed"]["grade"] == "served",
+        )
     after = drill.gateway.show("small")["plan"]["speed"]
     facts = [
-        one["fact"] for one in drill.gateway.client.get("/admin/facts").json()["data"] if one["fact"]["kind"] == "speed_ratio"
+        one["fact"]
+        for one in drill.gateway.client.get("/admin/facts").json()["data"]
+        if one["fact"]["kind"] == "speed_ratio"
     ]
     drill.remove("small")
-    return {"added": expected, "answers": len(answers), "before": before, "after": after, "facts": facts}
+    return {
+        "added": expected,
+        "answers": len(answers),
+        "before": before,
+        "after": after,
+        "facts": facts,
+    }
 
 
 # With the GPUs that each needs.
@@ -360,14 +423,23 @@ CASES: dict[Callable[[Drill], Figures], int] = {
 
 def run(drill: Drill, wanted: Sequence[str], results: Path) -> int:
     """Those that are not in `results` yet. Returns how many have failed."""
-    known = {row["case"]: row for row in map(json.loads, results.read_text().splitlines())} if results.exists() else {}
+    known = (
+        {row["case"]: row for row in map(json.loads, results.read_text().splitlines())}
+        if results.exists()
+        else {}
+    )
     if "alone" in known and "large_warm" in known["alone"]:
         drill.warm = {"large": known["alone"]["large_warm"]["seconds"]}
     gpus = len(drill.gateway.client.get("/admin/hardware").json()["gpus"])
     failed = 0
     for case, needed in CASES.items():
         name = case.__name__
-        if name in known or needed > gpus or (wanted and name not in wanted) or (case is foreign and drill.python is None):
+        if (
+            name in known
+            or needed > gpus
+            or (wanted and name not in wanted)
+            or (case is foreign and drill.python is None)
+        ):
             continue
         began = time.monotonic()
         try:
@@ -377,8 +449,12 @@ def run(drill: Drill, wanted: Sequence[str], results: Path) -> int:
             break
         except (AssertionError, httpx.HTTPError, KeyError, OSError, ValueError) as error:
             found, failed = {"error": f"{type(error).__name__}: {error}"[:2000]}, failed + 1
-            drill.remove(*(one["name"] for one in drill.gateway.client.get("/admin/models").json()["data"]))
-        row = json.dumps({"case": name, "at": time.strftime("%Y-%m-%d"), "took_s": since(began), **found})
+            drill.remove(
+                *(one["name"] for one in drill.gateway.client.get("/admin/models").json()["data"])
+            )
+        row = json.dumps(
+            {"case": name, "at": time.strftime("%Y-%m-%d"), "took_s": since(began), **found}
+        )
         with results.open("a") as file:
             file.write(row + "\n")
         sys.stdout.write(f"{row}\n")
@@ -387,12 +463,18 @@ def run(drill: Drill, wanted: Sequence[str], results: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--engines", type=Path, help="a data folder's `engines`, with this engine installed")
+    parser.add_argument(
+        "--engines", type=Path, help="a data folder's `engines`, with this engine installed"
+    )
     parser.add_argument("--engine", default="vllm==0.26.0")
     parser.add_argument("--seconds", type=float, default=3600.0)
-    parser.add_argument("--case", action="append", default=[], choices=[case.__name__ for case in CASES])
+    parser.add_argument(
+        "--case", action="append", default=[], choices=[case.__name__ for case in CASES]
+    )
     parser.add_argument("--env", action="append", default=[], help="NAME=VALUE for each engine")
     parser.add_argument("--rehearse", action="store_true")
     given = parser.parse_args()
@@ -401,7 +483,13 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     if given.rehearse:
         storm = BootStorm(folder, 0, 2)
-        drill = Drill(storm.gateway, dict.fromkeys(("large", "small"), storm.source), "vllm==0.26.0", None, until)
+        drill = Drill(
+            storm.gateway,
+            dict.fromkeys(("large", "small"), storm.source),
+            "vllm==0.26.0",
+            None,
+            until,
+        )
     else:
         models = {"large": folder / "large", "small": folder / "small"}
         for name, shape in (("large", LARGE), ("small", SMALL)):
@@ -412,7 +500,9 @@ def main() -> int:
         with contextlib.suppress(FileExistsError):
             (data / "engines").symlink_to(given.engines.absolute())
         python = data / "engines" / given.engine.replace("==", "-") / "bin/python"
-        drill = Drill(Gateway(data, folder / "gateway.log"), models, given.engine, python, until, given.env)
+        drill = Drill(
+            Gateway(data, folder / "gateway.log"), models, given.engine, python, until, given.env
+        )
     with contextlib.closing(drill.gateway):
         drill.gateway.start()
         return min(1, run(drill, given.case, folder / "results.jsonl"))

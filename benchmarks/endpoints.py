@@ -1,7 +1,9 @@
-"""Many endpoints, half of them away: python -m benchmarks.endpoints [--endpoints 1000] [--seconds 60]
+"""Many endpoints, half of them away: python -m benchmarks.endpoints [--endpoints 1000] [--seconds
+60]
 
-Prints what watching them costs the gateway, as a share of a core, and how long /healthz takes meanwhile; from the moment they are added, and
-once the gateway knows which are away. Of those that are away half refuse connections and half take them and say nothing.
+Prints what watching them costs the gateway, as a share of a core, and how long /healthz takes
+meanwhile; from the moment they are added, and once the gateway knows which are away. Of those that
+are away half refuse connections and half take them and say nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ SETTLES_S = 60.0
 def answer_all(listener: socket.socket) -> None:
     """A process that is all engines that answer."""
     body = json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]}).encode()
-    reply = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    reply = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+        len(body),
+        body,
+    )
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -49,7 +54,10 @@ def call(port: int, method: str, path: str, body: object = None) -> tuple[int, b
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(
-            method, path, json.dumps(body) if body else None, {"content-type": "application/json"} if body else {}
+            method,
+            path,
+            json.dumps(body) if body else None,
+            {"content-type": "application/json"} if body else {},
         )
         response = connection.getresponse()
         return response.status, response.read()
@@ -88,7 +96,10 @@ def measure(port: int, pid: int, urls: list[str], seconds: float) -> None:
     tell("without endpoints", asking, took, 0)
     for first in range(0, len(urls), PER_MODEL):
         status, answer = call(
-            port, "POST", "/admin/models", {"name": f"m{first}", "endpoints": urls[first : first + PER_MODEL]}
+            port,
+            "POST",
+            "/admin/models",
+            {"name": f"m{first}", "endpoints": urls[first : first + PER_MODEL]},
         )
         if status >= 300:
             raise SystemExit(f"a model could not be added: {answer.decode()}")
@@ -96,7 +107,10 @@ def measure(port: int, pid: int, urls: list[str], seconds: float) -> None:
     tell("after it", *watch(port, pid, seconds), asking)
     _, shown = call(port, "GET", "/admin/models")
     details = [model["detail"] for model in json.loads(shown)["data"]]
-    print(f"to reach: 5 % of a core, /healthz p99 20 ms. The last of {len(details)} models says: {details[-1][:100]}")
+    print(
+        f"to reach: 5 % of a core, /healthz p99 20 ms. The last of {len(details)} models says:"
+        f" {details[-1][:100]}"
+    )
 
 
 def main() -> None:
@@ -105,15 +119,25 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as data, socket.create_server(("127.0.0.1", 0), backlog=4096) as good, socket.create_server(("127.0.0.1", 0)) as silent:  # fmt: skip
-        with socket.create_server(("127.0.0.1", 0)) as refused, socket.create_server(("127.0.0.1", 0)) as ours:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as refused,
+            socket.create_server(("127.0.0.1", 0)) as ours,
+        ):
             ports = [one.getsockname()[1] for one in (good, refused, good, silent)]
             port = ours.getsockname()[1]
         urls = [f"http://127.0.0.1:{ports[k % 4]}/e{k}/v1" for k in range(options.endpoints)]
         engines = multiprocessing.Process(target=answer_all, args=(good,), daemon=True)
         engines.start()
-        environment = {**os.environ, "FITSERVE_PORT": str(port), "FITSERVE_DATA_DIR": data, "FITSERVE_HOST_KIND": "process"}
+        environment = {
+            **os.environ,
+            "FITSERVE_PORT": str(port),
+            "FITSERVE_DATA_DIR": data,
+            "FITSERVE_HOST_KIND": "process",
+        }
         gateway = subprocess.Popen(
-            [sys.executable, "-m", "gateway.__main__", "serve"], env=environment, stderr=subprocess.DEVNULL
+            [sys.executable, "-m", "gateway.__main__", "serve"],
+            env=environment,
+            stderr=subprocess.DEVNULL,
         )
         try:
             while True:

@@ -1,9 +1,12 @@
-"""What events cost the gateway's event loop: a look at models of which nothing is new, and a storm of failures and starts.
+"""What events cost the gateway's event loop: a look at models of which nothing is new, and a storm
+of failures and starts.
 
     python -m benchmarks.events [--models 200] [--seconds 10] [--starts 1]
 
-Storm: twenty passes a second, in each of which a model (--starts: so many) fails, gets the next plan, starts and is ready; all of it goes to the disk and to
-two listeners. The figures are processor time of the thread that has the loop; "without events": of the same passes, of which nobody is told.
+Storm: twenty passes a second, in each of which a model (--starts: so many) fails, gets the next
+plan, starts and is ready; all of it goes to the disk and to two listeners. The figures are
+processor time of the thread that has the loop; "without events": of the same passes, of which
+nobody is told.
 """
 
 from __future__ import annotations
@@ -38,7 +41,11 @@ def step(replica: ReplicaState, numbers: Iterator[int]) -> None:
     now, old = time.time(), replica.attempt
     if old is not None:
         failure = Failure(
-            kind="oom", phase="loading", message="it needs 3 GiB more", line="torch.OutOfMemoryError: ...", advice="Wait."
+            kind="oom",
+            phase="loading",
+            message="it needs 3 GiB more",
+            line="torch.OutOfMemoryError: ...",
+            advice="Wait.",
         )
         replica.history.append(old.evolve(state="failed", ended_at=now, failure=failure))
         del replica.history[:-4]
@@ -57,7 +64,8 @@ async def listen(events: EventLog, heard: list[int]) -> None:
 
 
 async def storm(seconds: float, step_all: Callable[[], None], look: Callable[[], None]) -> float:
-    """Milliseconds of the loop's time per second; what the benchmark itself does for a pass is not counted."""
+    """Milliseconds of the loop's time per second; what the benchmark itself does for a pass is not
+    counted."""
     began, until, making = time.thread_time(), time.monotonic() + seconds, 0.0
     while time.monotonic() < until:
         making -= time.thread_time()
@@ -80,7 +88,9 @@ async def measure(count: int, seconds: float, starts: int, folder: Path) -> None
         step(made.replicas[0], numbers)
         models[made.wish.name] = made
     no_keys: Any = lambda: ()  # noqa: E731
-    observer = Observer(events, models, GpuWatch(SimpleNamespace()), no_keys, Settings(data_dir=folder))
+    observer = Observer(
+        events, models, GpuWatch(SimpleNamespace()), no_keys, Settings(data_dir=folder)
+    )
     turn = cycle(models.values())
 
     def step_all() -> None:
@@ -102,7 +112,10 @@ async def measure(count: int, seconds: float, starts: int, folder: Path) -> None
     await asyncio.sleep(1)
     told = heard[0] / len(listeners) / seconds
     print(f"{count} models, nothing new: {quiet_ms:.2f} ms a look")
-    print(f"storm: {told:.0f} events/s, {storm_ms:.1f} ms of the loop's time per second, {without_ms:.1f} without events")
+    print(
+        f"storm: {told:.0f} events/s, {storm_ms:.1f} ms of the loop's time per second,"
+        f" {without_ms:.1f} without events"
+    )
     for task in listeners:
         task.cancel()
     await events.close()

@@ -1,7 +1,9 @@
-"""`python -m benchmarks.first_token`: from nothing to the first token as README.md has it, cold and warm: each step, its seconds, and the load.
+"""`python -m benchmarks.first_token`: from nothing to the first token as README.md has it, cold and
+warm: each step, its seconds, and the load.
 
-What it measures is a clone of this checkout with a HOME of its own: no environment, no engine, no cache of packages. It needs a network or an index of
-packages, and 3 GB of disk; all of it is removed.
+What it measures is a clone of this checkout with a HOME of its own: no environment, no engine, no
+cache of packages. It needs a network or an index of packages, and 3 GB of disk; all of it is
+removed.
 """
 
 from __future__ import annotations
@@ -22,21 +24,28 @@ _PORT = 8377
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="first-token-") as folder:
         kept = {
-            name: value for name, value in os.environ.items() if not name.startswith(("FITSERVE_", "PYTHON", "VIRTUAL_ENV"))
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("FITSERVE_", "PYTHON", "VIRTUAL_ENV"))
         }
         environment = {**kept, "HOME": f"{folder}/home", "FITSERVE_PORT": str(_PORT)}
         Path(environment["HOME"]).mkdir()
-        print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, {time.strftime('%Y-%m-%d')}")
+        print(
+            f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, {time.strftime('%Y-%m-%d')}"
+        )
         checkout = f"{folder}/fitserve"
         began = time.monotonic()
-        subprocess.run(["git", "clone", "--quiet", str(ROOT), checkout], env=environment, check=True)
+        subprocess.run(
+            ["git", "clone", "--quiet", str(ROOT), checkout], env=environment, check=True
+        )
         cloned = time.monotonic() - began
         for name, before in (("cold", [("git clone", cloned)]), ("warm", [])):
             load = os.getloadavg()[0]
             steps = [*before, *_served(checkout, environment)]
             words = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in steps)
             print(
-                f"{name}: {len(steps)} steps, {sum(seconds for _, seconds in steps):.1f} s (load {load:.1f} as it began): {words}",
+                f"{name}: {len(steps)} steps, {sum(seconds for _, seconds in steps):.1f} s (load"
+                f" {load:.1f} as it began): {words}",
                 flush=True,
             )
 
@@ -46,12 +55,21 @@ def _served(checkout: str, environment: dict[str, str]) -> list[tuple[str, float
     began = time.monotonic()
     command = [f"{checkout}/scripts/serve"]
     with subprocess.Popen(
-        command, cwd=checkout, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command,
+        cwd=checkout,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as demo:
         assert demo.stdout is not None
-        curl = next((line.strip() for line in demo.stdout if line.strip().startswith("curl ")), None)
+        curl = next(
+            (line.strip() for line in demo.stdout if line.strip().startswith("curl ")), None
+        )
         if curl is None:
-            raise SystemExit("scripts/serve ended before the model served; run it by hand to see why.")
+            raise SystemExit(
+                "scripts/serve ended before the model served; run it by hand to see why."
+            )
         served = time.monotonic() - began
         began = time.monotonic()
         subprocess.run(shlex.split(curl), env=environment, check=True, capture_output=True)

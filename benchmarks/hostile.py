@@ -1,17 +1,22 @@
-"""What clients cost that are in no hurry, or mean no good: python -m benchmarks.hostile [--parts senders,readers,streams,crowd]
+"""What clients cost that are in no hurry, or mean no good: python -m benchmarks.hostile [--parts
+senders,readers,streams,crowd]
 [--sockets 2000] [--seconds 600] [--clients 300] [--attackers 20]
 
-A gateway with the limits that it has by default stands before one engine, each a process of its own.
+A gateway with the limits that it has by default stands before one engine, each a process of its
+own.
 
 senders    so many sockets send the head of a request at one byte per second: when each of them is closed
 readers    so many clients ask for a stream of 10 MiB and read 1 KiB per second of it: memory for each, and what is left of it
-           once they are gone; a tenth of them reads nothing at all, and is to be cut off after 120 s
+           once they are gone; a tenth of them reads nothing at all, and is to be cut off after 120
+           s
 streams    half as many streams of 5 events per second for --seconds: errors, memory, CPU
 crowd      --clients, half of which leave in the middle, for --seconds, while one of two engines is killed every 15 s; then the same
-           beside --attackers of each kind of tests/hostile/attackers.py: time-outs, memory, descriptors, and how long answers take.
-           Engines are scripted ones that the gateway starts. Ends with 1 where docs/security.md promises something else
+           beside --attackers of each kind of tests/hostile/attackers.py: time-outs, memory,
+           descriptors, and how long answers take. Engines are scripted ones that the gateway
+           starts. Ends with 1 where docs/security.md promises something else
 
-Beside the first two, well-behaved clients ask one request after the other: how long those take, alone and beside.
+Beside the first two, well-behaved clients ask one request after the other: how long those take,
+alone and beside.
 """
 
 from __future__ import annotations
@@ -58,9 +63,16 @@ TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 def request(*, stream: bool = False) -> bytes:
     body = json.dumps(
-        {"model": "m", "messages": [{"role": "user", "content": "hi"}], **({"stream": True} if stream else {})}
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": "hi"}],
+            **({"stream": True} if stream else {}),
+        }
     ).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ncontent-type: application/json\r\n"
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer"
+        f" {KEY}\r\ncontent-type: application/json\r\n"
+    )
     return head.encode() + b"content-length: %d\r\n\r\n%b" % (len(body), body)
 
 
@@ -90,7 +102,8 @@ async def good(port: int, seconds: list[float]) -> None:
 
 
 def good_clients(port: int, pipe: Connection) -> None:
-    """A process of their own: this one is busy with the others. Tells what their requests took, once it is asked."""
+    """A process of their own: this one is busy with the others. Tells what their requests took,
+    once it is asked."""
     seconds: list[float] = []
 
     async def run() -> None:
@@ -119,7 +132,10 @@ async def good_traffic(port: int) -> AsyncIterator[list[float]]:
 
 def quantiles_ms(seconds: list[float]) -> str:
     ordered = sorted(seconds)
-    return f"p50 {statistics.median(ordered) * 1000:.1f} ms, p99 {ordered[int(0.99 * len(ordered))] * 1000:.1f} ms of {len(ordered)}"
+    return (
+        f"p50 {statistics.median(ordered) * 1000:.1f} ms, p99"
+        f" {ordered[int(0.99 * len(ordered))] * 1000:.1f} ms of {len(ordered)}"
+    )
 
 
 async def senders(gateway: Served, sockets: int) -> None:
@@ -143,7 +159,9 @@ async def senders(gateway: Served, sockets: int) -> None:
 
     async def one(number: int) -> float:
         address = (ADDRESSES[number % len(ADDRESSES)], 0)
-        return await slow(*await asyncio.open_connection("127.0.0.1", gateway.port, local_addr=address))
+        return await slow(
+            *await asyncio.open_connection("127.0.0.1", gateway.port, local_addr=address)
+        )
 
     async with good_traffic(gateway.port) as beside:
         sending = [asyncio.create_task(one(number)) for number in range(sockets)]
@@ -151,10 +169,14 @@ async def senders(gateway: Served, sockets: int) -> None:
         growth = gateway.resident_mib - before
         lives = await asyncio.gather(*sending)
     print(
-        f"senders: {sockets} sockets, each closed after {min(lives):.1f} to {max(lives):.1f} s; memory {growth:+.0f} MiB",
+        f"senders: {sockets} sockets, each closed after {min(lives):.1f} to {max(lives):.1f} s;"
+        f" memory {growth:+.0f} MiB",
         flush=True,
     )
-    print(f"         good clients alone {quantiles_ms(alone)}; beside {quantiles_ms(beside)}", flush=True)
+    print(
+        f"         good clients alone {quantiles_ms(alone)}; beside {quantiles_ms(beside)}",
+        flush=True,
+    )
 
 
 async def readers(gateway: Served, sockets: int) -> None:
@@ -197,12 +219,17 @@ async def readers(gateway: Served, sockets: int) -> None:
     cut = [seconds for seconds in ends[::10] if seconds is not None]
     others = sum(seconds is not None for number, seconds in enumerate(ends) if number % 10)
     print(
-        f"readers: {sockets} clients: {peak:+.0f} MiB, {peak * 1024 / sockets:.0f} KiB each; {gateway.resident_mib - before:+.0f} MiB once "
-        f"they are gone; the kernel's for all sockets {kernel_peak:+.0f} MiB; of {len(ends[::10])} that read nothing {len(cut)} were cut off, after {min(cut, default=0):.0f} to "
-        f"{max(cut, default=0):.0f} s; of the others {others}",
+        f"readers: {sockets} clients: {peak:+.0f} MiB, {peak * 1024 / sockets:.0f} KiB each;"
+        f" {gateway.resident_mib - before:+.0f} MiB once they are gone; the kernel's for all"
+        f" sockets {kernel_peak:+.0f} MiB; of {len(ends[::10])} that read nothing {len(cut)} were"
+        f" cut off, after {min(cut, default=0):.0f} to {max(cut, default=0):.0f} s; of the others"
+        f" {others}",
         flush=True,
     )
-    print(f"         good clients alone {quantiles_ms(alone)}; beside {quantiles_ms(beside)}", flush=True)
+    print(
+        f"         good clients alone {quantiles_ms(alone)}; beside {quantiles_ms(beside)}",
+        flush=True,
+    )
 
 
 async def _received(loop: asyncio.AbstractEventLoop, client: socket.socket) -> bytes:
@@ -217,7 +244,14 @@ async def _received(loop: asyncio.AbstractEventLoop, client: socket.socket) -> b
 
 async def streams(gateway: Served, count: int, seconds: float) -> None:
     load = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(PROXIES / "load.py"), f"{gateway.url}/v1", "stream", "--streams", str(count)),
+        *(
+            sys.executable,
+            str(PROXIES / "load.py"),
+            f"{gateway.url}/v1",
+            "stream",
+            "--streams",
+            str(count),
+        ),
         *("--chunks", str(int(seconds / EVENT_S)), "--deadline", str(2 * seconds + 60)),
         env={**os.environ, "FITSERVE_BENCH_KEY": KEY},
         stdout=asyncio.subprocess.PIPE,
@@ -233,9 +267,11 @@ async def streams(gateway: Served, count: int, seconds: float) -> None:
     settled = [(at, size) for at, size in sizes if min(60.0, seconds / 4) < at < seconds]
     slope = 60 * statistics.linear_regression(*zip(*settled, strict=True)).slope
     print(
-        f"streams: {count} for {seconds:.0f} s: {seen['errors']} errors; {max(size for _, size in sizes):.0f} MiB, {slope:+.2f} MiB per "
-        f"minute; {(cpu_s(gateway) - cpu) / seen['wall_s']:.2f} cores; first event p50 {seen['first_p50_ms']:.0f} ms, a stream's whole "
-        f"time p50 {seen['p50_ms'] / 1000:.1f} s, p99 {seen['p99_ms'] / 1000:.1f} s",
+        f"streams: {count} for {seconds:.0f} s: {seen['errors']} errors;"
+        f" {max(size for _, size in sizes):.0f} MiB, {slope:+.2f} MiB per minute;"
+        f" {(cpu_s(gateway) - cpu) / seen['wall_s']:.2f} cores; first event p50"
+        f" {seen['first_p50_ms']:.0f} ms, a stream's whole time p50 {seen['p50_ms'] / 1000:.1f} s,"
+        f" p99 {seen['p99_ms'] / 1000:.1f} s",
         flush=True,
     )
 
@@ -245,20 +281,27 @@ async def both_crowds(clients: int, each: int, seconds: float) -> bool:
     good, p99s = True, []
     for number in (0, each):
         with tempfile.TemporaryDirectory() as folder:
-            figures = await crowd(Path(folder), count=clients, each=number, seconds=seconds, kill_s=KILL_S)
+            figures = await crowd(
+                Path(folder), count=clients, each=number, seconds=seconds, kill_s=KILL_S
+            )
         p99s.append(figures.p99_s())
         before, after = figures.descriptors
         print(
-            f"crowd:   {clients} clients for {seconds:.0f} s, {number} attackers of each kind: {dict(figures.seen.ended)}; first byte p99 "
-            f"{p99s[-1][0] * 1000:.0f} ms, whole answer p99 {p99s[-1][1] * 1000:.0f} ms; {figures.kills} engines killed; "
-            f"{figures.resident_mib[-1]:.0f} MiB, {figures.growth:+.1%} once warm; descriptors {before}, after {after}",
+            f"crowd:   {clients} clients for {seconds:.0f} s, {number} attackers of each kind:"
+            f" {dict(figures.seen.ended)}; first byte p99 {p99s[-1][0] * 1000:.0f} ms, whole answer"
+            f" p99 {p99s[-1][1] * 1000:.0f} ms; {figures.kills} engines killed;"
+            f" {figures.resident_mib[-1]:.0f} MiB, {figures.growth:+.1%} once warm; descriptors"
+            f" {before}, after {after}",
             flush=True,
         )
         if number:
             print(f"         attempts {dict(figures.attempts)}", flush=True)
         good &= not figures.seen.ended["timeout"] and figures.growth <= GROWTH and after <= before
     first, whole = (beside / alone for alone, beside in zip(*p99s, strict=True))
-    print(f"         p99 beside attackers / alone: first byte {first:.2f}, whole answer {whole:.2f}", flush=True)
+    print(
+        f"         p99 beside attackers / alone: first byte {first:.2f}, whole answer {whole:.2f}",
+        flush=True,
+    )
     return good and whole <= SLOWER
 
 
@@ -289,10 +332,14 @@ async def big_engine() -> AsyncIterator[str]:
 async def paced_engine(seconds: float) -> AsyncIterator[str]:
     """The engine of benchmarks/proxies, which costs less than this one would. Its URL."""
     port = free_port()
-    process = await asyncio.create_subprocess_exec(sys.executable, str(PROXIES / "fake_engine.py"), str(port))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(PROXIES / "fake_engine.py"), str(port)
+    )
     try:
         pace = f"http://127.0.0.1:{port}/pace?chunks={int(seconds / EVENT_S)}&interval_ms={EVENT_S * 1000:.0f}"
-        async with httpx.AsyncClient(trust_env=False, transport=httpx.AsyncHTTPTransport(retries=10)) as client:
+        async with httpx.AsyncClient(
+            trust_env=False, transport=httpx.AsyncHTTPTransport(retries=10)
+        ) as client:
             (await client.get(pace)).raise_for_status()
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -302,7 +349,17 @@ async def paced_engine(seconds: float) -> AsyncIterator[str]:
 
 def kernel_mib() -> float:
     """What the kernel holds for TCP, of the whole machine."""
-    return int(Path("/proc/net/sockstat").read_text().partition("TCP: ")[2].partition(" mem ")[2].split()[0]) * PAGE / 2**20
+    return (
+        int(
+            Path("/proc/net/sockstat")
+            .read_text()
+            .partition("TCP: ")[2]
+            .partition(" mem ")[2]
+            .split()[0]
+        )
+        * PAGE
+        / 2**20
+    )
 
 
 def cpu_s(gateway: Served) -> float:
@@ -334,14 +391,22 @@ async def run(parts: list[str], sockets: int, seconds: float, clients: int, each
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--parts", default="senders,readers,streams,crowd")
     parser.add_argument("--sockets", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--clients", type=int, default=300)
     parser.add_argument("--attackers", type=int, default=20)
     options = parser.parse_args()
-    good = run(options.parts.split(","), options.sockets, options.seconds, options.clients, options.attackers)
+    good = run(
+        options.parts.split(","),
+        options.sockets,
+        options.seconds,
+        options.clients,
+        options.attackers,
+    )
     sys.exit(0 if asyncio.run(good) else 1)
 
 

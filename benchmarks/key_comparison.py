@@ -1,8 +1,11 @@
-"""Whether the time of a refusal tells how much of a wrong key was right: python -m benchmarks.key_comparison [--comparisons 1000000]
+"""Whether the time of a refusal tells how much of a wrong key was right: python -m
+benchmarks.key_comparison [--comparisons 1000000]
 
-Wrong keys of two kinds, right up to the last eight characters or wrong from the first one, are checked in random order as `Keys.check` checks the
-key of a request. Printed for a table of one key and of 5,000: the mean times, their difference, and Welch's t of it. Beyond +-4.5, as tests of
-side channels have it, the difference is not chance. The slowest hundredth of all is left out: that is the machine's own work.
+Wrong keys of two kinds, right up to the last eight characters or wrong from the first one, are
+checked in random order as `Keys.check` checks the key of a request. Printed for a table of one key
+and of 5,000: the mean times, their difference, and Welch's t of it. Beyond +-4.5, as tests of side
+channels have it, the difference is not chance. The slowest hundredth of all is left out: that is
+the machine's own work.
 """
 
 from __future__ import annotations
@@ -49,13 +52,23 @@ def far(key: str) -> str:
 
 def compare(count: int, made: int, chance: random.Random) -> str:
     known = [new_key() for _ in range(made)]
-    keys = Keys(None, None, [key_of(Grant(name=f"k{index}"), digest_of(key)) for index, key in enumerate(known)], Patient())
+    keys = Keys(
+        None,
+        None,
+        [key_of(Grant(name=f"k{index}"), digest_of(key)) for index, key in enumerate(known)],
+        Patient(),
+    )
     target = known[made // 2]
     spent: tuple[list[int], list[int]] = ([], [])
     gc.disable()
     for _ in range(max(1, count // BATCH)):
-        # Each token is used once: one that comes again would show where its digest falls in the table.
-        tokens = [(kind, f"Bearer {make(target)}".encode()) for kind, make in enumerate((near, far)) for _ in range(BATCH // 2)]
+        # Each token is used once: one that comes again would show where its digest falls in the
+        # table.
+        tokens = [
+            (kind, f"Bearer {make(target)}".encode())
+            for kind, make in enumerate((near, far))
+            for _ in range(BATCH // 2)
+        ]
         chance.shuffle(tokens)
         for kind, token in tokens:
             began = time.perf_counter_ns()
@@ -67,13 +80,16 @@ def compare(count: int, made: int, chance: random.Random) -> str:
     kept = tuple([one for one in times if one < cut] for times in spent)
     means = [statistics.fmean(times) for times in kept]
     return (
-        f"{made:>5} keys  {sum(map(len, spent)):>9} comparisons   nearly right {means[0]:8.1f} ns   wrong {means[1]:8.1f} ns   "
-        f"difference {means[0] - means[1]:+6.2f} ns   t {welch(*kept):+5.2f}"
+        f"{made:>5} keys  {sum(map(len, spent)):>9} comparisons   nearly right {means[0]:8.1f} ns  "
+        f" wrong {means[1]:8.1f} ns   difference {means[0] - means[1]:+6.2f} ns   t"
+        f" {welch(*kept):+5.2f}"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--comparisons", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

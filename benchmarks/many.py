@@ -1,7 +1,8 @@
 """What many keys and many models cost: python -m benchmarks.many [--keys 5000 --models 500]
 
-A gateway with so many keys and models, whose endpoints are one engine, is started; printed are the times of the start, of listings and of
-requests, and what the gateway takes of a core when nobody asks.
+A gateway with so many keys and models, whose endpoints are one engine, is started; printed are the
+times of the start, of listings and of requests, and what the gateway takes of a core when nobody
+asks.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ async def best_ms(ask: Callable[[], Awaitable[Any]]) -> float:
 
 
 async def measure(keys: int, models: int) -> None:
-    names = json.dumps({"object": "list", "data": [{"id": f"m{number}"} for number in range(models)]}).encode()
+    names = json.dumps(
+        {"object": "list", "data": [{"id": f"m{number}"} for number in range(models)]}
+    ).encode()
 
     async def engine(call: Call) -> None:
         await call.reply(names if call.head[0].startswith(b"GET") else b'{"choices":[]}')
@@ -54,28 +57,40 @@ async def measure(keys: int, models: int) -> None:
             running = served(Path(folder), {}, ADMIN)
             gateway = await asyncio.to_thread(running.__enter__)
             started_s = time.monotonic() - began
-            async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=60) as client:
+            async with httpx.AsyncClient(
+                base_url=gateway.url, trust_env=False, timeout=60
+            ) as client:
                 client.headers["authorization"] = f"Bearer {ADMIN}"
-                while {one["state"] for one in (await client.get("/admin/models")).json()["data"]} - {"ready"}:  # noqa: ASYNC110
+                while {  # noqa: ASYNC110
+                    one["state"] for one in (await client.get("/admin/models")).json()["data"]
+                } - {"ready"}:
                     await asyncio.sleep(0.1)
                 ready_s, spent = time.monotonic() - began, cpu_s(gateway)
                 await asyncio.sleep(IDLE_S)
                 idle = (cpu_s(gateway) - spent) / IDLE_S
                 last = {"authorization": f"Bearer key-{keys - 1}"}
                 body = {"model": f"m{models - 1}", "messages": []}
-                request = await best_ms(lambda: client.post("/v1/chat/completions", json=body, headers=last))
-                lists = [await best_ms(partial(client.get, path)) for path in ("/v1/models", "/admin/models", "/admin/keys")]
+                request = await best_ms(
+                    lambda: client.post("/v1/chat/completions", json=body, headers=last)
+                )
+                lists = [
+                    await best_ms(partial(client.get, path))
+                    for path in ("/v1/models", "/admin/models", "/admin/keys")
+                ]
             print(
-                f"{keys:>5} keys {models:>4} models   start {started_s:5.1f} s   all ready {ready_s:5.1f} s   idle {idle:6.1%} of a core   "
-                f"{gateway.resident_mib:4.0f} MiB   request {request:5.2f} ms   /v1/models {lists[0]:5.1f} ms   "
-                f"/admin/models {lists[1]:5.1f} ms   /admin/keys {lists[2]:5.1f} ms",
+                f"{keys:>5} keys {models:>4} models   start {started_s:5.1f} s   all ready"
+                f" {ready_s:5.1f} s   idle {idle:6.1%} of a core   {gateway.resident_mib:4.0f} MiB "
+                f"  request {request:5.2f} ms   /v1/models {lists[0]:5.1f} ms   /admin/models"
+                f" {lists[1]:5.1f} ms   /admin/keys {lists[2]:5.1f} ms",
                 flush=True,
             )
             await asyncio.to_thread(running.__exit__, None, None, None)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keys", type=int, default=5000)
     parser.add_argument("--models", type=int, default=500)
     options = parser.parse_args()

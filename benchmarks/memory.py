@@ -1,4 +1,5 @@
-"""The table of docs/performance.md that sets predicted beside measured memory: `python -m benchmarks.memory`."""
+"""The table of docs/performance.md that sets predicted beside measured memory: `python -m
+benchmarks.memory`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ from tests.unit.engines.vllm.test_memory import MEASURED, predicted
 
 
 def main() -> None:
-    print("| start | runner | weights | activations | KV cache | tokens at full length | beside the KV cache, in use |")
+    print(
+        "| start | runner | weights | activations | KV cache | tokens at full length | beside the"
+        " KV cache, in use |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name, row in MEASURED.items():
         plan = predicted(name)
@@ -17,11 +21,11 @@ def main() -> None:
         tokens = round(size.full_requests * plan.max_model_len.value)
         seen = f"{row['used_gib'] - 0.6 - row['kv_gib']:.1f}" if "used_gib" in row else "-"
         print(
-            f"| {name} | {row['runner']} | {size.weights_bytes / GIB:.2f} / {row['weights_gib']:.2f} "
-            f"| {size.activation_bytes / GIB:.2f} / {row.get('activation_gib', '-')} "
-            f"| {size.kv_bytes / GIB:.2f} / {row['kv_gib']:.2f} "
-            f"| {tokens:,} / {row['kv_tokens']:,} ({tokens / row['kv_tokens'] - 1:+.2%}) "
-            f"| {size.low / GIB:.1f} to {size.high / GIB:.1f} / {seen} |"
+            f"| {name} | {row['runner']} | {size.weights_bytes / GIB:.2f} /"
+            f" {row['weights_gib']:.2f} | {size.activation_bytes / GIB:.2f} /"
+            f" {row.get('activation_gib', '-')} | {size.kv_bytes / GIB:.2f} / {row['kv_gib']:.2f} |"
+            f" {tokens:,} / {row['kv_tokens']:,} ({tokens / row['kv_tokens'] - 1:+.2%}) |"
+            f" {size.low / GIB:.1f} to {size.high / GIB:.1f} / {seen} |"
         )
 
 

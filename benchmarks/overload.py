@@ -1,14 +1,17 @@
-"""What becomes of a model under more load than its engines can do: python -m benchmarks.overload [--seconds 10]
+"""What becomes of a model under more load than its engines can do: python -m benchmarks.overload
+[--seconds 10]
 
-Two engines with a fixed number of places and a fixed time per request stand behind one gateway, each part a process of its own;
-clients come at a fixed rate, whatever becomes of those before them. Printed for each load, in shares of what the engines can do:
+Two engines with a fixed number of places and a fixed time per request stand behind one gateway,
+each part a process of its own; clients come at a fixed rate, whatever becomes of those before them.
+Printed for each load, in shares of what the engines can do:
 
 goodput      answers per second; 100 % is every place taken all the time
 refused      of all requests; and how long a refusal takes, from the request's last byte to the answer's
 waited       how long those that were answered took beyond the time of their service
 
-To be reached: goodput of 90 % at three times the load, refusals within 20 ms. `no limit` is a gateway that does not know what the
-engines take at once: all requests go to them, and wait there, longer and longer.
+To be reached: goodput of 90 % at three times the load, refusals within 20 ms. `no limit` is a
+gateway that does not know what the engines take at once: all requests go to them, and wait there,
+longer and longer.
 """
 
 from __future__ import annotations
@@ -39,9 +42,15 @@ SERVICE_S = 0.2
 ENGINES = 2
 CAN_DO = ENGINES * SLOTS / SERVICE_S  # requests per second
 ANSWER = json.dumps(
-    {"id": "c", "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}
+    {
+        "id": "c",
+        "choices": [],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }
 ).encode()
-BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 1000}], "max_tokens": 100}).encode()
+BODY = json.dumps(
+    {"model": "m", "messages": [{"role": "user", "content": "x" * 1000}], "max_tokens": 100}
+).encode()
 
 
 def engines(pipe: Connection) -> None:
@@ -67,12 +76,18 @@ def engines(pipe: Connection) -> None:
 
 def gateway(pipe: Connection, urls: list[str], capacity: int | None, queue: int | None) -> None:
     """The gateway's process. It says its port."""
-    replicas = tuple(RoutedReplica(url, f"m.{index}", "m", capacity) for index, url in enumerate(urls))
+    replicas = tuple(
+        RoutedReplica(url, f"m.{index}", "m", capacity) for index, url in enumerate(urls)
+    )
     table = RouteTable({"m": ModelRoute("m", "ready", "", 0, replicas, "generate")})
-    plane = DataPlane(Routes(table, queue), Everyone(), Limits(connections=20_000, connections_per_address=20_000))
+    plane = DataPlane(
+        Routes(table, queue), Everyone(), Limits(connections=20_000, connections_per_address=20_000)
+    )
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     pipe.send(listener.getsockname()[1])
-    uvicorn.Server(uvicorn.Config(echo, http=client_protocol(plane), lifespan="off", log_config=None)).run(sockets=[listener])
+    uvicorn.Server(
+        uvicorn.Config(echo, http=client_protocol(plane), lifespan="off", log_config=None)
+    ).run(sockets=[listener])
 
 
 class Client(asyncio.Protocol):
@@ -105,7 +120,10 @@ class Load:
         self._idle: list[Client] = []
         self.seconds: dict[int, list[float]] = {}
         self.ended: list[float] = []
-        self.request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY)
+        self.request = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+            % (len(BODY), BODY)
+        )
 
     def done(self, client: Client, status: int, seconds: float) -> None:
         self.seconds.setdefault(status, []).append(seconds)
@@ -140,9 +158,18 @@ def quantile_ms(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] * 1000 if values else 0.0
 
 
-def measure(name: str, urls: list[str], times: float, seconds: float, capacity: int | None, queue: int | None) -> str:
+def measure(
+    name: str,
+    urls: list[str],
+    times: float,
+    seconds: float,
+    capacity: int | None,
+    queue: int | None,
+) -> str:
     mine, theirs = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=gateway, args=(theirs, urls, capacity, queue), daemon=True)
+    process = multiprocessing.Process(
+        target=gateway, args=(theirs, urls, capacity, queue), daemon=True
+    )
     process.start()
     try:
         load = Load(mine.recv())
@@ -155,7 +182,9 @@ def measure(name: str, urls: list[str], times: float, seconds: float, capacity: 
     good, refused = load.seconds.get(200, []), load.seconds.get(429, [])
     others = sum(len(each) for status, each in load.seconds.items() if status not in (200, 429))
     shown = [
-        f"{name:<9}{times:>4g}x{load.sent / seconds:>8.0f}/s{goodput:>9.1%}{len(refused) / load.sent:>10.1%}",
+        (
+            f"{name:<9}{times:>4g}x{load.sent / seconds:>8.0f}/s{goodput:>9.1%}{len(refused) / load.sent:>10.1%}"
+        ),
         *(f"{quantile_ms(refused, share):>9.1f}" for share in (0.5, 0.99)),
         *(f"{quantile_ms(good, share) - SERVICE_S * 1000:>9.0f}" for share in (0.5, 0.99)),
     ]
@@ -163,7 +192,9 @@ def measure(name: str, urls: list[str], times: float, seconds: float, capacity: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=10)
     options = parser.parse_args()
     mine, theirs = multiprocessing.Pipe()
@@ -171,8 +202,14 @@ def main() -> None:
     process.start()
     urls = mine.recv()
     capacity = SLOTS + SLOTS // 4
-    print(f"{ENGINES} engines, {SLOTS} requests at once each, {SERVICE_S * 1000:g} ms per request: {CAN_DO:g} requests/s")
-    print("                         goodput   refused   refusal p50, p99 ms   waited p50, p99 ms   other")
+    print(
+        f"{ENGINES} engines, {SLOTS} requests at once each, {SERVICE_S * 1000:g} ms per request:"
+        f" {CAN_DO:g} requests/s"
+    )
+    print(
+        "                         goodput   refused   refusal p50, p99 ms   waited p50, p99 ms  "
+        " other"
+    )
     try:
         for times in (0.8, 1.5, 3.0, 6.0):
             print(measure("queue", urls, times, options.seconds, capacity, None), flush=True)

@@ -1,8 +1,9 @@
 """What the page at / costs: python -m benchmarks.page [--pages 200] [--models 10] [--seconds 30]
 
-A gateway as a user starts it, with models that are endpoints of a scripted engine. Printed: bytes of all files and the gateway's time for them,
-one after the other over one connection; then its processor time with no page open, with `--pages` of them while nothing happens, and while
-clients ask all the time, against the same clients without a page.
+A gateway as a user starts it, with models that are endpoints of a scripted engine. Printed: bytes
+of all files and the gateway's time for them, one after the other over one connection; then its
+processor time with no page open, with `--pages` of them while nothing happens, and while clients
+ask all the time, against the same clients without a page.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ async def files(gateway: Served) -> None:
             wholes.append(time.perf_counter() - began)
     print(f"files      {len(names) + 1}, {total:,} bytes, not compressed")
     print(
-        f"the HTML   {statistics.median(firsts) * 1e3:.1f} ms, all files {statistics.median(wholes) * 1e3:.0f} ms (client and server together)"
+        f"the HTML   {statistics.median(firsts) * 1e3:.1f} ms, all files"
+        f" {statistics.median(wholes) * 1e3:.0f} ms (client and server together)"
     )
 
 
@@ -104,7 +106,9 @@ async def share(gateway: Served, pages: int, seconds: float, *, asked: bool = Fa
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pages", type=int, default=200)
     parser.add_argument("--models", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=30)
@@ -121,7 +125,8 @@ async def main() -> None:
                     one = await share(gateway, 1, args.seconds, asked=asked)
                     many = await share(gateway, args.pages, args.seconds, asked=asked)
                     print(
-                        f"{words:16} no page {without:.2f} %, one page {one:.2f} %, {args.pages} pages {many:.2f} % of a core"
+                        f"{words:16} no page {without:.2f} %, one page {one:.2f} %, {args.pages}"
+                        f" pages {many:.2f} % of a core"
                     )
             finally:
                 await asyncio.to_thread(starting.__exit__, None, None, None)

@@ -1,10 +1,12 @@
-"""Planning: CPU time of one decision with everything loaded, of `fitserve plan` as a process, of a large matrix, and their memory.
+"""Planning: CPU time of one decision with everything loaded, of `fitserve plan` as a process, of a
+    large matrix, and their memory.
 
     python benchmarks/planning.py [--rounds 10]
 
-Prints one line a figure: what was reached, and what is to be reached. Decisions and the matrix are CPU time of this process, the
-best of the rounds for each model, with nothing of the model cached, and the garbage collector set as the gateway's process for plans
-sets it; the command is told in wall and in CPU time.
+Prints one line a figure: what was reached, and what is to be reached. Decisions and the matrix are
+CPU time of this process, the best of the rounds for each model, with nothing of the model cached,
+and the garbage collector set as the gateway's process for plans sets it; the command is told in
+wall and in CPU time.
 """
 
 from __future__ import annotations
@@ -37,43 +39,90 @@ from gateway.profiles.profiles import Profiles  # noqa: E402
 from tests.conformance.layer_cases import QUANTS  # noqa: E402
 
 MODELS = ROOT / "tests" / "models"
-MACHINES = ("3090", "2x3090", "4x3090", "4090", "5090", "8xa100-80g", "8xh100", "8xb200", "rtx-pro-6000", "gb10")
+MACHINES = (
+    "3090",
+    "2x3090",
+    "4x3090",
+    "4090",
+    "5090",
+    "8xa100-80g",
+    "8xh100",
+    "8xb200",
+    "rtx-pro-6000",
+    "gb10",
+)
 ENGINES = ("vllm", "sglang")
-# Of models that need several GPUs most layouts are tried: Llama-3.1-70B, Qwen3-235B-A22B, DeepSeek-V3.
+# Of models that need several GPUs most layouts are tried: Llama-3.1-70B, Qwen3-235B-A22B,
+# DeepSeek-V3.
 LARGE: dict[str, dict[str, int]] = {
-    "llama-3.1-8b": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
-    "qwen3-30b-a3b": {"hidden_size": 4096, "moe_intermediate_size": 1536, "num_hidden_layers": 94, "num_attention_heads": 64},
+    "llama-3.1-8b": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+    },
+    "qwen3-30b-a3b": {
+        "hidden_size": 4096,
+        "moe_intermediate_size": 1536,
+        "num_hidden_layers": 94,
+        "num_attention_heads": 64,
+    },
     "deepseek-v3": {},
 }
 
 
 def specs(count: int) -> list[ModelSpec]:
-    """Published configs with a quantization block each, every third without: all blocks and all families come up."""
+    """Published configs with a quantization block each, every third without: all blocks and all
+    families come up."""
     found = []
     configs = [json.loads(path.read_text()) for path in sorted(MODELS.glob("*.json"))]
     blocks = [block for quant in QUANTS.values() for block in (quant, quant, None)]
     for index in range(len(configs) * len(blocks)):
-        config, block = configs[index % len(configs)], blocks[(index + index // len(configs)) % len(blocks)]
+        config, block = (
+            configs[index % len(configs)],
+            blocks[(index + index // len(configs)) % len(blocks)],
+        )
         changed = config if block is None else config | {"quantization_config": block}
         try:
-            found.append(read_model(f"{config['model_type']}-{index}", None, changed, None, None, (), None))
+            found.append(
+                read_model(f"{config['model_type']}-{index}", None, changed, None, None, (), None)
+            )
         except BadModel:
             continue
     return list(islice(found, count))
 
 
 def large() -> list[ModelSpec]:
-    configs = {name: json.loads((MODELS / f"{name}.json").read_text()) | changed for name, changed in LARGE.items()}
-    return [read_model(name, None, config, None, None, (), None) for name, config in configs.items()]
+    configs = {
+        name: json.loads((MODELS / f"{name}.json").read_text()) | changed
+        for name, changed in LARGE.items()
+    }
+    return [
+        read_model(name, None, config, None, None, (), None) for name, config in configs.items()
+    ]
 
 
 def process(folder: Path, data: Path) -> tuple[float, float]:
     """Wall and CPU seconds of one `fitserve plan` over every engine version."""
-    command = [sys.executable, "-m", "gateway.__main__", "plan", str(folder), "--hardware", "2x3090"]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [
+        sys.executable,
+        "-m",
+        "gateway.__main__",
+        "plan",
+        str(folder),
+        "--hardware",
+        "2x3090",
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(
-        command, cwd=ROOT, env={**environment, "FITSERVE_DATA_DIR": str(data)}, stdout=subprocess.DEVNULL, check=False
+        command,
+        cwd=ROOT,
+        env={**environment, "FITSERVE_DATA_DIR": str(data)},
+        stdout=subprocess.DEVNULL,
+        check=False,
     )
     took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode not in (0, 3):
@@ -82,7 +131,9 @@ def process(folder: Path, data: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=10)
     args = parser.parse_args()
     gc.set_threshold(_OBJECTS)
@@ -98,7 +149,9 @@ def main() -> None:
     def cpu_ms(spec: ModelSpec, chosen: list[Engine], machine: Hardware = machines[1]) -> float:
         facts, gpus, pace, parsers = profiles.facts, profiles.gpus, profiles.pace, profiles.parsers
         began = time.process_time()
-        decide(spec, machine, chosen, wish, facts, rules=rules, gpus=gpus, pace=pace, parsers=parsers)
+        decide(
+            spec, machine, chosen, wish, facts, rules=rules, gpus=gpus, pace=pace, parsers=parsers
+        )
         return (time.process_time() - began) * 1000
 
     def unseen(spec: ModelSpec, chosen: list[Engine], machine: Hardware = machines[1]) -> float:
@@ -136,10 +189,17 @@ def main() -> None:
         (
             f"a large model on eight GPUs, all {len(engines)} engine versions",
             40,
-            [min(unseen(m, engines, h) for _ in range(args.rounds)) for m in large() for h in eight],
+            [
+                min(unseen(m, engines, h) for _ in range(args.rounds))
+                for m in large()
+                for h in eight
+            ],
         ),
     ):
-        print(f"{what}: median {statistics.median(times):.1f} ms, worst {max(times):.1f} ms   to reach {most} ms")
+        print(
+            f"{what}: median {statistics.median(times):.1f} ms, worst {max(times):.1f} ms   to"
+            f" reach {most} ms"
+        )
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(models[0].config))
@@ -147,17 +207,23 @@ def main() -> None:
         rest = [process(Path(folder), Path(folder) / "data") for _ in range(args.rounds)]
     walls, cpus = [wall for wall, _ in rest], [cpu for _, cpu in rest]
     print(
-        f"fitserve plan, {len(engines)} engine versions: median {statistics.median(walls):.2f} s, best {min(walls):.2f} s, "
-        f"CPU {min(cpus):.2f} s; the first {first[0]:.2f} s   to reach 0.6 s"
+        f"fitserve plan, {len(engines)} engine versions: median {statistics.median(walls):.2f} s,"
+        f" best {min(walls):.2f} s, CPU {min(cpus):.2f} s; the first {first[0]:.2f} s   to reach"
+        " 0.6 s"
     )
 
     began = time.process_time()
     plans = sum(
-        bool(decide(spec, machine, engines, wish, profiles.facts, rules=rules).plans) for spec in models for machine in machines
+        bool(decide(spec, machine, engines, wish, profiles.facts, rules=rules).plans)
+        for spec in models
+        for machine in machines
     )
     took = time.process_time() - began
     size = f"{len(models)} models x {len(machines)} machines x {len(engines)} engine versions"
-    print(f"matrix of {size}: {took:.1f} s, {plans} of {len(models) * len(machines)} have a plan   to reach 60 s")
+    print(
+        f"matrix of {size}: {took:.1f} s, {plans} of {len(models) * len(machines)} have a plan   to"
+        " reach 60 s"
+    )
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"memory of all this: {resident:.0f} MiB   to reach 150 MiB")
 

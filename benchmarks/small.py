@@ -1,7 +1,7 @@
 """What small parts take: python -m benchmarks.small
 
-Prints one line a figure: CPU time, the best of some rounds, and what is to be reached. Tests prove of the same parts what does
-not depend on the speed of a machine.
+Prints one line a figure: CPU time, the best of some rounds, and what is to be reached. Tests prove
+of the same parts what does not depend on the speed of a machine.
 """
 
 from __future__ import annotations
@@ -36,9 +36,15 @@ def best(work: Callable[[], object], rounds: int) -> float:
 
 def choose() -> None:
     """A thousand choices of a replica."""
-    messages = [{"role": "system", "content": "You are helpful. " * 30}, {"role": "user", "content": "hi"}]
+    messages = [
+        {"role": "system", "content": "You are helpful. " * 30},
+        {"role": "user", "content": "hi"},
+    ]
     body = json.dumps({"messages": messages, "model": "m", "max_tokens": 100}).encode()
-    call, seeds = read_request_fields(body), [zlib.crc32(f"m.{index}.1".encode()) for index in range(4)]
+    call, seeds = (
+        read_request_fields(body),
+        [zlib.crc32(f"m.{index}.1".encode()) for index in range(4)],
+    )
     for _ in range(1000):
         affine([5, 7, 9, 3], seeds, weigh(call, len(body)), prefix(call) or 0)
 
@@ -47,9 +53,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), experts(50))
         reading = best(lambda: load(folder, hub=NO_HUB), 5)
-    print(f"reading a model of 50,000 tensors in 50 files  {reading * 1000:8.0f} ms   to reach:  500 ms")
+    print(
+        f"reading a model of 50,000 tensors in 50 files  {reading * 1000:8.0f} ms   to reach: "
+        " 500 ms"
+    )
     print(f"reading this machine, without GPUs             {best(lambda: probe(Path.cwd(), nvml=FakeNvml([])), 5) * 1000:8.1f} ms   to reach:   50 ms")  # fmt: skip
-    print(f"choosing a replica                             {best(choose, 20) * 1000:8.1f} µs   to reach:   20 µs")
+    print(
+        f"choosing a replica                             {best(choose, 20) * 1000:8.1f} µs   to"
+        " reach:   20 µs"
+    )
 
 
 if __name__ == "__main__":

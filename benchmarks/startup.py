@@ -1,9 +1,11 @@
-"""Start-up and memory: process start to the first good /healthz, resident memory at rest, of a worker too, `fitserve plan` as a process.
+"""Start-up and memory: process start to the first good /healthz, resident memory at rest, of a
+worker too, `fitserve plan` as a process.
 
     python benchmarks/startup.py [--rounds 7]
 
-Prints one line a figure: median, best, and the figure to reach. Wall time, so run it on a quiet machine. As where it is installed, the bytecode of
-all modules is there: the first round makes it, and does not count.
+Prints one line a figure: median, best, and the figure to reach. Wall time, so run it on a quiet
+machine. As where it is installed, the bytecode of all modules is there: the first round makes it,
+and does not count.
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ def free_port() -> int:
 def environment(folder: Path) -> dict[str, str]:
     """With the bytecode in the folder, also where this shell wants none to be written."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "FITSERVE_DATA_DIR": str(folder / "data")}
+    return {
+        **kept,
+        "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
+        "FITSERVE_DATA_DIR": str(folder / "data"),
+    }
 
 
 def resident_mib(pid: int) -> float:
@@ -46,7 +52,9 @@ def serve_once(folder: Path, rest_s: float, workers: int = 1) -> tuple[float, fl
     port = free_port()
     settings = {**environment(folder), "FITSERVE_PORT": str(port), "FITSERVE_WORKERS": str(workers)}
     began = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "gateway.__main__", "serve"], env=settings, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway.__main__", "serve"], env=settings, stderr=subprocess.DEVNULL
+    )
     try:
         while not healthy(port):
             if process.poll() is not None:
@@ -84,11 +92,16 @@ def plan_once(folder: Path) -> float:
 def line(name: str, figures: list[float], unit: str, reach: float) -> None:
     median = statistics.median(figures)
     verdict = "reached" if median <= reach else "MISSED"
-    print(f"{name:<42} median {median:7.2f} {unit}  best {min(figures):7.2f}  to reach {reach:g}  {verdict}")
+    print(
+        f"{name:<42} median {median:7.2f} {unit}  best {min(figures):7.2f}  to reach {reach:g} "
+        f" {verdict}"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as name:

@@ -1,8 +1,10 @@
-"""What streams notice of plans: python -m benchmarks.streams_beside_plans [--streams 100] [--seconds 10]
+"""What streams notice of plans: python -m benchmarks.streams_beside_plans [--streams 100]
+[--seconds 10]
 
-A gateway of one process stands before an engine that sends a chunk each 50 ms. The gaps between chunks as clients see them, p99 and longest:
-alone, and while one folder after the other is planned, again and again. To reach: 60 ms at p99, whatever is planned. And how long
-/healthz takes meanwhile. Load generator, engine and gateway are a process each.
+A gateway of one process stands before an engine that sends a chunk each 50 ms. The gaps between
+chunks as clients see them, p99 and longest: alone, and while one folder after the other is planned,
+again and again. To reach: 60 ms at p99, whatever is planned. And how long /healthz takes meanwhile.
+Load generator, engine and gateway are a process each.
 """
 
 from __future__ import annotations
@@ -38,11 +40,17 @@ PROXIES = Path(__file__).parent / "proxies"
 
 def config_of_16_mb(folder: Path) -> None:
     start = json.dumps(CONFIG)[:-1] + ', "x": ['
-    write(folder, {"config.json": (start + "[]," * ((16 * 2**20 - len(start) - 10) // 3) + "1]}").encode()})
+    write(
+        folder,
+        {"config.json": (start + "[]," * ((16 * 2**20 - len(start) - 10) // 3) + "1]}").encode()},
+    )
 
 
 def index_of_100_mb(folder: Path) -> None:
-    entry = (f'"model.layers.{number:09d}.mlp.weight": "model.safetensors", ' for number in range(1_720_000))
+    entry = (
+        f'"model.layers.{number:09d}.mlp.weight": "model.safetensors", '
+        for number in range(1_720_000)
+    )
     index = '{"weight_map": {' + "".join(entry) + '"x": "model.safetensors"}}'
     write(folder, {**model(), "model.safetensors.index.json": index.encode()})
 
@@ -50,10 +58,18 @@ def index_of_100_mb(folder: Path) -> None:
 def headers_of_many_tensors(folder: Path) -> None:
     """1.3 million tensors in 13 files."""
     files = {
-        f"model-{shard:05d}-of-00013.safetensors": {f"layers.{shard}.{n}.w": (1,) for n in range(100_000)}
+        f"model-{shard:05d}-of-00013.safetensors": {
+            f"layers.{shard}.{n}.w": (1,) for n in range(100_000)
+        }
         for shard in range(13)
     }
-    write(folder, {"config.json": model()["config.json"], **{name: safetensors(shapes) for name, shapes in files.items()}})
+    write(
+        folder,
+        {
+            "config.json": model()["config.json"],
+            **{name: safetensors(shapes) for name, shapes in files.items()},
+        },
+    )
 
 
 def a_model(folder: Path) -> None:
@@ -69,7 +85,8 @@ FOLDERS: dict[str, Callable[[Path], None]] = {
 
 
 def stream(port: int, streams: int, pipe: Connection) -> None:
-    """A process of its own. Sends the gaps that it saw since it was asked the last time, whenever it is asked."""
+    """A process of its own. Sends the gaps that it saw since it was asked the last time, whenever
+    it is asked."""
     gaps: list[float] = []
 
     async def one() -> None:
@@ -99,7 +116,9 @@ def stream(port: int, streams: int, pipe: Connection) -> None:
 class Clients:
     def __init__(self, port: int, streams: int) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
-        self._process = multiprocessing.Process(target=stream, args=(port, streams, theirs), daemon=True)
+        self._process = multiprocessing.Process(
+            target=stream, args=(port, streams, theirs), daemon=True
+        )
         self._process.start()
 
     def gaps(self) -> list[float]:
@@ -117,8 +136,9 @@ def told(what: str, gaps: list[float], health: list[float], plans: str) -> None:
     ordered, healthy = sorted(gaps), sorted(health)
     p50, p99 = (ordered[int(share * len(ordered))] * 1000 for share in (0.5, 0.99))
     print(
-        f"{what:34} p50 {p50:5.1f} ms, p99 {p99:5.1f} ms, longest {ordered[-1] * 1000:6.1f} ms of {len(ordered):6} gaps; "
-        f"/healthz p50 {statistics.median(healthy) * 1000:4.1f} ms, longest {healthy[-1] * 1000:6.1f} ms; {plans}",
+        f"{what:34} p50 {p50:5.1f} ms, p99 {p99:5.1f} ms, longest {ordered[-1] * 1000:6.1f} ms of"
+        f" {len(ordered):6} gaps; /healthz p50 {statistics.median(healthy) * 1000:4.1f} ms, longest"
+        f" {healthy[-1] * 1000:6.1f} ms; {plans}",
         flush=True,
     )
 
@@ -127,7 +147,9 @@ async def beside(gateway: Served, clients: Clients, source: Path | None, seconds
     health: list[float] = []
     answers: list[str] = []
     headers = {"authorization": f"Bearer {KEY}"}
-    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, trust_env=False, timeout=300) as client:
+    async with httpx.AsyncClient(
+        base_url=gateway.url, headers=headers, trust_env=False, timeout=300
+    ) as client:
 
         async def ping() -> None:
             while True:
@@ -144,21 +166,36 @@ async def beside(gateway: Served, clients: Clients, source: Path | None, seconds
                 await asyncio.sleep(seconds)
                 continue
             began = time.monotonic()
-            answer = await client.post("/admin/plan", json={"source": str(source), "hardware": "2x3090"})
+            answer = await client.post(
+                "/admin/plan", json={"source": str(source), "hardware": "2x3090"}
+            )
             said = "ok" if answer.status_code == 200 else answer.json()["error"]["message"]
             answers.append(f"{answer.status_code} in {time.monotonic() - began:.1f} s: {said[:90]}")
         gaps = clients.gaps()
         pings.cancel()
-    told(source.name if source else "alone", gaps, health, f"{len(answers)} plans, the last {answers[-1]}" if answers else "")
+    told(
+        source.name if source else "alone",
+        gaps,
+        health,
+        f"{len(answers)} plans, the last {answers[-1]}" if answers else "",
+    )
 
 
 async def run(streams: int, seconds: float, folder: Path) -> None:
     port = free_port()
-    engine = await asyncio.create_subprocess_exec(sys.executable, str(PROXIES / "fake_engine.py"), str(port))
+    engine = await asyncio.create_subprocess_exec(
+        sys.executable, str(PROXIES / "fake_engine.py"), str(port)
+    )
     try:
         chunks = int(seconds * 100 * 1000 / INTERVAL_MS)
-        async with httpx.AsyncClient(trust_env=False, transport=httpx.AsyncHTTPTransport(retries=10)) as client:
-            (await client.get(f"http://127.0.0.1:{port}/pace?chunks={chunks}&interval_ms={INTERVAL_MS}")).raise_for_status()
+        async with httpx.AsyncClient(
+            trust_env=False, transport=httpx.AsyncHTTPTransport(retries=10)
+        ) as client:
+            (
+                await client.get(
+                    f"http://127.0.0.1:{port}/pace?chunks={chunks}&interval_ms={INTERVAL_MS}"
+                )
+            ).raise_for_status()
         with served(folder, {"m": [f"http://127.0.0.1:{port}/v1"]}, KEY) as gateway:
             clients = Clients(gateway.port, streams)
             await asyncio.sleep(2)
@@ -175,12 +212,16 @@ async def run(streams: int, seconds: float, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=10)
     options = parser.parse_args()
     print(
-        f"{options.streams} streams of a chunk each {INTERVAL_MS} ms; load of this machine {os.getloadavg()[0]:.1f}", flush=True
+        f"{options.streams} streams of a chunk each {INTERVAL_MS} ms; load of this machine"
+        f" {os.getloadavg()[0]:.1f}",
+        flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(run(options.streams, options.seconds, Path(folder)))

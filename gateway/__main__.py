@@ -1,4 +1,5 @@
-"""The program `fitserve`. `fitserve serve` does not load the command line: a server lives for months and must not keep its memory."""
+"""The program `fitserve`. `fitserve serve` does not load the command line: a server lives for
+months and must not keep its memory."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ import os
 import resource
 import sys
 
-# A command makes a few hundred thousand objects and ends: a search for cycles after every 700 would cost a seventh of its time, and one of
-# 100,000 a tenth.
+# A command makes a few hundred thousand objects and ends: a search for cycles after every 700 would
+# cost a seventh of its time, and one of 100,000 a tenth.
 _OBJECTS = 300_000
 
 
-# What we make is for this user alone (`gateway.store.data_folder`), and so is what the processes make that we start.
+# What we make is for this user alone (`gateway.store.data_folder`), and so is what the processes
+# make that we start.
 _UMASK = 0o077
 
 
@@ -42,8 +44,9 @@ def _require_memory() -> None:
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     if allowed != resource.RLIM_INFINITY and allowed < _LEAST_MIB * 1024**2:
         sys.stderr.write(
-            f"fitserve: This process may use {allowed // 1024**2} MiB of address space (`ulimit -v`), and needs {_LEAST_MIB} MiB at least. "
-            "Raise the limit; engines that are processes of this machine have the same one, and need far more.\n"
+            f"fitserve: This process may use {allowed // 1024**2} MiB of address space (`ulimit"
+            f" -v`), and needs {_LEAST_MIB} MiB at least. Raise the limit; engines that are"
+            " processes of this machine have the same one, and need far more.\n"
         )
         sys.exit(2)
 

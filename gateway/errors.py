@@ -1,6 +1,8 @@
-"""Every error a user can meet: one tree. The class carries the HTTP status, the OpenAI error type and a code.
+"""Every error a user can meet: one tree. The class carries the HTTP status, the OpenAI error type
+and a code.
 
-A message says what happened and why; `hint` says what to do next. Both reach the user, in the CLI and over HTTP.
+A message says what happened and why; `hint` says what to do next. Both reach the user, in the CLI
+and over HTTP.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ _LONGEST = 200
 
 
 def in_brief(error: BaseException) -> str:
-    """What an error of the network says, without numbers and addresses: `Connection refused`. The name of its type where it says nothing."""
+    """What an error of the network says, without numbers and addresses: `Connection refused`. The
+    name of its type where it says nothing."""
     # asyncio names each address that it tried.
     if numbers := re.findall(r"\[Errno (\d+)\] Connect call failed", str(error)):
         return ", ".join(dict.fromkeys(os.strerror(int(number)) for number in numbers))
@@ -26,7 +29,8 @@ def in_brief(error: BaseException) -> str:
 
 
 class FitserveError(Exception):
-    """Base of all expected errors. Any other exception is a bug, and is answered with a bare 500."""
+    """Base of all expected errors. Any other exception is a bug, and is answered with a bare
+    500."""
 
     status = 500
     type = "api_error"
@@ -55,12 +59,20 @@ class FitserveError(Exception):
 
     @property
     def lasting(self) -> bool:
-        """Whether the same request meets the same error until somebody changes something, however often it is sent."""
+        """Whether the same request meets the same error until somebody changes something, however
+        often it is sent."""
         return 400 <= self.status < 500 and self.status not in _PASSING
 
     def envelope(self) -> dict[str, Any]:
         """The OpenAI error body."""
-        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+        return {
+            "error": {
+                "message": str(self),
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
 
 
 class BadRequest(FitserveError):
@@ -115,7 +127,8 @@ class Forbidden(FitserveError):
 
 
 class Cancelled(FitserveError):
-    """An operator has ended the request. 403, because clients ask again by themselves after 408, 409, 429 and 5xx (openai 3.52.0, `_should_retry`)."""
+    """An operator has ended the request. 403, because clients ask again by themselves after 408,
+    409, 429 and 5xx (openai 3.52.0, `_should_retry`)."""
 
     status = 403
     type = "permission_error"
@@ -148,7 +161,9 @@ def no_model(name: str, known: Mapping[str, str]) -> NotFound:
     """known: names of models by every name that they have."""
     near = difflib.get_close_matches(name[:_LONGEST], known, 1)
     hint = f"Did you mean {known[near[0]]}? " if near else ""
-    return NotFound(f"There is no model {name[:_LONGEST]}.", hint=f"{hint}`fitserve ps` lists the models.")
+    return NotFound(
+        f"There is no model {name[:_LONGEST]}.", hint=f"{hint}`fitserve ps` lists the models."
+    )
 
 
 class Conflict(FitserveError):
@@ -192,7 +207,8 @@ class Busy(FitserveError):
 
 
 class RateLimited(FitserveError):
-    """The key has used up its limit, or wrong keys came too often. `headers` tell clients how much is left."""
+    """The key has used up its limit, or wrong keys came too often. `headers` tell clients how much
+    is left."""
 
     status = 429
     type = "rate_limit_error"
@@ -200,7 +216,8 @@ class RateLimited(FitserveError):
 
 
 class Overloaded(FitserveError):
-    """Every replica of the model has as many requests as it takes at once, and as many wait as may."""
+    """Every replica of the model has as many requests as it takes at once, and as many wait as
+    may."""
 
     status = 429
     type = "rate_limit_error"

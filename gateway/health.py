@@ -1,4 +1,5 @@
-"""`python -m gateway.health`: exit 0 when the gateway of this container answers. Standard library only, for it runs every few seconds."""
+"""`python -m gateway.health`: exit 0 when the gateway of this container answers. Standard library
+only, for it runs every few seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ def main() -> int:
         import ssl
 
         context = ssl._create_unverified_context()  # noqa: S323, SLF001 - this machine's own port
-        connection: http.client.HTTPConnection = http.client.HTTPSConnection(target, port, timeout=4, context=context)
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            target, port, timeout=4, context=context
+        )
     else:
         connection = http.client.HTTPConnection(target, port, timeout=4)
     try:

@@ -1,4 +1,5 @@
-"""Keys of callers: what they open, what was used with them, and the digest by which each is known. A key is shown once, when it is made, and kept nowhere.
+"""Keys of callers: what they open, what was used with them, and the digest by which each is known.
+    A key is shown once, when it is made, and kept nowhere.
 
 scope       opens
 inference   the data plane: /v1/... and what else engines answer
@@ -19,7 +20,8 @@ FROM_SETTINGS = ("admin", "api")
 
 
 class UsageRow(NamedTuple):
-    """What was used with a key. day: of UTC, counted from 1970-01-01. cached_tokens: of the prompt tokens those that engines had in a cache, where they
+    """What was used with a key. day: of UTC, counted from 1970-01-01. cached_tokens: of the prompt
+        tokens those that engines had in a cache, where they
     tell. untold_requests: whose tokens are not known."""
 
     day: int
@@ -38,5 +40,8 @@ def new_key() -> str:
 
 
 def digest_of(key: str | bytes) -> bytes:
-    # surrogateescape: a key from the environment may hold bytes that are not UTF-8, and clients send just those bytes.
-    return hashlib.sha256(key.encode(errors="surrogateescape") if isinstance(key, str) else key).digest()
+    # surrogateescape: a key from the environment may hold bytes that are not UTF-8, and clients
+    # send just those bytes.
+    return hashlib.sha256(
+        key.encode(errors="surrogateescape") if isinstance(key, str) else key
+    ).digest()

@@ -1,4 +1,5 @@
-"""Structured log lines on stderr: text for a terminal, JSON for everything else. Prompts and keys are never logged."""
+"""Structured log lines on stderr: text for a terminal, JSON for everything else. Prompts and keys
+are never logged."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _USUAL = ("debug", "info")
 
 
 class Logger:
-    """The log of a part of the gateway: each line says what happened, and has what is known of it as fields.
+    """The log of a part of the gateway: each line says what happened, and has what is known of it
+        as fields.
 
     exc_info, of every method: the error whose traceback is logged too.
     """
@@ -73,7 +75,8 @@ class _Json(logging.Formatter):
 
 
 class Lines(logging.Formatter):
-    """For people: `10:41:02 listening  url=http://127.0.0.1:8080`. What an engine or a client has written steers no terminal."""
+    """For people: `10:41:02 listening  url=http://127.0.0.1:8080`. What an engine or a client has
+    written steers no terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
@@ -84,7 +87,9 @@ class Lines(logging.Formatter):
         ]
         said = f"{at} {'' if level in _USUAL else f'{level}: '}{record.getMessage()}"
         line = visible("  ".join([said, *([" ".join(named)] if named else [])]))
-        return f"{line}\n{visible(self.formatException(record.exc_info))}" if record.exc_info else line
+        return (
+            f"{line}\n{visible(self.formatException(record.exc_info))}" if record.exc_info else line
+        )
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

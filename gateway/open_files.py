@@ -1,4 +1,5 @@
-"""The limit on open files: the gateway raises its own, and gives engines the one that it was started with."""
+"""The limit on open files: the gateway raises its own, and gives engines the one that it was
+started with."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ _started_with: int | None = None
 
 
 def allow(wanted: int) -> int:
-    """Raise the soft limit of this process to `wanted` files, as far as the system lets us, and never lower it. Returns the limit."""
+    """Raise the soft limit of this process to `wanted` files, as far as the system lets us, and
+    never lower it. Returns the limit."""
     global _started_with  # noqa: PLW0603 - the limit is one of the whole process
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if _started_with is None:
@@ -21,7 +23,8 @@ def allow(wanted: int) -> int:
 
 
 def give_back(pid: int) -> None:
-    """A child gets the limit that this process was started with, where `allow` changed it. What it has open stays open."""
+    """A child gets the limit that this process was started with, where `allow` changed it. What it
+    has open stays open."""
     if _started_with is None:
         return
     try:

@@ -1,7 +1,8 @@
-"""Work that must go on: an error that nobody expected is logged with its cause, is told, and the work begins again after a while.
+"""Work that must go on: an error that nobody expected is logged with its cause, is told, and the
+work begins again after a while.
 
-The while doubles with each error in a row, and is never the same twice, so that many works which met one error do not all begin again
-at once.
+The while doubles with each error in a row, and is never the same twice, so that many works which
+met one error do not all begin again at once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _SHOWN = 300
 
 
 class Setback:
-    """What an unexpected error does to one work: the work rests. `problem`: the error in words, None while all is well; `count`: of errors in a row."""
+    """What an unexpected error does to one work: the work rests. `problem`: the error in words,
+    None while all is well; `count`: of errors in a row."""
 
     def __init__(self, work: str, **about: object) -> None:
         """work, about: what is logged of the work."""
@@ -39,11 +41,22 @@ class Setback:
     def broke(self, error: BaseException) -> None:
         """The work met `error`."""
         self.count += 1
-        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2 ** min(self.count - 1, 16)) * random.uniform(0.75, 1.25)  # noqa: S311
+        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2 ** min(self.count - 1, 16)) * random.uniform(  # noqa: S311
+            0.75, 1.25
+        )
         self._until = time.monotonic() + rest_s
-        said = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(error)[:_SHOWN])
+        said = "".join(
+            char if char.isprintable() else "\N{REPLACEMENT CHARACTER}"
+            for char in str(error)[:_SHOWN]
+        )
         self.problem = f"internal error: {type(error).__name__}: {said}"
-        log.error("unexpected error", work=self._work, **self._about, again_in_s=round(rest_s, 1), exc_info=error)
+        log.error(
+            "unexpected error",
+            work=self._work,
+            **self._about,
+            again_in_s=round(rest_s, 1),
+            exc_info=error,
+        )
 
     def over(self) -> None:
         """The work has gone well."""
@@ -60,7 +73,8 @@ class Supervised:
         changed: Callable[[], object] = lambda: None,
         **about: object,
     ) -> None:
-        """step: gives the seconds until it is wanted again, None when its work is done. changed: called when an error comes. work, about: as
+        """step: gives the seconds until it is wanted again, None when its work is done. changed:
+        called when an error comes. work, about: as
         for `Setback`."""
         self.setback = Setback(work, **about)
         self._step = step
@@ -84,13 +98,15 @@ class Supervised:
                 pause_s = await self._step()
                 self.setback.over()
             except (Exception, asyncio.CancelledError) as error:
-                # A step may raise CancelledError though nobody ends this work: something that it waited for was cancelled.
+                # A step may raise CancelledError though nobody ends this work: something that it
+                # waited for was cancelled.
                 if self._task.cancelling():
                     raise
                 self.setback.broke(error)
                 pause_s = self.setback.rest_s
                 self._changed()
-            # A step may also go on to its end though this work is ended: something in it took the cancellation for its own.
+            # A step may also go on to its end though this work is ended: something in it took the
+            # cancellation for its own.
             if pause_s is None or self._task.cancelling():
                 return
             await asyncio.sleep(pause_s)

@@ -1,4 +1,5 @@
-"""TLS for clients: certificate and key from files, read again when they change. Connections that are open keep what they began with.
+"""TLS for clients: certificate and key from files, read again when they change. Connections that
+are open keep what they began with.
 And the handshake of a connection, which has a place among its client's connections and a time."""
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Certificate:
     """`context`: for the server. `watch` belongs into an event loop."""
 
     def __init__(self, certificate: Path, key: Path | None, look_s: float = _LOOK_S) -> None:
-        """certificate: with the chain behind it; key: None where the same file has it. Raises SettingsError."""
+        """certificate: with the chain behind it; key: None where the same file has it. Raises
+        SettingsError."""
         self._files = (certificate, key or certificate)
         self._look_s = look_s
         self._known = self._state()
@@ -38,8 +40,12 @@ class Certificate:
             self._load(self.context)
         except (OSError, ssl.SSLError) as error:
             raise SettingsError(
-                f"The certificate {certificate} with the key {self._files[1]} cannot be used: {_reason(error)}.",
-                hint="FITSERVE_TLS_CERT is a PEM file with the chain, FITSERVE_TLS_KEY its key without a passphrase.",
+                f"The certificate {certificate} with the key {self._files[1]} cannot be used:"
+                f" {_reason(error)}.",
+                hint=(
+                    "FITSERVE_TLS_CERT is a PEM file with the chain, FITSERVE_TLS_KEY its key"
+                    " without a passphrase."
+                ),
             ) from None
 
     def watch(self) -> None:
@@ -57,7 +63,10 @@ class Certificate:
                 self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
                 self._load(self.context)
             except (OSError, ssl.SSLError) as error:
-                log.error("the new certificate cannot be used, the one before stays in force", reason=_reason(error))  # noqa: TRY400
+                log.error(  # noqa: TRY400
+                    "the new certificate cannot be used, the one before stays in force",
+                    reason=_reason(error),
+                )
             else:
                 log.info("the certificate was read again", file=str(self._files[0]))
             self._known = state
@@ -87,7 +96,8 @@ class Places(Protocol):
 
 
 class Handshake(asyncio.Protocol):
-    """One connection until its handshake is over; then it is what `behind` makes, which takes over its place. The event loop's own TLS
+    """One connection until its handshake is over; then it is what `behind` makes, which takes over
+    its place. The event loop's own TLS
     tells nobody of connections whose handshake goes on, and gives each of them a minute."""
 
     behind: ClassVar[Callable[..., Any]]
@@ -105,7 +115,9 @@ class Handshake(asyncio.Protocol):
         if place != "out":
             # Nothing was read yet. In another file the connection begins anew, as one with TLS.
             connection = transport.get_extra_info("socket").dup()
-            self._task = asyncio.get_running_loop().create_task(self._shake(connection, address, place))
+            self._task = asyncio.get_running_loop().create_task(
+                self._shake(connection, address, place)
+            )
         transport.abort()
 
     async def _shake(self, connection: socket.socket, address: str, place: object) -> None:
@@ -113,7 +125,11 @@ class Handshake(asyncio.Protocol):
         made.place = place
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: made, connection, ssl=self.context, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=_FAREWELL_S
+                lambda: made,
+                connection,
+                ssl=self.context,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=_FAREWELL_S,
             )
         except OSError:
             # No TLS, none that we speak, or too slow.
@@ -129,4 +145,6 @@ def peer_address(transport: asyncio.BaseTransport) -> str:
 
 def _reason(error: OSError) -> str:
     """What SSL says has the place in its source in it."""
-    return (getattr(error, "reason", None) or error.strerror or str(error)).lower().replace("_", " ")
+    return (
+        (getattr(error, "reason", None) or error.strerror or str(error)).lower().replace("_", " ")
+    )

@@ -1,11 +1,13 @@
-"""Environment variables of engines: which an operator may give, with which values, and why the others are closed. Pure.
+"""Environment variables of engines: which an operator may give, with which values, and why the
+    others are closed. Pure.
 
-The one place that says it: for the planner, the settings, the agent that trusts no gateway (`planner/command.py`), the inquiry that makes
-profiles, and the process host. The names of vLLM's own variables stand in the profile of each version (`user_env`), narrowed by
-`of_version`; the libraries below an engine are told by patterns. What no table opens is closed.
+The one place that says it: for the planner, the settings, the agent that trusts no gateway
+(`planner/command.py`), the inquiry that makes profiles, and the process host. The names of vLLM's
+own variables stand in the profile of each version (`user_env`), narrowed by `of_version`; the
+libraries below an engine are told by patterns. What no table opens is closed.
 
-Read in: vllm/envs.py of 0.33.0, sglang/srt/environ.py of 0.5.23, triton/knobs.py of 3.6, flashinfer 0.6, the names in libnccl 2.28.9 and
-libnvshmem 3.4.5, os.environ in torch 2.11.
+Read in: vllm/envs.py of 0.33.0, sglang/srt/environ.py of 0.5.23, triton/knobs.py of 3.6, flashinfer
+0.6, the names in libnccl 2.28.9 and libnvshmem 3.4.5, os.environ in torch 2.11.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from functools import cache
 from gateway.domain import Engine
 from gateway.errors import BadFlag
 
-# What passes from the gateway's own environment to engines that are processes. Nothing else does: no key, no token.
+# What passes from the gateway's own environment to engines that are processes. Nothing else does:
+# no key, no token.
 INHERITED = (
     "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
 )  # fmt: skip
@@ -30,7 +33,8 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _LONGEST_NAME = 128
 _LONGEST_VALUE = 2048
-# By kind of engine, which stage of a pipeline has how many layers: get_pp_indices in distributed/utils.py of both.
+# By kind of engine, which stage of a pipeline has how many layers: get_pp_indices in
+# distributed/utils.py of both.
 STAGES = {"vllm": "VLLM_PP_LAYER_PARTITION", "sglang": "SGLANG_PP_LAYER_PARTITION"}
 _LAYERS = re.compile(r"[1-9]\d{0,3}(,[1-9]\d{0,3}){1,31}", re.ASCII)
 # Numbers, words and lists of them; a slash is in none, so no value names a file or an address.
@@ -39,77 +43,103 @@ _SWITCH = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?|true|false|yes|no|on|off|", re.IGN
 _ARCHITECTURES = re.compile(r"[0-9a-zA-Z.+; ]*")
 _PROXY = re.compile(r"((https?|socks5h?)://)?([\w.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?/?|", re.ASCII)
 _NO_PROXY = re.compile(r"[\w.,:*/\[\] -]*", re.ASCII)
-# Programs and folders of the system: what a model brings along lies elsewhere. torch writes CXX into the files of ninja, so nothing
-# that a shell reads may be in it.
+# Programs and folders of the system: what a model brings along lies elsewhere. torch writes CXX
+# into the files of ninja, so nothing that a shell reads may be in it.
 _COMPILER = re.compile(
-    r"(/usr(/local)?/bin/|/opt(/[\w.+-]+)*/bin/)?([\w.]+-)*(gcc|g\+\+|clang|clang\+\+|cc|c\+\+)(-\d+(\.\d+)*)?", re.ASCII
+    r"(/usr(/local)?/bin/|/opt(/[\w.+-]+)*/bin/)?([\w.]+-)*(gcc|g\+\+|clang|clang\+\+|cc|c\+\+)(-\d+(\.\d+)*)?",
+    re.ASCII,
 )
 _SYSTEM = re.compile(r"/(usr|opt)(/[\w.+-]+)+/?", re.ASCII)
 
-# Open by name, whatever the patterns below say of it: names -> the values it takes, and the same in words.
+# Open by name, whatever the patterns below say of it: names -> the values it takes, and the same in
+# words.
 _OPEN: dict[str, tuple[re.Pattern[str], str]] = {
     "CC CXX CUDAHOSTCXX": (_COMPILER, "a C or C++ compiler, by its name or below /usr and /opt"),
     "CUDA_HOME CUDA_PATH": (_SYSTEM, "a folder below /usr or /opt"),
-    "TORCH_CUDA_ARCH_LIST FLASHINFER_CUDA_ARCH_LIST": (_ARCHITECTURES, "GPU architectures, such as 9.0a 10.0+PTX"),
+    "TORCH_CUDA_ARCH_LIST FLASHINFER_CUDA_ARCH_LIST": (
+        _ARCHITECTURES,
+        "GPU architectures, such as 9.0a 10.0+PTX",
+    ),
     " ".join(PROXIES): (_PROXY, "the address of a proxy, without a user or a password"),
     " ".join(NO_PROXY): (_NO_PROXY, "names and addresses with commas between"),
     "SGLANG_PP_LAYER_PARTITION": (_LAYERS, "the layers of each stage with commas between"),
-    "HF_HUB_DISABLE_XET HF_HUB_DISABLE_PROGRESS_BARS HF_HUB_DISABLE_SYMLINKS_WARNING HF_HUB_ENABLE_HF_TRANSFER HF_HUB_ETAG_TIMEOUT "
-    "HF_HUB_DOWNLOAD_TIMEOUT NVIDIA_TF32_OVERRIDE USE_TRITON_W8A8_FP8_KERNEL": (_SWITCH, "a number or a switch"),
-    "CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING CUDA_DEVICE_MAX_CONNECTIONS CUDA_DEVICE_MAX_COPY_CONNECTIONS CUDA_SCALE_LAUNCH_QUEUES "
-    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION CUBLAS_WORKSPACE_CONFIG CUBLASLT_WORKSPACE_SIZE PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF "
-    "PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NVML_BASED_CUDA_CHECK MAX_JOBS NVCC_THREADS TOKENIZERS_PARALLELISM RAYON_NUM_THREADS "
-    "MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_MAX_THREADS MALLOC_ARENA_MAX SAFETENSORS_FAST_GPU GLOO_SOCKET_IFNAME "
-    "TP_SOCKET_IFNAME TORCH_NCCL_TRACE_BUFFER_SIZE": (_PLAIN, "numbers and words"),
+    "HF_HUB_DISABLE_XET HF_HUB_DISABLE_PROGRESS_BARS HF_HUB_DISABLE_SYMLINKS_WARNING HF_HUB_ENABLE_HF_TRANSFER HF_HUB_ETAG_TIMEOUT HF_HUB_DOWNLOAD_TIMEOUT NVIDIA_TF32_OVERRIDE USE_TRITON_W8A8_FP8_KERNEL": (
+        _SWITCH,
+        "a number or a switch",
+    ),
+    "CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING CUDA_DEVICE_MAX_CONNECTIONS CUDA_DEVICE_MAX_COPY_CONNECTIONS CUDA_SCALE_LAUNCH_QUEUES CUDA_ENABLE_COREDUMP_ON_EXCEPTION CUBLAS_WORKSPACE_CONFIG CUBLASLT_WORKSPACE_SIZE PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NVML_BASED_CUDA_CHECK MAX_JOBS NVCC_THREADS TOKENIZERS_PARALLELISM RAYON_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_MAX_THREADS MALLOC_ARENA_MAX SAFETENSORS_FAST_GPU GLOO_SOCKET_IFNAME TP_SOCKET_IFNAME TORCH_NCCL_TRACE_BUFFER_SIZE": (
+        _PLAIN,
+        "numbers and words",
+    ),
 }
 # Open by pattern, where no pattern of `CLOSED` holds.
-_OPEN_PATTERNS = "NCCL_* NVSHMEM_* TORCH_* TORCHINDUCTOR_* TORCHDYNAMO_* FLASHINFER_* TRITON_* OMP_* KMP_* GOMP_* DG_JIT_* DG_* UCX_* CUDNN_*"
+_OPEN_PATTERNS = (
+    "NCCL_* NVSHMEM_* TORCH_* TORCHINDUCTOR_* TORCHDYNAMO_* FLASHINFER_* TRITON_* OMP_* KMP_*"
+    " GOMP_* DG_JIT_* DG_* UCX_* CUDNN_*"
+)
 
 # Closed, and why, whatever library reads it.
 CLOSED = {
     "it loads code, or opens the engine for code": (
-        "LD_* DYLD_* PYTHON* BASH_ENV ENV *_PLUGIN *_PLUGINS *_PLUGIN_* *_INJECTION* OMP_TOOL* TRITON_CACHE_MANAGER TRITON_*BACKEND* "
-        "TRITON_KERNEL_OVERRIDE TORCH_FORCE_* TORCH_DEVICE_BACKEND_AUTOLOAD TORCHINDUCTOR_*CONFIG_MODULE* VLLM_ALLOW_* *_INSECURE_* "
-        "*_CHECKSUM_* NCCL_ENV* *_RESOLVER* GLIBC_TUNABLES"
+        "LD_* DYLD_* PYTHON* BASH_ENV ENV *_PLUGIN *_PLUGINS *_PLUGIN_* *_INJECTION* OMP_TOOL*"
+        " TRITON_CACHE_MANAGER TRITON_*BACKEND* TRITON_KERNEL_OVERRIDE TORCH_FORCE_*"
+        " TORCH_DEVICE_BACKEND_AUTOLOAD TORCHINDUCTOR_*CONFIG_MODULE* VLLM_ALLOW_* *_INSECURE_*"
+        " *_CHECKSUM_* NCCL_ENV* *_RESOLVER* GLIBC_TUNABLES"
     ),
     "it says what a compiler runs, and so what runs on the GPU": (
-        "*CFLAGS *CXXFLAGS *CPPFLAGS *CUDAFLAGS *LDFLAGS *_FLAGS *_OPTIONS *_LAUNCHER *_NVCC *_COMPILER CPATH *INCLUDE_PATH LIBRARY_PATH "
-        "*_NVCC_* TRITON_MOCK_* DG_JIT_PTXAS_*"
+        "*CFLAGS *CXXFLAGS *CPPFLAGS *CUDAFLAGS *LDFLAGS *_FLAGS *_OPTIONS *_LAUNCHER *_NVCC"
+        " *_COMPILER CPATH *INCLUDE_PATH LIBRARY_PATH *_NVCC_* TRITON_MOCK_* DG_JIT_PTXAS_*"
     ),
     "it holds a secret, and what engines are given is shown in plans and kept": (
         "*_TOKEN *_TOKENS_FILE *_KEY *_KEYS *SECRET* *PASSW* *CREDENTIAL* *_AUTH"
     ),
     "the gateway sets it": (
-        "CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES HIP_VISIBLE_DEVICES HOME PATH TMPDIR USER "
-        "XDG_* *_CACHE_DIR *_CACHE_PATH *_CACHE_ROOT HF_HOME HF_*_CACHE HF_HUB_OFFLINE TRANSFORMERS_* DO_NOT_TRACK LOCAL_RANK RANK WORLD_SIZE"
+        "CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES"
+        " HIP_VISIBLE_DEVICES HOME PATH TMPDIR USER XDG_* *_CACHE_DIR *_CACHE_PATH *_CACHE_ROOT"
+        " HF_HOME HF_*_CACHE HF_HUB_OFFLINE TRANSFORMERS_* DO_NOT_TRACK LOCAL_RANK RANK WORLD_SIZE"
     ),
     "it opens a port or endpoints, or speaks to another machine": (
-        "*_PORT *_PORT_* *_PORTS *REMOTE* *REDIS* *_RPC *_RPC_* *GRPC* MASTER_* NCCL_COMM_ID NCCL_RAS* VLLM_SERVER_DEV_MODE *_SERVER *_SERVER_* "
-        "NVSHMEM_BOOTSTRAP* NVSHMEM_*HOST* UCX_*LISTEN* *_CUBINS_REPOSITORY"
+        "*_PORT *_PORT_* *_PORTS *REMOTE* *REDIS* *_RPC *_RPC_* *GRPC* MASTER_* NCCL_COMM_ID"
+        " NCCL_RAS* VLLM_SERVER_DEV_MODE *_SERVER *_SERVER_* NVSHMEM_BOOTSTRAP* NVSHMEM_*HOST*"
+        " UCX_*LISTEN* *_CUBINS_REPOSITORY"
     ),
     "it names a file, a folder or an address": (
-        "*_PATH *_PATHS *_DIR *_DIRS *_FILE *_FILE_* *_FOLDER *_ROOT *_HOME *_BASE *_URL *_URLS *_URI *_HOST *_HOSTS *_ADDR *_ADDRESS "
-        "*_ENDPOINT *_REPOSITORY *_LOGDEST *_OUT *_LIB *_LIBRARY *_LIBRARIES"
+        "*_PATH *_PATHS *_DIR *_DIRS *_FILE *_FILE_* *_FOLDER *_ROOT *_HOME *_BASE *_URL *_URLS"
+        " *_URI *_HOST *_HOSTS *_ADDR *_ADDRESS *_ENDPOINT *_REPOSITORY *_LOGDEST *_OUT *_LIB"
+        " *_LIBRARY *_LIBRARIES"
     ),
     "it writes what the engine computes, or floods the log that the gateway reads": (
-        "*DUMP* *_TRACE *_TRACE_* TORCH_TRACE *PROFILE* *PROFILING* TORCH_LOGS* TORCH_COMPILE_DEBUG TORCHINDUCTOR_*DEBUG* *_LOGGING* *_LOGLEVEL "
-        "TRITON_DEBUG TRITON_*_DEBUGGING TRITON_PRINT_* DG_*DEBUG DG_*PRINT*"
+        "*DUMP* *_TRACE *_TRACE_* TORCH_TRACE *PROFILE* *PROFILING* TORCH_LOGS* TORCH_COMPILE_DEBUG"
+        " TORCHINDUCTOR_*DEBUG* *_LOGGING* *_LOGLEVEL TRITON_DEBUG TRITON_*_DEBUGGING"
+        " TRITON_PRINT_* DG_*DEBUG DG_*PRINT*"
     ),
 }
 
-# Words of an engine's own variables (VLLM_*, SGLANG_*) that do more than choose kernels or behaviour -> what they do.
+# Words of an engine's own variables (VLLM_*, SGLANG_*) that do more than choose kernels or
+# behaviour -> what they do.
 _CLOSED_WORDS = {
-    "it names a file, a folder or an address": "PATH|DIR|DIRS|FILE|FOLDER|ROOT|URL|HOST|IP|IPS|PORT|ADDR|SERVER|KEY|NAME|BASE",
-    "it loads code, or opens the engine for code": "PLUGINS|RESOLVER|ALLOW|INSECURE|DEV|RUNTIME|RUST|API|VALIDATION",
-    "it speaks to another machine": "RPC|S3|HTTP|RAY|NIXL|MOONCAKE|MORIIO|P2P|EC|DP|ELASTIC|NIC|MODELSCOPE",
+    "it names a file, a folder or an address": (
+        "PATH|DIR|DIRS|FILE|FOLDER|ROOT|URL|HOST|IP|IPS|PORT|ADDR|SERVER|KEY|NAME|BASE"
+    ),
+    "it loads code, or opens the engine for code": (
+        "PLUGINS|RESOLVER|ALLOW|INSECURE|DEV|RUNTIME|RUST|API|VALIDATION"
+    ),
+    "it speaks to another machine": (
+        "RPC|S3|HTTP|RAY|NIXL|MOONCAKE|MORIIO|P2P|EC|DP|ELASTIC|NIC|MODELSCOPE"
+    ),
     "it decides what is fetched, kept or told": "MEDIA|FETCH|ASSETS|STORE|USAGE|TRACK",
-    "it takes a guard away, against clients or against a dead engine": "REGEX|CHAT_TEMPLATE|OUTLINES_CACHE|KEEP_ALIVE",
-    "it changes the log, or is an aid of its developers": "LOG|LOGGING|TRACE|DEBUG|PROFILING|SCOPES|CI",
+    "it takes a guard away, against clients or against a dead engine": (
+        "REGEX|CHAT_TEMPLATE|OUTLINES_CACHE|KEEP_ALIVE"
+    ),
+    "it changes the log, or is an aid of its developers": (
+        "LOG|LOGGING|TRACE|DEBUG|PROFILING|SCOPES|CI"
+    ),
     "it is for building the engine, or for other hardware": (
         "BUILD|PRECOMPILED|DOCKER|TARGET|VERSION|ROCM|XPU|TPU|XLA|ZENTORCH"
     ),
 }
-# Of SGLang's hundreds, most of which are switches: what is for its tests, its other machines and its doors.
+# Of SGLang's hundreds, most of which are switches: what is for its tests, its other machines and
+# its doors.
 _SGLANG_WORDS = {
     "it is for SGLang's own tests, or makes it wrong or slow": (
         "TEST|TESTS|SIMULATE|SIMULATED|CANARY|PERTURB|POISON|CRASH|FORCE_SHUTDOWN|CHECKER|SANITY|DIAG|BYPASS|VERIFY_REAL|IN_CI|RADIX_FORCE_MISS|"
@@ -119,28 +149,42 @@ _SGLANG_WORDS = {
         "EXPOSE|EXTERNAL|PICKLE|OVERRIDES|DECOMPRESSION|GRPC|TCP|ZMQ|DISAGG|DISAGGREGATION|MORI|ENCODER|EXA|FORWARD|MODEL|REMOTE|SESSION|HEALTHCHECK|"
         "HEALTH|OTLP|EXPORTER|UVICORN|KV_EVENTS"
     ),
-    "it writes what the engine computes": "DUMP|COREDUMP|PYSPY|PROFILE|PROFILER|RECORD|NVTX|E2E|HEATMAP",
-    "it contradicts the plan": "OVERWRITE_LONGER_CONTEXT_LEN|VISIBLE_DEVICE|FIRST_RANK|QUANTIZATION|INT4_WEIGHT|COLOCATED|MAX_NEW",
+    "it writes what the engine computes": (
+        "DUMP|COREDUMP|PYSPY|PROFILE|PROFILER|RECORD|NVTX|E2E|HEATMAP"
+    ),
+    "it contradicts the plan": (
+        "OVERWRITE_LONGER_CONTEXT_LEN|VISIBLE_DEVICE|FIRST_RANK|QUANTIZATION|INT4_WEIGHT|COLOCATED|MAX_NEW"
+    ),
     "it is for other hardware": "NPU|AMD|AITER|MUSA|MLX|HIP|ASCEND|GFX\\d+|XPU|CPU_QUANTIZATION",
 }
-# ...but these, which were read: text that only chooses, and names that only look as if they did more.
+# ...but these, which were read: text that only chooses, and names that only look as if they did
+# more.
 _REVIEWED = (
-    "VLLM_DISABLED_KERNELS VLLM_NVFP4_GEMM_BACKEND VLLM_PP_LAYER_PARTITION VLLM_CPU_OMP_THREADS_BIND VLLM_SKIP_P2P_CHECK"
+    "VLLM_DISABLED_KERNELS VLLM_NVFP4_GEMM_BACKEND VLLM_PP_LAYER_PARTITION"
+    " VLLM_CPU_OMP_THREADS_BIND VLLM_SKIP_P2P_CHECK"
 )
 _SGLANG_REVIEWED = (
-    "SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION SGLANG_CUTLASS_MOE "
-    "SGLANG_ENABLE_JIT_DEEPGEMM SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK SGLANG_FLASHINFER_WORKSPACE_SIZE SGLANG_FORCE_FP8_MARLIN "
-    "SGLANG_IMAGE_MAX_PIXELS SGLANG_INIT_NEW_TOKEN_RATIO SGLANG_JIT_DEEPGEMM_PRECOMPILE SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR "
-    "SGLANG_MOE_NVFP4_DISPATCH SGLANG_MOE_PADDING SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS SGLANG_PER_TOKEN_GROUP_QUANT_8BIT_V2 "
-    "SGLANG_RETRACT_DECODE_STEPS SGLANG_RETURN_ORIGINAL_LOGPROB SGLANG_VIT_ENABLE_CUDA_GRAPH SGLANG_VLM_CACHE_SIZE_MB "
-    "USE_TRITON_W8A8_FP8_KERNEL"
+    "SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION SGLANG_CUTLASS_MOE"
+    " SGLANG_ENABLE_JIT_DEEPGEMM SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"
+    " SGLANG_FLASHINFER_WORKSPACE_SIZE SGLANG_FORCE_FP8_MARLIN SGLANG_IMAGE_MAX_PIXELS"
+    " SGLANG_INIT_NEW_TOKEN_RATIO SGLANG_JIT_DEEPGEMM_PRECOMPILE SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR"
+    " SGLANG_MOE_NVFP4_DISPATCH SGLANG_MOE_PADDING SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS"
+    " SGLANG_PER_TOKEN_GROUP_QUANT_8BIT_V2 SGLANG_RETRACT_DECODE_STEPS"
+    " SGLANG_RETURN_ORIGINAL_LOGPROB SGLANG_VIT_ENABLE_CUDA_GRAPH SGLANG_VLM_CACHE_SIZE_MB"
+    " USE_TRITON_W8A8_FP8_KERNEL"
 )
 _OTHER_DEVICE = {
     "cuda": re.compile("VLLM_CPU_"),
     "cpu": re.compile("VLLM_.*(CUDA|NCCL|FLASHINFER|DEEP_?GEMM|DEEPEP|MARLIN|HUMMING)"),
 }
 _LIBRARIES = {
-    "cuda": ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_CUMEM_ENABLE", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF"),
+    "cuda": (
+        "NCCL_P2P_DISABLE",
+        "NCCL_IB_DISABLE",
+        "NCCL_CUMEM_ENABLE",
+        "OMP_NUM_THREADS",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    ),
     "cpu": ("OMP_NUM_THREADS",),
 }
 # Limits on what clients may send.
@@ -148,22 +192,32 @@ _LIMITS = re.compile("VLLM_MAX_(?!TOKENS_PER)")
 
 
 def of_version(environment: Mapping[str, bool], device: str) -> list[str]:
-    """The variables of an engine version that users may set, sorted. environment: its names, and whether a declared type leaves only
+    """The variables of an engine version that users may set, sorted. environment: its names, and
+    whether a declared type leaves only
     numbers, switches and listed words."""
     names = {name for name, typed in environment.items() if typed and name.startswith("VLLM_")}
-    names = {name for name in names if _closed_word(name, _CLOSED_WORDS) is None and not _LIMITS.match(name)}
+    names = {
+        name
+        for name in names
+        if _closed_word(name, _CLOSED_WORDS) is None and not _LIMITS.match(name)
+    }
     names |= set(f"{_REVIEWED} {_SGLANG_REVIEWED}".split()) & set(environment)
-    return sorted({name for name in names if not _OTHER_DEVICE[device].match(name)} | set(_LIBRARIES[device]))
+    return sorted(
+        {name for name in names if not _OTHER_DEVICE[device].match(name)} | set(_LIBRARIES[device])
+    )
 
 
 def merged(engine: Engine, own: Mapping[str, str], everywhere: Mapping[str, str]) -> dict[str, str]:
-    """What the engine is given: the model's `own` variables, and of those for all engines (`everywhere`) what this one takes.
+    """What the engine is given: the model's `own` variables, and of those for all engines
+    (`everywhere`) what this one takes.
 
     Raises BadFlag for one of `own` that this engine version does not have, or may not be given.
     """
     for name, value in own.items():
         check(engine, name, value)
-    found = {name: value for name, value in everywhere.items() if refusal(engine, name, value) is None} | dict(own)
+    found = {
+        name: value for name, value in everywhere.items() if refusal(engine, name, value) is None
+    } | dict(own)
     if any(name in found for name in PROXIES):
         for name in [name for name in NO_PROXY if name in found] or NO_PROXY[:1]:
             kept = [part.strip() for part in found.get(name, "").split(",") if part.strip()]
@@ -172,13 +226,15 @@ def merged(engine: Engine, own: Mapping[str, str], everywhere: Mapping[str, str]
 
 
 def check(engine: Engine | None, name: str, value: str) -> None:
-    """Raises BadFlag where the variable may not be given to this engine version, or has no such value. None: to no version at all."""
+    """Raises BadFlag where the variable may not be given to this engine version, or has no such
+    value. None: to no version at all."""
     if (why := refusal(engine, name, value)) is not None:
         raise BadFlag(why[0], hint=why[1], param="env")
 
 
 def refusal(engine: Engine | None, name: str, value: str) -> tuple[str, str] | None:
-    """Why the variable may not be given with this value, and what to do; None where it may. The value is not told: it may be a secret."""
+    """Why the variable may not be given with this value, and what to do; None where it may. The
+    value is not told: it may be a secret."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or len(name) > _LONGEST_NAME:
         return f"{name[:80]!r} is no name of an environment variable.", "Give NAME=VALUE."
     if not value.isprintable() or len(value) > _LONGEST_VALUE:
@@ -215,10 +271,16 @@ def words(env: Mapping[str, str]) -> str:
 
 
 def _own(engine: Engine | None, name: str, value: str) -> tuple[str, str] | None:
-    """Of an engine's own variable that no profile lists. Of vLLM's a profile lists what is open; of SGLang's all switches are, but some."""
+    """Of an engine's own variable that no profile lists. Of vLLM's a profile lists what is open; of
+    SGLang's all switches are, but some."""
     sglang = not name.startswith("VLLM_")
     reviewed = name in f"{_REVIEWED} {_SGLANG_REVIEWED}".split()
-    why = None if reviewed else _closed_word(name, _CLOSED_WORDS) or (_closed_word(name, _SGLANG_WORDS) if sglang else None)
+    why = (
+        None
+        if reviewed
+        else _closed_word(name, _CLOSED_WORDS)
+        or (_closed_word(name, _SGLANG_WORDS) if sglang else None)
+    )
     if why is None and not sglang and _LIMITS.match(name):
         why = "it is a limit on what clients may send"
     if why is not None:
@@ -242,7 +304,9 @@ def _any_of(names: str) -> re.Pattern[str]:
 
 def _closed_word(name: str, table: Mapping[str, str]) -> str | None:
     """What a word of the name says that it does."""
-    return next((why for why, listed in table.items() if re.search(rf"_({listed})(?=_|$)", name)), None)
+    return next(
+        (why for why, listed in table.items() if re.search(rf"_({listed})(?=_|$)", name)), None
+    )
 
 
 def _unknown(engine: Engine | None, name: str) -> tuple[str, str]:
@@ -253,4 +317,7 @@ def _unknown(engine: Engine | None, name: str) -> tuple[str, str]:
     near = difflib.get_close_matches(name[:80], list(known), n=1, cutoff=0.7)
     who = engine.ref if engine is not None else "No engine"
     said = f"{who} has no environment variable {name[:80]!r} that may be set"
-    return f"{said}; did you mean {near[0]}?" if near else f"{said}.", "docs/settings.md lists what may be given."
+    return (
+        f"{said}; did you mean {near[0]}?" if near else f"{said}.",
+        "docs/settings.md lists what may be given.",
+    )

@@ -10,10 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 
 
-async def started(program: str, variables: Mapping[str, str], *, errors: bool = False) -> asyncio.subprocess.Process:
-    """The process of a module, with pipes for its input and output. errors: a pipe for what it writes to standard error too, else that
-    goes where the gateway's goes. variables: of its environment, beside the gateway's without its settings, which hold keys. Raises OSError."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+async def started(
+    program: str, variables: Mapping[str, str], *, errors: bool = False
+) -> asyncio.subprocess.Process:
+    """The process of a module, with pipes for its input and output. errors: a pipe for what it
+    writes to standard error too, else that
+    goes where the gateway's goes. variables: of its environment, beside the gateway's without its
+    settings, which hold keys. Raises OSError.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
+    }
     # So that the child finds this very package, installed or not.
     paths = (str(Path(__file__).parents[1]), environment.get("PYTHONPATH", ""))
     environment["PYTHONPATH"] = os.pathsep.join(paths).rstrip(os.pathsep)
@@ -32,8 +39,9 @@ async def end(child: asyncio.subprocess.Process) -> int:
     """Kill it. Its exit code, which is that of a kill only where it was alive."""
     with suppress(ProcessLookupError):
         child.kill()
-    # asyncio tells the end when the pipes are closed, and reads no more of one of which too much waits to be taken. The transport itself is
-    # not closed: it would look whether the child lives, and take the code from who waits for it, who then says 255.
+    # asyncio tells the end when the pipes are closed, and reads no more of one of which too much
+    # waits to be taken. The transport itself is not closed: it would look whether the child lives,
+    # and take the code from who waits for it, who then says 255.
     transport = child._transport  # type: ignore[attr-defined] # noqa: SLF001 - there is no other way to close them
     for pipe in filter(None, map(transport.get_pipe_transport, range(3))):
         pipe.close()

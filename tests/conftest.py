@@ -15,7 +15,12 @@ TIERS = ("unit", "conformance", "local", "contract", "e2e")
 HERE = Path(__file__).parent
 
 # How long an example takes says nothing on a busy machine.
-settings.register_profile("patient", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "patient",
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("patient")
 
 
@@ -38,14 +43,16 @@ def anyio_backend() -> str:
 
 
 def pytest_collection_finish() -> None:
-    """What collection made lives to the end: the garbage collector need not look at it after every test."""
+    """What collection made lives to the end: the garbage collector need not look at it after every
+    test."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def kept_to_the_end() -> Iterator[None]:
-    """So does what a module's tests have imported: it would be looked at after every later test, a quarter of a second each time."""
+    """So does what a module's tests have imported: it would be looked at after every later test, a
+    quarter of a second each time."""
     yield
     gc.collect()
     gc.freeze()
@@ -53,7 +60,8 @@ def kept_to_the_end() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def blamed_for_what_it_leaves(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A socket that a test leaves open warns when it is collected: at the end of that very test, not in whichever comes later."""
+    """A socket that a test leaves open warns when it is collected: at the end of that very test,
+    not in whichever comes later."""
     yield
     if request.path.relative_to(HERE).parts[0] not in ("unit", "conformance"):
         gc.collect()

@@ -1,9 +1,11 @@
-"""What a request and a chunk cost in instructions of user mode, which other work on the machine does not change: under callgrind.
+"""What a request and a chunk cost in instructions of user mode, which other work on the machine
+does not change: under callgrind.
 
     python benchmarks/proxies/counts.py [--only nginx,fitserve] [--before TREE]
 
-valgrind comes from the system's packages. The time of a request is this and the kernel's part: 2 reads and 2 writes for both (`strace -c -f`).
-A chunk comes alone, 20 streams side by side; the cost of opening a stream is in it, shared by its 102 events.
+valgrind comes from the system's packages. The time of a request is this and the kernel's part: 2
+reads and 2 writes for both (`strace -c -f`). A chunk comes alone, 20 streams side by side; the cost
+of opening a stream is in it, shared by its 102 events.
 """
 
 from __future__ import annotations
@@ -28,7 +30,12 @@ class Counted(targets.Where):
     """Starts its target under callgrind, which counts nothing until it is told to."""
 
     def launch(self, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
-        valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={self.folder}/counted.%p"]
+        valgrind = [
+            "valgrind",
+            "--tool=callgrind",
+            "--instr-atstart=no",
+            f"--callgrind-out-file={self.folder}/counted.%p",
+        ]
         alone = ["-g", "master_process off;"] if Path(command[0]).name == "nginx" else []
         return super().launch([*valgrind, *command, *alone], **environment)
 
@@ -49,27 +56,57 @@ def counted(subject: parts.Subject, folder: Path, *load: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="nginx,fitserve", help="targets, comma separated")
-    parser.add_argument("--before", type=Path, metavar="TREE", help="another checkout of fitserve, counted as `before`")
+    parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="TREE",
+        help="another checkout of fitserve, counted as `before`",
+    )
     options = parser.parse_args()
     if options.before:
         targets.STARTERS["before"] = partial(targets.fitserve, tree=options.before.resolve())
     for name in options.only.split(",") + ["before"] * bool(options.before):
-        with running_engine() as (engine, _), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as path:
+        with (
+            running_engine() as (engine, _),
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as path,
+        ):
             folder = Path(path)
             started = targets.STARTERS[name](Counted(engine, processes.free_port(), folder))
             try:
                 subject = parts.Subject(name, started.url, started.process, engine)
                 subject.load("plain", "--connections", "8", "--count", "300", "--seconds", "600")
-                request = counted(subject, folder, "plain", "--connections", "8", "--count", str(REQUESTS), "--seconds", "600")
+                request = counted(
+                    subject,
+                    folder,
+                    "plain",
+                    "--connections",
+                    "8",
+                    "--count",
+                    str(REQUESTS),
+                    "--seconds",
+                    "600",
+                )
                 subject.pace(CHUNKS, PACE_MS)
                 chunk = counted(
-                    subject, folder, "stream", "--streams", str(STREAMS), "--chunks", str(CHUNKS), "--deadline", "600"
+                    subject,
+                    folder,
+                    "stream",
+                    "--streams",
+                    str(STREAMS),
+                    "--chunks",
+                    str(CHUNKS),
+                    "--deadline",
+                    "600",
                 )
             finally:
                 processes.stop(started.process)
-        print(f"{name}: {request:,.0f} instructions per request, {chunk:,.0f} per chunk", flush=True)
+        print(
+            f"{name}: {request:,.0f} instructions per request, {chunk:,.0f} per chunk", flush=True
+        )
 
 
 if __name__ == "__main__":

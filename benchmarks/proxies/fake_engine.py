@@ -1,9 +1,11 @@
-"""A stand-in for an engine that is never the bottleneck: prebuilt answers, one timer per stream, nothing parsed but the frame.
+"""A stand-in for an engine that is never the bottleneck: prebuilt answers, one timer per stream,
+nothing parsed but the frame.
 
     python fake_engine.py PORT [--log FILE]
 
-GET /pace?chunks=100&interval_ms=20 sets how streams that begin after it go: the first chunk at once, the others each
-`interval_ms` later, then the end of the choice and [DONE]. --log appends every byte received, for looking at what a proxy sends.
+GET /pace?chunks=100&interval_ms=20 sets how streams that begin after it go: the first chunk at
+once, the others each `interval_ms` later, then the end of the choice and [DONE]. --log appends
+every byte received, for looking at what a proxy sends.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ KEPT_BYTES = 64 * 1024  # of a body; longer ones are no streams
 
 def answer(value: object) -> bytes:
     body = json.dumps(value).encode()
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    return (
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        % len(body)
+        + body
+    )
 
 
 def chunked(event: bytes) -> bytes:
@@ -35,7 +41,9 @@ def chunked(event: bytes) -> bytes:
 
 def event(delta: dict[str, str], finish_reason: str | None) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-    return chunked(json.dumps({**HEAD, "object": "chat.completion.chunk", "choices": [choice]}).encode())
+    return chunked(
+        json.dumps({**HEAD, "object": "chat.completion.chunk", "choices": [choice]}).encode()
+    )
 
 
 MESSAGE = {"role": "assistant", "content": "hello " * 20}
@@ -47,7 +55,9 @@ ANSWER = answer(
         "usage": USAGE,
     }
 )
-MODELS = answer({"object": "list", "data": [{"id": "m", "object": "model", "created": 1, "owned_by": "x"}]})
+MODELS = answer(
+    {"object": "list", "data": [{"id": "m", "object": "model", "created": 1, "owned_by": "x"}]}
+)
 # What the routers ask an engine before they send it anything.
 INFO = answer(
     {
@@ -60,7 +70,10 @@ INFO = answer(
         "status": "ok",
     }
 )
-STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+STREAM = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding:"
+    b" chunked\r\n\r\n"
+)
 CHUNK = event({"content": " hello"}, None)
 END = event({}, "stop") + chunked(b"[DONE]") + b"0\r\n\r\n"
 
@@ -118,8 +131,14 @@ class Engine(asyncio.Protocol):
             self.transport.write(MODELS)
         elif not self.url.startswith(b"/v1/"):
             self.transport.write(INFO)
-        elif len(self.body) < KEPT_BYTES and (b'"stream":true' in self.body or b'"stream": true' in self.body):
-            self.left, self.interval_s, self.due = self.pace.chunks, self.pace.interval_s, self.loop.time()
+        elif len(self.body) < KEPT_BYTES and (
+            b'"stream":true' in self.body or b'"stream": true' in self.body
+        ):
+            self.left, self.interval_s, self.due = (
+                self.pace.chunks,
+                self.pace.interval_s,
+                self.loop.time(),
+            )
             self.transport.write(STREAM)
             self.next_chunk()
         else:
@@ -137,12 +156,16 @@ class Engine(asyncio.Protocol):
 
 async def serve(port: int, log: BinaryIO | None) -> None:
     pace = Pace()
-    server = await asyncio.get_running_loop().create_server(lambda: Engine(pace, log), "127.0.0.1", port, backlog=4096)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Engine(pace, log), "127.0.0.1", port, backlog=4096
+    )
     await server.serve_forever()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("port", type=int)
     parser.add_argument("--log", type=Path)
     options = parser.parse_args()

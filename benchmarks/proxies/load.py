@@ -4,8 +4,9 @@
     load.py URL stream --streams 200 --chunks 100 --deadline 60                         all at once, each to its end
     load.py URL idle   --streams 5000 --deadline 40                                     opened, then held until stdin ends
 
-An answer counts as good with status 200 and, for a stream, every chunk and [DONE]; anything else is an error, and the first
-one is shown. Every request carries the key in FITSERVE_BENCH_KEY, which targets without keys ignore.
+An answer counts as good with status 200 and, for a stream, every chunk and [DONE]; anything else is
+an error, and the first one is shown. Every request carries the key in FITSERVE_BENCH_KEY, which
+targets without keys ignore.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, _error: Exception | None) -> None:
         for waiting in (self.done, self.first):
             if waiting is not None and not waiting.done():
-                waiting.set_exception(ConnectionError("the connection was closed before the answer was complete"))
+                waiting.set_exception(
+                    ConnectionError("the connection was closed before the answer was complete")
+                )
 
     def ask(self, request: bytes) -> None:
         loop = asyncio.get_running_loop()
@@ -85,10 +88,21 @@ class Load:
     def __init__(self, url: str, body_bytes: int, *, stream: bool) -> None:
         parts = urlsplit(url)
         self.host, self.port = parts.hostname or "", parts.port or 80
-        fields: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x" * body_bytes}], "max_tokens": 100}
-        body = json.dumps({**fields, "stream": True} if stream else fields, separators=(",", ":")).encode()
-        head = f"POST {parts.path.rstrip('/')}/chat/completions HTTP/1.1\r\nhost: {parts.netloc}\r\n"
-        head += f"authorization: Bearer {os.environ['FITSERVE_BENCH_KEY']}\r\ncontent-type: application/json\r\n"
+        fields: dict[str, Any] = {
+            "model": "m",
+            "messages": [{"role": "user", "content": "x" * body_bytes}],
+            "max_tokens": 100,
+        }
+        body = json.dumps(
+            {**fields, "stream": True} if stream else fields, separators=(",", ":")
+        ).encode()
+        head = (
+            f"POST {parts.path.rstrip('/')}/chat/completions HTTP/1.1\r\nhost: {parts.netloc}\r\n"
+        )
+        head += (
+            f"authorization: Bearer {os.environ['FITSERVE_BENCH_KEY']}\r\ncontent-type:"
+            " application/json\r\n"
+        )
         self.request = head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
         self.seconds: list[float] = []
         self.first_seconds: list[float] = []
@@ -102,7 +116,9 @@ class Load:
 
     async def connect(self) -> Connection:
         async with self.opening:
-            return (await asyncio.get_running_loop().create_connection(Connection, self.host, self.port))[1]
+            return (
+                await asyncio.get_running_loop().create_connection(Connection, self.host, self.port)
+            )[1]
 
     async def plain(self, connections: int, seconds: float, count: int) -> None:
         until, left = time.perf_counter() + seconds, count
@@ -145,7 +161,10 @@ class Load:
                     self.seconds.append(connection.ended_at - connection.began)
                     self.first_seconds.append(connection.first_at - connection.began)
                 else:
-                    self.failed(f"status {connection.status}, {connection.chunks} of {chunks + 2} events, {connection.last!r}")
+                    self.failed(
+                        f"status {connection.status}, {connection.chunks} of {chunks + 2} events,"
+                        f" {connection.last!r}"
+                    )
             finally:
                 self.chunks += getattr(connection, "chunks", 0)
                 connection.transport.abort()
@@ -157,11 +176,14 @@ class Load:
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 self.failed(
-                    f"not done within {deadline_s:g} s" if isinstance(outcome, asyncio.CancelledError) else repr(outcome)
+                    f"not done within {deadline_s:g} s"
+                    if isinstance(outcome, asyncio.CancelledError)
+                    else repr(outcome)
                 )
 
     async def idle(self, streams: int, deadline_s: float) -> None:
-        """Streams that have had their first chunk; those that have not within the deadline are given up."""
+        """Streams that have had their first chunk; those that have not within the deadline are
+        given up."""
         held: list[Connection] = []
         gate = asyncio.Semaphore(OPENING)
 
@@ -180,7 +202,9 @@ class Load:
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, Exception):
                 self.failed(repr(outcome))
-        print(json.dumps({"open": len(held), "errors": self.errors, "error": self.error}), flush=True)
+        print(
+            json.dumps({"open": len(held), "errors": self.errors, "error": self.error}), flush=True
+        )
         with contextlib.suppress(OSError):
             await asyncio.to_thread(sys.stdin.read)
         for connection in held:
@@ -216,7 +240,9 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("url")
     parser.add_argument("mode", choices=["plain", "stream", "idle"])
     parser.add_argument("--connections", type=int, default=1)

@@ -1,4 +1,5 @@
-"""What is measured of one started target. Every part returns figures by name; CPU and memory are of the target's whole process tree."""
+"""What is measured of one started target. Every part returns figures by name; CPU and memory are of
+the target's whole process tree."""
 
 from __future__ import annotations
 
@@ -35,16 +36,22 @@ class Size:
     bodies: int
 
 
-FULL = Size(rounds=5, request_s=3, latency_s=2, streams=200, many=1000, many_s=30, idle=5000, bodies=30)
-QUICK = Size(rounds=3, request_s=1, latency_s=1, streams=100, many=300, many_s=6, idle=1000, bodies=10)
+FULL = Size(
+    rounds=5, request_s=3, latency_s=2, streams=200, many=1000, many_s=30, idle=5000, bodies=30
+)
+QUICK = Size(
+    rounds=3, request_s=1, latency_s=1, streams=100, many=300, many_s=6, idle=1000, bodies=10
+)
 
-# What costs a hundred times as much per chunk gets fewer streams at once, or one round would take minutes.
+# What costs a hundred times as much per chunk gets fewer streams at once, or one round would take
+# minutes.
 FEWER_STREAMS = {"litellm": 20}
 
 
 @dataclass
 class Subject:
-    """A started target and the fake engine behind it. `error` is the first thing that went wrong in any part."""
+    """A started target and the fake engine behind it. `error` is the first thing that went wrong in
+    any part."""
 
     name: str
     url: str
@@ -89,11 +96,16 @@ def request(subject: Subject, size: Size) -> Figures:
 def latency(subject: Subject, size: Size) -> Figures:
     """One connection."""
     seen = subject.load("plain", "--connections", "1", "--seconds", str(size.latency_s))
-    return {"latency_p50_ms": seen["p50_ms"], "latency_p99_ms": seen["p99_ms"], "latency_errors": seen["errors"]}
+    return {
+        "latency_p50_ms": seen["p50_ms"],
+        "latency_p99_ms": seen["p99_ms"],
+        "latency_errors": seen["errors"],
+    }
 
 
 def chunk(subject: Subject, size: Size) -> Figures:
-    """Streams side by side, 100 chunks each, 20 ms apart. The cost of opening a stream is in it, shared by its 102 events."""
+    """Streams side by side, 100 chunks each, 20 ms apart. The cost of opening a stream is in it,
+    shared by its 102 events."""
     subject.pace(100, 20)
     streams = min(size.streams, FEWER_STREAMS.get(subject.name, size.streams))
     before = subject.cpu_s()
@@ -107,13 +119,22 @@ def chunk(subject: Subject, size: Size) -> Figures:
 
 
 def streams(subject: Subject, size: Size) -> Figures:
-    """Many streams at 20 chunks a second each. They get twice the time they need; what is not done then is an error."""
+    """Many streams at 20 chunks a second each. They get twice the time they need; what is not done
+    then is an error."""
     chunks = round(size.many_s * 20)
     subject.pace(chunks, 50)
     before = subject.cpu_s()
     with processes.Peak(subject.process.pid) as peak:
         deadline = size.many_s * 2 + 5
-        seen = subject.load("stream", "--streams", str(size.many), "--chunks", str(chunks), "--deadline", str(deadline))
+        seen = subject.load(
+            "stream",
+            "--streams",
+            str(size.many),
+            "--chunks",
+            str(chunks),
+            "--deadline",
+            str(deadline),
+        )
     return {
         "streams_errors": seen["errors"],
         "streams_rss_mib": peak.mib,
@@ -154,12 +175,19 @@ def body(subject: Subject, size: Size) -> Figures:
     subject.load("plain", "--count", "200", "--seconds", "10", "--connections", "8")
     before = processes.resident_mib(subject.process.pid)
     with processes.Peak(subject.process.pid) as peak:
-        seen = subject.load("plain", "--count", str(size.bodies), "--seconds", "20", "--body-bytes", str(10 * 2**20))
-    return {"body_p50_ms": seen["p50_ms"], "body_growth_mib": peak.mib - before, "body_errors": seen["errors"]}
+        seen = subject.load(
+            "plain", "--count", str(size.bodies), "--seconds", "20", "--body-bytes", str(10 * 2**20)
+        )
+    return {
+        "body_p50_ms": seen["p50_ms"],
+        "body_growth_mib": peak.mib - before,
+        "body_errors": seen["errors"],
+    }
 
 
 IN_TURN = {"request": request, "chunk": chunk, "latency": latency}
 """Measured round by round, every target in turn, so that a noisy minute meets them all."""
 
 ALONE = {"streams": streams, "idle": idle, "body": body}
-"""Measured once, each on a freshly started target with nothing else running, because they look at memory."""
+"""Measured once, each on a freshly started target with nothing else running, because they look at
+memory."""

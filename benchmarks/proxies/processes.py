@@ -1,4 +1,5 @@
-"""What a process and all its children use, read from /proc; and ports, file limits, and waiting for a server."""
+"""What a process and all its children use, read from /proc; and ports, file limits, and waiting for
+a server."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def raise_file_limit() -> int:
 
 
 def _stat(pid: int | str) -> list[str]:
-    """Fields of /proc/PID/stat after the name: [1] is the parent, [11] to [14] ticks of user, system, and ended children."""
+    """Fields of /proc/PID/stat after the name: [1] is the parent, [11] to [14] ticks of user,
+    system, and ended children."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -110,9 +112,15 @@ def get_body(port: int, path: str, key: str = "") -> tuple[int, bytes]:
 
 
 def wait_until(
-    port: int, path: str, process: subprocess.Popen[bytes], seconds: float, key: str = "", holds: bytes = b""
+    port: int,
+    path: str,
+    process: subprocess.Popen[bytes],
+    seconds: float,
+    key: str = "",
+    holds: bytes = b"",
 ) -> bool:
-    """Whether a GET gave 200 with a body that `holds` this, in time, with the process still there."""
+    """Whether a GET gave 200 with a body that `holds` this, in time, with the process still
+    there."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         status, body = get_body(port, path, key)

@@ -19,11 +19,18 @@ def number(value: float | None, digits: int) -> str:
 def table(results: Results, size: Size, about: Mapping[str, str]) -> str:
     def ratio(figures: Figures, name: str, digits: int) -> str:
         value, reference = figures.get(name), results.get("nginx", {}).get(name)
-        return number(value, digits) + (f" ({value / reference:.2f}x)" if value is not None and reference else "")
+        return number(value, digits) + (
+            f" ({value / reference:.2f}x)" if value is not None and reference else ""
+        )
 
     def added(figures: Figures) -> str:
-        value, reference = figures.get("latency_p50_ms"), results.get("nginx", {}).get("latency_p50_ms")
-        return number(value, 3) + (f" ({value - reference:+.3f})" if value is not None and reference is not None else "")
+        value, reference = (
+            figures.get("latency_p50_ms"),
+            results.get("nginx", {}).get("latency_p50_ms"),
+        )
+        return number(value, 3) + (
+            f" ({value - reference:+.3f})" if value is not None and reference is not None else ""
+        )
 
     def idle(figures: Figures) -> str:
         text = number(figures.get("idle_kib"), 1)
@@ -35,7 +42,9 @@ def table(results: Results, size: Size, about: Mapping[str, str]) -> str:
         "CPU per streamed chunk, us (x nginx)": lambda f: ratio(f, "chunk_us", 1),
         "p50 at one connection, ms (over nginx)": added,
         "requests/s, 32 connections": lambda f: number(f.get("requests_per_s"), 0),
-        f"{size.many:,} streams x 20 chunks/s x {size.many_s:g} s: errors": lambda f: number(f.get("streams_errors"), 0),
+        f"{size.many:,} streams x 20 chunks/s x {size.many_s:g} s: errors": lambda f: number(
+            f.get("streams_errors"), 0
+        ),
         "... resident, MiB": lambda f: number(f.get("streams_rss_mib"), 0),
         "... CPU cores": lambda f: number(f.get("streams_cores"), 2),
         "... slowest hundredth took, s": lambda f: number(f.get("streams_p99_s"), 1),
@@ -55,14 +64,20 @@ def table(results: Results, size: Size, about: Mapping[str, str]) -> str:
 def verdicts(results: Results) -> list[str]:
     """One line per figure to reach that this run can judge."""
     ours, nginx, direct = (results.get(name, {}) for name in ("fitserve", "nginx", "direct"))
-    routers = [f["request_us"] for name, f in results.items() if name.endswith("-router") and f.get("request_us")]
+    routers = [
+        f["request_us"]
+        for name, f in results.items()
+        if name.endswith("-router") and f.get("request_us")
+    ]
     best_router = min((value for value in routers if value is not None), default=None)
     lines = []
 
     def judge(what: str, value: float | None, limit: float | None, digits: int = 2) -> None:
         if value is not None and limit is not None:
             verdict = "reached" if value <= limit else "MISSED"
-            lines.append(f"{what}: {number(value, digits)}, to reach {number(limit, digits)}: {verdict}")
+            lines.append(
+                f"{what}: {number(value, digits)}, to reach {number(limit, digits)}: {verdict}"
+            )
 
     def over(name: str, reference: float | None) -> float | None:
         value = ours.get(name)
@@ -73,7 +88,10 @@ def verdicts(results: Results) -> list[str]:
     judge("CPU per streamed chunk, x nginx", over("chunk_us", nginx.get("chunk_us")), 1.3)
     p50, reference = ours.get("latency_p50_ms"), nginx.get("latency_p50_ms")
     judge(
-        "p50 over nginx at one connection, ms", p50 - reference if p50 is not None and reference is not None else None, 0.15, 3
+        "p50 over nginx at one connection, ms",
+        p50 - reference if p50 is not None and reference is not None else None,
+        0.15,
+        3,
     )
     judge("many streams: errors", ours.get("streams_errors"), 0, 0)
     judge("many streams: resident, MiB", ours.get("streams_rss_mib"), 150, 0)
@@ -87,9 +105,13 @@ def verdicts(results: Results) -> list[str]:
     if alone and rates:
         times = alone / max(*rates, 1)
         verdict = (
-            "the engine is no bottleneck" if times > 1 else "THE ENGINE IS THE BOTTLENECK, rates and latencies say nothing"
+            "the engine is no bottleneck"
+            if times > 1
+            else "THE ENGINE IS THE BOTTLENECK, rates and latencies say nothing"
         )
-        lines.append(f"requests/s of the fake engine alone, x the fastest proxy: {times:.2f}: {verdict}")
+        lines.append(
+            f"requests/s of the fake engine alone, x the fastest proxy: {times:.2f}: {verdict}"
+        )
     return lines
 
 
@@ -98,5 +120,9 @@ def put_section(page: Path, title: str, text: str) -> None:
     section = f"## {title}\n\n{text.rstrip()}\n"
     old = page.read_text()
     pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-    new = pattern.sub(lambda _: section + "\n", old) if pattern.search(old) else f"{old.rstrip()}\n\n{section}"
+    new = (
+        pattern.sub(lambda _: section + "\n", old)
+        if pattern.search(old)
+        else f"{old.rstrip()}\n\n{section}"
+    )
     page.write_text(new.rstrip() + "\n")

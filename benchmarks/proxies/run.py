@@ -1,12 +1,15 @@
-"""Compares proxies in front of one fake engine by the CPU and memory they use: fitserve, nginx, two Rust routers, LiteLLM.
+"""Compares proxies in front of one fake engine by the CPU and memory they use: fitserve, nginx, two
+Rust routers, LiteLLM.
 
-    python benchmarks/proxies/run.py [--quick] [--only fitserve,nginx] [--parts request,chunk] [--rounds 5] [--before TREE] [--write [SECTION]]
+    python benchmarks/proxies/run.py [--quick] [--only fitserve,nginx] [--parts request,chunk]
+    [--rounds 5] [--before TREE] [--write [SECTION]]
 
-Parts: request, chunk, latency (in turn, median of the rounds after one that is not counted), streams, idle, body (once, alone).
-CPU is read from a target's whole process tree, so those figures hold on a busy machine; latencies and rates do not. `direct` is
-the fake engine itself, asked without a proxy. --write puts the table into docs/performance.md. A full run takes about 15 minutes
-on 2 quiet cores; --quick, which takes only nginx, fitserve and direct unless told otherwise, about 2. Targets that cannot run are
-named with the reason, and the run goes on.
+Parts: request, chunk, latency (in turn, median of the rounds after one that is not counted),
+streams, idle, body (once, alone). CPU is read from a target's whole process tree, so those figures
+hold on a busy machine; latencies and rates do not. `direct` is the fake engine itself, asked
+without a proxy. --write puts the table into docs/performance.md. A full run takes about 15 minutes
+on 2 quiet cores; --quick, which takes only nginx, fitserve and direct unless told otherwise, about
+2. Targets that cannot run are named with the reason, and the run goes on.
 """
 
 from __future__ import annotations
@@ -60,7 +63,9 @@ def running_engine() -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
 
 
 @contextmanager
-def running(name: str, engine: tuple[int, subprocess.Popen[bytes]], about: dict[str, str]) -> Iterator[parts.Subject]:
+def running(
+    name: str, engine: tuple[int, subprocess.Popen[bytes]], about: dict[str, str]
+) -> Iterator[parts.Subject]:
     """Raises targets.Missing."""
     port, process = engine
     if name == DIRECT:
@@ -112,7 +117,9 @@ class Run:
                         self.rounds[name].append(figures)
                     say(
                         f"round {round_} {name}: "
-                        + " ".join(f"{key}={report.number(value, 2)}" for key, value in figures.items())
+                        + " ".join(
+                            f"{key}={report.number(value, 2)}" for key, value in figures.items()
+                        )
                     )
             self._note(*subjects.values())
 
@@ -132,7 +139,10 @@ class Run:
                     continue
                 self.alone[name] |= figures
                 self._note(subject)
-                say(f"{part} {name}: " + " ".join(f"{key}={report.number(value, 2)}" for key, value in figures.items()))
+                say(
+                    f"{part} {name}: "
+                    + " ".join(f"{key}={report.number(value, 2)}" for key, value in figures.items())
+                )
 
     def _note(self, *subjects: parts.Subject) -> None:
         for subject in subjects:
@@ -146,7 +156,9 @@ class Run:
                 continue
             figures: parts.Figures = {}
             for key in {key for round_ in self.rounds[name] for key in round_}:
-                values = [value for round_ in self.rounds[name] if (value := round_[key]) is not None]
+                values = [
+                    value for round_ in self.rounds[name] if (value := round_[key]) is not None
+                ]
                 figures[key] = statistics.median(values) if values else None
             found[name] = figures | self.alone[name]
         return found
@@ -154,10 +166,14 @@ class Run:
 
 def text_of(run: Run, command: str) -> str:
     notes = "".join(f"\n`{name}` is missing: {why}" for name, why in run.missing.items())
-    notes += "".join(f"\n`{name}` had errors, the first: `{why}`" for name, why in run.wrong.items())
+    notes += "".join(
+        f"\n`{name}` had errors, the first: `{why}`" for name, why in run.wrong.items()
+    )
     cpu = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}"
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    introduction = INTRODUCTION.format(command=command, date=today, cpu=cpu, load=run.load, rounds=run.size.rounds, notes=notes)
+    introduction = INTRODUCTION.format(
+        command=command, date=today, cpu=cpu, load=run.load, rounds=run.size.rounds, notes=notes
+    )
     results = run.medians()
     lines = [introduction, "", report.table(results, run.size, run.about), ""]
     return "\n".join(lines + [f"* {line}" for line in report.verdicts(results)])
@@ -171,13 +187,20 @@ def chosen(text: str, known: list[str], what: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="targets, comma separated")
     parser.add_argument("--parts", default="", help="parts, comma separated")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, streams and seconds, and fewer targets")
     parser.add_argument(
-        "--before", type=Path, metavar="TREE", help="another checkout of fitserve, measured as the target `before`"
+        "--quick", action="store_true", help="fewer rounds, streams and seconds, and fewer targets"
+    )
+    parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="TREE",
+        help="another checkout of fitserve, measured as the target `before`",
     )
     parser.add_argument(
         "--write",
@@ -190,23 +213,35 @@ def main() -> None:
     options = parser.parse_args()
     if options.before:
         targets.STARTERS["before"] = partial(targets.fitserve, tree=options.before.resolve())
-    names = chosen(options.only or (QUICKLY if options.quick else ""), [*targets.STARTERS, DIRECT], "target")
+    names = chosen(
+        options.only or (QUICKLY if options.quick else ""), [*targets.STARTERS, DIRECT], "target"
+    )
     wanted = chosen(options.parts, [*parts.IN_TURN, *parts.ALONE], "part")
     size = parts.QUICK if options.quick else parts.FULL
     size = replace(size, rounds=options.rounds) if options.rounds else size
     files = processes.raise_file_limit()
     if files < 2 * size.idle + 200:
         say(
-            f"Only {files} files may be open: idle streams are {(files - 200) // 2}. Raise the limit (ulimit -n) for all {size.idle}."
+            f"Only {files} files may be open: idle streams are {(files - 200) // 2}. Raise the"
+            f" limit (ulimit -n) for all {size.idle}."
         )
     run = Run(names, wanted, size)
     run.in_turn()
     run.one_by_one()
-    text = text_of(run, " ".join(["`python benchmarks/proxies/run.py", *sys.argv[1:]]).strip() + "`")
+    text = text_of(
+        run, " ".join(["`python benchmarks/proxies/run.py", *sys.argv[1:]]).strip() + "`"
+    )
     print(text)
     if options.json:
         options.json.write_text(
-            json.dumps({"rounds": run.rounds, "alone": run.alone, "about": run.about, "missing": run.missing})
+            json.dumps(
+                {
+                    "rounds": run.rounds,
+                    "alone": run.alone,
+                    "about": run.about,
+                    "missing": run.missing,
+                }
+            )
         )
     if options.write:
         report.put_section(PAGE, options.write, text)

@@ -1,8 +1,11 @@
-"""The proxies that are compared: how each is installed, configured and started in front of the fake engine.
+"""The proxies that are compared: how each is installed, configured and started in front of the fake
+engine.
 
-nginx comes from the system's packages (Debian: nginx-light). The Python packages each get an environment of their own under
-.cache/proxies, from hashed requirements beside this file; it is made on the first run.
-Each gets what its documentation offers for this job: no access log, its metrics on where it has some, no limit on streams.
+nginx comes from the system's packages (Debian: nginx-light). The Python packages each get an
+environment of their own under .cache/proxies, from hashed requirements beside this file; it is made
+on the first run.
+Each gets what its documentation offers for this job: no access log, its metrics on where it has
+some, no limit on streams.
 """
 
 from __future__ import annotations
@@ -76,7 +79,9 @@ class Where:
     folder: Path
 
     def launch(self, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
-        keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+        keep = {
+            name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
+        }
         with (self.folder / "log").open("wb") as log:
             return subprocess.Popen(
                 command,
@@ -87,16 +92,27 @@ class Where:
                 start_new_session=True,
             )
 
-    def started(self, process: subprocess.Popen[bytes], ready: str, about: str, key: str = "", seconds: float = 120) -> Started:
+    def started(
+        self,
+        process: subprocess.Popen[bytes],
+        ready: str,
+        about: str,
+        key: str = "",
+        seconds: float = 120,
+    ) -> Started:
         """Once a GET of `ready` gives 200. Raises Missing with the end of its log."""
         if not processes.wait_until(self.port, ready, process, seconds, key):
             processes.stop(process)
-            raise Missing(f"did not answer {ready}: ...{(self.folder / 'log').read_text(errors='replace')[-400:].strip()}")
+            raise Missing(
+                f"did not answer {ready}:"
+                f" ...{(self.folder / 'log').read_text(errors='replace')[-400:].strip()}"
+            )
         return Started(f"http://127.0.0.1:{self.port}/v1", process, about)
 
 
 def environment(name: str) -> Path:
-    """The folder of the environment of a Python package; made unless it is there. Raises Missing."""
+    """The folder of the environment of a Python package; made unless it is there. Raises
+    Missing."""
     folder, lock = ENVIRONMENTS / name, HERE / f"requirements-{name}.txt"
     stamp, wanted = folder / ".locked", lock.read_text()
     if not stamp.is_file() or stamp.read_text() != wanted:
@@ -107,7 +123,17 @@ def environment(name: str) -> Path:
         python = str(folder / "bin" / "python")
         for command in (
             [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)],
-            [uv, "pip", "install", "--quiet", "--python", python, "--require-hashes", "-r", str(lock)],
+            [
+                uv,
+                "pip",
+                "install",
+                "--quiet",
+                "--python",
+                python,
+                "--require-hashes",
+                "-r",
+                str(lock),
+            ],
         ):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -117,7 +143,11 @@ def environment(name: str) -> Path:
 
 
 def version(name: str) -> str:
-    line = next(line for line in (HERE / f"requirements-{name}.txt").read_text().splitlines() if line.startswith(f"{name}=="))
+    line = next(
+        line
+        for line in (HERE / f"requirements-{name}.txt").read_text().splitlines()
+        if line.startswith(f"{name}==")
+    )
     return line.partition("==")[2].split()[0]
 
 
@@ -144,7 +174,9 @@ def fitserve(where: Where, workers: int = 1, tree: Path = ROOT) -> Started:
     answer = connection.getresponse()
     text = answer.read().decode(errors="replace")
     connection.close()
-    if answer.status >= 300 or not processes.wait_until(where.port, "/v1/models/m", process, 20, KEY, b'"state":"ready"'):
+    if answer.status >= 300 or not processes.wait_until(
+        where.port, "/v1/models/m", process, 20, KEY, b'"state":"ready"'
+    ):
         processes.stop(process)
         raise Missing(f"did not take the fake engine as a model: {answer.status} {text[:300]}")
     metrics = "on" if processes.get(where.port, "/metrics", KEY + "-admin") == 200 else "not there"
@@ -159,9 +191,17 @@ def nginx(where: Where) -> Started:
     if program is None:
         raise Missing("nginx is not installed (Debian: apt-get install nginx-light)")
     files = processes.raise_file_limit()
-    text = NGINX.format(folder=where.folder, port=where.port, engine=where.engine, files=files, connections=files - 100)
+    text = NGINX.format(
+        folder=where.folder,
+        port=where.port,
+        engine=where.engine,
+        files=files,
+        connections=files - 100,
+    )
     (where.folder / "nginx.conf").write_text(text)
-    process = where.launch([program, "-c", str(where.folder / "nginx.conf"), "-e", str(where.folder / "nginx.err")])
+    process = where.launch(
+        [program, "-c", str(where.folder / "nginx.conf"), "-e", str(where.folder / "nginx.err")]
+    )
     shown = subprocess.run([program, "-v"], capture_output=True, text=True, check=True).stderr
     return where.started(process, "/health", f"{shown.rpartition('/')[2].split()[0]}, one worker")
 
@@ -172,9 +212,30 @@ def rust_router(name: str, command: list[str]) -> Callable[[Where], Started]:
         metrics = str(processes.free_port())
         process = where.launch(
             [
-                *(str(folder / "bin" / command[0]), *command[1:], "--host", "127.0.0.1", "--port", str(where.port)),
-                *("--worker-urls", f"http://127.0.0.1:{where.engine}", "--policy", "round_robin", "--log-level", "error"),
-                *("--prometheus-host", "127.0.0.1", "--prometheus-port", metrics, "--max-concurrent-requests", "100000"),
+                *(
+                    str(folder / "bin" / command[0]),
+                    *command[1:],
+                    "--host",
+                    "127.0.0.1",
+                    "--port",
+                    str(where.port),
+                ),
+                *(
+                    "--worker-urls",
+                    f"http://127.0.0.1:{where.engine}",
+                    "--policy",
+                    "round_robin",
+                    "--log-level",
+                    "error",
+                ),
+                *(
+                    "--prometheus-host",
+                    "127.0.0.1",
+                    "--prometheus-port",
+                    metrics,
+                    "--max-concurrent-requests",
+                    "100000",
+                ),
             ]
         )
         # /health says 200 before a worker is taken in; an answered question does not.
@@ -194,7 +255,15 @@ def litellm(where: Where) -> Started:
     folder = environment("litellm")
     (where.folder / "config.yaml").write_text(LITELLM.format(engine=where.engine))
     process = where.launch(
-        [str(folder / "bin" / "litellm"), "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(where.port)],
+        [
+            str(folder / "bin" / "litellm"),
+            "--config",
+            "config.yaml",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(where.port),
+        ],
         LITELLM_LOG="ERROR",
         LITELLM_MODE="PRODUCTION",
         LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY="true",
@@ -202,14 +271,18 @@ def litellm(where: Where) -> Started:
         NO_DOCS="True",
         LITELLM_LOCAL_MODEL_COST_MAP="True",
     )
-    return where.started(process, "/health/liveliness", f"{version('litellm')}, one worker, no keys", seconds=180)
+    return where.started(
+        process, "/health/liveliness", f"{version('litellm')}, one worker, no keys", seconds=180
+    )
 
 
 def _answers(port: int) -> bool:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+        connection.request(
+            "POST", "/v1/chat/completions", body, {"content-type": "application/json"}
+        )
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False

@@ -1,8 +1,10 @@
-"""What aiconfigurator-core expects of the grid, as lines of JSON: python benchmarks/speed/aiconfigurator_estimates.py [--system h200_sxm]
+"""What aiconfigurator-core expects of the grid, as lines of JSON: python
+benchmarks/speed/aiconfigurator_estimates.py [--system h200_sxm]
 
-It runs in an environment of its own (benchmarks/speed/requirements-aiconfigurator.txt), and knows the tokens of a step, tensor parallelism and the
-KV cache's type, so that settings which differ in other flags get the estimate of the defaults, marked with what it does not see. What it
-has no operator for (AWQ, GPTQ) is said, and has no figures.
+It runs in an environment of its own (benchmarks/speed/requirements-aiconfigurator.txt), and knows
+the tokens of a step, tensor parallelism and the KV cache's type, so that settings which differ in
+other flags get the estimate of the defaults, marked with what it does not see. What it has no
+operator for (AWQ, GPTQ) is said, and has no figures.
 """
 
 from __future__ import annotations
@@ -52,15 +54,31 @@ def estimate(setting: Setting, folder: Path, system: str) -> Iterator[tuple[str,
     from aiconfigurator_core.sdk.perf_database import get_database
 
     given = flags(setting)
-    tensor, pipeline = int(given.get("tensor-parallel-size", 1)), int(given.get("pipeline-parallel-size", 1))
+    tensor, pipeline = (
+        int(given.get("tensor-parallel-size", 1)),
+        int(given.get("pipeline-parallel-size", 1)),
+    )
     replicas = int(given.get("data-parallel-size", 1))
-    quantization = models.config(setting.model).get("quantization_config", {}).get("quant_method", "")
-    modes = {**QUANTIZED.get(quantization, {}), **({"kvcache_quant_mode": "fp8"} if "kv-cache-dtype" in given else {})}
+    quantization = (
+        models.config(setting.model).get("quantization_config", {}).get("quant_method", "")
+    )
+    modes = {
+        **QUANTIZED.get(quantization, {}),
+        **({"kvcache_quant_mode": "fp8"} if "kv-cache-dtype" in given else {}),
+    }
     # It takes quantization as an argument where it does not know the checkpoint's block.
     (folder / setting.model).mkdir(exist_ok=True)
-    config = {key: value for key, value in models.config(setting.model).items() if key != "quantization_config"}
+    config = {
+        key: value
+        for key, value in models.config(setting.model).items()
+        if key != "quantization_config"
+    }
     (folder / setting.model / "config.json").write_text(json.dumps(config))
-    model = get_model(str(folder / setting.model), build_model_config(tensor, pipeline, 1, tensor, 1, **modes), "vllm")
+    model = get_model(
+        str(folder / setting.model),
+        build_model_config(tensor, pipeline, 1, tensor, 1, **modes),
+        "vllm",
+    )
     database, backend = get_database(system, "vllm", "current"), get_backend("vllm")
     step = int(given.get("max-num-batched-tokens", TOKENS_A_STEP))
     for load in LOADS:
@@ -68,31 +86,47 @@ def estimate(setting: Setting, folder: Path, system: str) -> Iterator[tuple[str,
         streams = load.concurrency // busy
         batch = min(max(1, streams // pipeline), int(given.get("max-num-seqs", streams)))
         shape = RuntimeConfig(batch_size=batch, isl=load.tokens_in, osl=max(2, load.tokens_out))
-        said = backend.run_agg(model, database, shape, ctx_tokens=min(step, batch * load.tokens_in)).get_summary_df().iloc[0]
+        said = (
+            backend.run_agg(model, database, shape, ctx_tokens=min(step, batch * load.tokens_in))
+            .get_summary_df()
+            .iloc[0]
+        )
         if load.tokens_out > 1:
             rate = float(said["tokens/s"]) * min(
                 1, streams / float(said["concurrency"])
             )  # it fills a pipeline with streams of its own
-            yield load.name, {"tokens_s": busy * rate, "ttft_ms": float(said["ttft"]), "tpot_ms": float(said["tpot"])}
+            yield (
+                load.name,
+                {
+                    "tokens_s": busy * rate,
+                    "ttft_ms": float(said["ttft"]),
+                    "tpot_ms": float(said["tpot"]),
+                },
+            )
         else:
             yield load.name, {"ttft_ms": prefill_ms(model, backend, database, load, step)}
 
 
 def prefill_ms(model: Any, backend: Any, database: Any, load: Load, step: int) -> float:
-    """A prompt longer than a step takes several steps: here one after the other, each with what is in the cache by then."""
+    """A prompt longer than a step takes several steps: here one after the other, each with what is
+    in the cache by then."""
     from aiconfigurator_core.sdk.config import RuntimeConfig
 
     total = 0.0
     for begin in range(0, load.tokens_in, step):
         tokens = min(step, load.tokens_in - begin)
         shape = RuntimeConfig(batch_size=1, isl=begin + tokens, osl=2, prefix=begin)
-        said = backend.run_static(model, database, shape, mode="static_ctx").get_summary_df().iloc[0]
+        said = (
+            backend.run_static(model, database, shape, mode="static_ctx").get_summary_df().iloc[0]
+        )
         total += float(said["ttft"])
     return total
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--system", default="h200_sxm")
     parser.add_argument("--only", action="append", default=[], help="MODEL; default: all")
     args = parser.parse_args()
@@ -113,7 +147,9 @@ def main() -> None:
                 for name, figures in estimate(setting, Path(folder), args.system):
                     said["loads"][name] = {key: round(value, 3) for key, value in figures.items()}
             except Exception as error:
-                said["none"] = re.sub(r"(/[\w.@+-]+)+/?", "PATH", f"{type(error).__name__}: {error}")[:160]
+                said["none"] = re.sub(
+                    r"(/[\w.@+-]+)+/?", "PATH", f"{type(error).__name__}: {error}"
+                )[:160]
             print(json.dumps(said), flush=True)
 
 

@@ -1,4 +1,5 @@
-"""The clock of a plan, as the planner made one: what the speed model says of any load of a model, a machine and an engine's flags."""
+"""The clock of a plan, as the planner made one: what the speed model says of any load of a model, a
+machine and an engine's flags."""
 
 from __future__ import annotations
 
@@ -31,12 +32,19 @@ class Timed(NamedTuple):
         """version: of the engine that was measured, where it is not the plan's."""
         plan = self.plan
         kind, seqs = plan.engine.kind, plan.max_num_seqs.value
-        graphs = table.graphs(kind, version or plan.engine.version, seqs, eager=plan.enforce_eager.value)
+        graphs = table.graphs(
+            kind, version or plan.engine.version, seqs, eager=plan.enforce_eager.value
+        )
         return Clock(self.work, self.machine, table.of(kind), graphs)
 
 
 def timed(
-    config: Mapping[str, Any], hardware: Hardware, engine: str, tp: int, pp: int, args: Mapping[str, Any]
+    config: Mapping[str, Any],
+    hardware: Hardware,
+    engine: str,
+    tp: int,
+    pp: int,
+    args: Mapping[str, Any],
 ) -> Timed | None:
     """None: no plan of this engine has these ranks."""
     spec = read_model("m", None, config, None, None, (), None)
@@ -44,8 +52,12 @@ def timed(
     flags = {**args, "pipeline-parallel-size": pp} if pp > 1 else dict(args)
     wish = Wish(name="m", source="m", gpus=tp * pp, tensor_parallel=tp, replicas=1, args=flags)
     rules = PROFILES.rules([found])
-    plans = decide(spec, hardware, [found], wish, rules=rules, gpus=PROFILES.gpus, pace=PROFILES.pace).plans
-    plan = next((one for one in plans if not one.halved and one.pipeline_parallel.value == pp), None)
+    plans = decide(
+        spec, hardware, [found], wish, rules=rules, gpus=PROFILES.gpus, pace=PROFILES.pace
+    ).plans
+    plan = next(
+        (one for one in plans if not one.halved and one.pipeline_parallel.value == pp), None
+    )
     return None if plan is None else _timed(plan, spec, hardware)
 
 
@@ -56,7 +68,9 @@ def _timed(plan: Plan, spec: ModelSpec, hardware: Hardware) -> Timed | None:
     ep = tp if plan.expert_parallel.value else 1
     rank = Rank(tp, pp, ep, plan.dtype.value, plan.kv_cache_dtype.value, group[0].capability or "")
     built = stage(build(spec, asked(spec, engine.traits)), engine, spec.architecture, pp)
-    work = work_with(spec, built, rank, plan.kernels, PROFILES.gpus, engine.traits, PROFILES.pace.table)
+    work = work_with(
+        spec, built, rank, plan.kernels, PROFILES.gpus, engine.traits, PROFILES.pace.table
+    )
     links = {frozenset((link.a, link.b)): link for link in hardware.links}
     machine = machine_of(group, links, PROFILES.pace, direct=plan.custom_all_reduce.value)
     return None if machine is None else Timed(plan, work, machine)

@@ -1,4 +1,5 @@
-"""What was measured beside what the speed model expects, and what aiconfigurator-core estimates: python benchmarks/speed/compare.py
+"""What was measured beside what the speed model expects, and what aiconfigurator-core estimates:
+python benchmarks/speed/compare.py
 
 --results FILE...    what run.py wrote; of a setting that is in several the best pass of all counts
 --estimates FILE     what aiconfigurator_estimates.py wrote
@@ -79,10 +80,15 @@ def by_setting(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def counted(rows: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
-    """What counts of a setting: of each figure the best pass of all its lines. In the others single requests waited for kernels that were built
+    """What counts of a setting: of each figure the best pass of all its lines. In the others single
+    requests waited for kernels that were built
     meanwhile, or for a CPU core that had other work."""
     found: dict[tuple[str, str], float] = {}
-    for one in [seen(passed) for row in rows for passed in (row.get("first", {}), *row.get("passes", ()), row["loads"])]:
+    for one in [
+        seen(passed)
+        for row in rows
+        for passed in (row.get("first", {}), *row.get("passes", ()), row["loads"])
+    ]:
         for key, value in one.items():
             found[key] = (max if key[1] == "tokens_s" else min)(found.get(key, value), value)
     return found
@@ -109,31 +115,50 @@ def points(rows: list[dict[str, Any]]) -> list[Point]:
     for group in by_setting(rows):
         row = group[-1]
         args = args_of(row["flags"])
-        tp, pp = int(args.pop("tensor-parallel-size", 1)), int(args.pop("pipeline-parallel-size", 1))
+        tp, pp = (
+            int(args.pop("tensor-parallel-size", 1)),
+            int(args.pop("pipeline-parallel-size", 1)),
+        )
         made = timed(models.config(row["model"]), hardware, row.get("engine", VLLM), tp, pp, args)
         if made is None or "data-parallel-size" in args:
             print("no plan:", row["model"], row["setting"])
             continue
         most = made.plan.max_num_batched_tokens.value
         figures = counted(group).items()
-        found += [Point(row["model"], row["setting"], name, what, value, made, most) for (name, what), value in figures]
+        found += [
+            Point(row["model"], row["setting"], name, what, value, made, most)
+            for (name, what), value in figures
+        ]
     return found
 
 
 def noise(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]:
-    """By model, load and figure how far nine of ten measurements of the same setting are apart: logarithms. Of models that were measured again, in
-    another start or in the same one; where it is the same one asked for the first time, medians alone, for rates have kernels in them that are built."""
+    """By model, load and figure how far nine of ten measurements of the same setting are apart:
+    logarithms. Of models that were measured again, in
+    another start or in the same one; where it is the same one asked for the first time, medians
+    alone, for rates have kernels in them that are built.
+    """
     apart: dict[tuple[str, str, str], list[float]] = {}
     for group in by_setting(rows):
         again = [
-            {key: value for key, value in seen(row["first"]).items() if key[1] != "tokens_s"} for row in group if "first" in row
+            {key: value for key, value in seen(row["first"]).items() if key[1] != "tokens_s"}
+            for row in group
+            if "first" in row
         ]
         again += [seen(row["loads"]) for row in group]
-        again += [seen(one) for row in group for one in row.get("passes", ())[:-1]]  # the last one is `loads`
+        again += [
+            seen(one) for row in group for one in row.get("passes", ())[:-1]
+        ]  # the last one is `loads`
         for one, other in combinations(again, 2):
             for load, what in one.keys() & other.keys():
-                apart.setdefault((group[0]["model"], load, what), []).append(off(one[load, what], other[load, what]))
-    return {key: sorted(values)[math.ceil(0.9 * len(values)) - 1] for key, values in apart.items() if len(values) >= 3}
+                apart.setdefault((group[0]["model"], load, what), []).append(
+                    off(one[load, what], other[load, what])
+                )
+    return {
+        key: sorted(values)[math.ceil(0.9 * len(values)) - 1]
+        for key, values in apart.items()
+        if len(values) >= 3
+    }
 
 
 def off(expected: float, measured: float) -> float:
@@ -150,48 +175,77 @@ def show(
     others: list[float] = []
     ours_there: list[float] = []
     print(
-        f"{'model':18} {'setting':11} {'load':9} {'figure':8} {'measured':>10} {'expected':>10} {'':>7} {'aiconf.':>10} {'':>7}"
+        f"{'model':18} {'setting':11} {'load':9} {'figure':8} {'measured':>10} {'expected':>10}"
+        f" {'':>7} {'aiconf.':>10} {'':>7}"
     )
     for one in all_points:
         expected = one.expected(table)
         ratio = expected / one.measured - 1
         errors.setdefault(f"{one.load} {one.what}", []).append(abs(ratio))
         said = estimates.get((one.model, one.setting), {}).get("loads", {}).get(one.load, {})
-        other = said.get("tokens_s") if one.what == "tokens_s" else said.get(f"{one.what}_ms", 0) / 1e3 or None
+        other = (
+            said.get("tokens_s")
+            if one.what == "tokens_s"
+            else said.get(f"{one.what}_ms", 0) / 1e3 or None
+        )
         shown = f"{other:10.4g} {other / one.measured - 1:+7.1%}" if other else f"{'-':>10} {'':7}"
         if other:
             others.append(abs(other / one.measured - 1))
             ours_there.append(abs(ratio))
         print(
-            f"{one.model:18} {one.setting:11} {one.load:9} {one.what:8} {one.measured:10.4g} {expected:10.4g} {ratio:+7.1%} {shown}"
+            f"{one.model:18} {one.setting:11} {one.load:9} {one.what:8} {one.measured:10.4g}"
+            f" {expected:10.4g} {ratio:+7.1%} {shown}"
         )
     print()
     for name, values in errors.items():
-        print(f"{name:18} median {statistics.median(values):6.1%}  worst {max(values):6.1%}  of {len(values)}")
+        print(
+            f"{name:18} median {statistics.median(values):6.1%}  worst {max(values):6.1%}  of"
+            f" {len(values)}"
+        )
     whole = [value for values in errors.values() for value in values]
-    print(f"{'all':18} median {statistics.median(whole):6.1%}  worst {max(whole):6.1%}  of {len(whole)}")
+    print(
+        f"{'all':18} median {statistics.median(whole):6.1%}  worst {max(whole):6.1%}  of"
+        f" {len(whole)}"
+    )
     if others:
         print(
-            f"where both say something: ours median {statistics.median(ours_there):.1%}, aiconfigurator's {statistics.median(others):.1%}, of {len(others)}"
+            f"where both say something: ours median {statistics.median(ours_there):.1%},"
+            f" aiconfigurator's {statistics.median(others):.1%}, of {len(others)}"
         )
     far = [one for one in all_points if abs(one.expected(table) / one.measured - 1) > 0.25]
-    known = sum(off(one.expected(table), one.measured) <= chance.get((one.model, one.load, one.what), 0.0) for one in far)
-    print(f"off by more than 25 %: {len(far)}, of which {known} by less than the same setting measured again")
+    known = sum(
+        off(one.expected(table), one.measured) <= chance.get((one.model, one.load, one.what), 0.0)
+        for one in far
+    )
+    print(
+        f"off by more than 25 %: {len(far)}, of which {known} by less than the same setting"
+        " measured again"
+    )
     for (model, load, what), size in sorted(chance.items()):
-        print(f"the same setting of {model} measured again, {load} {what}: nine of ten are within {math.expm1(size):.1%}")
+        print(
+            f"the same setting of {model} measured again, {load} {what}: nine of ten are within"
+            f" {math.expm1(size):.1%}"
+        )
     told = "settings of one model in the right order, of pairs that differ by more than 5 %"
     print(f"{told}:", *ordered(all_points, table))
-    print(f"{told}, and by more than the same setting measured again:", *ordered(all_points, table, chance=chance))
+    print(
+        f"{told}, and by more than the same setting measured again:",
+        *ordered(all_points, table, chance=chance),
+    )
     print(f"{told}, and are expected to differ by 2 % or more:", *ordered(all_points, table, 0.02))
     best(all_points, table, chance)
 
 
 def ordered(
-    all_points: list[Point], table: SpeedTable, least: float = 0.0, chance: Mapping[tuple[str, str, str], float] | None = None
+    all_points: list[Point],
+    table: SpeedTable,
+    least: float = 0.0,
+    chance: Mapping[tuple[str, str, str], float] | None = None,
 ) -> tuple[int, int]:
-    """How many pairs of settings of one model the model puts in the right order, and of how many: whose figures differ by more than 5 %. least: by how
-    much they have to differ as expected: what does the same work differs by chance. chance: how much more than 5 % they have to differ as measured, by
-    model, load and figure."""
+    """How many pairs of settings of one model the model puts in the right order, and of how many:
+    whose figures differ by more than 5 %. least: by how
+    much they have to differ as expected: what does the same work differs by chance. chance: how
+    much more than 5 % they have to differ as measured, by model, load and figure."""
     right = pairs = 0
     groups: dict[tuple[str, str, str], list[Point]] = {}
     for one in all_points:
@@ -210,9 +264,13 @@ def ordered(
     return right, pairs
 
 
-def best(all_points: list[Point], table: SpeedTable, chance: Mapping[tuple[str, str, str], float]) -> None:
-    """What the flags that are planned for one GPU give, as a part of the best setting that was measured on one, and of what is expected of that one: where
-    as much is expected, both do the same work, and nothing that is known of them would choose one."""
+def best(
+    all_points: list[Point], table: SpeedTable, chance: Mapping[tuple[str, str, str], float]
+) -> None:
+    """What the flags that are planned for one GPU give, as a part of the best setting that was
+    measured on one, and of what is expected of that one: where
+    as much is expected, both do the same work, and nothing that is known of them would choose one.
+    """
     print()
     parts: list[tuple[float, float, bool]] = []
     for model in dict.fromkeys(one.model for one in all_points):
@@ -222,20 +280,39 @@ def best(all_points: list[Point], table: SpeedTable, chance: Mapping[tuple[str, 
             continue
         shown = []
         for load in ("1", "8", "64", "256"):
-            rates = {one.setting: one for one in here if one.load == load and one.what == "tokens_s"}
+            rates = {
+                one.setting: one for one in here if one.load == load and one.what == "tokens_s"
+            }
             mine = next(one for one in rates.values() if one.timed.plan.argv == planned.plan.argv)
             first = max(rates.values(), key=lambda one: one.measured)
             alike = off(mine.measured, first.measured) <= chance.get((model, load, "tokens_s"), 0.0)
-            parts.append((mine.measured / first.measured, mine.expected(table) / first.expected(table), alike))
+            parts.append(
+                (
+                    mine.measured / first.measured,
+                    mine.expected(table) / first.expected(table),
+                    alike,
+                )
+            )
             shown.append(f"{load}: {parts[-1][0]:.3f} of {first.setting} ({parts[-1][1]:.3f})")
         print(
-            f"{model:18} {len({one.setting for one in here})} settings; planned, by requests at once (as expected): {', '.join(shown)}"
+            f"{model:18} {len({one.setting for one in here})} settings; planned, by requests at"
+            f" once (as expected): {', '.join(shown)}"
         )
     less = [(expected, alike) for part, expected, alike in parts if part < 0.95]
     same = sum(abs(expected - 1) < 0.01 for expected, _ in less)
-    print(f"planned flags give 0.95 of the best or more in {len(parts) - len(less)} of {len(parts)} (model, load)")
-    print(f"of the other {len(less)} the best setting is expected to give the same, within 1 %, in {same}", end="; ")
-    print(f"in {sum(alike for _, alike in less)} it differs by less than the same setting measured again")
+    print(
+        f"planned flags give 0.95 of the best or more in {len(parts) - len(less)} of {len(parts)}"
+        " (model, load)"
+    )
+    print(
+        f"of the other {len(less)} the best setting is expected to give the same, within 1 %, in"
+        f" {same}",
+        end="; ",
+    )
+    print(
+        f"in {sum(alike for _, alike in less)} it differs by less than the same setting measured"
+        " again"
+    )
 
 
 # --- fit ---
@@ -247,12 +324,17 @@ _FITTED = (
 
 
 def fit(all_points: list[Point], table: SpeedTable) -> SpeedTable:
-    """Coordinates changed one after the other while the sum of the logarithms' sizes falls; the same numbers every time."""
+    """Coordinates changed one after the other while the sum of the logarithms' sizes falls; the
+    same numbers every time."""
     numbers = random.Random(0)
     values = table.model_dump()
     names = [*_FITTED]
     for group in ("kernels", "expert_kernels"):
-        names += [f"{group}.{name}.{part}" for name in values[group] for part in ("memory", "flops", "least_s")]
+        names += [
+            f"{group}.{name}.{part}"
+            for name in values[group]
+            for part in ("memory", "flops", "least_s")
+        ]
     names += [f"expert_kernels.{name}.launch_s" for name in values["expert_kernels"]]
 
     def cost(tried: dict[str, Any]) -> float:
@@ -272,7 +354,9 @@ def fit(all_points: list[Point], table: SpeedTable) -> SpeedTable:
             kept = place[last]
             for factor in (1 + width, 1 / (1 + width)):
                 value = kept * factor
-                if ("memory" in last or "flops" in last or last in ("part", "narrow")) and value > 1:
+                if (
+                    "memory" in last or "flops" in last or last in ("part", "narrow")
+                ) and value > 1:
                     value = 1.0
                 place[last] = value
                 now = cost(values)
@@ -286,7 +370,9 @@ def fit(all_points: list[Point], table: SpeedTable) -> SpeedTable:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, nargs="+", default=RESULTS)
     parser.add_argument("--estimates", type=Path, default=ESTIMATES)
     parser.add_argument("--fit", action="store_true")
@@ -297,8 +383,20 @@ def main() -> None:
     estimates = {(row["model"], row["setting"]): row for row in lines(given.estimates)}
     table = PROFILES.pace.table
     if given.fit:
-        table = fit([one for one in found if given.without is None or not one.model.startswith(given.without)], table)
-    show([one for one in found if given.without is None or one.model.startswith(given.without)], table, estimates, noise(rows))
+        table = fit(
+            [
+                one
+                for one in found
+                if given.without is None or not one.model.startswith(given.without)
+            ],
+            table,
+        )
+    show(
+        [one for one in found if given.without is None or one.model.startswith(given.without)],
+        table,
+        estimates,
+        noise(rows),
+    )
     if given.fit:
         print(yaml.safe_dump(json.loads(json.dumps(table.model_dump())), sort_keys=False))
 

@@ -1,9 +1,11 @@
-"""The first plan beside what people with experience run (benchmarks/experts.yaml): python benchmarks/speed/experts.py
+"""The first plan beside what people with experience run (benchmarks/experts.yaml): python
+benchmarks/speed/experts.py
 
     --configs FOLDER     model_configs of aiconfigurator-core, whose configs many rows name
 
-A plan is as theirs where it has the tensor and pipeline parallelism of one of their settings; data parallel ranks count as copies, or as more
-tensor parallelism. How many copies fill a machine is not compared: their pages tell of one.
+A plan is as theirs where it has the tensor and pipeline parallelism of one of their settings; data
+parallel ranks count as copies, or as more tensor parallelism. How many copies fill a machine is not
+compared: their pages tell of one.
 """
 
 from __future__ import annotations
@@ -36,20 +38,32 @@ def first_plan(one: Choice, configs: Path | None) -> Plan | str:
     rules = PROFILES.rules(engines)
     told = {name: value for name, value in one.wish.model_dump().items() if value is not None}
     wish = Wish.model_validate({"name": "m", "source": "m", **told})
-    found = decide(spec, hardware, engines, wish, PROFILES.facts, rules=rules, gpus=PROFILES.gpus, pace=PROFILES.pace)
+    found = decide(
+        spec,
+        hardware,
+        engines,
+        wish,
+        PROFILES.facts,
+        rules=rules,
+        gpus=PROFILES.gpus,
+        pace=PROFILES.pace,
+    )
     return found.plans[0] if found.plans else f"no plan: {found.rejected[0].reasons[0][:120]}"
 
 
 def as_theirs(plan: Plan, one: Choice) -> bool:
     tp, pp = plan.tensor_parallel.value, plan.pipeline_parallel.value
     return any(
-        pp == told.pipeline_parallel and tp in (told.tensor_parallel, told.tensor_parallel * told.data_parallel)
+        pp == told.pipeline_parallel
+        and tp in (told.tensor_parallel, told.tensor_parallel * told.data_parallel)
         for told in one.accepted
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--configs", type=Path)
     given = parser.parse_args()
     right: list[tuple[Choice, Plan]] = []
@@ -68,16 +82,23 @@ def main() -> None:
         print(f"none   {one.model} {one.quantization} on {one.machine}: {why}")
     for one, plan in wrong:
         theirs = sorted(
-            {f"TP{told.tensor_parallel} PP{told.pipeline_parallel} DP{told.data_parallel}" for told in one.accepted}
+            {
+                f"TP{told.tensor_parallel} PP{told.pipeline_parallel} DP{told.data_parallel}"
+                for told in one.accepted
+            }
         )
         copies = f" x{plan.replicas.value}" if plan.replicas.value > 1 else ""
         print(
-            f"other  {one.model} {one.quantization} on {one.machine}: {plan.engine} TP{plan.tensor_parallel.value} PP{plan.pipeline_parallel.value}{copies}, {plan.max_model_len.value} tokens; theirs {', '.join(theirs)}"
+            f"other  {one.model} {one.quantization} on {one.machine}: {plan.engine}"
+            f" TP{plan.tensor_parallel.value} PP{plan.pipeline_parallel.value}{copies},"
+            f" {plan.max_model_len.value} tokens; theirs {', '.join(theirs)}"
         )
         if one.ours:
             print(f"       {one.ours}")
     print(
-        f"{len(right)} of {len(right) + len(wrong)} first plans are as theirs, {len(none)} have none; median context {statistics.median(plan.max_model_len.value for _, plan in right):,.0f}"
+        f"{len(right)} of {len(right) + len(wrong)} first plans are as theirs, {len(none)} have"
+        " none; median context"
+        f" {statistics.median(plan.max_model_len.value for _, plan in right):,.0f}"
     )
 
 

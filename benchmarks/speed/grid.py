@@ -1,6 +1,8 @@
-"""What is measured: for each model the settings that an owner would think of, and the loads that each of them gets.
+"""What is measured: for each model the settings that an owner would think of, and the loads that
+each of them gets.
 
-The first setting of each model has no flags: the engine's own defaults. Flags are those of vLLM 0.26.0.
+The first setting of each model has no flags: the engine's own defaults. Flags are those of vLLM
+0.26.0.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ FP8_KV = ("--kv-cache-dtype=fp8",)
 EAGER = ("--enforce-eager",)
 SYNCHRONOUS = ("--no-async-scheduling",)
 TRITON = ("--attention-backend=TRITON_ATTN",)
-# The flags of each model's columns that all have in common, in the order of their worth where time is short.
+# The flags of each model's columns that all have in common, in the order of their worth where time
+# is short.
 FIRST = (("defaults", ()), ("batched-2k", BATCHED_2K), ("kv-fp8", FP8_KV), ("eager", EAGER))
 THEN = (("seqs-64", SEQS_64), ("batched-16k", BATCHED_16K))
 LAST = (("synchronous", SYNCHRONOUS),)

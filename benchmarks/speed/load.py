@@ -1,7 +1,9 @@
-"""One load on an OpenAI completions API, as one line of JSON: python load.py CORES PORT CONCURRENCY REQUESTS TOKENS_IN TOKENS_OUT SEED VOCABULARY
+"""One load on an OpenAI completions API, as one line of JSON: python load.py CORES PORT CONCURRENCY
+REQUESTS TOKENS_IN TOKENS_OUT SEED VOCABULARY
 
-Prompts are random tokens of their own, so that no cache helps; answers are streamed and have TOKENS_OUT tokens each. Several processes
-ask, and each starts when all have made their prompts: the client is not what is measured. Only the standard library.
+Prompts are random tokens of their own, so that no cache helps; answers are streamed and have
+TOKENS_OUT tokens each. Several processes ask, and each starts when all have made their prompts: the
+client is not what is measured. Only the standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ LIMIT_S = 120
 
 
 class Answer(NamedTuple):
-    """When the first token and the end came, in seconds after the question; or why it is no answer."""
+    """When the first token and the end came, in seconds after the question; or why it is no
+    answer."""
 
     first_s: float = 0
     whole_s: float = 0
@@ -36,7 +39,10 @@ async def ask(port: int, prompt: list[int], tokens_out: int) -> Answer:
         {"model": "m", "prompt": prompt, "max_tokens": tokens_out, "ignore_eos": True, "temperature": 0, "stream": True,
          "stream_options": {"include_usage": True}}
     ).encode()  # fmt: skip
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-type:"
+        f" application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     began = time.perf_counter()
     first, heard = 0.0, b""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -51,11 +57,16 @@ async def ask(port: int, prompt: list[int], tokens_out: int) -> Answer:
     whole = time.perf_counter() - began
     _, mark, rest = heard.rpartition(b'"completion_tokens":')
     if not (first and mark and b"[DONE]" in rest):
-        return Answer(error=heard[-300:].decode(errors="replace") or "the connection was closed without an answer")
+        return Answer(
+            error=heard[-300:].decode(errors="replace")
+            or "the connection was closed without an answer"
+        )
     return Answer(first, whole, int(rest.split(b",")[0].split(b"}")[0]))
 
 
-async def client(port: int, concurrency: int, prompts: list[list[int]], tokens_out: int) -> list[Answer]:
+async def client(
+    port: int, concurrency: int, prompts: list[list[int]], tokens_out: int
+) -> list[Answer]:
     """Each stream asks again as soon as it has its answer."""
     left = iter(prompts)
     answers = []
@@ -72,11 +83,18 @@ async def client(port: int, concurrency: int, prompts: list[list[int]], tokens_o
 
 
 def process(
-    wait: Callable[[], Any], results: Any, port: int, concurrency: int, seed: int, shape: tuple[int, int, int, int]
+    wait: Callable[[], Any],
+    results: Any,
+    port: int,
+    concurrency: int,
+    seed: int,
+    shape: tuple[int, int, int, int],
 ) -> None:
     requests, tokens_in, tokens_out, vocabulary = shape
     numbers = random.Random(seed)
-    prompts = [[numbers.randrange(100, vocabulary) for _ in range(tokens_in)] for _ in range(requests)]
+    prompts = [
+        [numbers.randrange(100, vocabulary) for _ in range(tokens_in)] for _ in range(requests)
+    ]
     wait()
     began = time.time()
     answers = asyncio.run(client(port, concurrency, prompts, tokens_out))
@@ -88,7 +106,13 @@ def shared(whole: int, parts: int) -> list[int]:
 
 
 def measure(
-    port: int, concurrency: int, requests: int, tokens_in: int, tokens_out: int, seed: int, vocabulary: int
+    port: int,
+    concurrency: int,
+    requests: int,
+    tokens_in: int,
+    tokens_out: int,
+    seed: int,
+    vocabulary: int,
 ) -> dict[str, Any]:
     parts = PROCESSES if concurrency > ONE_PROCESS else 1
     context = multiprocessing.get_context("fork")
@@ -109,7 +133,11 @@ def measure(
 
 def figures(answers: list[Answer], seconds: float) -> dict[str, Any]:
     good = [one for one in answers if not one.error]
-    said: dict[str, Any] = {"answers": len(good), "errors": len(answers) - len(good), "seconds": round(seconds, 3)}
+    said: dict[str, Any] = {
+        "answers": len(good),
+        "errors": len(answers) - len(good),
+        "seconds": round(seconds, 3),
+    }
     if wrong := next((one.error for one in answers if one.error), ""):
         said["error"] = wrong
     if not good:
@@ -117,7 +145,9 @@ def figures(answers: list[Answer], seconds: float) -> dict[str, Any]:
     said["tokens_s"] = round(sum(one.tokens for one in good) / seconds, 1)
     said["ttft_ms"] = round(1000 * statistics.median(one.first_s for one in good), 2)
     said["ttft_most_ms"] = round(1000 * max(one.first_s for one in good), 2)
-    if several := [1000 * (one.whole_s - one.first_s) / (one.tokens - 1) for one in good if one.tokens > 1]:
+    if several := [
+        1000 * (one.whole_s - one.first_s) / (one.tokens - 1) for one in good if one.tokens > 1
+    ]:
         said["tpot_ms"] = round(statistics.median(several), 3)
     return said
 

@@ -1,7 +1,8 @@
-"""The models of the grid: folders with a config.json and a tokenizer, for engines that start with --load-format dummy.
+"""The models of the grid: folders with a config.json and a tokenizer, for engines that start with
+--load-format dummy.
 
-The configs are those of tests/models; quantized ones say what the usual tools write. Only the standard library: the machine that is
-measured has an engine, and no environment of ours.
+The configs are those of tests/models; quantized ones say what the usual tools write. Only the
+standard library: the machine that is measured has an engine, and no environment of ours.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from typing import Any
 
 CONFIGS = Path(__file__).parents[2] / "tests/models"
 
-_LLAMA_70B = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+_LLAMA_70B = {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
 _TINY = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
          "head_dim": 64, "vocab_size": 32000}  # fmt: skip
 _FP8 = {
@@ -25,7 +31,8 @@ _FP8 = {
     }},
 }  # fmt: skip
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
-# An engine reads in a checkpoint's headers what GPTQ quantized; a folder without weights has to say so itself.
+# An engine reads in a checkpoint's headers what GPTQ quantized; a folder without weights has to say
+# so itself.
 _GPTQ = {
     "quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False, "checkpoint_format": "gptq",
     "modules_in_block_to_quantize": [
@@ -34,7 +41,12 @@ _GPTQ = {
 }  # fmt: skip
 _MXFP4 = {
     "quant_method": "mxfp4",
-    "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
 }
 _YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
          "original_max_position_embeddings": 4096}  # fmt: skip
@@ -48,9 +60,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-30b-a3b": ("qwen3-30b-a3b", {}),
     "qwen3-30b-a3b-fp8-16": (
         "qwen3-30b-a3b",
-        {"num_hidden_layers": 16, "quantization_config": {**_FP8, "ignore": ["lm_head", "re:.*mlp.gate$"]}},
+        {
+            "num_hidden_layers": 16,
+            "quantization_config": {**_FP8, "ignore": ["lm_head", "re:.*mlp.gate$"]},
+        },
     ),
-    "gpt-oss-20b": ("gpt-oss-20b", {"quantization_config": _MXFP4, "rope_scaling": _YARN, "initial_context_length": 4096}),
+    "gpt-oss-20b": (
+        "gpt-oss-20b",
+        {"quantization_config": _MXFP4, "rope_scaling": _YARN, "initial_context_length": 4096},
+    ),
     "deepseek-v2-lite": ("deepseek-v2-lite", {}),
     "llama-3.3-70b": ("llama-3.1-8b", _LLAMA_70B),
     "llama-3.3-70b-fp8": ("llama-3.1-8b", {**_LLAMA_70B, "quantization_config": _FP8}),
@@ -95,7 +113,10 @@ def write(folder: Path, name: str) -> Path:
     stated = config(name)
     (made / "config.json").write_text(json.dumps(stated))
     vocabulary = {
-        word: number for number, word in enumerate(["<unk>", "<s>", "</s>", *(f"t{n}" for n in range(3, stated["vocab_size"]))])
+        word: number
+        for number, word in enumerate(
+            ["<unk>", "<s>", "</s>", *(f"t{n}" for n in range(3, stated["vocab_size"]))]
+        )
     }
     special = [
         {
@@ -114,7 +135,12 @@ def write(folder: Path, name: str) -> Path:
         "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
     }  # fmt: skip
-    words = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    words = {
+        "unk_token": "<unk>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
     (made / "tokenizer_config.json").write_text(json.dumps(words))
     (made / "tokenizer.json").write_text(json.dumps(tokenizer))
     return made

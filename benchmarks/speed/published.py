@@ -1,4 +1,5 @@
-"""What others measured (benchmarks/published.yaml) beside what the speed model expects of the same: python benchmarks/speed/published.py
+"""What others measured (benchmarks/published.yaml) beside what the speed model expects of the same:
+python benchmarks/speed/published.py
 
     --configs FOLDER     model_configs of aiconfigurator-core, whose configs many rows name
     --worst N            then the rows that are furthest off
@@ -30,7 +31,8 @@ from tests.conformance.layer_cases import QUANTS
 from tests.support.outside import Figure, Measured, published
 from tests.support.paths import MODELS
 
-# How the quantizations of the table are written in a config.json; of others the config itself says it.
+# How the quantizations of the table are written in a config.json; of others the config itself says
+# it.
 BLOCKS = {
     "fp8": "fp8-dynamic",
     "fp8_block": "fp8-block",
@@ -42,7 +44,8 @@ BLOCKS = {
     "nvfp4": "nvfp4",
     "mxfp4": "mxfp4",
 }
-# max_running_requests where nobody sets it, at the least: srt/model_executor/model_runner_kv_cache_mixin.py of SGLang 0.5.9.
+# max_running_requests where nobody sets it, at the least:
+# srt/model_executor/model_runner_kv_cache_mixin.py of SGLang 0.5.9.
 UNSAID = {"sglang": 2048}
 LATEST = {"vllm": "vllm==0.33.0", "sglang": "sglang==0.5.23"}
 
@@ -62,16 +65,25 @@ class Row(NamedTuple):
 
 
 def machine(gpu: str, count: int) -> Hardware:
-    """So many of one card, linked as a snapshot with this card says, else by PCIe without peer-to-peer access."""
+    """So many of one card, linked as a snapshot with this card says, else by PCIe without
+    peer-to-peer access."""
     card = next(one for one in PROFILES.cards.cards if one.name == gpu)
     total = (card.memory_mib or 122_000) * 2**20
     gpus = tuple(
-        Gpu(index=index, uuid=f"GPU-{index}", name=gpu, capability=card.capability, total_bytes=total, free_bytes=total - 2**29)
+        Gpu(
+            index=index,
+            uuid=f"GPU-{index}",
+            name=gpu,
+            capability=card.capability,
+            total_bytes=total,
+            free_bytes=total - 2**29,
+        )
         for index in range(count)
     )
     server = bool(card.nvlinks and card.nvlinks >= 12)
     links = tuple(
-        Link(a=a, b=b, nvlinks=(card.nvlinks or 0) if server else 0, p2p=server) for a, b in combinations(range(count), 2)
+        Link(a=a, b=b, nvlinks=(card.nvlinks or 0) if server else 0, p2p=server)
+        for a, b in combinations(range(count), 2)
     )
     return Hardware(
         arch="x86_64",
@@ -85,8 +97,10 @@ def machine(gpu: str, count: int) -> Hardware:
     )
 
 
-# Layers that who quantizes a checkpoint leaves as they are: those that see, and small gates. Of Qwen's own: modules_to_not_convert of
-# https://huggingface.co/Qwen/Qwen3-235B-A22B-FP8/blob/main/config.json, and unquantized_modules, which repeats those of Qwen3.5, in
+# Layers that who quantizes a checkpoint leaves as they are: those that see, and small gates. Of
+# Qwen's own: modules_to_not_convert of
+# https://huggingface.co/Qwen/Qwen3-235B-A22B-FP8/blob/main/config.json, and unquantized_modules,
+# which repeats those of Qwen3.5, in
 # https://github.com/AI-Hypercomputer/maxtext/blob/main/src/maxtext/configs/models/qwen3.5-397b-a17b-fp8.yml
 _LEFT = re.compile(r"^visual|vision|in_proj_ba|in_proj_a|in_proj_b|mlp\.gate$|shared_expert_gate$")
 
@@ -101,33 +115,53 @@ def _left(read: dict[str, Any]) -> list[str]:
         inner = layer.name.removeprefix("language_model.model.")
         whole = f"model.{inner}" if inner.startswith("visual") else layer.name
         plain.append(f"model.language_model.{inner}" if inner != layer.name else whole)
-    plain += [name.replace("in_proj_ba", part) for name in plain if "in_proj_ba" in name for part in ("in_proj_a", "in_proj_b")]
+    plain += [
+        name.replace("in_proj_ba", part)
+        for name in plain
+        if "in_proj_ba" in name
+        for part in ("in_proj_a", "in_proj_b")
+    ]
     return sorted({name.replace("*", str(number)) for name in plain for number in range(counted)})
 
 
 def model_config(
     named: str, quantization: str, configs: Path | None, fields: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """A config.json by what a table calls it, with its quantization; None: it is not here. fields: those that differ from the file's."""
+    """A config.json by what a table calls it, with its quantization; None: it is not here. fields:
+    those that differ from the file's."""
     place, _, name = named.partition(":")
-    path = MODELS / f"{name}.json" if place == "tests" else (configs / f"{name}_config.json" if configs else None)
+    path = (
+        MODELS / f"{name}.json"
+        if place == "tests"
+        else (configs / f"{name}_config.json" if configs else None)
+    )
     if path is None or not path.is_file():
         return None
     read: dict[str, Any] = json.loads(path.read_text()) | dict(fields or {})
     stated = read.get("quantization_config") or {}
     if fields and (plain := stated.get("modules_to_not_convert")):
         numbers = range(read["num_hidden_layers"])
-        named_each = [name.replace("*", str(number)) for name in plain for number in (numbers if "*" in name else (0,))]
+        named_each = [
+            name.replace("*", str(number))
+            for name in plain
+            for number in (numbers if "*" in name else (0,))
+        ]
         read["quantization_config"] = {**stated, "modules_to_not_convert": named_each}
     block = BLOCKS.get(quantization)
     if block and "quantization_config" not in read:
         left = _left(read) if block in ("fp8-block", "awq", "w4a16", "fp8-dynamic") else []
-        names = {"fp8-block": "modules_to_not_convert", "awq": "modules_to_not_convert"}.get(block, "ignore")
+        names = {"fp8-block": "modules_to_not_convert", "awq": "modules_to_not_convert"}.get(
+            block, "ignore"
+        )
         # An engine that finds `ignored_layers` does not look at the other name.
         quant = {name: value for name, value in QUANTS[block].items() if name != "ignored_layers"}
         if quantization == "int4_g32":
             weights = quant["config_groups"]["group_0"]["weights"] | {"group_size": 32}
-            quant = quant | {"config_groups": {"group_0": quant["config_groups"]["group_0"] | {"weights": weights}}}
+            quant = quant | {
+                "config_groups": {
+                    "group_0": quant["config_groups"]["group_0"] | {"weights": weights}
+                }
+            }
         read["quantization_config"] = quant | ({names: ["lm_head", *left]} if left else {})
     return read
 
@@ -136,9 +170,22 @@ def clock_of(one: Measured, configs: Path | None) -> Timed | None:
     read = model_config(one.config, one.quantization, configs)
     if read is None:
         return None
-    args: dict[str, Any] = {"enable-expert-parallel": True} if one.expert_parallel and one.engine == "vllm" else {}
-    args |= {"kv-cache-dtype": one.kv_dtype if one.engine == "vllm" else "fp8_e4m3"} if one.kv_dtype != "auto" else {}
-    return timed(read, machine(one.gpu, one.count), LATEST[one.engine], one.tensor_parallel, one.pipeline_parallel, args)
+    args: dict[str, Any] = (
+        {"enable-expert-parallel": True} if one.expert_parallel and one.engine == "vllm" else {}
+    )
+    args |= (
+        {"kv-cache-dtype": one.kv_dtype if one.engine == "vllm" else "fp8_e4m3"}
+        if one.kv_dtype != "auto"
+        else {}
+    )
+    return timed(
+        read,
+        machine(one.gpu, one.count),
+        LATEST[one.engine],
+        one.tensor_parallel,
+        one.pipeline_parallel,
+        args,
+    )
 
 
 def rows(configs: Path | None) -> Iterator[Row | str]:
@@ -150,14 +197,24 @@ def rows(configs: Path | None) -> Iterator[Row | str]:
             yield f"{one.model} on {one.count} x {one.gpu}: {error}"
             continue
         if made is None:
-            yield f"{one.model} {one.quantization} on {one.count} x {one.gpu} TP {one.tensor_parallel}: no plan, or no config"
+            yield (
+                f"{one.model} {one.quantization} on {one.count} x {one.gpu} TP"
+                f" {one.tensor_parallel}: no plan, or no config"
+            )
             continue
-        clock, most = made.clock(PROFILES.pace.table, one.version), made.plan.max_num_batched_tokens.value
+        clock, most = (
+            made.clock(PROFILES.pace.table, one.version),
+            made.plan.max_num_batched_tokens.value,
+        )
         for figure in one.figures:
             if figure.input_tokens is None and figure.concurrency > 2:
                 continue
             read, written = figure.input_tokens or 0, figure.output_tokens or 256
-            kept = made.plan.memory.kv_tokens // max(1, read + written) if made.plan.memory.kv_bytes_per_token else 10**6
+            kept = (
+                made.plan.memory.kv_tokens // max(1, read + written)
+                if made.plan.memory.kv_bytes_per_token
+                else 10**6
+            )
             seqs = one.max_sequences or UNSAID.get(one.engine, made.plan.max_num_seqs.value)
             at_once = max(1.0, min(figure.concurrency, seqs, kept))
             all_per_s = clock.apart_per_s if unlike(figure) else clock.total_per_s
@@ -174,13 +231,15 @@ def rows(configs: Path | None) -> Iterator[Row | str]:
 
 
 def unlike(figure: Figure) -> bool:
-    """Whether its requests were of many lengths: then the table has their mean, which is no round number."""
+    """Whether its requests were of many lengths: then the table has their mean, which is no round
+    number."""
     read = figure.input_tokens or 0
     return (read % 64 > 0 and read % 10 > 0) or figure.concurrency != int(figure.concurrency)
 
 
 def ordered(found: list[Row]) -> tuple[int, int]:
-    """Pairs of setups with the same load whose figures differ by more than 10 %: how many are in the right order."""
+    """Pairs of setups with the same load whose figures differ by more than 10 %: how many are in
+    the right order."""
     right = pairs = 0
     for a, b in combinations(found, 2):
         same = (a.what, a.figure.input_tokens, a.figure.output_tokens, a.figure.concurrency) == (
@@ -196,7 +255,9 @@ def ordered(found: list[Row]) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--configs", type=Path)
     parser.add_argument("--worst", type=int, default=0)
     given = parser.parse_args()
@@ -207,23 +268,34 @@ def main() -> None:
     groups: dict[str, list[float]] = {}
     for one in found:
         many = "one or two" if one.figure.concurrency <= 2 else "many"
-        for name in (f"{one.measured.gpu}", f"{one.measured.engine}, {many}", f"{one.measured.quantization}", "all"):
+        for name in (
+            f"{one.measured.gpu}",
+            f"{one.measured.engine}, {many}",
+            f"{one.measured.quantization}",
+            "all",
+        ):
             groups.setdefault(name, []).append(one.off)
     for name, offs in sorted(groups.items()):
         sizes = [abs(off) for off in offs]
         print(
-            f"{name:45} {len(offs):4} figures  median off {statistics.median(sizes):6.1%}  middle {statistics.median(offs):+7.1%}  worst {max(sizes):7.1%}"
+            f"{name:45} {len(offs):4} figures  median off {statistics.median(sizes):6.1%}  middle"
+            f" {statistics.median(offs):+7.1%}  worst {max(sizes):7.1%}"
         )
     for few, name in ((True, "one or two at once"), (False, "more")):
         some = [one for one in found if (one.figure.concurrency <= 2) == few]
         band = PROFILES.pace.table.band
         inside = sum(1 / (1 + band) <= one.seen / one.expected <= 1 + band for one in some)
         print(f"within the band of {band:.0%}, {name}: {inside} of {len(some)}")
-    print("setups with one load in the right order, of pairs that differ by more than 10 %:", *ordered(found))
+    print(
+        "setups with one load in the right order, of pairs that differ by more than 10 %:",
+        *ordered(found),
+    )
     for one in sorted(found, key=lambda row: -abs(row.off))[: given.worst]:
         at = one.measured
         print(
-            f"{one.off:+7.0%} seen {one.seen:9.1f} expected {one.expected:9.1f} {one.what:15} at {one.figure.concurrency:g} {at.model} {at.quantization} {at.count} x {at.gpu} TP {at.tensor_parallel} {at.engine} {at.version} {at.note[:60]}"
+            f"{one.off:+7.0%} seen {one.seen:9.1f} expected {one.expected:9.1f} {one.what:15} at"
+            f" {one.figure.concurrency:g} {at.model} {at.quantization} {at.count} x {at.gpu} TP"
+            f" {at.tensor_parallel} {at.engine} {at.version} {at.note[:60]}"
         )
 
 

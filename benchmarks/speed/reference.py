@@ -1,4 +1,5 @@
-"""What `fitserve calibrate` gives of a data sheet, as the `reference` of profiles/speed.yaml: python benchmarks/speed/reference.py FACTS.json
+"""What `fitserve calibrate` gives of a data sheet, as the `reference` of profiles/speed.yaml:
+python benchmarks/speed/reference.py FACTS.json
 
 FACTS.json: what `fitserve calibrate --json` printed on the machine that the parts were fitted on.
 """
@@ -35,9 +36,14 @@ def reference(facts: Iterable[Fact], card: Card, source: str) -> dict[str, Any]:
         values.setdefault(fact.scope["what"], []).append(fact.value)
     sheet = {"bfloat16": card.bf16_tflops, "fp8": card.fp8_tflops, "int8": card.int8_tops}
     flops = {
-        name: round(statistics.median(values[name]) / peak / 1e12, 3) for name, peak in sheet.items() if peak and name in values
+        name: round(statistics.median(values[name]) / peak / 1e12, 3)
+        for name, peak in sheet.items()
+        if peak and name in values
     }
-    found: dict[str, Any] = {"source": source, "memory": round(statistics.median(values["memory"]) / card.memory_gb_s / 1e9, 3)}
+    found: dict[str, Any] = {
+        "source": source,
+        "memory": round(statistics.median(values["memory"]) / card.memory_gb_s / 1e9, 3),
+    }
     found["flops"] = flops
     if (wire := fitted(sizes, 2)) is not None and card.nvlink_gb_s:
         part = round(wire.bytes_s / card.nvlink_gb_s / 1e9, 3)
@@ -54,7 +60,10 @@ def main() -> None:
     card = Profiles().cards.card(asked.card, None)
     assert card is not None, f"nobody has written {asked.card} down"
     facts = [Fact.model_validate(fact) for fact in json.loads(asked.facts.read_text())["facts"]]
-    source = f"{asked.facts.name}, by benchmarks/speed/reference.py: {facts[0].source.partition(', varied')[0]}"
+    source = (
+        f"{asked.facts.name}, by benchmarks/speed/reference.py:"
+        f" {facts[0].source.partition(', varied')[0]}"
+    )
     print(yaml.safe_dump(reference(facts, card, source), sort_keys=False))
 
 

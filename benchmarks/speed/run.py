@@ -1,10 +1,13 @@
-"""The grid on this machine's GPUs: python benchmarks/speed/run.py FOLDER --seconds 540 [--gpus 0,1] [--only MODEL/SETTING ...]
+"""The grid on this machine's GPUs: python benchmarks/speed/run.py FOLDER --seconds 540 [--gpus 0,1]
+[--only MODEL/SETTING ...]
 
-As many engines as there are GPUs, each with GPUs, cores and a port of its own; settings on several GPUs wait until they are free. With
---together 3 up to three engines start on a GPU at once, each with as much KV cache as the loads need, and are measured one after the
-other when all of them stand: a start takes five times as long as its loads. Each setting's line of JSON is appended to FOLDER/results.jsonl as soon as it is known, and its log is FOLDER/logs. What is there already is
-not measured again, so that a run that came to its limit is gone on with by the same command. Only the standard library: the Python that
-runs this is the engine's.
+As many engines as there are GPUs, each with GPUs, cores and a port of its own; settings on several
+GPUs wait until they are free. With --together 3 up to three engines start on a GPU at once, each
+with as much KV cache as the loads need, and are measured one after the other when all of them
+stand: a start takes five times as long as its loads. Each setting's line of JSON is appended to
+FOLDER/results.jsonl as soon as it is known, and its log is FOLDER/logs. What is there already is
+not measured again, so that a run that came to its limit is gone on with by the same command. Only
+the standard library: the Python that runs this is the engine's.
 """
 
 from __future__ import annotations
@@ -36,8 +39,10 @@ FEW = 192  # requests of a load before it is measured
 PASSES, SAME = 4, 0.05  # of all loads, until their times agree
 TOGETHER_GIB = 125  # of an H200's 140
 SAID = re.compile(
-    r"(KV cache size|Available KV cache|Graph captur|torch\.compile took|Compiling a graph|[Uu]sing .*(backend|[Kk]ernel|FlashAttention|MoE|Runner)"
-    r"|Model loading took|init engine|scheduling is|max_num_batched|Maximum concurrency|all-?reduce|spawn)"
+    r"(KV cache size|Available KV cache|Graph captur|torch\.compile took|Compiling a graph|[Uu]sing"
+    r" .*(backend|[Kk]ernel|FlashAttention|MoE|Runner)"
+    r"|Model loading took|init engine|scheduling is|max_num_batched|Maximum"
+    r" concurrency|all-?reduce|spawn)"
 )
 KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 STAMP = re.compile(r"^\S* *\(\S+ pid=\d+\) *|^[A-Z]+ \d\d-\d\d [\d:]+ *|\x1b\[[\d;]*m")
@@ -64,7 +69,8 @@ class Failed(Exception):
 
 
 class Standing:
-    """Engines of one GPU, which are measured one after the other when none of them starts any more."""
+    """Engines of one GPU, which are measured one after the other when none of them starts any
+    more."""
 
     def __init__(self, engines: int) -> None:
         self.engines, self.starting = engines, engines
@@ -131,7 +137,11 @@ class Run:
                 while not self.cut.is_set() and (gpus := self.fitting(group[0].gpus)) is None:
                     self.change.wait(1)
                     self.stop_in_time()
-                if self.cut.is_set() or gpus is None or self.options.until - time.time() < WORTH_STARTING_S:
+                if (
+                    self.cut.is_set()
+                    or gpus is None
+                    or self.options.until - time.time() < WORTH_STARTING_S
+                ):
                     break
                 self.free -= set(gpus)
             self.left = [one for one in self.left if one not in group]
@@ -164,14 +174,21 @@ class Run:
         group = [self.left[0]]
         room = TOGETHER_GIB - models.gib(group[0].model)
         for one in self.left[1:]:
-            if group[0].gpus == one.gpus == 1 and len(group) < self.options.together and models.gib(one.model) <= room:
+            if (
+                group[0].gpus == one.gpus == 1
+                and len(group) < self.options.together
+                and models.gib(one.model) <= room
+            ):
                 group.append(one)
                 room -= models.gib(one.model)
         return group
 
     def side_by_side(self, group: list[Setting], gpus: list[int]) -> None:
         standing = Standing(len(group))
-        workers = [threading.Thread(target=self.one, args=(one, gpus, slot, standing)) for slot, one in enumerate(group)]
+        workers = [
+            threading.Thread(target=self.one, args=(one, gpus, slot, standing))
+            for slot, one in enumerate(group)
+        ]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -191,7 +208,9 @@ class Run:
         }
         log = self.options.folder / "logs" / f"{setting.model}--{setting.name}.log"
         # A fork of a process with several GPUs' workers is not what the engine is made for.
-        for method in [self.method, "spawn"] if setting.gpus == 1 and self.method == "fork" else ["spawn"]:
+        for method in (
+            [self.method, "spawn"] if setting.gpus == 1 and self.method == "fork" else ["spawn"]
+        ):
             log.unlink(missing_ok=True)
             result.pop("failed", None)
             with self.change:
@@ -212,14 +231,24 @@ class Run:
         if self.cut.is_set():
             result["cut"] = True
         words = log.read_text(errors="replace").splitlines() if log.is_file() else []
-        said = [STAMP.sub("", STAMP.sub("", line)).strip()[:200] for line in words if SAID.search(line)]
+        said = [
+            STAMP.sub("", STAMP.sub("", line)).strip()[:200] for line in words if SAID.search(line)
+        ]
         result["said"] = list(
-            dict.fromkeys(line for line in said if "non-default args" not in line and "with config:" not in line)
+            dict.fromkeys(
+                line
+                for line in said
+                if "non-default args" not in line and "with config:" not in line
+            )
         )[:40]
         result["whole_s"] = round(time.time() - began, 1)
         with self.change, (self.options.folder / "results.jsonl").open("a") as results:
             results.write(json.dumps(result) + "\n")
-        self.say(setting.model, setting.name, "failed: " + result["failed"][-300:] if "failed" in result else brief(result))
+        self.say(
+            setting.model,
+            setting.name,
+            "failed: " + result["failed"][-300:] if "failed" in result else brief(result),
+        )
 
     def measure(
         self,
@@ -237,21 +266,44 @@ class Run:
         share, first = len(options.cores) // len(options.gpus), options.gpus.index(gpus[0])
         cores = options.cores[first * share : (first + len(gpus)) * share] or options.cores
         folder = models.write(options.folder / "models", setting.model)
-        argv = ["serve", str(folder), "--served-model-name=m", "--host=127.0.0.1", f"--port={port}", "--load-format=dummy"]
+        argv = [
+            "serve",
+            str(folder),
+            "--served-model-name=m",
+            "--host=127.0.0.1",
+            f"--port={port}",
+            "--load-format=dummy",
+        ]
         argv += [*options.flags, *setting.flags]
-        if standing.engines > 1:  # what is measured of a GPU while others load is no measure of memory
-            argv += [f"--kv-cache-memory-bytes={models.cache_bytes(setting.model)}", "--gpu-memory-utilization=0.02"]
-        # A router of random weights sends most tokens to the same few experts; a trained one spreads them. The engine's own means
-        # would take another kernel where the kernel itself chooses the experts.
-        spread = start_engine.SPREAD if setting.model in models.KERNEL_ROUTED else "VLLM_MOE_ROUTING_SIMULATION_STRATEGY"
+        if (
+            standing.engines > 1
+        ):  # what is measured of a GPU while others load is no measure of memory
+            argv += [
+                f"--kv-cache-memory-bytes={models.cache_bytes(setting.model)}",
+                "--gpu-memory-utilization=0.02",
+            ]
+        # A router of random weights sends most tokens to the same few experts; a trained one
+        # spreads them. The engine's own means would take another kernel where the kernel itself
+        # chooses the experts.
+        spread = (
+            start_engine.SPREAD
+            if setting.model in models.KERNEL_ROUTED
+            else "VLLM_MOE_ROUTING_SIMULATION_STRATEGY"
+        )
         routing = {spread: "uniform_random"}
-        env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "VLLM_WORKER_MULTIPROC_METHOD": method, **routing}
+        env = {
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
+            "VLLM_WORKER_MULTIPROC_METHOD": method,
+            **routing,
+        }
         began = time.time()
         engine.serve(argv, env, cores, log)
         with self.change:
             if not self.cut.is_set():
                 self.spare.append(Engine(options.folder))
-        limit_s = START_S * (2 if standing.engines > 1 else 1) if setting.gpus == 1 else START_SEVERAL_S
+        limit_s = (
+            START_S * (2 if standing.engines > 1 else 1) if setting.gpus == 1 else START_SEVERAL_S
+        )
         try:
             self.until_ready(engine, port, log, began + limit_s)
         finally:
@@ -262,11 +314,13 @@ class Run:
         vocabulary = models.config(setting.model)["vocab_size"]
         standing.wait(self.cut)
         with standing.loads:
-            # All loads before any counts, and again until two passes agree: what is only built or compiled at the first request of a size is no
-            # speed of the setting.
+            # All loads before any counts, and again until two passes agree: what is only built or
+            # compiled at the first request of a size is no speed of the setting.
             for number, load in enumerate(options.loads):
                 once = load._replace(requests=min(load.requests, max(load.concurrency, FEW)))
-                result.setdefault("first", {})[load.name] = asked(once, port, 100 + number, vocabulary, cores)
+                result.setdefault("first", {})[load.name] = asked(
+                    once, port, 100 + number, vocabulary, cores
+                )
             for attempt in range(PASSES):
                 figures = {
                     load.name: asked(load, port, 1 + number + 1000 * attempt, vocabulary, cores)
@@ -275,14 +329,19 @@ class Run:
                 if self.cut.is_set():
                     raise Cut
                 before = result.get("loads")
-                result.setdefault("passes", []).append({name: brief_figures(one) for name, one in figures.items()})
+                result.setdefault("passes", []).append(
+                    {name: brief_figures(one) for name, one in figures.items()}
+                )
                 result["loads"] = figures
                 if before is not None and agree(before, figures):
                     break
 
     def until_ready(self, engine: Engine, port: int, log: Path, until: float) -> None:
         while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer,
+            ):
                 if answer.status == 200:
                     return
             if self.cut.is_set():
@@ -291,13 +350,20 @@ class Run:
                 why = "ended" if engine.process.poll() is not None else "was not ready in time"
                 words = log.read_text(errors="replace").splitlines() if log.is_file() else []
                 errors = [line for line in words if "Error" in line or "error" in line]
-                raise Failed(f"the engine {why}: " + " | ".join(line[-300:] for line in [*errors[:4], *words[-3:]]))
+                raise Failed(
+                    f"the engine {why}: "
+                    + " | ".join(line[-300:] for line in [*errors[:4], *words[-3:]])
+                )
             time.sleep(0.1)
 
 
 def brief_figures(figures: dict[str, Any]) -> dict[str, float]:
     """What is compared of a load: of one with errors nothing."""
-    return {} if figures["errors"] else {name: figures[name] for name in ("tokens_s", "tpot_ms", "ttft_ms") if name in figures}
+    return (
+        {}
+        if figures["errors"]
+        else {name: figures[name] for name in ("tokens_s", "tpot_ms", "ttft_ms") if name in figures}
+    )
 
 
 def agree(before: dict[str, Any], now: dict[str, Any]) -> bool:
@@ -305,7 +371,15 @@ def agree(before: dict[str, Any], now: dict[str, Any]) -> bool:
 
 
 def asked(load: Load, port: int, seed: int, vocabulary: int, cores: list[int]) -> dict[str, Any]:
-    numbers = [port, load.concurrency, load.requests, load.tokens_in, load.tokens_out, seed, vocabulary]
+    numbers = [
+        port,
+        load.concurrency,
+        load.requests,
+        load.tokens_in,
+        load.tokens_out,
+        seed,
+        vocabulary,
+    ]
     command = [sys.executable, str(HERE / "load.py"), ",".join(map(str, cores)), *map(str, numbers)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
@@ -317,10 +391,15 @@ def asked(load: Load, port: int, seed: int, vocabulary: int, cores: list[int]) -
 def brief(result: dict[str, Any]) -> str:
     loads = result.get("loads", {})
     rates = " ".join(
-        f"{name}: {figures.get('tokens_s', '-')}" for name, figures in loads.items() if not name.startswith("ttft")
+        f"{name}: {figures.get('tokens_s', '-')}"
+        for name, figures in loads.items()
+        if not name.startswith("ttft")
     )
     errors = sum(figures["errors"] for figures in loads.values())
-    return f"ready {result.get('ready_s')} s, {result.get('kv_tokens')} KV tokens, tokens/s {rates}, {errors} errors, {result['whole_s']} s"
+    return (
+        f"ready {result.get('ready_s')} s, {result.get('kv_tokens')} KV tokens, tokens/s {rates},"
+        f" {errors} errors, {result['whole_s']} s"
+    )
 
 
 def done(folder: Path) -> set[tuple[str, str]]:
@@ -341,16 +420,34 @@ def done(folder: Path) -> set[tuple[str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, required=True, help="then everything is stopped")
-    parser.add_argument("--gpus", type=lambda text: [int(one) for one in text.split(",")], default=[0, 1, 2, 3], help="which")
-    parser.add_argument("--together", type=int, default=1, help="engines that start on a GPU at once")
     parser.add_argument(
-        "--only", action="append", default=[], help="MODEL, SETTING or MODEL/SETTING, in this order; default: the whole grid"
+        "--gpus",
+        type=lambda text: [int(one) for one in text.split(",")],
+        default=[0, 1, 2, 3],
+        help="which",
     )
-    parser.add_argument("--flag", action="append", default=[], help="a flag of the engine for all settings")
-    parser.add_argument("--rehearse", action="store_true", help="a tiny model and small loads, for machines without GPUs")
+    parser.add_argument(
+        "--together", type=int, default=1, help="engines that start on a GPU at once"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        help="MODEL, SETTING or MODEL/SETTING, in this order; default: the whole grid",
+    )
+    parser.add_argument(
+        "--flag", action="append", default=[], help="a flag of the engine for all settings"
+    )
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="a tiny model and small loads, for machines without GPUs",
+    )
     args = parser.parse_args()
     until = time.time() + args.seconds
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -358,10 +455,18 @@ def main() -> None:
     loads: tuple[Load, ...] = LOADS
     if args.rehearse:
         settings = [
-            one._replace(model="tiny", gpus=min(one.gpus, len(args.gpus))) for one in GRID if one.model == "llama-3.1-8b"
+            one._replace(model="tiny", gpus=min(one.gpus, len(args.gpus)))
+            for one in GRID
+            if one.model == "llama-3.1-8b"
         ]
         loads = tuple(
-            Load(one.name, min(8, one.concurrency), min(16, one.requests), one.tokens_in // 8, min(8, one.tokens_out))
+            Load(
+                one.name,
+                min(8, one.concurrency),
+                min(16, one.requests),
+                one.tokens_in // 8,
+                min(8, one.tokens_out),
+            )
             for one in LOADS
         )
     wanted, asked_for = set(args.only), {name: place for place, name in enumerate(args.only)}
@@ -371,7 +476,15 @@ def main() -> None:
         if (not wanted or wanted & {one.model, one.name, f"{one.model}/{one.name}"})
         and one.gpus <= len(args.gpus) and (one.model, one.name) not in known
     ]  # fmt: skip
-    options = Options(args.folder, until, args.gpus, args.together, sorted(os.sched_getaffinity(0)), loads, tuple(args.flag))
+    options = Options(
+        args.folder,
+        until,
+        args.gpus,
+        args.together,
+        sorted(os.sched_getaffinity(0)),
+        loads,
+        tuple(args.flag),
+    )
     for model in dict.fromkeys(one.model for one in settings):
         models.write(args.folder / "models", model)
     run = Run(options, settings)

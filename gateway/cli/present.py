@@ -1,4 +1,5 @@
-"""What the command line prints: tables and plans for people. The facts come from `planner/explain.py`."""
+"""What the command line prints: tables and plans for people. The facts come from
+`planner/explain.py`."""
 
 from __future__ import annotations
 
@@ -24,13 +25,18 @@ def following_text(follows: Any) -> str:
     """What was started after a failure, in words."""
     named = {one["what"] for one in follows["differs"]}
     # A flag that only says what a choice has said already is left out.
-    told = [one for one in follows["differs"] if one["what"].removeprefix("--").replace("-", " ") not in named - {one["what"]}]
+    told = [
+        one
+        for one in follows["differs"]
+        if one["what"].removeprefix("--").replace("-", " ") not in named - {one["what"]}
+    ]
     words = [f"{one['what']} {one['old'] or 'unset'} -> {one['new'] or 'unset'}" for one in told]
     return f"attempt {follows['attempt']}, {'; '.join(words) or 'the same plan again'}"
 
 
 def detail_text(view: Any) -> str:
-    """What is to say of a model in its line: its state's reason, and what follows a failure while it does not serve yet."""
+    """What is to say of a model in its line: its state's reason, and what follows a failure while
+    it does not serve yet."""
     after = [one["follows"] for one in view["replicas"] if one["follows"] and one["busy_with"]]
     words = [view["detail"]] if view["detail"] else []
     words += [f"after {follows['failure']}: {following_text(follows)}" for follows in after[:1]]
@@ -38,7 +44,8 @@ def detail_text(view: Any) -> str:
 
 
 def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
-    """A paragraph that keeps to the terminal's width; `indent` is of its lines after the first, which begins with `first`."""
+    """A paragraph that keeps to the terminal's width; `indent` is of its lines after the first,
+    which begins with `first`."""
     width, begin, rest = _width(), first, " " * indent
     if width is None:
         say(f"{begin}{visible_line(text)}")
@@ -48,9 +55,13 @@ def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
-    """Columns without a frame, which read well in a terminal and in a pipe. Where they are too wide for a terminal the last column wraps, or goes below,
+    """Columns without a frame, which read well in a terminal and in a pipe. Where they are too wide
+    for a terminal the last column wraps, or goes below,
     then the others wrap; and where not even that fits, each row is a paragraph."""
-    lines = [[visible_line(cell) for cell in row] for row in ([head] if any(head) else []) + [tuple(row) for row in rows]]
+    lines = [
+        [visible_line(cell) for cell in row]
+        for row in ([head] if any(head) else []) + [tuple(row) for row in rows]
+    ]
     if not lines:
         return
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]) - 1)]
@@ -82,7 +93,9 @@ def _narrow(lines: list[list[str]], width: int, head: tuple[str, ...]) -> None:
             say("\n".join(columns[at]))
         elif not titles:
             cells = zip(head[1:-1] if long else head[1:], line[1:], strict=False)
-            named = [f"{name.lower()} {cell}".strip() for name, cell in cells if cell not in ("", "-")]
+            named = [
+                f"{name.lower()} {cell}".strip() for name, cell in cells if cell not in ("", "-")
+            ]
             print_paragraph(f"{line[0]}: {', '.join(named)}", indent=4)
         if below and (columns or long) and not titles and line[-1] not in ("", "-"):
             print_paragraph(line[-1], indent=4, first="    ")
@@ -107,7 +120,8 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
         print_paragraph("No engine that could serve it can be started here.")
     else:
         print_paragraph(
-            "Allow another engine version, a shorter context or more GPUs; `fitserve matrix` compares machines and versions."
+            "Allow another engine version, a shorter context or more GPUs; `fitserve matrix`"
+            " compares machines and versions."
         )
     if out := explain.ways_out(decision):
         print_paragraph(f"{out}.")
@@ -118,7 +132,14 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
         for line in missing:
             print_paragraph(line, indent=4, first="  ")
     if others := decision.plans[1:]:
-        say("\nOther plans" + (f" (the first {_MOST_OTHERS} of {len(others)})" if len(others) > _MOST_OTHERS else ""))
+        say(
+            "\nOther plans"
+            + (
+                f" (the first {_MOST_OTHERS} of {len(others)})"
+                if len(others) > _MOST_OTHERS
+                else ""
+            )
+        )
         head = ("RANK", "ENGINE", "GPUS", "CONTEXT", "TOK/S", "IN ALL", "CHANGED")
         table(head, explain.others(others[:_MOST_OTHERS]))
     if decision.rejected:
@@ -144,7 +165,8 @@ def show_matrix(cells: Any, *, as_json: bool) -> None:
             cell.hardware,
             str(cell.engine),
             cell.state if cell.state != "failing" else cell.verdict,
-            f"TP={cell.tensor_parallel}" + (f" PP={cell.pipeline_parallel}" if cell.pipeline_parallel > 1 else ""),
+            f"TP={cell.tensor_parallel}"
+            + (f" PP={cell.pipeline_parallel}" if cell.pipeline_parallel > 1 else ""),
             "" if cell.max_model_len is None else f"{cell.max_model_len:,}",
             _as_above(cell.why, reasons),
         )
@@ -154,7 +176,8 @@ def show_matrix(cells: Any, *, as_json: bool) -> None:
 
 
 def _as_above(text: str, reasons: list[str]) -> str:
-    """The text; in a terminal, where it is long, "as above" if the row above has the same. `reasons`: of the rows so far."""
+    """The text; in a terminal, where it is long, "as above" if the row above has the same.
+    `reasons`: of the rows so far."""
     reasons.append(text)
     return "as above" if text and text == reasons[-2] and _width() else text
 
@@ -162,7 +185,11 @@ def _as_above(text: str, reasons: list[str]) -> str:
 def _named(model: str, models: list[str]) -> str:
     """A model by the last part of its path, where that is enough to tell it from the others."""
     last = model.rstrip("/").rpartition("/")[2]
-    return model if any(other != model and other.rstrip("/").endswith(f"/{last}") for other in models) else last
+    return (
+        model
+        if any(other != model and other.rstrip("/").endswith(f"/{last}") for other in models)
+        else last
+    )
 
 
 def show_plan(plan: Any) -> None:
@@ -171,13 +198,21 @@ def show_plan(plan: Any) -> None:
     say("")
     table(("CHOICE", "VALUE", "WHY"), explain.choices(plan))
     if plan.kernels:
-        _layers("Kernels per rank", ("LAYER", "K x N", "SCHEME", "KERNEL"), explain.kernels(plan.kernels))
+        _layers(
+            "Kernels per rank",
+            ("LAYER", "K x N", "SCHEME", "KERNEL"),
+            explain.kernels(plan.kernels),
+        )
     if plan.attention:
         _layers("Attention", ("LAYERS", "HEAD SIZE", "BACKEND"), explain.attention(plan.attention))
     say("\nMemory per device\n" + explain.memory_bar(plan.memory, min(60, (_width() or 80) - 16)))
     table(("", "", ""), explain.memory_rows(plan.memory))
     if plan.speed:
-        say("\nMeasured speed" if plan.speed.grade == "measured" else f"\nExpected speed ({plan.speed.grade})")
+        say(
+            "\nMeasured speed"
+            if plan.speed.grade == "measured"
+            else f"\nExpected speed ({plan.speed.grade})"
+        )
         table(("", ""), [*explain.speed_rows(plan.speed), ("by", plan.speed.source)])
     elif unknown := explain.why_no_speed(plan):
         say("")
@@ -189,7 +224,10 @@ def show_plan(plan: Any) -> None:
     if plan.advice:
         say("")
         print_paragraph(f"advice: {plan.advice}", indent=4)
-    words = [*(f"{name}={shlex.quote(value)}" for name, value in plan.env.items()), shlex.join(plan.argv)]
+    words = [
+        *(f"{name}={shlex.quote(value)}" for name, value in plan.env.items()),
+        shlex.join(plan.argv),
+    ]
     say("\nEngine flags")
     # One line, however long: it is there to be copied.
     say(visible_line(" ".join(words)))
@@ -215,7 +253,10 @@ def _gpus(uuids: list[str], numbers: dict[str, int]) -> str:
 
 
 def show_differences(differences: Any) -> None:
-    table(("", "BEFORE", "AFTER"), [(one["what"], one["old"] or "-", one["new"] or "-") for one in differences])
+    table(
+        ("", "BEFORE", "AFTER"),
+        [(one["what"], one["old"] or "-", one["new"] or "-") for one in differences],
+    )
 
 
 def residence_text(view: Any, now: float) -> str:
@@ -230,7 +271,9 @@ def residence_text(view: Any, now: float) -> str:
     if keep_alive_s < 0:
         return "for ever"
     since = view["used_at"] or view["created_at"]
-    return in_words(keep_alive_s) + (f", asked {in_words(max(0.0, now - since))} ago" if view["state"] == "ready" else "")
+    return in_words(keep_alive_s) + (
+        f", asked {in_words(max(0.0, now - since))} ago" if view["state"] == "ready" else ""
+    )
 
 
 def show_model(view: Any, numbers: dict[str, int]) -> None:
@@ -265,22 +308,38 @@ def show_model(view: Any, numbers: dict[str, int]) -> None:
     if view["abilities"]:
         say("\nFor apps")
         table(
-            ("", "", ""), [(f"  {_ABILITIES[name]}", one["state"], one["evidence"]) for name, one in view["abilities"].items()]
+            ("", "", ""),
+            [
+                (f"  {_ABILITIES[name]}", one["state"], one["evidence"])
+                for name, one in view["abilities"].items()
+            ],
         )
     if rival := view["rival"]:
         say("\nAnother plan should be better")
         print_paragraph(f"{rival['words']} {rival['do']}", indent=2, first="  ")
-    refused = [one for one in (view["decision"] or {}).get("rejected", ()) if one["verdict"] == "engine_refuses"]
+    refused = [
+        one
+        for one in (view["decision"] or {}).get("rejected", ())
+        if one["verdict"] == "engine_refuses"
+    ]
     if refused:
         say("\nRefused by the engine itself, when it was asked")
         for one in explain.rejections(tuple(Rejected.model_validate(one) for one in refused)):
-            print_paragraph(" ".join([f"{one.who}:", *(line.strip() for line in one.lines)]), indent=4, first="  ")
+            print_paragraph(
+                " ".join([f"{one.who}:", *(line.strip() for line in one.lines)]),
+                indent=4,
+                first="  ",
+            )
     if view["attempts"]:
         from gateway.diagnosis.remedy import DONE
 
         say("\nAttempts")
         for attempt in view["attempts"]:
-            started = datetime.datetime.fromtimestamp(attempt["started_at"], tz=datetime.UTC).astimezone().strftime("%F %T")
+            started = (
+                datetime.datetime.fromtimestamp(attempt["started_at"], tz=datetime.UTC)
+                .astimezone()
+                .strftime("%F %T")
+            )
             words = [
                 attempt["state"],
                 attempt["engine"],
@@ -288,9 +347,16 @@ def show_model(view: Any, numbers: dict[str, int]) -> None:
                 f"context {attempt['max_model_len']:,}",
                 attempt["otherwise"],
             ]
-            print_paragraph("  ".join(word for word in words if word), indent=5, first=f"  {attempt['id']}  {started}  ")
+            print_paragraph(
+                "  ".join(word for word in words if word),
+                indent=5,
+                first=f"  {attempt['id']}  {started}  ",
+            )
             if failure := attempt["failure"]:
-                said = f"{failure['kind']} while {failure['phase']}: {failure['message']} {failure['advice']}"
+                said = (
+                    f"{failure['kind']} while {failure['phase']}: {failure['message']}"
+                    f" {failure['advice']}"
+                )
                 print_paragraph(said, indent=11, first="     ")
                 if failure["line"]:
                     print_paragraph(f"log: {failure['line']}", indent=11, first="     ")
@@ -313,7 +379,8 @@ def show_disk(found: Any) -> None:
             one["commit"][:12],
             size(one["bytes"]),
             day(one["last_used"]),
-            ", ".join(one["models"]) or ("no model" if one["ours"] else "no model, brought by another program"),
+            ", ".join(one["models"])
+            or ("no model" if one["ours"] else "no model, brought by another program"),
         )
         for one in found["revisions"]
     ]
@@ -331,13 +398,21 @@ def show_disk(found: Any) -> None:
     if engines:
         say("")
         table(("ENGINE", "BYTES", "COMPILED", "LAST USED", "NEEDED BY"), engines)
-    unfinished = f", {size(found['unfinished_bytes'])} of unfinished downloads" if found["unfinished_bytes"] else ""
+    unfinished = (
+        f", {size(found['unfinished_bytes'])} of unfinished downloads"
+        if found["unfinished_bytes"]
+        else ""
+    )
     say("")
-    print_paragraph(f"{found['cache']}: {size(found['cache_bytes'])}{unfinished}; {size(found['free_bytes'])} are free")
+    print_paragraph(
+        f"{found['cache']}: {size(found['cache_bytes'])}{unfinished}; {size(found['free_bytes'])}"
+        " are free"
+    )
     if found["unused_bytes"]:
         print_paragraph(
-            f"{size(found['unused_bytes'])} of revisions that no model of this gateway needs: `fitserve rm NAME --weights` removes those of a model "
-            "with it, `hf cache rm` those of other programs.",
+            f"{size(found['unused_bytes'])} of revisions that no model of this gateway needs:"
+            " `fitserve rm NAME --weights` removes those of a model with it, `hf cache rm` those"
+            " of other programs.",
             indent=0,
         )
 
@@ -346,5 +421,9 @@ def removed_weights(answer: Any) -> str:
     gone = ", ".join(f"{repo} at {commit[:12]}" for repo, commit in answer["removed"])
     kept = [f"{one['repo']} stays: {', '.join(one['models'])} needs it" for one in answer["kept"]]
     return "; ".join(
-        [f"{answer['name']}: removed, {size(answer['freed_bytes'])} freed" + (f" ({gone})" if gone else ""), *kept]
+        [
+            f"{answer['name']}: removed, {size(answer['freed_bytes'])} freed"
+            + (f" ({gone})" if gone else ""),
+            *kept,
+        ]
     )

@@ -1,6 +1,8 @@
-"""The one way from the commands to the terminal: nothing that an engine, a model or a user has written steers it.
+"""The one way from the commands to the terminal: nothing that an engine, a model or a user has
+written steers it.
 
-What is no terminal gets plain lines of one form, whole and without colours. rich is imported where a terminal is there for it.
+What is no terminal gets plain lines of one form, whole and without colours. rich is imported where
+a terminal is there for it.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def say(text: str = "", *, err: bool = False) -> None:
 
 
 def told(text: str) -> None:
-    """Print sentences for people to standard error. A terminal's lines end between words; what is no terminal gets each line whole."""
+    """Print sentences for people to standard error. A terminal's lines end between words; what is
+    no terminal gets each line whole."""
     if sys.stderr.isatty():
         columns = max(20, shutil.get_terminal_size().columns)
         text = "\n".join("\n".join(wrapped(line, columns)) for line in text.splitlines())
@@ -52,23 +55,33 @@ def pour(pieces: Iterable[bytes], *, raw: bool = False) -> None:
 
 
 def width() -> int | None:
-    """Columns to keep to. In a pipe there are none, unless COLUMNS says so: lines must not break."""
+    """Columns to keep to. In a pipe there are none, unless COLUMNS says so: lines must not
+    break."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
         return max(40, shutil.get_terminal_size().columns)
     return None
 
 
 def wrapped(text: str, columns: int, first: str = "", rest: str = "") -> list[str]:
-    """Lines of a paragraph. None ends inside a word: one that is longer than a line, as a path, stays whole for who copies it."""
+    """Lines of a paragraph. None ends inside a word: one that is longer than a line, as a path,
+    stays whole for who copies it."""
     return textwrap.wrap(
-        text, columns, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+        text,
+        columns,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
 def squeezed(lines: Sequence[Sequence[str]], columns: int) -> list[list[str]] | None:
-    """The lines of each row of a table that is wider than the terminal: its cells wrap between words. None where the longest words do not fit."""
+    """The lines of each row of a table that is wider than the terminal: its cells wrap between
+    words. None where the longest words do not fit."""
     cells = [[line[at] for line in lines] for at in range(len(lines[0]))]
-    least = [max((len(word) for cell in column for word in cell.split()), default=0) for column in cells]
+    least = [
+        max((len(word) for cell in column for word in cell.split()), default=0) for column in cells
+    ]
     for gap in (2, 1):
         widths = [max(map(len, column)) for column in cells]
         room = columns - gap * (len(widths) - 1)
@@ -90,7 +103,8 @@ def _row(line: Sequence[str], widths: Sequence[int], gap: str) -> list[str]:
 
 
 class Talk(NamedTuple):
-    """What somebody at a terminal, or a pipe, says to a command. here: a person types; shown: a person reads."""
+    """What somebody at a terminal, or a pipe, says to a command. here: a person types; shown: a
+    person reads."""
 
     here: bool
     shown: bool
@@ -106,7 +120,8 @@ def everything() -> str:
 
 
 def lines_typed(prompt: str) -> Iterator[str]:
-    """What a person types, a line each time, with the history of this session; a text over several lines stands between three double quotes.
+    """What a person types, a line each time, with the history of this session; a text over several
+    lines stands between three double quotes.
     Ctrl-C drops the line, Ctrl-D ends."""
     with suppress(ImportError):
         import readline  # noqa: F401 - `input` uses it once it is there
@@ -128,11 +143,13 @@ def lines_typed(prompt: str) -> Iterator[str]:
 
 
 class Flow:
-    """Text that comes in pieces, and is shown at once. On a terminal lines end between words, and what is `dim` is; elsewhere each piece goes out as it
+    """Text that comes in pieces, and is shown at once. On a terminal lines end between words, and
+    what is `dim` is; elsewhere each piece goes out as it
     is."""
 
     def __init__(self) -> None:
-        # The last column stays free: some terminals break a line there, others wait for the next character.
+        # The last column stays free: some terminals break a line there, others wait for the next
+        # character.
         self._columns = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else 0
         self._dims = self._columns > 0 and not os.environ.get("NO_COLOR")
         self._word = ""
@@ -151,7 +168,8 @@ class Flow:
         self.write("\n")
 
     def _placed(self, char: str) -> str:
-        """The character; where it would not fit, after the word that it belongs to was moved to the next line."""
+        """The character; where it would not fit, after the word that it belongs to was moved to the
+        next line."""
         if char == "\n":
             self._at, self._word = 0, ""
             return char
@@ -170,7 +188,8 @@ class Flow:
 
 @contextmanager
 def status() -> Iterator[Callable[[str], None]]:
-    """Where a command is told what is done for it now. A terminal shows that in one line that moves, else each new text is a line."""
+    """Where a command is told what is done for it now. A terminal shows that in one line that
+    moves, else each new text is a line."""
     if not sys.stderr.isatty():
         said = [""]
 
@@ -190,12 +209,20 @@ def status() -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Where a command is told how many bytes are here, of how many: a bar with rate and time left, or a line for each tenth."""
+    """Where a command is told how many bytes are here, of how many: a bar with rate and time left,
+    or a line for each tenth."""
     if not sys.stderr.isatty():
         yield _lines_of(title)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     shown = Progress(
         TextColumn("{task.description}", markup=False),
@@ -220,7 +247,11 @@ def _lines_of(title: str) -> Callable[[int, int], None]:
         told_of[tenth] = now, done
         since, first = next(iter(told_of.values()))
         rate = (done - first) / (now - since) if now > since else 0
-        left = f", {size(round(rate))}/s, {in_words((total - done) / rate)} left" if rate and done < total else ""
+        left = (
+            f", {size(round(rate))}/s, {in_words((total - done) / rate)} left"
+            if rate and done < total
+            else ""
+        )
         say(f"{title}: {size(done)} of {size(total)} ({tenth * 100 // _TENTHS} %){left}", err=True)
 
     return line

@@ -10,15 +10,22 @@ from gateway.controller.watch.endpoint_watcher import EndpointKey, EndpointWatch
 from gateway.controller.watch.engine_client import EngineClient
 from gateway.proxy.access.endpoint_keys import EndpointKeys
 
-# So many endpoints are asked as often as the settings say. Of more, each is asked less often, so that all cost as much as these.
+# So many endpoints are asked as often as the settings say. Of more, each is asked less often, so
+# that all cost as much as these.
 _ENDPOINTS = 300
 
 
 class Endpoints:
     def __init__(
-        self, fleet: Fleet, client: EngineClient, keys: EndpointKeys, interval_s: float, wake: Callable[[], None]
+        self,
+        fleet: Fleet,
+        client: EngineClient,
+        keys: EndpointKeys,
+        interval_s: float,
+        wake: Callable[[], None],
     ) -> None:
-        """client: of endpoints alone, so that no number of them that are away keeps the engines of this machine waiting. interval_s: between two
+        """client: of endpoints alone, so that no number of them that are away keeps the engines of
+        this machine waiting. interval_s: between two
         questions to one."""
         self._fleet = fleet
         self._client = client
@@ -49,4 +56,6 @@ class Endpoints:
             await one.close()
 
     def _stretch(self) -> float:
-        return max(1.0, sum(len(model.endpoints) for model in self._fleet.models.values()) / _ENDPOINTS)
+        return max(
+            1.0, sum(len(model.endpoints) for model in self._fleet.models.values()) / _ENDPOINTS
+        )

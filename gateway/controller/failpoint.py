@@ -1,6 +1,8 @@
-"""Failpoints: places where a test lets the gateway kill itself, to show that the next start recovers.
+"""Failpoints: places where a test lets the gateway kill itself, to show that the next start
+recovers.
 
-There is a failpoint before and after every effect of the loop; the lists are made from its actions, and from the steps of a changed wish.
+There is a failpoint before and after every effect of the loop; the lists are made from its actions,
+and from the steps of a changed wish.
 """
 
 from __future__ import annotations
@@ -13,9 +15,14 @@ from gateway.controller.decisions.changes import Step
 from gateway.controller.decisions.reconcile import Action, Rest
 
 FAILPOINTS = tuple(
-    f"{action.__name__}.{moment}" for action in get_args(Action) if action is not Rest for moment in ("before", "after")
+    f"{action.__name__}.{moment}"
+    for action in get_args(Action)
+    if action is not Rest
+    for moment in ("before", "after")
 )
-CHANGE_FAILPOINTS = tuple(f"{step.__name__}.{moment}" for step in get_args(Step) for moment in ("before", "after"))
+CHANGE_FAILPOINTS = tuple(
+    f"{step.__name__}.{moment}" for step in get_args(Step) for moment in ("before", "after")
+)
 
 
 class Failpoint:

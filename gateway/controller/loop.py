@@ -1,7 +1,9 @@
-"""The loop: the only writer. It compares what is wanted with what is there, and has every replica take its next step.
+"""The loop: the only writer. It compares what is wanted with what is there, and has every replica
+take its next step.
 
-Level-triggered: events only wake it, and each pass works from what is true now, so a crash at any point costs one
-more pass. An error that nobody expected stays with the replica or the model that met it.
+Level-triggered: events only wake it, and each pass works from what is true now, so a crash at any
+point costs one more pass. An error that nobody expected stays with the replica or the model that
+met it.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ _ENDED_WITH_US = Failure(
 
 
 class Loop:
-    """Owns the state. Others read `fleet` and `health`, ask for something by `orders`, and look ahead with `forecasts`; everything else happens in
+    """Owns the state. Others read `fleet` and `health`, ask for something by `orders`, and look
+    ahead with `forecasts`; everything else happens in
     `run`."""
 
     def __init__(
@@ -77,8 +80,14 @@ class Loop:
         routes: Routes,
         ended: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """signatures: gives what engines print when they fail. ended: how many requests of each model have ended so far."""
-        settings, self._store, self._host, self._settings = launcher.settings, store, launcher.host, launcher.settings
+        """signatures: gives what engines print when they fail. ended: how many requests of each
+        model have ended so far."""
+        settings, self._store, self._host, self._settings = (
+            launcher.settings,
+            store,
+            launcher.host,
+            launcher.settings,
+        )
         self.fleet = Fleet(settings.keep_alive)
         self.health = LoopHealth()
         self.passed: Callable[[], object] = lambda: None
@@ -95,7 +104,9 @@ class Loop:
         self._drains = Drains(routes, settings.drain_s)
         wishes = WishChanges(store)
         decisions = Decisions(store, planner, settings.start_timeout_s / 2, wishes.keep_commits)
-        attempts = Attempts(store, self._running, launcher, self._gate, signatures, self.fleet.ports)
+        attempts = Attempts(
+            store, self._running, launcher, self._gate, signatures, self.fleet.ports
+        )
         effects = Effects(
             PlanSteps(decisions, attempts, launcher, gpus),
             StartSteps(decisions, attempts, launcher, self._running, self._gate),
@@ -104,12 +115,25 @@ class Loop:
             ShrinkSteps(decisions, attempts, self._drains),
             SleepSteps(store, planner, launcher, self._gate, decisions.planning),
         )
-        watching = (gpus, signatures, EngineClient(_CALLS_AT_ONCE), self.wake, routes.silent_s, self._drains)
+        watching = (
+            gpus,
+            signatures,
+            EngineClient(_CALLS_AT_ONCE),
+            self.wake,
+            routes.silent_s,
+            self._drains,
+        )
         self._steps = ReplicaSteps(effects, self.fleet, launcher, *watching)
         self.trials = TrialSteps(attempts, self.wake)
-        self._changes = ChangeSteps(wishes, self.trials, attempts, Failpoint(settings.failpoint), self._drains)
+        self._changes = ChangeSteps(
+            wishes, self.trials, attempts, Failpoint(settings.failpoint), self._drains
+        )
         self._endpoints = Endpoints(
-            self.fleet, EngineClient(_CALLS_AT_ONCE), EndpointKeys(settings.data), settings.health_interval_s, self.wake
+            self.fleet,
+            EngineClient(_CALLS_AT_ONCE),
+            EndpointKeys(settings.data),
+            settings.health_interval_s,
+            self.wake,
         )
         self._strays = Strays(launcher.stop, settings.stop_grace_s, self.wake)
         self.residents = Residents(self.fleet, routes, store, settings, self._gate.measures, ended)
@@ -128,9 +152,11 @@ class Loop:
     async def run(self) -> None:
         """Until cancelled. Engines go on running after it; `close` lets go of them.
 
-        Raises what passes meet that nobody expected, after so many in a row: perhaps another process does better.
+        Raises what passes meet that nobody expected, after so many in a row: perhaps another
+        process does better.
         """
-        # Until the first look at what runs, requests wait: no model is unknown, and none is said to be away.
+        # Until the first look at what runs, requests wait: no model is unknown, and none is said to
+        # be away.
         self._routes.table = route_table(self.fleet, [], self._settings.start_timeout_s, waits=True)
         looked = False
         while True:
@@ -144,7 +170,8 @@ class Loop:
                     log.error("the host does not answer", error=str(error))  # noqa: TRY400 - the traceback adds nothing
                 self.health.host_problem = str(error)
                 if not looked:
-                    # The wanted models are known though no engine is: their clients are asked to come again, and do not hear that they do not exist.
+                    # The wanted models are known though no engine is: their clients are asked to
+                    # come again, and do not hear that they do not exist.
                     self._publish_routes([])
             except Exception as error:
                 self.health.setback.broke(error)
@@ -153,7 +180,8 @@ class Loop:
                 await asyncio.sleep(self.health.setback.rest_s)
             self.health.last_pass = time.monotonic()
             self.passed()
-            # A pass that waited for nothing lets others run all the same: what it waits for may be a step that has to end.
+            # A pass that waited for nothing lets others run all the same: what it waits for may be
+            # a step that has to end.
             await asyncio.sleep(0)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.tick_s):
@@ -172,22 +200,29 @@ class Loop:
         await self._strays.close()
 
     async def end_engines(self) -> None:
-        """After `close`: no engine of this gateway goes on. Their models start again with the next one."""
+        """After `close`: no engine of this gateway goes on. Their models start again with the next
+        one."""
         for replica in self.fleet.replicas():
             if replica.attempt is not None:
-                ended = replica.attempt.evolve(state="stopped", ended_at=time.time(), failure=_ENDED_WITH_US)
+                ended = replica.attempt.evolve(
+                    state="stopped", ended_at=time.time(), failure=_ENDED_WITH_US
+                )
                 with contextlib.suppress(StoreError):
                     await asyncio.to_thread(self._store.save_attempt, ended)
                 self._running.remove(ended.instance_name)
         grace_s = self._settings.stop_grace_s
-        await asyncio.gather(*(self._launcher.stop(one.name, grace_s) for one in await self._host.list()))
+        await asyncio.gather(
+            *(self._launcher.stop(one.name, grace_s) for one in await self._host.list())
+        )
 
     async def left_running(self) -> list[str]:
-        """The engines of this gateway that run, by the names of their instances. Raises HostError."""
+        """The engines of this gateway that run, by the names of their instances. Raises
+        HostError."""
         return [one.name for one in await self._host.list() if one.state == "running"]
 
     def load(self) -> None:
-        """Read what is wanted and what was tried, before the first request: no model may be unknown to clients that wait for it."""
+        """Read what is wanted and what was tried, before the first request: no model may be unknown
+        to clients that wait for it."""
         if restored := restore_running(self._store, self._running):
             log.warning("the database was empty, what runs was entered again", attempts=restored)
         self.fleet.models.update(remembered(self._store))
@@ -206,7 +241,8 @@ class Loop:
             one.name for one in instances if one.state == "running"
         }
         if ended or self._lost is not self._gpus.lost:
-            # Another set of GPUs, or memory that an engine had: a replica without a plan may find one.
+            # Another set of GPUs, or memory that an engine had: a replica without a plan may find
+            # one.
             self._lost = self._gpus.lost
             self.fleet.unblock()
         # Before anything that may fail: an engine that is gone, or leaves, gets no more requests.
@@ -223,15 +259,19 @@ class Loop:
             try:
                 await self._attend(model, instances)
             except StoreError as error:
-                # A step that could not be recorded is not done, and is tried again; other models go on.
+                # A step that could not be recorded is not done, and is tried again; other models go
+                # on.
                 if self.health.store_problem is None:
-                    log.error("a step could not be recorded", model=model.wish.name, error=str(error))  # noqa: TRY400
+                    log.error(  # noqa: TRY400
+                        "a step could not be recorded", model=model.wish.name, error=str(error)
+                    )
                 problem = str(error)
         self._publish_routes(instances)
         self.health.store_problem = problem
 
     async def _attend(self, model: ManagedModel, instances: list[Instance]) -> None:
-        """What is to be done for one model now. An error that nobody expected stays with the model. Raises StoreError."""
+        """What is to be done for one model now. An error that nobody expected stays with the model.
+        Raises StoreError."""
         if model.setback.rest_s:
             return
         try:
@@ -254,7 +294,8 @@ class Loop:
             model.setback.broke(error)
 
     def _receive(self, model: ManagedModel) -> None:
-        """Have others give what the model waits for. An error that nobody expected stays with the model."""
+        """Have others give what the model waits for. An error that nobody expected stays with the
+        model."""
         if model.setback.rest_s:
             return
         try:
@@ -262,7 +303,11 @@ class Loop:
                 # Each is seen to, also where another one has not given.
                 missing = [take for take in replica.takes if not self._given(take, model.wish.name)]
                 if replica.takes and not missing:
-                    replica.receive(tuple(take for take in replica.takes if self.fleet.gave(take, model.wish.name)))
+                    replica.receive(
+                        tuple(
+                            take for take in replica.takes if self.fleet.gave(take, model.wish.name)
+                        )
+                    )
         except Exception as error:
             model.setback.broke(error)
 
@@ -279,8 +324,11 @@ class Loop:
             return True
         if attempt is None or replica.busy:
             return not replica.busy
-        # Once it is planned with less: who takes it is started beside it, when the engine from before is gone.
-        if (attempt.plan.cap is not None and attempt.plan.cap.bytes <= take.keeps) or model.keeps_until > time.monotonic():
+        # Once it is planned with less: who takes it is started beside it, when the engine from
+        # before is gone.
+        if (
+            attempt.plan.cap is not None and attempt.plan.cap.bytes <= take.keeps
+        ) or model.keeps_until > time.monotonic():
             return True
         # One of its copies after the other: the rest serves meanwhile.
         away = any(
@@ -303,9 +351,12 @@ class Loop:
         replicas = model.all_replicas
         for replica in replicas:
             await replica.unwatch()
-        if any(replica.busy for replica in replicas) or any(instance.model == name for instance in instances):
+        if any(replica.busy for replica in replicas) or any(
+            instance.model == name for instance in instances
+        ):
             return
-        # Before the database forgets the attempts, so that these records never bring back a model that was removed.
+        # Before the database forgets the attempts, so that these records never bring back a model
+        # that was removed.
         for replica in replicas:
             for attempt in replica.attempts:
                 self._running.remove(attempt.instance_name)
@@ -316,11 +367,20 @@ class Loop:
         del self.fleet.models[name]
         log.info("removed", model=name)
 
-    def _forget_trial(self, model: ManagedModel, trial: ReplicaState, instances: list[Instance]) -> None:
+    def _forget_trial(
+        self, model: ManagedModel, trial: ReplicaState, instances: list[Instance]
+    ) -> None:
         """Once nothing of it runs its attempts are those of the replica."""
-        if trial.attempt is None and not trial.seeks and not trial.busy and trial.instance_among(instances) is None:
+        if (
+            trial.attempt is None
+            and not trial.seeks
+            and not trial.busy
+            and trial.instance_among(instances) is None
+        ):
             replica = model.replicas[trial.index]
-            replica.history = sorted([*replica.history, *trial.history], key=lambda attempt: attempt.id)
+            replica.history = sorted(
+                [*replica.history, *trial.history], key=lambda attempt: attempt.id
+            )
             model.trial = None
 
     def _publish_routes(self, instances: list[Instance]) -> None:

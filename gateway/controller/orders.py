@@ -1,4 +1,5 @@
-"""What owners ask for: models added, changed, stopped, removed, GPUs set apart. It is on the disk before it is answered, and the loop carries it out."""
+"""What owners ask for: models added, changed, stopped, removed, GPUs set apart. It is on the disk
+before it is answered, and the loop carries it out."""
 
 from __future__ import annotations
 
@@ -18,15 +19,22 @@ from gateway.store.store import Store
 
 class Orders:
     def __init__(
-        self, store: Store, fleet: Fleet, wishes: WishChanges, admitted: Callable[[], None], wake: Callable[[], None]
+        self,
+        store: Store,
+        fleet: Fleet,
+        wishes: WishChanges,
+        admitted: Callable[[], None],
+        wake: Callable[[], None],
     ) -> None:
-        """admitted: a model was taken in, and may be asked. wake: the loop looks at everything again."""
+        """admitted: a model was taken in, and may be asked. wake: the loop looks at everything
+        again."""
         self._store = store
         self._fleet = fleet
         self._wishes = wishes
         self._admitted = admitted
         self._wake = wake
-        # Of wishes one at a time is held against the others and recorded: no two take one name, and none is lost.
+        # Of wishes one at a time is held against the others and recorded: no two take one name, and
+        # none is lost.
         self._wishing = asyncio.Lock()
 
     async def add(self, wish: Wish) -> ManagedModel:
@@ -48,16 +56,24 @@ class Orders:
         self._fleet.model(name).deleting = True
         self._wake()
 
-    async def change(self, model: ManagedModel, old: Wish, wish: Wish, *, anew: bool) -> ManagedModel:
-        """Record another wish for a model durably, then bring its engines to it. old: the wish that it was made of. anew: other engines may be
+    async def change(
+        self, model: ManagedModel, old: Wish, wish: Wish, *, anew: bool
+    ) -> ManagedModel:
+        """Record another wish for a model durably, then bring its engines to it. old: the wish that
+        it was made of. anew: other engines may be
         needed. Raises NotFound, Conflict, StoreError."""
         self._store.changeable()
         name = model.wish.name
         async with self._wishing:
             if self._fleet.models.get(name) is not model or model.wish != old:
-                raise Conflict(f"The model {name} was changed meanwhile.", hint="Nothing was changed; try again.")
+                raise Conflict(
+                    f"The model {name} was changed meanwhile.",
+                    hint="Nothing was changed; try again.",
+                )
             if model.deleting:
-                raise Conflict(f"The model {name} is being removed.", hint="Add it again when it is gone.")
+                raise Conflict(
+                    f"The model {name} is being removed.", hint="Add it again when it is gone."
+                )
             if model.change is not None and not model.change.refused:
                 ends = f"`fitserve show {name}` tells how far that is; try again then."
                 if model.stopped:
@@ -85,7 +101,8 @@ class Orders:
         await asyncio.to_thread(self._store.forgive, name, now)
         model.forgiven_at = now
         model.problems_of_asking.clear()
-        # What is asked or started meanwhile keeps the old ones for itself. Answers are on disk, as long as what gave them is here.
+        # What is asked or started meanwhile keeps the old ones for itself. Answers are on disk, as
+        # long as what gave them is here.
         model.pins, model.answers = {}, {}
         model.setback.over()
         for replica in model.replicas:
@@ -95,24 +112,31 @@ class Orders:
         return model
 
     async def stop(self, name: str) -> ManagedModel:
-        """End its engines and load it no more until `start`; it is not forgotten. Raises NotFound, BadRequest, StoreError."""
+        """End its engines and load it no more until `start`; it is not forgotten. Raises NotFound,
+        BadRequest, StoreError."""
         return await self._set_stopped(name, stopped=True)
 
     async def start(self, name: str) -> ManagedModel:
-        """Load it again, and from now on as its policy says. Raises NotFound, BadRequest, StoreError."""
+        """Load it again, and from now on as its policy says. Raises NotFound, BadRequest,
+        StoreError."""
         return await self._set_stopped(name, stopped=False)
 
     async def _set_stopped(self, name: str, *, stopped: bool) -> ManagedModel:
         self._store.changeable()
         model = self._fleet.model(name)
         if not model.replicas:
-            raise BadRequest(f"{name} is an engine that runs elsewhere.", hint="Stop it there, or `fitserve rm` it here.")
+            raise BadRequest(
+                f"{name} is an engine that runs elsewhere.",
+                hint="Stop it there, or `fitserve rm` it here.",
+            )
         await asyncio.to_thread(self._store.set_stopped, name, stopped=stopped)
         model.stopped = stopped
         for replica in model.replicas:  # as it is shown until the next pass
             engine = replica.attempt is not None or replica.busy
             if stopped and engine:
-                replica.shown = Rest("stopping", "its owner stops it; what it answers is finished first")
+                replica.shown = Rest(
+                    "stopping", "its owner stops it; what it answers is finished first"
+                )
             elif not stopped and not engine:
                 replica.shown = Rest("starting", "its owner starts it")
         if not stopped:
@@ -123,15 +147,21 @@ class Orders:
 
     @contextlib.contextmanager
     def set_apart(self, gpus: Sequence[str]) -> Iterator[dict[str, str]]:
-        """Nothing is started on these GPUs (by UUID) meanwhile. Gives what the gateway has on each that is not free, and what to do about it. Raises
+        """Nothing is started on these GPUs (by UUID) meanwhile. Gives what the gateway has on each
+        that is not free, and what to do about it. Raises
         Conflict where they are set apart already."""
         if self._fleet.set_apart:
             raise Conflict("The GPUs are being measured already.", hint="Try again in a minute.")
         users = self._fleet.users()
-        planned = next((one.model for one in self._fleet.replicas() if one.attempt is None and one.busy), None)
+        planned = next(
+            (one.model for one in self._fleet.replicas() if one.attempt is None and one.busy), None
+        )
         wait = f"a start of {planned} is being planned: try again in a minute"
         held = {
-            uuid: f"{', '.join(users[uuid])} runs on it: remove it (`fitserve rm {users[uuid][0]}`) and add it again afterwards"
+            uuid: (
+                f"{', '.join(users[uuid])} runs on it: remove it (`fitserve rm {users[uuid][0]}`)"
+                " and add it again afterwards"
+            )
             for uuid in users
         }
         self._fleet.set_apart = frozenset(gpus) - held.keys()

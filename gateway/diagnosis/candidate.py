@@ -1,4 +1,5 @@
-"""What may prove to be the failure of a log, and what each process of the engine is printing meanwhile."""
+"""What may prove to be the failure of a log, and what each process of the engine is printing
+meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Process:
     file: str = ""
     layer: str = ""
     indent: int = 0
-    """How far the frames of its traceback are indented: with a traceback that is indented as a whole, its exception is too, but less."""
+    """How far the frames of its traceback are indented: with a traceback that is indented as a
+    whole, its exception is too, but less."""
     asserted: str = ""
     """The `assert` that stood last in the traceback."""
     source: str = ""
@@ -50,17 +52,26 @@ class Process:
     """What it raised first while the engine served, and is not known to have survived."""
 
     def close(self) -> None:
-        self.open, self.tracing, self.ignored, self.replaces, self.left, self.cut_off = None, False, False, False, 0, None
+        self.open, self.tracing, self.ignored, self.replaces, self.left, self.cut_off = (
+            None,
+            False,
+            False,
+            False,
+            0,
+            None,
+        )
         self.causes = False
 
     @property
     def of_a_request(self) -> bool:
-        """Whether its traceback goes through what handles requests: one that fails there ends no engine."""
+        """Whether its traceback goes through what handles requests: one that fails there ends no
+        engine."""
         return any(REQUEST.search(file) for file in self.files)
 
     @property
     def of_a_handler(self) -> bool:
-        """Whether its traceback goes through what answers one request, which nothing asks before the engine serves."""
+        """Whether its traceback goes through what answers one request, which nothing asks before
+        the engine serves."""
         return any(HANDLER.search(file) for file in self.files)
 
 
@@ -85,7 +96,8 @@ class Candidate:
         return cls(None, {}, line, number, shape.phase, shape=shape, bare=True)
 
     def broken(self, rest: str, columns: int, proof: Callable[[str], Proof | None]) -> Proof | None:
-        """What is proven by the message with a line that a terminal has broken off it. Where a line fills the terminal no space was lost."""
+        """What is proven by the message with a line that a terminal has broken off it. Where a line
+        fills the terminal no space was lost."""
         self.columns = max(columns, self.columns)
         whole, spaced = self.said + rest, f"{self.said} {rest}"
         self.said = (whole if self.last >= self.columns - 1 else spaced)[:_LONGEST]
@@ -100,7 +112,8 @@ class Candidate:
 
     @property
     def rank(self) -> int:
-        """The smaller, the nearer to the root cause: 0 known causes, 1 consequences, 2 unknown errors, 3 that another process died."""
+        """The smaller, the nearer to the root cause: 0 known causes, 1 consequences, 2 unknown
+        errors, 3 that another process died."""
         if self.row is None or self.row.structure:
             return 2
         return 0 if not self.row.weak else TOLD_DEAD if self.row.proves == "nothing" else 1

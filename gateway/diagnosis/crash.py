@@ -1,4 +1,5 @@
-"""Where a process crashed in compiled code: the stack that Python's fault handler or a library prints as it dies. Pure."""
+"""Where a process crashed in compiled code: the stack that Python's fault handler or a library
+prints as it dies. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ _BEGINS = re.compile(r"(?:Current thread 0x[0-9a-f]+.{0,60}|Stack) \(most recent
 _OTHER = re.compile(r"Thread 0x[0-9a-f]+.{0,60} \(most recent call first\):")
 _PYTHON = re.compile(r'\s*File "(?P<file>[^"]+)", line \d+ in (?P<function>[\w<>.]+)$')
 # absl's, which Ray prints too: an address, the size of the frame, and its symbol.
-_NATIVE = re.compile(r"(?:.{0,80}\.cc:\d+: )?\s*(?:PC: )?@ +0x[0-9a-f]+ +\S+ +(?P<symbol>(?!\(unknown\))\S+)")
+_NATIVE = re.compile(
+    r"(?:.{0,80}\.cc:\d+: )?\s*(?:PC: )?@ +0x[0-9a-f]+ +\S+ +(?P<symbol>(?!\(unknown\))\S+)"
+)
 
 
 class Crash:

@@ -1,4 +1,5 @@
-"""What an engine's end means: its phase as users read it, whether its failure lies outside the plan, and an end without a line that proves a cause. Pure."""
+"""What an engine's end means: its phase as users read it, whether its failure lies outside the
+plan, and an end without a line that proves a cause. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ PHASES = {
 
 
 def environmental(failure: Failure) -> bool:
-    """Whether the cause lies outside the plan, which may then be started again. A hang proves nothing the first time."""
+    """Whether the cause lies outside the plan, which may then be started again. A hang proves
+    nothing the first time."""
     return failure.proves == "nothing"
 
 
@@ -35,7 +37,10 @@ def ended(instance: Instance, phase: str, tail: Iterable[str], *, was_ready: boo
         return Failure(
             kind="host_oom",
             phase=phase,
-            message="The kernel killed the engine because the memory of the host, or of its container, ran out.",
+            message=(
+                "The kernel killed the engine because the memory of the host, or of its container,"
+                " ran out."
+            ),
             line=last,
             culprit={"exit_code": -9 if code is None else code},
             advice="Free memory, or ask for a smaller context.",

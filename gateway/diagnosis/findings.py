@@ -1,7 +1,8 @@
 """What a log has told of its failure so far, and which part of it is the cause. Pure.
 
-The first proof is the cause, unless it is of a kind that is mostly a consequence (`weak`); then comes what structure tells, then what words
-speak for (likely.py), which proves nothing and is asked for by itself.
+The first proof is the cause, unless it is of a kind that is mostly a consequence (`weak`); then
+comes what structure tells, then what words speak for (likely.py), which proves nothing and is asked
+for by itself.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ _MOST_COMPLAINTS = 16
 
 
 class Findings:
-    """candidates: what may be the failure. dying: the line, with its number, in which a process first told of its end. hint: a known text in a
+    """candidates: what may be the failure. dying: the line, with its number, in which a process
+        first told of its end. hint: a known text in a
     line that is no exception. quoted: an exception in the middle of a line, as it is
-    quoted and as the whole line. complaints: lines that complain, of nothing that is known. crashed: the stack of a process that crashed. warned:
-    a known text in what the engine went on after."""
+    quoted and as the whole line. complaints: lines that complain, of nothing that is known.
+    crashed: the stack of a process that crashed. warned: a known text in what the engine went on
+    after."""
 
     def __init__(self, signatures: Signatures, engine: str | None) -> None:
         self.candidates: list[Candidate] = []
@@ -46,7 +49,8 @@ class Findings:
             self.candidates.append(candidate)
 
     def died(self, text: str, number: int) -> None:
-        """A line that tells of an end. The first counts, unless a later one quotes what the process died of."""
+        """A line that tells of an end. The first counts, unless a later one quotes what the process
+        died of."""
         if self.dying is None or (TOLD.search(text) and not TOLD.search(self.dying[0])):
             self.dying = text, number
 
@@ -56,28 +60,38 @@ class Findings:
             self.complaints.append(candidate)
 
     def hinted(self, candidate: Candidate | None) -> bool:
-        """A line with a known text, if it has one. Whether one was seen by now: the first counts."""
+        """A line with a known text, if it has one. Whether one was seen by now: the first
+        counts."""
         self.hint = self.hint or candidate
         return self.hint is not None
 
     def failure(self, settings: dict[str, Scalar], phase: str) -> Failure | None:
-        """What is proven while the log still grows. settings: how the engine is set; phase: how far it came."""
+        """What is proven while the log still grows. settings: how the engine is set; phase: how far
+        it came."""
         proof = self._proof(phase)
         return None if proof is None else self._failure(proof, settings)
 
-    def verdict(self, settings: dict[str, Scalar], phase: str, cut_off: list[Candidate], *, serves: bool) -> Failure | None:
-        """What is proven once the log has ended. cut_off: tracebacks without their end. serves: the engine was ready."""
+    def verdict(
+        self, settings: dict[str, Scalar], phase: str, cut_off: list[Candidate], *, serves: bool
+    ) -> Failure | None:
+        """What is proven once the log has ended. cut_off: tracebacks without their end. serves: the
+        engine was ready."""
         cause = self._cause(phase, cut_off, serves=serves)
         return None if cause is None else self._failure(cause, settings)
 
-    def diagnosis(self, settings: dict[str, Scalar], phase: str, cut_off: list[Candidate], *, serves: bool) -> Failure | None:
+    def diagnosis(
+        self, settings: dict[str, Scalar], phase: str, cut_off: list[Candidate], *, serves: bool
+    ) -> Failure | None:
         """What words speak for, where they speak, else the verdict."""
         cause = self._cause(phase, cut_off, serves=serves)
         told = self._likely(cause, cut_off, serves=serves) or cause
         return None if told is None else self._failure(told, settings)
 
-    def _likely(self, cause: Candidate | None, cut_off: list[Candidate], *, serves: bool) -> Candidate | None:
-        """What the words of everything that nobody knows speak for, where the verdict names no cause: no proof. What serves has survived all
+    def _likely(
+        self, cause: Candidate | None, cut_off: list[Candidate], *, serves: bool
+    ) -> Candidate | None:
+        """What the words of everything that nobody knows speak for, where the verdict names no
+        cause: no proof. What serves has survived all
         but what it called fatal."""
         death = cause if cause is not None and cause.rank == TOLD_DEAD else None
         if (serves and self.dying is None) or (
@@ -90,7 +104,11 @@ class Findings:
             return None
         raised = [*self._unknown(), *self._quoted_death(""), *cut_off, *self.quoted[:1]]
         told = {one.number for one in raised}
-        loud = [one for one in self.complaints if one.number not in told and (not raised or LOUD.search(one.line))]
+        loud = [
+            one
+            for one in self.complaints
+            if one.number not in told and (not raised or LOUD.search(one.line))
+        ]
         several = [*raised, *loud]
         several = [one for one in several if death is None or one.number < death.number]
         if self.crashed is not None and self._signatures.likely([self.crashed.shape]):
@@ -98,7 +116,9 @@ class Findings:
         if cause is not None and cause.phase == "serving":
             several = [one for one in several if one.phase == "serving"]
         several += self._around
-        found = self._signatures.likely([self._signatures.spoken(one.shape, self._engine) for one in several])
+        found = self._signatures.likely(
+            [self._signatures.spoken(one.shape, self._engine) for one in several]
+        )
         if found is None:
             return None
         row, words, at = found
@@ -107,7 +127,11 @@ class Findings:
         return replace(several[at], row=row, culprit={"words": ", ".join(words)})
 
     def _proof(self, phase: str) -> Candidate | None:
-        unproven = [one for one in self.candidates if one.row is None and not (one.survived or one.bare)] if self.dying else []
+        unproven = (
+            [one for one in self.candidates if one.row is None and not (one.survived or one.bare)]
+            if self.dying
+            else []
+        )
         proven = [one for one in self.candidates if one.row is not None] + unproven
         if not proven:
             return self._death(phase) if self.dying else None
@@ -124,7 +148,13 @@ class Findings:
         left = self._unknown()
         hinted = [self.hint] if self.hint is not None else []
         quoted = [*self.quoted[:1]]
-        for several in ([one for one in left if not one.bare], hinted, [one for one in left if one.bare], cut_off, quoted):
+        for several in (
+            [one for one in left if not one.bare],
+            hinted,
+            [one for one in left if one.bare],
+            cut_off,
+            quoted,
+        ):
             best = self._best(several)
             if best is not None and best.row is not None:
                 return best
@@ -138,18 +168,23 @@ class Findings:
     def _around(self) -> list[Candidate]:
         """The line around a quote, where the quote itself says nothing."""
         shapes = [one.shape for one in self.quoted[:1]]
-        says = any(self._signatures.structural(shape, self._engine) for shape in shapes) or self._signatures.likely(shapes)
+        says = any(
+            self._signatures.structural(shape, self._engine) for shape in shapes
+        ) or self._signatures.likely(shapes)
         return [] if says else [*self.quoted[1:]]
 
     def _unknown(self) -> list[Candidate]:
         return [one for one in self.candidates if not one.survived and one.row is None]
 
     def _raised_before(self, told: Candidate) -> Candidate | None:
-        """What was raised before a process was only told to be dead, in a traceback whose beginning is missing."""
+        """What was raised before a process was only told to be dead, in a traceback whose beginning
+        is missing."""
         if told.rank != TOLD_DEAD:
             return None
         raised = [one for one in self._unknown() if one.shape.frames]
-        best = self._best([one for one in [*raised, *self._quoted_death(told.phase)] if one.number < told.number])
+        best = self._best(
+            [one for one in [*raised, *self._quoted_death(told.phase)] if one.number < told.number]
+        )
         return best if best is not None and best.row is not None else None
 
     def _best(self, several: list[Candidate]) -> Candidate | None:
@@ -158,16 +193,23 @@ class Findings:
             if one.row is not None:
                 return one
             if found := self._signatures.structural(one.shape, self._engine):
-                return replace(one, row=found[0], culprit=found[1] | culprit(one.shape), phase=found[0].phase or one.phase)
+                return replace(
+                    one,
+                    row=found[0],
+                    culprit=found[1] | culprit(one.shape),
+                    phase=found[0].phase or one.phase,
+                )
         return several[0] if several else None
 
     def _quoted_death(self, phase: str) -> list[Candidate]:
-        """The error of another process that is quoted where a process tells of its death, if one is."""
+        """The error of another process that is quoted where a process tells of its death, if one
+        is."""
         one = self._death(phase)
         return [one] if one.shape.message else []
 
     def _death(self, phase: str) -> Candidate:
-        """A process that tells of its death, and of no error: with the error of another one in quotes, at best."""
+        """A process that tells of its death, and of no error: with the error of another one in
+        quotes, at best."""
         line, number = self.dying or ("", 0)
         told = TOLD.search(line)
         name = EXCEPTION.match(told[1]) if told else None
@@ -199,16 +241,21 @@ def _kind(one: Candidate) -> str:
 
 
 _UNKNOWN = Signature(
-    kind="unknown",
-    message="The engine failed with an error that is not known here.",
+    kind="unknown", message="The engine failed with an error that is not known here."
 )
 # Processes that tell of the death of another one, and of nothing else.
 _NOT_HERE = Signature(
     kind="unknown",
-    message="A process of the engine died, and this part of its log does not tell why: the cause stands further up, or in another rank's log.",
+    message=(
+        "A process of the engine died, and this part of its log does not tell why: the cause stands"
+        " further up, or in another rank's log."
+    ),
     steps=(
         "Look for the first error above this line: `fitserve diagnose` finds it in the whole log.",
         "Of several machines or ranks read the log of each: the first that failed has the cause.",
-        "Where there is none, see `dmesg`: a process that the kernel ended for lack of memory says nothing.",
+        (
+            "Where there is none, see `dmesg`: a process that the kernel ended for lack of memory"
+            " says nothing."
+        ),
     ),
 )

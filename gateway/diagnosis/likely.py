@@ -1,8 +1,11 @@
-"""What the words of a failure speak for, where no row knows its text: points for each kind of failure, and the kind with the most.
+"""What the words of a failure speak for, where no row knows its text: points for each kind of
+failure, and the kind with the most.
 
-A word that is hardly said of anything else, or an exception of one kind alone, is three points; a word of the field, a file or function in the
-innermost frames, or an exception that is usual for a kind, one. No more than three of a sort count. The words are data
-(`profiles/failure_words.yaml`). What they decide is likely, and proves nothing: it is for a reader, and no engine is treated by it. Pure.
+A word that is hardly said of anything else, or an exception of one kind alone, is three points; a
+word of the field, a file or function in the innermost frames, or an exception that is usual for a
+kind, one. No more than three of a sort count. The words are data (`profiles/failure_words.yaml`).
+What they decide is likely, and proves nothing: it is for a reader, and no engine is treated by it.
+Pure.
 """
 
 from __future__ import annotations
@@ -26,15 +29,18 @@ _LAST = 3
 _LONGEST = 400
 # MixedCase and snake_case are words; what is neither letter nor digit stands between words.
 _BETWEEN = re.compile(r"(?<=[a-z])(?=[A-Z])|[^A-Za-z0-9+<>]+")
-# Where a library was built, which stands in what is raised in it (`build/CMakeFiles/x.dir/compiler_depend.ts:39`), says nothing of what failed.
+# Where a library was built, which stands in what is raised in it
+# (`build/CMakeFiles/x.dir/compiler_depend.ts:39`), says nothing of what failed.
 _BUILT = re.compile(r"\S*\bCMakeFiles/\S*")
 _INSTALLED = re.compile(r".*(?:(?:site|dist)-packages/|/python/(?=sglang))")
 
 
 class KindWords(Value):
-    """The words of one kind, as regular expressions that begin where a word does (profiles/failure_words.yaml says of what).
+    """The words of one kind, as regular expressions that begin where a word does
+    (profiles/failure_words.yaml says of what).
 
-    phases: those that such a failure can be in, where no text proves it; every one where there are none.
+    phases: those that such a failure can be in, where no text proves it; every one where there are
+    none.
     """
 
     kind: str
@@ -63,7 +69,9 @@ class Likely:
         self._kinds = kinds
 
     @cached_property
-    def _compiled(self) -> list[tuple[KindWords, re.Pattern[str], re.Pattern[str], re.Pattern[str]]]:
+    def _compiled(
+        self,
+    ) -> list[tuple[KindWords, re.Pattern[str], re.Pattern[str], re.Pattern[str]]]:
         # Not before it is needed: most logs are named without.
         return [(one, _any(one.sure), _any(one.words), _any(one.frames)) for one in self._kinds]
 
@@ -71,10 +79,14 @@ class Likely:
         """The kind that the words of all shapes together speak for, and these words."""
         # Of a traceback that was cut off in a frame, the frame is all that there is.
         message = " . ".join(
-            plain(_BUILT.sub("", shape.message[:_LONGEST])) for shape in shapes if not FRAME.match(shape.message)
+            plain(_BUILT.sub("", shape.message[:_LONGEST]))
+            for shape in shapes
+            if not FRAME.match(shape.message)
         )
         traces = dict.fromkeys(shape.frames[-_INNERMOST:] for shape in shapes if shape.frames)
-        frames = " . ".join(plain(_INSTALLED.sub("", frame)) for trace in list(traces)[-_LAST:] for frame in trace)
+        frames = " . ".join(
+            plain(_INSTALLED.sub("", frame)) for trace in list(traces)[-_LAST:] for frame in trace
+        )
         raised = {shape.exception for shape in shapes}
         best: tuple[int, str, tuple[str, ...]] = (_LEAST - 1, "", ())
         phases = {shape.phase for shape in shapes}
@@ -83,7 +95,12 @@ class Likely:
                 continue
             said, heard, seen = _found(sure, message), _found(words, message), _found(files, frames)
             only, usual = raised.intersection(one.exceptions), raised.intersection(one.usual)
-            points = _SURE * (min(len(said), _MOST) + bool(only)) + min(len(heard), _MOST) + min(len(seen), _MOST) + bool(usual)
+            points = (
+                _SURE * (min(len(said), _MOST) + bool(only))
+                + min(len(heard), _MOST)
+                + min(len(seen), _MOST)
+                + bool(usual)
+            )
             if points > best[0]:
                 best = points, one.kind, (*said, *sorted(only), *seen, *heard, *sorted(usual))
         return best[1:] if best[1] else None

@@ -1,13 +1,17 @@
-"""Reads a log as it grows, and finds the failure that it proves, long before the process gives up. Pure.
+"""Reads a log as it grows, and finds the failure that it proves, long before the process gives up.
+Pure.
 
-An engine prints one cause many times: as the exception of the process that met it, as the exception of each process that waited
-for the first, and at last as `Engine core initialization failed`. The first proof in the log is the cause, unless it is of a kind
-that is mostly a consequence (`weak`). Information and warnings are no failures: the engine went on after them, as it did after
-everything before the line that says that it serves. From that line on the log holds words of users too, and of requests that fail by
-themselves: only what tells that the engine itself is over counts (rows with `over`), and with it what was raised before it and not survived.
+An engine prints one cause many times: as the exception of the process that met it, as the exception
+of each process that waited for the first, and at last as `Engine core initialization failed`. The
+first proof in the log is the cause, unless it is of a kind that is mostly a consequence (`weak`).
+Information and warnings are no failures: the engine went on after them, as it did after everything
+before the line that says that it serves. From that line on the log holds words of users too, and of
+requests that fail by themselves: only what tells that the engine itself is over counts (rows with
+`over`), and with it what was raised before it and not survived.
 
-What no text proves is told by its structure (structure.py). A log that ends is judged by less than one that still grows: an exception
-without its traceback, a traceback that was cut off, a line with a known text that was no exception.
+What no text proves is told by its structure (structure.py). A log that ends is judged by less than
+one that still grows: an exception without its traceback, a traceback that was cut off, a line with
+a known text that was no exception.
 """
 
 from __future__ import annotations
@@ -58,7 +62,8 @@ _MOST_BROKEN = 6
 
 
 class LogReader:
-    """Reads one engine's log. `feed` takes bytes as they come, `read` one line; `failure` is what they prove so far.
+    """Reads one engine's log. `feed` takes bytes as they come, `read` one line; `failure` is what
+    they prove so far.
 
     engine: its kind, None where it is not known and every signature may hold.
     """
@@ -91,7 +96,10 @@ class LogReader:
         """The log ends, maybe in the middle of a line."""
         self._lines.close()
         self._last_look.look(
-            self._lines.number, self._processes.values(), self.progress.phase, serves=self.ready or self.answered
+            self._lines.number,
+            self._processes.values(),
+            self.progress.phase,
+            serves=self.ready or self.answered,
         )
 
     def _raw(self, raw: bytes) -> None:
@@ -116,7 +124,9 @@ class LogReader:
         if line.level == "WARNING" and not self._stopped:
             self._alone(line, text, process, warned=True)
         begins = line.header or DUMPED.match(line.text)
-        if begins and self._last_look.record(Line(line.text, text, self._lines.number, process, line.quiet)):
+        if begins and self._last_look.record(
+            Line(line.text, text, self._lines.number, process, line.quiet)
+        ):
             self._lines.attend = MESSAGE_LINES
         if line.quiet or self._stopped:
             return
@@ -124,10 +134,15 @@ class LogReader:
         fatal = (line.header or process.tracing) and self._signatures.over(line.text)
         if fatal:
             self._ends(text, process)
-        if TRACEBACK.match(line.text) or (fatal and "Traceback" in line.text) or line.text.endswith(TRACEBACK_BEGINS):
+        if (
+            TRACEBACK.match(line.text)
+            or (fatal and "Traceback" in line.text)
+            or line.text.endswith(TRACEBACK_BEGINS)
+        ):
             self._lines.attend = MESSAGE_LINES
             if line.text.endswith(f", {TRACEBACK_BEGINS}"):
-                # vLLM's workers say the message before the traceback, too (vllm/executor/multiproc_worker_utils.py, 0.5 and 0.6).
+                # vLLM's workers say the message before the traceback, too
+                # (vllm/executor/multiproc_worker_utils.py, 0.5 and 0.6).
                 self._hinted(line, text, process)
             ignored = process.ignored and not process.tracing
             process.open, process.tracing, process.ignored, process.left = None, True, ignored, 0
@@ -164,7 +179,9 @@ class LogReader:
         elif asserted := ASSERT.match(line.text):
             process.asserted = asserted[1]
             self._cut_off(asserted[1], process, "AssertionError")
-        elif not (process.tracing and line.text[:1].isspace()) and not (in_trace and _indent(line.text) > process.indent):
+        elif not (process.tracing and line.text[:1].isspace()) and not (
+            in_trace and _indent(line.text) > process.indent
+        ):
             # A progress bar is no record of its own.
             self._learn(line.text)
             self._hinted(line, text, process)
@@ -182,7 +199,8 @@ class LogReader:
             self._lines.anchors = FATAL if self.answered else FATAL + SERVES
 
     def _ends(self, text: str, process: Process) -> None:
-        """The engine is over. Where it served, what was raised before and not survived may be the cause."""
+        """The engine is over. Where it served, what was raised before and not survived may be the
+        cause."""
         process.fatal, self._lines.attend, self._lines.anchors = True, MESSAGE_LINES, ALARMS
         self._findings.died(text, self._lines.number)
         if self.ready and not self._over:
@@ -196,7 +214,8 @@ class LogReader:
         return self.ready and not (self._over or process.fatal)
 
     def _survived(self, line: LogLine, process: Process) -> None:
-        """The process goes on: it survived the errors that it printed before, unless it called them fatal."""
+        """The process goes on: it survived the errors that it printed before, unless it called them
+        fatal."""
         if process.unknown is not None and not process.fatal:
             process.unknown.survived = True
         process.close()
@@ -204,7 +223,11 @@ class LogReader:
             process.fatal, process.served = False, None
             if self._deaf(process):
                 self._lines.attend = 0
-        if STOPPED.match(line.text) and not self._findings.candidates and self._findings.dying is None:
+        if (
+            STOPPED.match(line.text)
+            and not self._findings.candidates
+            and self._findings.dying is None
+        ):
             self._stopped = True
         self._learn(line.text)
         if line.level is None:
@@ -217,7 +240,9 @@ class LogReader:
         for row, groups in self._signatures.progress(text):
             if row.answers:
                 self.answered = True
-                self._lines.anchors = FATAL if self.ready and not self._over else self._lines.anchors
+                self._lines.anchors = (
+                    FATAL if self.ready and not self._over else self._lines.anchors
+                )
             if self.ready:
                 continue
             if self.progress.learn(row, groups):
@@ -236,11 +261,21 @@ class LogReader:
         return found is not None
 
     def _exception(self, line: LogLine, text: str, process: Process) -> None:
-        traced, ignored, replaces, causes = process.tracing, process.ignored, process.replaces, process.causes
+        traced, ignored, replaces, causes = (
+            process.tracing,
+            process.ignored,
+            process.replaces,
+            process.causes,
+        )
         framed = traced or process.cut_off is not None
         process.close()
         if BENIGN.match(line.text):
-            if framed and not self._deaf(process) and process.files and PIPE.search(process.files[-1]):
+            if (
+                framed
+                and not self._deaf(process)
+                and process.files
+                and PIPE.search(process.files[-1])
+            ):
                 self._findings.died(text, self._lines.number)
             # What follows says what is wrong with it, and is as benign.
             process.open, process.header, process.left = (
@@ -263,7 +298,8 @@ class LogReader:
             process.source,
         )
         if ignored and process.thread and not self.ready:
-            # A thread that ends ends no engine, but of a log that tells of nothing else it is the failure.
+            # A thread that ends ends no engine, but of a log that tells of nothing else it is the
+            # failure.
             if not self._hint(line, text, process) and not self._findings.quoted:
                 self._findings.quoted = (Candidate.unproven(text, self._lines.number, shape),)
             return
@@ -279,7 +315,9 @@ class LogReader:
         if row is not None and row.when == "always" and self._deaf(process):
             self._ends(text, process)
         waited = causes and process.unknown is not None and process.unknown.shape.waited
-        if (((row is None or row.kind == "unknown") and replaces) or waited) and process.unknown in self._findings.candidates:
+        if (
+            ((row is None or row.kind == "unknown") and replaces) or waited
+        ) and process.unknown in self._findings.candidates:
             self._findings.candidates.remove(process.unknown)
         phase = self._proofs.phase(row, process)
         if causes and process.unknown is not None:
@@ -305,7 +343,9 @@ class LogReader:
         """One more line of the message of an exception."""
         candidate, process.left = process.open, process.left - 1
         broken = candidate is not None and self._lines.number - candidate.number < _MOST_BROKEN
-        if candidate is None or (line.header is not process.header and not (broken and not line.header)):
+        if candidate is None or (
+            line.header is not process.header and not (broken and not line.header)
+        ):
             process.close()
             return
         proof = partial(self._proofs.raised, process)
@@ -316,15 +356,25 @@ class LogReader:
         if found is None and broken:
             at = candidate.line, candidate.number
             found = candidate.broken(line.text.strip(), len(text), proof)
-            # What the whole message proves, and neither of its parts, is nearer than what its beginning did.
-            clearer = found is not None and candidate.row is not found[0] and (alone is None or alone[0] is not found[0])
+            # What the whole message proves, and neither of its parts, is nearer than what its
+            # beginning did.
+            clearer = (
+                found is not None
+                and candidate.row is not found[0]
+                and (alone is None or alone[0] is not found[0])
+            )
         if found is not None and candidate.row is None:
             candidate.line, candidate.number = at
             if found is alone:
                 candidate.said, candidate.columns, candidate.last = line.text, len(text), len(text)
             self._lines.attend = MESSAGE_LINES
-        if found is not None and (candidate.row is None or clearer or found[1].items() > candidate.culprit.items()):
-            candidate.row, candidate.culprit = found[0], self._proofs.culprit(found[0], found[1], process)
+        if found is not None and (
+            candidate.row is None or clearer or found[1].items() > candidate.culprit.items()
+        ):
+            candidate.row, candidate.culprit = (
+                found[0],
+                self._proofs.culprit(found[0], found[1], process),
+            )
             candidate.phase = self._proofs.phase(found[0], process)
             return
         if candidate.row is not None:
@@ -332,14 +382,16 @@ class LogReader:
         self._lines.attend = max(self._lines.attend, 3)
 
     def _cut_off(self, text: str, process: Process, exception: str = "") -> None:
-        """A traceback that goes on: where the log ends in it, what it has shown is all that there is."""
+        """A traceback that goes on: where the log ends in it, what it has shown is all that there
+        is."""
         of_a_request = process.of_a_handler or (self.ready and process.of_a_request)
         if not (self._deaf(process) or process.ignored or of_a_request):
             shape = Shape(exception, text, tuple(process.files), self._proofs.phase(None, process))
             process.cut_off = Candidate.unproven(text, self._lines.number, shape)
 
     def _hinted(self, line: LogLine, text: str, process: Process) -> None:
-        """A known text in a line that is no exception: it counts where the log ends and nothing else is known."""
+        """A known text in a line that is no exception: it counts where the log ends and nothing
+        else is known."""
         if self._deaf(process) or HARMLESS.search(line.text):
             return
         self._last_look.keep(Line(line.text, text, self._lines.number, process, line.quiet))
@@ -351,12 +403,19 @@ class LogReader:
         if self._hint(line, text, process):
             return
         if not self._findings.quoted and (quoted := QUOTED.search(line.text)):
-            whole = Candidate.unproven(text, self._lines.number, shape._replace(exception=quoted["name"]))
-            self._findings.quoted = replace(whole, shape=whole.shape._replace(message=quoted["message"])), whole
+            whole = Candidate.unproven(
+                text, self._lines.number, shape._replace(exception=quoted["name"])
+            )
+            self._findings.quoted = (
+                replace(whole, shape=whole.shape._replace(message=quoted["message"])),
+                whole,
+            )
 
     def _hint(self, line: LogLine, text: str, process: Process) -> bool:
         """Whether a known text is hinted at: by this line, or by one before."""
-        return self._findings.hinted(self._proofs.hint(line.text, text, self._lines.number, process))
+        return self._findings.hinted(
+            self._proofs.hint(line.text, text, self._lines.number, process)
+        )
 
     def _add(self, candidate: Candidate, process: Process, line: LogLine) -> None:
         if self._deaf(process) and (candidate.row is None or candidate.row.line is False):
@@ -375,18 +434,25 @@ class LogReader:
 
     @property
     def failure(self) -> Failure | None:
-        """The failure that is proven so far; later lines of the same message may still make it clearer."""
+        """The failure that is proven so far; later lines of the same message may still make it
+        clearer."""
         return self._findings.failure(self.progress.settings, self.progress.phase)
 
     @property
     def verdict(self) -> Failure | None:
-        """The failure that a log proves once it has ended. What nobody proves to be survived counts too, down to a line without traceback."""
-        return self._findings.verdict(self.progress.settings, self.progress.phase, self._cut_off_traces, serves=self.ready)
+        """The failure that a log proves once it has ended. What nobody proves to be survived counts
+        too, down to a line without traceback."""
+        return self._findings.verdict(
+            self.progress.settings, self.progress.phase, self._cut_off_traces, serves=self.ready
+        )
 
     @property
     def diagnosis(self) -> Failure | None:
-        """For who reads a log that has ended: what words speak for where the verdict names no cause, else the verdict."""
-        return self._findings.diagnosis(self.progress.settings, self.progress.phase, self._cut_off_traces, serves=self.ready)
+        """For who reads a log that has ended: what words speak for where the verdict names no
+        cause, else the verdict."""
+        return self._findings.diagnosis(
+            self.progress.settings, self.progress.phase, self._cut_off_traces, serves=self.ready
+        )
 
     @property
     def _cut_off_traces(self) -> list[Candidate]:

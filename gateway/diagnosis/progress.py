@@ -19,7 +19,8 @@ class Progress:
         self.settings: dict[str, Scalar] = {}
         self.reported: dict[str, str] = {}
         self.stands = self.warm = False
-        """The KV cache is made: the engine has measured its memory. Graphs and workspaces are made too."""
+        """The KV cache is made: the engine has measured its memory. Graphs and workspaces are made
+        too."""
         self.cache_bytes: int | None = None
         """What the rank with the least was left for its KV cache, as the engine measured it."""
         self.kernels: deque[str] = deque(maxlen=_MOST_KERNELS)

@@ -19,8 +19,11 @@ class Proofs:
         self._engine = engine
         self._progress = progress
 
-    def alone(self, text: str, process: Process, *, deaf: bool, warned: bool = False) -> Proof | None:
-        """A line that proves a failure without an exception. deaf: the engine serves, and what the process says proves little."""
+    def alone(
+        self, text: str, process: Process, *, deaf: bool, warned: bool = False
+    ) -> Proof | None:
+        """A line that proves a failure without an exception. deaf: the engine serves, and what the
+        process says proves little."""
         found = self._signatures.proof(text, self._engine, frozenset(process.frames), line=True)
         if warned and found and not found[0].warned:
             return None
@@ -31,24 +34,44 @@ class Proofs:
         return self._signatures.proof(text, self._engine, frozenset(process.frames), line=False)
 
     def hint(self, said: str, text: str, number: int, process: Process) -> Candidate | None:
-        """A known text in a line that is no exception: at the end of a log it may be the failure."""
+        """A known text in a line that is no exception: at the end of a log it may be the
+        failure."""
         found = self.known(said, process)
-        return Candidate(found[0], found[1], text, number, self.phase(found[0], process), bare=True) if found else None
+        return (
+            Candidate(found[0], found[1], text, number, self.phase(found[0], process), bare=True)
+            if found
+            else None
+        )
 
     def raised(self, process: Process, text: str) -> Proof | None:
-        """What an exception's text proves. In one that a request met nothing that only a start meets."""
+        """What an exception's text proves. In one that a request met nothing that only a start
+        meets."""
         found = self.known(text, process)
-        return found if found and (self._signatures.while_serving(found[0].kind) or not process.of_a_handler) else None
+        return (
+            found
+            if found and (self._signatures.while_serving(found[0].kind) or not process.of_a_handler)
+            else None
+        )
 
-    def culprit(self, row: Signature | None, found: dict[str, Scalar], process: Process) -> dict[str, Scalar]:
-        """The values that the message names; for a failure of a kernel or engine also kernel and layer from the traceback."""
+    def culprit(
+        self, row: Signature | None, found: dict[str, Scalar], process: Process
+    ) -> dict[str, Scalar]:
+        """The values that the message names; for a failure of a kernel or engine also kernel and
+        layer from the traceback."""
         if row is None or row.proves not in ("kernel", "engine"):
             return found
         kernel, like = row.kernel, row.like
         for function in process.frames:
             if (known := self._signatures.frames.get(function)) and known.kernel:
                 kernel, like = known.kernel, known.like
-        named = next((name for name in reversed(self._progress.kernels) if like and re.fullmatch(like, name)), kernel)
+        named = next(
+            (
+                name
+                for name in reversed(self._progress.kernels)
+                if like and re.fullmatch(like, name)
+            ),
+            kernel,
+        )
         own: dict[str, Scalar] = {"kernel": named} if named else {}
         own |= {"layer": process.layer} if process.layer else {}
         return own | found
@@ -58,6 +81,13 @@ class Proofs:
             return row.phase
         if process.of_a_handler:
             return "serving"
-        named = [known.phase for function in process.frames if (known := self._signatures.frames.get(function)) and known.phase]
+        named = [
+            known.phase
+            for function in process.frames
+            if (known := self._signatures.frames.get(function)) and known.phase
+        ]
         # A start computes too, to measure; what serves does not start.
-        return next((phase for phase in reversed(named) if phase != "serving"), named[-1] if named else self._progress.phase)
+        return next(
+            (phase for phase in reversed(named) if phase != "serving"),
+            named[-1] if named else self._progress.phase,
+        )

@@ -1,7 +1,9 @@
-"""A failure in words: its message and the steps that cure it, out of templates and this case's values. Pure.
+"""A failure in words: its message and the steps that cure it, out of templates and this case's
+    values. Pure.
 
-A template is text with {group}s. A part in [[double brackets]] is left out where one of its groups is not known; a template with an unknown
-group elsewhere is not used at all: a sentence with an empty number helps nobody.
+A template is text with {group}s. A part in [[double brackets]] is left out where one of its groups
+is not known; a template with an unknown group elsewhere is not used at all: a sentence with an
+empty number helps nobody.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def filled(template: str, values: Mapping[str, Scalar]) -> str | None:
     text = _PART.sub(lambda part: part[1] if groups(part[1]) <= values.keys() else "", template)
     if not groups(text) <= values.keys():
         return None
-    return " ".join(_GROUP.sub(lambda found: _shown(found[1], values[found[1]]), text).split(" ")).strip()
+    return " ".join(
+        _GROUP.sub(lambda found: _shown(found[1], values[found[1]]), text).split(" ")
+    ).strip()
 
 
 def groups(template: str) -> set[str]:
@@ -47,11 +51,16 @@ def steps(templates: Iterable[str], values: Mapping[str, Scalar]) -> tuple[str, 
 
 
 def says(others: Iterable[str], step: str) -> bool:
-    """Whether the other steps say already what this one does: nearly all of its words are theirs."""
+    """Whether the other steps say already what this one does: nearly all of its words are
+    theirs."""
     words = set(_WORD.findall(step.lower()))
     theirs = set(_WORD.findall(" ".join(others).lower()))
     return len(words & theirs) >= _SAME * len(words)
 
 
 def _shown(name: str, value: Scalar) -> str:
-    return f"{value / 2**30:.2f} GiB" if name.endswith("_bytes") and isinstance(value, int) else str(value)
+    return (
+        f"{value / 2**30:.2f} GiB"
+        if name.endswith("_bytes") and isinstance(value, int)
+        else str(value)
+    )

@@ -1,4 +1,5 @@
-"""What engines print when they fail, as data (`profiles/failures.yaml`), and how a line is matched against it. Pure."""
+"""What engines print when they fail, as data (`profiles/failures.yaml`), and how a line is matched
+against it. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _NO_WORDS = Signature()
 
 
 class Signatures:
-    """All signatures, compiled. First match in file order wins. words: of each kind, for what no signature knows."""
+    """All signatures, compiled. First match in file order wins. words: of each kind, for what no
+    signature knows."""
 
     def __init__(self, rows: tuple[Signature, ...], words: tuple[KindWords, ...] = ()) -> None:
         self.rows = rows
@@ -30,10 +32,14 @@ class Signatures:
             for row in rows
             if row.pattern and not (row.structure or row.over)
         ]
-        self._over = re.compile("|".join(f"(?:{row.pattern})" for row in rows if row.over and row.pattern) or "(?!)")
+        self._over = re.compile(
+            "|".join(f"(?:{row.pattern})" for row in rows if row.over and row.pattern) or "(?!)"
+        )
         self.loops = frozenset(row.frame for row in rows if row.over and row.frame)
         # What has no name can be anywhere; its words are those of requests.
-        self._phases = {one.kind: one.phases for one in reversed(words) if one.phases and one.kind != "unknown"}
+        self._phases = {
+            one.kind: one.phases for one in reversed(words) if one.phases and one.kind != "unknown"
+        }
         self._structure = Structure(rows, self._phases)
         # A file of the user's goes first, and so do its words.
         self._remedies = {row.kind: row for row in reversed(rows) if row.is_remedy}
@@ -42,7 +48,8 @@ class Signatures:
     def proof(
         self, text: str, engine: str | None, frames: frozenset[str], *, line: bool
     ) -> tuple[Signature, dict[str, Scalar]] | None:
-        """The failure that `text` proves: a line of its own (`line`), or part of an exception's message."""
+        """The failure that `text` proves: a line of its own (`line`), or part of an exception's
+        message."""
         for row, pattern, _ in self._compiled:
             if row.kind is None or row.line is not line or (row.frame and row.frame not in frames):
                 continue
@@ -52,42 +59,61 @@ class Signatures:
                 return row, values(found.groupdict())
         return None
 
-    def structural(self, shape: Shape, engine: str | None) -> tuple[Signature, dict[str, Scalar]] | None:
+    def structural(
+        self, shape: Shape, engine: str | None
+    ) -> tuple[Signature, dict[str, Scalar]] | None:
         """What a failure is by its structure, where no text proves it."""
         found = self._structure.row(shape, engine)
         return (found[0], values(found[1])) if found else None
 
     def spoken(self, shape: Shape, engine: str | None) -> Shape:
-        """The shape as words are looked for in it: what Python itself says of a fault (a row of kind unknown) is of no field, and the line of
+        """The shape as words are looked for in it: what Python itself says of a fault (a row of
+        kind unknown) is of no field, and the line of
         code that failed is read instead."""
         found = self._structure.row(shape, engine)
-        return shape if found is None or found[0].kind != "unknown" else shape._replace(message=shape.source)
+        return (
+            shape
+            if found is None or found[0].kind != "unknown"
+            else shape._replace(message=shape.source)
+        )
 
     def likely(self, shapes: Sequence[Shape]) -> tuple[Signature, tuple[str, ...], int] | None:
-        """What the words of several shapes speak for: a row that proves nothing, these words, and which shape has the first of them."""
+        """What the words of several shapes speak for: a row that proves nothing, these words, and
+        which shape has the first of them."""
         found = self._likely.kind(shapes)
         if found is None:
             return None
         kind, words = found
-        at = next((at for at, shape in enumerate(shapes) if plain(shape.message).find(words[0]) >= 0), 0)
+        at = next(
+            (at for at, shape in enumerate(shapes) if plain(shape.message).find(words[0]) >= 0), 0
+        )
         message = self._remedies.get(kind, _NO_WORDS).message
         message += " No known text says so, but these words: {words}."
         row = Signature(kind=kind, structure=True, proves="nothing", message=f"Likely: {message}")
         return row, words, at
 
     def words(self, row: Signature, known: dict[str, Scalar]) -> tuple[str, str, tuple[str, ...]]:
-        """Message, advice and steps of a failure: the row's own where every value of theirs is known, else those of its kind."""
+        """Message, advice and steps of a failure: the row's own where every value of theirs is
+        known, else those of its kind."""
         kind = self._remedies.get(row.kind, _NO_WORDS)
-        message = remedy.filled(row.message, known) or remedy.filled(kind.message, known) or "The engine failed."
+        message = (
+            remedy.filled(row.message, known)
+            or remedy.filled(kind.message, known)
+            or "The engine failed."
+        )
         own = remedy.filled(row.advice, known)
-        # What the row knows of this very case goes before what helps with every failure of its kind.
+        # What the row knows of this very case goes before what helps with every failure of its
+        # kind.
         general = remedy.steps(kind.steps, known)
-        steps = remedy.steps(row.steps, known) or (((own,) if own and not remedy.says(general, own) else ()) + general)
+        steps = remedy.steps(row.steps, known) or (
+            ((own,) if own and not remedy.says(general, own) else ()) + general
+        )
         advice = own or remedy.filled(kind.advice, known) or next(iter(steps), "")
         return message, advice, steps or ((advice,) if advice else ())
 
     def cured(self, failure: Failure, known: Mapping[str, Scalar]) -> Failure:
-        """The failure with the steps of its kind, where it has none: those that the gateway finds itself, beside a log. Its advice goes first."""
+        """The failure with the steps of its kind, where it has none: those that the gateway finds
+        itself, beside a log. Its advice goes first."""
         if failure.steps:
             return failure
         own = (failure.advice,) if failure.advice else ()
@@ -105,7 +131,8 @@ class Signatures:
         return self._over.match(text) is not None
 
     def progress(self, text: str) -> Iterator[tuple[Signature, dict[str, Scalar]]]:
-        """What a line says of a start that goes on: its phase, or a kernel that the engine chose."""
+        """What a line says of a start that goes on: its phase, or a kernel that the engine
+        chose."""
         for row, pattern, _ in self._compiled:
             if row.kind is None and (found := pattern.search(text)):
                 yield row, values(found.groupdict())
@@ -118,7 +145,8 @@ class Signatures:
 
 
 def values(groups: dict[str, str | None]) -> dict[str, Scalar]:
-    """Named groups as values: whole numbers, sizes in bytes, and a CUDA version that was told as one number (12080) as 12.8."""
+    """Named groups as values: whole numbers, sizes in bytes, and a CUDA version that was told as
+    one number (12080) as 12.8."""
     found: dict[str, Scalar] = {}
     for name, text in groups.items():
         if text is None:
@@ -131,8 +159,11 @@ def values(groups: dict[str, str | None]) -> dict[str, Scalar]:
             size = _SIZE.fullmatch(text)
             found[name] = _bytes(size[1], size[2]) if size else 0
         else:
-            # Names ending in a digit are other spellings of the same thing: one pattern cannot use a name twice.
-            found[name.rstrip("0123456789")] = int(text) if text.isascii() and text.isdigit() and len(text) < 16 else text
+            # Names ending in a digit are other spellings of the same thing: one pattern cannot use
+            # a name twice.
+            found[name.rstrip("0123456789")] = (
+                int(text) if text.isascii() and text.isdigit() and len(text) < 16 else text
+            )
     return found
 
 

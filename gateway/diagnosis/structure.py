@@ -1,6 +1,8 @@
-"""What a failure's structure says where its text is not known: the exception's type, the frames of its traceback, the phase, the shape of its message.
+"""What a failure's structure says where its text is not known: the exception's type, the frames of
+its traceback, the phase, the shape of its message.
 
-The rows are data (`structure: true` in profiles/failures.yaml); what they decide teaches no more than that the plan failed. Pure.
+The rows are data (`structure: true` in profiles/failures.yaml); what they decide teaches no more
+than that the plan failed. Pure.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from typing import NamedTuple
 from gateway.diagnosis.signature import Signature
 from gateway.domain.value import Scalar
 
-# Frames further out than these are the way of every failure: the engine's loop, the worker, the runner.
+# Frames further out than these are the way of every failure: the engine's loop, the worker, the
+# runner.
 _INNERMOST = 8
 
 
 class Shape(NamedTuple):
-    """A failure without its text's meaning. frames: `path/of/file.py:function`, the innermost last; phase: what had been printed before; source:
+    """A failure without its text's meaning. frames: `path/of/file.py:function`, the innermost last;
+    phase: what had been printed before; source:
     the line of code that failed, where the traceback has it."""
 
     exception: str
@@ -28,22 +32,32 @@ class Shape(NamedTuple):
 
     @property
     def waited(self) -> bool:
-        """That somebody waited for too long, and not for what: where it caused another exception, that one tells."""
-        return self.message.strip() in ("", self.exception) and self.exception.endswith(("Timeout", "TimeoutError"))
+        """That somebody waited for too long, and not for what: where it caused another exception,
+        that one tells."""
+        return self.message.strip() in ("", self.exception) and self.exception.endswith(
+            ("Timeout", "TimeoutError")
+        )
 
 
 class Structure:
     """The structural rows, compiled. The first row of which every condition holds wins."""
 
-    def __init__(self, rows: tuple[Signature, ...], phases: Mapping[str, tuple[str, ...]] | None = None) -> None:
+    def __init__(
+        self, rows: tuple[Signature, ...], phases: Mapping[str, tuple[str, ...]] | None = None
+    ) -> None:
         """phases: of a kind, those that such a failure can be in."""
         self._phases = phases or {}
         self._rows = [
-            (row, re.compile(row.exception), re.compile(row.where), re.compile(row.pattern)) for row in rows if row.structure
+            (row, re.compile(row.exception), re.compile(row.where), re.compile(row.pattern))
+            for row in rows
+            if row.structure
         ]
 
-    def row(self, shape: Shape, engine: str | None) -> tuple[Signature, dict[str, str | None]] | None:
-        """The row that the shape belongs to, with the groups of its pattern. Nothing where no row is sure."""
+    def row(
+        self, shape: Shape, engine: str | None
+    ) -> tuple[Signature, dict[str, str | None]] | None:
+        """The row that the shape belongs to, with the groups of its pattern. Nothing where no row
+        is sure."""
         frames = "\n".join(shape.frames[-_INNERMOST:])
         for row, exception, where, pattern in self._rows:
             if row.engines and engine is not None and engine not in row.engines:
@@ -63,4 +77,6 @@ class Structure:
 def culprit(shape: Shape) -> dict[str, Scalar]:
     """What a structural failure can name: the exception, and the file in which it was raised."""
     raised = shape.frames[-1] if shape.frames else ""
-    return {name: value for name, value in (("exception", shape.exception), ("frame", raised)) if value}
+    return {
+        name: value for name, value in (("exception", shape.exception), ("frame", raised)) if value
+    }

@@ -1,4 +1,5 @@
-"""The values everything speaks in. All frozen; sizes are bytes, lengths are tokens, times are Unix seconds.
+"""The values everything speaks in. All frozen; sizes are bytes, lengths are tokens, times are Unix
+seconds.
 
 probe -> Hardware, catalog -> ModelSpec, user -> Wish, store -> Fact   into the planner
 Plan -> LaunchSpec -> Instance (what a host runs) and Attempt (what we remember of it)
@@ -7,11 +8,28 @@ Observation -> Failure -> Fact                                         back into
 
 from __future__ import annotations
 
-from gateway.domain.answer import Asked, AskedAttention, AskedCache, AskedKernel, EngineAnswer, Settled
+from gateway.domain.answer import (
+    Asked,
+    AskedAttention,
+    AskedCache,
+    AskedKernel,
+    EngineAnswer,
+    Settled,
+)
 from gateway.domain.engine import Advisory, Engine, Flag, Install, Method, MethodRule
 from gateway.domain.facts import Fact, FactKind, Failure, Served
 from gateway.domain.hardware import Gpu, GpuProcess, Hardware, Link, Pcie
-from gateway.domain.model import Adapter, AdapterLayer, AttentionGroup, Experts, ModelSpec, Quant, Recurrent, Shard, TensorGroup
+from gateway.domain.model import (
+    Adapter,
+    AdapterLayer,
+    AttentionGroup,
+    Experts,
+    ModelSpec,
+    Quant,
+    Recurrent,
+    Shard,
+    TensorGroup,
+)
 from gateway.domain.plan import (
     AdapterRef,
     BoolChoice,

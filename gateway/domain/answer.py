@@ -1,4 +1,5 @@
-"""What an engine's own code says of a model. See gateway/inquiry; domain/plan.py has the question."""
+"""What an engine's own code says of a model. See gateway/inquiry; domain/plan.py has the
+question."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from gateway.domain.value import Value
 
 
 class AskedKernel(Value):
-    """What computes `count` linear layers of one kind; of experts `k` is the model's width and `n` one expert's, on this rank."""
+    """What computes `count` linear layers of one kind; of experts `k` is the model's width and `n`
+    one expert's, on this rank."""
 
     layer: str
     kernel: str
@@ -23,7 +25,8 @@ class AskedKernel(Value):
 
 
 class AskedAttention(Value):
-    """What computes `layers` attention layers of one kind. version: of FlashAttention; 0: not of it."""
+    """What computes `layers` attention layers of one kind. version: of FlashAttention; 0: not of
+    it."""
 
     kind: str
     head_dim: int
@@ -33,8 +36,11 @@ class AskedAttention(Value):
 
 
 class AskedCache(Value):
-    """What one rank keeps of sequences. block_bytes: one block of the pool; aside: blocks that must be free beside those of the longest
-    request; fixed: bytes beside the pool, for no request; needed: (tokens, bytes of one request of this length)."""
+    """What one rank keeps of sequences. block_bytes: one block of the pool; aside: blocks that must
+    be free beside those of the longest
+    request; fixed: bytes beside the pool, for no request; needed: (tokens, bytes of one request of
+    this length).
+    """
 
     block_bytes: int = Field(gt=0)
     aside: int = 0
@@ -43,7 +49,8 @@ class AskedCache(Value):
 
 
 class Settled(Value):
-    """What the engine resolved by itself. static_fraction: the share of a GPU for weights and pools; None: it has no such share."""
+    """What the engine resolved by itself. static_fraction: the share of a GPU for weights and
+    pools; None: it has no such share."""
 
     architecture: str
     dtype: str
@@ -58,9 +65,11 @@ class Settled(Value):
 
 
 class EngineAnswer(Value):
-    """The engine's answer: what it makes of the model, or (`refused`) its own words why it does not.
+    """The engine's answer: what it makes of the model, or (`refused`) its own words why it does
+    not.
 
-    weights: bytes of all parameters of one rank. kv: None where nothing is kept. source: the image's digest, or the environment.
+    weights: bytes of all parameters of one rank. kv: None where nothing is kept. source: the
+    image's digest, or the environment.
     """
 
     kernels: tuple[AskedKernel, ...] = ()
@@ -73,7 +82,8 @@ class EngineAnswer(Value):
 
 
 class Asked(NamedTuple):
-    """What came of asking: the answers; by engine, in words, why it could not be asked; and by the name of an image the digest of what was asked."""
+    """What came of asking: the answers; by engine, in words, why it could not be asked; and by the
+    name of an image the digest of what was asked."""
 
     answers: Mapping[Question, EngineAnswer]
     problems: Mapping[str, str]

@@ -1,4 +1,5 @@
-"""The base URL of an engine that runs elsewhere: checked, and in one normal form, so that what is stored can be asked and compared."""
+"""The base URL of an engine that runs elsewhere: checked, and in one normal form, so that what is
+stored can be asked and compared."""
 
 from __future__ import annotations
 
@@ -7,18 +8,25 @@ import re
 from urllib.parse import urlsplit
 
 _VISIBLE = re.compile(r"[!-~]+", re.ASCII)
-_HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*", re.ASCII)
+_HOST = re.compile(
+    r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*",
+    re.ASCII,
+)
 _PATH = re.compile(r"(/([\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+)*", re.ASCII)
 _PORTS = {"http": 80, "https": 443}
 
 
 def endpoint_url(text: str) -> str:
-    """`text` as scheme://host[:port][/path]/v1. Raises ValueError with a sentence that says what is wrong."""
+    """`text` as scheme://host[:port][/path]/v1. Raises ValueError with a sentence that says what is
+    wrong."""
     # What stands before an @ may be a password.
     shown = "The endpoint" if "@" in text else ascii(text[:200])
     if not _VISIBLE.fullmatch(text):
-        # urlsplit leaves out tabs and ends of lines without a word, and what a host of other scripts looks like tells nobody where it is.
-        raise ValueError(f"{shown} has a blank, a control character or a character beyond ASCII, or is empty.")
+        # urlsplit leaves out tabs and ends of lines without a word, and what a host of other
+        # scripts looks like tells nobody where it is.
+        raise ValueError(
+            f"{shown} has a blank, a control character or a character beyond ASCII, or is empty."
+        )
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
@@ -30,7 +38,9 @@ def endpoint_url(text: str) -> str:
     if default is None:
         raise ValueError(f"{shown} is not a URL that begins with http:// or https://.")
     if "@" in parts.netloc or "?" in text or "#" in text:
-        raise ValueError(f"{shown} has more than a base URL has: no user, password, query or fragment.")
+        raise ValueError(
+            f"{shown} has more than a base URL has: no user, password, query or fragment."
+        )
     # An interface in an IPv6 address ("%eth0") means something on one machine alone.
     if "%" in host or not (host.startswith("[") or _HOST.fullmatch(host)):
         raise ValueError(f"{shown} names no host.")

@@ -10,7 +10,8 @@ from gateway.domain.value import Scalar, Value
 
 
 class Flag(Value):
-    """One command line flag of one engine version. `ours` flags are refused from users: `gateway.engines.common.open_flags` says why."""
+    """One command line flag of one engine version. `ours` flags are refused from users:
+    `gateway.engines.common.open_flags` says why."""
 
     type: Literal["int", "float", "str", "bool", "json"]
     choices: tuple[str, ...] | None = None
@@ -20,16 +21,26 @@ class Flag(Value):
 
 
 class Install(Value):
-    """How an environment for an engine is built: a lock file beside its profile, or plain packages."""
+    """How an environment for an engine is built: a lock file beside its profile, or plain
+    packages."""
 
     python: str = Field(pattern=r"^3\.\d+$")
-    lock: str | None = Field(None, pattern=r"^[\w.-]+\.txt$", description="requirements with hashes, in the profile's folder")
+    lock: str | None = Field(
+        None,
+        pattern=r"^[\w.-]+\.txt$",
+        description="requirements with hashes, in the profile's folder",
+    )
     packages: tuple[str, ...] = ()
     without: tuple[str, ...] = Field(
-        (), description="what these packages ask for and text is served without; a lock has none of it"
+        (),
+        description="what these packages ask for and text is served without; a lock has none of it",
     )
-    torch_backend: str | None = Field(None, description="uv's --torch-backend, where no wheel of torch is at hand")
-    module: str = Field("vllm", pattern=r"^\w+$", description="imported at the end, to prove that it works")
+    torch_backend: str | None = Field(
+        None, description="uv's --torch-backend, where no wheel of torch is at hand"
+    )
+    module: str = Field(
+        "vllm", pattern=r"^\w+$", description="imported at the end, to prove that it works"
+    )
 
 
 class Advisory(Value):
@@ -42,126 +53,210 @@ class Advisory(Value):
 
 
 class Method(Value):
-    """The limits that an engine version sets for a whole quantization method, before it looks at any layer."""
+    """The limits that an engine version sets for a whole quantization method, before it looks at
+    any layer."""
 
     min_capability: str | None = None
     dtypes: tuple[str, ...] = Field((), description="activations it takes; empty: any")
     deprecated: bool = Field(False, description="refused without --allow-deprecated-quantization")
     online: str | None = Field(
         None,
-        description="weights that are not quantized become so while they load, within the limits of the method that this names",
+        description=(
+            "weights that are not quantized become so while they load, within the limits of the"
+            " method that this names"
+        ),
     )
 
 
 class MethodRule(Value):
-    """When a checkpoint is loaded with `method` and not with the method that its quantization block names. Of the rules of an
+    """When a checkpoint is loaded with `method` and not with the method that its quantization block
+    names. Of the rules of an
     engine the first that holds decides.
 
-    fields: a name of a field -> the values that the rule takes; null is among them where the field may be missing. The name
-    "a|b" means field a, or field b where the block has no a. unless: fields in the same form; the rule does not hold where the
-    block has all of them.
+    fields: a name of a field -> the values that the rule takes; null is among them where the field
+    may be missing. The name "a|b" means field a, or field b where the block has no a. unless:
+    fields in the same form; the rule does not hold where the block has all of them.
     """
 
     method: str
-    checkpoints: tuple[str, ...] = Field((), description="what the block calls its method; empty: anything")
-    users: tuple[str, ...] | None = Field(None, description='--quantization, "" without one; None: whatever it is')
-    algorithm: str | None = Field(None, description="of ModelOpt, in upper case: a regular expression for all of it")
-    layer_algorithm: str | None = Field(None, description="the same, of one of the layers that ModelOpt lists")
+    checkpoints: tuple[str, ...] = Field(
+        (), description="what the block calls its method; empty: anything"
+    )
+    users: tuple[str, ...] | None = Field(
+        None, description='--quantization, "" without one; None: whatever it is'
+    )
+    algorithm: str | None = Field(
+        None, description="of ModelOpt, in upper case: a regular expression for all of it"
+    )
+    layer_algorithm: str | None = Field(
+        None, description="the same, of one of the layers that ModelOpt lists"
+    )
     fields: dict[str, tuple[Scalar | None, ...]] = Field({})
     unless: dict[str, tuple[Scalar | None, ...]] = Field({})
     models: tuple[str, ...] = Field((), description="model_type of config.json; empty: any")
     min_capability: str | None = None
     below_capability: str | None = None
-    renames: bool = Field(False, description="the block's method is called so from then on, and the search goes on")
+    renames: bool = Field(
+        False, description="the block's method is called so from then on, and the search goes on"
+    )
     refuses: str = Field("", description="the engine refuses this, and why")
     source: str
 
 
 class Engine(Value):
-    """One engine version: what it is called, how it starts and what it accepts. Read from `profiles/engines/`."""
+    """One engine version: what it is called, how it starts and what it accepts. Read from
+    `profiles/engines/`."""
 
     kind: str
     version: str
     device: Literal["cuda", "cpu"]
     image: str
-    machines: tuple[str, ...] = Field((), description="what its image runs on, as `uname -m` says it; empty: not known")
+    machines: tuple[str, ...] = Field(
+        (), description="what its image runs on, as `uname -m` says it; empty: not known"
+    )
     cuda: str | None = Field(None, description='CUDA version of the image, for example "13.0"')
-    min_driver: str | None = Field(None, description="the oldest NVIDIA driver that runs this CUDA version")
+    min_driver: str | None = Field(
+        None, description="the oldest NVIDIA driver that runs this CUDA version"
+    )
     container_command: tuple[str, ...]
     scratch: tuple[str, ...] | None = Field(
-        None, description="folders of its image that it writes to, and no other, as was tried; None: not known"
+        None,
+        description=(
+            "folders of its image that it writes to, and no other, as was tried; None: not known"
+        ),
     )
-    process_command: tuple[str, ...] = Field(description="`{env}` stands for the engine's virtual environment")
+    process_command: tuple[str, ...] = Field(
+        description="`{env}` stands for the engine's virtual environment"
+    )
     install: Install | None = None
     min_capability: str | None = None
     compiled: tuple[str, ...] = Field(
         (),
-        description="GPU architectures that all its main extensions hold code for: sm_90a, and as PTX compute_80; empty: not known",
+        description=(
+            "GPU architectures that all its main extensions hold code for: sm_90a, and as PTX"
+            " compute_80; empty: not known"
+        ),
     )
     default_utilization: float = 0.9
     default_batched_tokens: int = 2048
     default_seqs: int = 256
     block_size: int = 16
-    head_dims: tuple[int, ...] = Field((), description="head sizes its attention can compute; empty: not known to be limited")
-    no_float16: tuple[str, ...] = Field((), description="model types that it refuses to compute in float16")
-    no_lora: tuple[str, ...] = Field((), description="architectures that it has, and serves no adapters for")
-    no_stages: tuple[str, ...] = Field((), description="architectures that it has, and cannot share by stages of a pipeline")
-    no_tied_stages: tuple[str, ...] = Field((), description="the same, where the output head is tied to the embedding")
+    head_dims: tuple[int, ...] = Field(
+        (), description="head sizes its attention can compute; empty: not known to be limited"
+    )
+    no_float16: tuple[str, ...] = Field(
+        (), description="model types that it refuses to compute in float16"
+    )
+    no_lora: tuple[str, ...] = Field(
+        (), description="architectures that it has, and serves no adapters for"
+    )
+    no_stages: tuple[str, ...] = Field(
+        (), description="architectures that it has, and cannot share by stages of a pipeline"
+    )
+    no_tied_stages: tuple[str, ...] = Field(
+        (), description="the same, where the output head is tied to the embedding"
+    )
     no_layer_input_stages: tuple[str, ...] = Field(
         (),
-        description="the same, where each layer has an input of its own, or reads the KV cache of an earlier one (Gemma 4 E2B and E4B)",
+        description=(
+            "the same, where each layer has an input of its own, or reads the KV cache of an"
+            " earlier one (Gemma 4 E2B and E4B)"
+        ),
     )
     every_stage: dict[Literal["embedding", "head", "towers"], tuple[str, ...]] = Field(
         {},
-        description="architectures of which each stage of a pipeline has the embedding, the output head, or what sees and hears; of "
-        "others the first has the embedding and what sees and hears, the last the head; *: all architectures",
+        description=(
+            "architectures of which each stage of a pipeline has the embedding, the output head, or"
+            " what sees and hears; of others the first has the embedding and what sees and hears,"
+            " the last the head; *: all architectures"
+        ),
     )
     traits: tuple[str, ...] = Field(
-        (), description="what this version builds differently; engines/common/layers/build.py names them"
+        (),
+        description=(
+            "what this version builds differently; engines/common/layers/build.py names them"
+        ),
     )
     architectures: tuple[str, ...] = Field((), description="architectures this version can load")
     config_classes: tuple[str, ...] = Field(
-        (), description="model types whose configuration it reads by code of its own, not of the repository; empty: not known"
+        (),
+        description=(
+            "model types whose configuration it reads by code of its own, not of the repository;"
+            " empty: not known"
+        ),
     )
     tokenizers: tuple[str, ...] = Field((), description="the same, of tokenizers")
     quantizations: dict[str, Method] = Field({})
-    method_rules: tuple[MethodRule, ...] = Field((), description="in the order in which the engine asks them")
+    method_rules: tuple[MethodRule, ...] = Field(
+        (), description="in the order in which the engine asks them"
+    )
     flags: dict[str, Flag] = Field({})
-    spelling: dict[str, str] = Field({}, description="the planner's name of a flag -> this engine's, where they differ")
+    spelling: dict[str, str] = Field(
+        {}, description="the planner's name of a flag -> this engine's, where they differ"
+    )
     advisories: tuple[Advisory, ...] = ()
     text_only: dict[str, Scalar] = Field(
         {},
-        description="flags without which a client's media may name files of this machine; empty: none may, or there are no such",
+        description=(
+            "flags without which a client's media may name files of this machine; empty: none may,"
+            " or there are no such"
+        ),
     )
     env: dict[str, str] = Field({}, description="environment the engine always gets")
     quiet: tuple[str, ...] = Field(
-        (), description="arguments that keep what the gateway asks every few seconds out of its access log"
+        (),
+        description=(
+            "arguments that keep what the gateway asks every few seconds out of its access log"
+        ),
     )
-    eager_env: dict[str, str] = Field({}, description="environment added when it runs without graphs and compilation")
+    eager_env: dict[str, str] = Field(
+        {}, description="environment added when it runs without graphs and compilation"
+    )
     caches: dict[str, str] = Field(
-        {}, description="environment variables that name folders of what it compiles -> their names below one folder for all"
+        {},
+        description=(
+            "environment variables that name folders of what it compiles -> their names below one"
+            " folder for all"
+        ),
     )
     user_env: tuple[str, ...] = Field((), description="environment variables a user may set")
     sleeps: bool = Field(
         False,
-        description="its sleep mode (level 1) gives memory back and wakes with all that it had, as its code says; else none, or not known",
+        description=(
+            "its sleep mode (level 1) gives memory back and wakes with all that it had, as its code"
+            " says; else none, or not known"
+        ),
     )
-    key_env: str | None = Field(None, description="environment variable with the key that its callers must send")
+    key_env: str | None = Field(
+        None, description="environment variable with the key that its callers must send"
+    )
     key_option: str | None = Field(
-        None, description="the same, of an engine without one: a line of the YAML file that --config names"
+        None,
+        description=(
+            "the same, of an engine without one: a line of the YAML file that --config names"
+        ),
     )
     counters: dict[str, str] = Field(
         {},
-        description="what engines/common/speed/served.py counts -> the series of this engine's /metrics that says it; empty: not known",
+        description=(
+            "what engines/common/speed/served.py counts -> the series of this engine's /metrics"
+            " that says it; empty: not known"
+        ),
     )
     series: dict[str, str] = Field(
         {},
-        description="what server/metrics/engine_series.py shows beside that -> the series of this engine's /metrics that says it",
+        description=(
+            "what server/metrics/engine_series.py shows beside that -> the series of this engine's"
+            " /metrics that says it"
+        ),
     )
     sources: dict[str, str] = Field({}, description="where each rule was read")
     guessed_from: str | None = Field(
         None,
-        description='"kind==version" whose rules forecast for this version, though nobody compared the two; None: it has its own',
+        description=(
+            '"kind==version" whose rules forecast for this version, though nobody compared the two;'
+            " None: it has its own"
+        ),
     )
 
     @property

@@ -28,20 +28,26 @@ FactKind = Literal[
 
 
 class Fact(Value):
-    """Something learned, with a scope no wider than its evidence: it holds where every key of `scope` matches.
+    """Something learned, with a scope no wider than its evidence: it holds where every key of
+    `scope` matches.
 
-    max_context: the engine said that `value` tokens fit. plan_failed, plan_verified: the plan of this fingerprint.
-    kernel_fails: this kernel loads and then fails; its scope names `kernel`, and of engine, capability, scheme, k and n
-    (per rank) what the evidence covers; of an attention backend head_dim. kernel_refuses: the engine's own check turns a layer of
-    this size away from this kernel, which other layers get. engine_fails: this engine version cannot do what its
-    scope names of capability, architecture and quantization. needs_memory: `value` bytes of each device were in use before
-    there was a KV cache. spare_memory: `value` bytes more of each device had to be left free beside the engine's share.
-    beside_memory: of each device an engine that was ready took `value` bytes more beside its share than its plan had said.
-    peers_fail: these `gpus` cannot reach each other `by` one of the links of diagnosis/facts/peers.py. sleep_works: an engine of this version
-    on this device was put to sleep and gave its memory back, of which `value` thousandths were expected to come. sleep_fails: it did not, or did not wake up. speed_ratio: `value` thousandths
-    of what was expected were measured of the `figure` of plans of this device, engine, kernel, attention backend and ranks, `samples`
-    times; with a fingerprint in its scope by what clients were served by that plan, else by `fitserve bench`. speed_measured: `value` thousandths are the `figure` of the plan of this fingerprint. machine_speed: `what`
-    these `gpus` do, in bytes/s, FLOP/s or nanoseconds (engines/common/speed/measured.py).
+    max_context: the engine said that `value` tokens fit. plan_failed, plan_verified: the plan of
+    this fingerprint. kernel_fails: this kernel loads and then fails; its scope names `kernel`, and
+    of engine, capability, scheme, k and n (per rank) what the evidence covers; of an attention
+    backend head_dim. kernel_refuses: the engine's own check turns a layer of this size away from
+    this kernel, which other layers get. engine_fails: this engine version cannot do what its scope
+    names of capability, architecture and quantization. needs_memory: `value` bytes of each device
+    were in use before there was a KV cache. spare_memory: `value` bytes more of each device had to
+    be left free beside the engine's share. beside_memory: of each device an engine that was ready
+    took `value` bytes more beside its share than its plan had said. peers_fail: these `gpus` cannot
+    reach each other `by` one of the links of diagnosis/facts/peers.py. sleep_works: an engine of
+    this version on this device was put to sleep and gave its memory back, of which `value`
+    thousandths were expected to come. sleep_fails: it did not, or did not wake up. speed_ratio:
+    `value` thousandths of what was expected were measured of the `figure` of plans of this device,
+    engine, kernel, attention backend and ranks, `samples` times; with a fingerprint in its scope by
+    what clients were served by that plan, else by `fitserve bench`. speed_measured: `value`
+    thousandths are the `figure` of the plan of this fingerprint. machine_speed: `what` these `gpus`
+    do, in bytes/s, FLOP/s or nanoseconds (engines/common/speed/measured.py).
     """
 
     kind: FactKind
@@ -49,14 +55,17 @@ class Fact(Value):
     value: int | None = None
     samples: int | None = Field(None, description="how many measurements are in `value`")
     grade: Grade
-    under: dict[str, str] = Field({}, description="driver and image it was learned with; it is stale without them")
+    under: dict[str, str] = Field(
+        {}, description="driver and image it was learned with; it is stale without them"
+    )
     source: str = Field(description="the log line that proves it, or the page it was read on")
     attempt: int | None = None
     at: float | None = None
 
 
 class Failure(Value):
-    """Why an attempt ended: `kind` names the class, `line` proves it, `advice` says what to do in a sentence, `steps` in order."""
+    """Why an attempt ended: `kind` names the class, `line` proves it, `advice` says what to do in a
+    sentence, `steps` in order."""
 
     kind: str
     phase: str
@@ -65,23 +74,33 @@ class Failure(Value):
     line_number: int | None = None
     culprit: dict[str, Scalar] = Field({})
     advice: str = ""
-    steps: tuple[str, ...] = Field((), description="the cure, in order, with the numbers of this case")
+    steps: tuple[str, ...] = Field(
+        (), description="the cure, in order, with the numbers of this case"
+    )
     proves: Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"] = Field(
         "plan", description="what it teaches about future plans"
     )
-    disturbed: str = Field("", description="what a neighbour on the same GPU did meanwhile: then it teaches nothing")
+    disturbed: str = Field(
+        "", description="what a neighbour on the same GPU did meanwhile: then it teaches nothing"
+    )
 
 
 class Served(Value):
-    """What the counters of an engine say of a stretch of time in which it answered clients. Each is a sum over requests."""
+    """What the counters of an engine say of a stretch of time in which it answered clients. Each is
+    a sum over requests."""
 
     requests: float = Field(gt=0, description="whose first token came")
     prompt: float = Field(ge=0, description="tokens of their prompts")
     cached: float = Field(ge=0, description="those among them that a cache had")
     written: float = Field(gt=0, description="tokens of answers")
-    outputs: float = Field(gt=0, description="in how many steps each request got something: one token, or what was drafted")
+    outputs: float = Field(
+        gt=0,
+        description="in how many steps each request got something: one token, or what was drafted",
+    )
     steps: float = Field(gt=0, description="of the engine, in which somebody got something")
-    reading_s: float = Field(ge=0, description="from the end of its wait in the queue to its first token")
+    reading_s: float = Field(
+        ge=0, description="from the end of its wait in the queue to its first token"
+    )
     writing_s: float = Field(ge=0, description="from its first token on")
 
     @property
@@ -147,4 +166,6 @@ class Event(Value):
     model: str | None = None
     replica: int | None = None
     attempt: int | None = Field(None, description="the number of the start that it is about")
-    data: dict[str, Any] = Field({}, description="the evidence; docs/events.md says what each kind has")
+    data: dict[str, Any] = Field(
+        {}, description="the evidence; docs/events.md says what each kind has"
+    )

@@ -23,7 +23,8 @@ class Grant(Value):
         str,
         Form(
             r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$",
-            "a name has up to 64 letters, digits, `_`, `-` and `.`, and begins with a letter, a digit or `_`",
+            "a name has up to 64 letters, digits, `_`, `-` and `.`, and begins with a letter, a"
+            " digit or `_`",
         ),
     ] = Field(description="by which the key is listed and revoked")
     scopes: tuple[Scope, ...] = Field(("inference",), min_length=1, max_length=3)
@@ -31,5 +32,7 @@ class Grant(Value):
         None, min_length=1, max_length=1000, description="the models it may ask; None: all"
     )
     requests_per_minute: int | None = Field(None, ge=1, le=_MOST)
-    tokens_per_minute: int | None = Field(None, ge=1, le=_MOST, description="of prompts and answers together")
+    tokens_per_minute: int | None = Field(
+        None, ge=1, le=_MOST, description="of prompts and answers together"
+    )
     max_in_flight: int | None = Field(None, ge=1, le=_MOST, description="requests at once")

@@ -1,4 +1,5 @@
-"""What the probe reads of a machine, and the errors of its GPUs. A reading that the machine does not give is None, never a guess."""
+"""What the probe reads of a machine, and the errors of its GPUs. A reading that the machine does
+not give is None, never a guess."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ class Gpu(Value):
     uuid: str
     name: str
     capability: str | None = Field(
-        None, pattern=r"^[0-9]{1,2}\.[0-9]{1,2}$", description='CUDA compute capability, for example "8.6"'
+        None,
+        pattern=r"^[0-9]{1,2}\.[0-9]{1,2}$",
+        description='CUDA compute capability, for example "8.6"',
     )
     total_bytes: int | None = Field(None, ge=1, le=MOST_BYTES)
     free_bytes: int | None = Field(None, ge=0, le=MOST_BYTES)
@@ -63,18 +66,28 @@ class Hardware(Value):
     arch: str
     cpu_name: str | None = None
     cpu_cores: int
-    cpu_features: tuple[str, ...] = Field((), description="instruction sets that decide kernels: avx2, avx512f, amx_bf16")
+    cpu_features: tuple[str, ...] = Field(
+        (), description="instruction sets that decide kernels: avx2, avx512f, amx_bf16"
+    )
     ram_total_bytes: int = Field(ge=0, le=MOST_BYTES)
     ram_available_bytes: int = Field(ge=0, le=MOST_BYTES)
     shm_bytes: int | None = None
     disk_free_bytes: int | None = None
     driver: str | None = Field(None, max_length=64)
-    cuda_driver: str | None = Field(None, description='highest CUDA version of the driver, for example "13.0"')
+    cuda_driver: str | None = Field(
+        None, description='highest CUDA version of the driver, for example "13.0"'
+    )
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()
     notes: tuple[str, ...] = Field((), description="what could not be read, and why")
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        serialize_by_alias=True,
+        defer_build=True,
+    )
 
     def usable(self) -> Hardware:
         """The machine as plans may use it: without GPUs that are lost or kept."""
@@ -94,7 +107,9 @@ class Xid(Value):
 
     means: str
     action: str = Field(description="what NVIDIA's catalog asks for first")
-    lost: bool = Field(description="the GPU does no work until it was reset; else only the application is hurt")
+    lost: bool = Field(
+        description="the GPU does no work until it was reset; else only the application is hurt"
+    )
 
 
 class XidTable(Value):

@@ -1,4 +1,5 @@
-"""Names of container images: their repositories, their digests, and which of them may be started. Pure."""
+"""Names of container images: their repositories, their digests, and which of them may be started.
+Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _REGISTRIES = ("docker.io/", "index.docker.io/")
 
 
 def repository(image: str) -> str:
-    """The name without tag and digest, as it is written shortest: of `docker.io/vllm/vllm-openai:v1` it is `vllm/vllm-openai`."""
+    """The name without tag and digest, as it is written shortest: of
+    `docker.io/vllm/vllm-openai:v1` it is `vllm/vllm-openai`."""
     if _ID.fullmatch(image):
         return image
     name = image.partition("@")[0]
@@ -33,14 +35,18 @@ def repository(image: str) -> str:
 
 
 def tagged(image: str) -> str:
-    """The name with the tag that it means where it has none. A name without one could be read as the beginning of an image's id."""
+    """The name with the tag that it means where it has none. A name without one could be read as
+    the beginning of an image's id."""
     return image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest"
 
 
 def is_digest_of(digest: str, image: str) -> bool:
-    """Whether it has the form of a digest of this image: of its repository, or the bare id of one that was built on this machine."""
+    """Whether it has the form of a digest of this image: of its repository, or the bare id of one
+    that was built on this machine."""
     name, at, _ = digest.rpartition("@")
-    return _DIGEST.fullmatch(digest) is not None and (not at or repository(name) == repository(image))
+    return _DIGEST.fullmatch(digest) is not None and (
+        not at or repository(name) == repository(image)
+    )
 
 
 def exact(engine: EngineRef, pins: Mapping[str, str]) -> EngineRef:
@@ -50,12 +56,15 @@ def exact(engine: EngineRef, pins: Mapping[str, str]) -> EngineRef:
 
 
 class AllowedImages:
-    """Names of images that engines may be started from. A pattern is a repository, of which every tag and digest may be, or a name with its
+    """Names of images that engines may be started from. A pattern is a repository, of which every
+    tag and digest may be, or a name with its
     tag; `*` stands for any text."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self.patterns = tuple(dict.fromkeys(_short(one.strip()) for one in patterns if one.strip()))
-        self._expressions = [re.compile(".*".join(map(re.escape, one.split("*")))) for one in self.patterns]
+        self._expressions = [
+            re.compile(".*".join(map(re.escape, one.split("*")))) for one in self.patterns
+        ]
 
     def allows(self, image: str) -> bool:
         if _ID.fullmatch(image):
@@ -69,13 +78,20 @@ class AllowedImages:
         """What is wrong with an image that is not among them, and what to do, in words."""
         listed = ", ".join(self.patterns[:8]) + (", ..." if len(self.patterns) > 8 else "")
         return (
-            f"The image {image[:200]!r} may not be started: its name is not one of those allowed here ({listed or 'none'}).",
-            "Add its repository to FITSERVE_ALLOWED_IMAGES, of the gateway and of its agent, and restart them.",
+            (
+                f"The image {image[:200]!r} may not be started: its name is not one of those"
+                f" allowed here ({listed or 'none'})."
+            ),
+            (
+                "Add its repository to FITSERVE_ALLOWED_IMAGES, of the gateway and of its agent,"
+                " and restart them."
+            ),
         )
 
 
 def _short(name: str) -> str:
-    """Without what Docker adds itself: its registry, and there the folder of images that nobody's name stands before."""
+    """Without what Docker adds itself: its registry, and there the folder of images that nobody's
+    name stands before."""
     name = next((name.removeprefix(one) for one in _REGISTRIES if name.startswith(one)), name)
     inner = name.removeprefix("library/")
     return name if "/" in inner else inner

@@ -1,4 +1,5 @@
-"""One engine version told by its differences from another: what nobody described is as the nearest known version has it."""
+"""One engine version told by its differences from another: what nobody described is as the nearest
+known version has it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from gateway.domain.value import Scalar, Value
 
 
 class Likeness(Value):
-    """What an engine version said of itself, as far as it is not what `guessed_from` has. Read from `profiles/asked/`, which
+    """What an engine version said of itself, as far as it is not what `guessed_from` has. Read from
+    `profiles/asked/`, which
     `scripts/engine-profile KIND==VERSION` writes."""
 
     kind: str
@@ -54,19 +56,29 @@ _VALUES = (
 
 
 def like(near: Engine, version: str, image: str | None = None) -> Engine:
-    """Another version of the known one's kind, as far as that can be told without asking it: how it is installed and started."""
+    """Another version of the known one's kind, as far as that can be told without asking it: how it
+    is installed and started."""
     this, recipe = release(version), near.install
     if recipe is not None:
-        packages = tuple(package.replace(f"=={near.version}", f"=={version}") for package in recipe.packages)
+        packages = tuple(
+            package.replace(f"=={near.version}", f"=={version}") for package in recipe.packages
+        )
         recipe = recipe.evolve(packages=packages or (f"{near.kind}=={version}",), lock=None)
     made: Engine = near.evolve(
         version=version,
         image=image or near.image.replace(near.version, version),
         install=recipe,
-        # A weakness that a later version mends is in this one too; of versions before the known one nothing is known.
-        advisories=tuple(one for one in near.advisories if one.fixed_in is None or release(one.fixed_in) > this)
-        if this >= release(near.version)
-        else (),
+        # A weakness that a later version mends is in this one too; of versions before the known one
+        # nothing is known.
+        advisories=(
+            tuple(
+                one
+                for one in near.advisories
+                if one.fixed_in is None or release(one.fixed_in) > this
+            )
+            if this >= release(near.version)
+            else ()
+        ),
         guessed_from=near.guessed_from or near.ref,
     )
     return made
@@ -90,19 +102,29 @@ def differences(near: Engine, learned: Engine, source: str) -> Likeness:
         guessed_from=near.ref,
         source=source,
         without={field: names for field, names in without.items() if names},
-        values={name: getattr(learned, name) for name in _VALUES if getattr(learned, name) != getattr(near, name)},
+        values={
+            name: getattr(learned, name)
+            for name in _VALUES
+            if getattr(learned, name) != getattr(near, name)
+        },
         **found,
     )
 
 
 def different(near: Engine, told: Likeness) -> Engine:
-    """The version that these are the differences of. near: the version that they are differences from."""
+    """The version that these are the differences of. near: the version that they are differences
+    from."""
     changed: dict[str, Any] = dict(told.values)
     for field in _NAMED:
-        changed[field] = _kept(getattr(near, field), told.without.get(field, ())) | getattr(told, field)
+        changed[field] = _kept(getattr(near, field), told.without.get(field, ())) | getattr(
+            told, field
+        )
     for field in _LISTED:
         gone = {*told.without.get(field, ())}
-        changed[field] = (*(name for name in getattr(near, field) if name not in gone), *getattr(told, field))
+        changed[field] = (
+            *(name for name in getattr(near, field) if name not in gone),
+            *getattr(told, field),
+        )
     made: Engine = like(near, told.version).evolve(
         **changed, sources={"flags": f"asked of {told.source}", "rules": f"those of {near.ref}"}
     )

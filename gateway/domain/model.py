@@ -25,11 +25,13 @@ class TensorGroup(Value):
 
 
 class Recurrent(Value):
-    """What a recurrent layer keeps of each sequence in place of keys and values: a matrix per head (rows x columns), and the
+    """What a recurrent layer keeps of each sequence in place of keys and values: a matrix per head
+    (rows x columns), and the
     last inputs of a convolution. Sizes are of the uncut layer.
 
-    gdn: rows are the value head size, columns the key head size, groups the key heads. mamba2: rows are the head size,
-    columns the state size, groups share B and C. mamba1: heads are the channels, with one row each.
+    gdn: rows are the value head size, columns the key head size, groups the key heads. mamba2: rows
+    are the head size, columns the state size, groups share B and C. mamba1: heads are the channels,
+    with one row each.
     """
 
     kind: Literal["gdn", "kda", "mamba1", "mamba2"]
@@ -39,16 +41,21 @@ class Recurrent(Value):
     groups: int = 0
     conv_channels: int
     conv_kernel: int
-    dtype: str | None = Field(None, description="of the matrices, where the config names one (mamba_ssm_dtype)")
-    chunk: int | None = Field(None, description="tokens that a mamba2 kernel takes at once (mamba_chunk_size, chunk_size)")
+    dtype: str | None = Field(
+        None, description="of the matrices, where the config names one (mamba_ssm_dtype)"
+    )
+    chunk: int | None = Field(
+        None, description="tokens that a mamba2 kernel takes at once (mamba_chunk_size, chunk_size)"
+    )
 
 
 class AttentionGroup(Value):
     """Attention layers of one kind. Encoder and vision layers keep no KV cache.
 
-    full, sliding: `kv_heads` keys of `head_dim` and values of `value_dim` per token; sliding ones keep `window` tokens.
-    mla: one latent of `head_dim` (kv_lora_rank + rope) per token, whole on every rank; `value_dim` is kv_lora_rank.
-    recurrent: a constant state per sequence, in `recurrent`.
+    full, sliding: `kv_heads` keys of `head_dim` and values of `value_dim` per token; sliding ones
+    keep `window` tokens. mla: one latent of `head_dim` (kv_lora_rank + rope) per token, whole on
+    every rank; `value_dim` is kv_lora_rank. recurrent: a constant state per sequence, in
+    `recurrent`.
     """
 
     kind: Literal["full", "sliding", "mla", "recurrent", "encoder", "vision"]
@@ -60,12 +67,17 @@ class AttentionGroup(Value):
     window: int | None = None
     sinks: bool = False
     causal: bool = True
-    index_dim: int | None = Field(None, description="head size of a sparse attention's indexer (DeepSeek V3.2)")
+    index_dim: int | None = Field(
+        None, description="head size of a sparse attention's indexer (DeepSeek V3.2)"
+    )
     recurrent: Recurrent | None = None
     numbers: tuple[int, ...] = Field(
         (),
         exclude=True,
-        description="which of the language model's layers, where it has other kinds too; empty: not known, or all",
+        description=(
+            "which of the language model's layers, where it has other kinds too; empty: not known,"
+            " or all"
+        ),
     )
 
 
@@ -84,7 +96,8 @@ class Quant(Value):
 
 
 class ModelSpec(Value):
-    """What a plan needs to know of a model: read from config.json and safetensors headers, never from weights."""
+    """What a plan needs to know of a model: read from config.json and safetensors headers, never
+    from weights."""
 
     source: str
     revision: str | None = Field(None, description="commit (40 hex) of a Hugging Face repository")
@@ -97,32 +110,51 @@ class ModelSpec(Value):
     vocab: int
     attention: tuple[AttentionGroup, ...]
     guessed: tuple[str, ...] = Field(
-        (), description="what of the model was guessed from the names of fields, as no reader knows its family"
+        (),
+        description=(
+            "what of the model was guessed from the names of fields, as no reader knows its family"
+        ),
     )
     experts: Experts | None = None
     quant: Quant | None = None
     tensors: tuple[TensorGroup, ...]
     tensors_from: Literal["headers", "config"]
     draft_tensors: tuple[TensorGroup, ...] = Field(
-        (), description="of layers that only draft tokens (MTP), which no engine loads unless it is told to"
+        (),
+        description=(
+            "of layers that only draft tokens (MTP), which no engine loads unless it is told to"
+        ),
     )
     remote_code: tuple[str, ...] = Field(
-        (), description="what in the repository is code, which engines run where they have none of their own for it"
+        (),
+        description=(
+            "what in the repository is code, which engines run where they have none of their own"
+            " for it"
+        ),
     )
     file_bytes: int | None = Field(None, description="size of all weight files")
     chat_template: str | None = Field(
-        None, exclude=True, description="the Jinja text that makes messages a prompt; None: the model has none"
+        None,
+        exclude=True,
+        description="the Jinja text that makes messages a prompt; None: the model has none",
     )
     added_tokens: tuple[str, ...] = Field(
-        (), exclude=True, description="that the tokenizer has beside its vocabulary, as far as its small files name them"
+        (),
+        exclude=True,
+        description=(
+            "that the tokenizer has beside its vocabulary, as far as its small files name them"
+        ),
     )
     config: dict[str, Any] = Field(
-        {}, exclude=True, description="config.json, from which the layers of each engine version follow"
+        {},
+        exclude=True,
+        description="config.json, from which the layers of each engine version follow",
     )
 
 
 class AdapterLayer(Value):
-    """What an adapter changes of layers of one name (numbers written `*`): `inputs` x `rank` x `outputs`."""
+    """What an adapter changes of layers of one name (numbers written `*`): `inputs` x `rank` x
+    `outputs`."""
 
     module: str
     inputs: int
@@ -131,12 +163,15 @@ class AdapterLayer(Value):
 
 
 class Adapter(Value):
-    """A LoRA adapter, read from adapter_config.json and tensor headers. `rank`: the highest. `deepest`: number of the last layer that it changes."""
+    """A LoRA adapter, read from adapter_config.json and tensor headers. `rank`: the highest.
+    `deepest`: number of the last layer that it changes."""
 
     name: str = Field(description="that clients put in `model`")
     source: str
     revision: str | None = None
-    base: str | None = Field(None, description="the model that it was trained for, as it says itself")
+    base: str | None = Field(
+        None, description="the model that it was trained for, as it says itself"
+    )
     rank: int
     layers: tuple[AdapterLayer, ...]
     deepest: int = 0

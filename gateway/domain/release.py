@@ -11,7 +11,8 @@ _BEFORE_ALL = Version("0.dev0")
 
 @lru_cache(maxsize=1024)  # the same few versions are compared for every plan
 def release(text: str) -> Version:
-    """Where a version stands among others: "0.5.10.post1", "580.95.05". A name such as "nightly" stands before all of them."""
+    """Where a version stands among others: "0.5.10.post1", "580.95.05". A name such as "nightly"
+    stands before all of them."""
     try:
         return Version(text)
     except InvalidVersion:

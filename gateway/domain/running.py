@@ -32,7 +32,8 @@ class Mount(Value):
 
 
 class LaunchSpec(Value):
-    """Everything a host needs to start one engine. `name` is deterministic, so starting twice is starting once."""
+    """Everything a host needs to start one engine. `name` is deterministic, so starting twice is
+    starting once."""
 
     name: str
     model: str
@@ -45,30 +46,52 @@ class LaunchSpec(Value):
     mounts: tuple[Mount, ...] = ()
     shm_bytes: int
     port: int
-    memory_bytes: int | None = Field(None, description="most RAM of all its processes, where the host can hold them to it")
-    pids: int = Field(32768, description="most processes and threads, where the host can hold it to that")
+    memory_bytes: int | None = Field(
+        None, description="most RAM of all its processes, where the host can hold them to it"
+    )
+    pids: int = Field(
+        32768, description="most processes and threads, where the host can hold it to that"
+    )
     scratch: tuple[str, ...] | None = Field(
-        None, description="folders of its container that it writes to, and no other; None: it may write everywhere"
+        None,
+        description=(
+            "folders of its container that it writes to, and no other; None: it may write"
+            " everywhere"
+        ),
     )
     cache: str = Field(
         "",
-        description="what may be started with the compiled kernels of this start, beside the image or environment, as a hash; empty: nothing may",
+        description=(
+            "what may be started with the compiled kernels of this start, beside the image or"
+            " environment, as a hash; empty: nothing may"
+        ),
     )
-    caches: dict[str, str] = Field({}, description="as the engine's profile has them: where it keeps what it compiles")
-    key_env: str | None = Field(None, description="as the engine's profile has them: how a host gives the engine a key")
+    caches: dict[str, str] = Field(
+        {}, description="as the engine's profile has them: where it keeps what it compiles"
+    )
+    key_env: str | None = Field(
+        None, description="as the engine's profile has them: how a host gives the engine a key"
+    )
     key_option: str | None = None
 
 
 class Instance(Value):
-    """An engine as a host sees it. `exit_code` is None while it runs, and when nobody was there to read it."""
+    """An engine as a host sees it. `exit_code` is None while it runs, and when nobody was there to
+    read it."""
 
     name: str
     model: str
     attempt: int
     fingerprint: str
-    state: Literal["created", "running", "exited"] = Field(description="created: a start was cut off before its process")
+    state: Literal["created", "running", "exited"] = Field(
+        description="created: a start was cut off before its process"
+    )
     url: str | None = Field(None, description="base URL, without /v1")
-    key: str | None = Field(None, repr=False, description="what the engine wants of its callers; only host and gateway know it")
+    key: str | None = Field(
+        None,
+        repr=False,
+        description="what the engine wants of its callers; only host and gateway know it",
+    )
     exit_code: int | None = None
     oom_killed: bool = False
 
@@ -92,10 +115,18 @@ class Ability(Value):
 class Abilities(Value):
     """What a model does for apps beside plain answers."""
 
-    tools: Ability = Field(Ability(), description="it calls a tool where it sees fit (`tool_choice` auto)")
-    required_tools: Ability = Field(Ability(), description="it calls a tool where it has to (`tool_choice` required)")
-    reasoning: Ability = Field(Ability(), description="what it thinks comes apart from what it answers")
-    json_schema: Ability = Field(Ability(), description="its answer fits a JSON schema (`response_format`)")
+    tools: Ability = Field(
+        Ability(), description="it calls a tool where it sees fit (`tool_choice` auto)"
+    )
+    required_tools: Ability = Field(
+        Ability(), description="it calls a tool where it has to (`tool_choice` required)"
+    )
+    reasoning: Ability = Field(
+        Ability(), description="what it thinks comes apart from what it answers"
+    )
+    json_schema: Ability = Field(
+        Ability(), description="its answer fits a JSON schema (`response_format`)"
+    )
 
     @classmethod
     def all(cls, one: Ability) -> Abilities:
@@ -114,7 +145,10 @@ class Asleep(Value):
     since: float = Field(description="Unix seconds")
     gave: dict[str, int] | None = Field(
         None,
-        description="bytes by the UUID of a GPU that came back; None: it is falling asleep or waking up, and may use all of its share",
+        description=(
+            "bytes by the UUID of a GPU that came back; None: it is falling asleep or waking up,"
+            " and may use all of its share"
+        ),
     )
 
     def left(self, uuid: str, promised: int) -> int:
@@ -123,7 +157,8 @@ class Asleep(Value):
 
 
 class Attempt(Value):
-    """One start of one replica, as remembered for ever: the plan, how far it came, and what ended it."""
+    """One start of one replica, as remembered for ever: the plan, how far it came, and what ended
+    it."""
 
     id: int
     model: str
@@ -137,7 +172,9 @@ class Attempt(Value):
     ended_at: float | None = None
     failure: Failure | None = None
     abilities: Abilities | None = Field(None, description="None: the engine was not asked")
-    generation: int = Field(0, description="of the wish that it was planned by: each change of a wish is one more")
+    generation: int = Field(
+        0, description="of the wish that it was planned by: each change of a wish is one more"
+    )
     asleep: Asleep | None = Field(None, description="None: it is awake")
 
     @property
@@ -147,8 +184,11 @@ class Attempt(Value):
 
     @property
     def instance_name(self) -> str:
-        """The name of its instance on the host. It follows from the attempt alone, so starting twice is starting once."""
-        slug = "".join(char if char.isalnum() or char in "-_" else "-" for char in self.model.lower())
+        """The name of its instance on the host. It follows from the attempt alone, so starting
+        twice is starting once."""
+        slug = "".join(
+            char if char.isalnum() or char in "-_" else "-" for char in self.model.lower()
+        )
         return f"{slug}-r{self.replica}-a{self.id}"
 
     @property
@@ -176,17 +216,30 @@ class Observation(Value):
 
     phase: str = "starting"
     answering: bool = Field(False, description="the engine's health endpoint said 200")
-    stands: bool = Field(False, description="the log says that the engine's KV cache is made: it has measured its memory")
-    warm: bool = Field(False, description="the log says that graphs and workspaces are made too: its memory grows no more")
+    stands: bool = Field(
+        False,
+        description="the log says that the engine's KV cache is made: it has measured its memory",
+    )
+    warm: bool = Field(
+        False,
+        description=(
+            "the log says that graphs and workspaces are made too: its memory grows no more"
+        ),
+    )
     verified: bool = False
     sleeping: bool = Field(False, description="the engine says that it sleeps")
-    proof: Failure | None = Field(None, description="a failure that a log line, the probe or the verification proves")
-    frozen: str = Field("", description="why it gets no requests for now, though it runs; empty: it is not frozen")
+    proof: Failure | None = Field(
+        None, description="a failure that a log line, the probe or the verification proves"
+    )
+    frozen: str = Field(
+        "", description="why it gets no requests for now, though it runs; empty: it is not frozen"
+    )
     log_ended: bool = Field(False, description="every line of the log was seen")
 
 
 class BenchLevel(Value):
-    """So many requests at once, each with a prompt of its own. Seconds are of single requests, but for `seconds`."""
+    """So many requests at once, each with a prompt of its own. Seconds are of single requests, but
+    for `seconds`."""
 
     concurrency: int = Field(ge=1, le=65536)
     requests: int = Field(ge=1, le=2**24, description="that were answered")
@@ -199,18 +252,27 @@ class BenchLevel(Value):
 
 
 class BenchReport(Value):
-    """What one run of `fitserve bench` found. prompt, answer: tokens of each request of `levels`."""
+    """What one run of `fitserve bench` found. prompt, answer: tokens of each request of
+    `levels`."""
 
     model_config = ConfigDict(defer_build=False)
 
     prompt: Tokens
     answer: Tokens
-    stream: Positive | None = Field(None, description="tokens/s of one request alone, after its first token")
+    stream: Positive | None = Field(
+        None, description="tokens/s of one request alone, after its first token"
+    )
     first_token_2k_s: Positive | None = None
     first_token_32k_s: Positive | None = None
     levels: tuple[BenchLevel, ...] = Field((), max_length=32)
-    fingerprint: str | None = Field(None, max_length=64, description="of the plan that ran when it began; None: an endpoint")
-    disturbed: str = Field("", max_length=400, description="what else happened meanwhile: then nothing is learned from it")
+    fingerprint: str | None = Field(
+        None, max_length=64, description="of the plan that ran when it began; None: an endpoint"
+    )
+    disturbed: str = Field(
+        "",
+        max_length=400,
+        description="what else happened meanwhile: then nothing is learned from it",
+    )
 
 
 class Bench(BenchReport):
@@ -230,7 +292,8 @@ class BenchKept(NamedTuple):
 
 
 class RunningPlan(NamedTuple):
-    """A plan that runs, and the bytes per GPU UUID of its model that would be free for another plan. seen: what its engines gave their
+    """A plan that runs, and the bytes per GPU UUID of its model that would be free for another
+    plan. seen: what its engines gave their
     clients. against: the one plan that it is compared with; None: with all that there are."""
 
     plan: Plan
@@ -240,11 +303,14 @@ class RunningPlan(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What a gateway that runs keeps of a decision: the best plan, or the reason why there is none; and the whole `decision` as JSON,
-    which is only passed on: it may be megabytes. open: engines whose own answers could change it, by name. rival: of the plan that runs.
-    commits: as `Wish.commits`, of all repositories that were read; unasked: those whose Hub was away, so that they are what they were here before.
-    takes: what others have to give before the plan can be started. learned: from what the plan that runs gave its clients. template: the
-    chat template that its engine is given, "" where that takes the model's own."""
+    """What a gateway that runs keeps of a decision: the best plan, or the reason why there is none;
+    and the whole `decision` as JSON,
+    which is only passed on: it may be megabytes. open: engines whose own answers could change it,
+    by name. rival: of the plan that runs. commits: as `Wish.commits`, of all repositories that were
+    read; unasked: those whose Hub was away, so that they are what they were here before. takes:
+    what others have to give before the plan can be started. learned: from what the plan that runs
+    gave its clients. template: the chat template that its engine is given, "" where that takes the
+    model's own."""
 
     plan: Plan | None
     reason: str
@@ -263,7 +329,8 @@ FORGIVE_S = 600.0
 
 
 def failures_in_a_row(history: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    """The failed attempts in a row at the end of the history, oldest first. An attempt that served for ten minutes begins the row anew."""
+    """The failed attempts in a row at the end of the history, oldest first. An attempt that served
+    for ten minutes begins the row anew."""
     streak: list[Attempt] = []
     for attempt in reversed(history):
         if attempt.state != "failed":
@@ -275,5 +342,6 @@ def failures_in_a_row(history: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
 
 
 def _served_s(attempt: Attempt) -> float:
-    """Seconds from the proof that the engine generates to its end; 0 for an engine that never served."""
+    """Seconds from the proof that the engine generates to its end; 0 for an engine that never
+    served."""
     return (attempt.ended_at or 0) - attempt.ready_at if attempt.ready_at is not None else 0.0

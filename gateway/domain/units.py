@@ -1,6 +1,7 @@
 """Sizes of memory and durations, in words. Pure.
 
-Durations are written by Ollama's rules: `5m`, `1h30m`, `300` (seconds), `0`; anything negative, as `-1`, means for ever.
+Durations are written by Ollama's rules: `5m`, `1h30m`, `300` (seconds), `0`; anything negative, as
+`-1`, means for ever.
 """
 
 from __future__ import annotations
@@ -26,14 +27,20 @@ def gib(count: int | None) -> str:
 
 def duration(given: object) -> float:
     """Seconds, or FOR_EVER. Raises ValueError that says how a duration is written."""
-    text = str(given).strip().lower() if isinstance(given, str | int | float) and not isinstance(given, bool) else "?"
+    text = (
+        str(given).strip().lower()
+        if isinstance(given, str | int | float) and not isinstance(given, bool)
+        else "?"
+    )
     negative, text = text.startswith("-"), text.removeprefix("-")
     if _NUMBER.fullmatch(text):
         seconds = float(text)
     else:
         parts = _PART.findall(text)
         if not parts or "".join(number + unit for number, unit in parts) != text:
-            raise ValueError("a duration is written like 5m, 1h30m or 300 (seconds); 0 is at once, -1 for ever")
+            raise ValueError(
+                "a duration is written like 5m, 1h30m or 300 (seconds); 0 is at once, -1 for ever"
+            )
         seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     return FOR_EVER if negative and seconds else min(seconds, _LONGEST_S)
 
@@ -47,7 +54,11 @@ def in_words(seconds: float) -> str:
     return "".join(f"{count}{unit}" for count, unit in parts if count) or "0s"
 
 
-Duration = Annotated[float, BeforeValidator(duration), Field(json_schema_extra={"examples": ["5m", "1h30m", 300, 0, -1]})]
+Duration = Annotated[
+    float,
+    BeforeValidator(duration),
+    Field(json_schema_extra={"examples": ["5m", "1h30m", 300, 0, -1]}),
+]
 
 
 def words(count: int) -> str:
@@ -56,7 +67,8 @@ def words(count: int) -> str:
 
 
 class Progress(str):
-    """How far something is, in words for people. `done` of `total` bytes are here; `rate`: how many come in a second, None: not known."""
+    """How far something is, in words for people. `done` of `total` bytes are here; `rate`: how many
+    come in a second, None: not known."""
 
     __slots__ = ("done", "rate", "total")
 

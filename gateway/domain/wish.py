@@ -16,22 +16,37 @@ Goal = Literal["balanced", "latency", "throughput", "context"]
 
 
 class Policy(Value):
-    max_attempts: int = Field(5, ge=1, le=50, description="failed starts before the model is quarantined")
-    allow_remote_code: bool = Field(False, description="let the engine run code from the model's repository")
+    max_attempts: int = Field(
+        5, ge=1, le=50, description="failed starts before the model is quarantined"
+    )
+    allow_remote_code: bool = Field(
+        False, description="let the engine run code from the model's repository"
+    )
     wait_s: float = Field(
         0,
         ge=0,
         le=86400,
-        description="how long a request waits for the model to become ready; 0: refused at once, or where the model is loaded "
-        "on request as long as its start may take",
+        description=(
+            "how long a request waits for the model to become ready; 0: refused at once, or where"
+            " the model is loaded on request as long as its start may take"
+        ),
     )
     keep_alive: Duration | None = Field(
         None,
-        description="how long the model stays loaded without a request: 5m, 1h30m, 300 (seconds), 0: not at all, -1: for ever; "
-        "None: as FITSERVE_KEEP_ALIVE says",
+        description=(
+            "how long the model stays loaded without a request: 5m, 1h30m, 300 (seconds), 0: not at"
+            " all, -1: for ever; None: as FITSERVE_KEEP_ALIVE says"
+        ),
     )
-    pinned: bool = Field(False, description="never unloaded, neither when idle nor for another model")
-    priority: int = Field(0, ge=-100, le=100, description="of models that could give way to another, the lowest goes first")
+    pinned: bool = Field(
+        False, description="never unloaded, neither when idle nor for another model"
+    )
+    priority: int = Field(
+        0,
+        ge=-100,
+        le=100,
+        description="of models that could give way to another, the lowest goes first",
+    )
 
 
 # The longest published template has 33 KiB.
@@ -39,13 +54,15 @@ _MOST_TEMPLATE = 256 * 1024
 
 
 class ChatTemplate(Value):
-    """A Jinja text that makes messages a prompt, in the place of the model's own. It is part of the wish, not a path: a start needs no other file,
+    """A Jinja text that makes messages a prompt, in the place of the model's own. It is part of the
+    wish, not a path: a start needs no other file,
     and what was checked is what is started."""
 
     text: str = Field(min_length=1, max_length=_MOST_TEMPLATE)
-    name: Annotated[str, Form(r"^[\w. -]{0,100}$", "a name has up to 100 letters, digits, `_`, `-`, `.` and spaces")] = Field(
-        "", description="of the file that it comes from, for people"
-    )
+    name: Annotated[
+        str,
+        Form(r"^[\w. -]{0,100}$", "a name has up to 100 letters, digits, `_`, `-`, `.` and spaces"),
+    ] = Field("", description="of the file that it comes from, for people")
 
     @property
     def digest(self) -> str:
@@ -53,7 +70,10 @@ class ChatTemplate(Value):
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def __str__(self) -> str:
-        return f"{self.name or 'a text'} ({len(self.text.encode()):,} bytes, sha256 {self.digest[:12]})"
+        return (
+            f"{self.name or 'a text'} ({len(self.text.encode()):,} bytes, sha256"
+            f" {self.digest[:12]})"
+        )
 
 
 def pinned(source: str, revision: str | None) -> str:
@@ -67,18 +87,26 @@ ModelName = Annotated[
     str,
     Form(
         NAME_PATTERN,
-        "a name has up to 96 letters, digits, `_`, `-` and `.`, and begins with a letter, a digit or `_`; `org/name` and `name:tag` are names too",
+        "a name has up to 96 letters, digits, `_`, `-` and `.`, and begins with a letter, a digit"
+        " or `_`; `org/name` and `name:tag` are names too",
     ),
 ]
-Revision = Annotated[str, Form(r"^[\w][\w./-]{0,127}$", "a branch, a tag or a commit, of up to 128 characters")]
+Revision = Annotated[
+    str, Form(r"^[\w][\w./-]{0,127}$", "a branch, a tag or a commit, of up to 128 characters")
+]
 
 
 class Wish(Value):
-    """What a user asks for: a model to run (`source`), or an engine that already runs elsewhere (`endpoints`)."""
+    """What a user asks for: a model to run (`source`), or an engine that already runs elsewhere
+    (`endpoints`)."""
 
     name: ModelName = Field(description="name that clients put in `model`")
-    aliases: tuple[ModelName, ...] = Field((), max_length=16, description="other names by which clients may ask for it")
-    source: str | None = Field(None, min_length=1, max_length=4096, description="model folder or Hugging Face repository")
+    aliases: tuple[ModelName, ...] = Field(
+        (), max_length=16, description="other names by which clients may ask for it"
+    )
+    source: str | None = Field(
+        None, min_length=1, max_length=4096, description="model folder or Hugging Face repository"
+    )
     revision: Revision | None = Field(None, description="branch, tag or commit")
     endpoints: tuple[str, ...] = Field(
         (), max_length=64, description="base URLs (ending in /v1) of engines we never start or stop"
@@ -88,48 +116,85 @@ class Wish(Value):
             str,
             Form(
                 r"^(env:FITSERVE_ENDPOINT_KEY(_[A-Z0-9_]{1,64})?|file:[A-Za-z0-9_][A-Za-z0-9_.-]{0,95})$",
-                "it says where the key is, as env:FITSERVE_ENDPOINT_KEY_NAME, or as file:NAME for the file NAME in the folder endpoint-keys "
-                "of the gateway's data; a key itself is not taken",
+                "it says where the key is, as env:FITSERVE_ENDPOINT_KEY_NAME, or as file:NAME for"
+                " the file NAME in the folder endpoint-keys of the gateway's data; a key itself is"
+                " not taken",
                 told=False,
             ),
         ]
         | None
     ) = Field(
         None,
-        description="where the key is that the endpoints want: env:FITSERVE_ENDPOINT_KEY_NAME, or file:NAME in DATA_DIR/endpoint-keys",
+        description=(
+            "where the key is that the endpoints want: env:FITSERVE_ENDPOINT_KEY_NAME, or file:NAME"
+            " in DATA_DIR/endpoint-keys"
+        ),
     )
-    commits: dict[str, Annotated[str, Form(r"^[0-9a-f]{40}$", "a commit has 40 digits of 0 to 9 and a to f")]] = Field(
+    commits: dict[
+        str, Annotated[str, Form(r"^[0-9a-f]{40}$", "a commit has 40 digits of 0 to 9 and a to f")]
+    ] = Field(
         {},
         max_length=64,
-        description="the commit of each repository (`org/name`, or `org/name@revision` where one is named) that every start takes, "
-        "wherever its branch has moved; what is not here is asked of the Hub once, and kept",
+        description=(
+            "the commit of each repository (`org/name`, or `org/name@revision` where one is named)"
+            " that every start takes, wherever its branch has moved; what is not here is asked of"
+            " the Hub once, and kept"
+        ),
     )
-    engines: tuple[str, ...] = Field((), description='allowed engines, "kind" or "kind==version"; empty: all')
-    image: Annotated[str, Form(IMAGE_PATTERN, "the name of an image is one like vllm/vllm-openai:v0.33.0")] | None = Field(
+    engines: tuple[str, ...] = Field(
+        (), description='allowed engines, "kind" or "kind==version"; empty: all'
+    )
+    image: (
+        Annotated[
+            str, Form(IMAGE_PATTERN, "the name of an image is one like vllm/vllm-openai:v0.33.0")
+        ]
+        | None
+    ) = Field(
         None,
         max_length=400,
-        description="container image that holds the engine, instead of the one its project publishes; without an engine it is asked which it holds",
+        description=(
+            "container image that holds the engine, instead of the one its project publishes;"
+            " without an engine it is asked which it holds"
+        ),
     )
     goal: Goal = Field(
         "balanced",
-        description="what the model is wanted for: answers of one user (latency), of many at once (throughput), long ones (context), or all",
+        description=(
+            "what the model is wanted for: answers of one user (latency), of many at once"
+            " (throughput), long ones (context), or all"
+        ),
     )
-    concurrency: int | None = Field(None, ge=1, le=65536, description="requests at once that are expected; None: by the goal")
-    gpus: Literal["all", "few"] | Annotated[int, Field(ge=1, le=1024)] | tuple[str, ...] | None = Field(
-        None,
-        description="all, few, how many, or which GPUs the model takes (UUIDs, or their numbers as nvidia-smi has them, which are kept as UUIDs); None: as many as help, or few beside other models",
+    concurrency: int | None = Field(
+        None, ge=1, le=65536, description="requests at once that are expected; None: by the goal"
+    )
+    gpus: Literal["all", "few"] | Annotated[int, Field(ge=1, le=1024)] | tuple[str, ...] | None = (
+        Field(
+            None,
+            description=(
+                "all, few, how many, or which GPUs the model takes (UUIDs, or their numbers as"
+                " nvidia-smi has them, which are kept as UUIDs); None: as many as help, or few"
+                " beside other models"
+            ),
+        )
     )
     tensor_parallel: int | None = Field(None, ge=1, le=64)
-    replicas: int | None = Field(None, ge=1, le=64, description="None: one, or as many as the plan finds useful")
+    replicas: int | None = Field(
+        None, ge=1, le=64, description="None: one, or as many as the plan finds useful"
+    )
     context: int | None = Field(None, ge=1, description="tokens; plans with as many come first")
     min_context: int | None = Field(None, ge=1, description="tokens; a plan with less is refused")
     max_context: int | None = Field(None, ge=1, description="tokens; never plan more")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    chat_template: ChatTemplate | None = Field(None, description="instead of the one that comes with the model")
+    chat_template: ChatTemplate | None = Field(
+        None, description="instead of the one that comes with the model"
+    )
     loras: dict[ModelName, Annotated[str, Field(min_length=1, max_length=4096)]] = Field(
         {},
         max_length=32,
-        description="LoRA adapters by the names that clients put in `model`: folders, or Hugging Face repositories (`org/name`, `org/name@revision`)",
+        description=(
+            "LoRA adapters by the names that clients put in `model`: folders, or Hugging Face"
+            " repositories (`org/name`, `org/name@revision`)"
+        ),
     )
     drafter: str | None = Field(
         None,
@@ -139,14 +204,21 @@ class Wish(Value):
     )
     speculative: Literal["auto", "off", "mtp", "ngram"] | None = Field(
         None,
-        description="draft tokens without a drafter: mtp by layers of the checkpoint, ngram by what the prompt repeats, auto by mtp "
-        "where that is there; None: only where a drafter is named",
+        description=(
+            "draft tokens without a drafter: mtp by layers of the checkpoint, ngram by what the"
+            " prompt repeats, auto by mtp where that is there; None: only where a drafter is named"
+        ),
     )
     num_speculative_tokens: int | None = Field(
         None, ge=1, le=64, description="tokens drafted at once; None: what the drafter names"
     )
-    check: bool = Field(True, description="ask the engine's own code about the plan before its start, for 60 s at most")
-    args: dict[str, Scalar] = Field({}, max_length=64, description="engine flags that win over the planner")
+    check: bool = Field(
+        True,
+        description="ask the engine's own code about the plan before its start, for 60 s at most",
+    )
+    args: dict[str, Scalar] = Field(
+        {}, max_length=64, description="engine flags that win over the planner"
+    )
     env: dict[str, str] = Field({}, max_length=64)
     policy: Policy = Policy()
 
@@ -158,21 +230,34 @@ class Wish(Value):
     @model_validator(mode="after")
     def _an_image_holds_one_engine(self) -> Self:
         if self.image is not None and len(self.engines) > 1:
-            raise ValueError("an image is named, and several engines; name the one that it holds, or none")
+            raise ValueError(
+                "an image is named, and several engines; name the one that it holds, or none"
+            )
         return self
 
     @model_validator(mode="after")
     def _speculation_is_one(self) -> Self:
         if self.drafter is not None and self.speculative not in (None, "auto"):
-            raise ValueError(f"a drafter is named, and speculative is {self.speculative}; drop one of them")
-        if self.num_speculative_tokens is not None and self.drafter is None and self.speculative in (None, "off"):
-            raise ValueError("num_speculative_tokens needs a drafter, or speculative set to auto, mtp or ngram")
+            raise ValueError(
+                f"a drafter is named, and speculative is {self.speculative}; drop one of them"
+            )
+        if (
+            self.num_speculative_tokens is not None
+            and self.drafter is None
+            and self.speculative in (None, "off")
+        ):
+            raise ValueError(
+                "num_speculative_tokens needs a drafter, or speculative set to auto, mtp or ngram"
+            )
         return self
 
 
 class Change(Value):
-    """Another wish for a model that is there, until all its replicas are by it, or until it is given up. generation: that of the new wish;
-    attempts say by which they were planned. refused: why it was given up, and the wish from before is in force again."""
+    """Another wish for a model that is there, until all its replicas are by it, or until it is
+    given up. generation: that of the new wish;
+    attempts say by which they were planned. refused: why it was given up, and the wish from before
+    is in force again.
+    """
 
     wish: Wish
     generation: int

@@ -1,4 +1,5 @@
-"""The kinds of engines: which rules a version of each kind has. A new kind is one class and one line here."""
+"""The kinds of engines: which rules a version of each kind has. A new kind is one class and one
+line here."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from gateway.engines.vllm.engine import VllmRules
 
 
 class RulesOfFiles(EngineRules, Protocol):
-    """Rules that are made of files: FILES are the names of a version's YAML files, by which `__init__` takes what they hold."""
+    """Rules that are made of files: FILES are the names of a version's YAML files, by which
+    `__init__` takes what they hold."""
 
     FILES: ClassVar[Mapping[str, type[Value]]]
 

@@ -1,4 +1,5 @@
-"""Engines that are installed on this machine: each version in a virtual environment of its own, DATA_DIR/engines/KIND-VERSION/."""
+"""Engines that are installed on this machine: each version in a virtual environment of its own,
+DATA_DIR/engines/KIND-VERSION/."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from gateway.domain import Engine, EngineRef
 from gateway.variables import INHERITED
 
 COMPLETE = ".complete"
-"""A file that is written last, so that an installation which was cut off is not taken for a whole environment."""
+"""A file that is written last, so that an installation which was cut off is not taken for a whole
+environment."""
 
 
 def engine_dir(data: Path, engine: Engine | EngineRef) -> Path:
@@ -31,13 +33,16 @@ def is_installed(data: Path, engine: Engine | EngineRef) -> bool:
 def installed(data: Path) -> frozenset[str]:
     """The engines whose environments are whole, as `kind-version`."""
     try:
-        return frozenset(one.name for one in (data / "engines").iterdir() if (one / COMPLETE).is_file())
+        return frozenset(
+            one.name for one in (data / "engines").iterdir() if (one / COMPLETE).is_file()
+        )
     except OSError:
         return frozenset()
 
 
 def foreign_python(folder: Path) -> str | None:
-    """The Python of the environment that was taken as it is, where the engine's folder stands for such a one."""
+    """The Python of the environment that was taken as it is, where the engine's folder stands for
+    such a one."""
     try:
         return (folder / COMPLETE).read_text().splitlines()[1]
     except (OSError, IndexError):
@@ -45,12 +50,16 @@ def foreign_python(folder: Path) -> str | None:
 
 
 def note_foreign(folder: Path, ref: str, python: Path, package: str) -> None:
-    """The folder stands for an environment that belongs to somebody else: its `bin/python` is that one, and nothing else is in it. package: the folder of
+    """The folder stands for an environment that belongs to somebody else: its `bin/python` is that
+    one, and nothing else is in it. package: the folder of
     the engine's version there, which goes with the version."""
     program = folder / "bin" / "python"
     program.parent.mkdir(parents=True, exist_ok=True)
     # No link: Python finds its environment by the path that it was started as.
-    program.write_text(f'#!/bin/sh\nPATH={shlex.quote(str(python.parent))}:"$PATH" exec {shlex.quote(str(python))} "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\nPATH={shlex.quote(str(python.parent))}:"$PATH" exec {shlex.quote(str(python))}'
+        ' "$@"\n'
+    )
     program.chmod(0o755)
     (folder / COMPLETE).write_text(f"{ref}\n{python}\n{package}\n")
 

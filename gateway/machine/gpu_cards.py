@@ -1,7 +1,7 @@
 """GPUs as NVML tells of them: cards and MIG devices.
 
-Contract: a reading that NVML refuses is None and is noted once, in words; nothing but the caller's own mistake raises.
-NVML is shut down again whatever happens.
+Contract: a reading that NVML refuses is None and is noted once, in words; nothing but the caller's
+own mistake raises. NVML is shut down again whatever happens.
 """
 
 from __future__ import annotations
@@ -19,20 +19,31 @@ T = TypeVar("T")
 MemoryReading = tuple[int | None, int | None, Literal["dedicated", "unified"]]
 
 INIT_HINTS = {
-    "NVMLError_LibraryNotFound": "If this machine has a GPU, install the NVIDIA driver; a container needs to be started "
-    "with GPUs and the `utility` capability.",
-    "NVMLError_DriverNotLoaded": "If this machine has a GPU, load the driver (`modprobe nvidia`) or reboot.",
+    "NVMLError_LibraryNotFound": (
+        "If this machine has a GPU, install the NVIDIA driver; a container needs to be started "
+        "with GPUs and the `utility` capability."
+    ),
+    "NVMLError_DriverNotLoaded": (
+        "If this machine has a GPU, load the driver (`modprobe nvidia`) or reboot."
+    ),
     "NVMLError_NoPermission": "Let this user read and write /dev/nvidiactl and /dev/nvidia*.",
-    "NVMLError_Unknown": "In a container: the host took its GPUs away (`systemctl daemon-reload` does so where systemd manages "
-    "cgroups); make the container anew.",
-    "NVMLError_LibRmVersionMismatch": "The driver was updated while the old one was loaded: reboot.",
+    "NVMLError_Unknown": (
+        "In a container: the host took its GPUs away (`systemctl daemon-reload` does so where"
+        " systemd manages cgroups); make the container anew."
+    ),
+    "NVMLError_LibRmVersionMismatch": (
+        "The driver was updated while the old one was loaded: reboot."
+    ),
 }
 
 
 class Cards:
-    """What NVML tells, after `read`. `host_memory` (total, available) is what a card without memory of its own uses."""
+    """What NVML tells, after `read`. `host_memory` (total, available) is what a card without memory
+    of its own uses."""
 
-    def __init__(self, nvml: Nvml, notes: Notes, proc: Path, host_memory: tuple[int | None, int | None]) -> None:
+    def __init__(
+        self, nvml: Nvml, notes: Notes, proc: Path, host_memory: tuple[int | None, int | None]
+    ) -> None:
         self.nvml, self.notes, self.proc, self.host_memory = nvml, notes, proc, host_memory
         self.driver: str | None = None
         self.cuda: str | None = None
@@ -51,22 +62,32 @@ class Cards:
         try:
             driver = self.notes.read("driver version", self.nvml.nvmlSystemGetDriverVersion)
             self.driver = text_of(driver) if driver else None
-            # Not the _v2 form: it asks libcuda, which a container with only the `utility` capability does not have.
-            cuda = self.notes.read("CUDA version of the driver", self.nvml.nvmlSystemGetCudaDriverVersion)
+            # Not the _v2 form: it asks libcuda, which a container with only the `utility`
+            # capability does not have.
+            cuda = self.notes.read(
+                "CUDA version of the driver", self.nvml.nvmlSystemGetCudaDriverVersion
+            )
             self.cuda = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None
             self._read_gpus()
         finally:
-            with suppress(NVMLError):  # a lost card may fail this too, and nothing is left to release
+            with suppress(
+                NVMLError
+            ):  # a lost card may fail this too, and nothing is left to release
                 self.nvml.nvmlShutdown()
 
     def _read_gpus(self) -> None:
         count = self.notes.read("number of GPUs", self.nvml.nvmlDeviceGetCount)
         if count == 0:
-            self.notes.add("No GPU: the driver shows none to this process. In a container, ask for them (`--gpus all`).")
+            self.notes.add(
+                "No GPU: the driver shows none to this process. In a container, ask for them"
+                " (`--gpus all`)."
+            )
         whole: list[tuple[int, Any]] = []
         mig_number = count or 0
         for index in range(count or 0):
-            handle = self.notes.read(f"GPU {index} is left out", self.nvml.nvmlDeviceGetHandleByIndex, index)
+            handle = self.notes.read(
+                f"GPU {index} is left out", self.nvml.nvmlDeviceGetHandleByIndex, index
+            )
             card = None if handle is None else self._gpu(index, handle)
             if not card:
                 continue
@@ -84,7 +105,10 @@ class Cards:
                 names = ", ".join(f"GPU {part.index}" for part in parts)
                 self.notes.add(f"GPU {index} is in MIG mode: listed as its MIG devices, {names}")
             else:
-                self.notes.add(f"GPU {index} is in MIG mode without a MIG device that can be read: no engine can use it")
+                self.notes.add(
+                    f"GPU {index} is in MIG mode without a MIG device that can be read: no engine"
+                    " can use it"
+                )
             self.gpus += parts or [card]
         self.links = GpuLinks(self.nvml, self.notes).read(whole)
 
@@ -111,7 +135,9 @@ class Cards:
             pcie = Pcie(
                 generation=read("PCIe generation", nvml.nvmlDeviceGetCurrPcieLinkGeneration),
                 width=read("PCIe width", nvml.nvmlDeviceGetCurrPcieLinkWidth),
-                max_generation=read("highest PCIe generation", nvml.nvmlDeviceGetMaxPcieLinkGeneration),
+                max_generation=read(
+                    "highest PCIe generation", nvml.nvmlDeviceGetMaxPcieLinkGeneration
+                ),
                 max_width=read("highest PCIe width", nvml.nvmlDeviceGetMaxPcieLinkWidth),
             )
         total, free, kind = self._memory(who, handle, can_share=parent is None)
@@ -130,7 +156,8 @@ class Cards:
         )
 
     def _memory(self, who: str, handle: Any, *, can_share: bool) -> MemoryReading:
-        """Total and free bytes. Both forms unsupported, or zero bytes, is how a card without memory of its own answers."""
+        """Total and free bytes. Both forms unsupported, or zero bytes, is how a card without memory
+        of its own answers."""
         from pynvml import NVMLError, NVMLError_NotSupported, nvmlMemory_v2
 
         refusal: Exception | None = None
@@ -143,18 +170,28 @@ class Cards:
             if memory.total:
                 return memory.total, memory.free, "dedicated"
         if can_share and (refusal is None or isinstance(refusal, NVMLError_NotSupported)):
-            self.notes.add(f"{who}: memory: not told by NVML, so taken as unified with the host's, from /proc/meminfo")
+            self.notes.add(
+                f"{who}: memory: not told by NVML, so taken as unified with the host's, from"
+                " /proc/meminfo"
+            )
             return *self.host_memory, "unified"
         self.notes.add(f"{who}: memory: {words_of(refusal) if refusal else 'reported as zero'}")
         return None, None, "dedicated"
 
     def _processes(self, who: str, handle: Any) -> tuple[GpuProcess, ...] | None:
-        compute = self.notes.read(f"{who}: processes", self.nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
-        graphics = self.notes.read(f"{who}: graphics processes", self.nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle)
+        compute = self.notes.read(
+            f"{who}: processes", self.nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle
+        )
+        graphics = self.notes.read(
+            f"{who}: graphics processes", self.nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle
+        )
         if compute is None:
             return None
         used = {found.pid: found.usedGpuMemory for found in [*(graphics or []), *compute]}
-        return tuple(GpuProcess(pid=pid, name=self._process_name(pid), used_bytes=used[pid]) for pid in sorted(used))
+        return tuple(
+            GpuProcess(pid=pid, name=self._process_name(pid), used_bytes=used[pid])
+            for pid in sorted(used)
+        )
 
     def _process_name(self, pid: int) -> str | None:
         with suppress(OSError):  # it ended, or it runs in another PID namespace
@@ -165,7 +202,9 @@ class Cards:
         from pynvml import NVMLError, NVMLError_InvalidArgument, NVMLError_NotFound
 
         handles = []
-        slots = self.notes.read(f"GPU {index}: number of MIG devices", self.nvml.nvmlDeviceGetMaxMigDeviceCount, handle)
+        slots = self.notes.read(
+            f"GPU {index}: number of MIG devices", self.nvml.nvmlDeviceGetMaxMigDeviceCount, handle
+        )
         for slot in range(slots or 0):
             try:
                 handles.append(self.nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot))

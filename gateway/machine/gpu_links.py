@@ -1,4 +1,5 @@
-"""The links between GPUs as NVML tells of them: active NVLinks, and whether peer-to-peer access works."""
+"""The links between GPUs as NVML tells of them: active NVLinks, and whether peer-to-peer access
+works."""
 
 from __future__ import annotations
 
@@ -10,10 +11,16 @@ from gateway.domain import Link
 from gateway.machine.nvml import Notes, Nvml, words_of
 
 Bus = tuple[int, int, int]
-SWITCH, ELSEWHERE = "switch", "elsewhere"  # far ends of NVLink links that are not a card of this process
+SWITCH, ELSEWHERE = (
+    "switch",
+    "elsewhere",
+)  # far ends of NVLink links that are not a card of this process
 NO_DOMAIN = 0xFFFFFFFF  # in the address of a far end that a virtual machine does not see
 
-P2P_READ, P2P_NVLINK = 0, 2  # not by pynvml's names: its NVML_P2P_CAPS_INDEX_READ is a tuple, by a stray comma
+P2P_READ, P2P_NVLINK = (
+    0,
+    2,
+)  # not by pynvml's names: its NVML_P2P_CAPS_INDEX_READ is a tuple, by a stray comma
 P2P_OK, P2P_UNKNOWN = 0, 6
 P2P_REASONS = {
     1: "chipset not supported",
@@ -36,8 +43,13 @@ class GpuLinks:
         if len(cards) < 2:
             return []
         links = []
-        buses = {index: self.notes.read(f"GPU {index}: PCI address", self._bus, handle) for index, handle in cards}
-        ends = {index: self._link_ends(index, handle, set(buses.values())) for index, handle in cards}
+        buses = {
+            index: self.notes.read(f"GPU {index}: PCI address", self._bus, handle)
+            for index, handle in cards
+        }
+        ends = {
+            index: self._link_ends(index, handle, set(buses.values())) for index, handle in cards
+        }
         for (a, handle_a), (b, handle_b) in combinations(cards, 2):
             who, status = f"GPU {a} and GPU {b}", self.nvml.nvmlDeviceGetP2PStatus
             nvlinks: int | None = None
@@ -46,7 +58,9 @@ class GpuLinks:
                 nvlinks = ends_a[bus_b]
                 switched = min(ends_a[SWITCH], ends_b[SWITCH])
                 if switched:  # cards on switches need not be in one partition of them
-                    reach = self.notes.read(f"{who}: NVLink", status, handle_a, handle_b, P2P_NVLINK)
+                    reach = self.notes.read(
+                        f"{who}: NVLink", status, handle_a, handle_b, P2P_NVLINK
+                    )
                     if reach is None:
                         nvlinks = None
                     elif reach == P2P_OK:
@@ -58,7 +72,9 @@ class GpuLinks:
                     b=b,
                     nvlinks=nvlinks,
                     p2p=None if p2p in (None, P2P_UNKNOWN) else p2p == P2P_OK,
-                    p2p_status=None if p2p in (None, P2P_OK) else P2P_REASONS.get(p2p, f"status {p2p}"),
+                    p2p_status=(
+                        None if p2p in (None, P2P_OK) else P2P_REASONS.get(p2p, f"status {p2p}")
+                    ),
                 )
             )
         return links
@@ -66,8 +82,11 @@ class GpuLinks:
     def _bus(self, handle: Any) -> Bus:
         return _address(self.nvml.nvmlDeviceGetPciInfo(handle))
 
-    def _link_ends(self, index: int, handle: Any, cards: set[Bus | None]) -> Counter[Bus | str] | None:
-        """How many active links go to each of `cards` (PCI addresses) and to switches; None when NVML does not tell."""
+    def _link_ends(
+        self, index: int, handle: Any, cards: set[Bus | None]
+    ) -> Counter[Bus | str] | None:
+        """How many active links go to each of `cards` (PCI addresses) and to switches; None when
+        NVML does not tell."""
         import pynvml
 
         ends: Counter[Bus | str] = Counter()
@@ -102,7 +121,9 @@ class GpuLinks:
             return bus
         kind = self.nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
         if kind in (pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_UNKNOWN):
-            return SWITCH  # unknown: a switch that a virtual machine does not see; whether it joins two cards is asked apart
+            # unknown: a switch that a virtual machine does not see; whether it joins two cards is
+            # asked apart
+            return SWITCH
         if bus is None or bus[0] == NO_DOMAIN:  # a card, and it may be one of ours
             raise refusal or pynvml.NVMLError_NotFound()
         return ELSEWHERE

@@ -1,4 +1,5 @@
-"""What a GPU does now, as NVML tells: use, memory, temperature, power, and why its clocks are lower than they could be. What is not told is None."""
+"""What a GPU does now, as NVML tells: use, memory, temperature, power, and why its clocks are lower
+than they could be. What is not told is None."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from pydantic import Field
 from gateway.domain import Value
 from gateway.machine.nvml import Nvml, text_of
 
-# What a card that is too hot or badly fed does; source: nvml.h, nvmlClocksEventReasons. A power limit that is reached (0x4) is what a busy card
-# does, and no trouble.
+# What a card that is too hot or badly fed does; source: nvml.h, nvmlClocksEventReasons. A power
+# limit that is reached (0x4) is what a busy card does, and no trouble.
 _THROTTLES = {0x8: "hardware", 0x20: "temperature", 0x40: "temperature", 0x80: "power supply"}
 
 
@@ -24,7 +25,9 @@ class GpuReading(Value):
     temperature_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
-    throttled: tuple[str, ...] = Field((), description="why its clocks are lowered: temperature, power supply, hardware")
+    throttled: tuple[str, ...] = Field(
+        (), description="why its clocks are lowered: temperature, power supply, hardware"
+    )
 
 
 def read(nvml: Nvml, handle: Any, index: int, name: str | None) -> GpuReading:
@@ -42,7 +45,9 @@ def read(nvml: Nvml, handle: Any, index: int, name: str | None) -> GpuReading:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         told["total_bytes"], told["used_bytes"] = memory.total, memory.used
     with refused:
-        told["temperature_c"] = float(nvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+        told["temperature_c"] = float(
+            nvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+        )
     with refused:
         told["power_w"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
     with refused:

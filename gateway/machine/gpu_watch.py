@@ -1,10 +1,12 @@
-"""Watches the GPUs: critical errors (Xids) that the driver reports, and cards that NVML no longer reads.
+"""Watches the GPUs: critical errors (Xids) that the driver reports, and cards that NVML no longer
+reads.
 
-A GPU that failed is in `lost` until NVML reads it healthy again: plans avoid it, engines on it are failed and started elsewhere.
-What a number means is data (profiles/xids.yaml). Xids of applications are only counted: the engine's own log tells their story.
+A GPU that failed is in `lost` until NVML reads it healthy again: plans avoid it, engines on it are
+failed and started elsewhere. What a number means is data (profiles/xids.yaml). Xids of applications
+are only counted: the engine's own log tells their story.
 
-One thread, because waiting for NVML's events blocks. While a GPU is lost it is touched for a moment every two seconds only,
-since nobody can reset a GPU that another process holds.
+One thread, because waiting for NVML's events blocks. While a GPU is lost it is touched for a moment
+every two seconds only, since nobody can reset a GPU that another process holds.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ _LEAST_S = 10.0
 
 
 def kept_here(data: Path, wanted: str | None, ram_bytes: int | None) -> KeptGpus:
-    """What the settings (`wanted`: FITSERVE_GPUS, `ram_bytes`: FITSERVE_RAM_BYTES) and the environment of this process say of the machine. Raises
+    """What the settings (`wanted`: FITSERVE_GPUS, `ram_bytes`: FITSERVE_RAM_BYTES) and the
+    environment of this process say of the machine. Raises
     SettingsError."""
     if wanted is None and not any(name in os.environ for name in VARIABLES):
         return KeptGpus(ram_bytes=ram_bytes)
@@ -60,11 +63,15 @@ class GpuLoss(Value):
 
 
 class GpuWatch:
-    """`hardware` is what the gateway plans with: what the probe reads, with the lost GPUs marked. Tests give another `nvml` or
+    """`hardware` is what the gateway plans with: what the probe reads, with the lost GPUs marked.
+        Tests give another `nvml` or
     another probe. kept: the GPUs that may be used."""
 
     def __init__(
-        self, nvml: Nvml | None = None, read: Callable[[Path], Hardware] | None = None, kept: KeptGpus | None = None
+        self,
+        nvml: Nvml | None = None,
+        read: Callable[[Path], Hardware] | None = None,
+        kept: KeptGpus | None = None,
     ) -> None:
         self.lost: Mapping[str, GpuLoss] = {}
         self.counts: Counter[tuple[str, int]] = Counter()
@@ -78,7 +85,9 @@ class GpuWatch:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._numbers: dict[int, str] = {}  # NVML's number of a card -> its UUID
-        self._cards: dict[str, tuple[str, ...]] = {}  # of each card that was ever read, its UUID and those of its MIG devices
+        self._cards: dict[
+            str, tuple[str, ...]
+        ] = {}  # of each card that was ever read, its UUID and those of its MIG devices
 
     def start(self, table: XidTable, wake: Callable[[], object]) -> None:
         """`wake` is called from the thread, whenever `lost` changes."""
@@ -96,11 +105,19 @@ class GpuWatch:
         """Blocks."""
         found = self._kept.mark(self._read(data))
         lost, counts = self.lost, dict(self.counts)
-        gpus = tuple(gpu.evolve(lost=lost[gpu.uuid].message) if gpu.uuid in lost else gpu for gpu in found.gpus)
+        gpus = tuple(
+            gpu.evolve(lost=lost[gpu.uuid].message) if gpu.uuid in lost else gpu
+            for gpu in found.gpus
+        )
         here = {gpu.uuid for gpu in gpus}
-        notes = [f"{uuid} is not used: {loss.message.rstrip('.')}" for uuid, loss in lost.items() if uuid not in here]
+        notes = [
+            f"{uuid} is not used: {loss.message.rstrip('.')}"
+            for uuid, loss in lost.items()
+            if uuid not in here
+        ]
         notes += [
-            f"{uuid}: Xid {xid} ({self.meaning(xid)}) {number} time{'s' if number > 1 else ''} since the gateway started"
+            f"{uuid}: Xid {xid} ({self.meaning(xid)}) {number} time{'s' if number > 1 else ''}"
+            " since the gateway started"
             for (uuid, xid), number in sorted(counts.items())
         ]
         changed: Hardware = found.evolve(gpus=gpus, notes=(*found.notes, *notes))
@@ -108,7 +125,9 @@ class GpuWatch:
 
     def lost_messages(self) -> list[str]:
         """For each lost GPU a sentence that says why it is not used."""
-        return [f"{uuid} is not used: {loss.message.rstrip('.')}" for uuid, loss in self.lost.items()]
+        return [
+            f"{uuid} is not used: {loss.message.rstrip('.')}" for uuid, loss in self.lost.items()
+        ]
 
     def failure(self, gpus: tuple[str, ...]) -> Failure | None:
         """The failure of an engine on these GPUs, if one of them is lost."""
@@ -119,7 +138,10 @@ class GpuWatch:
                     phase="serving",
                     message=f"The GPU {uuid} failed: {loss.message}",
                     culprit={"uuid": uuid} | ({"xid": loss.xid} if loss.xid is not None else {}),
-                    advice="Reset it (`nvidia-smi --gpu-reset`) or reboot; until then nothing is started on it.",
+                    advice=(
+                        "Reset it (`nvidia-smi --gpu-reset`) or reboot; until then nothing is"
+                        " started on it."
+                    ),
                     proves="nothing",
                 )
         return None
@@ -131,13 +153,15 @@ class GpuWatch:
             try:
                 seen = self._session()
             except Exception:
-                # A driver can answer anything; a watch that ended would never say that a GPU is lost.
+                # A driver can answer anything; a watch that ended would never say that a GPU is
+                # lost.
                 log.exception("the GPUs could not be watched")
                 seen = False
             self._stop.wait(0 if seen else _ABSENT_S)
 
     def _session(self) -> bool:
-        """Watch until a GPU is lost, or for one look where one is; whether there are GPUs to watch at all."""
+        """Watch until a GPU is lost, or for one look where one is; whether there are GPUs to watch
+        at all."""
         nvml = self._nvml
         if nvml is None:
             import pynvml
@@ -165,7 +189,8 @@ class GpuWatch:
         return bool(self._cards)
 
     def _register(self, nvml: Nvml) -> Any | None:
-        """A set that hears of the Xids of every card that is not lost; None where no card tells them."""
+        """A set that hears of the Xids of every card that is not lost; None where no card tells
+        them."""
         import pynvml
 
         events, heard = None, False
@@ -185,7 +210,8 @@ class GpuWatch:
         return events
 
     def _handles(self, nvml: Nvml, but: Collection[int] = ()) -> Iterator[tuple[str | None, Any]]:
-        """UUID and handle of every card; None and the error for a card that cannot be read. Remembers the cards that it reads.
+        """UUID and handle of every card; None and the error for a card that cannot be read.
+        Remembers the cards that it reads.
 
         but: numbers of cards that are not touched, since a handle keeps a card from being reset."""
         from pynvml import NVMLError
@@ -204,7 +230,8 @@ class GpuWatch:
             yield uuid, handle
 
     def _take_events(self, nvml: Nvml, events: Any | None) -> int | None:
-        """Take Xids for a while, until one is fatal. Returns the number of an Xid whose card no longer gives its UUID."""
+        """Take Xids for a while, until one is fatal. Returns the number of an Xid whose card no
+        longer gives its UUID."""
         import pynvml
 
         until = time.monotonic() + _POLL_S
@@ -238,7 +265,8 @@ class GpuWatch:
         log.warning("a GPU reported an error", gpu=uuid, xid=number, means=self.meaning(number))
 
     def _read_cards(self, nvml: Nvml, unclaimed_xid: int | None) -> None:
-        """Read every card that is known. unclaimed_xid: an Xid without UUID; it belongs to the card that is newly lost."""
+        """Read every card that is known. unclaimed_xid: an Xid without UUID; it belongs to the card
+        that is newly lost."""
         from pynvml import NVMLError, NVMLError_GpuIsLost, NVMLError_ResetRequired
 
         present, errors = set[str](), list[Exception]()
@@ -253,17 +281,29 @@ class GpuWatch:
                 self._judge(uuid, *_health(nvml, handle))
                 if uuid not in self.lost:
                     before = self.readings.get(uuid)
-                    index = next(number for number, known_uuid in self._numbers.items() if known_uuid == uuid)
-                    readings[uuid] = read_gpu(nvml, handle, index, before.name if before is not None else None)
+                    index = next(
+                        number for number, known_uuid in self._numbers.items() if known_uuid == uuid
+                    )
+                    readings[uuid] = read_gpu(
+                        nvml, handle, index, before.name if before is not None else None
+                    )
         except NVMLError:
             return  # the driver is being unloaded or updated: keep the last state
         self.readings = readings
-        unclear = [error for error in errors if not isinstance(error, NVMLError_GpuIsLost | NVMLError_ResetRequired)]
+        unclear = [
+            error
+            for error in errors
+            if not isinstance(error, NVMLError_GpuIsLost | NVMLError_ResetRequired)
+        ]
         for uuid in sorted(known - present):
             if not unclear:
                 xid = self._table.xids.get(unclaimed_xid) if unclaimed_xid is not None else None
                 message = (
-                    f"Xid {unclaimed_xid} ({xid.means})." if xid else f"{errors[0]}." if errors else "NVML no longer lists it."
+                    f"Xid {unclaimed_xid} ({xid.means})."
+                    if xid
+                    else f"{errors[0]}."
+                    if errors
+                    else "NVML no longer lists it."
                 )
                 self._lose(uuid, message, xid=unclaimed_xid, unread=True)
 
@@ -271,11 +311,17 @@ class GpuWatch:
         loss = self.lost.get(uuid)
         if trouble is not None:
             self._lose(uuid, trouble)
-        elif loss is not None and (loss.unread or (certain and time.monotonic() - loss.since > _LEAST_S)):
-            self._change({one: why for one, why in self.lost.items() if one not in self._cards[uuid]})
+        elif loss is not None and (
+            loss.unread or (certain and time.monotonic() - loss.since > _LEAST_S)
+        ):
+            self._change(
+                {one: why for one, why in self.lost.items() if one not in self._cards[uuid]}
+            )
             log.info("a GPU works again", gpu=uuid)
 
-    def _lose(self, uuid: str, message: str, *, xid: int | None = None, unread: bool = False) -> None:
+    def _lose(
+        self, uuid: str, message: str, *, xid: int | None = None, unread: bool = False
+    ) -> None:
         before = self.lost.get(uuid)
         if before is not None and (before.unread or not unread):
             return
@@ -318,5 +364,11 @@ def _parts(nvml: Nvml, handle: Any) -> list[str]:
             return found
         for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             with suppress(NVMLError):
-                found.append(text_of(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot))))
+                found.append(
+                    text_of(
+                        nvml.nvmlDeviceGetUUID(
+                            nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+                        )
+                    )
+                )
     return found

@@ -1,4 +1,6 @@
-"""NVML, the library of NVIDIA's driver: the functions that are called, readings that it may refuse, and what a card needs."""
+"""NVML, the library of NVIDIA's driver: the functions that are called, readings that it may refuse,
+and what a card needs."""
+
 # ruff: noqa: N802  (the names are NVML's)
 
 from __future__ import annotations
@@ -7,9 +9,16 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
-# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION and its values (nvml.h, drivers from 565 on) that mean: no work until then.
+# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION and its values (nvml.h, drivers from 565 on) that mean: no
+# work until then.
 RECOVERY_FIELD = 230
-RECOVERY = {1: "a GPU reset", 2: "a reboot", 4: "a GPU reset", 6: "a reset of its bus", 7: "a reboot"}
+RECOVERY = {
+    1: "a GPU reset",
+    2: "a reboot",
+    4: "a GPU reset",
+    6: "a reset of its bus",
+    7: "a reboot",
+}
 
 
 class Nvml(Protocol):
@@ -76,7 +85,8 @@ class Notes:
 
 
 def recovery_action(nvml: Nvml, handle: Any) -> tuple[str | None, bool]:
-    """What the card needs before it can work again, in words, and whether the driver told at all."""
+    """What the card needs before it can work again, in words, and whether the driver told at
+    all."""
     import pynvml
 
     try:

@@ -1,7 +1,8 @@
 """The hardware probe: what this host has, read from NVML, /proc and the cgroups of this process.
 
-Contract: `probe` never fails for what a machine lacks. A reading that is refused is None and stands in `notes` with the
-reason; no library, no driver, no permission or no card is the normal answer of a CPU-only host.
+Contract: `probe` never fails for what a machine lacks. A reading that is refused is None and stands
+in `notes` with the reason; no library, no driver, no permission or no card is the normal answer of
+a CPU-only host.
 """
 
 from __future__ import annotations
@@ -16,19 +17,24 @@ from gateway.domain import Hardware
 from gateway.machine.gpu_cards import Cards
 from gateway.machine.nvml import Notes, Nvml
 
-# Instruction sets that CPU kernels are chosen by, as Linux spells them (`flags` on x86, `Features` on Arm).
+# Instruction sets that CPU kernels are chosen by, as Linux spells them (`flags` on x86, `Features`
+# on Arm).
 CPU_FEATURES = (
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
     *("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2"),
 )
 
 
-def probe(data_dir: Path | None = None, *, nvml: Nvml | None = None, proc: Path = Path("/proc")) -> Hardware:
-    """Read this host. `disk_free_bytes` is that of `data_dir`, or of its nearest parent that exists.
+def probe(
+    data_dir: Path | None = None, *, nvml: Nvml | None = None, proc: Path = Path("/proc")
+) -> Hardware:
+    """Read this host. `disk_free_bytes` is that of `data_dir`, or of its nearest parent that
+    exists.
 
-    A card in MIG mode is listed as its MIG devices (UUID `MIG-...`, their own memory), not as itself, because an engine
-    can be given a MIG device only. They are numbered from the count of cards on, and have no `links`. Without any MIG
-    device the card itself is listed, with `mig` true.
+    A card in MIG mode is listed as its MIG devices (UUID `MIG-...`, their own memory), not as
+    itself, because an engine can be given a MIG device only. They are numbered from the count of
+    cards on, and have no `links`. Without any MIG device the card itself is listed, with `mig`
+    true.
     """
     notes = Notes()
     if nvml is None:
@@ -36,12 +42,18 @@ def probe(data_dir: Path | None = None, *, nvml: Nvml | None = None, proc: Path 
 
         nvml = pynvml
     meminfo = _read_meminfo(proc, notes)
-    cards = Cards(nvml, notes, proc, host_memory=(meminfo.get("MemTotal"), meminfo.get("MemAvailable")))
+    cards = Cards(
+        nvml, notes, proc, host_memory=(meminfo.get("MemTotal"), meminfo.get("MemAvailable"))
+    )
     cards.read()
     cpu_name, cpu_features = _read_cpu(proc, notes)
     ram_total, ram_available = _ram(proc, meminfo)
     shm = notes.read("shared memory (/dev/shm)", shutil.disk_usage, Path("/dev", "shm"))
-    disk = notes.read(f"free disk at {data_dir}", shutil.disk_usage, _existing(data_dir)) if data_dir else None
+    disk = (
+        notes.read(f"free disk at {data_dir}", shutil.disk_usage, _existing(data_dir))
+        if data_dir
+        else None
+    )
     return Hardware(
         arch=os.uname().machine,
         cpu_name=cpu_name,
@@ -63,7 +75,9 @@ def _read_meminfo(proc: Path, notes: Notes) -> dict[str, int]:
     """/proc/meminfo in bytes."""
     text = notes.read("RAM", (proc / "meminfo").read_text) or ""
     rows = (line.split() for line in text.splitlines())
-    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
+    return {
+        row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"
+    }
 
 
 def _read_cpu(proc: Path, notes: Notes) -> tuple[str | None, tuple[str, ...]]:
@@ -88,12 +102,16 @@ def _first_core(cpuinfo: Path) -> dict[str, str]:
 
 
 def _cores(proc: Path) -> int:
-    """Cores this process may keep busy: its CPU affinity, or the whole cores of its cgroups' CPU quota when that is less."""
+    """Cores this process may keep busy: its CPU affinity, or the whole cores of its cgroups' CPU
+    quota when that is less."""
     cores = len(os.sched_getaffinity(0))
     for folder in _cgroup_folders(proc, "cpu"):
         quota, period = [*_words_of(folder / "cpu.max"), "", ""][:2]  # v2
         if not quota:
-            quota, period = _word_of(folder / "cpu.cfs_quota_us"), _word_of(folder / "cpu.cfs_period_us")  # v1
+            quota, period = (
+                _word_of(folder / "cpu.cfs_quota_us"),
+                _word_of(folder / "cpu.cfs_period_us"),
+            )  # v1
         if quota.isdigit() and period.isdigit() and int(period):
             cores = min(cores, int(quota) // int(period))
     return max(cores, 1)
@@ -111,7 +129,9 @@ def _ram(proc: Path, meminfo: dict[str, int]) -> tuple[int, int]:
             if not limit.isdigit():  # no such file, or "max"
                 continue
             stat = _words_of(folder / "memory.stat")
-            cache = dict(zip(stat[::2], stat[1::2], strict=False)).get(cache_key, "0")  # file pages the kernel gives back
+            cache = dict(zip(stat[::2], stat[1::2], strict=False)).get(
+                cache_key, "0"
+            )  # file pages the kernel gives back
             used = max(int(_word_of(folder / usage_file) or 0) - int(cache), 0)
             total = min(total, int(limit))
             available = min(available, max(int(limit) - used, 0))
@@ -119,9 +139,11 @@ def _ram(proc: Path, meminfo: dict[str, int]) -> tuple[int, int]:
 
 
 def _cgroup_folders(proc: Path, controller: str) -> Iterator[Path]:
-    """Folders of the cgroups (v1 and v2) that bind this process for one controller, innermost first.
+    """Folders of the cgroups (v1 and v2) that bind this process for one controller, innermost
+    first.
 
-    A limit on any level binds. In a container the mount shows the container's own cgroup as its root.
+    A limit on any level binds. In a container the mount shows the container's own cgroup as its
+    root.
     """
     paths: dict[str, PurePosixPath] = {}
     for line in _lines_of(proc / "self" / "cgroup"):
@@ -132,7 +154,9 @@ def _cgroup_folders(proc: Path, controller: str) -> Iterator[Path]:
         match mount.split(), filesystem.split():
             case [_, _, _, root, top, *_], ["cgroup2", *_]:
                 own = paths.get("")
-            case [_, _, _, root, top, *_], ["cgroup", _, options] if controller in options.split(","):
+            case [_, _, _, root, top, *_], ["cgroup", _, options] if controller in options.split(
+                ","
+            ):
                 own = paths.get(controller)
             case _:
                 continue

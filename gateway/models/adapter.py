@@ -1,8 +1,10 @@
-"""From an adapter's adapter_config.json and tensor headers to an Adapter, and whether it fits a model. Pure.
+"""From an adapter's adapter_config.json and tensor headers to an Adapter, and whether it fits a
+model. Pure.
 
     read_adapter(name, source, revision, adapter_config.json, headers) -> Adapter      check_base(adapter, spec): raises BadModel
 
-Format: peft, tuners/lora/config.py; names of tensors: base_model.model.<module>.lora_A.weight (rank x inputs) and lora_B.weight (outputs x rank).
+Format: peft, tuners/lora/config.py; names of tensors: base_model.model.<module>.lora_A.weight (rank
+x inputs) and lora_B.weight (outputs x rank).
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ _PART = re.compile(
 _NUMBER = re.compile(r"\.\d+(?=\.)")
 _FLOATING = ("BF16", "F16", "F32")
 _MOST_RANK = 2**16
-# What peft trains and engines do not compute: PEFTHelper._validate_features and validate_legal (vllm/lora/peft_helper.py of 0.18.0 to 0.33.0);
-# older versions load some of them, and answer with something else than was trained.
+# What peft trains and engines do not compute: PEFTHelper._validate_features and validate_legal
+# (vllm/lora/peft_helper.py of 0.18.0 to 0.33.0); older versions load some of them, and answer with
+# something else than was trained.
 _REFUSED = {
     "use_dora": "DoRA",
     "modules_to_save": "whole layers of its own (modules_to_save)",
@@ -38,18 +41,28 @@ _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga", "true", "fal
 
 
 def read_adapter(
-    name: str, source: str, revision: str | None, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    name: str,
+    source: str,
+    revision: str | None,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
 ) -> Adapter:
     """Raises BadModel saying what no engine serves."""
     fields = Fields(config, source)
     kind = str(config.get("peft_type", "LORA"))
     if kind != "LORA":
-        raise BadModel(f"The adapter {source} is {kind[:40]}, and engines serve LoRA.", hint="Take a LoRA adapter.")
+        raise BadModel(
+            f"The adapter {source} is {kind[:40]}, and engines serve LoRA.",
+            hint="Take a LoRA adapter.",
+        )
     found = [words for field, words in _REFUSED.items() if config.get(field)]
     if str(config.get("bias") or "none") != "none":
         found.append("trained biases")
     if str(config.get("init_lora_weights", True)).lower() not in _PLAIN_INITS:
-        found.append(f"init_lora_weights {str(config['init_lora_weights'])[:40]}, which changes the model's own weights")
+        found.append(
+            f"init_lora_weights {str(config['init_lora_weights'])[:40]}, which changes the model's"
+            " own weights"
+        )
     if found:
         raise BadModel(
             f"The adapter {source} has {', '.join(found)}, which engines do not compute.",
@@ -58,7 +71,11 @@ def read_adapter(
     patterns = config.get("rank_pattern") or {}
     ranks = [
         fields.integer("r"),
-        *(rank for rank in (patterns.values() if isinstance(patterns, Mapping) else ()) if isinstance(rank, int)),
+        *(
+            rank
+            for rank in (patterns.values() if isinstance(patterns, Mapping) else ())
+            if isinstance(rank, int)
+        ),
     ]
     if max(ranks) > _MOST_RANK:
         raise fields.wrong("r", f"at most {_MOST_RANK}")
@@ -68,7 +85,10 @@ def read_adapter(
             parts.setdefault(match[1] or match[3], {})[(match[2] or match[4])[-1]] = shape.shape
     layers = [_layer(source, module, shapes) for module, shapes in sorted(parts.items())]
     if not layers:
-        raise BadModel(f"The adapter {source} has no LoRA tensors in adapter_model.safetensors.", hint="Save it with peft.")
+        raise BadModel(
+            f"The adapter {source} has no LoRA tensors in adapter_model.safetensors.",
+            hint="Save it with peft.",
+        )
     base = config.get("base_model_name_or_path")
     return Adapter(
         name=name,
@@ -76,8 +96,13 @@ def read_adapter(
         revision=revision,
         base=base[:300] if isinstance(base, str) and base.isprintable() else None,
         rank=max(*ranks, *(layer.rank for layer in layers)),
-        layers=tuple(dict.fromkeys(layer.evolve(module=_NUMBER.sub(".*", layer.module)) for layer in layers)),
-        deepest=max((int(number) for module in parts for number in re.findall(r"(?<=layers\.)\d+", module)), default=0),
+        layers=tuple(
+            dict.fromkeys(layer.evolve(module=_NUMBER.sub(".*", layer.module)) for layer in layers)
+        ),
+        deepest=max(
+            (int(number) for module in parts for number in re.findall(r"(?<=layers\.)\d+", module)),
+            default=0,
+        ),
     )
 
 
@@ -85,7 +110,8 @@ def _layer(source: str, module: str, shapes: Mapping[str, tuple[int, ...]]) -> A
     first, second = shapes.get("A", ()), shapes.get("B", ())
     if len(first) != 2 or len(second) != 2 or first[0] != second[1]:
         raise BadModel(
-            f"The adapter {source} has no pair of matrices of one rank for {module[:200]}.", hint="Save it with peft."
+            f"The adapter {source} has no pair of matrices of one rank for {module[:200]}.",
+            hint="Save it with peft.",
         )
     return AdapterLayer(module=module, inputs=first[1], outputs=second[0], rank=first[0])
 
@@ -93,7 +119,8 @@ def _layer(source: str, module: str, shapes: Mapping[str, tuple[int, ...]]) -> A
 def check_base(adapter: Adapter, spec: ModelSpec) -> None:
     """The adapter changes layers that the model has, in their sizes. Raises BadModel.
 
-    By shapes and not by the name of the base: quantized and copied repositories of one model have many names.
+    By shapes and not by the name of the base: quantized and copied repositories of one model have
+    many names.
     """
     sizes = {group.name: group for group in spec.tensors}
     names = {name.rpartition(".")[0] for name in sizes}
@@ -101,17 +128,30 @@ def check_base(adapter: Adapter, spec: ModelSpec) -> None:
     hint = f"Serve it with the model that it was trained for.{trained}"
     for layer in adapter.layers:
         whole = sizes.get(f"{layer.module}.weight")
-        if whole is not None and whole.dtype in _FLOATING and whole.shape != (layer.outputs, layer.inputs):
+        if (
+            whole is not None
+            and whole.dtype in _FLOATING
+            and whole.shape != (layer.outputs, layer.inputs)
+        ):
             theirs = " x ".join(map(str, whole.shape))
             raise BadModel(
-                f"The adapter {adapter.source} changes {layer.module} of {layer.outputs} x {layer.inputs}, and that of {spec.source} is {theirs}.",
+                f"The adapter {adapter.source} changes {layer.module} of {layer.outputs} x"
+                f" {layer.inputs}, and that of {spec.source} is {theirs}.",
                 hint=hint,
             )
-    # What engines build under another name, or out of several parts, is in no header: then nothing can be told.
-    if spec.tensors_from == "headers" and not any(layer.module in names for layer in adapter.layers):
-        raise BadModel(f"None of the layers that the adapter {adapter.source} changes is in {spec.source}.", hint=hint)
+    # What engines build under another name, or out of several parts, is in no header: then nothing
+    # can be told.
+    if spec.tensors_from == "headers" and not any(
+        layer.module in names for layer in adapter.layers
+    ):
+        raise BadModel(
+            f"None of the layers that the adapter {adapter.source} changes is in {spec.source}.",
+            hint=hint,
+        )
     layers = sum(group.layers for group in spec.attention if group.kind != "vision")
     if layers and adapter.deepest >= layers:
         raise BadModel(
-            f"The adapter {adapter.source} changes layer {adapter.deepest}, and {spec.source} has {layers} layers.", hint=hint
+            f"The adapter {adapter.source} changes layer {adapter.deepest}, and {spec.source} has"
+            f" {layers} layers.",
+            hint=hint,
         )

@@ -1,4 +1,5 @@
-"""What a model's config.json says of its experts, beyond their sizes: who quantized them, and how they are chosen. Pure."""
+"""What a model's config.json says of its experts, beyond their sizes: who quantized them, and how
+they are chosen. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +9,33 @@ from typing import Any
 
 from gateway.domain import ModelSpec
 
-# The function between the two products, where the engine's class of the family sets it itself. Source: models/gpt_oss.py,
-# gemma4.py, nemotron_h.py of 0.33.0.
-_FUNCTIONS = {"gpt_oss": "swigluoai", "gemma4": "gelu_tanh", "gemma4_text": "gelu_tanh", "nemotron_h": "relu2_no_mul"}
-# Families whose router renormalizes whatever config.json says, and those that do as `norm_topk_prob` says.
-_RENORMALIZED = {"gpt_oss", "mixtral", "gemma4", "gemma4_text", "granitemoe", "granitemoehybrid", "qwen3_5_moe_text"}
+# The function between the two products, where the engine's class of the family sets it itself.
+# Source: models/gpt_oss.py, gemma4.py, nemotron_h.py of 0.33.0.
+_FUNCTIONS = {
+    "gpt_oss": "swigluoai",
+    "gemma4": "gelu_tanh",
+    "gemma4_text": "gelu_tanh",
+    "nemotron_h": "relu2_no_mul",
+}
+# Families whose router renormalizes whatever config.json says, and those that do as
+# `norm_topk_prob` says.
+_RENORMALIZED = {
+    "gpt_oss",
+    "mixtral",
+    "gemma4",
+    "gemma4_text",
+    "granitemoe",
+    "granitemoehybrid",
+    "qwen3_5_moe_text",
+}
 _CONFIGURED = {"qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "deepseek_v2"}
 _GROUPED = {"deepseek_v3", "kimi_k2", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "nemotron_h"}
-_ORIGINS = {"auto_round": "auto-round", "intel/auto-round": "auto-round", "inc": "auto-round", "gptq_marlin": "gptq"}
+_ORIGINS = {
+    "auto_round": "auto-round",
+    "intel/auto-round": "auto-round",
+    "inc": "auto-round",
+    "gptq_marlin": "gptq",
+}
 _ORIGINS |= {"awq_marlin": "awq", "modelopt_fp4": "modelopt", "modelopt_mixed": "modelopt"}
 
 

@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 
 class Rank(NamedTuple):
-    """tp, pp: ranks of tensor parallelism, stages of pipeline parallelism. ep: ranks over which experts are dealt whole; 1: experts
-    are cut like other layers. dtype: of activations. capability: of the GPU ("8.6"); "" on a CPU, or where it is not known.
+    """tp, pp: ranks of tensor parallelism, stages of pipeline parallelism. ep: ranks over which
+        experts are dealt whole; 1: experts
+    are cut like other layers. dtype: of activations. capability: of the GPU ("8.6"); "" on a CPU,
+        or where it is not known.
     """
 
     tp: int = 1
@@ -19,5 +21,6 @@ class Rank(NamedTuple):
 
     @property
     def computing(self) -> Rank:
-        """The same rank as far as weights and their kernels go: whatever stage it is in, and however it keeps its cache."""
+        """The same rank as far as weights and their kernels go: whatever stage it is in, and
+        however it keeps its cache."""
         return Rank(self.tp, 1, self.ep, self.dtype, "auto", self.capability)

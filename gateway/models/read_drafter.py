@@ -2,9 +2,10 @@
 
     read_drafter(source, revision, config.json, headers) -> Drafter
 
-Formats: speculators (a `speculators_config` around the layers), EAGLE and EAGLE3, DFlash, DSpark, heads of the MTP kind with a
-repository of their own, and plain models. Sources: vllm/config/speculative.py, vllm/transformers_utils/configs/eagle.py and
-speculators/algos.py, and vllm/model_executor/models/{llama_eagle,llama_eagle3,qwen3_dflash,qwen3_dspark}.py of 0.33.0.
+Formats: speculators (a `speculators_config` around the layers), EAGLE and EAGLE3, DFlash, DSpark,
+heads of the MTP kind with a repository of their own, and plain models. Sources:
+vllm/config/speculative.py, vllm/transformers_utils/configs/eagle.py and speculators/algos.py, and
+vllm/model_executor/models/{llama_eagle,llama_eagle3,qwen3_dflash,qwen3_dspark}.py of 0.33.0.
 """
 
 from __future__ import annotations
@@ -35,11 +36,16 @@ _UNUSED = ("t2d",)
 
 
 def read_drafter(
-    source: str, revision: str | None, config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None
+    source: str,
+    revision: str | None,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> Drafter:
     """Raises BadModel naming the field that is missing or cannot be."""
     top = Fields(config, source)
-    layer = Fields(top.mapping("transformer_layer_config", top.mapping("text_config", config)), source)
+    layer = Fields(
+        top.mapping("transformer_layer_config", top.mapping("text_config", config)), source
+    )
     kind = top.word("speculators_model_type") if "speculators_model_type" in config else ""
     architecture, model_type = top.first_word("architectures"), layer.word("model_type")
     method = _method(top, kind, architecture, model_type)
@@ -47,7 +53,11 @@ def read_drafter(
     tokens, named_in = _tokens(top, method)
     own = Fields({**layer.config, **config}, source)
     inner = Fields(own.mapping("dflash_config", own.mapping("eagle_config", {})), source)
-    plain = read_model(source, revision, config, tensors, None, (), None) if method == "draft_model" else None
+    plain = (
+        read_model(source, revision, config, tensors, None, (), None)
+        if method == "draft_model"
+        else None
+    )
     attention = plain.attention if plain else _attention(layer, own, inner, method)
     draft_vocab = own.integer("draft_vocab_size", default=vocab)
     layers = _numbers(own, inner)
@@ -56,7 +66,9 @@ def read_drafter(
     named = own.integer("target_hidden_size", default=0, least=0) or None
     groups: tuple[TensorGroup, ...] = ()
     if plain is None and tensors is not None:
-        groups = tuple(group for group in group_tensors(tensors) if not group.name.endswith(_UNUSED))
+        groups = tuple(
+            group for group in group_tensors(tensors) if not group.name.endswith(_UNUSED)
+        )
     elif plain is None:
         groups = _shapes(layer, own, method, attention, draft_vocab, named or hidden, len(layers))
     return Drafter(
@@ -72,8 +84,11 @@ def read_drafter(
         hidden=hidden,
         vocab=vocab,
         draft_vocab=draft_vocab,
-        # EAGLE and DFlash read the target's hidden states, in the target's own size where none is named.
-        target_hidden=None if method == "draft_model" else named or (None if method == "mtp" else hidden),
+        # EAGLE and DFlash read the target's hidden states, in the target's own size where none is
+        # named.
+        target_hidden=(
+            None if method == "draft_model" else named or (None if method == "mtp" else hidden)
+        ),
         target_layers=layers,
         attention=attention,
         tensors=groups,
@@ -87,7 +102,8 @@ def _method(top: Fields, kind: str, architecture: str, model_type: str) -> Draft
         if kind not in _SPECULATORS:
             raise top.wrong("speculators_model_type", f"one of {', '.join(_SPECULATORS)}")
         return _SPECULATORS[kind]
-    # EAGLE's files name a plain model: engines too go by what the repository or folder is called (SpeculativeConfig).
+    # EAGLE's files name a plain model: engines too go by what the repository or folder is called
+    # (SpeculativeConfig).
     name = f"{top.source.rstrip('/').rpartition('/')[2]} {architecture}".lower()
     if "dspark" in name:
         return "dspark"
@@ -97,13 +113,18 @@ def _method(top: Fields, kind: str, architecture: str, model_type: str) -> Draft
         return "eagle3"
     if "eagle" in name:
         return "eagle"
-    if "mtp" in name or model_type.endswith("_assistant") or top.word("model_type").endswith("_assistant"):
+    if (
+        "mtp" in name
+        or model_type.endswith("_assistant")
+        or top.word("model_type").endswith("_assistant")
+    ):
         return "mtp"
     return "draft_model"
 
 
 def _reduced(top: Fields) -> bool:
-    """EAGLE3 files may carry the plain name of their layer; only they have a vocabulary of their own."""
+    """EAGLE3 files may carry the plain name of their layer; only they have a vocabulary of their
+    own."""
     return top.config.get("draft_vocab_size") is not None
 
 
@@ -111,15 +132,23 @@ def _tokens(top: Fields, method: DraftMethod) -> tuple[int | None, str]:
     """How many tokens it drafts at once, and where that stands."""
     if "speculators_config" in top.config:
         methods = top.mapping("speculators_config", {}).get("proposal_methods")
-        first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], Mapping) else None
+        first = (
+            methods[0]
+            if isinstance(methods, list) and methods and isinstance(methods[0], Mapping)
+            else None
+        )
         if first is None:
-            raise top.wrong("speculators_config", "an object with a list `proposal_methods` of objects")
-        return _few(
-            Fields(first, top.source), "speculative_tokens"
-        ), "speculators_config.proposal_methods[0].speculative_tokens"
+            raise top.wrong(
+                "speculators_config", "an object with a list `proposal_methods` of objects"
+            )
+        return (
+            _few(Fields(first, top.source), "speculative_tokens"),
+            "speculators_config.proposal_methods[0].speculative_tokens",
+        )
     if method in _BLOCKS and top.config.get("block_size") is not None:
         size = _few(top, "block_size")
-        # The first of a DFlash block is the token that the target gave. Source: speculators/algos.py:105 (0.33.0).
+        # The first of a DFlash block is the token that the target gave. Source:
+        # speculators/algos.py:105 (0.33.0).
         return (max(1, size - 1), "block_size - 1") if method == "dflash" else (size, "block_size")
     if method == "mtp":
         return 1, "one token for each pass of the head (vllm/config/speculative.py, n_predict)"
@@ -145,33 +174,47 @@ def _numbers(own: Fields, inner: Fields) -> tuple[int, ...]:
         numbers = fields.config.get(name)
         if numbers is None:
             continue
-        if not isinstance(numbers, list) or not all(type(number) is int and 0 <= number < 10_000 for number in numbers):
+        if not isinstance(numbers, list) or not all(
+            type(number) is int and 0 <= number < 10_000 for number in numbers
+        ):
             raise fields.wrong(name, "a list of layer numbers")
         return tuple(numbers)
     return ()
 
 
-def _attention(layer: Fields, own: Fields, inner: Fields, method: DraftMethod) -> tuple[AttentionGroup, ...]:
+def _attention(
+    layer: Fields, own: Fields, inner: Fields, method: DraftMethod
+) -> tuple[AttentionGroup, ...]:
     if method == "mtp":
         return ()  # reads the target's own cache (vllm/v1/spec_decode/gemma4.py)
     heads, layers = layer.integer("num_attention_heads"), layer.integer("num_hidden_layers")
     if layer.config.get("kv_lora_rank") is not None:
         rank = layer.integer("kv_lora_rank")
         width = rank + layer.integer("qk_rope_head_dim")
-        return (AttentionGroup(kind="mla", layers=layers, heads=heads, kv_heads=1, head_dim=width, value_dim=rank),)
+        return (
+            AttentionGroup(
+                kind="mla", layers=layers, heads=heads, kv_heads=1, head_dim=width, value_dim=rank
+            ),
+        )
     kv_heads = layer.integer("num_key_value_heads", default=heads)
     head_dim = layer.integer("head_dim", default=max(1, layer.integer("hidden_size") // heads))
     if heads % kv_heads:
         raise layer.wrong("num_key_value_heads", f"a divisor of the {heads} attention heads")
     kinds = layer.config.get("layer_types") or ["full_attention"] * min(layers, 10_000)
-    if not isinstance(kinds, list) or len(kinds) != layers or not all(isinstance(kind, str) for kind in kinds):
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or not all(isinstance(kind, str) for kind in kinds)
+    ):
         raise layer.wrong("layer_types", f"a list with one kind for each of {layers} layers")
     sliding = kinds.count("sliding_attention")
     if method in _BLOCKS and inner.flag("use_swa") and not sliding:
         sliding = layers
     window = None
     if sliding:
-        window = inner.integer("swa_window_size", default=layer.integer("sliding_window", default=0, least=0), least=0)
+        window = inner.integer(
+            "swa_window_size", default=layer.integer("sliding_window", default=0, least=0), least=0
+        )
         if not window:
             raise layer.missing("sliding_window")
     causal = _causal(own, inner, sliding == layers) if method in _BLOCKS else True
@@ -184,9 +227,11 @@ def _attention(layer: Fields, own: Fields, inner: Fields, method: DraftMethod) -
 
 
 def _causal(own: Fields, inner: Fields, all_slide: bool) -> bool:
-    """Whether no layer looks ahead in its block: one that does makes the engine ask all for a backend that can.
+    """Whether no layer looks ahead in its block: one that does makes the engine ask all for a
+        backend that can.
 
-    Source: dflash_has_any_non_causal in vllm/model_executor/models/qwen3_dflash.py, update_dflash in speculators/algos.py.
+    Source: dflash_has_any_non_causal in vllm/model_executor/models/qwen3_dflash.py, update_dflash
+        in speculators/algos.py.
     """
     for fields, name in ((own, "is_causal"), (inner, "causal")):
         if fields.config.get(name) is not None:
@@ -208,31 +253,51 @@ def _shapes(
     """The tensors of an EAGLE, DFlash or DSpark drafter, whose shapes follow from its config."""
     if method == "mtp" or attention[0].kind == "mla":
         raise BadModel(
-            f"The size of the drafter {layer.source} is only known from its weight files, and they are not here.",
+            f"The size of the drafter {layer.source} is only known from its weight files, and they"
+            " are not here.",
             hint="Give a folder or repository that has its safetensors files.",
         )
-    hidden, vocab, width = layer.integer("hidden_size"), layer.integer("vocab_size"), layer.integer("intermediate_size")
+    hidden, vocab, width = (
+        layer.integer("hidden_size"),
+        layer.integer("vocab_size"),
+        layer.integer("intermediate_size"),
+    )
     heads, layers = attention[0], layer.integer("num_hidden_layers")
     queries, keys = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
     groups: list[TensorGroup] = []
 
     def add(name: str, shard: Shard, *shape: int, count: int = 1, dtype: str = "BF16") -> None:
         if count and math.prod(shape):
-            groups.append(TensorGroup(name=name, count=count, shape=shape, dtype=dtype, shard=shard))
+            groups.append(
+                TensorGroup(name=name, count=count, shape=shape, dtype=dtype, shard=shard)
+            )
 
-    wide = 1 if method == "eagle3" else 0  # the first layer of an EAGLE3 reads the token beside the hidden state
-    for name, size, shard in (("q_proj", queries, "column"), ("k_proj", keys, "kv"), ("v_proj", keys, "kv")):
+    wide = (
+        1 if method == "eagle3" else 0
+    )  # the first layer of an EAGLE3 reads the token beside the hidden state
+    for name, size, shard in (
+        ("q_proj", queries, "column"),
+        ("k_proj", keys, "kv"),
+        ("v_proj", keys, "kv"),
+    ):
         add(f"layers.0.{name}", cast("Shard", shard), size, 2 * hidden, count=wide)
         add(f"layers.*.{name}", cast("Shard", shard), size, hidden, count=layers - wide)
     add("layers.*.o_proj", "row", hidden, queries, count=layers)
     for name in ("gate_proj", "up_proj"):
         add(f"layers.*.{name}", "column", width, hidden, count=layers)
     add("layers.*.down_proj", "row", hidden, width, count=layers)
-    norms = {"eagle": 2 * layers - 1, "eagle3": 3 * layers + 1, "dflash": 2 * layers + 3, "dspark": 2 * layers + 2}
+    norms = {
+        "eagle": 2 * layers - 1,
+        "eagle3": 3 * layers + 1,
+        "dflash": 2 * layers + 3,
+        "dspark": 2 * layers + 2,
+    }
     add("norms", "replicated", hidden, count=norms[method])
     if layer.word("model_type").startswith("qwen3"):
         add("layers.*.qk_norm", "replicated", heads.head_dim, count=2 * layers)
-    inputs = {"eagle": 2 * hidden, "eagle3": 3 * target_hidden}.get(method, target_hidden * (read or layers))
+    inputs = {"eagle": 2 * hidden, "eagle3": 3 * target_hidden}.get(
+        method, target_hidden * (read or layers)
+    )
     add("fc", "replicated", hidden, inputs)
     if method == "dspark":
         rank = own.integer("markov_rank", default=0, least=0)

@@ -1,4 +1,5 @@
-"""What rules are asked about: how a layer is quantized, a linear layer, the experts of a layer. Pure."""
+"""What rules are asked about: how a layer is quantized, a linear layer, the experts of a layer.
+Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ Kind = Literal[
 
 
 class Scheme(NamedTuple):
-    """How a layer is quantized. wna16 and w8a16 have integer weights; FP8 and FP4 are named by how weights are scaled."""
+    """How a layer is quantized. wna16 and w8a16 have integer weights; FP8 and FP4 are named by how
+    weights are scaled."""
 
     kind: Kind
     bits: int = 4
@@ -19,7 +21,8 @@ class Scheme(NamedTuple):
     act_order: bool = False  # GPTQ with desc_act
     static_activation: bool = False  # activations are scaled by the checkpoint, not per token
     weight_only: bool = False  # FP8 and FP4: activations stay 16-bit
-    # Who packed it, where that decides what lies beside the weights: wna16 is else compressed-tensors', mxfp4 gpt-oss's own.
+    # Who packed it, where that decides what lies beside the weights: wna16 is else
+    # compressed-tensors', mxfp4 gpt-oss's own.
     layout: Literal["", "gptq", "awq", "mxfp4"] = ""
 
     @property
@@ -49,21 +52,30 @@ class LinearShape(NamedTuple):
     full_k: int | None = None  # inputs before sharding; None: as k
     full_n: int | None = None  # outputs before sharding; None: as n
     parts: tuple[int, ...] = ()  # outputs of each module merged into it, on this rank; (): of one
-    origin: str = ""  # who quantized: quant_method of the checkpoint; "online": the engine itself; "": nobody, or not told
+    # who quantized: quant_method of the checkpoint; "online": the engine itself; "": nobody, or not
+    # told
+    origin: str = ""
 
 
 class MoeShape(NamedTuple):
-    """The experts of one layer as one rank holds them. Their products: w13 (k hidden, n twice intermediate), w2 (the reverse)."""
+    """The experts of one layer as one rank holds them. Their products: w13 (k hidden, n twice
+    intermediate), w2 (the reverse)."""
 
     hidden: int
     intermediate: int  # after the cut
     experts: int  # of the model
     scheme: Scheme
     dtype: str  # of activations
-    origin: str = ""  # who quantized: quant_method of the checkpoint; "online": the engine itself; "": nobody
-    function: str = "silu"  # between the products, as the engine calls it: silu, gelu, swigluoai, relu2_no_mul
+    origin: str = (
+        ""  # who quantized: quant_method of the checkpoint; "online": the engine itself; "": nobody
+    )
+    function: str = (
+        "silu"  # between the products, as the engine calls it: silu, gelu, swigluoai, relu2_no_mul
+    )
     bias: bool = False
-    routing: str = ""  # renormalize, default (softmax alone), sigmoid, minimax (with a bias), deepseek (in groups); "": unknown
+    # renormalize, default (softmax alone), sigmoid, minimax (with a bias), deepseek (in groups);
+    # "": unknown
+    routing: str = ""
     family: str = ""  # model_type
     ep: bool = False  # ranks hold whole experts
 
@@ -73,7 +85,12 @@ class MoeShape(NamedTuple):
 
     @property
     def w13(self) -> LinearShape:
-        return LinearShape(k=self.hidden, n=self.intermediate * (2 if self.gated else 1), scheme=self.scheme, dtype=self.dtype)
+        return LinearShape(
+            k=self.hidden,
+            n=self.intermediate * (2 if self.gated else 1),
+            scheme=self.scheme,
+            dtype=self.dtype,
+        )
 
     @property
     def w2(self) -> LinearShape:

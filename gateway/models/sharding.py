@@ -6,10 +6,12 @@ import re
 
 from gateway.domain import Shard
 
-# How tensor parallelism cuts a weight, by the last named modules of its path; the first rule that matches holds.
-# Source: the parallel layers that vLLM's model files build (vllm/model_executor/layers/linear.py, mamba/mamba_mixer.py,
-# mamba_mixer2.py and short_conv.py, and of vllm/model_executor/models/: llama, qwen2, qwen3_moe, mixtral, granitemoe, phi3, gpt2, gptj,
-# gpt_neox, falcon, starcoder2, opt, bert, deepseek_v2, lfm2, zamba2, siglip, clip, interns1_vit, qwen2_vl).
+# How tensor parallelism cuts a weight, by the last named modules of its path; the first rule that
+# matches holds. Source: the parallel layers that vLLM's model files build
+# (vllm/model_executor/layers/linear.py, mamba/mamba_mixer.py, mamba_mixer2.py and short_conv.py,
+# and of vllm/model_executor/models/: llama, qwen2, qwen3_moe, mixtral, granitemoe, phi3, gpt2,
+# gptj, gpt_neox, falcon, starcoder2, opt, bert, deepseek_v2, lfm2, zamba2, siglip, clip,
+# interns1_vit, qwen2_vl).
 _SHARDS: tuple[tuple[str, Shard], ...] = (
     (r"\.experts\.(\*\.)?(gate_proj|up_proj|gate_up_proj|w1|w3)(\.|$)", "expert_column"),
     (r"\.experts\.(\*\.)?(down_proj|w2)(\.|$)", "expert_row"),
@@ -19,7 +21,10 @@ _SHARDS: tuple[tuple[str, Shard], ...] = (
     # A tower has as many KV heads as heads.
     (r"\.(vision_tower|vision_model|audio_tower|encoder)\.(.*\.)?(k_proj|v_proj)\.", "column"),
     (r"\.(k_proj|v_proj)\.", "kv"),
-    (r"\.(q_proj|qkv_proj|query_key_value|c_attn|query|key|value|gate_proj|up_proj|gate_up_proj)\.", "column"),
+    (
+        r"\.(q_proj|qkv_proj|query_key_value|c_attn|query|key|value|gate_proj|up_proj|gate_up_proj)\.",
+        "column",
+    ),
     (r"\.(q_b_proj|kv_b_proj|w1|w3|fc1|fc_in|c_fc|dense_h_to_4h|intermediate\.dense)\.", "column"),
     (r"\.(mamba|mixer)\.(in_proj|conv1d|dt_proj|norm|A_log|D|dt_bias)(\.|$)", "column"),
     (r"\.linear_attn\.(in_proj_\w+|conv1d|A_log|dt_bias)(\.|$)", "column"),
@@ -32,12 +37,16 @@ _SHARDS: tuple[tuple[str, Shard], ...] = (
         r"\.(o_proj|out_proj|down_proj|w2|fc2|fc_out|c_proj|dense_4h_to_h|output\.dense|(self_)?attention\.dense|self_attn\.dense)\.",
         "row",
     ),
-    (r"\.(embed_tokens|lm_head|wte|word_embeddings|embed_in|embed_out|backbone\.embeddings)\.", "vocab"),
+    (
+        r"\.(embed_tokens|lm_head|wte|word_embeddings|embed_in|embed_out|backbone\.embeddings)\.",
+        "vocab",
+    ),
 )
 
 
 def shard_of(name: str) -> Shard:
-    """How tensor parallelism cuts the weight `name` (numbers as `*`); what no rule knows is replicated."""
+    """How tensor parallelism cuts the weight `name` (numbers as `*`); what no rule knows is
+    replicated."""
     for pattern, shard in _SHARDS:
         if re.search(pattern, f".{name}"):
             return shard

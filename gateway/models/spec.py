@@ -1,7 +1,8 @@
 """From config.json and tensor headers to a ModelSpec.
 
-config.json alone is enough for every family of families/registry.py. Of others it tells sizes by the usual names of fields, marked as
-`guessed`, and the headers, where there are any, tell the weights.
+config.json alone is enough for every family of families/registry.py. Of others it tells sizes by
+the usual names of fields, marked as `guessed`, and the headers, where there are any, tell the
+weights.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.")
 # No weight tensor has as many elements; what says so is broken, or made to break us.
 _MOST_ELEMENTS = 2**50
 
-# The first named dtype that the headers have is the widest, which engines take when the config names none.
-# Source: common_broadcastable_dtype in vllm/transformers_utils/model_arch_config_convertor.py.
+# The first named dtype that the headers have is the widest, which engines take when the config
+# names none. Source: common_broadcastable_dtype in
+# vllm/transformers_utils/model_arch_config_convertor.py.
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 TOKENIZER_CODE = "auto_map in tokenizer_config.json"
 """Among what of a repository is code: a tokenizer of its own."""
 
-# Their positions begin after the padding token's, which shortens what fits. Source: vllm/model_executor/models/roberta.py.
+# Their positions begin after the padding token's, which shortens what fits. Source:
+# vllm/model_executor/models/roberta.py.
 _OFFSET_POSITIONS = {"roberta": 2, "xlm-roberta": 2, "mpnet": 2}
 
 _LENGTHS = (
@@ -52,10 +55,18 @@ _LENGTHS = (
     "max_sequence_length",
     "max_trained_positions",
 )
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+_EXPERTS_PER_TOKEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "top_k_experts",
+)
 
-# Layers that draft tokens, which engines build only for speculation. Source: get_spec_layer_idx_from_weight_name in
-# vllm/model_executor/models/deepseek_v2.py, glm4_moe.py; the mtp. prefix that qwen3_next.py and qwen3_5.py skip.
+# Layers that draft tokens, which engines build only for speculation. Source:
+# get_spec_layer_idx_from_weight_name in vllm/model_executor/models/deepseek_v2.py, glm4_moe.py; the
+# mtp. prefix that qwen3_next.py and qwen3_5.py skip.
 _DRAFTING = re.compile(r"^(model\.)?mtp\.")
 _NUMBERED = re.compile(r"^(?:model\.|language_model\.)*layers\.(\d+)\.")
 
@@ -69,7 +80,8 @@ def read_model(
     remote_code: tuple[str, ...],
     task_hint: Task | None,
 ) -> ModelSpec:
-    """Raises BadModel naming the field of config.json, or the tensor, that is missing or cannot be."""
+    """Raises BadModel naming the field of config.json, or the tensor, that is missing or cannot
+    be."""
     top = Fields(config, source)
     fields = completed(_text(top))
     architecture = top.first_word("architectures")
@@ -81,7 +93,8 @@ def read_model(
     task: Task = "embed" if encoder else task_hint or "generate"
     if architecture.endswith("ForSequenceClassification"):
         task = "rerank"
-    # Tied heads are the embedding, and pooling drops the head: engines load neither, even where a file has it.
+    # Tied heads are the embedding, and pooling drops the head: engines load neither, even where a
+    # file has it.
     tied = _tied(plan)
     headless = task != "generate" or tied
     groups: tuple[TensorGroup, ...] = ()
@@ -90,7 +103,9 @@ def read_model(
         _check_shapes(tensors, source)
         drafting = _draft_layers(fields)
         kept = {
-            name: tensor for name, tensor in tensors.items() if not (headless and _HEAD.search(name)) and not drafting(name)
+            name: tensor
+            for name, tensor in tensors.items()
+            if not (headless and _HEAD.search(name)) and not drafting(name)
         }
         groups = group_tensors(kept)
         drafts = group_tensors({name: tensor for name, tensor in tensors.items() if drafting(name)})
@@ -162,10 +177,14 @@ def _planned_experts(plan: Blueprint, fields: Fields) -> Experts | None:
     experts = [item for item in plan.linears if item.experts and item.shard == "expert_row"]
     if not experts:
         return None
-    shared = [item.k for item in plan.linears if re.search(r"\.shared_experts?\.down_proj$", item.name)]
+    shared = [
+        item.k for item in plan.linears if re.search(r"\.shared_experts?\.down_proj$", item.name)
+    ]
     return Experts(
         count=experts[0].experts,
-        per_token=general.per_token(fields) if plan.guessed else fields.integer(*_EXPERTS_PER_TOKEN),
+        per_token=(
+            general.per_token(fields) if plan.guessed else fields.integer(*_EXPERTS_PER_TOKEN)
+        ),
         intermediate=experts[0].k,
         shared_intermediate=max(shared, default=0),
     )
@@ -182,7 +201,8 @@ def _dtype(top: Fields, fields: Fields, tensors: Mapping[str, Tensor] | None) ->
 
 
 def stacked(spec: ModelSpec) -> int | None:
-    """The layers that stages of a pipeline are made of; None: config.json does not say it in one number."""
+    """The layers that stages of a pipeline are made of; None: config.json does not say it in one
+    number."""
     try:
         return general.layers_of(general.text_of(Fields(spec.config, spec.source)).fields)
     except BadModel:
@@ -206,9 +226,12 @@ def quant_of(top: Fields, fields: Fields) -> Quant | None:
                 json.dumps(block, ensure_ascii=False).encode()
             except (ValueError, TypeError, RecursionError):
                 raise config.wrong(name, "plain JSON") from None
-            # DeepSeek-V4 says beside its block that experts have other numbers than the block: vllm/models/deepseek_v41/quant_config.py:75 of 0.33.0.
+            # DeepSeek-V4 says beside its block that experts have other numbers than the block:
+            # vllm/models/deepseek_v41/quant_config.py:75 of 0.33.0.
             experts = (
-                {"expert_dtype": config.config["expert_dtype"]} if isinstance(config.config.get("expert_dtype"), str) else {}
+                {"expert_dtype": config.config["expert_dtype"]}
+                if isinstance(config.config.get("expert_dtype"), str)
+                else {}
             )
             return Quant(method=method, config={**experts, **block})
     return None
@@ -218,5 +241,6 @@ def _check_shapes(tensors: Mapping[str, Tensor], source: str) -> None:
     for name, tensor in tensors.items():
         if math.prod(tensor.shape) > _MOST_ELEMENTS or any(size < 0 for size in tensor.shape):
             raise BadModel(
-                f"Tensor {shown(name)} of {source} has a shape that no weights have.", hint="Download or copy the model again."
+                f"Tensor {shown(name)} of {source} has a shape that no weights have.",
+                hint="Download or copy the model again.",
             )

@@ -8,7 +8,8 @@ from gateway.models.rank import Rank
 
 
 class Workload(NamedTuple):
-    """`runner`: the 1st or 2nd model runner of vLLM. query: tokens of a request in one step of decoding, with those that are drafted."""
+    """`runner`: the 1st or 2nd model runner of vLLM. query: tokens of a request in one step of
+    decoding, with those that are drafted."""
 
     device: str
     rank: Rank

@@ -1,4 +1,5 @@
-"""Whether a command line and its environment are such as plans have: the allow-list of flags, read backwards. Pure.
+"""Whether a command line and its environment are such as plans have: the allow-list of flags, read
+backwards. Pure.
 
 For a reader of command lines that does not trust their writer.
 """
@@ -24,34 +25,60 @@ from gateway.planner.flags import OWN, check_text, check_value, quieted
 _PLANNED = ("speculative-config", "is-embedding", template.FLAG)
 
 
-def check_command(engine: Engine, argv: tuple[str, ...], env: Mapping[str, str], *, model: str, port: int, folder: str) -> None:
-    """Raises BadFlag unless `argv` is the engine's command in its container, flags that plans may have, and at the end the
-    gateway's own: the model's weights below `folder`, its name, and where the engine listens. env: its environment, which decides
-    whether it has to be behind the door."""
+def check_command(
+    engine: Engine,
+    argv: tuple[str, ...],
+    env: Mapping[str, str],
+    *,
+    model: str,
+    port: int,
+    folder: str,
+) -> None:
+    """Raises BadFlag unless `argv` is the engine's command in its container, flags that plans may
+    have, and at the end the
+    gateway's own: the model's weights below `folder`, its name, and where the engine listens. env:
+    its environment, which decides whether it has to be behind the door."""
     opened = door.needed(env) and engine.sleeps
-    program = door.behind(engine.container_command, engine.key_env) if opened else engine.container_command
+    program = (
+        door.behind(engine.container_command, engine.key_env)
+        if opened
+        else engine.container_command
+    )
     own = {engine.spelling.get(name, name): name for name in OWN}
     if argv[: len(program)] != program:
         raise BadFlag(f"The command is not that of {engine.ref}.", param="argv")
     given, quiet = argv[len(program) :], quieted(engine)
-    flags, ends = given[len(quiet) if quiet and given[: len(quiet)] == quiet else 0 : -len(own)], given[-len(own) :]
+    flags, ends = (
+        given[len(quiet) if quiet and given[: len(quiet)] == quiet else 0 : -len(own)],
+        given[-len(own) :],
+    )
     flags = _without_adapters(engine, flags, folder)
     for item in flags:
         _check_flag(engine, item, own, folder)
     last = [_split(item) for item in ends]
     if [own.get(name) for name, _ in last] != [*OWN]:
-        raise BadFlag(f"The command of {engine.ref} does not end with the model, its name, and where it listens.", param="argv")
+        raise BadFlag(
+            f"The command of {engine.ref} does not end with the model, its name, and where it"
+            " listens.",
+            param="argv",
+        )
     weights, name, host, listens = (value or "" for _, value in last)
     if (name, host, listens) != (served_name(model), "0.0.0.0", str(port)):
-        raise BadFlag(f"The command of {engine.ref} has another name or address than its container.", param="argv")
+        raise BadFlag(
+            f"The command of {engine.ref} has another name or address than its container.",
+            param="argv",
+        )
     check_text("--model", weights, param="argv")
     if not _is_below(weights, folder):
         raise BadFlag(f"The weights {weights[:80]!r} are not below {folder}.", param="argv")
 
 
 def _without_adapters(engine: Engine, flags: tuple[str, ...], folder: str) -> tuple[str, ...]:
-    """The flags before those that name adapters, which come last. Raises BadFlag for an adapter that is not below `folder`."""
-    at = next((place for place, item in enumerate(flags) if item.removeprefix("--") in served.FLAGS), None)
+    """The flags before those that name adapters, which come last. Raises BadFlag for an adapter
+    that is not below `folder`."""
+    at = next(
+        (place for place, item in enumerate(flags) if item.removeprefix("--") in served.FLAGS), None
+    )
     if at is None:
         return flags
     flag = flags[at].removeprefix("--")
@@ -68,7 +95,10 @@ def _without_adapters(engine: Engine, flags: tuple[str, ...], folder: str) -> tu
             or told.keys() != {name, path}
             or not all(isinstance(value, str) for value in told.values())
         ):
-            raise BadFlag(f"--{flag} of {engine.ref} names an adapter as no plan does: {item[:80]!r}.", param="argv")
+            raise BadFlag(
+                f"--{flag} of {engine.ref} names an adapter as no plan does: {item[:80]!r}.",
+                param="argv",
+            )
         check_text(f"--{flag}", item, param="argv")
         if re.fullmatch(NAME_PATTERN, told[name]) is None or not _is_below(told[path], folder):
             raise BadFlag(f"The adapter {told[path][:80]!r} is not below {folder}.", param="argv")
@@ -80,9 +110,14 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def check_environment(engine: Engine, env: Mapping[str, str]) -> None:
-    """Raises BadFlag for a variable that neither the engine's profile nor a plan sets, and that no user may."""
+    """Raises BadFlag for a variable that neither the engine's profile nor a plan sets, and that no
+    user may."""
     for name, value in env.items():
-        planned = engine.env.get(name) == value or engine.eager_env.get(name) == value or (name, value) == P2P_OFF
+        planned = (
+            engine.env.get(name) == value
+            or engine.eager_env.get(name) == value
+            or (name, value) == P2P_OFF
+        )
         # Its endpoints for development are behind a door then.
         planned |= (name, value) == door.DEV_MODE and engine.sleeps
         if not planned:
@@ -100,11 +135,16 @@ def _check_flag(engine: Engine, item: str, own: Mapping[str, str], folder: str) 
     if name in own or (engine.flags[name].ours and name not in _PLANNED):
         raise BadFlag(f"The flag --{name} is in no plan.", param="argv")
     if name == template.FLAG and not template.is_file_of(folder, text or ""):
-        raise BadFlag(f"The chat template {(text or '')[:80]!r} is not a file below {folder}/{template.FOLDER}.", param="argv")
+        raise BadFlag(
+            f"The chat template {(text or '')[:80]!r} is not a file below"
+            f" {folder}/{template.FOLDER}.",
+            param="argv",
+        )
     check_value(engine, name, engine.flags[name], value)
 
 
 def _split(item: str) -> tuple[str, str | None]:
-    """The name of a flag and its value, which a switch has none of. What is no flag has no name that is known."""
+    """The name of a flag and its value, which a switch has none of. What is no flag has no name
+    that is known."""
     name, equals, value = item.partition("=")
     return name[2:] if name.startswith("--") else "", value if equals else None

@@ -21,11 +21,21 @@ from gateway.planner.sizes import Sizes, needed_tokens
 
 
 def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[int], Speed | None]:
-    """direct: ranks read each other's memory. The speed is None where nothing is known of the GPUs."""
-    given, size, memory, context = candidate.given, len(candidate.group), sizes.memory, sizes.context.value
+    """direct: ranks read each other's memory. The speed is None where nothing is known of the
+    GPUs."""
+    given, size, memory, context = (
+        candidate.given,
+        len(candidate.group),
+        sizes.memory,
+        sizes.context.value,
+    )
     wish, clock = given.wish, _clock(candidate, sizes, direct=direct)
     evidence, known = candidate.evidence, given.corrections
-    near = about(candidate.scope, evidence.kernels, evidence.attention, clock.machine.source) if known and clock else {}
+    near = (
+        about(candidate.scope, evidence.kernels, evidence.attention, clock.machine.source)
+        if known and clock
+        else {}
+    )
     ratios = known.ratios(near) if near else {}
 
     def speed(count: int) -> Speed | None:
@@ -43,19 +53,29 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     if most < 2 or alone is None or (many := speed(most)) is None:
         return one, alone
     needed, cost = needed_tokens(wish, given.spec), share(wish.gpus)
-    both = (outcome(memory, alone, context, size, 1, needed), outcome(memory, many, context, size, most, needed))
+    both = (
+        outcome(memory, alone, context, size, 1, needed),
+        outcome(memory, many, context, size, most, needed),
+    )
     if worth(both[1], wish.goal, cost) <= worth(both[0], wish.goal, cost):
         return one, alone
     gain = many.total.value / alone.total.value
     reason = (
-        f"{most} copies on {size * most} GPUs answer {gain:.1f} times as much as one, with {many.concurrency} requests at once"
+        f"{most} copies on {size * most} GPUs answer {gain:.1f} times as much as one, with"
+        f" {many.concurrency} requests at once"
     )
     return int_choice(most, reason, "speed model"), many
 
 
 def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> Clock | None:
-    """One clock for all candidates that do the same work on the same GPUs, whatever their engine version: it knows what it once computed."""
-    given, group, pace, rows = candidate.given, candidate.group, candidate.given.pace, candidate.evidence.kernels
+    """One clock for all candidates that do the same work on the same GPUs, whatever their engine
+    version: it knows what it once computed."""
+    given, group, pace, rows = (
+        candidate.given,
+        candidate.group,
+        candidate.given.pace,
+        candidate.evidence.kernels,
+    )
     if not pace or given.spec.task != "generate":
         return None
     if parts := [_clock(part, sizes, direct=direct) for part in candidate.parts]:
@@ -63,17 +83,33 @@ def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> Clock | None:
         if len(known) < len(parts):
             return None
         sources = " and ".join(dict.fromkeys(clock.machine.source for clock in known))
-        return replace(known[0], machine=replace(known[0].machine, source=sources), beside=tuple(known[1:]))
-    work = work_with(given.spec, candidate.stage, candidate.rank, rows, given.gpus, candidate.engine.traits, pace.table)
+        return replace(
+            known[0], machine=replace(known[0].machine, source=sources), beside=tuple(known[1:])
+        )
+    work = work_with(
+        given.spec,
+        candidate.stage,
+        candidate.rank,
+        rows,
+        given.gpus,
+        candidate.engine.traits,
+        pace.table,
+    )
     engine, batch = candidate.engine, sizes.batch
-    graphs = pace.table.graphs(engine.kind, engine.version, batch.seqs.value, eager=batch.eager.value)
+    graphs = pace.table.graphs(
+        engine.kind, engine.version, batch.seqs.value, eager=batch.eager.value
+    )
     key = work, tuple([gpu.index for gpu in group]), graphs, direct, engine.kind
     if key not in given.clocks:
         place = "machine", key[1], direct
         if place not in given.clocks:
-            given.clocks[place] = machine_of(group, given.links, pace, given.measured, direct=direct)
+            given.clocks[place] = machine_of(
+                group, given.links, pace, given.measured, direct=direct
+            )
         machine = given.clocks[place]
-        given.clocks[key] = Clock(work, machine, _table(given, pace, engine.kind), graphs) if machine else None
+        given.clocks[key] = (
+            Clock(work, machine, _table(given, pace, engine.kind), graphs) if machine else None
+        )
     clock: Clock | None = given.clocks[key]
     return clock
 

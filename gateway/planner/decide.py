@@ -1,8 +1,8 @@
 """The planner: hardware, model, engines, wish and facts in; ranked plans and reasons out. Pure.
 
-Every variant (engines/common/variant.py) of every engine version goes through the same gates (search.py). What passes becomes a Plan
-whose every field says why. A failure met in the field comes back as a Fact, so the next call yields the next best plan:
-there is no other fallback code.
+Every variant (engines/common/variant.py) of every engine version goes through the same gates
+(search.py). What passes becomes a Plan whose every field says why. A failure met in the field comes
+back as a Fact, so the next call yields the next best plan: there is no other fallback code.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from gateway.planner.search import Search, Shared, rejection
 from gateway.planner.sizes import LEAST_USEFUL, lacks, needed_tokens, wanted_context
 from gateway.variables import merged
 
-# By a context that is less than this times as long no engine version with published weaknesses wins.
+# By a context that is less than this times as long no engine version with published weaknesses
+# wins.
 _LONGER = 1.1
 # Of an engine version that nobody has written rules for.
 _NO_RULES = VllmRules()
@@ -68,12 +69,14 @@ def decide(
     sharing: Sharing = ALONE,
     adapters: tuple[Adapter, ...] = (),
 ) -> Decision:
-    """All plans, best first, and all refusals. `claims` are bytes per GPU UUID promised to engines that run or start,
-    `rules` are by engine ("kind==version"), `drafter` is what the wish names, `gpus` says which formats a GPU multiplies.
-    `answers` are what engines' own code said of this model: where there is one, it wins over the rules. `pace`: how fast GPUs and engines are.
-    `everywhere`: environment variables for all engines that have them.
-    `parsers`: how models write tool calls and thoughts. `sharing`: what the model keeps to for others, and who they are.
-    `adapters`: LoRA adapters that are served beside the model.
+    """All plans, best first, and all refusals. `claims` are bytes per GPU UUID promised to engines
+    that run or start,
+    `rules` are by engine ("kind==version"), `drafter` is what the wish names, `gpus` says which
+    formats a GPU multiplies. `answers` are what engines' own code said of this model: where there
+    is one, it wins over the rules. `pace`: how fast GPUs and engines are. `everywhere`: environment
+    variables for all engines that have them.
+    `parsers`: how models write tool calls and thoughts. `sharing`: what the model keeps to for
+    others, and who they are. `adapters`: LoRA adapters that are served beside the model.
 
     Raises BadFlag when the wish names a flag that none of the engines has.
     """
@@ -105,7 +108,15 @@ def decide(
             refusal = Refused("bad_flag", str(error), f"profile {engine.ref}")
             rejected.append(rejection(engine, Variant(tp=wish.tensor_parallel or 1), refusal))
             continue
-        search = Search(given.under(env), engine, (rules or {}).get(engine.ref, _NO_RULES), args, env, shared, drafter)
+        search = Search(
+            given.under(env),
+            engine,
+            (rules or {}).get(engine.ref, _NO_RULES),
+            args,
+            env,
+            shared,
+            drafter,
+        )
         search.run()
         plans += search.plans
         rejected += search.rejected
@@ -113,7 +124,9 @@ def decide(
     if wrong_flags and len(wrong_flags) == len(engines):
         raise wrong_flags[0]
     order = {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}
-    ranked = tuple(plan.evolve(rank=index) for index, plan in enumerate(_ranked(given, plans, order), start=1))
+    ranked = tuple(
+        plan.evolve(rank=index) for index, plan in enumerate(_ranked(given, plans, order), start=1)
+    )
     if ranked and claims and any(_loss(ranked[0], given)):
         # Whether that is the model's own size, or what the others leave of the GPUs.
         empty = freed(hardware, claims)
@@ -138,7 +151,11 @@ def decide(
             rejected.insert(0, _crowded_out(ranked[0], alone.plans[0]))
             ranked = ()
     return Decision(
-        model=spec.source, hardware=hardware_name, plans=ranked, rejected=tuple(rejected), gaps=tuple(dict.fromkeys(gaps))
+        model=spec.source,
+        hardware=hardware_name,
+        plans=ranked,
+        rejected=tuple(rejected),
+        gaps=tuple(dict.fromkeys(gaps)),
     )
 
 
@@ -152,19 +169,31 @@ def _allowed(hardware: Hardware, wish: Wish) -> Hardware:
     known = {gpu.uuid for gpu in hardware.gpus}
     if missing := [uuid for uuid in named if uuid not in known]:
         here = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in hardware.gpus) or "none"
-        raise BadRequest(f"There is no GPU {missing[0][:100]} here.", hint=f"There are: {here}.", param="gpus")
+        raise BadRequest(
+            f"There is no GPU {missing[0][:100]} here.", hint=f"There are: {here}.", param="gpus"
+        )
     for gpu in hardware.gpus:
         if gpu.uuid in named and (why := gpu.kept or gpu.lost):
-            raise BadRequest(f"The GPU {gpu.uuid} is not used: {why.rstrip('.')}.", hint="Name another one.", param="gpus")
+            raise BadRequest(
+                f"The GPU {gpu.uuid} is not used: {why.rstrip('.')}.",
+                hint="Name another one.",
+                param="gpus",
+            )
     return hardware.only(lambda gpu: gpu.uuid in named)
 
 
-def _ranked(given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[bool, int]]) -> list[Plan]:
-    """Best first: the one that it had and is to have again, if it is here; else by what counts whatever the goal is, and of plans that are equal in that
+def _ranked(
+    given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[bool, int]]
+) -> list[Plan]:
+    """Best first: the one that it had and is to have again, if it is here; else by what counts
+    whatever the goal is, and of plans that are equal in that
     by what they are worth."""
     wish = given.wish
     longest = wanted_context(given.spec, wish, {})
-    wanted, useful = _enough(plans, order, longest), _enough(plans, order, min(LEAST_USEFUL, longest))
+    wanted, useful = (
+        _enough(plans, order, longest),
+        _enough(plans, order, min(LEAST_USEFUL, longest)),
+    )
     cost, needed = share(wish.gpus), needed_tokens(wish, given.spec)
     before = given.sharing.again.fingerprint if given.sharing.again is not None else None
 
@@ -178,13 +207,24 @@ def _ranked(given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[b
         value = value / _LONGER if weak and goal == "context" else value
         rated = rating(value, Demerits(weak, plan.cost, age, count > 1))
         other = before is not None and plan.fingerprint != before
-        return other, crowded, *_class(plan, wanted, useful), -rated, weak, plan.cost, size * count, age, -context
+        return (
+            other,
+            crowded,
+            *_class(plan, wanted, useful),
+            -rated,
+            weak,
+            plan.cost,
+            size * count,
+            age,
+            -context,
+        )
 
     return sorted(plans, key=key)
 
 
 def _enough(plans: Iterable[Plan], order: Mapping[str, tuple[bool, int]], wanted: int) -> int:
-    """Tokens of context that are enough: as many as are wanted, or nearly as many where only an engine version with published weaknesses
+    """Tokens of context that are enough: as many as are wanted, or nearly as many where only an
+    engine version with published weaknesses
     has more."""
     contexts = dict.fromkeys((False, True), 0)
     for plan in plans:
@@ -195,15 +235,17 @@ def _enough(plans: Iterable[Plan], order: Mapping[str, tuple[bool, int]], wanted
 
 
 def _loss(plan: Plan, given: PlanningInput) -> tuple[bool, ...]:
-    """What nobody would give up for a neighbour: a context of any use, and the weights as they are."""
+    """What nobody would give up for a neighbour: a context of any use, and the weights as they
+    are."""
     return lacks(plan, wanted_context(given.spec, given.wish, {}))[:2]
 
 
 def _crowded_out(plan: Plan, alone: Plan) -> Rejected:
     weights = "weights halved to fp8 and " if plan.halved else ""
     reason = (
-        f"beside other models it would have {weights}{plan.max_model_len.value} tokens of context, and {alone.max_model_len.value} without them: "
-        "there is too little room for it. If so little is enough, ask for it: --context, --arg quantization=fp8"
+        f"beside other models it would have {weights}{plan.max_model_len.value} tokens of context,"
+        f" and {alone.max_model_len.value} without them: there is too little room for it. If so"
+        " little is enough, ask for it: --context, --arg quantization=fp8"
     )
     return Rejected(
         engine=plan.engine,

@@ -39,15 +39,29 @@ def choices(plan: Plan) -> list[tuple[str, str, str]]:
     rows = [("engine", str(plan.engine), image(plan.engine))]
     for name in Plan.model_fields:
         choice = getattr(plan, name)
-        if isinstance(choice, Choice) and not (name == "num_speculative_tokens" and not choice.value):
-            value = {True: "on", False: "off"}[choice.value] if isinstance(choice.value, bool) else str(choice.value)
+        if isinstance(choice, Choice) and not (
+            name == "num_speculative_tokens" and not choice.value
+        ):
+            value = (
+                {True: "on", False: "off"}[choice.value]
+                if isinstance(choice.value, bool)
+                else str(choice.value)
+            )
             rows.append((name.replace("_", " "), value, f"{choice.reason} ({choice.source})"))
-    return rows + [(name, choice.value, f"{choice.reason} ({choice.source})") for name, choice in plan.variables.items()]
+    return rows + [
+        (name, choice.value, f"{choice.reason} ({choice.source})")
+        for name, choice in plan.variables.items()
+    ]
 
 
 def image(engine: EngineRef) -> str:
     """The name of its image, and the digest."""
-    return ", ".join([*([f"image {engine.image}"] if engine.image else []), *([short(engine.digest)] if engine.digest else [])])
+    return ", ".join(
+        [
+            *([f"image {engine.image}"] if engine.image else []),
+            *([short(engine.digest)] if engine.digest else []),
+        ]
+    )
 
 
 def short(digest: str) -> str:
@@ -63,15 +77,25 @@ def memory_rows(memory: Memory) -> list[tuple[str, str, str]]:
         count = getattr(memory, _PARTS[letter])
         rows += [(f"{letter} {name}", gib(count), "estimate")] if count else []
     tokens = f"{memory.kv_tokens:,} tokens of {memory.kv_bytes_per_token:,} bytes"
-    requests = f": {memory.full_requests:g} times the planned context" if memory.full_requests else ""
+    requests = (
+        f": {memory.full_requests:g} times the planned context" if memory.full_requests else ""
+    )
     rows.append(("K KV cache", gib(memory.kv_bytes), tokens + requests))
     rows.append(("budget", gib(memory.budget_bytes), "what the engine may take"))
-    rows.append(("least, most", f"{memory.low / GIB:.2f} to {gib(memory.high)}", "of all but the KV cache"))
+    rows.append(
+        ("least, most", f"{memory.low / GIB:.2f} to {gib(memory.high)}", "of all but the KV cache")
+    )
     return rows
 
 
 # Of the memory bar: letter -> field.
-_PARTS = {"W": "weights_bytes", "a": "activation_bytes", "g": "graph_bytes", "o": "overhead_bytes", "K": "kv_bytes"}
+_PARTS = {
+    "W": "weights_bytes",
+    "a": "activation_bytes",
+    "g": "graph_bytes",
+    "o": "overhead_bytes",
+    "K": "kv_bytes",
+}
 
 
 def memory_bar(memory: Memory, width: int = 60) -> str:
@@ -98,7 +122,10 @@ def why_no_speed(plan: Plan) -> str:
     """What to do where nothing is known of the GPUs; empty where no speed is expected."""
     if plan.speed is not None or not plan.gpus or plan.model.task != "generate":
         return ""
-    return "Expected speed: unknown, for no data sheet of these GPUs is known here. `fitserve calibrate` measures them."
+    return (
+        "Expected speed: unknown, for no data sheet of these GPUs is known here. `fitserve"
+        " calibrate` measures them."
+    )
 
 
 def rival_words(rival: Rival) -> str:
@@ -108,9 +135,10 @@ def rival_words(rival: Rival) -> str:
         return ""
     extra = f" ({changes(plan)})" if changes(plan) else ""
     return (
-        f"It gives {ours.stream.value:,g} tokens/s alone and {ours.total.value:,g} of {ours.concurrency} at once ({ours.grade}). {plan.engine} "
-        f"with {_layout(plan)}{extra} should give {other.stream.value:,g} and {other.total.value:,g} of {other.concurrency} "
-        f"({other.grade}): {rival.gain:.2f} times as good for what the model is for."
+        f"It gives {ours.stream.value:,g} tokens/s alone and {ours.total.value:,g} of"
+        f" {ours.concurrency} at once ({ours.grade}). {plan.engine} with {_layout(plan)}{extra}"
+        f" should give {other.stream.value:,g} and {other.total.value:,g} of {other.concurrency}"
+        f" ({other.grade}): {rival.gain:.2f} times as good for what the model is for."
     )
 
 
@@ -119,7 +147,8 @@ def _banded(number: Estimate) -> str:
 
 
 class Layers(NamedTuple):
-    """A table of layers, whose names all begin with `under`, and the notes that it refers to by number."""
+    """A table of layers, whose names all begin with `under`, and the notes that it refers to by
+    number."""
 
     under: str
     rows: list[tuple[str, ...]]
@@ -127,19 +156,31 @@ class Layers(NamedTuple):
 
 
 def kernels(rows: tuple[LayerKernel, ...]) -> Layers:
-    """Which kernel computes what, and which were passed over; what is plain matrix multiplication is one row."""
+    """Which kernel computes what, and which were passed over; what is plain matrix multiplication
+    is one row."""
     told = [row for row in rows if row.scheme != "unquantized" or row.kernel != "torch"]
     under = _shared([row.layer for row in told])
     found: list[tuple[str, ...]] = []
     notes: list[str] = []
     for row in told:
         size = f"{row.k} x {row.n}" if row.k is not None else "cannot be cut"
-        texts = [f"{'it would crash: ' if row.status == 'crash' else ''}{row.note}"] if row.note else []
+        texts = (
+            [f"{'it would crash: ' if row.status == 'crash' else ''}{row.note}"] if row.note else []
+        )
         texts += [f"padded to {row.padded_to[0]} x {row.padded_to[1]}"] if row.padded_to else []
         kernel = f"{_short(row.kernel or _STATUS[row.status])}{_numbered(texts + passed_over(row.refused), notes)}"
-        found.append((f"{row.layer.removeprefix(f'{under}.')} x{row.count}", size, row.scheme, kernel))
+        found.append(
+            (f"{row.layer.removeprefix(f'{under}.')} x{row.count}", size, row.scheme, kernel)
+        )
     if plain := sum(row.count for row in rows) - sum(row.count for row in told):
-        found.append((f"{plain} other layers" if found else f"all {plain} layers", "", "unquantized", "torch"))
+        found.append(
+            (
+                f"{plain} other layers" if found else f"all {plain} layers",
+                "",
+                "unquantized",
+                "torch",
+            )
+        )
     return Layers(under, found, notes)
 
 
@@ -191,7 +232,8 @@ def _shared(names: list[str]) -> str:
 
 
 class RefusedGroup(NamedTuple):
-    """Candidates that were ruled out for one reason: `vllm==0.19.1 TP=2,4`, the verdict, and why in lines."""
+    """Candidates that were ruled out for one reason: `vllm==0.19.1 TP=2,4`, the verdict, and why in
+    lines."""
 
     who: str
     verdict: str
@@ -207,7 +249,11 @@ def rejections(rejected: tuple[Rejected, ...]) -> list[RefusedGroup]:
         size = f"{one.tensor_parallel}{stages}"
         sizes += [] if size in sizes else [size]
     return [
-        RefusedGroup("; ".join(f"{engine} TP={','.join(sizes)}" for engine, sizes in engines.items()), verdict, list(lines))
+        RefusedGroup(
+            "; ".join(f"{engine} TP={','.join(sizes)}" for engine, sizes in engines.items()),
+            verdict,
+            list(lines),
+        )
         for (verdict, lines), engines in grouped.items()
     ]
 
@@ -225,7 +271,8 @@ def _why(one: Rejected) -> tuple[str, ...]:
 
 
 def others(plans: tuple[Plan, ...]) -> list[tuple[str, ...]]:
-    """The plans behind the best one: rank, engine, GPUs, context, tokens/s alone and of many, and what speaks against it."""
+    """The plans behind the best one: rank, engine, GPUs, context, tokens/s alone and of many, and
+    what speaks against it."""
     return [
         (
             str(plan.rank),
@@ -251,9 +298,15 @@ def changes(plan: Plan) -> str:
     words = []
     if plan.cost:
         words += ["whole experts"] if plan.expert_parallel.value else []
-        words += [f"KV cache in {plan.kv_cache_dtype.value}"] if plan.kv_cache_dtype.value != "auto" else []
+        words += (
+            [f"KV cache in {plan.kv_cache_dtype.value}"]
+            if plan.kv_cache_dtype.value != "auto"
+            else []
+        )
         words += [plan.kernel_overrides.value] if plan.kernel_overrides.value != "none" else []
-        words += [f"{plan.dtype.value} activations"] if plan.dtype.source.startswith("profile") else []
+        words += (
+            [f"{plan.dtype.value} activations"] if plan.dtype.source.startswith("profile") else []
+        )
         words += [f"weights in {plan.quantization.value}"] if plan.halved else []
         words += ["no graphs, small batch"] if plan.enforce_eager.source == "fact" else []
     words += ["no custom all-reduce"] if plan.custom_all_reduce.source == "fact" else []
@@ -266,7 +319,11 @@ def headline(decision: Decision) -> str:
         return f"No plan for {decision.model} on {decision.hardware}."
     best = decision.plans[0]
     count, copies = len(best.gpus), best.replicas.value
-    where = f"{count} GPU{'s' if count > 1 else ''}{' each' if copies > 1 else ''}" if count else "the CPU"
+    where = (
+        f"{count} GPU{'s' if count > 1 else ''}{' each' if copies > 1 else ''}"
+        if count
+        else "the CPU"
+    )
     engine = f"{copies} copies of {best.engine}" if copies > 1 else str(best.engine)
     context = f"{best.max_model_len.value:,} tokens of context"
     judged = ", ".join(word for word in (best.grade, best.verdict) if word != "ok")
@@ -274,7 +331,8 @@ def headline(decision: Decision) -> str:
 
 
 def more_of(best: Plan | None, other: Plan, goal: Goal) -> tuple[float | None, str]:
-    """How much faster another plan should be than the best one: as a part of its tokens/s, and in words."""
+    """How much faster another plan should be than the best one: as a part of its tokens/s, and in
+    words."""
     context = f"{other.max_model_len.value:,} tokens of context"
     if best is None:
         return None, f"it could serve this, with {context}"
@@ -283,7 +341,10 @@ def more_of(best: Plan | None, other: Plan, goal: Goal) -> tuple[float | None, s
         words.append("the weights as they are")
     gain = None
     if best.speed is not None and other.speed is not None:
-        mine, theirs = ((one.stream.value, one.total.value)[goal != "latency"] for one in (best.speed, other.speed))
+        mine, theirs = (
+            (one.stream.value, one.total.value)[goal != "latency"]
+            for one in (best.speed, other.speed)
+        )
         gain = round(theirs / mine - 1, 3) if mine else None
     if gain is not None and abs(gain) >= _LEAST_GAIN:
         words.insert(0, f"{abs(gain):.0%} {'more' if gain > 0 else 'fewer'} tokens/s")
@@ -296,7 +357,8 @@ _MOST_MISSING = 3
 
 
 def not_here(decision: Decision) -> list[str]:
-    """What engines that cannot be started here would give, best first; without those that would give nothing."""
+    """What engines that cannot be started here would give, best first; without those that would
+    give nothing."""
     first = not decision.plans
     worth = [one for one in decision.engines if not one.here and one.gives not in ("", "no plan")]
     worth = [one for one in worth if first or (one.gain or 0) >= _LEAST_GAIN]
@@ -311,31 +373,58 @@ def not_here(decision: Decision) -> list[str]:
 def machine(hardware: Hardware) -> list[Row]:
     """The probe's reading, one row per thing."""
     rows = [
-        Row("CPU", f"{hardware.cpu_cores} cores", hardware.cpu_name or hardware.arch, " ".join(hardware.cpu_features)),
-        Row("RAM", gib(hardware.ram_total_bytes), f"{gib(hardware.ram_available_bytes)} available", ""),
+        Row(
+            "CPU",
+            f"{hardware.cpu_cores} cores",
+            hardware.cpu_name or hardware.arch,
+            " ".join(hardware.cpu_features),
+        ),
+        Row(
+            "RAM",
+            gib(hardware.ram_total_bytes),
+            f"{gib(hardware.ram_available_bytes)} available",
+            "",
+        ),
         Row("shared memory", gib(hardware.shm_bytes), "", ""),
         Row("disk", gib(hardware.disk_free_bytes), "free", ""),
-        Row("driver", hardware.driver or "none", f"CUDA {hardware.cuda_driver}" if hardware.cuda_driver else "", ""),
+        Row(
+            "driver",
+            hardware.driver or "none",
+            f"CUDA {hardware.cuda_driver}" if hardware.cuda_driver else "",
+            "",
+        ),
     ]
     for gpu in hardware.gpus:
         kind = " unified" if gpu.memory_kind == "unified" else ""
-        lost = f", kept from fitserve: {gpu.kept}" if gpu.kept else f", not used: {gpu.lost}" if gpu.lost else ""
+        lost = (
+            f", kept from fitserve: {gpu.kept}"
+            if gpu.kept
+            else f", not used: {gpu.lost}"
+            if gpu.lost
+            else ""
+        )
         rows.append(
             Row(
                 f"GPU {gpu.index}",
                 gpu.name,
-                f"sm {gpu.capability}, {gib(gpu.total_bytes)}{kind}, {gib(gpu.free_bytes)} free{lost}",
+                f"sm {gpu.capability}, {gib(gpu.total_bytes)}{kind}, {gib(gpu.free_bytes)}"
+                f" free{lost}",
                 gpu.uuid,
             )
         )
     for link in hardware.links:
         p2p = {True: "works", False: f"no ({link.p2p_status})", None: "unknown"}[link.p2p]
-        rows.append(Row(f"GPU {link.a}-{link.b}", f"{link.nvlinks or 0} NVLinks", f"peer-to-peer: {p2p}", ""))
+        rows.append(
+            Row(
+                f"GPU {link.a}-{link.b}", f"{link.nvlinks or 0} NVLinks", f"peer-to-peer: {p2p}", ""
+            )
+        )
     return rows
 
 
 def held_by(holders: Iterable[Holding], machine: Hardware) -> tuple[Holding, ...]:
-    """The same, said with the numbers of the GPUs, or of RAM where there are none; the largest first."""
+    """The same, said with the numbers of the GPUs, or of RAM where there are none; the largest
+    first."""
     numbers = {gpu.uuid: gpu.index for gpu in machine.gpus}
     told = []
     for holder in sorted(holders, key=lambda one: -sum(one.gives.values())):
@@ -349,7 +438,8 @@ def held_by(holders: Iterable[Holding], machine: Hardware) -> tuple[Holding, ...
 
 
 def ways_out(decision: Decision) -> str:
-    """Who has the GPUs, or the RAM, where there is no plan, and what to do; "" where nobody of ours has any."""
+    """Who has the GPUs, or the RAM, where there is no plan, and what to do; "" where nobody of ours
+    has any."""
     if decision.plans or not decision.holders:
         return ""
     held = "; ".join(one.words for one in decision.holders[:_MOST_HOLDERS])
@@ -358,8 +448,14 @@ def ways_out(decision: Decision) -> str:
     if not pinned:
         second = f"let it stop while nobody asks for it (`fitserve set {name} --keep-alive 5m`)"
     on_cpu = RAM in decision.holders[0].gives
-    third = "let engines have more RAM (FITSERVE_RAM_BYTES, a container's limit)" if on_cpu else "use other GPUs (--gpus)"
-    return f"{held}. Make {name} smaller (`fitserve set {name} --context 8192`), {second}, or {third}"
+    third = (
+        "let engines have more RAM (FITSERVE_RAM_BYTES, a container's limit)"
+        if on_cpu
+        else "use other GPUs (--gpus)"
+    )
+    return (
+        f"{held}. Make {name} smaller (`fitserve set {name} --context 8192`), {second}, or {third}"
+    )
 
 
 _MOST_HOLDERS = 4
@@ -373,9 +469,14 @@ def would_fit(decision: Decision) -> list[str]:
     lines = []
     if found.weights_bytes and found.room_bytes < found.weights_bytes:
         empty = (
-            f", and {gib(found.room_empty_bytes)} without the engines that run" if found.room_empty_bytes is not None else ""
+            f", and {gib(found.room_empty_bytes)} without the engines that run"
+            if found.room_empty_bytes is not None
+            else ""
         )
-        lines.append(f"Its weights have {gib(found.weights_bytes)}; at most {gib(found.room_bytes)} have room here now{empty}.")
+        lines.append(
+            f"Its weights have {gib(found.weights_bytes)}; at most {gib(found.room_bytes)} have"
+            f" room here now{empty}."
+        )
     if found.fits_empty:
         lines.append("Without the engines that run it would fit.")
     if found.context is not None:
@@ -385,7 +486,10 @@ def would_fit(decision: Decision) -> list[str]:
     for form in found.forms:
         where = f"on {form.gpus} GPU{'s' if form.gpus > 1 else ''}" if form.gpus else "on the CPU"
         name = f"{form.source} ({form.what})" if form.source else form.what
-        lines.append(f"  {name}: {gib(form.weights_bytes)}, {form.context:,} tokens of context, {form.engine} {where}")
+        lines.append(
+            f"  {name}: {gib(form.weights_bytes)}, {form.context:,} tokens of context,"
+            f" {form.engine} {where}"
+        )
     return lines
 
 
@@ -395,11 +499,16 @@ def given_words(decision: Decision) -> list[str]:
 
 
 def why_no_plan(decision: Decision) -> str:
-    """All refusals in one line, for a state message: each distinct reason once, the nearest miss first."""
+    """All refusals in one line, for a state message: each distinct reason once, the nearest miss
+    first."""
     seen: dict[str, list[str]] = {}
     for refusal in decision.rejected:
-        seen.setdefault(refusal.reasons[0], []).append(f"{refusal.engine} TP={refusal.tensor_parallel}")
+        seen.setdefault(refusal.reasons[0], []).append(
+            f"{refusal.engine} TP={refusal.tensor_parallel}"
+        )
     if not seen:
-        return "; ".join(["no engine profile fits this machine", *([out] if (out := ways_out(decision)) else [])])
+        return "; ".join(
+            ["no engine profile fits this machine", *([out] if (out := ways_out(decision)) else [])]
+        )
     reasons = [f"{reason} ({', '.join(where[:3])})" for reason, where in list(seen.items())[:4]]
     return "; ".join([*reasons, *([out] if (out := ways_out(decision)) else [])])

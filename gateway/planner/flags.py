@@ -1,4 +1,5 @@
-"""From choices to a command line: typed, allow-listed flags of one engine version, never a shell."""
+"""From choices to a command line: typed, allow-listed flags of one engine version, never a
+shell."""
 
 from __future__ import annotations
 
@@ -53,25 +54,40 @@ _OF_OTHERS = {
 
 
 def check_args(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """The user's flags with canonical names and typed values. Raises BadFlag naming the nearest known flag."""
-    return {name: check_value(engine, name, engine.flags[name], value) for name, value in _named(engine, args)}
+    """The user's flags with canonical names and typed values. Raises BadFlag naming the nearest
+    known flag."""
+    return {
+        name: check_value(engine, name, engine.flags[name], value)
+        for name, value in _named(engine, args)
+    }
 
 
 def canonical(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Checked flags by the planner's names, which are vLLM's, where the planner has one; the others keep the engine's."""
+    """Checked flags by the planner's names, which are vLLM's, where the planner has one; the others
+    keep the engine's."""
     names = {own: planned for planned, own in engine.spelling.items()}
     return {names.get(name, name): value for name, value in args.items()}
 
 
 def spelled(engine: Engine, flags: Mapping[str, Scalar]) -> tuple[str, ...]:
-    """The planner's flags, and what `canonical` gave, as this engine spells them; without those that it does not have.
+    """The planner's flags, and what `canonical` gave, as this engine spells them; without those
+    that it does not have.
 
     A switch that this engine has as a size (SGLang's --ep-size) is the tensor parallel size.
     """
     spelling, known = engine.spelling, engine.flags
-    own = {name: value for planned, value in flags.items() if (name := spelling.get(planned, planned)) in known}
+    own = {
+        name: value
+        for planned, value in flags.items()
+        if (name := spelling.get(planned, planned)) in known
+    }
     ranks = own.get(spelling.get("tensor-parallel-size", "tensor-parallel-size"), 1)
-    return arguments({name: ranks if value is True and known[name].type == "int" else value for name, value in own.items()})
+    return arguments(
+        {
+            name: ranks if value is True and known[name].type == "int" else value
+            for name, value in own.items()
+        }
+    )
 
 
 def arguments(flags: Mapping[str, Scalar]) -> tuple[str, ...]:
@@ -81,7 +97,13 @@ def arguments(flags: Mapping[str, Scalar]) -> tuple[str, ...]:
     """
     return tuple(
         [
-            f"--{name}" if value is True else f"--no-{name}" if value is False else f"--{name}={value}"
+            (
+                f"--{name}"
+                if value is True
+                else f"--no-{name}"
+                if value is False
+                else f"--{name}={value}"
+            )
             for name, value in flags.items()
         ]
     )
@@ -106,22 +128,32 @@ def launch_spec(
 ) -> LaunchSpec:
     """The plan made concrete for one host.
 
-    `weights` and `drafter` are the model folders as the engine sees them, `templates` the folder of its chat template, `adapters` names and folders; `environment` the folder of the engine's virtual
-    environment, or None when the engine runs in its container. cache_bytes: of KV cache on each GPU, for an engine that is not to measure. remote_code: the code of the model's repository may run.
+    `weights` and `drafter` are the model folders as the engine sees them, `templates` the folder of
+    its chat template, `adapters` names and folders; `environment` the folder of the engine's
+    virtual environment, or None when the engine runs in its container. cache_bytes: of KV cache on
+    each GPU, for an engine that is not to measure. remote_code: the code of the model's repository
+    may run.
     """
     program = engine.container_command if environment is None else engine.process_command
     program = door.behind(program, engine.key_env) if door.needed(plan.env) else program
     argv = tuple(part.replace("{env}", environment or "") for part in program)
-    # Inside a container the engine must listen on its only address; as a process only loopback may reach it.
+    # Inside a container the engine must listen on its only address; as a process only loopback may
+    # reach it.
     listen = "0.0.0.0" if environment is None else "127.0.0.1"
-    own: dict[str, Scalar] = {"model": weights, "served-model-name": served_name(model), "host": listen, "port": port}
+    own: dict[str, Scalar] = {
+        "model": weights,
+        "served-model-name": served_name(model),
+        "host": listen,
+        "port": port,
+    }
     return LaunchSpec(
         name=name,
         model=model,
         attempt=attempt,
         fingerprint=plan.fingerprint,
         engine=plan.engine,
-        # A user may say otherwise than the first ones. Ours come last, and parsers take the last one, so nothing in a plan can displace them.
+        # A user may say otherwise than the first ones. Ours come last, and parsers take the last
+        # one, so nothing in a plan can displace them.
         argv=argv
         + quieted(engine)
         + tuple(_placed(item, drafter, templates) for item in plan.argv)
@@ -145,11 +177,16 @@ def launch_spec(
 
 def quieted(engine: Engine) -> tuple[str, ...]:
     """The engine's `quiet`, where this version has that flag."""
-    return engine.quiet if engine.quiet and engine.quiet[0].partition("=")[0].removeprefix("--") in engine.flags else ()
+    return (
+        engine.quiet
+        if engine.quiet and engine.quiet[0].partition("=")[0].removeprefix("--") in engine.flags
+        else ()
+    )
 
 
 def _placed(item: str, drafter: str | None, templates: str | None) -> str:
-    """The item; where it names a drafter by its source, or a chat template by its content, with the folder that has it."""
+    """The item; where it names a drafter by its source, or a chat template by its content, with the
+    folder that has it."""
     name, _, value = item.partition("=")
     if templates is not None and name == f"--{template.FLAG}":
         return f"{name}={templates}/{value}"
@@ -168,14 +205,27 @@ def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Sc
             what = f"{engine.ref} has no flag {given[:80]!r}"
             meant = engine.spelling.get(name) or _OF_OTHERS.get(name)
             raise BadFlag(
-                f"{what}; here it is {meant}." if meant in engine.flags else _unknown(what, name, engine.flags), param="args"
+                (
+                    f"{what}; here it is {meant}."
+                    if meant in engine.flags
+                    else _unknown(what, name, engine.flags)
+                ),
+                param="args",
             )
         name = engine.flags[name].same_as or name
         if engine.flags[name].ours or name in own:
             why, instead = why_closed(name)
-            raise BadFlag(f"The flag --{name} of {engine.ref} cannot be given: {why}.", hint=instead, param="args")
+            raise BadFlag(
+                f"The flag --{name} of {engine.ref} cannot be given: {why}.",
+                hint=instead,
+                param="args",
+            )
         if name in seen:
-            raise BadFlag(f"The flag --{name} is given twice, in two spellings.", hint="Give it once.", param="args")
+            raise BadFlag(
+                f"The flag --{name} is given twice, in two spellings.",
+                hint="Give it once.",
+                param="args",
+            )
         seen.add(name)
         yield name, value
 
@@ -194,7 +244,9 @@ def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
     if isinstance(typed, str):
         check_text(f"--{name}", typed, param="args")
     if flag.choices is not None and str(typed) not in flag.choices:
-        near = _unknown(f"--{name} of {engine.ref} cannot be {_shown(value)}", str(typed), flag.choices)
+        near = _unknown(
+            f"--{name} of {engine.ref} cannot be {_shown(value)}", str(typed), flag.choices
+        )
         raise BadFlag(near, hint=f"It is one of: {', '.join(flag.choices)}.", param="args")
     low, high = _RANGES.get(next(iter(canonical(engine, {name: typed}))), (-math.inf, math.inf))
     if isinstance(typed, int | float) and not low <= typed <= high:
@@ -207,7 +259,8 @@ def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
 
 
 def check_text(name: str, value: str, *, param: str, lines: bool = False) -> None:
-    """Raises BadFlag for what would forge lines in a log or a process listing, or cannot be passed to a process.
+    """Raises BadFlag for what would forge lines in a log or a process listing, or cannot be passed
+    to a process.
 
     `lines` allows line breaks and tabs, for JSON that is written anew anyway.
     """
@@ -247,7 +300,9 @@ def _typed(flag: Flag, value: Scalar) -> Scalar | None:
         case "json":
             return _json(value) if isinstance(value, str) else None
         case _:
-            return None if isinstance(value, bool) or _shown(value) == "a huge number" else str(value)
+            return (
+                None if isinstance(value, bool) or _shown(value) == "a huge number" else str(value)
+            )
 
 
 def _number(flag: Flag, value: str | float) -> int | float | None:

@@ -1,4 +1,5 @@
-"""The gates that a variant passes before anything is sized: code trust, architecture, driver, devices, legality, dtype. Pure.
+"""The gates that a variant passes before anything is sized: code trust, architecture, driver,
+devices, legality, dtype. Pure.
 
 The first gate that refuses names the verdict.
 """
@@ -38,31 +39,48 @@ from gateway.planner.layer_kernels import Seen
 from gateway.planner.parallel import GpuGroups
 from gateway.planner.quantization_methods import check, resolve
 
-# What a KV cache may be kept in where no rules of backends say more: those whose size follows from the name.
+# What a KV cache may be kept in where no rules of backends say more: those whose size follows from
+# the name.
 _SIZED = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 def gate_model(given: PlanningInput, engine: Engine) -> None:
     spec = given.spec
     if engine.architectures and spec.architecture not in engine.architectures:
-        raise Refused("unsupported_architecture", f"{engine.ref} does not know {spec.architecture}", f"profile {engine.ref}")
+        raise Refused(
+            "unsupported_architecture",
+            f"{engine.ref} does not know {spec.architecture}",
+            f"profile {engine.ref}",
+        )
     if not given.wish.policy.allow_remote_code and (needed := _foreign(spec, engine)):
         reason = (
-            f"{engine.ref} would need code of the repository ({', '.join(spec.remote_code[:5])}): it has no {needed} of its own"
+            f"{engine.ref} would need code of the repository ({', '.join(spec.remote_code[:5])}):"
+            f" it has no {needed} of its own"
         )
         raise Refused("untrusted_code", reason, "policy.allow_remote_code")
     if given.template.digest and template.FLAG not in engine.flags:
-        raise Refused("bad_flag", f"{engine.ref} takes no chat template but the model's own", f"profile {engine.ref}")
+        raise Refused(
+            "bad_flag",
+            f"{engine.ref} takes no chat template but the model's own",
+            f"profile {engine.ref}",
+        )
     gate_adapters(given, engine)
-    unfit = {group.head_dim for group in spec.attention} - set(engine.head_dims) if engine.head_dims else set()
+    unfit = (
+        {group.head_dim for group in spec.attention} - set(engine.head_dims)
+        if engine.head_dims
+        else set()
+    )
     if unfit:
         raise Refused(
-            "no_backend", f"no attention of {engine.ref} computes heads of size {min(unfit)}", f"profile {engine.ref}"
+            "no_backend",
+            f"no attention of {engine.ref} computes heads of size {min(unfit)}",
+            f"profile {engine.ref}",
         )
 
 
 def gate_adapters(given: PlanningInput, engine: Engine) -> None:
-    """The engine takes adapters of such a rank beside such a model. Whether it has them for the architecture its own code says when it is asked."""
+    """The engine takes adapters of such a rank beside such a model. Whether it has them for the
+    architecture its own code says when it is asked."""
     if not given.adapters:
         return
     source = f"profile {engine.ref}"
@@ -74,28 +92,45 @@ def gate_adapters(given: PlanningInput, engine: Engine) -> None:
     if served.rank(engine, given.adapters) is None:
         highest = max(given.adapters, key=lambda adapter: adapter.rank)
         most = max(map(int, engine.flags["max-lora-rank"].choices or ("0",)))
-        reason = f"the adapter {highest.name} has rank {highest.rank}, and {engine.ref} takes at most {most}"
+        reason = (
+            f"the adapter {highest.name} has rank {highest.rank}, and {engine.ref} takes at most"
+            f" {most}"
+        )
         raise Refused("unsupported_lora", reason, source)
     if given.spec.experts:
-        # vLLM wraps experts whether an adapter changes them or not, and refuses those whose kernel has no LoRA (lora/layers/fused_moe.py).
-        reason = f"with which kernels {engine.ref} computes the experts of a model that has adapters is not known here"
+        # vLLM wraps experts whether an adapter changes them or not, and refuses those whose kernel
+        # has no LoRA (lora/layers/fused_moe.py).
+        reason = (
+            f"with which kernels {engine.ref} computes the experts of a model that has adapters is"
+            " not known here"
+        )
         raise Refused("unsupported_lora", reason, "vllm/lora/layers/fused_moe.py")
     if given.spec.task != "generate":
-        raise Refused("unsupported_lora", "adapters of a model that does not generate are not served here", "planner")
+        raise Refused(
+            "unsupported_lora",
+            "adapters of a model that does not generate are not served here",
+            "planner",
+        )
 
 
 def stands_in(spec: ModelSpec, engine: Engine) -> bool:
-    """Whether the engine would try transformers' class of an architecture that it lacks, and none of the repository's: _try_resolve_transformers
+    """Whether the engine would try transformers' class of an architecture that it lacks, and none
+    of the repository's: _try_resolve_transformers
     in vllm/model_executor/models/registry.py."""
-    own = "TransformersForCausalLM" in engine.architectures and spec.model_type in engine.config_classes
+    own = (
+        "TransformersForCausalLM" in engine.architectures
+        and spec.model_type in engine.config_classes
+    )
     return own and not spec.remote_code
 
 
 def _foreign(spec: ModelSpec, engine: Engine) -> str:
-    """What the engine would take from the repository's code; "": nothing, and unless it is told to trust the code it runs none.
+    """What the engine would take from the repository's code; "": nothing, and unless it is told to
+    trust the code it runs none.
 
-    The class of the model is the engine's, as its architecture is listed. Source: HFConfigParser in vllm/transformers_utils/config.py,
-    and from_pretrained of AutoConfig and AutoTokenizer, which prefer a class that they have.
+    The class of the model is the engine's, as its architecture is listed. Source: HFConfigParser in
+    vllm/transformers_utils/config.py, and from_pretrained of AutoConfig and AutoTokenizer, which
+    prefer a class that they have.
     """
     if not spec.remote_code:
         return ""
@@ -109,25 +144,40 @@ def _foreign(spec: ModelSpec, engine: Engine) -> str:
 
 
 def without_media(given: PlanningInput, engine: Engine, rules: EngineRules, plan: Plan) -> Plan:
-    """An engine that opens whatever a client names serves models that take images only where it is told to refuse media: so it
+    """An engine that opens whatever a client names serves models that take images only where it is
+    told to refuse media: so it
     is told. Raises Refused where the user says otherwise."""
     spec = given.spec
-    towers = any(group.kind == "vision" for group in spec.attention) or {"vision_config", "audio_config"} & spec.config.keys()
+    towers = (
+        any(group.kind == "vision" for group in spec.attention)
+        or {"vision_config", "audio_config"} & spec.config.keys()
+    )
     takes_media = towers or rules.takes_media(spec)
     opens = f"{engine.ref} opens local files that a request names as an image, video or sound"
-    given_args = {name.removeprefix("--").replace("_", "-"): value for name, value in given.wish.args.items()}
+    given_args = {
+        name.removeprefix("--").replace("_", "-"): value for name, value in given.wish.args.items()
+    }
     missing: dict[str, Scalar] = {}
     for flag, value in engine.text_only.items() if takes_media else ():
         if flag not in given_args:
             missing[flag] = value
         elif _plain(given_args[flag]) != _plain(value):
-            reason = f"{opens}; without --arg {flag} this model is served as text only, and vLLM serves it with media"
-            raise Refused("unsafe_media", reason, engine.sources.get("text_only", f"profile {engine.ref}"))
+            reason = (
+                f"{opens}; without --arg {flag} this model is served as text only, and vLLM serves"
+                " it with media"
+            )
+            raise Refused(
+                "unsafe_media", reason, engine.sources.get("text_only", f"profile {engine.ref}")
+            )
     if not missing:
         return plan
-    warning = f"As text only: {opens}, so it is told to refuse media; vLLM serves this model with media."
+    warning = (
+        f"As text only: {opens}, so it is told to refuse media; vLLM serves this model with media."
+    )
     safe: Plan = plan.evolve(
-        argv=(*plan.argv, *spelled(engine, missing)), verdict="degraded", warnings=(warning, *plan.warnings)
+        argv=(*plan.argv, *spelled(engine, missing)),
+        verdict="degraded",
+        warnings=(warning, *plan.warnings),
     )
     return safe
 
@@ -141,14 +191,21 @@ def _plain(value: Scalar | None) -> object:
 
 
 def gate_kv(engine: Engine, rules: EngineRules, kv_dtype: str) -> None:
-    """This version has such a KV cache, and these rules know which backends take it and what a token then needs."""
+    """This version has such a KV cache, and these rules know which backends take it and what a
+    token then needs."""
     flag = engine.flags.get(engine.spelling.get("kv-cache-dtype", "kv-cache-dtype"))
     if kv_dtype != "auto" and flag is not None and flag.choices and kv_dtype not in flag.choices:
-        reason = f"--kv-cache-dtype of {engine.ref} cannot be {kv_dtype}; it is one of {', '.join(flag.choices)}"
+        reason = (
+            f"--kv-cache-dtype of {engine.ref} cannot be {kv_dtype}; it is one of"
+            f" {', '.join(flag.choices)}"
+        )
         raise Refused("bad_flag", reason, f"profile {engine.ref}")
     described = rules.kv_dtypes
     if kv_dtype not in (_SIZED if described is None else described):
-        reason = f"which attention backend takes a KV cache in {kv_dtype}, and how large it is, is not known here"
+        reason = (
+            f"which attention backend takes a KV cache in {kv_dtype}, and how large it is, is not"
+            " known here"
+        )
         raise Refused("no_backend", reason, f"profile {engine.ref}")
 
 
@@ -156,41 +213,78 @@ def gate_peers(given: PlanningInput, engine: Engine, group: tuple[Gpu, ...]) -> 
     """These GPUs can talk to each other, by peer-to-peer access or without."""
     if fact := failing(given.facts, engine, group).get(NCCL):
         names = ", ".join(str(gpu.index) for gpu in group)
-        reason = f"GPUs {names} could not talk to each other here, also without peer-to-peer access: {fact.source}"
+        reason = (
+            f"GPUs {names} could not talk to each other here, also without peer-to-peer access:"
+            f" {fact.source}"
+        )
         raise Refused("known_bad", reason, "fact")
 
 
-def gate_kernels(evidence: Evidence, engine: Engine, facts: KnownFacts, capability: str | None) -> None:
+def gate_kernels(
+    evidence: Evidence, engine: Engine, facts: KnownFacts, capability: str | None
+) -> None:
     """Every layer has a kernel and a backend, and none that is known to fail.
 
-    A layer without a kernel is told before a kernel that fails: the engine refuses such a variant whatever else is in it, and
-    other changes cure that.
+    A layer without a kernel is told before a kernel that fails: the engine refuses such a variant
+    whatever else is in it, and other changes cure that.
     """
     source = f"profile {engine.ref}"
     for row in evidence.kernels:
         if row.status == "none":
-            why = "; ".join(f"{refusal.kernel}: {refusal.reason}".removeprefix(": ") for refusal in row.refused)
-            raise Refused("no_kernel", f"no kernel for {row.layer}{_size(row)}: {why}", source, layer=row.layer)
+            why = "; ".join(
+                f"{refusal.kernel}: {refusal.reason}".removeprefix(": ") for refusal in row.refused
+            )
+            raise Refused(
+                "no_kernel",
+                f"no kernel for {row.layer}{_size(row)}: {why}",
+                source,
+                layer=row.layer,
+            )
         if row.status == "crash":
-            reason = f"it loads, but {row.kernel} would crash at the first request in {row.layer}{_size(row)}: {row.note}"
+            reason = (
+                f"it loads, but {row.kernel} would crash at the first request in"
+                f" {row.layer}{_size(row)}: {row.note}"
+            )
             raise Refused("runtime_fail", reason, source, layer=row.layer, kernel=row.kernel)
-    # Of this version and these GPUs mostly nothing is known, which is told before each layer is looked up.
-    fails = facts.about("kernel_fails", "engine", engine.ref) and facts.about("kernel_fails", "capability", capability)
+    # Of this version and these GPUs mostly nothing is known, which is told before each layer is
+    # looked up.
+    fails = facts.about("kernel_fails", "engine", engine.ref) and facts.about(
+        "kernel_fails", "capability", capability
+    )
     for row in evidence.kernels if fails else ():
         suspected = row.kernel is not None and facts.about("kernel_fails", "kernel", row.kernel)
         if suspected and (fact := _failing(row, engine, facts, capability)):
-            reason = f"{row.kernel}, which {row.layer}{_size(row)} would get, is known to fail here: {fact.source}"
+            reason = (
+                f"{row.kernel}, which {row.layer}{_size(row)} would get, is known to fail here:"
+                f" {fact.source}"
+            )
             raise Refused("known_bad", reason, "fact", layer=row.layer, kernel=row.kernel)
     for layers in evidence.attention:
         if layers.status == "none":
-            why = "; ".join(f"{refusal.kernel}: {refusal.reason}".removeprefix(": ") for refusal in layers.refused)
-            reason = f"no attention backend for the {layers.layers} {layers.kind} layers of head size {layers.head_dim}: {why}"
+            why = "; ".join(
+                f"{refusal.kernel}: {refusal.reason}".removeprefix(": ")
+                for refusal in layers.refused
+            )
+            reason = (
+                f"no attention backend for the {layers.layers} {layers.kind} layers of head size"
+                f" {layers.head_dim}: {why}"
+            )
             raise Refused("no_backend", reason, source)
         if not fails:
             continue
-        about = {"kernel": layers.backend, "engine": engine.ref, "capability": capability, "head_dim": str(layers.head_dim)}
-        if facts.about("kernel_fails", "head_dim", str(layers.head_dim)) and (fact := _known(facts, "kernel_fails", about)):
-            reason = f"{layers.backend}, which heads of size {layers.head_dim} would get, is known to fail here: {fact.source}"
+        about = {
+            "kernel": layers.backend,
+            "engine": engine.ref,
+            "capability": capability,
+            "head_dim": str(layers.head_dim),
+        }
+        if facts.about("kernel_fails", "head_dim", str(layers.head_dim)) and (
+            fact := _known(facts, "kernel_fails", about)
+        ):
+            reason = (
+                f"{layers.backend}, which heads of size {layers.head_dim} would get, is known to"
+                f" fail here: {fact.source}"
+            )
             raise Refused("known_bad", reason, "fact")
 
 
@@ -198,8 +292,15 @@ def _size(row: LayerKernel) -> str:
     return f" (K={row.k}, N={row.n} per rank)" if row.k else ""
 
 
-def _failing(row: LayerKernel, engine: Engine, facts: KnownFacts, capability: str | None) -> Fact | None:
-    about = {"kernel": row.kernel, "engine": engine.ref, "capability": capability, "scheme": row.scheme}
+def _failing(
+    row: LayerKernel, engine: Engine, facts: KnownFacts, capability: str | None
+) -> Fact | None:
+    about = {
+        "kernel": row.kernel,
+        "engine": engine.ref,
+        "capability": capability,
+        "scheme": row.scheme,
+    }
     about |= {"k": str(row.k), "n": str(row.n)}
     return _known(facts, "kernel_fails", about)
 
@@ -208,7 +309,10 @@ def refused_before(facts: KnownFacts, engine: Engine, capability: str) -> Seen:
     """How this engine version was seen to turn layers away from kernels that the rules accept."""
     about = {"engine": engine.ref, "capability": capability}
     return Seen(
-        (frozenset(fact.scope.items() - about.items()), f"refused such a layer here before: {fact.source}")
+        (
+            frozenset(fact.scope.items() - about.items()),
+            f"refused such a layer here before: {fact.source}",
+        )
         for fact in facts.of("kernel_refuses")
         if all(fact.scope.get(name, value) == value for name, value in about.items())
     )
@@ -216,21 +320,34 @@ def refused_before(facts: KnownFacts, engine: Engine, capability: str) -> Seen:
 
 def _known(facts: KnownFacts, kind: str, about: Mapping[str, str | None]) -> Fact | None:
     """The first fact of this kind that holds and is about more than an engine version."""
-    return next((fact for fact in facts.holding(kind, about) if fact.scope.keys() - {"engine"}), None)
+    return next(
+        (fact for fact in facts.holding(kind, about) if fact.scope.keys() - {"engine"}), None
+    )
 
 
 def gate_driver(given: PlanningInput, engine: Engine) -> None:
-    """The driver can run the CUDA version that the engine is built with, the image is built for this processor, and nobody has
+    """The driver can run the CUDA version that the engine is built with, the image is built for
+    this processor, and nobody has
     seen this version fail at what it would have to do."""
     source = f"profile {engine.ref}"
     for capability in {gpu.capability for gpu in given.hardware.gpus} or {None}:
-        about = {"engine": engine.ref, "capability": capability, "architecture": given.spec.architecture}
+        about = {
+            "engine": engine.ref,
+            "capability": capability,
+            "architecture": given.spec.architecture,
+        }
         about |= {"quantization": given.spec.quant.method if given.spec.quant else None}
         if fact := _known(given.facts, "engine_fails", about):
-            raise Refused("known_bad", f"{engine.ref} is known not to do this: {fact.source}", "fact")
+            raise Refused(
+                "known_bad", f"{engine.ref} is known not to do this: {fact.source}", "fact"
+            )
     if engine.machines and given.hardware.arch not in engine.machines:
         built = " and ".join(engine.machines)
-        raise Refused("unsupported_platform", f"its image is built for {built}, this machine is {given.hardware.arch}", source)
+        raise Refused(
+            "unsupported_platform",
+            f"its image is built for {built}, this machine is {given.hardware.arch}",
+            source,
+        )
     driver, least = given.hardware.driver, engine.min_driver
     if driver and least and release(driver) < release(least):
         reason = f"CUDA {engine.cuda} needs driver {least} or newer, this machine has {driver}"
@@ -247,17 +364,27 @@ def gate_devices(
             raise Refused("illegal_parallelism", "parallelism on a CPU is not planned", "planner")
         return ()
     if len(gpus) < tp * pp:
-        raise Refused("no_device", f"{tp * pp} GPU{'s are' if tp * pp > 1 else ' is'} needed and {len(gpus)} are here", "probe")
+        raise Refused(
+            "no_device",
+            f"{tp * pp} GPU{'s are' if tp * pp > 1 else ' is'} needed and {len(gpus)} are here",
+            "probe",
+        )
     if problem := groups.illegal(given.spec, built, tp, ep=variant.ep):
         reason, layer = problem
         source = "vllm/config/model.py, vllm/model_executor/layers/linear.py"
         raise Refused("illegal_parallelism", reason, source, layer=layer)
     layers = sum(group.layers for group in given.spec.attention if group.kind != "vision")
     if pp > layers:
-        raise Refused("illegal_parallelism", f"{layers} layers cannot be shared by {pp} stages", "vllm/distributed/utils.py")
+        raise Refused(
+            "illegal_parallelism",
+            f"{layers} layers cannot be shared by {pp} stages",
+            "vllm/distributed/utils.py",
+        )
     if pp > 1 and (field := unshared(built, engine, given.spec.architecture)):
         reason = f"{engine.ref} cannot share {given.spec.architecture} by stages of a pipeline"
-        raise Refused("illegal_parallelism", reason, engine.sources.get(field, f"profile {engine.ref}"))
+        raise Refused(
+            "illegal_parallelism", reason, engine.sources.get(field, f"profile {engine.ref}")
+        )
     group = groups.best(tp * pp) or (groups.unlike(pp) if tp == 1 else None)
     if group is None:
         raise Refused("no_device", f"there are no {tp * pp} GPUs of one kind", "probe")
@@ -274,44 +401,76 @@ def _computed_for(engine: Engine, gpu: Gpu) -> None:
     if engine.min_capability and capability and float(capability) < float(engine.min_capability):
         raise Refused(
             "no_kernel",
-            f"{engine.ref} needs compute capability {engine.min_capability}, {gpu.name} has {capability}",
+            f"{engine.ref} needs compute capability {engine.min_capability}, {gpu.name} has"
+            f" {capability}",
             f"profile {engine.ref}",
         )
     if engine.compiled and capability and runs(engine.compiled, capability) == "no":
         made = ", ".join(capabilities(engine.compiled))
-        reason = f"{engine.ref} is compiled for compute capability {made}; {gpu.name} has {capability}"
+        reason = (
+            f"{engine.ref} is compiled for compute capability {made}; {gpu.name} has {capability}"
+        )
         raise Refused("no_kernel", reason, engine.sources.get("compiled", f"profile {engine.ref}"))
 
 
 def gate_alike(first: Evidence, other: Evidence, gpu: Gpu) -> None:
-    """Stages on unlike GPUs keep their caches alike, as the engine counts them once for all. Raises Refused."""
+    """Stages on unlike GPUs keep their caches alike, as the engine counts them once for all. Raises
+    Refused."""
     kept, theirs = (
-        {(row.kind, row.head_dim): f"{row.backend} in blocks of {row.block}" for row in one.attention if row.kind != "vision"}
+        {
+            (row.kind, row.head_dim): f"{row.backend} in blocks of {row.block}"
+            for row in one.attention
+            if row.kind != "vision"
+        }
         for one in (first, other)
     )
     if kept != theirs:
-        reason = f"its stages would keep their caches unlike: on {gpu.name} {', '.join(theirs.values())}, else {', '.join(kept.values())}"
+        reason = (
+            f"its stages would keep their caches unlike: on {gpu.name}"
+            f" {', '.join(theirs.values())}, else {', '.join(kept.values())}"
+        )
         raise Refused("no_backend", reason, "planner")
 
 
 def gate_method(
-    given: PlanningInput, engine: Engine, args: Mapping[str, Scalar], variant: Variant, dtype: str, capability: str | None
+    given: PlanningInput,
+    engine: Engine,
+    args: Mapping[str, Scalar],
+    variant: Variant,
+    dtype: str,
+    capability: str | None,
 ) -> str:
-    """The quantization method by the engine's own name: this version has it, and it takes this GPU and these activations."""
+    """The quantization method by the engine's own name: this version has it, and it takes this GPU
+    and these activations."""
     spec, source = given.spec, f"profile {engine.ref}"
     deprecated = bool(args.get("allow-deprecated-quantization", False))
-    resolved = resolve(engine, spec.quant, variant.quantization, spec.model_type, capability, allow_deprecated=deprecated)
+    resolved = resolve(
+        engine,
+        spec.quant,
+        variant.quantization,
+        spec.model_type,
+        capability,
+        allow_deprecated=deprecated,
+    )
     check(engine, resolved, capability, dtype)
     if spec.quant is None and variant.quantization not in ("", "fp8"):
-        reason = f"what --quantization {variant.quantization} makes of weights that are not quantized is not known here"
+        reason = (
+            f"what --quantization {variant.quantization} makes of weights that are not quantized is"
+            " not known here"
+        )
         raise Refused("unsupported_quantization", reason, source)
     return resolved.method
 
 
 def gate_dtype(
-    given: PlanningInput, engine: Engine, group: tuple[Gpu, ...], args: Mapping[str, Scalar], variant: Variant
+    given: PlanningInput,
+    engine: Engine,
+    group: tuple[Gpu, ...],
+    args: Mapping[str, Scalar],
+    variant: Variant,
 ) -> Choice[str]:
-    """What activations are computed in: as a change or a user wants it, else as the engine itself would choose."""
+    """What activations are computed in: as a change or a user wants it, else as the engine itself
+    would choose."""
     capability = group[0].capability if group else None
     without = _not_computed(given.spec, engine, group)
     wanted = variant.dtype or str(args.get("dtype", given.wish.dtype))
@@ -340,10 +499,15 @@ def gate_dtype(
     return str_choice(stored, "the dtype of the weights", "config.json")
 
 
-def _not_computed(spec: ModelSpec, engine: Engine, group: tuple[Gpu, ...]) -> dict[str, tuple[str, str]]:
-    """Dtypes that the engine does not compute this model in on these GPUs: the reason, and where that stands."""
+def _not_computed(
+    spec: ModelSpec, engine: Engine, group: tuple[Gpu, ...]
+) -> dict[str, tuple[str, str]]:
+    """Dtypes that the engine does not compute this model in on these GPUs: the reason, and where
+    that stands."""
     found = {}
-    if old := next((gpu for gpu in group if gpu.capability is not None and float(gpu.capability) < 8.0), None):
+    if old := next(
+        (gpu for gpu in group if gpu.capability is not None and float(gpu.capability) < 8.0), None
+    ):
         reason = f"bfloat16 needs compute capability 8.0, {old.name} has {old.capability}"
         found["bfloat16"] = reason, "vllm/platforms/cuda.py check_if_supports_dtype"
     if spec.model_type in engine.no_float16:

@@ -18,18 +18,24 @@ from gateway.models.scheme import LinearShape, MoeShape, Scheme, described
 
 
 class Seen:
-    """How the engine was seen to refuse kernels that the rules accept: of (scheme as `described`, k, n, kernel) what is known, and
+    """How the engine was seen to refuse kernels that the rules accept: of (scheme as `described`,
+    k, n, kernel) what is known, and
     the words. Equal ones are one key of a cache."""
 
     def __init__(self, refusals: Iterable[tuple[frozenset[tuple[str, str]], str]] = ()) -> None:
         self._refusals = tuple(refusals)
         self._hash = hash(self._refusals)
         # Of equal scopes the first counts.
-        self._places = {scope: place for place, (scope, _) in reversed(list(enumerate(self._refusals)))}
+        self._places = {
+            scope: place for place, (scope, _) in reversed(list(enumerate(self._refusals)))
+        }
 
     def words(self, layer: tuple[tuple[str, str], ...]) -> str | None:
-        """Of the first refusal whose whole scope is true of the layer. Whoever asks names few things, so each subset is looked up."""
-        parts = (frozenset(part) for size in range(len(layer) + 1) for part in combinations(layer, size))
+        """Of the first refusal whose whole scope is true of the layer. Whoever asks names few
+        things, so each subset is looked up."""
+        parts = (
+            frozenset(part) for size in range(len(layer) + 1) for part in combinations(layer, size)
+        )
         place = min((self._places[part] for part in parts if part in self._places), default=None)
         return None if place is None else self._refusals[place][1]
 
@@ -46,7 +52,9 @@ class Seen:
 NOTHING_SEEN = Seen()
 
 
-@lru_cache(maxsize=512)  # a cut that is repaired, or a machine with the same GPUs, asks for the same layers again
+@lru_cache(
+    maxsize=512
+)  # a cut that is repaired, or a machine with the same GPUs, asks for the same layers again
 def layer_kernels(
     layers: tuple[Linear, ...],
     rules: EngineRules,
@@ -59,7 +67,8 @@ def layer_kernels(
     variables: frozenset[str] = frozenset(),
     seen: Seen = NOTHING_SEEN,
 ) -> tuple[LayerKernel, ...]:
-    """One row for each kind of layer. Of experts `experts` says what their sizes do not; without it the
+    """One row for each kind of layer. Of experts `experts` says what their sizes do not; without it
+    the
     rows of quantized ones are unknown.
 
     moe_backend: --moe-backend. variables: environment variables that are on.
@@ -74,7 +83,12 @@ def layer_kernels(
         return chosen[shape]
 
     def row(layer: Linear) -> LayerKernel:
-        if layer.experts and experts is not None and rules.moe is not None and isinstance(layer.scheme, Scheme):
+        if (
+            layer.experts
+            and experts is not None
+            and rules.moe is not None
+            and isinstance(layer.scheme, Scheme)
+        ):
             return _experts(layer, layer.scheme, rank, experts, partial(choice, rules.moe))
         return _row(layer, rules, rank, disabled, forced, experts.origin if experts else "", seen)
 
@@ -90,11 +104,19 @@ def _experts(
 ) -> LayerKernel:
     sizes = (layer.k, layer.n) if rank.ep > 1 else per_rank(layer, rank.tp)
     if sizes is None:
-        return _plain(layer, None, None, "none", f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.tp} ranks")
+        return _plain(
+            layer,
+            None,
+            None,
+            "none",
+            f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.tp} ranks",
+        )
     k, n = sizes
     first = layer.name.endswith(".w13")
     if not traits.function:
-        return _plain(layer, k, n, "unknown", "the function between the experts' products is not known here")
+        return _plain(
+            layer, k, n, "unknown", "the function between the experts' products is not known here"
+        )
     gated = not traits.function.endswith("_no_mul")
     shape = MoeShape(
         hidden=k if first else n,
@@ -146,7 +168,13 @@ def _row(
     if not isinstance(scheme, Scheme):
         return _plain(layer, k, n, "unknown", scheme.reason)
     if k is None or n is None:
-        return _plain(layer, k, n, "none", f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.tp} ranks")
+        return _plain(
+            layer,
+            k,
+            n,
+            "none",
+            f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.tp} ranks",
+        )
     if scheme.kind == "unquantized":
         return _unquantized(layer.name, layer.count, k, n)
     if layer.experts:
@@ -155,12 +183,23 @@ def _row(
         return _plain(layer, k, n, "unknown", "kernels of this engine version are not known here")
     if reason := undivided(layer, scheme, k, n):
         return _plain(layer, k, n, "none", reason)
-    shape = LinearShape(k, n, scheme, rank.dtype, full_k=layer.k, full_n=layer.n, parts=_parts(layer, rank.tp), origin=origin)
+    shape = LinearShape(
+        k,
+        n,
+        scheme,
+        rank.dtype,
+        full_k=layer.k,
+        full_n=layer.n,
+        parts=_parts(layer, rank.tp),
+        origin=origin,
+    )
 
     def before(kernel: str) -> str | None:
         if not seen:
             return None
-        return seen.words((("scheme", described(scheme)), ("k", str(k)), ("n", str(n)), ("kernel", kernel)))
+        return seen.words(
+            (("scheme", described(scheme)), ("k", str(k)), ("n", str(n)), ("kernel", kernel))
+        )
 
     choice = choose(rules.linear, shape, rank.capability, None, disabled, forced, before)
     return LayerKernel(
@@ -180,19 +219,31 @@ def _row(
 @lru_cache(maxsize=512)
 def _unquantized(layer: str, count: int, k: int, n: int) -> LayerKernel:
     """All engine versions compute it alike."""
-    return LayerKernel(layer=layer, count=count, k=k, n=n, scheme="unquantized", kernel="torch", status="ok")
+    return LayerKernel(
+        layer=layer, count=count, k=k, n=n, scheme="unquantized", kernel="torch", status="ok"
+    )
 
 
 def _parts(layer: Linear, tp: int) -> tuple[int, ...]:
-    """The outputs of each module on one rank; (): they are one to the engine, or its inputs are cut."""
+    """The outputs of each module on one rank; (): they are one to the engine, or its inputs are
+    cut."""
     if layer.shard in ("replicated", "row"):
         return ()
     repeated = max(1, tp // layer.kv_heads) if layer.shard == "qkv" and layer.kv_heads else 1
-    return tuple(part * (repeated if number else 1) // tp for number, part in enumerate(layer.parts))
+    return tuple(
+        part * (repeated if number else 1) // tp for number, part in enumerate(layer.parts)
+    )
 
 
 def _plain(layer: Linear, k: int | None, n: int | None, status: str, reason: str) -> LayerKernel:
     scheme = described(layer.scheme) if isinstance(layer.scheme, Scheme) else "unknown"
     refused = (Refusal(kernel="", reason=reason),)
-    fields = {"layer": layer.name, "count": layer.count, "k": k, "n": n, "scheme": scheme, "kernel": None}
+    fields = {
+        "layer": layer.name,
+        "count": layer.count,
+        "k": k,
+        "n": n,
+        "scheme": scheme,
+        "kernel": None,
+    }
     return LayerKernel.model_validate({**fields, "status": status, "refused": refused})

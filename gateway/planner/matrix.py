@@ -1,4 +1,5 @@
-"""Which engine version runs which model on which machine: one Cell of a Decision per engine version. Pure."""
+"""Which engine version runs which model on which machine: one Cell of a Decision per engine
+version. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ from typing import Literal
 
 from gateway.domain import Decision, EngineRef, Rejected, Value
 
-# Refusals that say more about the number of GPUs than about the engine; told only where there is nothing else to tell.
+# Refusals that say more about the number of GPUs than about the engine; told only where there is
+# nothing else to tell.
 _OF_THE_COUNT = ("no_device", "illegal_parallelism")
 
 
 class Cell(Value):
-    """`state`: ok, degraded (it runs, but slower or not as sure as it should), or failing with the verdict of the gate."""
+    """`state`: ok, degraded (it runs, but slower or not as sure as it should), or failing with the
+    verdict of the gate."""
 
     model: str
     hardware: str
@@ -26,14 +29,18 @@ class Cell(Value):
 
 
 def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
-    """A cell for each of these engines ("kind==version"): its best plan, or the refusal that says most."""
+    """A cell for each of these engines ("kind==version"): its best plan, or the refusal that says
+    most."""
     found = []
     for engine in engines:
         where = {"model": decision.model, "hardware": decision.hardware}
         plan = next((plan for plan in decision.plans if str(plan.engine) == engine), None)
         if plan is not None:
             why = " ".join(plan.warnings)
-            sizes = {"tensor_parallel": plan.tensor_parallel.value, "pipeline_parallel": plan.pipeline_parallel.value}
+            sizes = {
+                "tensor_parallel": plan.tensor_parallel.value,
+                "pipeline_parallel": plan.pipeline_parallel.value,
+            }
             found.append(
                 Cell(
                     **where,
@@ -62,5 +69,13 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
 
 
 def _telling(refused: list[Rejected]) -> Rejected:
-    """The refusal with the most ranks that is not about their number: nothing smaller helped either."""
-    return max(refused, key=lambda one: (one.verdict not in _OF_THE_COUNT, one.tensor_parallel, one.pipeline_parallel))
+    """The refusal with the most ranks that is not about their number: nothing smaller helped
+    either."""
+    return max(
+        refused,
+        key=lambda one: (
+            one.verdict not in _OF_THE_COUNT,
+            one.tensor_parallel,
+            one.pipeline_parallel,
+        ),
+    )

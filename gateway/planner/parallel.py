@@ -14,12 +14,15 @@ from gateway.engines.common.planning_input import PlanningInput, available_bytes
 _CONSIDERED = 12
 
 
-def illegal(spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool = False) -> tuple[str, str | None] | None:
-    """Why `tp` ranks cannot share this model, and which layer stands against it; None when they can.
+def illegal(
+    spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool = False
+) -> tuple[str, str | None] | None:
+    """Why `tp` ranks cannot share this model, and which layer stands against it; None when they
+    can.
 
     Source: `verify_with_parallel_config` (vllm/config/model.py) for heads; `divide` asserts in
-    vllm/model_executor/layers/linear.py and vocab_parallel_embedding.py for linear layers and vocabulary;
-    vllm/model_executor/layers/fused_moe/config.py for experts.
+    vllm/model_executor/layers/linear.py and vocab_parallel_embedding.py for linear layers and
+    vocabulary; vllm/model_executor/layers/fused_moe/config.py for experts.
     """
     if tp == 1:
         return None
@@ -29,19 +32,28 @@ def illegal(spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool = False) ->
         if group.heads % tp:
             return f"{group.heads} attention heads cannot be shared by {tp} GPUs", None
         if group.kind != "mla" and group.kv_heads % tp and tp % group.kv_heads:
-            return f"{group.kv_heads} KV heads can be neither split over nor repeated on {tp} GPUs", None
+            return (
+                f"{group.kv_heads} KV heads can be neither split over nor repeated on {tp} GPUs",
+                None,
+            )
     vocab = padded_vocab(spec.vocab)
     if vocab % tp:
         return f"the vocabulary ({vocab} rows with padding) cannot be split over {tp} GPUs", None
     for layer in built.linears:
         if per_rank(layer, tp) is None and not (ep and layer.experts) and not built.guessed:
-            return f"{layer.name} ({layer.k} inputs, {layer.n} outputs) cannot be cut for {tp} GPUs", layer.name
+            return (
+                f"{layer.name} ({layer.k} inputs, {layer.n} outputs) cannot be cut for {tp} GPUs",
+                layer.name,
+            )
     if built.known:
         return None
     for tensor in built.others:
         fused = len(tensor.shape) == 3 and tensor.shard.startswith("expert")
         if fused and spec.experts and spec.experts.intermediate % tp:
-            return f"experts of size {spec.experts.intermediate} cannot be split over {tp} GPUs", tensor.name
+            return (
+                f"experts of size {spec.experts.intermediate} cannot be split over {tp} GPUs",
+                tensor.name,
+            )
         rows, columns = (tensor.shape[0], tensor.shape[1]) if len(tensor.shape) == 2 else (0, 0)
         if tensor.shard in ("column", "expert_column") and rows % tp:
             return f"{tensor.name} has {rows} rows, which {tp} GPUs cannot split", tensor.name
@@ -53,23 +65,32 @@ def illegal(spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool = False) ->
 def _groups(
     alike: Sequence[int], size: int, room: Mapping[int, int], links: Mapping[tuple[int, int], int]
 ) -> Iterable[tuple[int, ...]]:
-    """The groups of so many of these GPUs that may be the best: where each two are linked alike, those with the most room alone."""
+    """The groups of so many of these GPUs that may be the best: where each two are linked alike,
+    those with the most room alone."""
     order = sorted(alike, key=lambda index: (-room[index], index))[: max(_CONSIDERED, size)]
-    if len(order) < size or (size > 1 and len(set(map(links.__getitem__, combinations(order, 2)))) > 1):
+    if len(order) < size or (
+        size > 1 and len(set(map(links.__getitem__, combinations(order, 2)))) > 1
+    ):
         return combinations(order, size)
     least = room[order[size - 1]]
     return [tuple(sorted(index for index in order if room[index] >= least)[:size])]
 
 
 def freed(machine: Hardware, held: Mapping[str, int]) -> Hardware:
-    """The machine as it would be without the engines that hold so many bytes of its GPUs, by UUID."""
+    """The machine as it would be without the engines that hold so many bytes of its GPUs, by
+    UUID."""
 
     def free(gpu: Gpu) -> Gpu:
         if gpu.free_bytes is None or gpu.uuid not in held:
             return gpu
         both = gpu.free_bytes + held[gpu.uuid]
-        # More than there is: they do not have all of it yet, and what the driver and others have is in what is not free.
-        changed: Gpu = gpu.evolve(free_bytes=both if both <= (gpu.total_bytes or 0) else max(gpu.free_bytes, held[gpu.uuid]))
+        # More than there is: they do not have all of it yet, and what the driver and others have is
+        # in what is not free.
+        changed: Gpu = gpu.evolve(
+            free_bytes=(
+                both if both <= (gpu.total_bytes or 0) else max(gpu.free_bytes, held[gpu.uuid])
+            )
+        )
         return changed
 
     without: Hardware = machine.evolve(gpus=tuple(map(free, machine.gpus))) if held else machine
@@ -91,8 +112,11 @@ def spare_groups(given: PlanningInput, size: int, budget_bytes: int) -> int:
     return sum(count // size for count in kinds.values()) if size else 0
 
 
-def dealt_layers(layers: int, shares: Sequence[float], most: Sequence[float]) -> tuple[int, ...] | None:
-    """How many of so many layers each stage has: by `shares`, and none more than `most` of it. None: they do not hold all."""
+def dealt_layers(
+    layers: int, shares: Sequence[float], most: Sequence[float]
+) -> tuple[int, ...] | None:
+    """How many of so many layers each stage has: by `shares`, and none more than `most` of it.
+    None: they do not hold all."""
     found = [1] * len(shares)
     for _ in range(layers - len(shares)):
         free = [stage for stage, count in enumerate(found) if count + 1 <= most[stage]]
@@ -104,55 +128,86 @@ def dealt_layers(layers: int, shares: Sequence[float], most: Sequence[float]) ->
 
 
 class GpuGroups:
-    """The best group of each size, and whether ranks can share a model, looked for once for all variants and engine versions."""
+    """The best group of each size, and whether ranks can share a model, looked for once for all
+    variants and engine versions."""
 
     def __init__(self, hardware: Hardware, claims: Mapping[str, int]) -> None:
         self._hardware, self._claims = hardware, claims
-        # Groups are many: what is asked of each is made of plain numbers, and counted without a step of Python for each.
-        found = {pair: link.nvlinks or 0 for link in hardware.links for pair in ((link.a, link.b), (link.b, link.a))}
+        # Groups are many: what is asked of each is made of plain numbers, and counted without a
+        # step of Python for each.
+        found = {
+            pair: link.nvlinks or 0
+            for link in hardware.links
+            for pair in ((link.a, link.b), (link.b, link.a))
+        }
         self._links = defaultdict(int, found)
         self._by_index = {gpu.index: gpu for gpu in hardware.gpus}
         self._room = {gpu.index: available_bytes(gpu, claims) for gpu in hardware.gpus}
         self._kinds: dict[tuple[str, str | None, int | None], list[int]] = {}
         for gpu in hardware.gpus:
-            self._kinds.setdefault((gpu.name, gpu.capability, gpu.total_bytes), []).append(gpu.index)
+            self._kinds.setdefault((gpu.name, gpu.capability, gpu.total_bytes), []).append(
+                gpu.index
+            )
         self._best: dict[int, tuple[Gpu, ...] | None] = {}
         self._illegal: dict[tuple[BuiltModel, int, bool], tuple[str, str | None] | None] = {}
 
-    def illegal(self, spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool) -> tuple[str, str | None] | None:
+    def illegal(
+        self, spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool
+    ) -> tuple[str, str | None] | None:
         key = built, tp, ep
         if key not in self._illegal:
             self._illegal[key] = illegal(spec, built, tp, ep=ep)
         return self._illegal[key]
 
     def best(self, size: int) -> tuple[Gpu, ...] | None:
-        """Alike GPUs: of the groups with room, most NVLink between them, then most memory, then lowest index. None: there are not so many of one kind.
+        """Alike GPUs: of the groups with room, most NVLink between them, then most memory, then
+        lowest index. None: there are not so many of one kind.
 
-        A group has room when its fullest GPU has at least half of what the best group could offer: links between GPUs
-        that are in use are worth less than memory.
+        A group has room when its fullest GPU has at least half of what the best group could offer:
+        links between GPUs that are in use are worth less than memory.
         """
         if size not in self._best:
             self._best[size] = self._of_size(size)
         return self._best[size]
 
     def _of_size(self, size: int) -> tuple[Gpu, ...] | None:
-        groups = [group for alike in self._kinds.values() for group in _groups(alike, size, self._room, self._links)]
+        groups = [
+            group
+            for alike in self._kinds.values()
+            for group in _groups(alike, size, self._room, self._links)
+        ]
         least = [min(map(self._room.__getitem__, group)) for group in groups]
         most = max(least, default=0)
 
         def preference(place: int) -> tuple[bool, int, int, list[int]]:
             group = groups[place]
             nvlinks = sum(map(self._links.__getitem__, combinations(group, 2)))
-            return 2 * least[place] >= most, nvlinks, least[place], sorted(map(int.__neg__, group), reverse=True)
+            return (
+                2 * least[place] >= most,
+                nvlinks,
+                least[place],
+                sorted(map(int.__neg__, group), reverse=True),
+            )
 
         best = max(range(len(groups)), key=preference, default=None)
-        return None if best is None else tuple([self._by_index[index] for index in sorted(groups[best])])
+        return (
+            None
+            if best is None
+            else tuple([self._by_index[index] for index in sorted(groups[best])])
+        )
 
     def unlike(self, size: int) -> tuple[Gpu, ...] | None:
-        """The GPUs with the most room, whatever they are: for stages, which each compute by themselves. None: there are not so many."""
+        """The GPUs with the most room, whatever they are: for stages, which each compute by
+        themselves. None: there are not so many."""
         room = {
-            gpu.uuid: available_bytes(gpu, self._claims) for gpu in self._hardware.gpus if gpu.total_bytes and gpu.capability
+            gpu.uuid: available_bytes(gpu, self._claims)
+            for gpu in self._hardware.gpus
+            if gpu.total_bytes and gpu.capability
         }
-        known = [gpu for gpu in self._hardware.gpus if gpu.uuid in room and gpu.memory_kind == "dedicated"]
+        known = [
+            gpu
+            for gpu in self._hardware.gpus
+            if gpu.uuid in room and gpu.memory_kind == "dedicated"
+        ]
         most = sorted(known, key=lambda gpu: (-room[gpu.uuid], gpu.index))[:size]
         return tuple(sorted(most, key=lambda gpu: gpu.index)) if len(most) == size else None

@@ -1,4 +1,5 @@
-"""The Plan that a candidate and its sizes make: every choice with its reason, the flags that say it, the warnings. Pure."""
+"""The Plan that a candidate and its sizes make: every choice with its reason, the flags that say
+it, the warnings. Pure."""
 
 from __future__ import annotations
 
@@ -37,18 +38,30 @@ from gateway.planner.sizes import Batch, Sizes
 from gateway.variables import NO_PROXY, STAGES
 
 # Flags whose value follows from the answer, or which are asked about alone.
-_FROM_THE_ANSWER = ("max-model-len", "gpu-memory-utilization", "kv-cache-memory-bytes", "speculative-config")
+_FROM_THE_ANSWER = (
+    "max-model-len",
+    "gpu-memory-utilization",
+    "kv-cache-memory-bytes",
+    "speculative-config",
+)
 # Advisories that a sentence names.
 _MOST_NAMED = 3
 
 
 def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
-    engine, variant, evidence, speculation = candidate.engine, candidate.variant, candidate.evidence, candidate.speculation
+    engine, variant, evidence, speculation = (
+        candidate.engine,
+        candidate.variant,
+        candidate.evidence,
+        candidate.speculation,
+    )
     silent = failing(candidate.given.facts, engine, candidate.group)
     reduce = _all_reduce(candidate, silent)
     replicas, speed = copies(candidate, sizes, direct=reduce.value)
     sleeps = _sleep_mode(candidate, sizes, env)
-    given = _variables(candidate, env, silent, eager=sizes.batch.eager.value) | _sleeping(candidate, sleeps)
+    given = _variables(candidate, env, silent, eager=sizes.batch.eager.value) | _sleeping(
+        candidate, sleeps
+    )
     tools, reasoning = _parsers(candidate)
     flags = {
         **_flags(candidate, sizes.batch, sizes, reduce=reduce.value),
@@ -62,8 +75,12 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
         gpus=tuple([gpu.uuid for gpu in candidate.group]),
         tensor_parallel=_tensor_parallel(candidate),
-        pipeline_parallel=int_choice(variant.pp, *_why(candidate, "pp", "pipeline-parallel-size", "one stage is enough")),
-        expert_parallel=bool_choice(variant.ep, *_why(candidate, "ep", "enable-expert-parallel", whole)),
+        pipeline_parallel=int_choice(
+            variant.pp, *_why(candidate, "pp", "pipeline-parallel-size", "one stage is enough")
+        ),
+        expert_parallel=bool_choice(
+            variant.ep, *_why(candidate, "ep", "enable-expert-parallel", whole)
+        ),
         replicas=replicas,
         dtype=candidate.dtype,
         quantization=_quantization(candidate),
@@ -73,14 +90,22 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
                 candidate,
                 "kv_dtype",
                 "kv-cache-dtype",
-                "the dtype of the activations" if variant.kv_dtype == "auto" else "what the checkpoint says of its cache",
+                (
+                    "the dtype of the activations"
+                    if variant.kv_dtype == "auto"
+                    else "what the checkpoint says of its cache"
+                ),
             ),
         ),
         kernel_overrides=_overrides(candidate),
         speculation=speculation.method,
-        num_speculative_tokens=speculation.tokens or int_choice(0, speculation.method.reason, speculation.method.source),
+        num_speculative_tokens=speculation.tokens
+        or int_choice(0, speculation.method.reason, speculation.method.source),
         drafter=_drafter(candidate),
-        adapters=tuple(AdapterRef(name=one.name, source=one.source, revision=one.revision) for one in candidate.given.adapters),
+        adapters=tuple(
+            AdapterRef(name=one.name, source=one.source, revision=one.revision)
+            for one in candidate.given.adapters
+        ),
         loras=_loras(candidate),
         chat_template=candidate.given.template.choice,
         tool_parser=tools,
@@ -96,27 +121,45 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         memory=sizes.memory,
         cap=sizes.cap,
         speed=speed,
-        grade="checked" if evidence.answer else "guess" if engine.guessed_from or candidate.given.spec.guessed else "predicted",
+        grade=(
+            "checked"
+            if evidence.answer
+            else "guess"
+            if engine.guessed_from or candidate.given.spec.guessed
+            else "predicted"
+        ),
         verdict="degraded" if _degraded(candidate) else "ok",
         cost=variant.cost,
         argv=spelled(engine, flags),
         env={name: choice.value for name, choice in given.items()},
         variables=given,
         scope=sizes.scope,
-        under={"image": engine.image} | ({"driver": driver} if (driver := candidate.given.hardware.driver) else {}),
-        warnings=(*sizes.warnings, *_warnings(candidate), *_through_the_host(silent), *_left_out(candidate)),
+        under={"image": engine.image}
+        | ({"driver": driver} if (driver := candidate.given.hardware.driver) else {}),
+        warnings=(
+            *sizes.warnings,
+            *_warnings(candidate),
+            *_through_the_host(silent),
+            *_left_out(candidate),
+        ),
         advice=advice(engine),
     )
 
 
 def question(candidate: Candidate, batch: Batch, env: Mapping[str, str]) -> Question:
-    """What the engine's own code would be asked about the candidate: the plan's command line, but what follows from the answer."""
-    reduce = _all_reduce(candidate, failing(candidate.given.facts, candidate.engine, candidate.group))
+    """What the engine's own code would be asked about the candidate: the plan's command line, but
+    what follows from the answer."""
+    reduce = _all_reduce(
+        candidate, failing(candidate.given.facts, candidate.engine, candidate.group)
+    )
     flags = {**_flags(candidate, batch, None, reduce=reduce.value), **candidate.args}
     asked = {name: value for name, value in flags.items() if name not in _FROM_THE_ANSWER}
     if (spec := candidate.given.spec).task != "generate":
-        # Of positions that a model keeps for itself the engine counts all, and refuses a batch that is smaller than its longest request.
-        asked["max-model-len"] = min(spec.max_position, candidate.given.wish.max_context or spec.max_position)
+        # Of positions that a model keeps for itself the engine counts all, and refuses a batch that
+        # is smaller than its longest request.
+        asked["max-model-len"] = min(
+            spec.max_position, candidate.given.wish.max_context or spec.max_position
+        )
     return Question(
         engine=candidate.engine.ref,
         capability=candidate.group[0].capability if candidate.group else None,
@@ -125,14 +168,20 @@ def question(candidate: Candidate, batch: Batch, env: Mapping[str, str]) -> Ques
     )
 
 
-def _flags(candidate: Candidate, batch: Batch, sizes: Sizes | None, *, reduce: bool) -> dict[str, Scalar]:
+def _flags(
+    candidate: Candidate, batch: Batch, sizes: Sizes | None, *, reduce: bool
+) -> dict[str, Scalar]:
     """What the engine has to be told, by canonical names. sizes: None before anything is sized."""
     variant = candidate.variant
     own: dict[str, Scalar] = {"tensor-parallel-size": variant.tp, "dtype": candidate.dtype.value}
     own |= {"max-model-len": sizes.context.value} if sizes else {}
     own |= {"pipeline-parallel-size": variant.pp} if variant.pp > 1 else {}
     own |= {"enable-expert-parallel": True} if variant.ep else {}
-    own |= {"max-num-seqs": batch.seqs.value, "max-num-batched-tokens": batch.tokens.value, **(sizes.flags if sizes else {})}
+    own |= {
+        "max-num-seqs": batch.seqs.value,
+        "max-num-batched-tokens": batch.tokens.value,
+        **(sizes.flags if sizes else {}),
+    }
     own |= {"kv-cache-dtype": variant.kv_dtype} if variant.kv_dtype != "auto" else {}
     own |= {"quantization": variant.quantization} if variant.quantization else {}
     own |= dict(variant.backends)
@@ -150,7 +199,9 @@ def _drafter(candidate: Candidate) -> ModelRef | None:
     if "model" not in config:
         return None
     vocab = candidate.given.spec.vocab
-    return ModelRef(source=config["model"], revision=config.get("revision"), task="generate", vocab=vocab)
+    return ModelRef(
+        source=config["model"], revision=config.get("revision"), task="generate", vocab=vocab
+    )
 
 
 def _degraded(candidate: Candidate) -> bool:
@@ -165,13 +216,19 @@ def _through_the_host(silent: Mapping[str, Fact]) -> list[str]:
     if P2P not in silent:
         return []
     name, value = P2P_OFF
-    return [f"The GPUs talk through the host's memory ({name}={value}), which is slower: {silent[P2P].source}"]
+    return [
+        f"The GPUs talk through the host's memory ({name}={value}), which is slower:"
+        f" {silent[P2P].source}"
+    ]
 
 
 def _without(candidate: Candidate, kernel: str) -> int:
-    """How many layers would get this kernel, and do not, because the engine's switch for it knows no layers."""
+    """How many layers would get this kernel, and do not, because the engine's switch for it knows
+    no layers."""
     passed = [
-        row for row in candidate.evidence.kernels if any(one.kernel == kernel and one.reason == DISABLED for one in row.refused)
+        row
+        for row in candidate.evidence.kernels
+        if any(one.kernel == kernel and one.reason == DISABLED for one in row.refused)
     ]
     return sum(row.count for row in passed)
 
@@ -185,58 +242,102 @@ def _replaced(candidate: Candidate) -> str:
 def _warnings(candidate: Candidate) -> list[str]:
     spec, evidence, built = candidate.given.spec, candidate.evidence, candidate.built
     warnings = [f"{row.layer}: {row.note}." for row in evidence.kernels if row.note]
-    warnings += [f"Not the kernel that the engine would choose: {why}."] if (why := _replaced(candidate)) else []
+    warnings += (
+        [f"Not the kernel that the engine would choose: {why}."]
+        if (why := _replaced(candidate))
+        else []
+    )
     warnings += [
-        f"The engine can leave out {kernel} for the whole model only: {count} layers go without it, and may be slower."
+        f"The engine can leave out {kernel} for the whole model only: {count} layers go without it,"
+        " and may be slower."
         for kernel in candidate.variant.disabled
         if (count := _without(candidate, kernel)) > 1
     ]
     warnings += candidate.speculation.warnings
     if unknown := [row.layer for row in evidence.kernels if row.status == "unknown"]:
-        warnings.append(f"Which kernel computes {', '.join(unknown[:3])} is not known; the start will tell.")
+        warnings.append(
+            f"Which kernel computes {', '.join(unknown[:3])} is not known; the start will tell."
+        )
     if unknown := sorted({row.kind for row in evidence.attention if row.status == "unknown"}):
-        warnings.append(f"Which backend computes {', '.join(unknown)} attention is not known; the start will tell.")
+        warnings.append(
+            f"Which backend computes {', '.join(unknown)} attention is not known; the start will"
+            " tell."
+        )
     if (spec.guessed or not built.known) and evidence.answer is None:
-        guessed = f"{', '.join(spec.guessed)} are guessed from the names of fields in config.json" if spec.guessed else ""
+        guessed = (
+            f"{', '.join(spec.guessed)} are guessed from the names of fields in config.json"
+            if spec.guessed
+            else ""
+        )
         files = "" if built.known else "sizes are those of its files, kernels are not predicted"
         told = "; ".join(part for part in (guessed, files) if part)
-        warnings.append(f"Layers of {spec.model_type} as these are not known here: {told}. --check asks the engine.")
-    capability = candidate.group[0].capability if candidate.group else None
-    if candidate.engine.compiled and capability and runs(candidate.engine.compiled, capability) == "ptx":
         warnings.append(
-            f"{candidate.engine.ref} holds no code for compute capability {capability}: the driver compiles what has PTX when it "
-            "starts, and what has none fails."
+            f"Layers of {spec.model_type} as these are not known here: {told}. --check asks the"
+            " engine."
+        )
+    capability = candidate.group[0].capability if candidate.group else None
+    if (
+        candidate.engine.compiled
+        and capability
+        and runs(candidate.engine.compiled, capability) == "ptx"
+    ):
+        warnings.append(
+            f"{candidate.engine.ref} holds no code for compute capability {capability}: the driver"
+            " compiles what has PTX when it starts, and what has none fails."
         )
     if (near := candidate.engine.guessed_from) and evidence.answer is None:
         # An image of another name may say that it holds a version with rules.
-        who = candidate.engine.ref if near != candidate.engine.ref else f"The image {candidate.engine.image}"
-        warnings.append(f"{who} has no rules of its own: this is what {near} would do. Its own code was not asked.")
+        who = (
+            candidate.engine.ref
+            if near != candidate.engine.ref
+            else f"The image {candidate.engine.image}"
+        )
+        warnings.append(
+            f"{who} has no rules of its own: this is what {near} would do. Its own code was not"
+            " asked."
+        )
     if built.assumed:
         warnings.append(f"{built.assumed[:1].upper()}{built.assumed[1:]}.")
     if candidate.variant.quantization and spec.quant is None:
         quantization = candidate.variant.quantization
-        warnings.append(f"The weights are quantized to {quantization} while they load, which costs some accuracy.")
+        warnings.append(
+            f"The weights are quantized to {quantization} while they load, which costs some"
+            " accuracy."
+        )
     if len({gpu.name for gpu in candidate.group}) > 1:
         names = ", ".join(gpu.name for gpu in candidate.group)
         told = "each has as many layers, and the smallest and slowest sets the pace"
         if layers := candidate.variant.layers:
             told = f"they have {', '.join(map(str, layers))} layers"
-        warnings.append(f"Its stages are on unlike GPUs ({names}): {told}. Kernels are told of {candidate.group[0].name}.")
+        warnings.append(
+            f"Its stages are on unlike GPUs ({names}): {told}. Kernels are told of"
+            f" {candidate.group[0].name}."
+        )
     if candidate.given.adapters and candidate.given.pace:
-        warnings.append("Its expected speed is that of the model alone; requests to adapters are slower.")
+        warnings.append(
+            "Its expected speed is that of the model alone; requests to adapters are slower."
+        )
     warnings += _widened(candidate)
     return warnings
 
 
 def _widened(candidate: Candidate) -> list[str]:
-    """What the quantization does not give on this GPU: it has no products in the format of the weights."""
+    """What the quantization does not give on this GPU: it has no products in the format of the
+    weights."""
     table, group = candidate.given.gpus, candidate.group
     if table is None or not group:
         return []
-    formats = sorted({lacking for kind in candidate.built.kinds if (lacking := table.widened(kind, group[0].capability))})
+    formats = sorted(
+        {
+            lacking
+            for kind in candidate.built.kinds
+            if (lacking := table.widened(kind, group[0].capability))
+        }
+    )
     where = f"{group[0].name} (compute capability {group[0].capability})"
     return [
-        f"The {name.upper()} weights are smaller, not faster: {where} widens them to 16 bits for every product."
+        f"The {name.upper()} weights are smaller, not faster: {where} widens them to 16 bits for"
+        " every product."
         for name in formats
     ]
 
@@ -260,7 +361,11 @@ def _tensor_parallel(candidate: Candidate) -> Choice[int]:
     if tp == 1:
         fits = "the model fits one GPU" if candidate.variant.pp == 1 else "each stage fits one GPU"
         return int_choice(1, fits, "memory model")
-    heads = "/".join(str(group.heads) for group in candidate.built.attention if group.kind not in ("vision", "recurrent"))
+    heads = "/".join(
+        str(group.heads)
+        for group in candidate.built.attention
+        if group.kind not in ("vision", "recurrent")
+    )
     return int_choice(tp, f"{heads} attention heads and the weights divide by {tp}", "config.json")
 
 
@@ -285,18 +390,23 @@ def _quantization(candidate: Candidate) -> Choice[str]:
 def _variables(
     candidate: Candidate, env: Mapping[str, str], silent: Mapping[str, Fact], *, eager: bool
 ) -> dict[str, Choice[str]]:
-    """Why the engine gets each of its variables; `env` are the operator's, and what the variant adds to them."""
+    """Why the engine gets each of its variables; `env` are the operator's, and what the variant
+    adds to them."""
     engine, own, everywhere = candidate.engine, candidate.given.wish.env, candidate.given.everywhere
     found: dict[str, Choice[str]] = {}
     for name, value in engine.eager_env.items() if eager else ():
         found[name] = str_choice(value, "goes with no graphs", f"profile {engine.ref}")
     if P2P in silent:
-        found[P2P_OFF[0]] = str_choice(P2P_OFF[1], f"the GPUs could not talk to each other: {silent[P2P].source}", "fact")
+        found[P2P_OFF[0]] = str_choice(
+            P2P_OFF[1], f"the GPUs could not talk to each other: {silent[P2P].source}", "fact"
+        )
     for name, value in env.items():
         if name == STAGES.get(engine.kind) and candidate.variant.layers:
             reason, source = candidate.variant.because["layers"]
         elif own.get(name) != value:
-            reason, source = candidate.variant.because.get("disabled", ("kernels that the engine is kept from", "planner"))
+            reason, source = candidate.variant.because.get(
+                "disabled", ("kernels that the engine is kept from", "planner")
+            )
         elif everywhere.get(name) == value:
             reason, source = "set for all engines", "FITSERVE_ENGINE_ENV"
         elif name in NO_PROXY:
@@ -311,8 +421,19 @@ def _left_out(candidate: Candidate) -> list[str]:
     """What is set for all engines, and is this engine's by its name, and it does not have."""
     engine, given = candidate.engine, candidate.given
     prefixes = ("SGLANG_", "SGL_") if engine.kind == "sglang" else ("VLLM_",)
-    missing = [name for name in given.everywhere if name.startswith(prefixes) and name not in given.wish.env]
-    return [f"{', '.join(missing)} of FITSERVE_ENGINE_ENV is left out: {engine.ref} takes no such variable."] if missing else []
+    missing = [
+        name
+        for name in given.everywhere
+        if name.startswith(prefixes) and name not in given.wish.env
+    ]
+    return (
+        [
+            f"{', '.join(missing)} of FITSERVE_ENGINE_ENV is left out: {engine.ref} takes no such"
+            " variable."
+        ]
+        if missing
+        else []
+    )
 
 
 def _parsers(candidate: Candidate) -> tuple[Choice[str], Choice[str]]:
@@ -328,9 +449,14 @@ def _parsers(candidate: Candidate) -> tuple[Choice[str], Choice[str]]:
     return chosen[TOOLS], chosen[REASONING]
 
 
-def _reading(tools: Choice[str], reasoning: Choice[str], used: template.Chosen) -> dict[str, Scalar]:
-    """No part of a question: what makes prompts and reads the answers of a model does not change how it is computed."""
-    own: dict[str, Scalar] = {TOOLS: tools.value, "enable-auto-tool-choice": True} if tools.value != NONE else {}
+def _reading(
+    tools: Choice[str], reasoning: Choice[str], used: template.Chosen
+) -> dict[str, Scalar]:
+    """No part of a question: what makes prompts and reads the answers of a model does not change
+    how it is computed."""
+    own: dict[str, Scalar] = (
+        {TOOLS: tools.value, "enable-auto-tool-choice": True} if tools.value != NONE else {}
+    )
     own |= {template.FLAG: template.file_name(used.digest)} if used.digest else {}
     return own | ({REASONING: reasoning.value} if reasoning.value != NONE else {})
 
@@ -338,11 +464,19 @@ def _reading(tools: Choice[str], reasoning: Choice[str], used: template.Chosen) 
 def _sleep_mode(candidate: Candidate, sizes: Sizes, env: Mapping[str, str]) -> Choice[bool]:
     given, ranks = candidate.given, max(1, len(candidate.group))
     known = (given.facts, sizes.scope, sizes.memory, ranks, given.hardware.ram_total_bytes)
-    return sleep_mode.chosen(candidate.engine, given.sharing.leaves, candidate.args, env, *known, adapters=bool(given.adapters))
+    return sleep_mode.chosen(
+        candidate.engine,
+        given.sharing.leaves,
+        candidate.args,
+        env,
+        *known,
+        adapters=bool(given.adapters),
+    )
 
 
 def _asleep(candidate: Candidate, mode: Choice[bool]) -> dict[str, Scalar]:
-    """No part of a question: who sleeps computes nothing. The words of clients that the engine's developers want in its log stay out of it."""
+    """No part of a question: who sleeps computes nothing. The words of clients that the engine's
+    developers want in its log stay out of it."""
     quiet = {"log-error-stack": False} if "log-error-stack" in candidate.engine.flags else {}
     return {sleep_mode.FLAG: True, **quiet} if mode.value else {}
 
@@ -350,7 +484,9 @@ def _asleep(candidate: Candidate, mode: Choice[bool]) -> dict[str, Scalar]:
 def _sleeping(candidate: Candidate, mode: Choice[bool]) -> dict[str, Choice[str]]:
     name, value = DEV_MODE
     reason = "opens /sleep and /wake_up; each request to the engine then needs its key"
-    return {name: str_choice(value, reason, f"profile {candidate.engine.ref}")} if mode.value else {}
+    return (
+        {name: str_choice(value, reason, f"profile {candidate.engine.ref}")} if mode.value else {}
+    )
 
 
 _NO_OVERRIDES = str_choice("none", "the engine's own choice of kernels is sound", "planner")
@@ -362,15 +498,21 @@ def _loras(candidate: Candidate) -> Choice[str]:
     if not adapters:
         return str_choice(NONE, "none is wished for", "user")
     size = bytes_on_rank(engine, adapters, candidate.stage, candidate.given.spec, candidate.rank.tp)
-    room = f"room for rank {served.rank(engine, adapters)} in every layer: {words(size)} on each rank"
+    room = (
+        f"room for rank {served.rank(engine, adapters)} in every layer: {words(size)} on each rank"
+    )
     return str_choice(", ".join(f"{one.name} (rank {one.rank})" for one in adapters), room, "user")
 
 
 def _overrides(candidate: Candidate) -> Choice[str]:
     """What keeps the engine from a kernel it would choose itself."""
     variant = candidate.variant
-    words = [f"without {name}" for name in variant.disabled] + [f"--{flag}={value}" for flag, value in variant.backends]
-    reasons = [variant.because[name] for name in ("disabled", "backends") if name in variant.because]
+    words = [f"without {name}" for name in variant.disabled] + [
+        f"--{flag}={value}" for flag, value in variant.backends
+    ]
+    reasons = [
+        variant.because[name] for name in ("disabled", "backends") if name in variant.because
+    ]
     if not words:
         return _NO_OVERRIDES
     reason = "; ".join(reason for reason, _ in reasons) or "set by the user"
@@ -379,13 +521,21 @@ def _overrides(candidate: Candidate) -> Choice[str]:
 
 def _all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool]:
     if "disable-custom-all-reduce" in candidate.args:
-        return bool_choice(not candidate.args["disable-custom-all-reduce"], "set by the user", "user")
+        return bool_choice(
+            not candidate.args["disable-custom-all-reduce"], "set by the user", "user"
+        )
     pair = candidate.given.apart(candidate.group)
     fact = silent.get(CUSTOM) or silent.get(P2P)
     if pair is None and fact is not None:
-        return bool_choice(False, f"with it, the GPUs could not talk to each other here: {fact.source}", "fact")
+        return bool_choice(
+            False, f"with it, the GPUs could not talk to each other here: {fact.source}", "fact"
+        )
     if pair is None:
-        reason = "one device" if candidate.variant.tp == 1 else "every pair has NVLink or working peer-to-peer access"
+        reason = (
+            "one device"
+            if candidate.variant.tp == 1
+            else "every pair has NVLink or working peer-to-peer access"
+        )
         return bool_choice(True, reason, "probe")
     reason = f"GPUs {pair[0]} and {pair[1]} have neither NVLink nor proven peer-to-peer access"
     return bool_choice(False, reason, "probe")

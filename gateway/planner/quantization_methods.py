@@ -1,8 +1,10 @@
-"""What an engine version says of a quantization method as a whole, before it looks at any layer. Pure.
+"""What an engine version says of a quantization method as a whole, before it looks at any layer.
+Pure.
 
     resolve(block, --quantization) -> Resolved, how the checkpoint is loaded       check(Resolved, GPU, dtype)
 
-The rules are data of the engine's profile (MethodRule, Method); tests/conformance/method_questions.py asks the engines.
+The rules are data of the engine's profile (MethodRule, Method);
+tests/conformance/method_questions.py asks the engines.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from gateway.domain import Engine, Method, MethodRule, Quant
 from gateway.engines.common.refusal import Refused
 
 # The words with which engines refuse; tests compare them with the engines' answers.
-MISMATCH, UNKNOWN, DEPRECATED, CAPABILITY, DTYPE, ONLINE = "mismatch", "unknown", "deprecated", "capability", "dtype", "online"
+MISMATCH, UNKNOWN, DEPRECATED, CAPABILITY, DTYPE, ONLINE = (
+    "mismatch",
+    "unknown",
+    "deprecated",
+    "capability",
+    "dtype",
+    "online",
+)
 _VERDICT = "unsupported_quantization"
 
 
@@ -28,74 +37,119 @@ class MethodRefused(Refused):
 
 
 class Resolved(NamedTuple):
-    """The method by the engine's own name, "none" for weights that stay unquantized; `limits` are what it asks for."""
+    """The method by the engine's own name, "none" for weights that stay unquantized; `limits` are
+    what it asks for."""
 
     method: str
     limits: Method = Method()
 
 
 def resolve(
-    engine: Engine, quant: Quant | None, user: str, model_type: str, capability: str | None, *, allow_deprecated: bool = False
+    engine: Engine,
+    quant: Quant | None,
+    user: str,
+    model_type: str,
+    capability: str | None,
+    *,
+    allow_deprecated: bool = False,
 ) -> Resolved:
     """user: --quantization, "" without it. Raises MethodRefused."""
     if quant is None and not user:
         return Resolved("none")
-    method = _of_checkpoint(engine, quant, user, model_type, capability) if quant is not None else user
+    method = (
+        _of_checkpoint(engine, quant, user, model_type, capability) if quant is not None else user
+    )
     known = engine.quantizations.get(method)
     if known is None and not engine.quantizations:
         return Resolved(method)
     if known is None:
         names = ", ".join(sorted(engine.quantizations))
         raise MethodRefused(
-            UNKNOWN, f"{engine.ref} has no quantization method {method[:80]}; it has {names}", f"profile {engine.ref}"
+            UNKNOWN,
+            f"{engine.ref} has no quantization method {method[:80]}; it has {names}",
+            f"profile {engine.ref}",
         )
     if known.deprecated and not allow_deprecated:
-        reason = f"{engine.ref} refuses the quantization method {method}, which is deprecated, without --allow-deprecated-quantization"
+        reason = (
+            f"{engine.ref} refuses the quantization method {method}, which is deprecated, without"
+            " --allow-deprecated-quantization"
+        )
         raise MethodRefused(DEPRECATED, reason, f"profile {engine.ref}")
     if quant is None and known.online is None:
-        reason = f"--quantization {method} needs weights that are quantized so, and config.json names no quantization"
+        reason = (
+            f"--quantization {method} needs weights that are quantized so, and config.json names no"
+            " quantization"
+        )
         raise MethodRefused(ONLINE, reason, f"profile {engine.ref}")
-    return Resolved(method, known if quant is not None or known.online is None else engine.quantizations[known.online])
+    return Resolved(
+        method,
+        known if quant is not None or known.online is None else engine.quantizations[known.online],
+    )
 
 
 def check(engine: Engine, resolved: Resolved, capability: str | None, dtype: str) -> None:
     """The method takes this GPU and these activations. Raises MethodRefused."""
     method, known, source = resolved.method, resolved.limits, f"profile {engine.ref}"
     if known.min_capability and capability and float(capability) < float(known.min_capability):
-        reason = f"the quantization method {method} of {engine.ref} needs compute capability {known.min_capability}, this GPU has {capability}"
+        reason = (
+            f"the quantization method {method} of {engine.ref} needs compute capability"
+            f" {known.min_capability}, this GPU has {capability}"
+        )
         raise MethodRefused(CAPABILITY, reason, source)
     if known.dtypes and dtype not in known.dtypes:
-        reason = f"the quantization method {method} of {engine.ref} takes {' and '.join(known.dtypes)} activations, not {dtype}"
+        reason = (
+            f"the quantization method {method} of {engine.ref} takes {' and '.join(known.dtypes)}"
+            f" activations, not {dtype}"
+        )
         raise MethodRefused(DTYPE, reason, source, known.dtypes)
 
 
-def _of_checkpoint(engine: Engine, quant: Quant, user: str, model_type: str, capability: str | None) -> str:
+def _of_checkpoint(
+    engine: Engine, quant: Quant, user: str, model_type: str, capability: str | None
+) -> str:
     named = quant.method.lower().replace("compressed_tensors", "compressed-tensors")
     for rule in engine.method_rules:
         if not _holds(rule, named, quant.config, user, model_type, capability):
             continue
         if rule.refuses:
-            reason = f"{engine.ref} refuses this checkpoint, whose method is {named[:80]}: {rule.refuses}"
+            reason = (
+                f"{engine.ref} refuses this checkpoint, whose method is {named[:80]}:"
+                f" {rule.refuses}"
+            )
             raise MethodRefused(MISMATCH, reason, rule.source)
         if not rule.renames:
             return rule.method
         named = rule.method
     if user and user != named:
-        reason = f"the checkpoint is quantized with {named[:80]}, which {engine.ref} does not load as --quantization {user}"
+        reason = (
+            f"the checkpoint is quantized with {named[:80]}, which {engine.ref} does not load as"
+            f" --quantization {user}"
+        )
         raise MethodRefused(MISMATCH, reason, f"profile {engine.ref}")
     return named
 
 
-def _holds(rule: MethodRule, named: str, block: Mapping[str, Any], user: str, model_type: str, capability: str | None) -> bool:
+def _holds(
+    rule: MethodRule,
+    named: str,
+    block: Mapping[str, Any],
+    user: str,
+    model_type: str,
+    capability: str | None,
+) -> bool:
     if rule.checkpoints and named not in rule.checkpoints:
         return False
     if rule.users is not None and user not in rule.users:
         return False
     if rule.models and model_type not in rule.models:
         return False
-    if rule.min_capability and (capability is None or float(capability) < float(rule.min_capability)):
+    if rule.min_capability and (
+        capability is None or float(capability) < float(rule.min_capability)
+    ):
         return False
-    if rule.below_capability and (capability is None or float(capability) >= float(rule.below_capability)):
+    if rule.below_capability and (
+        capability is None or float(capability) >= float(rule.below_capability)
+    ):
         return False
     if rule.algorithm is not None and not re.fullmatch(rule.algorithm, _algorithm(block)):
         return False
@@ -122,6 +176,7 @@ def _some_layer(algorithm: str, block: Mapping[str, Any]) -> bool:
     layers = block.get("quantized_layers")
     values = layers.values() if isinstance(layers, Mapping) else ()
     return any(
-        isinstance(one, Mapping) and re.fullmatch(algorithm, _algorithm({"quant_algo": one.get("quant_algo", "")}))
+        isinstance(one, Mapping)
+        and re.fullmatch(algorithm, _algorithm({"quant_algo": one.get("quant_algo", "")}))
         for one in values
     )

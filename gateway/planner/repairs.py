@@ -17,8 +17,9 @@ from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.variant import Variant
 
-# A trait of engine versions that hold all weights in 16 bits before they quantize the first: SGLang, load_weights_and_postprocess in
-# srt/model_loader/loader.py:697 of 0.5.10.post1, :1028 of 0.5.23.
+# A trait of engine versions that hold all weights in 16 bits before they quantize the first:
+# SGLang, load_weights_and_postprocess in srt/model_loader/loader.py:697 of 0.5.10.post1, :1028 of
+# 0.5.23.
 QUANTIZES_LATE = "quantizes_late"
 
 # Changes of one variant; more would be a search for its own sake.
@@ -35,20 +36,30 @@ def repairs(
     *,
     quantized: bool,
 ) -> Iterator[Variant]:
-    """Variants that differ in one thing, which may cure this refusal; `args` are the flags that the user set.
+    """Variants that differ in one thing, which may cure this refusal; `args` are the flags that the
+    user set.
 
-    The caller tries them through the same gates, so a repair that does not help is refused like any other variant.
+    The caller tries them through the same gates, so a repair that does not help is refused like any
+    other variant.
     """
     if variant.changes >= _MOST_CHANGES:
         return
     why = str(refusal)
     experts = bool(refusal.layer and ".experts" in refusal.layer)
-    forced = variant.backend("moe-backend" if experts else "linear-backend") if "backends" in variant.because else None
+    forced = (
+        variant.backend("moe-backend" if experts else "linear-backend")
+        if "backends" in variant.because
+        else None
+    )
     if forced and refusal.layer and refusal.verdict in ("no_kernel", "known_bad", "runtime_fail"):
         return  # what was to stand in for a kernel does not compute this layer; another one may
     if refusal.verdict == "known_bad" and refusal.kernel is None and not variant.conservative:
-        yield variant.changed("conservative", True, "fewer demands, because the plan without this failed", "fact")
-    failing = refusal.kernel or (variant.disabled[-1] if refusal.verdict == "no_kernel" and variant.disabled else None)
+        yield variant.changed(
+            "conservative", True, "fewer demands, because the plan without this failed", "fact"
+        )
+    failing = refusal.kernel or (
+        variant.disabled[-1] if refusal.verdict == "no_kernel" and variant.disabled else None
+    )
     if refusal.verdict in ("known_bad", "runtime_fail", "no_kernel") and failing is not None:
         yield from _other_kernel(variant, failing, engine, rules, args, experts=experts, why=why)
     cut = (
@@ -58,10 +69,24 @@ def repairs(
         and not variant.ep
     )
     if cut and has(engine, "enable-expert-parallel") and "enable-expert-parallel" not in args:
-        yield variant.changed("ep", True, f"whole experts on each GPU, because cut ones have no kernel: {why}", refusal.source)
-    if refusal.verdict == "no_kernel" and refusal.layer and not experts and not variant.dtype and "dtype" not in args:
         yield variant.changed(
-            "dtype", "float16", f"a kernel that needs float16 activations takes the layer: {why}", refusal.source
+            "ep",
+            True,
+            f"whole experts on each GPU, because cut ones have no kernel: {why}",
+            refusal.source,
+        )
+    if (
+        refusal.verdict == "no_kernel"
+        and refusal.layer
+        and not experts
+        and not variant.dtype
+        and "dtype" not in args
+    ):
+        yield variant.changed(
+            "dtype",
+            "float16",
+            f"a kernel that needs float16 activations takes the layer: {why}",
+            refusal.source,
         )
     sizes = {"tensor-parallel-size", "pipeline-parallel-size"} & set(args)
     if (
@@ -72,82 +97,143 @@ def repairs(
         and has(engine, "pipeline-parallel-size")
     ):
         whole = variant.changed(
-            "pp", variant.tp, f"whole layers on each GPU, because a cut one has no kernel: {why}", refusal.source
+            "pp",
+            variant.tp,
+            f"whole layers on each GPU, because a cut one has no kernel: {why}",
+            refusal.source,
         )
         yield replace(whole, tp=1)
-    if refusal.verdict == "illegal_parallelism" and variant.tp == gpus and variant.pp == 1 and not sizes:
+    if (
+        refusal.verdict == "illegal_parallelism"
+        and variant.tp == gpus
+        and variant.pp == 1
+        and not sizes
+    ):
         for size in range(gpus - 1, 0, -1) if has(engine, "pipeline-parallel-size") else ():
             if gpus % size == 0:
-                reason = f"stages of {size} GPUs: {why}" if size > 1 else f"a stage on each GPU: {why}"
+                reason = (
+                    f"stages of {size} GPUs: {why}" if size > 1 else f"a stage on each GPU: {why}"
+                )
                 yield replace(variant.changed("pp", gpus // size, reason, refusal.source), tp=size)
-    if refusal.verdict == "no_backend" and not variant.backend("attention-backend") and not _forced(args):
+    if (
+        refusal.verdict == "no_backend"
+        and not variant.backend("attention-backend")
+        and not _forced(args)
+    ):
         for name in rules.attention_repairs:
             backends = (*variant.backends, ("attention-backend", name))
             yield variant.changed(
-                "backends", backends, f"the engine's own choice of a backend would fail: {why}", refusal.source
+                "backends",
+                backends,
+                f"the engine's own choice of a backend would fail: {why}",
+                refusal.source,
             )
     for dtype in refusal.dtypes:
         # float32 would double every size for a method that exists to halve them.
         if dtype != "float32" and not variant.dtype and "dtype" not in args:
-            yield variant.changed("dtype", dtype, f"activations that the quantization takes: {why}", refusal.source)
+            yield variant.changed(
+                "dtype", dtype, f"activations that the quantization takes: {why}", refusal.source
+            )
     if refusal.verdict == "no_memory" and refusal.source == "fact" and not variant.conservative:
         # What memory was short for may have been the batch or the graphs.
-        yield variant.changed("conservative", True, f"fewer demands, because memory ran out without this: {why}", "fact")
+        yield variant.changed(
+            "conservative",
+            True,
+            f"fewer demands, because memory ran out without this: {why}",
+            "fact",
+        )
     if refusal.verdict == "no_memory":
         if refusal.cache:
-            yield from _half_cache(variant, engine, args, f"the context asked for does not fit otherwise: {why}")
+            yield from _half_cache(
+                variant, engine, args, f"the context asked for does not fit otherwise: {why}"
+            )
         if _near(refusal):
             yield from smaller(variant, engine, args, why)
         stages_help = variant.pp == 1 and not (variant.small or variant.eager)
-        if has(engine, "pipeline-parallel-size") and "pipeline-parallel-size" not in args and stages_help:
+        if (
+            has(engine, "pipeline-parallel-size")
+            and "pipeline-parallel-size" not in args
+            and stages_help
+        ):
             for stages in _stages(refusal, gpus // variant.tp):
-                yield variant.changed("pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model")
+                yield variant.changed(
+                    "pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model"
+                )
         halved = not quantized and engine.device == "cuda" and QUANTIZES_LATE not in engine.traits
         if halved and not variant.quantization and "quantization" not in args:
-            yield variant.changed("quantization", "fp8", f"weights are halved while they load: {why}", "memory model")
+            yield variant.changed(
+                "quantization", "fp8", f"weights are halved while they load: {why}", "memory model"
+            )
 
 
 def lengthened(
     variant: Variant, context: int, wanted: int, engine: Engine, gpus: int, args: Collection[str]
 ) -> Iterator[Variant]:
-    """Variants that differ in one thing, which may have a longer context than this one, whose `context` is less than `wanted`."""
+    """Variants that differ in one thing, which may have a longer context than this one, whose
+    `context` is less than `wanted`."""
     if context >= wanted or variant.changes >= _MOST_CHANGES:
         return
     why = f"{context} tokens of context fit otherwise"
     yield from smaller(variant, engine, args, why)
     stages = variant.pp + 1
-    # Of layers that were dealt to so many stages nothing follows for one stage more: the even ones lead there.
-    own = "pipeline-parallel-size" in args or not has(engine, "pipeline-parallel-size") or variant.layers
+    # Of layers that were dealt to so many stages nothing follows for one stage more: the even ones
+    # lead there.
+    own = (
+        "pipeline-parallel-size" in args
+        or not has(engine, "pipeline-parallel-size")
+        or variant.layers
+    )
     if not own and not variant.small and engine.device == "cuda" and variant.tp * stages <= gpus:
-        yield variant.changed("pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model")
+        yield variant.changed(
+            "pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model"
+        )
 
 
 def smaller(variant: Variant, engine: Engine, args: Collection[str], why: str) -> Iterator[Variant]:
-    """What is given up for memory, one thing after the other: requests at once, then half of the KV cache's precision, or
+    """What is given up for memory, one thing after the other: requests at once, then half of the KV
+    cache's precision, or
     graphs. Never what the user set."""
     if engine.device != "cuda" or variant.conservative or "quantization" in variant.because:
         return
     if not variant.small and "max-num-seqs" not in args:
         yield variant.changed(
-            "small", True, f"fewer requests at once, which leaves memory for long ones: {why}", "memory model"
+            "small",
+            True,
+            f"fewer requests at once, which leaves memory for long ones: {why}",
+            "memory model",
         )
         return
     yield from _half_cache(variant, engine, args, why)
     if not variant.eager and "enforce-eager" not in args and has(engine, "enforce-eager"):
-        yield variant.changed("eager", True, f"no graphs, which costs speed and leaves their memory: {why}", "memory model")
+        yield variant.changed(
+            "eager",
+            True,
+            f"no graphs, which costs speed and leaves their memory: {why}",
+            "memory model",
+        )
 
 
-def _half_cache(variant: Variant, engine: Engine, args: Collection[str], why: str) -> Iterator[Variant]:
+def _half_cache(
+    variant: Variant, engine: Engine, args: Collection[str], why: str
+) -> Iterator[Variant]:
     flag = engine.flags.get(engine.spelling.get("kv-cache-dtype", "kv-cache-dtype"))
     # SGLang has no plain name for the usual one of the two.
-    half = next((name for name in ("fp8", "fp8_e4m3") if flag and name in (flag.choices or ())), None)
-    if half and variant.kv_dtype == "auto" and "kv-cache-dtype" not in args and engine.device == "cuda":
+    half = next(
+        (name for name in ("fp8", "fp8_e4m3") if flag and name in (flag.choices or ())), None
+    )
+    if (
+        half
+        and variant.kv_dtype == "auto"
+        and "kv-cache-dtype" not in args
+        and engine.device == "cuda"
+    ):
         reason = f"half the bytes per token, which costs some accuracy: {why}"
         yield variant.changed("kv_dtype", half, reason, "memory model")
 
 
 def _stages(refusal: Refused, most: int) -> list[int]:
-    """The numbers of stages worth a look: the least that could hold the weights, one more for what they need beside, and all GPUs."""
+    """The numbers of stages worth a look: the least that could hold the weights, one more for what
+    they need beside, and all GPUs."""
     memory = refusal.evidence.memory
     room = memory.budget_bytes - memory.overhead_bytes if memory else 0
     least = max(2, math.ceil(memory.weights_bytes / room)) if memory and room > 0 else 2
@@ -155,10 +241,13 @@ def _stages(refusal: Refused, most: int) -> list[int]:
 
 
 def _near(refusal: Refused) -> bool:
-    """The weights have room, so that less beside them may help. Of what a start showed to be too much, "conservative" is less."""
+    """The weights have room, so that less beside them may help. Of what a start showed to be too
+    much, "conservative" is less."""
     memory = refusal.evidence.memory
     return (
-        memory is not None and refusal.source != "fact" and memory.weights_bytes + memory.overhead_bytes < memory.budget_bytes
+        memory is not None
+        and refusal.source != "fact"
+        and memory.weights_bytes + memory.overhead_bytes < memory.budget_bytes
     )
 
 
@@ -172,23 +261,50 @@ def has(engine: Engine, flag: str) -> bool:
 
 
 def _other_kernel(
-    variant: Variant, kernel: str, engine: Engine, rules: EngineRules, args: Collection[str], *, experts: bool, why: str
+    variant: Variant,
+    kernel: str,
+    engine: Engine,
+    rules: EngineRules,
+    args: Collection[str],
+    *,
+    experts: bool,
+    why: str,
 ) -> Iterator[Variant]:
-    """The same variant without this kernel, by the flags and variables that the engine version has for that."""
+    """The same variant without this kernel, by the flags and variables that the engine version has
+    for that."""
     if not rules.known:
         return
-    if not experts and "VLLM_DISABLED_KERNELS" in engine.user_env and kernel not in variant.disabled:
-        # Where that leaves a layer without a kernel, or the engine does not heed it, its refusal leads here again.
-        yield variant.changed("disabled", (*variant.disabled, kernel), f"{kernel} is left out: {why}", "fact")
+    if (
+        not experts
+        and "VLLM_DISABLED_KERNELS" in engine.user_env
+        and kernel not in variant.disabled
+    ):
+        # Where that leaves a layer without a kernel, or the engine does not heed it, its refusal
+        # leads here again.
+        yield variant.changed(
+            "disabled", (*variant.disabled, kernel), f"{kernel} is left out: {why}", "fact"
+        )
         return
     flag = "moe-backend" if experts else "linear-backend"
     known = engine.flags.get(engine.spelling.get(flag, flag))
     if flag in args or known is None or variant.backend(flag):
         return
-    # The rules of experts describe those backends only that some quantization method can be forced to take.
-    forced = {name for method in rules.moe.methods for name in method.forced} if experts and rules.moe else None
+    # The rules of experts describe those backends only that some quantization method can be forced
+    # to take.
+    forced = (
+        {name for method in rules.moe.methods for name in method.forced}
+        if experts and rules.moe
+        else None
+    )
     for name in known.choices or ():
         if forced is not None and name not in forced:
             continue
-        if name != "auto" and kernel not in (rules.linear.backends if rules.linear else {}).get(name, ()):
-            yield variant.changed("backends", (*variant.backends, (flag, name)), f"{kernel} is passed over: {why}", "fact")
+        if name != "auto" and kernel not in (rules.linear.backends if rules.linear else {}).get(
+            name, ()
+        ):
+            yield variant.changed(
+                "backends",
+                (*variant.backends, (flag, name)),
+                f"{kernel} is passed over: {why}",
+                "fact",
+            )

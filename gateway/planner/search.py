@@ -1,4 +1,5 @@
-"""All variants of one engine version through the gates: a refused variant may be cured by changing one thing. Pure."""
+"""All variants of one engine version through the gates: a refused variant may be cured by changing
+one thing. Pure."""
 
 from __future__ import annotations
 
@@ -66,16 +67,20 @@ from gateway.planner.sizes import Batch, wanted_context
 from gateway.planner.sizing import batch_of, sizes
 from gateway.variables import STAGES
 
-# An engine version is given up after so many variants; a longer search finds nothing that a user would want.
+# An engine version is given up after so many variants; a longer search finds nothing that a user
+# would want.
 _MOST_VARIANTS = 64
 # Of a variant that is laid out, and nothing more.
-_UNSAID = Speculation(method=StrChoice(value="none", reason="nothing is said of it yet", source="planner"))
+_UNSAID = Speculation(
+    method=StrChoice(value="none", reason="nothing is said of it yet", source="planner")
+)
 _NONE_YET = Evidence()
 _KERNEL_VERDICTS = ("no_kernel", "no_backend", "runtime_fail", "known_bad")
 
 
 class Shared:
-    """What all engine versions share, computed once: what is built of the model, and the groups of GPUs."""
+    """What all engine versions share, computed once: what is built of the model, and the groups of
+    GPUs."""
 
     def __init__(self, given: PlanningInput) -> None:
         self.given = given
@@ -84,13 +89,15 @@ class Shared:
         self._experts: dict[bool, ExpertTraits | None] = {}
 
     def experts(self, *, online: bool) -> ExpertTraits | None:
-        """What the model's config says of its experts. online: their weights are quantized while they load."""
+        """What the model's config says of its experts. online: their weights are quantized while
+        they load."""
         if online not in self._experts:
             self._experts[online] = expert_traits(self.given.spec, online=online)
         return self._experts[online]
 
     def built(self, traits: frozenset[str], quantization: str) -> BuiltModel:
-        """What engines of these traits build of the model, its weights quantized while they load. Raises BadModel."""
+        """What engines of these traits build of the model, its weights quantized while they load.
+        Raises BadModel."""
         key = traits, quantization
         if key not in self._built:
             self._built[key] = build(loaded_as(self.given.spec, quantization), traits)
@@ -98,15 +105,19 @@ class Shared:
 
 
 def _held(part: Candidate, layers: tuple[int, ...]) -> int:
-    """Bytes of weights of this stage, if the stages had so many layers each; without layers, what it holds beside them."""
-    stage = dealt(part.built, layers, part.part, repeated(part.engine, part.given.spec.architecture))
+    """Bytes of weights of this stage, if the stages had so many layers each; without layers, what
+    it holds beside them."""
+    stage = dealt(
+        part.built, layers, part.part, repeated(part.engine, part.given.spec.architecture)
+    )
     return weights_bytes(stage, part.rank, part.engine.traits) or 0
 
 
 class Search:
     """The search of one engine version: `run` fills `plans`, `rejected` and `gaps`.
 
-    args: the user's checked flags by this engine's names; `canonical` are the same by the planner's names.
+    args: the user's checked flags by this engine's names; `canonical` are the same by the planner's
+        names.
     """
 
     def __init__(
@@ -140,7 +151,9 @@ class Search:
         variants = deque(plain(engine, gpus, self.canonical, given.wish.tensor_parallel, kv_dtype))
         before = given.sharing.again
         if before is not None:
-            had = [given_up(one, before) for one in variants if one.tp == before.tensor_parallel.value]
+            had = [
+                given_up(one, before) for one in variants if one.tp == before.tensor_parallel.value
+            ]
             variants = deque(dict.fromkeys([*had, *variants]))
         try:
             self._known_model(variants[0])
@@ -154,11 +167,18 @@ class Search:
         wanted, seen = wanted_context(given.spec, given.wish, self.canonical), set(variants)
         held: deque[Variant] = deque()
         # Where many are to be served, memory for half of them is worth a look at what gives it.
-        many = concurrency(given.wish) * (READ + WRITTEN) // 2 if given.wish.goal == "throughput" else 0
+        many = (
+            concurrency(given.wish) * (READ + WRITTEN) // 2
+            if given.wish.goal == "throughput"
+            else 0
+        )
         enough = False  # a layout holds the wanted context as it is
         for _ in range(_MOST_VARIANTS):
             if not variants and not enough:
-                variants, held = held, deque()  # one step of giving up, of all layouts, where nothing before was enough
+                variants, held = (
+                    held,
+                    deque(),
+                )  # one step of giving up, of all layouts, where nothing before was enough
             if not variants:
                 break
             variant = variants.popleft()
@@ -174,8 +194,15 @@ class Search:
                     self._take(plan)
                 if before is not None and plan.fingerprint == before.fingerprint:
                     break
-                enough |= context >= wanted and not crowded and not plan.halved and not variant.conservative
-                changed += lengthened(variant, context, context + 1 if crowded else wanted, engine, gpus, users)
+                enough |= (
+                    context >= wanted
+                    and not crowded
+                    and not plan.halved
+                    and not variant.conservative
+                )
+                changed += lengthened(
+                    variant, context, context + 1 if crowded else wanted, engine, gpus, users
+                )
                 changed += self._uneven(variant, plan.memory, wanted)
                 reached.update(dict.fromkeys(changed, max(reach, reached.get(variant, 0))))
             except Refused as refusal:
@@ -184,11 +211,21 @@ class Search:
                 # The refusal of the unchanged variant tells what the change could not cure.
                 if not variant.because or refusal.verdict == "known_bad":
                     self.rejected.append(rejection(engine, variant, refusal))
-                changed += repairs(variant, refusal, engine, rules, gpus, users, quantized=given.spec.quant is not None)
+                changed += repairs(
+                    variant,
+                    refusal,
+                    engine,
+                    rules,
+                    gpus,
+                    users,
+                    quantized=given.spec.quant is not None,
+                )
                 changed += self._whole_cache(variant, refusal, users)
                 changed += self._uneven(variant, refusal.evidence.memory, wanted)
                 if refusal.verdict == "known_bad" and (memory := refusal.evidence.memory):
-                    enough |= memory.kv_tokens >= wanted and not (variant.conservative or "quantization" in variant.because)
+                    enough |= memory.kv_tokens >= wanted and not (
+                        variant.conservative or "quantization" in variant.because
+                    )
                     # What failed with a short context says nothing of what has a longer one.
                     changed += lengthened(variant, memory.kv_tokens, wanted, engine, gpus, users)
             fresh = [other for other in changed if other not in seen]
@@ -196,28 +233,57 @@ class Search:
             for other in fresh:
                 (held if other.gives_up else variants).append(other)
 
-    def _known_way(self, variant: Variant, kernels: tuple[LayerKernel, ...], attention: tuple[LayerAttention, ...]) -> bool:
-        """Another variant, which is the same but for what keeps the engine from a kernel, has these kernels too: what follows from this one
+    def _known_way(
+        self,
+        variant: Variant,
+        kernels: tuple[LayerKernel, ...],
+        attention: tuple[LayerAttention, ...],
+    ) -> bool:
+        """Another variant, which is the same but for what keeps the engine from a kernel, has these
+        kernels too: what follows from this one
         would only take the place of others in the search."""
         if not (variant.disabled or variant.backends):
             return False
         chosen = tuple((row.layer, row.scheme, row.kernel) for row in kernels)
-        way = replace(variant, disabled=(), backends=()), chosen, tuple(row.backend for row in attention)
+        way = (
+            replace(variant, disabled=(), backends=()),
+            chosen,
+            tuple(row.backend for row in attention),
+        )
         return bool(chosen) and self._ways.setdefault(way, variant) != variant
 
-    def _whole_cache(self, variant: Variant, refusal: Refused, users: Collection[str]) -> list[Variant]:
-        """Where no backend takes the KV cache that the checkpoint declares: one in the dtype of the activations, if the engine's flag wins."""
-        declared = variant.kv_dtype != "auto" and "kv_dtype" not in variant.because and "kv-cache-dtype" not in users
-        if refusal.verdict != "no_backend" or not declared or not self.rules.kv_flag_wins(self.given.spec.quant, self.engine):
+    def _whole_cache(
+        self, variant: Variant, refusal: Refused, users: Collection[str]
+    ) -> list[Variant]:
+        """Where no backend takes the KV cache that the checkpoint declares: one in the dtype of the
+        activations, if the engine's flag wins."""
+        declared = (
+            variant.kv_dtype != "auto"
+            and "kv_dtype" not in variant.because
+            and "kv-cache-dtype" not in users
+        )
+        if (
+            refusal.verdict != "no_backend"
+            or not declared
+            or not self.rules.kv_flag_wins(self.given.spec.quant, self.engine)
+        ):
             return []
         dtype = self._laid_out(variant).dtype.value
-        why = f"the checkpoint declares {variant.kv_dtype}, which no attention backend takes here: {refusal}"
+        why = (
+            f"the checkpoint declares {variant.kv_dtype}, which no attention backend takes here:"
+            f" {refusal}"
+        )
         return [variant.changed("kv_dtype", dtype, why, refusal.source)]
 
     def _uneven(self, variant: Variant, memory: Memory | None, wanted: int) -> list[Variant]:
-        """The same with unlike stages for unlike GPUs: by what each holds, and by how fast each is. memory: with as many layers on each."""
+        """The same with unlike stages for unlike GPUs: by what each holds, and by how fast each is.
+        memory: with as many layers on each."""
         name = STAGES.get(self.engine.kind)
-        settable = name is not None and name not in self.env and (name in self.engine.user_env or self.engine.kind == "sglang")
+        settable = (
+            name is not None
+            and name not in self.env
+            and (name in self.engine.user_env or self.engine.kind == "sglang")
+        )
         if variant.pp == 1 or variant.tp > 1 or variant.layers or memory is None or not settable:
             return []
         if len({gpu.name for gpu in self.given.hardware.gpus}) < 2:
@@ -228,7 +294,11 @@ class Search:
         gpus = [part.group[0] for part in parts]
         fixed = memory.activation_bytes + memory.overhead_bytes
         ends = [
-            _held(part, tuple(layers if place == int(part.part == 0) else 0 for place in range(variant.pp))) for part in parts
+            _held(
+                part,
+                tuple(layers if place == int(part.part == 0) else 0 for place in range(variant.pp)),
+            )
+            for part in parts
         ]
         room = [
             (gpu.total_bytes or 0) * memory.budget_bytes / memory.gpu_bytes - fixed - end
@@ -242,13 +312,26 @@ class Search:
         ) / layers + memory.kv_bytes_per_token * wanted / held
         found = {dealt_layers(layers, room, [layers] * len(room)): "by what each GPU holds"}
         if self.given.pace is not None:
-            known = (machine_of((gpu,), self.given.links, self.given.pace, self.given.measured, direct=True) for gpu in gpus)
+            known = (
+                machine_of(
+                    (gpu,), self.given.links, self.given.pace, self.given.measured, direct=True
+                )
+                for gpu in gpus
+            )
             speeds = [one.memory if one else 0.0 for one in known]
             if min(speeds) > 0:
-                found.setdefault(dealt_layers(layers, speeds, [size / each for size in room]), "by how fast each GPU is")
+                found.setdefault(
+                    dealt_layers(layers, speeds, [size / each for size in room]),
+                    "by how fast each GPU is",
+                )
         names = " and ".join(gpu.name for gpu in gpus)
         return [
-            variant.changed("layers", dealt, f"{' and '.join(map(str, dealt))} layers on {names}, {why}", "planner")
+            variant.changed(
+                "layers",
+                dealt,
+                f"{' and '.join(map(str, dealt))} layers on {names}, {why}",
+                "planner",
+            )
             for dealt, why in found.items()
             if dealt is not None and len(set(dealt)) > 1
         ]
@@ -263,12 +346,15 @@ class Search:
             self.plans[place] = plan
 
     def _known_model(self, first: Variant) -> None:
-        """This engine version may have the model. Raises Refused; where transformers' class of the model could stand in for one that
+        """This engine version may have the model. Raises Refused; where transformers' class of the
+        model could stand in for one that
         the version lacks, its answer may overrule that."""
         try:
             gate_model(self.given, self.engine)
         except Refused as refusal:
-            if refusal.verdict != "unsupported_architecture" or not stands_in(self.given.spec, self.engine):
+            if refusal.verdict != "unsupported_architecture" or not stands_in(
+                self.given.spec, self.engine
+            ):
                 raise
             try:
                 bare = self._laid_out(first)
@@ -282,7 +368,8 @@ class Search:
                 raise refusal.said(answer) from None
 
     def _plan(self, variant: Variant) -> Plan:
-        """One variant through all gates. Raises Refused, whose evidence is what was computed until then."""
+        """One variant through all gates. Raises Refused, whose evidence is what was computed until
+        then."""
         bare = self._laid_out(variant)
         batch = batch_of(bare)
         asked = partial(question, bare, batch, self._environment(variant))
@@ -297,7 +384,9 @@ class Search:
         if answer is not None:
             self.gaps += gaps(asked(), candidate, refusal, answer)
         if answer is not None and not answer.refused:
-            return self._sized(replace(candidate, evidence=evidence_of(answer, candidate.evidence)), batch)
+            return self._sized(
+                replace(candidate, evidence=evidence_of(answer, candidate.evidence)), batch
+            )
         try:
             plan: Plan = self._sized(candidate, batch).evolve(question=asked())
         except Refused as error:
@@ -309,18 +398,22 @@ class Search:
                 raise
             raise error.said(answer) from None
         if answer is not None:
-            raise Refused("engine_refuses", answer.refused, answer.source, evidence=candidate.evidence)
+            raise Refused(
+                "engine_refuses", answer.refused, answer.source, evidence=candidate.evidence
+            )
         return plan
 
     def _sized(self, candidate: Candidate, batch: Batch) -> Plan:
-        """The plan of a candidate whose kernels are known. batch: without what drafts. Raises Refused."""
+        """The plan of a candidate whose kernels are known. batch: without what drafts. Raises
+        Refused."""
         known, facts = candidate.evidence, self.given.facts
         refusal: Refused | None = None
         try:
             gate_kernels(known, self.engine, facts, candidate.rank.capability or None)
         except Refused as error:
             refusal = error
-        # A variant without a kernel is sized too, so that its refusal also shows the memory that it would need.
+        # A variant without a kernel is sized too, so that its refusal also shows the memory that it
+        # would need.
         try:
             plan = self._proposed(candidate, batch)
         except Refused as error:
@@ -342,17 +435,40 @@ class Search:
         group = gate_devices(given, engine, built, variant, self.shared.groups)
         gate_peers(given, engine, group)
         dtype = gate_dtype(given, engine, group, self.canonical, variant)
-        return Candidate(given, engine, self.rules, built, variant, group, dtype, self.canonical, _UNSAID, _NONE_YET)
+        return Candidate(
+            given,
+            engine,
+            self.rules,
+            built,
+            variant,
+            group,
+            dtype,
+            self.canonical,
+            _UNSAID,
+            _NONE_YET,
+        )
 
     def _forecast(self, bare: Candidate) -> Candidate:
         """The candidate with everything but its sizes, by the rules. Raises Refused."""
-        given, engine, rules, built, variant, group = self.given, self.engine, self.rules, bare.built, bare.variant, bare.group
+        given, engine, rules, built, variant, group = (
+            self.given,
+            self.engine,
+            self.rules,
+            bare.built,
+            bare.variant,
+            bare.group,
+        )
         capability = group[0].capability if group else None
         method = gate_method(given, engine, self.canonical, variant, bare.dtype.value, capability)
         self._readable(built, variant)
         gate_kv(engine, rules, variant.kv_dtype)
         rank = bare.rank
-        target = Target(given.spec, rank, build, lambda groups: self._attention(groups, rank, variant, 0, drafts=True))
+        target = Target(
+            given.spec,
+            rank,
+            build,
+            lambda groups: self._attention(groups, rank, variant, 0, drafts=True),
+        )
         speculation = speculate(target, self.drafter, given.wish, engine, rules.speculative)
         evidence = Evidence(method=method)
         if rules.known and group:
@@ -365,13 +481,27 @@ class Search:
             other = self._forecast(replace(bare, group=(gpu,))).evidence
             gate_kernels(other, engine, given.facts, gpu.capability)
             gate_alike(evidence, other, gpu)
-        return Candidate(given, engine, rules, built, variant, group, bare.dtype, bare.args, speculation, evidence)
+        return Candidate(
+            given,
+            engine,
+            rules,
+            built,
+            variant,
+            group,
+            bare.dtype,
+            bare.args,
+            speculation,
+            evidence,
+        )
 
     def _proposed(self, candidate: Candidate, batch: Batch) -> Plan:
-        """The plan of this candidate, or of the model alone where there is no room for what drafts beside it."""
+        """The plan of this candidate, or of the model alone where there is no room for what drafts
+        beside it."""
         try:
             beside = batch_of(candidate) if candidate.speculation.slots else batch
-            return propose(candidate, sizes(candidate, beside), self._environment(candidate.variant))
+            return propose(
+                candidate, sizes(candidate, beside), self._environment(candidate.variant)
+            )
         except Refused as error:
             if not candidate.speculation.config:
                 raise
@@ -379,18 +509,25 @@ class Search:
 
     def _alone(self, candidate: Candidate, error: Refused) -> Plan:
         """The plan without what drafts."""
-        alone = replace(candidate, speculation=left_out(candidate.speculation, self.engine, str(error)))
+        alone = replace(
+            candidate, speculation=left_out(candidate.speculation, self.engine, str(error))
+        )
         try:
-            return propose(alone, sizes(alone, batch_of(alone)), self._environment(candidate.variant))
+            return propose(
+                alone, sizes(alone, batch_of(alone)), self._environment(candidate.variant)
+            )
         except Refused as second:
             raise (second if second.evidence.memory else second.knowing(error.evidence)) from None
 
     def _built(self, variant: Variant) -> BuiltModel:
-        """What this version builds of the model. Raises Refused for a config.json that these rules cannot read."""
+        """What this version builds of the model. Raises Refused for a config.json that these rules
+        cannot read."""
         try:
             return self.shared.built(self.traits, variant.quantization)
         except BadModel as error:
-            raise Refused("unsupported_quantization", error.message, f"profile {self.engine.ref}") from None
+            raise Refused(
+                "unsupported_quantization", error.message, f"profile {self.engine.ref}"
+            ) from None
 
     def _readable(self, built: BuiltModel, variant: Variant) -> None:
         """These rules know how this version computes the quantized weights. Raises Refused."""
@@ -399,7 +536,10 @@ class Search:
         if not method:
             return
         if not self.rules.known:
-            reason = f"the weights are quantized ({method}), and which kernel {engine.ref} would use for them is not known"
+            reason = (
+                f"the weights are quantized ({method}), and which kernel {engine.ref} would use for"
+                " them is not known"
+            )
             raise Refused("unsupported_quantization", reason, source)
         for layer in built.linears:
             if isinstance(layer.scheme, UnknownScheme):
@@ -418,7 +558,9 @@ class Search:
         spec, capability = self.given.spec, rank.capability
         if capability not in self._seen:
             self._seen[capability] = refused_before(self.given.facts, self.engine, capability)
-        disabled = frozenset(self.env.get("VLLM_DISABLED_KERNELS", "").split(",")) | frozenset(variant.disabled)
+        disabled = frozenset(self.env.get("VLLM_DISABLED_KERNELS", "").split(",")) | frozenset(
+            variant.disabled
+        )
         return layer_kernels(
             built.linears,
             self.rules,
@@ -427,17 +569,35 @@ class Search:
             variant.backend("linear-backend"),
             experts=self.shared.experts(online=bool(variant.quantization and spec.quant is None)),
             moe_backend=variant.backend("moe-backend"),
-            variables=frozenset(name for name, value in self.env.items() if value.lower() in ("1", "true")),
+            variables=frozenset(
+                name for name, value in self.env.items() if value.lower() in ("1", "true")
+            ),
             seen=self._seen[capability],
         )
 
     def _attention(
-        self, groups: tuple[AttentionGroup, ...], rank: Rank, variant: Variant, gpu_bytes: int, *, drafts: bool = False
+        self,
+        groups: tuple[AttentionGroup, ...],
+        rank: Rank,
+        variant: Variant,
+        gpu_bytes: int,
+        *,
+        drafts: bool = False,
     ) -> tuple[LayerAttention, ...]:
-        """The backend of attention layers, on one rank. `drafts`: of the layers that draft, the model's own or a drafter's."""
+        """The backend of attention layers, on one rank. `drafts`: of the layers that draft, the
+        model's own or a drafter's."""
         if not rank.capability:
             return ()
-        key = groups, rank.tp, rank.dtype, rank.kv_dtype, rank.capability, variant.backends, gpu_bytes, drafts
+        key = (
+            groups,
+            rank.tp,
+            rank.dtype,
+            rank.kv_dtype,
+            rank.capability,
+            variant.backends,
+            gpu_bytes,
+            drafts,
+        )
         if key not in self._backends:
             spec, args = self.given.spec, {**dict(variant.backends), **self.canonical}
             if drafts:
@@ -457,18 +617,29 @@ class Search:
         return {**env, "VLLM_DISABLED_KERNELS": ",".join([*users, *variant.disabled])}
 
     def _judged(self, plan: Plan) -> Plan:
-        """The plan as it is safe to start, with what facts say of it. Raises Refused for a plan that failed here before."""
+        """The plan as it is safe to start, with what facts say of it. Raises Refused for a plan
+        that failed here before."""
         evidence = Evidence(plan.kernels, plan.attention, plan.memory)
         try:
             plan = without_media(self.given, self.engine, self.rules, plan)
         except Refused as refusal:
             raise refusal.knowing(evidence) from None
         # A fingerprint costs more than a look at whether there is any to compare.
-        known = self.given.facts.about_plan(plan.fingerprint) if self.given.facts.about_plans else ()
+        known = (
+            self.given.facts.about_plan(plan.fingerprint) if self.given.facts.about_plans else ()
+        )
         if bad := next((fact for fact in known if fact.kind == "plan_failed"), None):
-            raise Refused("known_bad", f"this exact plan failed here before: {bad.source}", "fact", evidence=evidence)
-        # With another driver or image nothing is proved; facts of another digest are not among these.
-        proof = any(fact.kind == "plan_verified" and _without_digest(fact) == plan.under for fact in known)
+            raise Refused(
+                "known_bad",
+                f"this exact plan failed here before: {bad.source}",
+                "fact",
+                evidence=evidence,
+            )
+        # With another driver or image nothing is proved; facts of another digest are not among
+        # these.
+        proof = any(
+            fact.kind == "plan_verified" and _without_digest(fact) == plan.under for fact in known
+        )
         plan = measured(plan, known)
         return plan.evolve(grade="verified") if proof else plan
 

@@ -1,4 +1,5 @@
-"""How much one engine computes at once, and what memory and context that leaves: the values of sizing. Pure."""
+"""How much one engine computes at once, and what memory and context that leaves: the values of
+sizing. Pure."""
 
 from __future__ import annotations
 
@@ -8,29 +9,37 @@ from typing import NamedTuple
 from gateway.domain import Cap, Choice, Memory, ModelSpec, Plan, Scalar, Wish
 from gateway.engines.common.speed.objective import LONG_AT_ONCE, concurrency
 
-# A context that serves most chats and agents. Of plans that all load, a plan with a shorter context ranks behind a plan with this
-# context. Only a preference: `min_context` is the user's hard limit.
+# A context that serves most chats and agents. Of plans that all load, a plan with a shorter context
+# ranks behind a plan with this context. Only a preference: `min_context` is the user's hard limit.
 COMFORTABLE_CONTEXT = 32768
-# A context that is shorter than this, and than what was wished for, helps nobody to keep the weights as they are.
+# A context that is shorter than this, and than what was wished for, helps nobody to keep the
+# weights as they are.
 LEAST_USEFUL = 4096
 # By which part of what it needs beside its KV cache a budget that is cut to the need is larger.
 UNSURE = 20
 
 
 def wanted_context(spec: ModelSpec, wish: Wish, args: Mapping[str, Scalar]) -> int:
-    """Tokens that the user asked for, or would be content with. args: the user's flags by canonical names."""
-    longest = min(spec.max_position, wish.max_context or spec.max_position, int(args.get("max-model-len", spec.max_position)))
+    """Tokens that the user asked for, or would be content with. args: the user's flags by canonical
+    names."""
+    longest = min(
+        spec.max_position,
+        wish.max_context or spec.max_position,
+        int(args.get("max-model-len", spec.max_position)),
+    )
     return min(longest, wish.min_context or wish.context or COMFORTABLE_CONTEXT)
 
 
 def lacks(plan: Plan, wanted: int, useful: int = LEAST_USEFUL) -> tuple[bool, ...]:
-    """Whether it lacks a context of any use, the weights as they are, the context that was wished for; smaller is better."""
+    """Whether it lacks a context of any use, the weights as they are, the context that was wished
+    for; smaller is better."""
     context = plan.max_model_len.value
     return context < min(useful, wanted), plan.halved, context < wanted
 
 
 def needed_tokens(wish: Wish, spec: ModelSpec) -> int:
-    """Tokens of KV cache, more than which helps nobody: few of those who ask at once use their whole context."""
+    """Tokens of KV cache, more than which helps nobody: few of those who ask at once use their
+    whole context."""
     return wanted_context(spec, wish, {}) * min(LONG_AT_ONCE, concurrency(wish))
 
 
@@ -43,7 +52,8 @@ class Batch(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """`flags` tell the engine its budget; `scope` is where facts about these sizes hold. `cap`: what the budget keeps to."""
+    """`flags` tell the engine its budget; `scope` is where facts about these sizes hold. `cap`:
+    what the budget keeps to."""
 
     batch: Batch
     memory: Memory

@@ -19,13 +19,21 @@ from gateway.engines.common.lora.size import bytes_on_rank
 from gateway.engines.common.refusal import Refused
 from gateway.models.scheme import Scheme, described
 from gateway.models.workload import Workload
-from gateway.planner.sizes import COMFORTABLE_CONTEXT, UNSURE, Batch, Sizes, needed_tokens, wanted_context
+from gateway.planner.sizes import (
+    COMFORTABLE_CONTEXT,
+    UNSURE,
+    Batch,
+    Sizes,
+    needed_tokens,
+    wanted_context,
+)
 from gateway.planner.starts import KEPT_BACK
 
 _LEAST_KV = 16 * MIB
 # Two starts of the same plan use memory alike to about so much.
 _STEADY = 64 * MIB
-# No plan goes lower by itself: blocks of some KV caches are as long as this, and have to fit into a batch.
+# No plan goes lower by itself: blocks of some KV caches are as long as this, and have to fit into a
+# batch.
 _LEAST_TOKENS = 2048
 _GRAPHS = bool_choice(False, "CUDA graphs are faster", "planner")
 # Of a plan that is short of memory.
@@ -37,11 +45,15 @@ _OTHER_LIMITS = frozenset({"hf-overrides"})
 
 
 def sizes(candidate: Candidate, batch: Batch) -> Sizes:
-    """Within the engine's usual share, or within all that is free where that holds no context that is wanted. Raises Refused, whose
+    """Within the engine's usual share, or within all that is free where that holds no context that
+    is wanted. Raises Refused, whose
     evidence has the memory that was missing."""
     if candidate.parts:
         return _staged(candidate, batch)
-    footprint, wanted = _footprint(candidate, batch), wanted_context(candidate.given.spec, candidate.given.wish, candidate.args)
+    footprint, wanted = (
+        _footprint(candidate, batch),
+        wanted_context(candidate.given.spec, candidate.given.wish, candidate.args),
+    )
     found, refusal = None, None
     for bounds, kept in _bounds(footprint, batch):
         try:
@@ -60,12 +72,17 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
 
 
 def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | None]]:
-    """The budgets of a candidate, smallest first: what it keeps to, what it needs beside others, the engine's usual share, all that is free."""
+    """The budgets of a candidate, smallest first: what it keeps to, what it needs beside others,
+    the engine's usual share, all that is free."""
     candidate, rules = footprint.candidate, footprint.candidate.rules
     usual = rules.budget(footprint, _content(candidate))
     kept = _kept(candidate)
     before = candidate.given.sharing.again
-    if before is not None and _shares(candidate) and {gpu.uuid for gpu in candidate.group} == set(before.gpus):
+    if (
+        before is not None
+        and _shares(candidate)
+        and {gpu.uuid for gpu in candidate.group} == set(before.gpus)
+    ):
         yield _same(footprint, usual, before), kept
         return
     if kept is not None:
@@ -102,7 +119,8 @@ def _neighbours(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _claim(candidate: Candidate, memory: Memory) -> Cap | None:
-    """What it takes beside others is what it takes the next time, whoever of them is started first then."""
+    """What it takes beside others is what it takes the next time, whoever of them is started first
+    then."""
     others = _neighbours(candidate)
     return Cap(bytes=memory.promised_bytes, models=others) if others else None
 
@@ -111,13 +129,20 @@ def _cut(footprint: Footprint, bounds: Budget, cap: Cap) -> Budget:
     """The budget within what the model keeps to."""
     rules = footprint.candidate.rules
     # A budget is told in steps of a GPU, whose size is not read quite the same each time.
-    return rules.narrowed(footprint, bounds, cap.bytes - rules.divided(footprint, 0).beside_bytes, rounded=round)
+    return rules.narrowed(
+        footprint, bounds, cap.bytes - rules.divided(footprint, 0).beside_bytes, rounded=round
+    )
 
 
 def _same(footprint: Footprint, bounds: Budget, before: Plan) -> Budget:
-    """The budget that it had, to the byte: what a share is rounded from is not read quite the same each time. Of another variant, which takes more or less
+    """The budget that it had, to the byte: what a share is rounded from is not read quite the same
+    each time. Of another variant, which takes more or less
     beside it, no more in all. Raises Refused where others have some of it."""
-    candidate, rules, promised = footprint.candidate, footprint.candidate.rules, before.memory.promised_bytes
+    candidate, rules, promised = (
+        footprint.candidate,
+        footprint.candidate.rules,
+        before.memory.promised_bytes,
+    )
     free = min(candidate.given.available[gpu.uuid] for gpu in candidate.group)
     if free < promised:
         reason = f"it had {gib(promised)} of each GPU, and {gib(free)} are to be had"
@@ -127,17 +152,33 @@ def _same(footprint: Footprint, bounds: Budget, before: Plan) -> Budget:
     share = next((item.removeprefix(flag) for item in before.argv if item.startswith(flag)), None)
     if share is not None and beside == before.memory.beside_bytes:
         return rules.told(footprint, float(share))._replace(bytes=before.memory.budget_bytes)
-    return rules.narrowed(footprint, bounds._replace(flags={_SHARE: 1.0}), promised - beside, rounded=math.floor)
+    return rules.narrowed(
+        footprint, bounds._replace(flags={_SHARE: 1.0}), promised - beside, rounded=math.floor
+    )
 
 
 def _needed(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget:
-    """The budget with as much KV cache as the model's wish needs, also where the engine is given that in bytes, and starts beside others."""
-    candidate, rules, given = footprint.candidate, footprint.candidate.rules, footprint.candidate.given
+    """The budget with as much KV cache as the model's wish needs, also where the engine is given
+    that in bytes, and starts beside others."""
+    candidate, rules, given = (
+        footprint.candidate,
+        footprint.candidate.rules,
+        footprint.candidate.given,
+    )
     context = wanted_context(given.spec, given.wish, candidate.args)
     tokens = max(needed_tokens(given.wish, given.spec), int(candidate.args.get("max-model-len", 0)))
-    used = rules.used_bytes(footprint, _seen(footprint, rules.divided(footprint, bounds.bytes), batch))
-    kept = math.ceil(footprint.cache.bytes_for(context, batch.tokens.value) * tokens / max(1, context))
-    count = used + used // UNSURE + kept + min(gpu.total_bytes or 0 for gpu in candidate.group) // KEPT_BACK
+    used = rules.used_bytes(
+        footprint, _seen(footprint, rules.divided(footprint, bounds.bytes), batch)
+    )
+    kept = math.ceil(
+        footprint.cache.bytes_for(context, batch.tokens.value) * tokens / max(1, context)
+    )
+    count = (
+        used
+        + used // UNSURE
+        + kept
+        + min(gpu.total_bytes or 0 for gpu in candidate.group) // KEPT_BACK
+    )
     return rules.narrowed(footprint, bounds, count) if count < bounds.bytes else bounds
 
 
@@ -147,14 +188,25 @@ def _content(candidate: Candidate) -> int:
 
 
 def _staged(candidate: Candidate, batch: Batch) -> Sizes:
-    """Of stages on unlike GPUs each takes the same part of its own, and the one with room for the fewest tokens decides for all: engines
-    keep the same tokens on every rank (get_kv_cache_configs, vllm/v1/core/kv_cache_utils.py). Raises Refused."""
+    """Of stages on unlike GPUs each takes the same part of its own, and the one with room for the
+    fewest tokens decides for all: engines
+    keep the same tokens on every rank (get_kv_cache_configs, vllm/v1/core/kv_cache_utils.py).
+    Raises Refused.
+    """
     rules, context = candidate.rules, _content(candidate)
     footprints = [_footprint(part, batch) for part in candidate.parts]
     usual = [rules.budget(footprint, context) for footprint in footprints]
-    most = [rules.most(footprint, one) or one for footprint, one in zip(footprints, usual, strict=True)]
-    wanted, kept = wanted_context(candidate.given.spec, candidate.given.wish, candidate.args), _kept(candidate)
-    shares: list[tuple[Budget, Cap | None]] = [(min(usual, key=_share), None), (min(most, key=_share), None)]
+    most = [
+        rules.most(footprint, one) or one for footprint, one in zip(footprints, usual, strict=True)
+    ]
+    wanted, kept = (
+        wanted_context(candidate.given.spec, candidate.given.wish, candidate.args),
+        _kept(candidate),
+    )
+    shares: list[tuple[Budget, Cap | None]] = [
+        (min(usual, key=_share), None),
+        (min(most, key=_share), None),
+    ]
     pairs = list(zip(footprints, usual, strict=True))
     if _neighbours(candidate) and candidate.given.wish.goal != "context":
         needed = max((_needed(one, batch, bounds) for one, bounds in pairs), key=_share)
@@ -165,7 +217,10 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
     found: Sizes | None = None
     for told, cap in shares:
         try:
-            each = [_within(one, batch, told._replace(bytes=_taken(one, told, context))) for one in footprints]
+            each = [
+                _within(one, batch, told._replace(bytes=_taken(one, told, context)))
+                for one in footprints
+            ]
         except Refused:
             if told is shares[-1][0] and found is None:
                 raise
@@ -183,10 +238,12 @@ def _share(budget: Budget) -> float:
 
 
 def _taken(footprint: Footprint, told: Budget, context: int) -> int:
-    """Bytes that the engine takes of this stage's GPU where it is told of each what `told` says; without that, what the user set."""
+    """Bytes that the engine takes of this stage's GPU where it is told of each what `told` says;
+    without that, what the user set."""
     candidate = footprint.candidate
     return candidate.rules.budget(
-        replace(footprint, candidate=replace(candidate, args={**candidate.args, **told.flags})), context
+        replace(footprint, candidate=replace(candidate, args={**candidate.args, **told.flags})),
+        context,
     ).bytes
 
 
@@ -203,16 +260,21 @@ def _within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
         needed = "were needed here" if learned else "are needed"
         had = f"and {gib(bounds.bytes)} are to be had ({bounds.words})"
         if gib(used) == gib(bounds.bytes):
-            had = f"{math.ceil((used - bounds.bytes) / MIB)} MiB more than are to be had ({bounds.words})"
+            had = (
+                f"{math.ceil((used - bounds.bytes) / MIB)} MiB more than are to be had"
+                f" ({bounds.words})"
+            )
         reason = f"{gib(used)} {needed} beside the KV cache, {had}"
         raise Refused("no_memory", reason, "fact" if learned else "memory model", evidence=evidence)
-    # On a CPU never left out: without a size the engine takes nearly all memory, even for a model that keeps no cache.
+    # On a CPU never left out: without a size the engine takes nearly all memory, even for a model
+    # that keeps no cache.
     on_cpu = candidate.engine.device == "cpu"
     flags = {"kv-cache-memory-bytes": max(memory.kv_bytes, _LEAST_KV)} if on_cpu else bounds.flags
     context, warnings = _context(footprint, evidence, memory.kv_bytes, scope)
     if memory.kv_bytes:
         requests = footprint.cache.requests(memory.kv_bytes, context.value, batch.tokens.value)
-        # The engine's own count: what fits of requests this long, which with windows is less than bytes divided by a token's.
+        # The engine's own count: what fits of requests this long, which with windows is less than
+        # bytes divided by a token's.
         tokens = round(requests * context.value) if math.isfinite(requests) else memory.kv_tokens
         memory = memory.evolve(full_requests=round(requests, 2), kv_tokens=tokens)
     told = (bounds.warning, *warnings) if bounds.warning else warnings
@@ -223,15 +285,28 @@ def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
     graphs = not batch.eager.value and candidate.engine.device == "cuda"
     runner = candidate.rules.runner(candidate)
     query = 1 + candidate.speculation.slots
-    load = Workload(candidate.engine.device, candidate.rank, batch.tokens.value, batch.seqs.value, graphs, runner, query)
+    load = Workload(
+        candidate.engine.device,
+        candidate.rank,
+        batch.tokens.value,
+        batch.seqs.value,
+        graphs,
+        runner,
+        query,
+    )
     adapters = bytes_on_rank(
-        candidate.engine, candidate.given.adapters, candidate.stage, candidate.given.spec, candidate.rank.tp
+        candidate.engine,
+        candidate.given.adapters,
+        candidate.stage,
+        candidate.given.spec,
+        candidate.rank.tp,
     )
     return Footprint(candidate, weights(candidate) + adapters, candidate.cache, load)
 
 
 def weights(candidate: Candidate) -> int:
-    """Bytes of weights on one rank, padded as the chosen kernels pad, or as the engine said. Raises Refused where the cut or a
+    """Bytes of weights on one rank, padded as the chosen kernels pad, or as the engine said. Raises
+    Refused where the cut or a
     scheme is not known."""
     answer = candidate.evidence.answer
     # Of weights that are quantized while they load, the engine has said how large they are before.
@@ -240,29 +315,43 @@ def weights(candidate: Candidate) -> int:
     answer = answer if candidate.whole is None else None
     if answer is not None and not shrunk:
         return answer.weights + candidate.speculation.weights_bytes
-    rows = {(row.layer, row.scheme): row.padded_to for row in candidate.evidence.kernels if row.padded_to}
+    rows = {
+        (row.layer, row.scheme): row.padded_to
+        for row in candidate.evidence.kernels
+        if row.padded_to
+    }
     padded = {
         layer: rows[key]
         for layer in (candidate.stage.linears if rows else ())
-        if isinstance(layer.scheme, Scheme) and (key := (layer.name, described(layer.scheme))) in rows
+        if isinstance(layer.scheme, Scheme)
+        and (key := (layer.name, described(layer.scheme))) in rows
     }
-    held = weights_bytes(candidate.stage, candidate.rank, frozenset(candidate.engine.traits), padded)
+    held = weights_bytes(
+        candidate.stage, candidate.rank, frozenset(candidate.engine.traits), padded
+    )
     if held is None and answer is not None:
         return answer.weights + candidate.speculation.weights_bytes
     if held is None:
-        raise Refused("unsupported_quantization", "the size of its quantized weights is not known", candidate.source)
+        raise Refused(
+            "unsupported_quantization",
+            "the size of its quantized weights is not known",
+            candidate.source,
+        )
     return held + candidate.speculation.weights_bytes
 
 
 def _seen(footprint: Footprint, memory: Memory, batch: Batch) -> Memory:
-    """What earlier starts showed: more is needed than was estimated, or, of a good start, just how much.
+    """What earlier starts showed: more is needed than was estimated, or, of a good start, just how
+    much.
 
     A good start makes the band narrow, but gives no room back: the plan that worked stays the plan.
     """
     candidate = footprint.candidate
     if not candidate.given.facts.of("needs_memory"):
         return memory
-    about = candidate.scope | batch_scope(batch.tokens.value, batch.seqs.value, eager=batch.eager.value)
+    about = candidate.scope | batch_scope(
+        batch.tokens.value, batch.seqs.value, eager=batch.eager.value
+    )
     facts = list(candidate.given.facts.holding("needs_memory", about))
     if not facts:
         return memory
@@ -288,15 +377,20 @@ def _limit(candidate: Candidate) -> int:
 def _context(
     footprint: Footprint, evidence: Evidence, kv_bytes: int, scope: Mapping[str, str]
 ) -> tuple[Choice[int], tuple[str, ...]]:
-    """The largest context that fits and is wanted, and a warning where it is not all that the model could do."""
+    """The largest context that fits and is wanted, and a warning where it is not all that the model
+    could do."""
     candidate = footprint.candidate
     spec, wish, limit = candidate.given.spec, candidate.given.wish, _limit(candidate)
     asked = int(candidate.args.get("max-model-len", 0))
     if asked > spec.max_position and not _OTHER_LIMITS & candidate.args.keys():
         flag = candidate.engine.spelling.get("max-model-len", "max-model-len")
-        reason = f"--{flag} {asked} was set, and the model's own limit is {spec.max_position} tokens"
+        reason = (
+            f"--{flag} {asked} was set, and the model's own limit is {spec.max_position} tokens"
+        )
         raise Refused("bad_flag", reason, "config.json", evidence=evidence)
-    longest = footprint.cache.largest(kv_bytes, footprint.load.batched_tokens, max(limit, spec.max_position, asked))
+    longest = footprint.cache.largest(
+        kv_bytes, footprint.load.batched_tokens, max(limit, spec.max_position, asked)
+    )
     fits, source = longest, "memory model"
     for fact in candidate.given.facts.holding("max_context", scope):
         if fact.value is not None and fact.value < fits:
@@ -310,12 +404,23 @@ def _context(
     if context < least:
         reason = f"a context of {least} tokens was asked for, and {context} fit"
         if limit < least:
-            most = f"the model's own limit is {limit}" if limit == spec.max_position else f"one of at most {limit} as well"
+            most = (
+                f"the model's own limit is {limit}"
+                if limit == spec.max_position
+                else f"one of at most {limit} as well"
+            )
             reason = f"a context of at least {least} tokens was asked for, and {most}"
         raise Refused("no_memory", reason, source, cache=limit >= least, evidence=evidence)
     if fits >= limit:
-        own = f"the model's own limit is {spec.max_position}" if limit == spec.max_position else "the most that was asked for"
-        over = f"A context of {wish.max_context} tokens was asked for, and the model's own limit is {spec.max_position}."
+        own = (
+            f"the model's own limit is {spec.max_position}"
+            if limit == spec.max_position
+            else "the most that was asked for"
+        )
+        over = (
+            f"A context of {wish.max_context} tokens was asked for, and the model's own limit is"
+            f" {spec.max_position}."
+        )
         beyond = wish.max_context is not None and wish.max_context > spec.max_position
         return int_choice(context, own, "config.json"), (over,) if beyond else ()
     reason = f"the largest that fits into {gib(kv_bytes)} of KV cache"
@@ -351,13 +456,19 @@ def _eager(candidate: Candidate) -> Choice[bool]:
     if "enforce-eager" in candidate.args:
         return bool_choice(bool(candidate.args["enforce-eager"]), "set by the user", "user")
     if candidate.engine.device == "cpu":
-        return bool_choice(True, "compiling for the CPU costs minutes at every start", candidate.source)
+        return bool_choice(
+            True, "compiling for the CPU costs minutes at every start", candidate.source
+        )
     if candidate.variant.eager:
         why, source = candidate.variant.because["eager"]
         return bool_choice(True, why, source)
     if candidate.variant.conservative:
         return bool_choice(True, "no graphs, because the plan with them failed", "fact")
-    few = "; of so few requests at once there are few sizes of them, which leaves memory" if candidate.variant.small else ""
+    few = (
+        "; of so few requests at once there are few sizes of them, which leaves memory"
+        if candidate.variant.small
+        else ""
+    )
     return bool_choice(False, f"CUDA graphs are faster{few}", "planner") if few else _GRAPHS
 
 
@@ -375,7 +486,8 @@ def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
         )
     if fewer and variant.small and value > _LEAST_TOKENS:
         value, (reason, source) = _LEAST_TOKENS, variant.because["small"]
-    # Drafted tokens take their places in the batch first; the engine refuses to start when nothing is left beside them.
+    # Drafted tokens take their places in the batch first; the engine refuses to start when nothing
+    # is left beside them.
     drafted = candidate.speculation.slots * seqs
     if value <= drafted:
         return value + drafted, f"{reason}, beside {drafted} places for drafted tokens", source

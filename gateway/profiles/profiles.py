@@ -1,10 +1,12 @@
-"""Profiles: what we know of engines, failures and machines, as YAML and JSON that a user can read and extend.
+"""Profiles: what we know of engines, failures and machines, as YAML and JSON that a user can read
+and extend.
 
     engines/KIND/VERSION.yaml   -> Engine
     asked/KIND/VERSION.yaml     -> Likeness: an engine version without rules, by what it has otherwise than one that has them
     everything else             -> gateway/profiles/tables.py
 
-A folder named by FITSERVE_PROFILES_DIR is searched first, so its files add to, or win over, the shipped ones.
+A folder named by FITSERVE_PROFILES_DIR is searched first, so its files add to, or win over, the
+shipped ones.
 """
 
 from __future__ import annotations
@@ -41,9 +43,11 @@ def shipped() -> Path:
 
 
 class Profiles(ProfileTables):
-    """Reads profiles on demand: a plan needs one engine, not all of them. `cache`: where what was read is kept (Documents).
-    `learned`: engine versions that said themselves what they are (gateway/engines/inquiry/learned.py). `roots`: the folders of another
-    process's Profiles, in place of these."""
+    """Reads profiles on demand: a plan needs one engine, not all of them. `cache`: where what was
+        read is kept (Documents).
+    `learned`: engine versions that said themselves what they are
+    (gateway/engines/inquiry/learned.py). `roots`: the folders of another process's Profiles, in
+    place of these."""
 
     def __init__(
         self,
@@ -53,8 +57,14 @@ class Profiles(ProfileTables):
         roots: tuple[Path, ...] = (),
     ) -> None:
         if extra is not None and not extra.is_dir():
-            raise SettingsError(f"The profiles folder {extra} does not exist.", hint="Correct or unset FITSERVE_PROFILES_DIR.")
-        super().__init__(roots or (*([extra] if extra else []), shipped(), *([learned] if learned else [])), cache)
+            raise SettingsError(
+                f"The profiles folder {extra} does not exist.",
+                hint="Correct or unset FITSERVE_PROFILES_DIR.",
+            )
+        super().__init__(
+            roots or (*([extra] if extra else []), shipped(), *([learned] if learned else [])),
+            cache,
+        )
         self._learned = learned
         self._engines: dict[str, Engine] = {}
         self._heard: dict[Path, tuple[int, Engine]] = {}
@@ -63,13 +73,17 @@ class Profiles(ProfileTables):
 
     @cached_property
     def engine_files(self) -> dict[str, Path]:
-        """`kind==version` -> file, newest version of each kind first: those that are considered where no version is named."""
+        """`kind==version` -> file, newest version of each kind first: those that are considered
+        where no version is named."""
         return self._files("engines")
 
     @cached_property
     def asked_files(self) -> dict[str, Path]:
-        """The same, of versions that are told by what they have otherwise than a known one: considered where they are named."""
-        return {ref: path for ref, path in self._files("asked").items() if ref not in self.engine_files}
+        """The same, of versions that are told by what they have otherwise than a known one:
+        considered where they are named."""
+        return {
+            ref: path for ref, path in self._files("asked").items() if ref not in self.engine_files
+        }
 
     def _files(self, folder: str) -> dict[str, Path]:
         files: dict[str, Path] = {}
@@ -79,12 +93,15 @@ class Profiles(ProfileTables):
         return dict(sorted(files.items(), key=lambda item: _version_key(item[0]), reverse=True))
 
     def engine(self, ref: str) -> Engine:
-        """The engine `kind==version`; of a version that nobody described, what the nearest one makes likely. Raises NotFound naming the
+        """The engine `kind==version`; of a version that nobody described, what the nearest one
+        makes likely. Raises NotFound naming the
         nearest known one."""
         if ref not in self._engines:
             if not self.describes(ref):
                 return self._likely(ref)
-            if self._learned is not None and self.engine_files.get(ref, Path()).is_relative_to(self._learned):
+            if self._learned is not None and self.engine_files.get(ref, Path()).is_relative_to(
+                self._learned
+            ):
                 return self._said(self.engine_files[ref])
             if ref in self.engine_files:
                 path = self.engine_files[ref]
@@ -102,7 +119,8 @@ class Profiles(ProfileTables):
         return self._engines[ref]
 
     def of(self, engine: EngineRef) -> Engine:
-        """The profile of an engine in its image. Of an image that the engine's project did not publish, what the image said of itself; before
+        """The profile of an engine in its image. Of an image that the engine's project did not
+        publish, what the image said of itself; before
         it was asked, what is known of the version that it is said to hold. Raises NotFound."""
         known = self.engine(str(engine))
         if engine.image in (None, known.image):
@@ -115,13 +133,22 @@ class Profiles(ProfileTables):
     def learned_in(self, engine: EngineRef) -> Path:
         """The folder for what an engine in its image says of itself."""
         if self._learned is None:
-            raise SettingsError("There is no folder for what engines say of themselves.", hint="Set FITSERVE_DATA_DIR.")
+            raise SettingsError(
+                "There is no folder for what engines say of themselves.",
+                hint="Set FITSERVE_DATA_DIR.",
+            )
         if engine.image in (None, self.engine(str(engine)).image):
             return self._learned
-        return self._learned / "images" / hashlib.sha256(str(engine.image).encode()).hexdigest()[:16]
+        return (
+            self._learned / "images" / hashlib.sha256(str(engine.image).encode()).hexdigest()[:16]
+        )
 
     def _said_by(self, engine: EngineRef) -> Path | None:
-        return self.learned_in(engine) / "engines" / engine.kind / f"{engine.version}.yaml" if self._learned else None
+        return (
+            self.learned_in(engine) / "engines" / engine.kind / f"{engine.version}.yaml"
+            if self._learned
+            else None
+        )
 
     def _said(self, path: Path) -> Engine:
         """What an engine said of itself; it is asked again when its image is another."""
@@ -131,14 +158,19 @@ class Profiles(ProfileTables):
         return self._heard[path][1]
 
     def undescribed(self, engine: EngineRef) -> bool:
-        """Whether nobody but the engine itself says what it is: no profile came with us, or it is in an image of another name."""
-        if not self.describes(str(engine)) or engine.image not in (None, self.engine(str(engine)).image):
+        """Whether nobody but the engine itself says what it is: no profile came with us, or it is
+        in an image of another name."""
+        if not self.describes(str(engine)) or engine.image not in (
+            None,
+            self.engine(str(engine)).image,
+        ):
             return True
         path = self.engine_files.get(str(engine))
         return path is not None and self._learned is not None and path.is_relative_to(self._learned)
 
     def heard(self, engine: EngineRef, identity: str) -> bool:
-        """Whether it has said what it is, and the same image would say it now. identity: the image's id."""
+        """Whether it has said what it is, and the same image would say it now. identity: the
+        image's id."""
         path = self._said_by(engine)
         if path is None or not path.is_file():
             return False
@@ -150,7 +182,8 @@ class Profiles(ProfileTables):
         return sorted([*self.engine_files, *self.asked_files], key=_version_key, reverse=True)
 
     def describes(self, ref: str) -> bool:
-        """Whether there is a profile. A gateway that runs makes one (`learned`), so it is looked for again."""
+        """Whether there is a profile. A gateway that runs makes one (`learned`), so it is looked
+        for again."""
         if ref not in self.engine_files and ref not in self.asked_files and self._has_come(ref):
             for name in ("engine_files", "asked_files", "images"):
                 self.__dict__.pop(name, None)
@@ -158,34 +191,56 @@ class Profiles(ProfileTables):
 
     def _has_come(self, ref: str) -> bool:
         name = ref[:200].replace("==", "/", 1) + ".yaml"  # no longer than a file's name may be
-        return any((root / folder / name).is_file() for root in self.roots for folder in ("engines", "asked"))
+        return any(
+            (root / folder / name).is_file()
+            for root in self.roots
+            for folder in ("engines", "asked")
+        )
 
     def _likely(self, ref: str) -> Engine:
         """Never kept: the version may say itself what it is. Raises NotFound."""
         kind, _, version = ref.partition("==")
-        if not _VERSION.fullmatch(version) or not any(one.startswith(f"{kind}==") for one in self.engine_files):
-            raise NotFound(f"There is no profile for the engine {ref}.", hint=_nearest(ref, self._known))
+        if not _VERSION.fullmatch(version) or not any(
+            one.startswith(f"{kind}==") for one in self.engine_files
+        ):
+            raise NotFound(
+                f"There is no profile for the engine {ref}.", hint=_nearest(ref, self._known)
+            )
         # Which architectures it has nobody knows: new versions have more.
         made: Engine = like(self.nearest(ref), version).evolve(architectures=())
         return made
 
     def nearest(self, ref: str) -> Engine:
-        """Of the known versions of this kind the newest that is not newer, else the oldest. Raises NotFound for an unknown kind."""
+        """Of the known versions of this kind the newest that is not newer, else the oldest. Raises
+        NotFound for an unknown kind."""
         kind = ref.partition("==")[0]
-        same = [one for one in self.engine_files if one.partition("==")[0] == kind and self.engine(one).guessed_from is None]
+        same = [
+            one
+            for one in self.engine_files
+            if one.partition("==")[0] == kind and self.engine(one).guessed_from is None
+        ]
         older = [one for one in same if _version_key(one) <= _version_key(ref)]
         if not same or not _WORD.fullmatch(ref.partition("==")[2]):
             kinds = ", ".join(sorted({one.partition("==")[0] for one in self.engine_files}))
-            raise NotFound(f"There is no engine {ref}.", hint=f"Write KIND==VERSION, as vllm==0.33.0; known kinds: {kinds}.")
+            raise NotFound(
+                f"There is no engine {ref}.",
+                hint=f"Write KIND==VERSION, as vllm==0.33.0; known kinds: {kinds}.",
+            )
         return self.engine((older or same[-1:])[0])
 
     def rules(self, engines: Iterable[Engine]) -> dict[str, EngineRules]:
-        """How these engine versions compute, for those of which that is known (a folder beside the profile)."""
-        return {engine.ref: found for engine in engines if (found := self._rules(engine.ref)) is not None}
+        """How these engine versions compute, for those of which that is known (a folder beside the
+        profile)."""
+        return {
+            engine.ref: found
+            for engine in engines
+            if (found := self._rules(engine.ref)) is not None
+        }
 
     def _rules(self, ref: str) -> EngineRules | None:
         if ref not in self._known_rules:
-            # A version without rules of its own is forecast by those of the version nearest to it, where its profile says so.
+            # A version without rules of its own is forecast by those of the version nearest to it,
+            # where its profile says so.
             ruled = self.engine(ref).guessed_from or ref
             folder = (self.engine_files.get(ruled) or self.engine_files[ref]).with_suffix("")
             # A kind that is not registered may have the rules of vLLM, which it then is a fork of.
@@ -205,7 +260,8 @@ class Profiles(ProfileTables):
         return self.engine_files[engine.ref].with_name(engine.install.lock)
 
     def engines(self, wanted: tuple[str, ...] = (), *, device: str) -> list[Engine]:
-        """The engines that `wanted` allows for this device ("cuda" or "cpu"), newest first; empty `wanted`: all."""
+        """The engines that `wanted` allows for this device ("cuda" or "cpu"), newest first; empty
+        `wanted`: all."""
         refs: list[str] = []
         for want in wanted:
             if "==" in want:
@@ -216,10 +272,17 @@ class Profiles(ProfileTables):
                     kinds = ", ".join(sorted({ref.partition("==")[0] for ref in self.engine_files}))
                     raise NotFound(f"There is no engine {want}.", hint=f"Known kinds: {kinds}.")
                 refs.extend(found)
-        return [self.engine(ref) for ref in refs or self.engine_files if wanted or self._device(ref) == device]
+        return [
+            self.engine(ref)
+            for ref in refs or self.engine_files
+            if wanted or self._device(ref) == device
+        ]
 
-    def engines_for(self, machine: Hardware, wanted: tuple[str, ...] = (), image: str | None = None) -> list[Engine]:
-        """The engines that `wanted` allows on this machine, newest first; empty `wanted`: all. image: what holds the one that is wanted."""
+    def engines_for(
+        self, machine: Hardware, wanted: tuple[str, ...] = (), image: str | None = None
+    ) -> list[Engine]:
+        """The engines that `wanted` allows on this machine, newest first; empty `wanted`: all.
+        image: what holds the one that is wanted."""
         if image is not None:
             kind, _, version = (wanted[0] if wanted else "").partition("==")
             if not version:
@@ -229,12 +292,19 @@ class Profiles(ProfileTables):
                     param="engines",
                 )
             return [self.of(EngineRef(kind=kind, version=version, image=image))]
-        return self.engines(wanted, device="cuda" if any(gpu.kept is None for gpu in machine.gpus) else "cpu")
+        return self.engines(
+            wanted, device="cuda" if any(gpu.kept is None for gpu in machine.gpus) else "cpu"
+        )
 
     def references(self, device: str) -> list[EngineRef]:
-        """Names and images of all versions for this device that are told of here, those with rules first; without reading what they can do."""
+        """Names and images of all versions for this device that are told of here, those with rules
+        first; without reading what they can do."""
         found = [
-            EngineRef(kind=ref.partition("==")[0], version=ref.partition("==")[2], image=self._head(ref).get("image"))
+            EngineRef(
+                kind=ref.partition("==")[0],
+                version=ref.partition("==")[2],
+                image=self._head(ref).get("image"),
+            )
             for ref in self.engine_files
             if self._device(ref) == device
         ]
@@ -242,12 +312,22 @@ class Profiles(ProfileTables):
         for ref in self.asked_files:
             kind, _, version = ref.partition("==")
             if (like := kinds.get(kind)) is not None:  # versions of a kind have images of one name
-                found.append(like.evolve(version=version, image=like.image and like.image.replace(like.version, version)))
+                found.append(
+                    like.evolve(
+                        version=version,
+                        image=like.image and like.image.replace(like.version, version),
+                    )
+                )
         return found
 
     def _device(self, ref: str) -> str:
-        """The engine's device, from the first of its file's two documents: the second, generated one is much larger."""
-        return self._engines[ref].device if ref in self._engines else str(self._head(ref).get("device"))
+        """The engine's device, from the first of its file's two documents: the second, generated
+        one is much larger."""
+        return (
+            self._engines[ref].device
+            if ref in self._engines
+            else str(self._head(ref).get("device"))
+        )
 
     @cached_property
     def images(self) -> frozenset[str]:
@@ -263,12 +343,15 @@ class Profiles(ProfileTables):
         return frozenset(known.values()) | others
 
     def allowed_images(self, named: str | None) -> AllowedImages:
-        """The images that may be started: those that are named, else the repositories of all profiles that somebody wrote. What an image said
+        """The images that may be started: those that are named, else the repositories of all
+        profiles that somebody wrote. What an image said
         of itself (`learned`) allows nothing."""
         if named is not None:
             return AllowedImages(named.split(","))
         written = [
-            ref for ref, path in self.engine_files.items() if self._learned is None or not path.is_relative_to(self._learned)
+            ref
+            for ref, path in self.engine_files.items()
+            if self._learned is None or not path.is_relative_to(self._learned)
         ]
         return AllowedImages(repository(str(self._head(ref).get("image"))) for ref in written)
 
@@ -280,7 +363,8 @@ class Profiles(ProfileTables):
         return self._heads[ref]
 
     def _merged(self, path: Path) -> dict[str, Any]:
-        """An engine profile: a document written by hand, and one that `scripts/engine-profile` generated."""
+        """An engine profile: a document written by hand, and one that `scripts/engine-profile`
+        generated."""
         documents = self.documents.read(path)
         if not all(isinstance(document, dict) for document in documents):
             raise SettingsError(f"The profile {path} is not a mapping.", hint="Correct the file.")
@@ -288,7 +372,8 @@ class Profiles(ProfileTables):
 
 
 def _nearest(ref: str, known: Iterable[str]) -> str:
-    """Of the same kind the newest version that is not newer than what was asked for; else what is written most alike."""
+    """Of the same kind the newest version that is not newer than what was asked for; else what is
+    written most alike."""
     refs = list(known)
     same = [one for one in refs if one.startswith(ref.partition("==")[0] + "==")]
     older = [one for one in same if _version_key(one) <= _version_key(ref)]

@@ -1,4 +1,5 @@
-"""What every profile folder has once: the tables of GPUs, cards, speed, parsers, failures and driver errors, facts, and snapshots of machines.
+"""What every profile folder has once: the tables of GPUs, cards, speed, parsers, failures and
+driver errors, facts, and snapshots of machines.
 
 failures.yaml               -> Signature list
 failure_words.yaml          -> KindWords list: what speaks for a kind of failure that no signature knows
@@ -42,7 +43,8 @@ class ProfileTables:
     """Reads each table when it is first asked for."""
 
     def __init__(self, roots: tuple[Path, ...], cache: Path | None) -> None:
-        """roots: the folders, those first whose rows win. cache: where what was read is kept (Documents)."""
+        """roots: the folders, those first whose rows win. cache: where what was read is kept
+        (Documents)."""
         self.roots = roots
         self.documents = Documents(cache)
 
@@ -51,13 +53,19 @@ class ProfileTables:
         path = Path(name).expanduser()
         if "/" not in name and not name.endswith(".json"):
             found = [root / "hardware" / f"{name}.json" for root in self.roots]
-            known = sorted({file.stem for root in self.roots for file in (root / "hardware").glob("*.json")})
+            known = sorted(
+                {file.stem for root in self.roots for file in (root / "hardware").glob("*.json")}
+            )
             path = next((file for file in found if file.is_file()), Path())
             if not path.is_file():
                 near = difflib.get_close_matches(name, known, 1)
                 raise NotFound(
-                    f"There is no hardware snapshot named {name}{f'; did you mean {near[0]}?' if near else '.'}",
-                    hint=f"Known: {', '.join(known)}; or give a file that `fitserve probe --json` wrote.",
+                    "There is no hardware snapshot named"
+                    f" {name}{f'; did you mean {near[0]}?' if near else '.'}",
+                    hint=(
+                        f"Known: {', '.join(known)}; or give a file that `fitserve probe --json`"
+                        " wrote."
+                    ),
                 )
         try:
             return Hardware.model_validate_json(path.read_bytes())
@@ -68,39 +76,60 @@ class ProfileTables:
             ) from None
         except ValidationError as error:
             raise BadRequest(
-                f"{path} is not a hardware snapshot: {first_problem(error)}.", hint="Write one with `fitserve probe --json`."
+                f"{path} is not a hardware snapshot: {first_problem(error)}.",
+                hint="Write one with `fitserve probe --json`.",
             ) from None
 
     @cached_property
     def facts(self) -> tuple[Fact, ...]:
         """Combinations that are known to fail, of every root."""
         paths = [root / "facts.yaml" for root in self.roots]
-        return tuple(validated(path, Fact, entry) for path in paths if path.is_file() for entry in self.document(path))
+        return tuple(
+            validated(path, Fact, entry)
+            for path in paths
+            if path.is_file()
+            for entry in self.document(path)
+        )
 
     @cached_property
     def gpus(self) -> GpuTable:
         """What follows from a GPU's capability; a user's file adds to ours and goes first."""
         paths = [root / "gpus.yaml" for root in self.roots]
-        tables = [validated(path, GpuTable, self.document(path)) for path in paths if path.is_file()]
+        tables = [
+            validated(path, GpuTable, self.document(path)) for path in paths if path.is_file()
+        ]
         return GpuTable(
-            sources={name: source for table in reversed(tables) for name, source in table.sources.items()},
-            capabilities={name: traits for table in reversed(tables) for name, traits in table.capabilities.items()},
-            schemes={kind: wanted for table in reversed(tables) for kind, wanted in table.schemes.items()},
+            sources={
+                name: source for table in reversed(tables) for name, source in table.sources.items()
+            },
+            capabilities={
+                name: traits
+                for table in reversed(tables)
+                for name, traits in table.capabilities.items()
+            },
+            schemes={
+                kind: wanted for table in reversed(tables) for kind, wanted in table.schemes.items()
+            },
         )
 
     @cached_property
     def cards(self) -> CardTable:
         """What cards promise; a user's file adds to ours and goes first."""
         paths = [root / "cards.yaml" for root in self.roots]
-        tables = [validated(path, CardTable, self.document(path)) for path in paths if path.is_file()]
+        tables = [
+            validated(path, CardTable, self.document(path)) for path in paths if path.is_file()
+        ]
         return CardTable(
-            sources={name: source for table in reversed(tables) for name, source in table.sources.items()},
+            sources={
+                name: source for table in reversed(tables) for name, source in table.sources.items()
+            },
             cards=tuple(card for table in tables for card in table.cards),
         )
 
     @cached_property
     def pace(self) -> Pace:
-        """How fast GPUs and engines are; of the table of what engines reach a user's file wins over ours."""
+        """How fast GPUs and engines are; of the table of what engines reach a user's file wins over
+        ours."""
         path = next(path for root in self.roots if (path := root / "speed.yaml").is_file())
         return Pace(self.cards, validated(path, SpeedTable, self.document(path)))
 
@@ -108,7 +137,9 @@ class ProfileTables:
     def parsers(self) -> ParserTable:
         """How models write tool calls and thoughts; a user's rows go first."""
         paths = [root / "parsers.yaml" for root in self.roots]
-        tables = [validated(path, ParserTable, self.document(path)) for path in paths if path.is_file()]
+        tables = [
+            validated(path, ParserTable, self.document(path)) for path in paths if path.is_file()
+        ]
         return ParserTable(
             tools=tuple(row for table in tables for row in table.tools),
             reasoning=tuple(row for table in tables for row in table.reasoning),
@@ -118,7 +149,9 @@ class ProfileTables:
     def _repairs(self) -> list[RepairTable]:
         """Of published chat templates."""
         paths = [root / "chat_templates.yaml" for root in self.roots]
-        return [validated(path, RepairTable, self.document(path)) for path in paths if path.is_file()]
+        return [
+            validated(path, RepairTable, self.document(path)) for path in paths if path.is_file()
+        ]
 
     @cached_property
     def xids(self) -> XidTable:
@@ -155,4 +188,6 @@ def validated(path: Path, model: type[V], data: Any) -> V:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise SettingsError(f"The profile {path} is wrong at {first_problem(error)}.", hint="Correct the file.") from None
+        raise SettingsError(
+            f"The profile {path} is wrong at {first_problem(error)}.", hint="Correct the file."
+        ) from None

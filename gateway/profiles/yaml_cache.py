@@ -1,7 +1,8 @@
-"""Reads YAML files, through a cache in JSON: YAML takes twenty times as long to read, which shows in a command of half a second.
+"""Reads YAML files, through a cache in JSON: YAML takes twenty times as long to read, which shows
+in a command of half a second.
 
-The cache is one JSON file that may be deleted at any time: without it, or where it does not fit, the files are read. Of the cache only the
-files that are asked for are decoded.
+The cache is one JSON file that may be deleted at any time: without it, or where it does not fit,
+the files are read. Of the cache only the files that are asked for are decoded.
 """
 
 from __future__ import annotations
@@ -37,7 +38,12 @@ class Documents:
     def first(self, path: Path) -> Any:
         """The first document of a file whose others are large."""
         known = str(path) in self._known
-        return next(iter(self.read(path) if known else self._documents(path, f"{path} (first document)", 1)), None)
+        return next(
+            iter(
+                self.read(path) if known else self._documents(path, f"{path} (first document)", 1)
+            ),
+            None,
+        )
 
     def _documents(self, path: Path, name: str, most: int | None) -> list[Any]:
         """The documents of the file, or the first of them, which the cache knows by `name`."""

@@ -1,4 +1,5 @@
-"""What the client hears of its request: the head of the engine's answer, written anew, and what ends the answer. The bytes between pass from
+"""What the client hears of its request: the head of the engine's answer, written anew, and what
+ends the answer. The bytes between pass from
 the engine's connection to `client` as they come.
 
     the engine's answer                   to a client that waits in silence        to one that was promised an event stream
@@ -33,7 +34,8 @@ _BUFFERED_BYTES = 64 * 1024
 
 
 class BufferedAnswer:
-    """Keeps the body of an answer: an error that a client of Anthropic's reads in another shape, or what is no event stream, for a client
+    """Keeps the body of an answer: an error that a client of Anthropic's reads in another shape, or
+    what is no event stream, for a client
     that was promised an event stream."""
 
     def __init__(self) -> None:
@@ -54,7 +56,10 @@ class BufferedAnswer:
         try:
             return named_event(dump(msgspec.json.decode(self.data)), shape)
         except (msgspec.DecodeError, RecursionError):
-            return error_event(UpstreamError("The engine's answer is no stream.", hint="Its log may say why."), shape)
+            return error_event(
+                UpstreamError("The engine's answer is no stream.", hint="Its log may say why."),
+                shape,
+            )
 
 
 class AnswerSink(BodySource, Protocol):
@@ -76,7 +81,8 @@ class AnsweredRequest(IncomingRequest):
     _permit: Permit | None = None  # of a key with limits
     _usage: TokenUsage | None = None
     _buffered: BufferedAnswer | None = None
-    _doubted: bool = False  # the head of an answer has come and is not passed on: the engine may be saying that it dies
+    # the head of an answer has come and is not passed on: the engine may be saying that it dies
+    _doubted: bool = False
 
     @property
     def sent(self) -> int:
@@ -93,7 +99,11 @@ class AnsweredRequest(IncomingRequest):
         """As the answer told it."""
         if self._usage is None:
             upstream = self._upstream
-            self._usage = usage(upstream.tail) if upstream is not None and 200 <= self.status < 300 else UNTOLD
+            self._usage = (
+                usage(upstream.tail)
+                if upstream is not None and 200 <= self.status < 300
+                else UNTOLD
+            )
         return self._usage
 
     def _begin(self, upstream: UpstreamConnection) -> None:
@@ -133,9 +143,13 @@ class AnsweredRequest(IncomingRequest):
 
     def _write_error(self, status: int, body: bytes | bytearray) -> None:
         """The engine's error, in the shape that Anthropic's clients read."""
-        lines = b"content-type: application/json\r\n" + (b"" if self.keep else b"connection: close\r\n")
+        lines = b"content-type: application/json\r\n" + (
+            b"" if self.keep else b"connection: close\r\n"
+        )
         told = anthropic_error(status, body)
-        self.connection.transport.write(whole_answer(status, lines, self.own_headers(), self.id.encode(), told))
+        self.connection.transport.write(
+            whole_answer(status, lines, self.own_headers(), self.id.encode(), told)
+        )
 
     def _end_with(self, error: FitserveError) -> None:
         """An event stream breaks off: the error is its last event."""
@@ -145,7 +159,9 @@ class AnsweredRequest(IncomingRequest):
         self._last_event(event)
 
     def _last_event(self, event: bytes) -> None:
-        self.connection.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event) if self.chunks else event)
+        self.connection.transport.write(
+            b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event) if self.chunks else event
+        )
 
     def _take_back(self) -> None:
         """An answer that was not passed on yet, and breaks off, has not started."""

@@ -1,7 +1,9 @@
-"""One request for FastAPI: uvicorn's ASGI cycle, which takes its turn on a client's connection as an `Exchange` does.
+"""One request for FastAPI: uvicorn's ASGI cycle, which takes its turn on a client's connection as
+an `Exchange` does.
 
-uvicorn never holds the connection. What its cycle would do to the transport (write, pause, close) comes here, and is done by the
-client's connection, which alone knows whose turn it is, what is still to be read, and how much time there is.
+uvicorn never holds the connection. What its cycle would do to the transport (write, pause, close)
+comes here, and is done by the client's connection, which alone knows whose turn it is, what is
+still to be read, and how much time there is.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def _address(name: object) -> tuple[str, int] | None:
 
 
 class AsgiSide(Protocol):
-    """The connection of the client, `ClientConnection`, as far as a request for FastAPI calls it."""
+    """The connection of the client, `ClientConnection`, as far as a request for FastAPI calls
+    it."""
 
     plane: DataPlane
     transport: asyncio.Transport
@@ -53,7 +56,8 @@ class AsgiSide(Protocol):
 
 
 class AsgiRequest(RequestResponseCycle):
-    """A request, and the answer that FastAPI gives to it. `whole`: all of the request was received; `id`: the client's, of those that may be."""
+    """A request, and the answer that FastAPI gives to it. `whole`: all of the request was received;
+    `id`: the client's, of those that may be."""
 
     shape: Shape = "openai"
     # FastAPI finds out who calls; until then nothing is kept for anybody.

@@ -1,5 +1,7 @@
-"""The connection of a client, from accept to close: requests come in, and answers go out in turn. Inference requests never become ASGI,
-but an `Exchange`; all others become an `AsgiRequest`. Both take turns here, and neither touches the connection itself.
+"""The connection of a client, from accept to close: requests come in, and answers go out in turn.
+Inference requests never become ASGI,
+but an `Exchange`; all others become an `AsgiRequest`. Both take turns here, and neither touches the
+connection itself.
 
 phase       what comes next                                      too long (gateway.proxy.limits)
 new         the first byte                                       closed
@@ -9,9 +11,11 @@ answering   the end of the answer; the client may send on        closed when it 
 idle        the next request                                     closed
 lingering   nothing: what still comes is discarded               closed
 
-Requests of one connection are answered one after the other, in order. `_current` has its turn; requests that came with it in one read wait
-in `_turns`, and nothing more is read until their turn comes: the kernel keeps the rest. A request that cannot be read ends the connection:
-its refusal is written after the answers to the requests before it (`_last_words`), and the connection lingers (`_close`).
+Requests of one connection are answered one after the other, in order. `_current` has its turn;
+requests that came with it in one read wait in `_turns`, and nothing more is read until their turn
+comes: the kernel keeps the rest. A request that cannot be read ends the connection: its refusal is
+written after the answers to the requests before it (`_last_words`), and the connection lingers
+(`_close`).
 """
 
 from __future__ import annotations
@@ -39,25 +43,50 @@ from gateway.tls import Handshake, peer_address
 
 log = logging.getLogger(__name__)
 
-# What one read brings, of any connection: each takes its own before the next is read. So a read finds its memory whatever else there is, and who is
-# refused for want of memory comes to read that.
+# What one read brings, of any connection: each takes its own before the next is read. So a read
+# finds its memory whatever else there is, and who is refused for want of memory comes to read that.
 _READ = memoryview(bytearray(256 * 1024))
 
 
 def client_protocol(plane: DataPlane, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
-    """The protocol class for `uvicorn.Config(http=...)`: uvicorn makes one object per connection, all of which share `plane`."""
+    """The protocol class for `uvicorn.Config(http=...)`: uvicorn makes one object per connection,
+    all of which share `plane`."""
     made = type("ClientConnection", (ClientConnection,), {"shared": plane, "__slots__": ()})
     if tls is None:
         return made  # uvicorn knows no other word for the BufferedProtocol that it is
-    return type("ClientHandshake", (Handshake,), {"behind": made, "context": tls, "limiter": plane.connection_limiter})
+    return type(
+        "ClientHandshake",
+        (Handshake,),
+        {"behind": made, "context": tls, "limiter": plane.connection_limiter},
+    )
 
 
 class ClientConnection(asyncio.BufferedProtocol):
     """One client's connection."""
 
     __slots__ = (
-        *("_current", "_holds_up", "_last_words", "_loop", "_reader", "_repeat", "_stall", "_turns"),
-        *("address", "app_state", "config", "deadline", "discarding", "place", "plane", "server_state", "transport", "unread"),
+        *(
+            "_current",
+            "_holds_up",
+            "_last_words",
+            "_loop",
+            "_reader",
+            "_repeat",
+            "_stall",
+            "_turns",
+        ),
+        *(
+            "address",
+            "app_state",
+            "config",
+            "deadline",
+            "discarding",
+            "place",
+            "plane",
+            "server_state",
+            "transport",
+            "unread",
+        ),
     )
     shared: ClassVar[DataPlane]
 
@@ -82,7 +111,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.deadline = math.inf
         self._stall: limits.Stall | None = None
         self.discarding = False  # what still comes is discarded
-        self._holds_up = False  # the body that comes in has to wait: for room, for a replica, or for who reads it
+        # the body that comes in has to wait: for room, for a replica, or for who reads it
+        self._holds_up = False
         self.unread = False  # nothing is read, for the body or for a turn
         self.address = ""
         self.place: limits.Place | None = None  # a handshake before has got one
@@ -128,14 +158,21 @@ class ClientConnection(asyncio.BufferedProtocol):
                 if self._repeats(kept):
                     return
             except MemoryError:
-                kept = None  # its head is read all the same: only that tells how much comes before the client reads its refusal
-        if reader.read(_READ[:count] if kept is None else kept) and kept is not None and isinstance(self._current, Exchange):
+                # its head is read all the same: only that tells how much comes before the client
+                # reads its refusal
+                kept = None
+        if (
+            reader.read(_READ[:count] if kept is None else kept)
+            and kept is not None
+            and isinstance(self._current, Exchange)
+        ):
             self._repeat = head_cache.remember(kept, self._current, self.plane.keys.table)
         if self._turns and not self.discarding:
             self._steer()
 
     def _repeats(self, data: bytes) -> bool:
-        """Whether `data` was a request with the head of the request before; that head need not be read again."""
+        """Whether `data` was a request with the head of the request before; that head need not be
+        read again."""
         repeat = self._repeat
         if repeat is None or repeat.keys is not self.plane.keys.table or self.plane.leaving:
             return False
@@ -144,7 +181,17 @@ class ClientConnection(asyncio.BufferedProtocol):
             return False
         self.deadline = math.inf
         exchange = self._current = Exchange(
-            self.plane, self, repeat.endpoint, repeat.found, repeat.key, new_id(), True, True, repeat.lines, body, whole=True
+            self.plane,
+            self,
+            repeat.endpoint,
+            repeat.found,
+            repeat.key,
+            new_id(),
+            True,
+            True,
+            repeat.lines,
+            body,
+            whole=True,
         )
         self._run(exchange)
         return True
@@ -223,8 +270,13 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _steer(self) -> None:
         """Reads, or does not. What is not read has no time either."""
-        # Who takes no answer asks nothing more; but for a body, which many clients send before they read.
-        unread = self._holds_up or bool(self._turns) or (self.write_paused and not self._reader.in_body and not self.discarding)
+        # Who takes no answer asks nothing more; but for a body, which many clients send before they
+        # read.
+        unread = (
+            self._holds_up
+            or bool(self._turns)
+            or (self.write_paused and not self._reader.in_body and not self.discarding)
+        )
         if unread == self.unread or self.transport.is_closing():
             return
         self.unread = unread
@@ -234,7 +286,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         else:
             self.transport.resume_reading()
             if self._reader.in_body or self._reader.in_head:
-                self.deadline = self._loop.time() + (limits.BODY_S if self._reader.in_body else limits.HEAD_S)
+                self.deadline = self._loop.time() + (
+                    limits.BODY_S if self._reader.in_body else limits.HEAD_S
+                )
             elif not self._busy():
                 self.deadline = self._loop.time() + self.plane.keep_alive_s
 
@@ -256,11 +310,17 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _run(self, exchange: Exchange) -> None:
         """Enough of the body of `exchange`, whose turn it is, is here."""
         if self.transport.is_closing() or exchange is not self._current:
-            return  # the client was found gone when the answer before was written, or somebody has ended this request
+            # the client was found gone when the answer before was written, or somebody has ended
+            # this request
+            return
         try:
             if exchange.endpoint.at == "models":
-                body = dump(models_answer(self.plane.routes.table, exchange.endpoint.id, exchange.key))
-                self.transport.write(answer(200, body, exchange.id, self._headers(keep=exchange.keep)))
+                body = dump(
+                    models_answer(self.plane.routes.table, exchange.endpoint.id, exchange.key)
+                )
+                self.transport.write(
+                    answer(200, body, exchange.id, self._headers(keep=exchange.keep))
+                )
                 self.answered(exchange)
             else:
                 exchange.start()
@@ -271,7 +331,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             exchange.fail(refusals.failed())
 
     def refuse(self, exchange: Exchange, error: FitserveError) -> None:
-        """Answers with an error of the gateway's own. Only for an exchange whose answer has not started."""
+        """Answers with an error of the gateway's own. Only for an exchange whose answer has not
+        started."""
         self.plane.meter.refused(exchange, error)
         self.transport.write(self._refusal(error, exchange.shape, exchange.id, keep=exchange.keep))
         self.answered(exchange)
@@ -304,8 +365,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         elif not self._reader.in_head and not self._reader.in_body:
             self.deadline = self._loop.time() + self.plane.keep_alive_s
 
-    def hang_up(self, error: FitserveError, shape: Shape = "openai", id_: str | None = None) -> None:
-        """Refuses the request that comes in, once those before it are answered. Nothing more is read."""
+    def hang_up(
+        self, error: FitserveError, shape: Shape = "openai", id_: str | None = None
+    ) -> None:
+        """Refuses the request that comes in, once those before it are answered. Nothing more is
+        read."""
         self.discarding = True
         self.deadline = math.inf
         id_ = id_ or new_id()
@@ -342,14 +406,21 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _headers(self, *, keep: bool) -> list[tuple[bytes, bytes]]:
         """Of an answer of the gateway's own."""
-        own = self.server_state.default_headers if keep else [*self.server_state.default_headers, (b"connection", b"close")]
+        own = (
+            self.server_state.default_headers
+            if keep
+            else [*self.server_state.default_headers, (b"connection", b"close")]
+        )
         if self.plane.origins is not None:
-            origin = next((value for name, value in self._reader.headers if name == b"origin"), None)
+            origin = next(
+                (value for name, value in self._reader.headers if name == b"origin"), None
+            )
             own = [*own, *self.plane.origins.headers(origin)]
         return own
 
     def _close(self, *, discard: bool) -> None:
-        """Ends the connection after what is written. `discard`: the client may still be sending; closed at once, the kernel
+        """Ends the connection after what is written. `discard`: the client may still be sending;
+        closed at once, the kernel
         would throw the answer away."""
         if discard and not self.transport.is_closing():
             self.discarding = True
@@ -368,7 +439,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._stall = limits.Stall(self.transport, self._loop.time())
 
     def _cut(self) -> None:
-        """Closes at once, and lets go of the engine: until the loop says that the connection is lost, the engine could write to it."""
+        """Closes at once, and lets go of the engine: until the loop says that the connection is
+        lost, the engine could write to it."""
         request, self._current = self._current, None
         if request is not None:
             request.leave()
@@ -386,7 +458,9 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self.hang_up(refusals.too_slow())
             else:
                 self._end()
-        elif (self._stall is not None and self._stall.over(now)) or (self.unread and limits.has_left(self.transport)):
+        elif (self._stall is not None and self._stall.over(now)) or (
+            self.unread and limits.has_left(self.transport)
+        ):
             self._cut()
         if self._current is not None:
             self._current.sweep(now)
@@ -408,7 +482,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._current if isinstance(self._current, Exchange) else None
 
     def leave(self) -> None:
-        """Another gateway takes new connections. Closed at once, a request that is on its way would meet a closed door."""
+        """Another gateway takes new connections. Closed at once, a request that is on its way would
+        meet a closed door."""
         if not (self._reader.in_head or self._reader.in_body or self.discarding or self._busy()):
             self.deadline = min(self.deadline, self._loop.time() + self.plane.keep_alive_s)
 

@@ -1,4 +1,5 @@
-"""What all connections of the data plane share: routes, keys, limits, the connections to engines, and one clock for time-outs."""
+"""What all connections of the data plane share: routes, keys, limits, the connections to engines,
+and one clock for time-outs."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _STEP_S = 1.0
 
 
 class Authenticator(Protocol):
-    """Who may call: `gateway.proxy.access.auth.Keys`. `table`: another value once the keys have changed."""
+    """Who may call: `gateway.proxy.access.auth.Keys`. `table`: another value once the keys have
+    changed."""
 
     @property
     def table(self) -> object: ...
@@ -59,7 +61,9 @@ class OpenConnection(Protocol):
 class DataPlane:
     """One per event loop."""
 
-    def __init__(self, routes: Routes, keys: Authenticator, limits: Limits, meter: Meter | None = None) -> None:
+    def __init__(
+        self, routes: Routes, keys: Authenticator, limits: Limits, meter: Meter | None = None
+    ) -> None:
         self.routes = routes
         self.keys = keys
         self.limits = limits
@@ -69,7 +73,8 @@ class DataPlane:
         self.connection_limiter = ConnectionLimiter(limits)
         self.body_budget = BodyBudget(limits.body_bytes, limits.queue_timeout_s)
         self.connections: set[OpenConnection] = set()
-        self.leaving = False  # another gateway takes new connections: each request is the last one of its connection
+        # another gateway takes new connections: each request is the last one of its connection
+        self.leaving = False
         self.keep_alive_s = limits.keep_alive_s  # how long a connection is kept without a request
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # known with the first connection
         self._pools: dict[str, UpstreamPool] = {}
@@ -85,7 +90,8 @@ class DataPlane:
             self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     async def leave(self, server: uvicorn.Server, within_s: float) -> None:
-        """Take no more connections, finish those that are here, and have the server end: at once when all are gone."""
+        """Take no more connections, finish those that are here, and have the server end: at once
+        when all are gone."""
         for one in server.servers:
             one.close()
         self.leaving, self.keep_alive_s = True, min(self.keep_alive_s, LEAVING_S)
@@ -118,7 +124,11 @@ class DataPlane:
         return oldest(asked, self.routes.table, self._ahead)
 
     async def cancel(self, id_: str) -> int:
-        found = [exchange for one in self.connections if (exchange := one.exchange) is not None and exchange.id == id_]
+        found = [
+            exchange
+            for one in self.connections
+            if (exchange := one.exchange) is not None and exchange.id == id_
+        ]
         for exchange in found:
             exchange.cancel()
         return len(found)
@@ -140,7 +150,9 @@ class DataPlane:
             try:
                 connection.sweep(now)
             except Exception:
-                log.exception("a bug in the data plane")  # of one connection: the limits of the others hold
+                log.exception(
+                    "a bug in the data plane"
+                )  # of one connection: the limits of the others hold
         self.body_budget.sweep(now)
         for url, pool in list(self._pools.items()):
             if not pool.sweep(now):

@@ -1,5 +1,7 @@
-"""One inference request and its answer: a plain object between the client's connection and an engine's; no task. Here is what happens when;
-how the request comes in and the answer goes out: `IncomingRequest` and `AnsweredRequest`, on which this one is built.
+"""One inference request and its answer: a plain object between the client's connection and an
+    engine's; no task. Here is what happens when;
+how the request comes in and the answer goes out: `IncomingRequest` and `AnsweredRequest`, on which
+this one is built.
 
     state        what it waits for                         the client leaves       the engine fails
     reading      the client's body, and its turn on a      forgotten               -
@@ -8,16 +10,20 @@ how the request comes in and the answer goes out: `IncomingRequest` and `Answere
     connecting   a connection to the replica               the dial is cancelled   another replica, once; then 502 unreachable
     asked        the head of the engine's answer           connection aborted      another replica, once; without one 502 engine_error
     answering    the rest of the answer                    connection aborted      events: an error event, then the end, never
-                                                                                   [DONE]; else a broken transfer
+                                                                                   [DONE]; else a
+                                                                                   broken transfer
     done         -                                         -                       -
 
-An engine that freezes, as the table of routes says, is left: another replica is asked, once, where no byte of the answer's body came and the
-request is still here (SMALL_BYTES of it are kept until then); else the client hears that the engine broke off, or 503. So is an engine that
-dies: its connection closes before it answered, or its answer is that it dies (DYING). A request that kills its engine so kills two at most.
+An engine that freezes, as the table of routes says, is left: another replica is asked, once, where
+no byte of the answer's body came and the request is still here (SMALL_BYTES of it are kept until
+then); else the client hears that the engine broke off, or 503. So is an engine that dies: its
+connection closes before it answered, or its answer is that it dies (DYING). A request that kills
+its engine so kills two at most.
 
-Every request that was given to a replica is taken from it once, by `_release`. The client's connection calls start, more, complete, leave,
-pause, resume, sweep, cancel and stop; `QueueWait` calls ask, refuse or fail; the pool calls connected or unreachable; the connection to the engine then
-calls head, first_byte, and end or broke, or `answered` in their place.
+Every request that was given to a replica is taken from it once, by `_release`. The client's
+connection calls start, more, complete, leave, pause, resume, sweep, cancel and stop; `QueueWait`
+calls ask, refuse or fail; the pool calls connected or unreachable; the connection to the engine
+then calls head, first_byte, and end or broke, or `answered` in their place.
 """
 
 from __future__ import annotations
@@ -43,7 +49,8 @@ log = logging.getLogger(__name__)
 
 Outcome = Literal["", "answered", "left", "broken", "cancelled", "refused", "unreachable"]
 
-# What vLLM answers from when its core has died until its server ends: ENGINE_DEAD_MESSAGE (0.18.0 to 0.33.0, v1/engine/exceptions.py).
+# What vLLM answers from when its core has died until its server ends: ENGINE_DEAD_MESSAGE (0.18.0
+# to 0.33.0, v1/engine/exceptions.py).
 DYING = b"EngineCore encountered an issue"
 _DYING_STATUS = 500
 _UNAUTHORIZED = 401
@@ -58,7 +65,8 @@ class ClientSide(AnswerSink, Protocol):
         """Whether the client has yet to take what is written."""
 
     def refuse(self, exchange: Exchange, error: FitserveError) -> None:
-        """Answers with an error of the gateway's own. Only for an exchange whose answer has not started."""
+        """Answers with an error of the gateway's own. Only for an exchange whose answer has not
+        started."""
 
     def answered(self, exchange: Exchange, /) -> None:
         """The answer to `exchange` is written, or broken off."""
@@ -87,7 +95,8 @@ class Exchange(AnsweredRequest):
     # --- the client's side ---
 
     def start(self) -> None:
-        """Its turn has come, and enough of the body is here. Raises FitserveError as long as no engine was asked."""
+        """Its turn has come, and enough of the body is here. Raises FitserveError as long as no
+        engine was asked."""
         plane = self.plane
         self.client = self.connection.transport
         self.started = plane.loop.time()
@@ -101,7 +110,11 @@ class Exchange(AnsweredRequest):
             request_body.check_tools(self.endpoint, self.body, route)
         self.model, self.received = route.name, len(self.body)
         replica = plane.routes.pick(route, self.call)
-        if b"via" in self.found and hops(self.found) >= MOST_HOPS and any(one.elsewhere for one in route.replicas):
+        if (
+            b"via" in self.found
+            and hops(self.found) >= MOST_HOPS
+            and any(one.elsewhere for one in route.replicas)
+        ):
             raise refusals.loops(route.name, MOST_HOPS)
         if self.key.limit is not None:
             self._permit = plane.limiter.admit(self.key, self.endpoint.shape, self.started)
@@ -110,7 +123,9 @@ class Exchange(AnsweredRequest):
     def give_up(self, error: FitserveError) -> None:
         """There is no room for the body any more."""
         if self._upstream is not None:
-            self.broke(self._upstream, "it takes the request too slowly while others wait for memory")
+            self.broke(
+                self._upstream, "it takes the request too slowly while others wait for memory"
+            )
         else:
             self.connection.give_up(self, error)
 
@@ -130,7 +145,8 @@ class Exchange(AnsweredRequest):
             self._upstream.transport.resume_reading()
 
     def sweep(self, now: float) -> None:
-        """Twice a second: an engine that has said nothing for very long is given up. A prefill is silent too."""
+        """Twice a second: an engine that has said nothing for very long is given up. A prefill is
+        silent too."""
         upstream = self._upstream
         if self.state == "queued" and self._wait is not None:
             self._wait.sweep(now)
@@ -167,7 +183,11 @@ class Exchange(AnsweredRequest):
         if replica is not None:
             self.ask(replica)
         else:
-            if len(self.body) > SMALL_BYTES and not self.held and self.plane.body_budget.crowded(self.account):
+            if (
+                len(self.body) > SMALL_BYTES
+                and not self.held
+                and self.plane.body_budget.crowded(self.account)
+            ):
                 raise no_room()
             self.keep_body()
             self.state = "queued"
@@ -213,7 +233,11 @@ class Exchange(AnsweredRequest):
         failed, route = self.replica, self.plane.routes.table.models.get(self.call.model)
         log.warning("%s: no connection to %s: %r", self.id, failed, error)
         there = route is not None and failed in route.replicas
-        if failed is not None and not self._retried and (route is None or not there or len(route.replicas) > 1 or route.wait_s):
+        if (
+            failed is not None
+            and not self._retried
+            and (route is None or not there or len(route.replicas) > 1 or route.wait_s)
+        ):
             self._ask_again(failed.id if there else None)
             return
         self.outcome = "unreachable"
@@ -228,14 +252,19 @@ class Exchange(AnsweredRequest):
             return
         log.warning("%s: %s is frozen", self.id, frozen)
         self._take_back()
-        # A stream's head may be out, which is the same for every replica; the head of another answer is not.
+        # A stream's head may be out, which is the same for every replica; the head of another
+        # answer is not.
         fresh = not self.status or (self.events and self.status == 200 and not self.sent)
         again, self._again = self._again, b""
         self._let_go()
         self._dial = None
         if not fresh:
             self.refuse(refusals.frozen_in_answer())
-        elif self.whole and not self._retried and (again or self.state == "connecting" or self.endpoint.method != "POST"):
+        elif (
+            self.whole
+            and not self._retried
+            and (again or self.state == "connecting" or self.endpoint.method != "POST")
+        ):
             self.promised = self.promised or bool(self.status)
             if self.state != "connecting":
                 self.body = self.call.body = again
@@ -257,10 +286,17 @@ class Exchange(AnsweredRequest):
             self.refuse(refusal)
 
     def _survives(self) -> bool:
-        """Its engine dies before it answered: another replica is asked, where there is one and the request is still here."""
+        """Its engine dies before it answered: another replica is asked, where there is one and the
+        request is still here."""
         dying, again = self.replica, self._again
         route = self.plane.routes.table.models.get(self.call.model)
-        if dying is None or self._retried or not again or route is None or all(one.id == dying.id for one in route.replicas):
+        if (
+            dying is None
+            or self._retried
+            or not again
+            or route is None
+            or all(one.id == dying.id for one in route.replicas)
+        ):
             return False
         log.warning("%s: %s dies, and another replica is asked", self.id, dying)
         self._again = b""
@@ -278,7 +314,9 @@ class Exchange(AnsweredRequest):
             self.fail(refusals.no_answer(status))
             return
         if status == _UNAUTHORIZED:
-            self.fail(refusals.unauthorized(key=self.replica is not None and bool(self.replica.key)))
+            self.fail(
+                refusals.unauthorized(key=self.replica is not None and bool(self.replica.key))
+            )
             return
         self.status = status
         self.state = "answering"
@@ -298,7 +336,11 @@ class Exchange(AnsweredRequest):
         plane.meter.first_byte(self)
         if self.replica is not None:
             plane.routes.progress(self.replica)
-            if self.endpoint.path == "/v1/responses" and self.status < 300 and (match := _RESPONSE_ID.search(data, 0, 4096)):
+            if (
+                self.endpoint.path == "/v1/responses"
+                and self.status < 300
+                and (match := _RESPONSE_ID.search(data, 0, 4096))
+            ):
                 plane.routes.responses.made(match[1], self.key, self.replica.seed)
 
     def end(self, upstream: UpstreamConnection, *, reusable: bool) -> None:
@@ -317,7 +359,9 @@ class Exchange(AnsweredRequest):
             upstream.drop()
         self.connection.answered(self)
 
-    def answered(self, upstream: UpstreamConnection, status: int, lines: bytes, body: bytes) -> None:
+    def answered(
+        self, upstream: UpstreamConnection, status: int, lines: bytes, body: bytes
+    ) -> None:
         """The answer came whole, with a head that is known: as `head`, `first_byte` and `end`."""
         if status == _DYING_STATUS and DYING in body and self._survives():
             return
@@ -329,7 +373,9 @@ class Exchange(AnsweredRequest):
         if status >= 400 and self.endpoint.shape == "anthropic":
             self._write_error(status, body)
         else:
-            self.client.write(whole_answer(status, lines, self.own_headers(), self.id.encode(), body))
+            self.client.write(
+                whole_answer(status, lines, self.own_headers(), self.id.encode(), body)
+            )
         self._part(upstream, reusable=True)
 
     def broke(self, upstream: UpstreamConnection, reason: str, *, closed: bool = False) -> None:
@@ -351,7 +397,8 @@ class Exchange(AnsweredRequest):
             self._upstream.drop()
 
     def refuse(self, error: FitserveError) -> None:
-        """What the client has of an answer stays. An event stream ends with the error, anything else is cut off."""
+        """What the client has of an answer stays. An event stream ends with the error, anything
+        else is cut off."""
         self._take_back()
         if not self.status and not self.promised:
             self._finish("refused")
@@ -385,8 +432,17 @@ class Exchange(AnsweredRequest):
         bucket = permit.account.tokens
         if prompt is not None or completion is not None or bucket is None:
             return (prompt or 0) + (completion or 0)
-        asked = self._upstream is not None and self.endpoint.body == "json" and self.status < 300 and self.outcome != "refused"
-        return rate_limits.estimate(self.received, self.sent, events=self.events, most=bucket.size) if asked else 0
+        asked = (
+            self._upstream is not None
+            and self.endpoint.body == "json"
+            and self.status < 300
+            and self.outcome != "refused"
+        )
+        return (
+            rate_limits.estimate(self.received, self.sent, events=self.events, most=bucket.size)
+            if asked
+            else 0
+        )
 
     def _release(self) -> None:
         """The replica has done with it."""

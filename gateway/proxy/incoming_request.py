@@ -1,4 +1,5 @@
-"""A request for inference as it comes in, and as it goes to an engine: its head, and its body, which is kept until it is complete or passed on
+"""A request for inference as it comes in, and as it goes to an engine: its head, and its body,
+which is kept until it is complete or passed on
 as it comes.
 
     the body                        where its bytes are                            who is slowed down
@@ -84,17 +85,24 @@ class IncomingRequest(ABC):
     @property
     def moved(self) -> int:
         """Grows with each byte of the body that comes in, and with each that the engine takes."""
-        return len(self.body) if self._upstream is None else -self._upstream.transport.get_write_buffer_size()
+        return (
+            len(self.body)
+            if self._upstream is None
+            else -self._upstream.transport.get_write_buffer_size()
+        )
 
     # --- as it comes in ---
 
     def more(self, data: bytes) -> None:
-        """A piece of the body. Raises BadRequest: also what goes on to an engine at once is read first."""
+        """A piece of the body. Raises BadRequest: also what goes on to an engine at once is read
+        first."""
         if self.endpoint.body == "form":
             self._read_form(data)
         upstream = self._upstream
         if upstream is not None:
-            upstream.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if b"content-length" not in self.found else data)
+            upstream.transport.write(
+                b"%x\r\n%b\r\n" % (len(data), data) if b"content-length" not in self.found else data
+            )
         elif not self.body:
             self.body = data
         else:
@@ -123,14 +131,16 @@ class IncomingRequest(ABC):
     # --- where it is kept ---
 
     def has_room(self) -> bool:
-        """Whether more of the body may come now; else the client is read again when it may. Raises Busy."""
+        """Whether more of the body may come now; else the client is read again when it may. Raises
+        Busy."""
         if self.state != "reading" or len(self.body) <= SMALL_BYTES:
             return True
         self.held = True
         return self.plane.body_budget.grow(self, len(self.body))
 
     def keep_body(self) -> None:
-        """What is here of the body stays here for a while: until the requests before it are answered, or an engine can be asked."""
+        """What is here of the body stays here for a while: until the requests before it are
+        answered, or an engine can be asked."""
         self._hold(len(self.body))
 
     def release_body(self) -> None:
@@ -155,8 +165,11 @@ class IncomingRequest(ABC):
 
     # --- as it goes to an engine ---
 
-    def _written(self, upstream: UpstreamConnection, replica: RoutedReplica | None) -> tuple[bytes, Body]:
-        """The head for the engine, and what is here of the body, with the model called as the replica calls it. Raises BadRequest."""
+    def _written(
+        self, upstream: UpstreamConnection, replica: RoutedReplica | None
+    ) -> tuple[bytes, Body]:
+        """The head for the engine, and what is here of the body, with the model called as the
+        replica calls it. Raises BadRequest."""
         described, body = self._content_type, self.body
         if replica is not None:
             described += replica.key_line
@@ -174,7 +187,12 @@ class IncomingRequest(ABC):
             described += b"transfer-encoding: chunked\r\n"
             body = b"%x\r\n%b\r\n" % (len(body), bytes(body))
         pool = upstream.pool
-        return request_head(self.endpoint, pool.prefix, pool.authority, self.id.encode(), described, self.lines), body
+        return (
+            request_head(
+                self.endpoint, pool.prefix, pool.authority, self.id.encode(), described, self.lines
+            ),
+            body,
+        )
 
     def pause_upload(self) -> None:
         """The engine takes the body slowly."""
@@ -185,7 +203,8 @@ class IncomingRequest(ABC):
         self._uploaded(0)
 
     def _uploaded(self, left: int) -> None:
-        """What was here of the body is written to the engine, but for `left` bytes: `resume_upload` comes when many of them are."""
+        """What was here of the body is written to the engine, but for `left` bytes: `resume_upload`
+        comes when many of them are."""
         if left > SMALL_BYTES:
             self._hold(left, pressed=True)
             return

@@ -1,4 +1,5 @@
-"""What a client may do to the server around its requests: how many connections, how slowly, how large a head.
+"""What a client may do to the server around its requests: how many connections, how slowly, how
+large a head.
 
     while                                          at most             then
     a new connection has sent nothing              FIRST_BYTE_S        closed
@@ -13,9 +14,11 @@
     connections are refused, beside those kept     most_refused        closed without a word
     a TLS handshake goes on                        tls.HANDSHAKE_S     closed
 
-While a body waits for memory, others have less time (`body_budget.py`). Nobody has a time while the gateway does not read.
+While a body waits for memory, others have less time (`body_budget.py`). Nobody has a time while the
+gateway does not read.
 
-`DataPlane` looks at all connections twice a second: one timer for all costs less than a timer for each connection.
+`DataPlane` looks at all connections twice a second: one timer for all costs less than a timer for
+each connection.
 """
 
 from __future__ import annotations
@@ -45,19 +48,41 @@ LINGER_S = 5.0
 # What is thrown away of a refused request beyond the length that it announced.
 DISCARDED_BYTES = 256 * 1024
 SWEEP_S = 0.5
-# Of a gateway that another one replaces: so long a connection without a request is kept; clients forget theirs after 5 s (httpx) and more.
+# Of a gateway that another one replaces: so long a connection without a request is kept; clients
+# forget theirs after 5 s (httpx) and more.
 LEAVING_S = 15.0
-# Bytes that may wait in the kernel for a client that reads slowly, beside the bytes that are on their way.
+# Bytes that may wait in the kernel for a client that reads slowly, beside the bytes that are on
+# their way.
 UNSENT_BYTES = 128 * 1024
-# Requests that may wait behind one that is being answered on the same connection: of those that came with one read, nothing more is read.
+# Requests that may wait behind one that is being answered on the same connection: of those that
+# came with one read, nothing more is read.
 PIPELINED = 16
-# Connections beyond the limit that hear why they are refused, each for LINGER_S; the others are closed at once.
+# Connections beyond the limit that hear why they are refused, each for LINGER_S; the others are
+# closed at once.
 REFUSED = 64
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
-# The headers that are read here. The first group decides about access or framing, so a second header of the same name is refused.
-_ONCE = frozenset({b"host", b"authorization", b"origin", b"x-api-key", b"content-type", b"content-length", b"expect"})
-_READ = _ONCE | {b"accept", b"traceparent", b"tracestate", b"x-request-id", b"transfer-encoding", b"via"}
+# The headers that are read here. The first group decides about access or framing, so a second
+# header of the same name is refused.
+_ONCE = frozenset(
+    {
+        b"host",
+        b"authorization",
+        b"origin",
+        b"x-api-key",
+        b"content-type",
+        b"content-length",
+        b"expect",
+    }
+)
+_READ = _ONCE | {
+    b"accept",
+    b"traceparent",
+    b"tracestate",
+    b"x-request-id",
+    b"transfer-encoding",
+    b"via",
+}
 _ESTABLISHED = 1
 _AT_ONCE = struct.pack("ii", 1, 0)
 
@@ -76,59 +101,84 @@ class Limits:
     origins: tuple[str, ...] = ()
 
 
-def read_head(target: bytes, headers: list[tuple[bytes, bytes]], version: str, received: int) -> dict[bytes, bytes]:
+def read_head(
+    target: bytes, headers: list[tuple[bytes, bytes]], version: str, received: int
+) -> dict[bytes, bytes]:
     """The headers that count, by lower-case name. Raises BadRequest, HeadTooLarge.
 
     received: bytes of the reads that the head came in, of which it may be a part only.
     """
-    if version not in ("1.0", "1.1"):  # the parser also takes a request line without a version, for HTTP/0.9
-        raise BadRequest("The request is not HTTP/1.1.", hint="Send HTTP/1.1 at the end of the request line.")
+    if version not in (
+        "1.0",
+        "1.1",
+    ):  # the parser also takes a request line without a version, for HTTP/0.9
+        raise BadRequest(
+            "The request is not HTTP/1.1.", hint="Send HTTP/1.1 at the end of the request line."
+        )
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _READ:
             if name in found:
                 if name in _ONCE:
-                    raise BadRequest(f"The request has two {name.decode()} headers.", hint="Send one.")
+                    raise BadRequest(
+                        f"The request has two {name.decode()} headers.", hint="Send one."
+                    )
                 found[name] += b", " + value
             else:
                 found[name] = value
         elif b"_" in name:
             raise BadRequest("A header name has an underscore in it.", hint="Write it with a dash.")
-    if received > HEAD_BYTES and len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > HEAD_BYTES:
+    if (
+        received > HEAD_BYTES
+        and len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > HEAD_BYTES
+    ):
         raise head_too_large()
     host = found.get(b"host")
     if host is None:
         # HTTP/1.0 has no Host, and the health checks of old load balancers speak it.
         if version != "1.0":
-            raise BadRequest("The request has no Host header.", hint="Send one, with the name that this gateway was asked for.")
+            raise BadRequest(
+                "The request has no Host header.",
+                hint="Send one, with the name that this gateway was asked for.",
+            )
     elif not _HOST.fullmatch(host):
         raise BadRequest(
-            "The Host header is not a host name.", hint="Send NAME, ADDRESS or [ADDRESS], and :PORT if it is not 80."
+            "The Host header is not a host name.",
+            hint="Send NAME, ADDRESS or [ADDRESS], and :PORT if it is not 80.",
         )
     return found
 
 
 def hold_little(listener: socket.socket) -> None:
-    """Lets the kernel keep at most UNSENT_BYTES that the client has not read; by default the kernel keeps megabytes, which no limit here counts.
+    """Lets the kernel keep at most UNSENT_BYTES that the client has not read; by default the kernel
+    keeps megabytes, which no limit here counts.
     Every connection that `listener` accepts inherits the option."""
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 def head_too_large() -> HeadTooLarge:
-    return HeadTooLarge(f"The head of the request is over {HEAD_BYTES} bytes.", hint="Send fewer or shorter headers.")
+    return HeadTooLarge(
+        f"The head of the request is over {HEAD_BYTES} bytes.",
+        hint="Send fewer or shorter headers.",
+    )
 
 
 def most_on_the_wire(size: int) -> int:
-    """How many bytes a body of `size` bytes may come in: the heads of its chunks, if each chunk is one byte, and short trailers."""
+    """How many bytes a body of `size` bytes may come in: the heads of its chunks, if each chunk is
+    one byte, and short trailers."""
     return HEAD_BYTES + 8 * size
 
 
 def framing_too_large() -> BadRequest:
-    return BadRequest("The body comes in with far more bytes around it than in it.", hint="Send larger chunks and no trailers.")
+    return BadRequest(
+        "The body comes in with far more bytes around it than in it.",
+        hint="Send larger chunks and no trailers.",
+    )
 
 
 def _socket(transport: asyncio.BaseTransport) -> socket.socket | None:
-    """None: the connection is lost. Through TLS its protocol hears that a moment after the socket is gone."""
+    """None: the connection is lost. Through TLS its protocol hears that a moment after the socket
+    is gone."""
     found: socket.socket | None = transport.get_extra_info("socket")
     return found
 
@@ -136,20 +186,26 @@ def _socket(transport: asyncio.BaseTransport) -> socket.socket | None:
 def has_left(transport: asyncio.BaseTransport) -> bool:
     """Whether the peer has closed a connection that is not being read. Only the kernel knows."""
     connection = _socket(transport)
-    return connection is not None and connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
+    return (
+        connection is not None
+        and connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
+    )
 
 
 def most_refused(connections: int) -> int:
-    """How many connections beyond `connections` hear why they are refused: each takes a file until its client has left."""
+    """How many connections beyond `connections` hear why they are refused: each takes a file until
+    its client has left."""
     return min(REFUSED, 1 + connections // 8)
 
 
 Place = Literal["in", "refused", "out"]
-"""Of a connection: it may stay; it hears why not; there is no room for words either, and it is closed at once."""
+"""Of a connection: it may stay; it hears why not; there is no room for words either, and it is
+closed at once."""
 
 
 class Stall:
-    """Watches a client that has not taken all bytes that were written: whether the client takes any."""
+    """Watches a client that has not taken all bytes that were written: whether the client takes
+    any."""
 
     def __init__(self, transport: asyncio.Transport, now: float) -> None:
         self._transport = transport
@@ -157,12 +213,15 @@ class Stall:
         self._left = -1
 
     def over(self, now: float) -> bool:
-        """Whether the client took no byte for STALL_S. Then its connection is to be closed, and the kernel is told to drop what was written:
+        """Whether the client took no byte for STALL_S. Then its connection is to be closed, and the
+        kernel is told to drop what was written:
         otherwise the kernel would offer these bytes for minutes to a client that never reads."""
         connection = _socket(self._transport)
         if connection is None:
             return False
-        queued = struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0]
+        queued = struct.unpack(
+            "i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
+        )[0]
         left = queued + self._transport.get_write_buffer_size()
         if left != self._left:
             self._left, self._since = left, now
@@ -173,7 +232,8 @@ class Stall:
 
 
 class ConnectionLimiter:
-    """Counts the connections: those that were let in, all and by address, and beside them those that hear why they are not. The addresses
+    """Counts the connections: those that were let in, all and by address, and beside them those
+    that hear why they are not. The addresses
     of one IPv6 network (/64) are one client's."""
 
     def __init__(self, limits: Limits) -> None:
@@ -183,9 +243,13 @@ class ConnectionLimiter:
         self.admitted = 0
 
     def come(self, address: str) -> Place:
-        """Of one more connection from `address`. The call of `left` that each call needs has the answer of this one."""
+        """Of one more connection from `address`. The call of `left` that each call needs has the
+        answer of this one."""
         network = client_network(address)
-        if self.admitted < self._limits.connections and self._of[network] < self._limits.connections_per_address:
+        if (
+            self.admitted < self._limits.connections
+            and self._of[network] < self._limits.connections_per_address
+        ):
             self.admitted += 1
             self._of[network] += 1
             return "in"

@@ -1,4 +1,5 @@
-"""What the data plane tells about each request. The base class does nothing; metrics override what they count."""
+"""What the data plane tells about each request. The base class does nothing; metrics override what
+they count."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _COMPLETION = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})').se
 
 
 TokenUsage = tuple[int | None, int | None, int | None]
-"""Tokens of the prompt, of the answer, and of the prompt those that were in a cache; None: that was not told."""
+"""Tokens of the prompt, of the answer, and of the prompt those that were in a cache; None: that was
+not told."""
 UNTOLD: TokenUsage = (None, None, None)
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
@@ -44,7 +46,8 @@ class Clock(Protocol):
 
 
 class MeteredRequest(Protocol):
-    """An `Exchange`, as far as a meter looks at it. `counted` is the meter's own, for what it wants to find again."""
+    """An `Exchange`, as far as a meter looks at it. `counted` is the meter's own, for what it wants
+    to find again."""
 
     endpoint: Endpoint
     key: Key
@@ -75,13 +78,16 @@ class MeteredRequest(Protocol):
 
 
 class Meter:
-    """Called from the event loop. Each `begun` has its `ended`, each request one `finished`, `refused` or both. Must not raise.
+    """Called from the event loop. Each `begun` has its `ended`, each request one `finished`,
+    `refused` or both. Must not raise.
 
-    `started` and `first_byte_at` are seconds of the loop's clock, `received` and `sent` bytes of the bodies.
+    `started` and `first_byte_at` are seconds of the loop's clock, `received` and `sent` bytes of
+    the bodies.
     """
 
     def begun(self, exchange: MeteredRequest) -> None:
-        """A replica is chosen, `exchange.replica`. Once more after the first one took no connection."""
+        """A replica is chosen, `exchange.replica`. Once more after the first one took no
+        connection."""
 
     def first_byte(self, exchange: MeteredRequest) -> None:
         """The first byte of the answer's body came from the engine."""
@@ -96,7 +102,8 @@ class Meter:
         """The replica has done with it, or took no connection (its outcome is unreachable then)."""
 
     def finished(self, exchange: MeteredRequest) -> None:
-        """Over, as `exchange.outcome` says: answered, left (the client), broken (the engine), refused (the gateway)."""
+        """Over, as `exchange.outcome` says: answered, left (the client), broken (the engine),
+        refused (the gateway)."""
 
 
 def usage(tail: Iterable[bytes]) -> TokenUsage:
@@ -112,7 +119,8 @@ def usage(tail: Iterable[bytes]) -> TokenUsage:
     else:
         return told.prompt_tokens, told.completion_tokens, None
     prompt, completion, cached = _PROMPT(data, at), _COMPLETION(data, at), None
-    # In Anthropic's shape what came from a cache stands beside `input_tokens`; in OpenAI's it is among the prompt's.
+    # In Anthropic's shape what came from a cache stands beside `input_tokens`; in OpenAI's it is
+    # among the prompt's.
     beside = 0
     if prompt and data.find(b'"cache', at) >= 0:
         beside, cached = sum(map(int, _CACHE(data, at))), _CACHED(data, at)

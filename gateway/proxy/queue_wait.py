@@ -1,8 +1,9 @@
 """One request's wait for a replica: how long it may be, and what its client hears meanwhile.
 
-A client that asked for a stream hears a comment every `Limits.waiting_comment_s`, so that neither it nor a proxy before it takes the
-silence for an end. The first comment brings the head of the answer along, so from then on the status is 200: an error afterwards,
-the gateway's or the engine's, is an event of the stream.
+A client that asked for a stream hears a comment every `Limits.waiting_comment_s`, so that neither
+it nor a proxy before it takes the silence for an end. The first comment brings the head of the
+answer along, so from then on the status is 200: an error afterwards, the gateway's or the engine's,
+is an event of the stream.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class QueuedRequest(Protocol):
 
 
 class QueueWait:
-    """A `gateway.proxy.routing.queue.Waiter` on behalf of an exchange. `avoid`: the replica that took no connection."""
+    """A `gateway.proxy.routing.queue.Waiter` on behalf of an exchange. `avoid`: the replica that
+    took no connection."""
 
     def __init__(self, exchange: QueuedRequest, avoid: str | None) -> None:
         self.call = exchange.call
@@ -109,8 +111,17 @@ class QueueWait:
         if not exchange.promised:
             own = exchange.own_headers()
             head = answer_head(
-                200, _STREAMS, None, own, exchange.id.encode(), chunks=exchange.chunks, keep=exchange.keep, source=b"gateway"
+                200,
+                _STREAMS,
+                None,
+                own,
+                exchange.id.encode(),
+                chunks=exchange.chunks,
+                keep=exchange.keep,
+                source=b"gateway",
             )
             exchange.promised, exchange.events, exchange.keep = True, True, head.keep
             exchange.client.write(head.data)
-        exchange.client.write(b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if exchange.chunks else _COMMENT)
+        exchange.client.write(
+            b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if exchange.chunks else _COMMENT
+        )

@@ -1,4 +1,5 @@
-"""What the data plane says when it cannot answer, or has to stop: the errors that belong to no single limit."""
+"""What the data plane says when it cannot answer, or has to stop: the errors that belong to no
+single limit."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from gateway.errors import (
 
 def no_connection() -> EngineUnreachable:
     return EngineUnreachable(
-        "The engine of this model does not take connections.", hint="The gateway restarts it if it died; try again."
+        "The engine of this model does not take connections.",
+        hint="The gateway restarts it if it died; try again.",
     )
 
 
@@ -32,17 +34,22 @@ def frozen() -> NotReady:
 
 
 def frozen_in_answer() -> UpstreamError:
-    return UpstreamError("The engine has stopped in its answer.", hint="Ask again; what came so far is incomplete.")
+    return UpstreamError(
+        "The engine has stopped in its answer.", hint="Ask again; what came so far is incomplete."
+    )
 
 
 def broke_off() -> UpstreamError:
     return UpstreamError(
-        "The engine broke off before it answered.", hint="Try again; the engine's log says what happened to it."
+        "The engine broke off before it answered.",
+        hint="Try again; the engine's log says what happened to it.",
     )
 
 
 def broke_off_in_answer() -> UpstreamError:
-    return UpstreamError("The engine broke off in its answer.", hint="Ask again; what came so far is incomplete.")
+    return UpstreamError(
+        "The engine broke off in its answer.", hint="Ask again; what came so far is incomplete."
+    )
 
 
 def no_answer(status: int) -> UpstreamError:
@@ -53,17 +60,24 @@ def no_answer(status: int) -> UpstreamError:
 
 
 def unauthorized(*, key: bool) -> UpstreamError:
-    """`key`: the gateway has one for the engine. The client's own key was good, and the engine's words may repeat the gateway's."""
-    why = "refused the key of the gateway" if key else "wants a key, and the gateway has none for it"
+    """`key`: the gateway has one for the engine. The client's own key was good, and the engine's
+    words may repeat the gateway's."""
+    why = (
+        "refused the key of the gateway" if key else "wants a key, and the gateway has none for it"
+    )
     return UpstreamError(
         f"The engine of this model {why}.",
-        hint="It is not your key that is meant; whoever runs the gateway sees more with `fitserve show`.",
+        hint=(
+            "It is not your key that is meant; whoever runs the gateway sees more with `fitserve"
+            " show`."
+        ),
     )
 
 
 def loops(model: str, hops: int) -> LoopDetected:
     return LoopDetected(
-        f"This request has passed {hops} gateways, and the endpoints of {model} lead on: perhaps back here.",
+        f"This request has passed {hops} gateways, and the endpoints of {model} lead on: perhaps"
+        " back here.",
         hint="Whoever runs them finds the endpoints of each with `fitserve show`.",
     )
 
@@ -72,7 +86,10 @@ def loops(model: str, hops: int) -> LoopDetected:
 
 
 def cancelled() -> Cancelled:
-    return Cancelled("Whoever runs this gateway has ended this request.", hint="Ask them before you send it again.")
+    return Cancelled(
+        "Whoever runs this gateway has ended this request.",
+        hint="Ask them before you send it again.",
+    )
 
 
 def stops() -> NotReady:
@@ -85,22 +102,33 @@ def failed() -> FitserveError:
 
 
 def too_many_connections() -> Busy:
-    return Busy("The gateway has too many connections.", hint="Try again in a second.", retry_after_s=1)
+    return Busy(
+        "The gateway has too many connections.", hint="Try again in a second.", retry_after_s=1
+    )
 
 
 def no_memory() -> Busy:
-    return Busy("The gateway has no memory for this request.", hint="Try again in a second.", retry_after_s=1)
+    return Busy(
+        "The gateway has no memory for this request.",
+        hint="Try again in a second.",
+        retry_after_s=1,
+    )
 
 
 # --- of the client ---
 
 
 def not_http() -> BadRequest:
-    return BadRequest("What was sent is not an HTTP request.", hint="Check the client, and what is between it and here.")
+    return BadRequest(
+        "What was sent is not an HTTP request.",
+        hint="Check the client, and what is between it and here.",
+    )
 
 
 def no_websockets() -> BadRequest:
-    return BadRequest("There are no websockets here.", hint='Ask with "stream": true for events as they come.')
+    return BadRequest(
+        "There are no websockets here.", hint='Ask with "stream": true for events as they come.'
+    )
 
 
 def too_many_ahead() -> BadRequest:

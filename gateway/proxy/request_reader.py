@@ -1,5 +1,8 @@
-"""What a client sends, as requests: the bytes go to the parser, each head becomes an `Exchange` or an `AsgiRequest`, and each piece of a body
-goes to its request, all within the limits of `limits.py`. Whose turn it is to be answered: `ClientConnection`."""
+"""What a client sends, as requests: the bytes go to the parser, each head becomes an `Exchange` or
+an `AsgiRequest`, and each piece of a body
+goes to its request, all within the limits of `limits.py`. Whose turn it is to be answered:
+`ClientConnection`.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +47,15 @@ class ReaderSide(ClientSide, AsgiSide, Protocol):
     def completed(self, request: Exchange | AsgiRequest | None, /) -> None:
         """All of a request was read. None: of one that nobody waits for any more."""
 
-    def hang_up(self, error: FitserveError, shape: Shape = "openai", id_: str | None = None) -> None:
+    def hang_up(
+        self, error: FitserveError, shape: Shape = "openai", id_: str | None = None
+    ) -> None:
         """The request that comes in is refused. Nothing more is read."""
 
 
 class RequestReader:
-    """Reads one connection. `incoming`: the request that is being read; `in_head`, `in_body`: of which a part has come."""
+    """Reads one connection. `incoming`: the request that is being read; `in_head`, `in_body`: of
+    which a part has come."""
 
     __slots__ = (
         *("_connection", "_ignores_upgrade", "_parser", "_received", "_size", "_wire"),
@@ -64,8 +70,12 @@ class RequestReader:
         self.incoming: Exchange | AsgiRequest | None = None
         self.in_head = self.in_body = False
         self._size = 0  # bytes so far of the head or body that comes in
-        self._wire = 0  # bytes of the reads that bring the body alone, with its chunks' heads and trailers; -1: none was yet
-        self._received = 0  # bytes of this read, and of the reads before that the head came in; of all that is discarded
+        # bytes of the reads that bring the body alone, with its chunks' heads and trailers; -1:
+        # none was yet
+        self._wire = 0
+        # bytes of this read, and of the reads before that the head came in; of all that is
+        # discarded
+        self._received = 0
         self._ignores_upgrade = False
 
     def _new_parser(self) -> httptools.HttpRequestParser:
@@ -105,9 +115,17 @@ class RequestReader:
         return True
 
     def throw_away(self, count: int) -> None:
-        """A refused client sends on: as much as it announced is read, so that it comes to read its refusal, and little more."""
+        """A refused client sends on: as much as it announced is read, so that it comes to read its
+        refusal, and little more."""
         self._received += count
-        announced = next((int(value) for name, value in self.headers if name == b"content-length" and value.isdigit()), 0)
+        announced = next(
+            (
+                int(value)
+                for name, value in self.headers
+                if name == b"content-length" and value.isdigit()
+            ),
+            0,
+        )
         transport = self._connection.transport
         if self._received > announced + limits.DISCARDED_BYTES and transport.is_reading():
             transport.pause_reading()  # until its time is over
@@ -117,7 +135,9 @@ class RequestReader:
         connection, first = self._connection, self._wire < 0
         if not connection.unread:
             latest = connection.plane.loop.time() + limits.BODY_S
-            connection.deadline = latest if first else min(connection.deadline + count / limits.LEAST_BYTES_S, latest)
+            connection.deadline = (
+                latest if first else min(connection.deadline + count / limits.LEAST_BYTES_S, latest)
+            )
         self._wire = 0 if first else self._wire + count
         if self._wire > limits.most_on_the_wire(self._size):
             connection.hang_up(limits.framing_too_large())
@@ -136,7 +156,9 @@ class RequestReader:
             return False
         except httptools.HttpParserError as error:
             log.debug("not HTTP: %r", error)
-            if connection.discarding:  # the same bytes may have been refused already, for what came before the garbage
+            if (
+                connection.discarding
+            ):  # the same bytes may have been refused already, for what came before the garbage
                 pass
             elif isinstance(error.__context__, MemoryError):
                 connection.hang_up(refusals.no_memory())
@@ -145,9 +167,12 @@ class RequestReader:
         return not connection.discarding
 
     def _read_again(self, rest: bytes | memoryview) -> None:
-        """The request asked for a protocol that is not spoken here, as Java's HTTP client does (h2c). It is read as if it had not;
+        """The request asked for a protocol that is not spoken here, as Java's HTTP client does
+        (h2c). It is read as if it had not;
         the parser has left the body alone."""
-        head = head_without_upgrade(self.method, self.url, self._parser.get_http_version(), self.headers)
+        head = head_without_upgrade(
+            self.method, self.url, self._parser.get_http_version(), self.headers
+        )
         self._parser = self._new_parser()
         self.read(head + rest)
 
@@ -174,7 +199,11 @@ class RequestReader:
         self._size, self._wire = 0, -1
         self.incoming = None
         method = self._parser.get_method()
-        upgrade = upgrade_of(self.headers) if self._parser.should_upgrade() and method != b"CONNECT" else None
+        upgrade = (
+            upgrade_of(self.headers)
+            if self._parser.should_upgrade() and method != b"CONNECT"
+            else None
+        )
         self._ignores_upgrade = upgrade is not None and upgrade != b"websocket"
         if self._ignores_upgrade:
             return
@@ -204,10 +233,21 @@ class RequestReader:
                 key = self._admit(found)
             if endpoint is None:
                 expects = found.get(b"expect", b"").lower() == b"100-continue"
-                request = AsgiRequest(connection, method, self.url, version, self.headers, id_, expects=expects, keep=keep)
+                request = AsgiRequest(
+                    connection,
+                    method,
+                    self.url,
+                    version,
+                    self.headers,
+                    id_,
+                    expects=expects,
+                    keep=keep,
+                )
             else:
                 lines = request_lines(found)
-                request = Exchange(plane, connection, endpoint, found, key, id_, keep, version != "1.0", lines)
+                request = Exchange(
+                    plane, connection, endpoint, found, key, id_, keep, version != "1.0", lines
+                )
         except FitserveError as error:
             connection.hang_up(error, shape, id_)
             return
@@ -215,7 +255,8 @@ class RequestReader:
         connection.arrived(request)
 
     def _preflight(self, method: bytes) -> bool:
-        """Whether a browser asks what a page may do. It sends no key with that, and the application answers for all paths."""
+        """Whether a browser asks what a page may do. It sends no key with that, and the application
+        answers for all paths."""
         asks = any(name == b"access-control-request-method" for name, _ in self.headers)
         return method == b"OPTIONS" and self._connection.plane.origins is not None and asks
 

@@ -1,10 +1,12 @@
-"""Memory that all workers of a gateway share. A value that one worker writes, the other workers read at their next look.
+"""Memory that all workers of a gateway share. A value that one worker writes, the other workers
+read at their next look.
 
     responses        `SharedTable`: id of a response and digest of its key -> the replica that made it     (gateway.proxy.routing.responses)
     failed_logins    `SharedTable`: wrong keys by address                                                  (gateway.proxy.access.failed_logins)
     accounts         a row for each key with limits                                                        (gateway.proxy.workers.shared_limits)
 
-A value that more than one worker changes is changed under a lock. A gateway of one process uses tables of the same kind in its own memory.
+A value that more than one worker changes is changed under a lock. A gateway of one process uses
+tables of the same kind in its own memory.
 """
 
 from __future__ import annotations
@@ -26,19 +28,23 @@ ROWS = 16 * 1024
 _SLOTS_PER_SET = 8
 _SLOT = struct.Struct("<16sII")
 _SET = struct.Struct("<" + "16sII" * _SLOTS_PER_SET)
-# Each try takes some microseconds. A process that holds a lock longer than all tries was stopped while it held the lock; nobody waits for it.
+# Each try takes some microseconds. A process that holds a lock longer than all tries was stopped
+# while it held the lock; nobody waits for it.
 _TRIES = 200
 
 
 class SharedTable:
-    """A hash table of fixed size in shared memory: key -> number and time. It has `sets` sets of eight slots; a new key takes the slot of the
+    """A hash table of fixed size in shared memory: key -> number and time. It has `sets` sets of
+    eight slots; a new key takes the slot of the
     oldest key in its set.
 
     slot    hash of the key (16 bytes), number, time (0: empty)
 
-    After `sets` new keys, one in 100,000 of them has lost its slot to a newer key; after twice as many, one in 1,000.
+    After `sets` new keys, one in 100,000 of them has lost its slot to a newer key; after twice as
+    many, one in 1,000.
 
-    Nothing locks: a reader that meets a half-written slot finds no match, or the number from before.
+    Nothing locks: a reader that meets a half-written slot finds no match, or the number from
+    before.
     """
 
     def __init__(self, sets: int, memory: memoryview | None = None) -> None:
@@ -82,12 +88,18 @@ class Lock:
                 continue
             return
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, self._at)
 
 
 class SharedMemory:
-    """All tables of a gateway in one memory file. `descriptor`: of a file that another process has made; None: a new file."""
+    """All tables of a gateway in one memory file. `descriptor`: of a file that another process has
+    made; None: a new file."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         ends = [RESPONSES * _SET.size, FAILED_LOGINS * _SET.size, ROWS * ROW_BYTES]

@@ -1,4 +1,5 @@
-"""One connection to an engine, and the answer that is read from it. Which connections there are: `upstream_pool.py`."""
+"""One connection to an engine, and the answer that is read from it. Which connections there are:
+`upstream_pool.py`."""
 
 from __future__ import annotations
 
@@ -13,17 +14,20 @@ import httptools
 from gateway.proxy import head_cache
 from gateway.proxy.heads import VALUE_BYTES
 
-# Of an answer, what is not its body has a bound: bytes in a row (a head, answers before the answer, extensions of chunks, trailers), and
-# lines of headers in all.
+# Of an answer, what is not its body has a bound: bytes in a row (a head, answers before the answer,
+# extensions of chunks, trailers), and lines of headers in all.
 BARE_BYTES = 64 * 1024
 HEADER_LINES = 128
 # Answers before the answer, which have no body. For the parser the other 1xx may have one.
 _INFORMATIONAL = frozenset({100, 102, 103})
 RECEIVE_BYTES = 128 * 1024
-# Of the end of an answer: enough for the usage block, or for the last events of a stream, of which one has it.
+# Of the end of an answer: enough for the usage block, or for the last events of a stream, of which
+# one has it.
 TAIL_BYTES = 4096
 TAIL_PIECES = 4
-TO_CLIENT = frozenset({b"content-type", b"content-encoding", b"content-disposition", b"cache-control", b"retry-after"})
+TO_CLIENT = frozenset(
+    {b"content-type", b"content-encoding", b"content-disposition", b"cache-control", b"retry-after"}
+)
 # From here on two writes cost less than a copy.
 _JOIN_BYTES = 16 * 1024
 # A vanished peer, of which no packet tells, is noticed within two minutes.
@@ -31,7 +35,8 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP
 
 
 def watch_peer(connection: socket.socket) -> None:
-    """Lets the kernel ask a silent peer whether it is still there. Connections that a listening socket accepts inherit this."""
+    """Lets the kernel ask a silent peer whether it is still there. Connections that a listening
+    socket accepts inherit this."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -41,7 +46,8 @@ Data = bytes | bytearray | memoryview
 
 
 class Writer(Protocol):
-    """The side that an engine's answer is written to: the client's transport, or a `BufferedAnswer`."""
+    """The side that an engine's answer is written to: the client's transport, or a
+    `BufferedAnswer`."""
 
     def write(self, data: Data, /) -> None: ...
 
@@ -63,10 +69,12 @@ class Owner(Protocol):
 
 
 class UpstreamRequest(Protocol):
-    """The request that a connection works for, an `Exchange`: where its answer goes, and who hears what becomes of the answer.
+    """The request that a connection works for, an `Exchange`: where its answer goes, and who hears
+    what becomes of the answer.
 
-    After `connected` comes `answered`, or `head`, then `first_byte` where there is a body, then `end`; `broke` may come at any time after
-    `connected` and ends all. The connection calls nothing after `answered`, `end` or `broke`.
+    After `connected` comes `answered`, or `head`, then `first_byte` where there is a body, then
+    `end`; `broke` may come at any time after `connected` and ends all. The connection calls nothing
+    after `answered`, `end` or `broke`.
     """
 
     client: Writer
@@ -89,8 +97,11 @@ class UpstreamRequest(Protocol):
     def end(self, upstream: UpstreamConnection, /, *, reusable: bool) -> None:
         """The answer is complete. `reusable`: the connection may take another request."""
 
-    def answered(self, upstream: UpstreamConnection, status: int, lines: bytes, body: bytes, /) -> None:
-        """The answer came whole, with a head that is known: `head`, `first_byte` and `end` in one."""
+    def answered(
+        self, upstream: UpstreamConnection, status: int, lines: bytes, body: bytes, /
+    ) -> None:
+        """The answer came whole, with a head that is known: `head`, `first_byte` and `end` in
+        one."""
 
     def broke(self, upstream: UpstreamConnection, reason: str, /, *, closed: bool = False) -> None:
         """The engine broke off, or cannot be understood. closed: its connection was closed."""
@@ -103,13 +114,16 @@ class UpstreamRequest(Protocol):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection to an engine, and the answer that is being read from it: body bytes go straight to the client.
+    """One connection to an engine, and the answer that is being read from it: body bytes go
+    straight to the client.
 
-    `exchange` is the request it works for, None while it waits in the pool and after it was dropped. `heard`: the engine said
-    something since the last sweep. `over`: the answer is complete. `headers`: those that may be passed on; `length`: its
-    content-length. `sized`: the engine says where its answer ends. `framed`: the client gets it in chunks. `sent`: body bytes so far.
-    `lead`: the head for the client, until it is written. All that comes for the client in one read is written in one call and in one chunk,
-    because a write costs more than all other work here.
+    `exchange` is the request it works for, None while it waits in the pool and after it was
+    dropped. `heard`: the engine said something since the last sweep. `over`: the answer is
+    complete. `headers`: those that may be passed on; `length`: its content-length. `sized`: the
+    engine says where its answer ends. `framed`: the client gets it in chunks. `sent`: body bytes so
+    far. `lead`: the head for the client, until it is written. All that comes for the client in one
+    read is written in one call and in one chunk, because a write costs more than all other work
+    here.
     """
 
     __slots__ = (
@@ -127,7 +141,19 @@ class UpstreamConnection(asyncio.Protocol):
             "exchange",
             "framed",
         ),
-        *("headers", "heard", "idle_since", "lead", "length", "over", "pool", "sent", "sized", "tail", "transport"),
+        *(
+            "headers",
+            "heard",
+            "idle_since",
+            "lead",
+            "length",
+            "over",
+            "pool",
+            "sent",
+            "sized",
+            "tail",
+            "transport",
+        ),
     )
 
     def __init__(self, pool: Owner) -> None:
@@ -147,7 +173,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._in_head = self._reusable = False
         self._first = False  # nothing of the answer has come yet
         self._chunk_ended = False  # what was last parsed is the end of a chunk
-        self._between = False  # the answer goes out in chunks as it comes in, and what comes next begins one
+        self._between = (
+            False  # the answer goes out in chunks as it comes in, and what comes next begins one
+        )
 
     def ask(self, exchange: UpstreamRequest, head: bytes, body: bytes | bytearray) -> None:
         """Writes a request; its answer goes to `exchange`."""
@@ -194,7 +222,8 @@ class UpstreamConnection(asyncio.Protocol):
         connection = socket.socket(fileno=transport.get_extra_info("socket").fileno())
         try:
             watch_peer(connection)
-            # For a client that reads slowly the kernel would else take megabytes from the engine (`limits.hold_little`).
+            # For a client that reads slowly the kernel would else take megabytes from the engine
+            # (`limits.hold_little`).
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         finally:
             connection.detach()
@@ -212,7 +241,12 @@ class UpstreamConnection(asyncio.Protocol):
         if first:
             self._first = False
             known = self._known
-            if known is not None and exchange.keep and not exchange.promised and (body := known.body(data)) is not None:
+            if (
+                known is not None
+                and exchange.keep
+                and not exchange.promised
+                and (body := known.body(data)) is not None
+            ):
                 self.over = True
                 exchange.answered(self, known.status, known.lines, body)
                 return
@@ -228,7 +262,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._between = self._chunk_ended and self.framed and data.endswith(b"\r\n")
         if self.over:
             if first and self._reusable:
-                self._known = head_cache.remember_answer(data, exchange.status, self.headers, self.length, self.sent)
+                self._known = head_cache.remember_answer(
+                    data, exchange.status, self.headers, self.length, self.sent
+                )
             exchange.end(self, reusable=self._reusable)
             return
         if self._out or self.lead:
@@ -241,7 +277,8 @@ class UpstreamConnection(asyncio.Protocol):
             exchange.broke(self, "there is no end of what it sends around its answer")
 
     def _is_chunk(self, data: bytes) -> bool:
-        """Whether `data` is exactly one chunk, framed as plainly as `on_body` frames: then it is neither parsed nor framed anew."""
+        """Whether `data` is exactly one chunk, framed as plainly as `on_body` frames: then it is
+        neither parsed nor framed anew."""
         at = data.find(b"\r\n", 1, 8)
         size = len(data) - at - 4
         if size <= 0 or not data.startswith(b"%x\r\n" % size) or not data.endswith(b"\r\n"):
@@ -268,7 +305,11 @@ class UpstreamConnection(asyncio.Protocol):
         if exchange.status and not self.sized and error is None:
             exchange.end(self, reusable=False)
         else:
-            exchange.broke(self, f"the connection closed: {error!r}" if error else "the connection closed", closed=True)
+            exchange.broke(
+                self,
+                f"the connection closed: {error!r}" if error else "the connection closed",
+                closed=True,
+            )
 
     def pause_writing(self) -> None:
         if self.exchange is not None:

@@ -1,9 +1,11 @@
-"""Connections to engines: made when needed, kept for the next request, dropped the moment their client leaves.
+"""Connections to engines: made when needed, kept for the next request, dropped the moment their
+client leaves.
 
-A connection is reused only when its last answer was complete, nothing came after it, and the whole request had been written. An engine
-should not close it in the moment we write to it. So it is not reused after IDLE_S, which is below the keep-alive of the engines' servers
-(uvicorn: 5 s), but where the engine has left another one open for longer. Where it happens all the same, the request is not sent again: whether
-the engine has read it cannot be known.
+A connection is reused only when its last answer was complete, nothing came after it, and the whole
+request had been written. An engine should not close it in the moment we write to it. So it is not
+reused after IDLE_S, which is below the keep-alive of the engines' servers (uvicorn: 5 s), but where
+the engine has left another one open for longer. Where it happens all the same, the request is not
+sent again: whether the engine has read it cannot be known.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from gateway.proxy.upstream_connection import UpstreamConnection, UpstreamReques
 
 CONNECT_TIMEOUT_S = 5.0
 IDLE_S = 4.0
-# An idle connection stays open for so long, although it is not reused after IDLE_S: it shows whether the engine closes it. While it stays
-# open, another connection is reused that has been idle for less time, by this margin.
+# An idle connection stays open for so long, although it is not reused after IDLE_S: it shows
+# whether the engine closes it. While it stays open, another connection is reused that has been idle
+# for less time, by this margin.
 KEPT_S = 60.0
 _MARGIN_S = 1.0
 
@@ -60,7 +63,8 @@ class UpstreamPool:
         self._idle.append(connection)
 
     def dial(self, exchange: UpstreamRequest) -> asyncio.Task[None]:
-        """Connects, then calls `exchange.connected` or `exchange.unreachable`. Cancelled, it calls neither and leaves nothing open."""
+        """Connects, then calls `exchange.connected` or `exchange.unreachable`. Cancelled, it calls
+        neither and leaves nothing open."""
         task = self._loop.create_task(self._dial(exchange))
         self._dials.add(task)
         task.add_done_callback(self._dials.discard)
@@ -71,15 +75,22 @@ class UpstreamPool:
         made = False
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await self._loop.create_connection(lambda: connection, self.host, self.port, ssl=self._tls)
+                await self._loop.create_connection(
+                    lambda: connection, self.host, self.port, ssl=self._tls
+                )
             made = True
-        except (OSError, UnicodeError) as error:  # TimeoutError and SSLError are OSErrors; a host name may not be one
+        except (
+            OSError,
+            UnicodeError,
+        ) as error:  # TimeoutError and SSLError are OSErrors; a host name may not be one
             exchange.unreachable(error)
         else:
             exchange.connected(connection)
         finally:
             if not made:
-                self.connections.discard(connection)  # uvloop closes a cancelled connection without a word to its protocol
+                self.connections.discard(
+                    connection
+                )  # uvloop closes a cancelled connection without a word to its protocol
 
     def distrust(self) -> None:
         """The engine has closed an idle connection."""
@@ -87,7 +98,9 @@ class UpstreamPool:
 
     def sweep(self, now: float) -> bool:
         """Closes connections that were idle for too long. Whether any connection is left."""
-        self._idle = [connection for connection in self._idle if not connection.transport.is_closing()]
+        self._idle = [
+            connection for connection in self._idle if not connection.transport.is_closing()
+        ]
         while self._idle and now - self._idle[0].idle_since >= KEPT_S:
             self._idle.pop(0).drop()
         if self._idle:

@@ -16,7 +16,8 @@ def uvicorn_config(
     lifespan: Literal["on", "off"],
     grace_s: float,
 ) -> uvicorn.Config:
-    """`http`: the protocol of client connections; grace_s: how long requests may go on when the server stops."""
+    """`http`: the protocol of client connections; grace_s: how long requests may go on when the
+    server stops."""
     made = uvicorn.Config(
         app,
         http=http,

@@ -1,4 +1,5 @@
-"""The whole gateway: its parts, how they begin and end together, the admin API and health. Who may come in: `GatewayApp`."""
+"""The whole gateway: its parts, how they begin and end together, the admin API and health. Who may
+come in: `GatewayApp`."""
 
 from __future__ import annotations
 
@@ -96,16 +97,23 @@ def create_app(
     gpus: GpuWatch | None = None,
     shared: tuple[SharedMemory, list[list[socket.socket]], Path] | None = None,
 ) -> GatewayApp:
-    """The whole gateway: an ASGI application, and the data plane beside it; their parts are made when the server starts it.
+    """The whole gateway: an ASGI application, and the data plane beside it; their parts are made
+        when the server starts it.
 
-    host, gpus: another host or machine than the settings and this computer give. shared: where there are workers, their memory, the
-    listening sockets of each, and the path at which they ask this process; the data plane is theirs then.
+    host, gpus: another host or machine than the settings and this computer give. shared: where
+    there are workers, their memory, the listening sockets of each, and the path at which they ask
+    this process; the data plane is theirs then.
     """
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     watch = gpus or GpuWatch(kept=kept_here(settings.data, settings.gpus, settings.ram_bytes))
     failed_logins = FailedLogins(memory=shared[0] if shared is not None else None)
     origins = Origins(frozenset(settings.web_origins))
-    keys = Keys(_secret(settings.admin_key), _secret(settings.api_key), failed_logins=failed_logins, origins=origins)
+    keys = Keys(
+        _secret(settings.admin_key),
+        _secret(settings.api_key),
+        failed_logins=failed_logins,
+        origins=origins,
+    )
     limits = Limits(
         body_bytes=settings.body_limit_bytes,
         connections=settings.max_connections,
@@ -122,7 +130,9 @@ def create_app(
         from gateway.proxy.workers.supervisor import Workers
 
         workers = Workers(settings, limits, keys, *shared, metrics.usage)
-    routes = workers.routes if workers is not None else Routes(queue_per_model=settings.queue_per_model)
+    routes = (
+        workers.routes if workers is not None else Routes(queue_per_model=settings.queue_per_model)
+    )
     plane = DataPlane(routes, keys, limits, metrics)
 
     @contextlib.asynccontextmanager
@@ -130,8 +140,17 @@ def create_app(
         database = settings.data / "fitserve.db"
         store = await asyncio.to_thread(open_store, database)
         mark = installation_id(database, store)
-        changed = workers.publish_keys if workers is not None else lambda: plane.limiter.keep(keys.table.keys)
-        keyring = Keyring(store, settings.data, keys, partial(asyncio.get_running_loop().call_soon_threadsafe, changed))
+        changed = (
+            workers.publish_keys
+            if workers is not None
+            else lambda: plane.limiter.keep(keys.table.keys)
+        )
+        keyring = Keyring(
+            store,
+            settings.data,
+            keys,
+            partial(asyncio.get_running_loop().call_soon_threadsafe, changed),
+        )
         await asyncio.to_thread(keyring.load)
         app.state.keys, app.state.keyring = keys, keyring
         app.state.metrics, app.state.starts, app.state.plane = metrics, gauges.StartCounter(), plane
@@ -140,7 +159,12 @@ def create_app(
         usage = app.state.usage = UsageKeeper(metrics.usage, store.usage)
         allowed = profiles.allowed_images(settings.allowed_images)
         chosen = host or await choose_host(settings, mark, allowed)
-        hub = Hub(settings.hf_endpoint, _secret(settings.hf_token), settings.data / "hub", models=settings.models)
+        hub = Hub(
+            settings.hf_endpoint,
+            _secret(settings.hf_token),
+            settings.data / "hub",
+            models=settings.models,
+        )
         planning = PlanProcess(
             Start(
                 roots=tuple(map(str, profiles.roots)),
@@ -181,18 +205,39 @@ def create_app(
             about,
         )
         gateway.on_stop = (observer.stop, live.stop)
-        watch.start(profiles.xids, partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake))
+        watch.start(
+            profiles.xids, partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake)
+        )
         app.state.hub, app.state.launcher = hub, launcher
         app.state.settings, app.state.store, app.state.profiles = settings, store, profiles
-        app.state.fleet, app.state.orders, app.state.forecasts = loop.fleet, loop.orders, loop.forecasts
-        app.state.health, app.state.residents, app.state.wake = loop.health, loop.residents, loop.wake
+        app.state.fleet, app.state.orders, app.state.forecasts = (
+            loop.fleet,
+            loop.orders,
+            loop.forecasts,
+        )
+        app.state.health, app.state.residents, app.state.wake = (
+            loop.health,
+            loop.residents,
+            loop.wake,
+        )
         running = asyncio.create_task(loop.run())
         running.add_done_callback(gateway.loop_ended)
         series = app.state.engine_series = EngineSeries(loop.fleet.models, profiles.of)
         tuner = app.state.tuner = Tuner(
-            loop.fleet, loop.forecasts, loop.trials, launcher, store, routes.working, ended, profiles.of
+            loop.fleet,
+            loop.forecasts,
+            loop.trials,
+            launcher,
+            store,
+            routes.working,
+            ended,
+            profiles.of,
         )
-        by_file = ModelsFileWatch(settings.models_file.expanduser(), settings.data, app) if settings.models_file else None
+        by_file = (
+            ModelsFileWatch(settings.models_file.expanduser(), settings.data, app)
+            if settings.models_file
+            else None
+        )
 
         async def end_loop() -> None:
             """From now on this process changes nothing: neither engines nor the database."""
@@ -238,7 +283,9 @@ def create_app(
         announcing = asyncio.create_task(_announce(gateway, workers))
         handover = None
         if gateway.lock is not None and gateway.leave is not None:
-            handing = Handing(gateway.lock, gateway.giving_sockets, release, gateway.leave, gateway.fail)
+            handing = Handing(
+                gateway.lock, gateway.giving_sockets, release, gateway.leave, gateway.fail
+            )
             handover = Handover(settings.data, handing)
         try:
             yield
@@ -294,24 +341,50 @@ def create_app(
 
     @app.head("/health", include_in_schema=False)
     @app.head("/healthz", include_in_schema=False)
-    @app.get("/health", response_model=dict[str, str], responses={503: {"model": dict[str, str], "description": "It is not"}})
-    @app.get("/healthz", response_model=dict[str, str], responses={503: {"model": dict[str, str], "description": "It is not"}})
+    @app.get(
+        "/health",
+        response_model=dict[str, str],
+        responses={503: {"model": dict[str, str], "description": "It is not"}},
+    )
+    @app.get(
+        "/healthz",
+        response_model=dict[str, str],
+        responses={503: {"model": dict[str, str], "description": "It is not"}},
+    )
     async def healthz() -> JSONResponse:
-        """Inference is answered, and the loop lives. No I/O, so that it stays true while a disk or Docker hangs."""
-        status = "no worker" if workers is not None and workers.alive == 0 else "no loop" if gateway.failure else "ok"
+        """Inference is answered, and the loop lives. No I/O, so that it stays true while a disk or
+        Docker hangs."""
+        status = (
+            "no worker"
+            if workers is not None and workers.alive == 0
+            else "no loop"
+            if gateway.failure
+            else "ok"
+        )
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     ready = dict[str, str | list[str]]
 
     @app.head("/readyz", include_in_schema=False)
-    @app.get("/readyz", response_model=ready, responses={503: {"model": ready, "description": "It cannot"}})
+    @app.get(
+        "/readyz",
+        response_model=ready,
+        responses={503: {"model": ready, "description": "It cannot"}},
+    )
     async def readyz() -> JSONResponse:
         """The gateway can do its work: the loop runs, the store and the host answer."""
         health: LoopHealth = app.state.health
-        problems = [problem for problem in (health.store_problem and "store", health.host_problem and "host") if problem]
+        problems = [
+            problem
+            for problem in (health.store_problem and "store", health.host_problem and "host")
+            if problem
+        ]
         if gateway.failure or health.problem or time.monotonic() - health.last_pass > _STALE_S:
             problems.append("loop")
-        return JSONResponse({"status": "not ready" if problems else "ok", "problems": problems}, 503 if problems else 200)
+        return JSONResponse(
+            {"status": "not ready" if problems else "ok", "problems": problems},
+            503 if problems else 200,
+        )
 
     scopes = Scopes([*app.routes, *(route for router in routers for route in router.routes)])
     gateway = GatewayApp(app, keys, scopes, plane, workers, access_log=settings.access_log)
@@ -332,7 +405,8 @@ async def _announce(gateway: GatewayApp, workers: Workers | None) -> None:
 
 
 async def _part(loop: Loop, host: Host, settings: Settings) -> None:
-    """The last word on engines: they end with the gateway, or the log says that they go on, and what ends them."""
+    """The last word on engines: they end with the gateway, or the log says that they go on, and
+    what ends them."""
     try:
         if settings.stop_engines:
             await loop.end_engines()
@@ -348,7 +422,8 @@ async def _part(loop: Loop, host: Host, settings: Settings) -> None:
         return
     if running:
         log.warning(
-            f"the gateway has ended; {len(running)} of its engines go on, and the next gateway adopts them; to end them: {' '.join(command)}"
+            f"the gateway has ended; {len(running)} of its engines go on, and the next gateway"
+            f" adopts them; to end them: {' '.join(command)}"
         )
 
 

@@ -1,4 +1,5 @@
-"""Errors of the admin API as answers: what the gateway raised, what FastAPI found in a request, and what no route takes."""
+"""Errors of the admin API as answers: what the gateway raised, what FastAPI found in a request, and
+what no route takes."""
 
 from __future__ import annotations
 
@@ -33,11 +34,16 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         why = f"{first['ctx']['error']} at character {int(first['loc'][-1]) + 1}"
-        broken = BadRequest(f"The request body is not JSON: {why}.", hint="GET /admin/openapi.json describes the request.")
+        broken = BadRequest(
+            f"The request body is not JSON: {why}.",
+            hint="GET /admin/openapi.json describes the request.",
+        )
         return await _on_error(request, broken)
     where = ".".join(str(part) for part in first["loc"][1:]) or "body"
     said = first["msg"].removeprefix("Value error, ").rstrip(".")
-    bad = BadRequest(f"{where}: {said}.", hint="GET /admin/openapi.json describes the request.", param=where)
+    bad = BadRequest(
+        f"{where}: {said}.", hint="GET /admin/openapi.json describes the request.", param=where
+    )
     return await _on_error(request, bad)
 
 
@@ -49,7 +55,8 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
         return await _on_error(
             request,
             NotFound(
-                f"There is no {method} {request.url.path[:200]} here.", hint="The API is described at /admin/openapi.json."
+                f"There is no {method} {request.url.path[:200]} here.",
+                hint="The API is described at /admin/openapi.json.",
             ),
         )
     if error.status_code != 405:
@@ -60,7 +67,8 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
         )
         return await _on_error(request, unread)
     bad = MethodNotAllowed(
-        f"{request.url.path[:200]} does not take {method}.", hint="The API is described at /admin/openapi.json."
+        f"{request.url.path[:200]} does not take {method}.",
+        hint="The API is described at /admin/openapi.json.",
     )
     response = await _on_error(request, bad)
     response.headers.update(error.headers or {})

@@ -1,4 +1,5 @@
-"""Who may come in: the key is checked before anything reads the request. And what the server and the gateway's parts tell each other."""
+"""Who may come in: the key is checked before anything reads the request. And what the server and
+the gateway's parts tell each other."""
 
 from __future__ import annotations
 
@@ -29,9 +30,11 @@ log = Logger("fitserve")
 
 
 class GatewayApp:
-    """Pure ASGI around FastAPI: checks the key before anything reads the request. Inference never comes here, see `ClientConnection`.
+    """Pure ASGI around FastAPI: checks the key before anything reads the request. Inference never
+    comes here, see `ClientConnection`.
 
-    Authorisation looks at `scope["path"]`, the same value that routing uses, so no spelling of a URL tells them apart.
+    Authorisation looks at `scope["path"]`, the same value that routing uses, so no spelling of a
+    URL tells them apart.
     """
 
     def __init__(
@@ -63,7 +66,9 @@ class GatewayApp:
         self.lock: int | None = None  # of the data folder, which another gateway may take over
         self.giving_sockets: list[socket.socket] = []  # those at which clients come in
         self.taken: Taken | None = None  # from the gateway that this one takes over from
-        self.leave: Callable[[], Awaitable[None]] | None = None  # finishes what clients wait for, and ends the server
+        self.leave: Callable[[], Awaitable[None]] | None = (
+            None  # finishes what clients wait for, and ends the server
+        )
         self.certificate: Certificate | None = None
         self.replaced = False  # another gateway has the loop
         self.on_stop: tuple[Callable[[], object], ...] = ()  # end streams that would never end
@@ -89,19 +94,30 @@ class GatewayApp:
             await self._answer(scope, receive, send)
 
     def loop_ended(self, running: asyncio.Task[None]) -> None:
-        """Without the loop no engine is watched: whoever supervises this process has to hear of it, and start another one."""
+        """Without the loop no engine is watched: whoever supervises this process has to hear of it,
+        and start another one."""
         error = None if running.cancelled() else running.exception()
         self.failure = (
-            f"{type(error).__name__}: {error}" if error else "it was cancelled" if running.cancelled() else "it returned"
+            f"{type(error).__name__}: {error}"
+            if error
+            else "it was cancelled"
+            if running.cancelled()
+            else "it returned"
         )
-        log.critical("the control loop has ended, and so does the gateway; engines go on", reason=self.failure, exc_info=error)
+        log.critical(
+            "the control loop has ended, and so does the gateway; engines go on",
+            reason=self.failure,
+            exc_info=error,
+        )
         if self.stop is not None:
             self.stop()
 
     def fail(self, reason: str) -> None:
         """As where the loop has ended."""
         self.failure = reason
-        log.critical("nobody has the control loop, so the gateway ends; engines go on", reason=reason)
+        log.critical(
+            "nobody has the control loop, so the gateway ends; engines go on", reason=reason
+        )
         if self.stop is not None:
             self.stop()
 
@@ -109,9 +125,15 @@ class GatewayApp:
         try:
             need = "inference" if is_inference(scope["path"]) else self.scopes.needed(scope)
             if need != "open" and self.replaced and need != "inference":
-                raise NotReady("This gateway is being replaced by another one.", hint="Try again in a second.", retry_after_s=1)
+                raise NotReady(
+                    "This gateway is being replaced by another one.",
+                    hint="Try again in a second.",
+                    retry_after_s=1,
+                )
             if need != "open":
-                key = self._keys.admit(scope["headers"], need, scope["client"][0] if scope.get("client") else "")
+                key = self._keys.admit(
+                    scope["headers"], need, scope["client"][0] if scope.get("client") else ""
+                )
                 scope["key"] = key.name
         except FitserveError as error:
             await send_error(send, error, request_id(scope))

@@ -1,4 +1,5 @@
-"""An upgrade without refused connections: a new gateway takes the sockets and the data folder of the one that runs.
+"""An upgrade without refused connections: a new gateway takes the sockets and the data folder of
+    the one that runs.
 
 new                                                    old
 asks at DATA_DIR/run/handover.sock                     gives its listening sockets and the lock of the data folder, as open files
@@ -6,8 +7,9 @@ finds them as its settings want them: "go"             ends its loop, closes the
 loads, adopts the engines, has their routes, listens:
 "serving"                                              takes no more connections, finishes those it has, and ends
 
-The lock is never let go of, and the new one has it for its loop only after "yours": two loops never act at the same time. Listening sockets stay
-open all the while: a connection that neither has accepted waits in the kernel. Where the new one ends before it serves, the old one ends too, as
+The lock is never let go of, and the new one has it for its loop only after "yours": two loops never
+act at the same time. Listening sockets stay open all the while: a connection that neither has
+accepted waits in the kernel. Where the new one ends before it serves, the old one ends too, as
 where its loop has ended, and whoever supervises it starts another.
 """
 
@@ -64,7 +66,8 @@ class Taken:
             self.ready = tuple(json.loads(_line(self._end))["ready"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SettingsError(
-                f"The gateway that runs did not let go of its data folder ({error}).", hint="Its log says why."
+                f"The gateway that runs did not let go of its data folder ({error}).",
+                hint="Its log says why.",
             ) from None
 
     def serving(self) -> None:
@@ -74,13 +77,17 @@ class Taken:
             self._end.close()
 
     async def adopted(self, routed: Callable[[], set[str]]) -> None:
-        """Returns when requests for all models that the old one answered for have somewhere to go, or after a while."""
+        """Returns when requests for all models that the old one answered for have somewhere to go,
+        or after a while."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ADOPT_S):
                 while not routed().issuperset(self.ready):  # noqa: ASYNC110 - routes tell nobody, and it is soon over
                     await asyncio.sleep(_LOOK_S)
         if missing := sorted({*self.ready} - routed()):
-            log.warning("models that were ready are not yet, and the gateway takes requests all the same", models=missing)
+            log.warning(
+                "models that were ready are not yet, and the gateway takes requests all the same",
+                models=missing,
+            )
 
 
 def ask(data: Path) -> Taken:
@@ -98,13 +105,16 @@ def ask(data: Path) -> Taken:
     except (OSError, ValueError, KeyError) as error:
         end.close()
         raise SettingsError(
-            f"No gateway on the data folder {data} hands over to this one ({getattr(error, 'strerror', None) or error}).",
+            f"No gateway on the data folder {data} hands over to this one"
+            f" ({getattr(error, 'strerror', None) or error}).",
             hint="Without one that runs, start it without --take-over.",
         ) from None
     lock, *listening = files
     for number in files:
         os.set_inheritable(number, False)
-    return Taken([socket.socket(fileno=number) for number in listening], lock, str(told["version"]), _end=end)
+    return Taken(
+        [socket.socket(fileno=number) for number in listening], lock, str(told["version"]), _end=end
+    )
 
 
 def _line(end: socket.socket) -> bytes:
@@ -123,7 +133,8 @@ def _line(end: socket.socket) -> bytes:
 
 @dataclass
 class Handing:
-    """What a gateway that runs can give, and how it lets go: `release` ends its loop and says which models it answers for; `leave` finishes what
+    """What a gateway that runs can give, and how it lets go: `release` ends its loop and says which
+    models it answers for; `leave` finishes what
     clients wait for and ends the process; `failed`: nobody has the loop now."""
 
     lock: int
@@ -134,7 +145,8 @@ class Handing:
 
 
 class Handover:
-    """Waits for a gateway that wants to take over. Without a socket, on a disk that is full or read-only, there is no handover."""
+    """Waits for a gateway that wants to take over. Without a socket, on a disk that is full or
+    read-only, there is no handover."""
 
     def __init__(self, data: Path, handing: Handing) -> None:
         self._path = path_of(data)
@@ -173,11 +185,20 @@ class Handover:
     async def _hand(self, end: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         with contextlib.closing(end):
-            _, user, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+            _, user, _ = struct.unpack(
+                "3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            )
             if user not in (0, os.getuid()) or self._given:
-                end.send(json.dumps({"protocol": _PROTOCOL, "refused": "it hands over to another one"}).encode())
+                end.send(
+                    json.dumps(
+                        {"protocol": _PROTOCOL, "refused": "it hands over to another one"}
+                    ).encode()
+                )
                 return
-            files = [self._handing.lock, *(listener.fileno() for listener in self._handing.listeners)]
+            files = [
+                self._handing.lock,
+                *(listener.fileno() for listener in self._handing.listeners),
+            ]
             said = {"protocol": _PROTOCOL, "version": __version__, "process": os.getpid()}
             try:
                 socket.send_fds(end, [json.dumps(said).encode()], files)

@@ -8,7 +8,8 @@ import gc
 
 
 def give_back() -> None:
-    """Objects that nobody has any more, and pages of the allocator that hold none, go back to the system."""
+    """Objects that nobody has any more, and pages of the allocator that hold none, go back to the
+    system."""
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)

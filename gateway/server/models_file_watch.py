@@ -1,7 +1,9 @@
-"""The file of models that the settings name: what it says when the gateway starts, and after each change of it, the gateway's models are brought to.
+"""The file of models that the settings name: what it says when the gateway starts, and after each
+change of it, the gateway's models are brought to.
 
-Models that were added otherwise stay; those that the file had and has no more go. A file with a mistake changes nothing, and what could not be done yet,
-as a change of a model that is being changed already, is tried again.
+Models that were added otherwise stay; those that the file had and has no more go. A file with a
+mistake changes nothing, and what could not be done yet, as a change of a model that is being
+changed already, is tried again.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class ModelsFileWatch:
         await self._work.close()
 
     async def _look(self) -> float:
-        """Follow the file where it is another one than the last time; the seconds until the next look."""
+        """Follow the file where it is another one than the last time; the seconds until the next
+        look."""
         now = _seen(self._path)
         if now == self._seen and self._said != _AGAIN:
             return _LOOK_S
@@ -80,7 +83,9 @@ class ModelsFileWatch:
         wanted = steps(listing["data"], found.wishes, await asyncio.to_thread(self._read))
         done = [await self._done(step, found) for step in wanted]
         if all(done):
-            await asyncio.to_thread(atomic_file.write, self._kept, json.dumps(sorted(found.wishes)).encode())
+            await asyncio.to_thread(
+                atomic_file.write, self._kept, json.dumps(sorted(found.wishes)).encode()
+            )
         else:
             # What went already is not there any more; what is new may be the file's from now on.
             both = sorted({*found.wishes, *self._read()})
@@ -94,14 +99,21 @@ class ModelsFileWatch:
                 log.info("by the file of models", model=step.name, did=step.kind)
             return True
         message = found.references.hidden(str(said.get("error", {}).get("message", status)))
-        log.warning("the file of models could not be followed yet", model=step.name, wanted=step.kind, problem=message)
+        log.warning(
+            "the file of models could not be followed yet",
+            model=step.name,
+            wanted=step.kind,
+            problem=message,
+        )
         return False
 
     def _read(self) -> list[str]:
         """The models that the file had when it was last followed."""
         with suppress(OSError, ValueError):
             known = json.loads(self._kept.read_bytes())
-            return [name for name in known if isinstance(name, str)] if isinstance(known, list) else []
+            return (
+                [name for name in known if isinstance(name, str)] if isinstance(known, list) else []
+            )
         return []
 
     async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:

@@ -1,4 +1,5 @@
-"""The server: one gateway for a data folder and a port, and how it runs until it is told to stop."""
+"""The server: one gateway for a data folder and a port, and how it runs until it is told to
+stop."""
 
 from __future__ import annotations
 
@@ -30,9 +31,11 @@ from gateway.store.data_folder import lock, own_lock
 
 log = Logger("fitserve")
 
-# Workers look at their signals ten times a second, and close their sockets at once then; where they get time to.
+# Workers look at their signals ten times a second, and close their sockets at once then; where they
+# get time to.
 _ORPHANED_S = 30.0
-# Files that are open without any client: 20 when nothing happens, and some more while engines are started and asked.
+# Files that are open without any client: 20 when nothing happens, and some more while engines are
+# started and asked.
 _OWN_FILES = 32
 _LEAST_CONNECTIONS = 8
 # After the grace time: for what else has to end.
@@ -40,7 +43,8 @@ _LAST_S = 30
 
 
 def listen(settings: Settings) -> socket.socket:
-    """The listening socket, bound before anything else is started. Raises SettingsError when the port is taken."""
+    """The listening socket, bound before anything else is started. Raises SettingsError when the
+    port is taken."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -58,8 +62,11 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def allow_connections(settings: Settings) -> Settings:
-    """Raises the limit on open files, where the system lets us: a client and its engine are two each. Where it does not, fewer clients are let
-    in, so that there is always a file left for an engine, the database and a log. Raises SettingsError when too few are left to serve anybody."""
+    """Raises the limit on open files, where the system lets us: a client and its engine are two
+    each. Where it does not, fewer clients are let
+    in, so that there is always a file left for an engine, the database and a log. Raises
+    SettingsError when too few are left to serve anybody.
+    """
     wanted = 2 * settings.max_connections + 512
     allowed = open_files.allow(wanted)
     # Two files for each connection, and one for each of those that are being refused.
@@ -70,7 +77,10 @@ def allow_connections(settings: Settings) -> Settings:
         least = _OWN_FILES + 2 * _LEAST_CONNECTIONS + most_refused(_LEAST_CONNECTIONS)
         raise SettingsError(
             f"This process may open {allowed} files, and needs {least} at least.",
-            hint=f"Raise the limit (`ulimit -n {wanted}`, or LimitNOFILE={wanted} in a systemd unit).",
+            hint=(
+                f"Raise the limit (`ulimit -n {wanted}`, or LimitNOFILE={wanted} in a systemd"
+                " unit)."
+            ),
         )
     if connections < settings.max_connections:
         log.warning(
@@ -83,9 +93,12 @@ def allow_connections(settings: Settings) -> Settings:
 
 
 def server_config(settings: Settings, app: GatewayApp) -> uvicorn.Config:
-    """How uvicorn serves `app`: every connection is a `ClientConnection`, which answers inference itself."""
+    """How uvicorn serves `app`: every connection is a `ClientConnection`, which answers inference
+    itself."""
     tls = app.certificate.context if app.certificate is not None else None
-    return uvicorn_config(app, client_protocol(app.plane, tls), lifespan="on", grace_s=settings.stop_grace_s)
+    return uvicorn_config(
+        app, client_protocol(app.plane, tls), lifespan="on", grace_s=settings.stop_grace_s
+    )
 
 
 class GatewayServer(uvicorn.Server):
@@ -101,21 +114,28 @@ class GatewayServer(uvicorn.Server):
 
 
 def _opened(settings: Settings) -> list[socket.socket]:
-    """The sockets that a service manager has opened for us. Raises SettingsError where anyone could reach them, and there is no key."""
+    """The sockets that a service manager has opened for us. Raises SettingsError where anyone could
+    reach them, and there is no key."""
     found = systemd.opened()
     for listener in found:
         watch_peer(listener)
         hold_little(listener)
-        host = listener.getsockname()[0] if listener.family in (socket.AF_INET, socket.AF_INET6) else "a path"
+        host = (
+            listener.getsockname()[0]
+            if listener.family in (socket.AF_INET, socket.AF_INET6)
+            else "a path"
+        )
         try:
             own = ipaddress.ip_address(host).is_loopback
         except ValueError:
             raise SettingsError(
-                f"A socket that was opened for us is no TCP socket ({host}).", hint="Give `ListenStream=` a port."
+                f"A socket that was opened for us is no TCP socket ({host}).",
+                hint="Give `ListenStream=` a port.",
             ) from None
         if not own and settings.admin_key is None:
             raise SettingsError(
-                f"Refusing to serve the socket at {host} without a key: anyone who reaches that address could start programs here.",
+                f"Refusing to serve the socket at {host} without a key: anyone who reaches that"
+                " address could start programs here.",
                 hint="Set FITSERVE_ADMIN_KEY, or have the socket on 127.0.0.1.",
             )
     return found
@@ -139,7 +159,8 @@ def _listen(settings: Settings) -> socket.socket:
 def _server(
     settings: Settings, listeners: list[socket.socket], *, ours: bool
 ) -> tuple[GatewayApp, uvicorn.Server, list[socket.socket]]:
-    """The application, its server, and where that listens. ours: this process has bound the listener."""
+    """The application, its server, and where that listens. ours: this process has bound the
+    listener."""
     if settings.workers == 1:
         app = create_app(settings)
         server = GatewayServer(server_config(settings, app), app)
@@ -171,7 +192,8 @@ def _server(
 
 
 def _end(server: uvicorn.Server, settings: Settings) -> None:
-    """As SIGTERM does; and where that hangs, because what ended the loop also holds up the end, the kernel ends this process."""
+    """As SIGTERM does; and where that hangs, because what ended the loop also holds up the end, the
+    kernel ends this process."""
     server.should_exit = True
     signal.alarm(math.ceil(settings.stop_grace_s) + _LAST_S)
 
@@ -180,9 +202,12 @@ def _take_over(settings: Settings) -> Taken:
     """What the gateway that runs gives, which goes on until it is told. Raises SettingsError."""
     taken = handover.ask(settings.data)
     host, port = taken.listeners[0].getsockname()[:2]
-    if settings.port not in (0, port) or (settings.host != host and not {settings.host, host} <= {"localhost", "127.0.0.1"}):
+    if settings.port not in (0, port) or (
+        settings.host != host and not {settings.host, host} <= {"localhost", "127.0.0.1"}
+    ):
         raise SettingsError(
-            f"The gateway that runs listens on {host} port {port}, and this one is to listen on {settings.host} port {settings.port}.",
+            f"The gateway that runs listens on {host} port {port}, and this one is to listen on"
+            f" {settings.host} port {settings.port}.",
             hint="Another address needs a restart: stop that one first.",
         )
     return taken
@@ -198,9 +223,11 @@ def _replace_ourselves(*_: object) -> None:
 
 
 def serve(settings: Settings, *, take_over: bool = False) -> None:
-    """Run the gateway until SIGTERM or SIGINT; engines go on running. take_over: from the one that runs on the data folder. Raises SettingsError,
+    """Run the gateway until SIGTERM or SIGINT; engines go on running. take_over: from the one that
+    runs on the data folder. Raises SettingsError,
     and FitserveError when the loop ends."""
-    # uvicorn finishes its work first, then raises the signal again: stopping a service is no failure.
+    # uvicorn finishes its work first, then raises the signal again: stopping a service is no
+    # failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     settings = allow_connections(settings)
     taken = _take_over(settings) if take_over else None
@@ -229,7 +256,8 @@ def serve(settings: Settings, *, take_over: bool = False) -> None:
             raise SettingsError("The gateway could not start; the lines above say why.")
         if app.failure is not None:
             raise FitserveError(
-                f"The control loop has ended ({app.failure}).", hint="The log says why. Engines go on; start the gateway again."
+                f"The control loop has ended ({app.failure}).",
+                hint="The log says why. Engines go on; start the gateway again.",
             )
     finally:
         os.close(held)

@@ -6,8 +6,8 @@
     models-file.json    which models came from the file of models
     learned/            what images said of themselves
 
-Weights, engines, logs and compiled kernels can be had again, and are not in it. A key that was revoked and is still in the database, because the disk was full,
-is not in it either.
+Weights, engines, logs and compiled kernels can be had again, and are not in it. A key that was
+revoked and is still in the database, because the disk was full, is not in it either.
 """
 
 from __future__ import annotations
@@ -34,7 +34,15 @@ _DATABASE, _MANIFEST = "fitserve.db", "manifest.json"
 _FILES = ("installation", "models-file.json")
 _FOLDER = "learned"
 # What an older database leaves beside it, and what says the same as the database.
-_REPLACED = (_DATABASE, f"{_DATABASE}-wal", f"{_DATABASE}-shm", "keys.json", "models-file.json", "live", _FOLDER)
+_REPLACED = (
+    _DATABASE,
+    f"{_DATABASE}-wal",
+    f"{_DATABASE}-shm",
+    "keys.json",
+    "models-file.json",
+    "live",
+    _FOLDER,
+)
 # A backup of thousands of models with all their attempts is a hundredth of it.
 _LARGEST = 8 * 1024**3
 # Of an entry, however small: a file takes a block of the disk.
@@ -55,7 +63,8 @@ class _Manifest(msgspec.Struct):
 
 
 class _Entry(tarfile.TarInfo):
-    """What stands around the files of an archive is read whole: it may not be larger than any name is."""
+    """What stands around the files of an archive is read whole: it may not be larger than any name
+    is."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -77,7 +86,8 @@ class Restored(NamedTuple):
 
 
 def write_backup(data: Path, into: IO[bytes], version: str) -> None:
-    """Of the data folder, whether a gateway uses it or not. version: of this fitserve. Raises StoreError."""
+    """Of the data folder, whether a gateway uses it or not. version: of this fitserve. Raises
+    StoreError."""
     copy = data / f"backup-{time.time_ns()}.db"
     _remove_left(data)
     try:
@@ -93,16 +103,25 @@ def write_backup(data: Path, into: IO[bytes], version: str) -> None:
                 _add(archive, str(path.relative_to(data)), path.read_bytes())
     except OSError as error:
         raise StoreError(
-            f"The backup could not be written: {error.strerror or error}.", hint="Free disk space, then try again."
+            f"The backup could not be written: {error.strerror or error}.",
+            hint="Free disk space, then try again.",
         ) from None
     finally:
-        for path in (copy, *(copy.with_name(copy.name + ending) for ending in ("-wal", "-shm", "-journal"))):
+        for path in (
+            copy,
+            *(copy.with_name(copy.name + ending) for ending in ("-wal", "-shm", "-journal")),
+        ):
             path.unlink(missing_ok=True)
 
 
-def restore_backup(data: Path, archive: Path, before: Callable[[], None] = lambda: None) -> Restored:
-    """Into a folder that no gateway uses: the caller holds its lock. What is there goes aside. before: is called once the archive is known to be sound; what
-    it raises leaves all as it was. Raises BadRequest for what is no backup, SettingsError, StoreError."""
+def restore_backup(
+    data: Path, archive: Path, before: Callable[[], None] = lambda: None
+) -> Restored:
+    """Into a folder that no gateway uses: the caller holds its lock. What is there goes aside.
+    before: is called once the archive is known to be sound; what
+    it raises leaves all as it was. Raises BadRequest for what is no backup, SettingsError,
+    StoreError.
+    """
     draft = data / f"restore-{time.time_ns()}"
     _remove_left(data)
     draft.mkdir(mode=0o700)
@@ -117,7 +136,8 @@ def restore_backup(data: Path, archive: Path, before: Callable[[], None] = lambd
         return Restored(manifest.fitserve, manifest.made_at, *counts, aside)
     except OSError as error:
         raise StoreError(
-            f"{data} cannot be written: {error.strerror or error}.", hint="Free disk space or repair its permissions."
+            f"{data} cannot be written: {error.strerror or error}.",
+            hint="Free disk space or repair its permissions.",
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -135,22 +155,35 @@ def _copy_database(data: Path, copy: Path) -> None:
     """One moment of the database, whatever is written to it meanwhile."""
     source = data / _DATABASE
     if not source.is_file():
-        raise StoreError(f"There is no database {source}.", hint="Set FITSERVE_DATA_DIR to the folder of a gateway.")
+        raise StoreError(
+            f"There is no database {source}.",
+            hint="Set FITSERVE_DATA_DIR to the folder of a gateway.",
+        )
     try:
         with (
-            contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True, timeout=30)) as file,
+            contextlib.closing(
+                sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True, timeout=30)
+            ) as file,
             contextlib.closing(sqlite3.connect(copy)) as made,
         ):
             file.backup(made)
             made.execute("PRAGMA journal_mode=DELETE")
             # A revoked key is struck in the file first, and then leaves the database.
-            made.executemany("DELETE FROM keys WHERE name=? AND created_at=?", _struck(data / "keys.json"))
+            made.executemany(
+                "DELETE FROM keys WHERE name=? AND created_at=?", _struck(data / "keys.json")
+            )
             made.commit()
             problem = made.execute("PRAGMA integrity_check(1)").fetchone()[0]
     except sqlite3.Error as error:
-        raise StoreError(f"The database {source} could not be copied: {error}.", hint="The gateway's log says more.") from None
+        raise StoreError(
+            f"The database {source} could not be copied: {error}.",
+            hint="The gateway's log says more.",
+        ) from None
     if problem != "ok":
-        raise StoreError(f"The database {source} is damaged: {problem}.", hint="An older backup is better than one of this.")
+        raise StoreError(
+            f"The database {source} is damaged: {problem}.",
+            hint="An older backup is better than one of this.",
+        )
 
 
 def _struck(file: Path) -> Iterator[tuple[str, float]]:
@@ -171,7 +204,10 @@ def _unpacked(archive: Path, draft: Path) -> _Manifest:
     manifest: _Manifest | None = None
     left = _LARGEST
     try:
-        with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r|gz", tarinfo=_Entry) as entries:
+        with (
+            archive.open("rb") as file,
+            tarfile.open(fileobj=file, mode="r|gz", tarinfo=_Entry) as entries,
+        ):
             for entry in entries:
                 left -= max(entry.size, _LEAST)
                 content = entries.extractfile(entry) if _belongs(entry) and left >= 0 else None
@@ -187,7 +223,10 @@ def _unpacked(archive: Path, draft: Path) -> _Manifest:
     except OSError as error:
         if error.errno is None:  # what gzip says of its contents
             raise _no_backup(archive, str(error)) from None
-        raise BadRequest(f"{archive} cannot be read: {error.strerror}.", hint="Give what `fitserve backup` wrote.") from None
+        raise BadRequest(
+            f"{archive} cannot be read: {error.strerror}.",
+            hint="Give what `fitserve backup` wrote.",
+        ) from None
     if manifest is None or not (draft / _DATABASE).is_file():
         raise _no_backup(archive, "it has no database")
     return manifest
@@ -201,7 +240,9 @@ def _write_out(content: IO[bytes], path: Path, archive: Path) -> None:
                 file.write(piece)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG):
-            raise _no_backup(archive, f"{path.name[:100]!r} cannot be in it ({error.strerror})") from None
+            raise _no_backup(
+                archive, f"{path.name[:100]!r} cannot be in it ({error.strerror})"
+            ) from None
         if error.errno is None:
             raise
         raise StoreError(
@@ -212,20 +253,24 @@ def _write_out(content: IO[bytes], path: Path, archive: Path) -> None:
 
 def _belongs(entry: tarfile.TarInfo) -> bool:
     parts = Path(entry.name).parts
-    known = entry.name in (_MANIFEST, _DATABASE, *_FILES) or (parts[:1] == (_FOLDER,) and entry.name.endswith(".yaml"))
+    known = entry.name in (_MANIFEST, _DATABASE, *_FILES) or (
+        parts[:1] == (_FOLDER,) and entry.name.endswith(".yaml")
+    )
     return entry.isreg() and known and ".." not in parts
 
 
 def _check_version(manifest: _Manifest) -> None:
     if manifest.database > VERSION:
         raise SettingsError(
-            f"The backup was made by fitserve {manifest.fitserve}, whose database has version {manifest.database}; this one reads up to {VERSION}.",
+            f"The backup was made by fitserve {manifest.fitserve}, whose database has version"
+            f" {manifest.database}; this one reads up to {VERSION}.",
             hint=f"Restore it with fitserve {manifest.fitserve} or a newer one.",
         )
 
 
 def _check_installation(data: Path, draft: Path, archive: Path) -> None:
-    """Raises SettingsError where the folder is another gateway's: nobody would know its engines any more."""
+    """Raises SettingsError where the folder is another gateway's: nobody would know its engines any
+    more."""
     with contextlib.suppress(FileNotFoundError):
         here, there = (folder / "installation" for folder in (data, draft))
         if here.read_bytes().strip() != there.read_bytes().strip():
@@ -236,13 +281,17 @@ def _check_installation(data: Path, draft: Path, archive: Path) -> None:
 
 
 def _sound(database: Path, archive: Path) -> tuple[int, int, int]:
-    """Brought to this version; how many models, keys and facts it has. Raises BadRequest where it is damaged, StoreError."""
+    """Brought to this version; how many models, keys and facts it has. Raises BadRequest where it
+    is damaged, StoreError."""
     try:
         opened = Database(database)
     except Damaged as error:
         raise _no_backup(archive, f"its database is damaged: {error.problem}") from None
     try:
-        models, keys, facts = (int(opened.rows(f"SELECT count(*) FROM {table}")[0][0]) for table in ("models", "keys", "facts"))  # noqa: S608
+        models, keys, facts = (
+            int(opened.rows(f"SELECT count(*) FROM {table}")[0][0])  # noqa: S608
+            for table in ("models", "keys", "facts")
+        )
     finally:
         opened.close()
     return models, keys, facts
@@ -261,4 +310,7 @@ def _set_aside(data: Path) -> Path | None:
 
 
 def _no_backup(archive: Path, why: str) -> BadRequest:
-    return BadRequest(f"{archive} is no whole backup: {why}. Nothing was changed.", hint="Give what `fitserve backup` wrote.")
+    return BadRequest(
+        f"{archive} is no whole backup: {why}. Nothing was changed.",
+        hint="Give what `fitserve backup` wrote.",
+    )

@@ -1,9 +1,12 @@
-"""The data folder belongs to one user: other users of the machine can neither read nor lock what is in it.
+"""The data folder belongs to one user: other users of the machine can neither read nor lock what is
+in it.
 
-The database holds wishes, logs hold words of clients, records hold the keys of engines; and a lock on the database's shared memory, for which
-reading is enough, stops every change. So the folder is 0700. What the gateway makes in it is 0600, and 0700 for folders, because the program
-sets its umask first. Two things are readable by all behind the closed folder: downloaded weights, because an engine's container runs as another
-user (`gateway.models.catalog.fetch`), and packages of engines, which are links into the cache of uv.
+The database holds wishes, logs hold words of clients, records hold the keys of engines; and a lock
+on the database's shared memory, for which reading is enough, stops every change. So the folder is
+0700. What the gateway makes in it is 0600, and 0700 for folders, because the program sets its umask
+first. Two things are readable by all behind the closed folder: downloaded weights, because an
+engine's container runs as another user (`gateway.models.catalog.fetch`), and packages of engines,
+which are links into the cache of uv.
 """
 
 from __future__ import annotations
@@ -27,18 +30,23 @@ _SHARED = ("models", "engines")
 
 
 def in_use(data: Path, proc: Path = Path("/proc")) -> bool:
-    """Whether a gateway holds the data folder. Read in the kernel's list of locks: who tried the lock would keep a gateway from starting."""
+    """Whether a gateway holds the data folder. Read in the kernel's list of locks: who tried the
+    lock would keep a gateway from starting."""
     try:
         held = (data / "gateway.lock").stat()
         locks = (proc / "locks").read_text()
     except OSError:
         return False
     file = f"{os.major(held.st_dev):02x}:{os.minor(held.st_dev):02x}:{held.st_ino}"
-    return any({"FLOCK", "WRITE", file} <= set(line.split()) and "->" not in line for line in locks.splitlines())
+    return any(
+        {"FLOCK", "WRITE", file} <= set(line.split()) and "->" not in line
+        for line in locks.splitlines()
+    )
 
 
 def close_data_folder(data: Path) -> None:
-    """Make the data folder where there is none, and close an open one with all that is in it. Raises OSError, SettingsError."""
+    """Make the data folder where there is none, and close an open one with all that is in it.
+    Raises OSError, SettingsError."""
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     mode = data.stat().st_mode
     if mode & stat.S_ISVTX:
@@ -54,22 +62,32 @@ def close_data_folder(data: Path) -> None:
         data.chmod(stat.S_IMODE(mode) & ~_OTHERS)
     except OSError as error:
         log.warning(
-            "other users can open the data folder, and it could not be closed", data=str(data), mode=was, error=str(error)
+            "other users can open the data folder, and it could not be closed",
+            data=str(data),
+            mode=was,
+            error=str(error),
         )
     else:
         files = sum(_close(entry) for entry in _inside(data))
-        log.warning("other users could open the data folder; it was closed", data=str(data), mode=was, files=files)
+        log.warning(
+            "other users could open the data folder; it was closed",
+            data=str(data),
+            mode=was,
+            files=files,
+        )
 
 
 def lock(data: Path) -> int:
-    """Hold the data folder for this process. Raises SettingsError naming the gateway that has it."""
+    """Hold the data folder for this process. Raises SettingsError naming the gateway that has
+    it."""
     file = data / "gateway.lock"
     try:
         descriptor = hold(file)
     except BlockingIOError:
         owner = re.sub(r"\D", "", file.read_text(errors="replace")[:32]) or "unknown"
         busy = SettingsError(
-            f"Another gateway (process {owner}) uses the data folder {data}.", hint="Stop it, or set another FITSERVE_DATA_DIR."
+            f"Another gateway (process {owner}) uses the data folder {data}.",
+            hint="Stop it, or set another FITSERVE_DATA_DIR.",
         )
         busy.exit_code = 3
         raise busy from None
@@ -78,7 +96,8 @@ def lock(data: Path) -> int:
 
 
 def own_lock(descriptor: int) -> None:
-    """Write into the lock file that this process has the lock. A disk that is full or read-only must not keep a gateway from what runs: the lock
+    """Write into the lock file that this process has the lock. A disk that is full or read-only
+    must not keep a gateway from what runs: the lock
     holds without that too."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
@@ -86,14 +105,16 @@ def own_lock(descriptor: int) -> None:
 
 
 def hold(file: Path) -> int:
-    """A file in the data folder, open and locked for as long. Raises SettingsError, and BlockingIOError where another process has it."""
+    """A file in the data folder, open and locked for as long. Raises SettingsError, and
+    BlockingIOError where another process has it."""
     data = file.parent
     try:
         close_data_folder(data)
         descriptor = _lock_file(file)
     except OSError as error:
         raise SettingsError(
-            f"The data folder {data} cannot be used: {error.strerror}.", hint="Set FITSERVE_DATA_DIR to a folder you can write."
+            f"The data folder {data} cannot be used: {error.strerror}.",
+            hint="Set FITSERVE_DATA_DIR to a folder you can write.",
         ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,13 +134,16 @@ def _lock_file(path: Path) -> int:
 
 
 def _inside(data: Path) -> Iterator[os.DirEntry[str]]:
-    """Files and folders in the data folder, without those behind links and those that all may read."""
+    """Files and folders in the data folder, without those behind links and those that all may
+    read."""
     folders = [str(data)]
     while folders:
         # What runs may remove its files meanwhile.
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
-                if entry.is_symlink() or (entry.name in _SHARED and Path(entry.path).parent == data):
+                if entry.is_symlink() or (
+                    entry.name in _SHARED and Path(entry.path).parent == data
+                ):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)

@@ -1,10 +1,12 @@
-"""The SQLite database behind the store: its tables and their versions, one connection, transactions, and its errors.
+"""The SQLite database behind the store: its tables and their versions, one connection,
+transactions, and its errors.
 
-Every change is on the disk (WAL, synchronous=FULL) when its block ends, and in the database file itself: SQLite takes a damaged record of
-its journal for the end of the journal, so what only the journal had would be lost without a word.
+Every change is on the disk (WAL, synchronous=FULL) when its block ends, and in the database file
+itself: SQLite takes a damaged record of its journal for the end of the journal, so what only the
+journal had would be lost without a word.
 
-SQLite does not notice bytes that change inside a text. So each row has a seal, a checksum of its values, which are looked at when the
-database is opened.
+SQLite does not notice bytes that change inside a text. So each row has a seal, a checksum of its
+values, which are looked at when the database is opened.
 """
 
 from __future__ import annotations
@@ -53,9 +55,14 @@ CREATE TABLE benches (
 ) STRICT;
 CREATE INDEX benches_of ON benches (model, id)
 """
-# stopped: by its owner. used_at: when it was last asked, as far as it was noted; no more often than every minute.
-_RESIDENCE = "ALTER TABLE models ADD COLUMN stopped INTEGER NOT NULL DEFAULT 0; ALTER TABLE models ADD COLUMN used_at REAL NOT NULL DEFAULT 0"
-# What happened (store/event_table.py). Without a seal: what is damaged of it is no reason to set the models aside.
+# stopped: by its owner. used_at: when it was last asked, as far as it was noted; no more often than
+# every minute.
+_RESIDENCE = (
+    "ALTER TABLE models ADD COLUMN stopped INTEGER NOT NULL DEFAULT 0; ALTER TABLE models ADD"
+    " COLUMN used_at REAL NOT NULL DEFAULT 0"
+)
+# What happened (store/event_table.py). Without a seal: what is damaged of it is no reason to set
+# the models aside.
 _EVENTS = """
 CREATE TABLE events (
     id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, model TEXT, replica INTEGER, attempt INTEGER, words TEXT NOT NULL,
@@ -75,12 +82,16 @@ _ABILITIES = "ALTER TABLE attempts ADD COLUMN abilities TEXT"
 _ASLEEP = "ALTER TABLE attempts ADD COLUMN asleep TEXT"
 _SEALED = {
     "models": "name, wish, created_at, deleting, forgiven_at, generation, change, stopped, used_at",
-    "attempts": "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure, abilities, generation, asleep",
+    "attempts": (
+        "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at,"
+        " failure, abilities, generation, asleep"
+    ),
     "facts": "id, fact, attempt, learned_at",
     "keys": "name, digest, may, created_at",
     "benches": "id, model, at, bench",
 }
-# What serves goes on as it is: a model takes the commits of its last plan that was ready, or else of its last. Of the model, then of its drafter.
+# What serves goes on as it is: a model takes the commits of its last plan that was ready, or else
+# of its last. Of the model, then of its drafter.
 _COMMITS = """
 UPDATE models SET wish=json_set(wish, '$.commits', json(coalesce((
     SELECT json_object(
@@ -95,14 +106,21 @@ UPDATE models SET wish=json_set(wish, '$.commits', json_patch(json_extract(wish,
 ), '{}')))
 """
 # Of the tables that are older than seals.
-_SEALS = ";".join(f"ALTER TABLE {table} ADD COLUMN seal INTEGER" for table in ("models", "attempts", "facts", "keys"))
-# `generation` counts the wishes that a model had; `change` is another wish that takes the place of the one in force, or that was given up.
+_SEALS = ";".join(
+    f"ALTER TABLE {table} ADD COLUMN seal INTEGER"
+    for table in ("models", "attempts", "facts", "keys")
+)
+# `generation` counts the wishes that a model had; `change` is another wish that takes the place of
+# the one in force, or that was given up.
 _CHANGES = (
-    "ALTER TABLE models ADD COLUMN generation INTEGER NOT NULL DEFAULT 0;ALTER TABLE models ADD COLUMN change TEXT;"
-    "ALTER TABLE attempts ADD COLUMN generation INTEGER NOT NULL DEFAULT 0"
+    "ALTER TABLE models ADD COLUMN generation INTEGER NOT NULL DEFAULT 0;ALTER TABLE models ADD"
+    " COLUMN change TEXT;ALTER TABLE attempts ADD COLUMN generation INTEGER NOT NULL DEFAULT 0"
 )
 # What a model takes beside others was tokens once, and is bytes: the next plan says it anew.
-_CLAIMS = "UPDATE attempts SET plan=json_remove(plan, '$.cap') WHERE json_extract(plan, '$.cap.tokens') IS NOT NULL"
+_CLAIMS = (
+    "UPDATE attempts SET plan=json_remove(plan, '$.cap') WHERE json_extract(plan, '$.cap.tokens')"
+    " IS NOT NULL"
+)
 # What brings a database of an older version to the next one.
 _UPGRADES = {
     1: "ALTER TABLE models ADD COLUMN forgiven_at REAL NOT NULL DEFAULT 0",
@@ -123,8 +141,19 @@ _ROOM_BYTES = 1024 * 1024
 # Primary result codes that say nothing about the bytes of the file.
 _ELSEWHERE = frozenset(
     (
-        *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED),
-        *(sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_READONLY),
+        *(
+            sqlite3.SQLITE_BUSY,
+            sqlite3.SQLITE_CANTOPEN,
+            sqlite3.SQLITE_FULL,
+            sqlite3.SQLITE_IOERR,
+            sqlite3.SQLITE_LOCKED,
+        ),
+        *(
+            sqlite3.SQLITE_NOMEM,
+            sqlite3.SQLITE_PERM,
+            sqlite3.SQLITE_PROTOCOL,
+            sqlite3.SQLITE_READONLY,
+        ),
     )
 )
 
@@ -140,7 +169,8 @@ class Damaged(StoreError):
 
 
 class Database:
-    """One connection behind one lock. Raises StoreError when the database cannot be opened, read or written.
+    """One connection behind one lock. Raises StoreError when the database cannot be opened, read or
+    written.
 
     copy: a connection to use instead of the file, which is then neither read nor written.
     """
@@ -161,7 +191,9 @@ class Database:
             if not existed:
                 # SQLite gives the files beside the database the mode of the database.
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+            self.connection = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, timeout=10
+            )
             try:
                 self._open()
             except BaseException:
@@ -174,14 +206,17 @@ class Database:
 
     @contextmanager
     def change(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: what the block does is written as a whole, or not at all where it raises."""
+        """One transaction: what the block does is written as a whole, or not at all where it
+        raises."""
         with self._translated("written"), self._lock, self._transaction() as db:
             yield db
 
     def check(self) -> None:
-        """Write something that changes nothing, to learn whether writing works again. Raises StoreError."""
+        """Write something that changes nothing, to learn whether writing works again. Raises
+        StoreError."""
         with self.change() as db:
-            # A journal that was longer before has free space inside: that it can be written says nothing about the next change.
+            # A journal that was longer before has free space inside: that it can be written says
+            # nothing about the next change.
             if shutil.disk_usage(self.path.parent).free < _ROOM_BYTES:
                 raise OSError(errno.ENOSPC, "the disk is still full")
             db.execute("UPDATE meta SET value=value WHERE key='instance'")
@@ -196,24 +231,44 @@ class Database:
         self.connection.execute("PRAGMA wal_autocheckpoint=1")
         self._prepare()
         with self._transaction() as db:
-            # SQLite opens a file that cannot be written without an error, and refuses the first change.
+            # SQLite opens a file that cannot be written without an error, and refuses the first
+            # change.
             db.execute("UPDATE meta SET value=value WHERE key='instance'")
 
     def _prepare(self) -> None:
-        """Make the tables, or bring them to this version where they are sound. Raises Damaged, OtherVersion."""
+        """Make the tables, or bring them to this version where they are sound. Raises Damaged,
+        OtherVersion."""
         version: int = self.connection.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, *_UPGRADES, VERSION):
             raise OtherVersion(
-                f"The database {self.path} has version {version}, and this fitserve reads version {VERSION}.",
+                f"The database {self.path} has version {version}, and this fitserve reads version"
+                f" {VERSION}.",
                 hint="Use the fitserve that wrote it, or another FITSERVE_DATA_DIR.",
             )
-        if version and (problem := self.connection.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+        if (
+            version
+            and (problem := self.connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
+            != "ok"
+        ):
             raise self._damaged(problem)
         self.connection.create_function("seal_of", -1, _seal_of, deterministic=True)
         if version == 0:
             with self._transaction() as db:
                 self._all(
-                    _SCHEMA + _KEYS + ";".join((_SEALS, _BENCHES, _ABILITIES, _CHANGES, _RESIDENCE, _EVENTS, _USAGE, _ASLEEP))
+                    _SCHEMA
+                    + _KEYS
+                    + ";".join(
+                        (
+                            _SEALS,
+                            _BENCHES,
+                            _ABILITIES,
+                            _CHANGES,
+                            _RESIDENCE,
+                            _EVENTS,
+                            _USAGE,
+                            _ASLEEP,
+                        )
+                    )
                 )
                 db.execute("INSERT INTO meta VALUES ('instance', ?)", (uuid.uuid4().hex[:12],))
                 db.execute(f"PRAGMA user_version={VERSION}")
@@ -226,12 +281,17 @@ class Database:
             if 0 < version < VERSION:
                 with self._transaction() as db:
                     db.execute(f"UPDATE {table} SET seal={seal}")  # noqa: S608 - names of this file
-            if self.connection.execute(f"SELECT 1 FROM {table} WHERE seal IS NOT {seal} LIMIT 1").fetchone():  # noqa: S608
+            if self.connection.execute(
+                f"SELECT 1 FROM {table} WHERE seal IS NOT {seal} LIMIT 1"  # noqa: S608
+            ).fetchone():
                 raise self._damaged(f"a row of {table} is not as it was written")
             new = f"seal_of(new.{columns.replace(', ', ', new.')})"
             for name, event in (("added", "INSERT"), ("changed", f"UPDATE OF {columns}")):
                 sealed = f"UPDATE {table} SET seal={new} WHERE rowid=new.rowid"  # noqa: S608
-                self.connection.execute(f"CREATE TEMP TRIGGER {table}_{name} AFTER {event} ON {table} BEGIN {sealed}; END")
+                self.connection.execute(
+                    f"CREATE TEMP TRIGGER {table}_{name} AFTER {event} ON {table} BEGIN"
+                    f" {sealed}; END"
+                )
         if self.connection.execute("SELECT 1 FROM meta WHERE key='instance'").fetchone() is None:
             raise self._damaged("it does not name its installation")
 
@@ -240,7 +300,10 @@ class Database:
             self.connection.execute(statement)
 
     def _damaged(self, problem: str) -> Damaged:
-        damaged = Damaged(f"The database {self.path} is damaged: {problem}.", hint="Move it aside to start with an empty one.")
+        damaged = Damaged(
+            f"The database {self.path} is damaged: {problem}.",
+            hint="Move it aside to start with an empty one.",
+        )
         damaged.problem = problem
         return damaged
 
@@ -256,7 +319,8 @@ class Database:
         try:
             self.connection.execute("COMMIT")
         except sqlite3.Error:
-            # A full disk refuses the commit and leaves the transaction open: the next change must not join it.
+            # A full disk refuses the commit and leaves the transaction open: the next change must
+            # not join it.
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
             raise
@@ -269,14 +333,21 @@ class Database:
                 self.failing = None
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             # The bytes of an error's text may be those of a damaged file.
-            code = sqlite3.SQLITE_CORRUPT if isinstance(error, UnicodeDecodeError) else getattr(error, "sqlite_errorcode", None)
+            code = (
+                sqlite3.SQLITE_CORRUPT
+                if isinstance(error, UnicodeDecodeError)
+                else getattr(error, "sqlite_errorcode", None)
+            )
             if doing == "opened" and code is not None and code & 0xFF not in _ELSEWHERE:
                 raise self._damaged(str(error)) from None
             if doing == "written":
                 self.failing = str(error)
             raise StoreError(
                 f"The database {self.path} could not be {doing}: {error}. Nothing was changed.",
-                hint="Free disk space or repair the permissions of FITSERVE_DATA_DIR, then try again.",
+                hint=(
+                    "Free disk space or repair the permissions of FITSERVE_DATA_DIR, then try"
+                    " again."
+                ),
             ) from None
 
 

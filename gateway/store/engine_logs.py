@@ -1,7 +1,7 @@
 """Engine logs as files: DATA_DIR/logs/INSTANCE.log, kept after the engine is gone.
 
-A process writes its own file; what runs in a container is copied by the watcher. Size is bounded: past half of the
-limit the file becomes INSTANCE.log.1, so the end is always there.
+A process writes its own file; what runs in a container is copied by the watcher. Size is bounded:
+past half of the limit the file becomes INSTANCE.log.1, so the end is always there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def log_path(data: Path, instance: str) -> Path:
 
 
 class LogCopy:
-    """Writes lines to a log file, from an empty one: a copy always starts with the log's first line."""
+    """Writes lines to a log file, from an empty one: a copy always starts with the log's first
+    line."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,8 +44,11 @@ class LogCopy:
         self._file.close()
 
 
-async def read_log(path: Path, *, tail: int | None, follow: Callable[[], bool] | None) -> AsyncGenerator[bytes, None]:
-    """The log in pieces: all of it, or its last `tail` lines; then what comes, as long as `follow()` says so, from its first line on where there is none yet."""
+async def read_log(
+    path: Path, *, tail: int | None, follow: Callable[[], bool] | None
+) -> AsyncGenerator[bytes, None]:
+    """The log in pieces: all of it, or its last `tail` lines; then what comes, as long as
+    `follow()` says so, from its first line on where there is none yet."""
     while not await asyncio.to_thread(path.exists):
         if follow is None or not follow():
             return

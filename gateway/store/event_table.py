@@ -1,7 +1,8 @@
 """What happened, on the disk: the newest events, bounded by count and age.
 
-Numbers are never used twice. The first one of an empty table is the time, so that they grow too where a lost database was begun anew. Rows
-have no seal: a damaged event is left out, and is no reason to set the models aside.
+Numbers are never used twice. The first one of an empty table is the time, so that they grow too
+where a lost database was begun anew. Rows have no seal: a damaged event is left out, and is no
+reason to set the models aside.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _COLUMNS = "id, at, kind, model, replica, attempt, words, data"
 
 
 class Bounds(NamedTuple):
-    """The numbers of the oldest event that is kept, and of the newest that there was; 0: there was none."""
+    """The numbers of the oldest event that is kept, and of the newest that there was; 0: there was
+    none."""
 
     oldest: int
     newest: int
@@ -41,7 +43,16 @@ class EventTable:
                 number += 1
                 kept: Event = event.evolve(id=number)
                 added.append(kept)
-                row = (kept.id, kept.at, kept.kind, kept.model, kept.replica, kept.attempt, kept.words, json.dumps(kept.data))
+                row = (
+                    kept.id,
+                    kept.at,
+                    kept.kind,
+                    kept.model,
+                    kept.replica,
+                    kept.attempt,
+                    kept.words,
+                    json.dumps(kept.data),
+                )
                 db.execute(f"INSERT INTO events ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)  # noqa: S608
             db.execute("DELETE FROM events WHERE id <= ? OR at < ?", (number - KEPT, now - KEPT_S))
             db.execute("INSERT OR REPLACE INTO meta VALUES ('newest_event', ?)", (str(number),))
@@ -71,15 +82,23 @@ class EventTable:
 
     def note_cursor(self, reader: str, number: int) -> None:
         with self._database.change() as db:
-            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"events_of_{reader}", str(number)))
+            db.execute(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"events_of_{reader}", str(number))
+            )
 
     def of_attempts(self) -> list[tuple[int, str]]:
-        """The number of a start and the kind of an event about it, for all of them, oldest first."""
-        return self._database.rows("SELECT attempt, kind FROM events WHERE attempt IS NOT NULL ORDER BY id")
+        """The number of a start and the kind of an event about it, for all of them, oldest
+        first."""
+        return self._database.rows(
+            "SELECT attempt, kind FROM events WHERE attempt IS NOT NULL ORDER BY id"
+        )
 
     def models(self) -> dict[str, str]:
         """Of each model that was told of, the kind of the last event about its being here."""
-        query = "SELECT model, kind FROM events WHERE kind IN ('model.added', 'model.removed') ORDER BY id"
+        query = (
+            "SELECT model, kind FROM events WHERE kind IN ('model.added', 'model.removed') ORDER"
+            " BY id"
+        )
         return dict(self._database.rows(query))
 
 

@@ -1,4 +1,5 @@
-"""Opening the database, also where it is damaged, full or read-only: what runs then goes on, and changes are refused.
+"""Opening the database, also where it is damaged, full or read-only: what runs then goes on, and
+changes are refused.
 
     the file is                       what is opened                      the file
     sound                             the file                            -
@@ -54,7 +55,8 @@ def open_store(path: Path) -> Store:
 
 
 def installation_id(path: Path, store: Store) -> str:
-    """The id of this installation, which marks every engine that it starts. A file beside the database keeps it, also when the database is lost."""
+    """The id of this installation, which marks every engine that it starts. A file beside the
+    database keeps it, also when the database is lost."""
     file = installation_file(path)
     with contextlib.suppress(OSError):
         if known := file.read_text().strip():
@@ -66,7 +68,8 @@ def installation_id(path: Path, store: Store) -> str:
 
 
 def facts_at_rest(path: Path) -> list[Fact]:
-    """What a gateway that does not run has learned; nothing where its database cannot be read. Nothing is written."""
+    """What a gateway that does not run has learned; nothing where its database cannot be read.
+    Nothing is written."""
     try:
         copy = _copy(path)
         return Store(path, copy=copy).facts() if copy is not None else []
@@ -82,12 +85,16 @@ def _copy(path: Path) -> sqlite3.Connection | None:
     """The whole database, copied into memory; None where the file cannot be read."""
     if not path.exists():
         return None
-    # The second way reads without the shared memory file, which a read-only folder may not let SQLite make.
+    # The second way reads without the shared memory file, which a read-only folder may not let
+    # SQLite make.
     for options in ("mode=ro", "mode=ro&immutable=1"):
         memory = _memory()
         try:
-            with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?{options}", uri=True, timeout=1)) as file:
-                # A backup waits for a lock without end; reading tells after a second that somebody holds the file.
+            with contextlib.closing(
+                sqlite3.connect(f"{path.as_uri()}?{options}", uri=True, timeout=1)
+            ) as file:
+                # A backup waits for a lock without end; reading tells after a second that somebody
+                # holds the file.
                 file.execute("SELECT 1 FROM sqlite_master").fetchone()
                 file.backup(memory)
                 return memory
@@ -104,7 +111,10 @@ def _set_aside(path: Path, what: str) -> Store:
         for ending in _BESIDE:
             with contextlib.suppress(FileNotFoundError):
                 path.with_name(path.name + ending).rename(aside.with_name(aside.name + ending))
-        what = f"{what} and was set aside as {aside}; put a backup in its place, or restart to begin with what runs"
+        what = (
+            f"{what} and was set aside as {aside}; put a backup in its place, or restart to begin"
+            " with what runs"
+        )
     return _in_memory(path, what)
 
 

@@ -1,7 +1,8 @@
-"""The running engines, recorded a second time beside the database: DATA_DIR/live/INSTANCE.json has the wish and the attempt of each.
+"""The running engines, recorded a second time beside the database: DATA_DIR/live/INSTANCE.json has
+the wish and the attempt of each.
 
-Written before an engine is started and removed after its attempt ended, so that a gateway that lost its database still knows
-every engine that it may have started, and for which wish.
+Written before an engine is started and removed after its attempt ended, so that a gateway that lost
+its database still knows every engine that it may have started, and for which wish.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class RunningEngine(Value):
 
 
 class RunningEngines:
-    """The folder of records. Raises StoreError where a record cannot be written: an engine without one could be lost, so it must not be
+    """The folder of records. Raises StoreError where a record cannot be written: an engine without
+    one could be lost, so it must not be
     started."""
 
     def __init__(self, data: Path) -> None:
@@ -45,7 +47,8 @@ class RunningEngines:
             ) from None
 
     def remove(self, name: str) -> None:
-        """A record that cannot be removed is harmless: records are read only into a database that knows no model."""
+        """A record that cannot be removed is harmless: records are read only into a database that
+        knows no model."""
         with contextlib.suppress(OSError):
             (self._folder / f"{name}.json").unlink(missing_ok=True)
 
@@ -55,12 +58,17 @@ class RunningEngines:
             try:
                 found.append(RunningEngine.model_validate_json(path.read_bytes()))
             except (OSError, ValidationError) as error:
-                log.warning("a record of a live engine cannot be read", file=str(path), error=str(error)[:300])
+                log.warning(
+                    "a record of a live engine cannot be read",
+                    file=str(path),
+                    error=str(error)[:300],
+                )
         return found
 
 
 def restore_running(store: Store, running: RunningEngines) -> int:
-    """Enter the recorded engines into a database that knows no model. Returns how many attempts it entered."""
+    """Enter the recorded engines into a database that knows no model. Returns how many attempts it
+    entered."""
     if store.models():
         return 0
     entries = running.entries()

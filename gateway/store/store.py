@@ -1,6 +1,8 @@
-"""What must survive: models that were asked for, attempts that were made, facts that were learned. SQLite.
+"""What must survive: models that were asked for, attempts that were made, facts that were learned.
+SQLite.
 
-Every method is one transaction and returns after it is on the disk, so an acknowledged change is never lost. Calls block for the time of a disk write; the loop and the API make them in a thread.
+Every method is one transaction and returns after it is on the disk, so an acknowledged change is
+never lost. Calls block for the time of a disk write; the loop and the API make them in a thread.
 
 `open_store` of store/recovery.py opens one, also where the file is damaged or cannot be written.
 """
@@ -31,11 +33,13 @@ _KEEP_BENCHES = 50
 class Store:
     """Raises StoreError when the database cannot be opened, read or written.
 
-    copy: a connection to use instead of the file, which is then neither read nor written. problem: why no change
-    that a user asks for can be kept; `changeable` raises it.
+    copy: a connection to use instead of the file, which is then neither read nor written. problem:
+    why no change that a user asks for can be kept; `changeable` raises it.
     """
 
-    def __init__(self, path: Path, *, copy: sqlite3.Connection | None = None, problem: str | None = None) -> None:
+    def __init__(
+        self, path: Path, *, copy: sqlite3.Connection | None = None, problem: str | None = None
+    ) -> None:
         self.path = path
         self.problem = problem
         self._database = Database(path, copy)
@@ -48,13 +52,17 @@ class Store:
         return self._database.failing
 
     def check(self) -> None:
-        """Write something that changes nothing, to learn whether writing works again. Raises StoreError."""
+        """Write something that changes nothing, to learn whether writing works again. Raises
+        StoreError."""
         self._database.check()
 
     def changeable(self) -> None:
         """Raises StoreError where a change could not be kept."""
         if self.problem is not None:
-            raise StoreError(f"Nothing can be changed now: {self.problem}.", hint="What runs goes on; see the gateway's log.")
+            raise StoreError(
+                f"Nothing can be changed now: {self.problem}.",
+                hint="What runs goes on; see the gateway's log.",
+            )
 
     @property
     def instance(self) -> str:
@@ -65,21 +73,28 @@ class Store:
 
     def models(self) -> list[tuple[Wish, float, bool, float]]:
         """(wish, created_at, deleting, forgiven_at) of every model, by name."""
-        rows = self._database.rows("SELECT wish, created_at, deleting, forgiven_at FROM models ORDER BY name")
+        rows = self._database.rows(
+            "SELECT wish, created_at, deleting, forgiven_at FROM models ORDER BY name"
+        )
         return [(Wish.model_validate_json(row[0]), row[1], bool(row[2]), row[3]) for row in rows]
 
     def changes(self) -> dict[str, tuple[int, Change | None]]:
         """By the name of a model the generation of its wish, and the wish that takes its place."""
         rows = self._database.rows("SELECT name, generation, change FROM models")
-        return {row[0]: (row[1], Change.model_validate_json(row[2]) if row[2] else None) for row in rows}
+        return {
+            row[0]: (row[1], Change.model_validate_json(row[2]) if row[2] else None) for row in rows
+        }
 
     def save_change(self, wish: Wish, generation: int, change: Change | None) -> None:
-        """The wish in force of a model that is there, and what shall take its place. Raises NotFound where the model is being removed."""
+        """The wish in force of a model that is there, and what shall take its place. Raises
+        NotFound where the model is being removed."""
         texts = wish.model_dump_json(), generation, change.model_dump_json() if change else None
         with self._database.change() as db:
             query = "UPDATE models SET wish=?, generation=?, change=? WHERE name=? AND deleting=0"
             if db.execute(query, (*texts, wish.name)).rowcount == 0:
-                raise NotFound(f"There is no model {wish.name}.", hint="`fitserve ps` lists the models.")
+                raise NotFound(
+                    f"There is no model {wish.name}.", hint="`fitserve ps` lists the models."
+                )
 
     def residences(self) -> dict[str, tuple[bool, float]]:
         """(stopped by its owner, last used) of every model."""
@@ -89,13 +104,21 @@ class Store:
     def set_stopped(self, name: str, *, stopped: bool) -> None:
         """Raises NotFound."""
         with self._database.change() as db:
-            if db.execute("UPDATE models SET stopped=? WHERE name=?", (int(stopped), name)).rowcount == 0:
+            if (
+                db.execute(
+                    "UPDATE models SET stopped=? WHERE name=?", (int(stopped), name)
+                ).rowcount
+                == 0
+            ):
                 raise NotFound(f"There is no model {name}.", hint="`fitserve ps` lists the models.")
 
     def used(self, at: Mapping[str, float]) -> None:
         """When models were last asked, in Unix seconds."""
         with self._database.change() as db:
-            db.executemany("UPDATE models SET used_at=? WHERE name=?", [(when, name) for name, when in at.items()])
+            db.executemany(
+                "UPDATE models SET used_at=? WHERE name=?",
+                [(when, name) for name, when in at.items()],
+            )
 
     def add_model(self, wish: Wish, now: float) -> None:
         """Raises Conflict when the name is taken."""
@@ -109,7 +132,10 @@ class Store:
                     else f"Remove it first (`fitserve rm {wish.name}`), or use another name."
                 )
                 raise Conflict(f"The model {wish.name} {doing}.", hint=hint)
-            db.execute("INSERT INTO models (name, wish, created_at) VALUES (?, ?, ?)", (wish.name, wish.model_dump_json(), now))
+            db.execute(
+                "INSERT INTO models (name, wish, created_at) VALUES (?, ?, ?)",
+                (wish.name, wish.model_dump_json(), now),
+            )
 
     def save_wish(self, wish: Wish) -> None:
         """What a model is to be from now on."""
@@ -123,52 +149,75 @@ class Store:
                 raise NotFound(f"There is no model {name}.", hint="`fitserve ps` lists the models.")
 
     def forgive(self, name: str, now: float) -> None:
-        """What failed until now no longer counts against the model, and plans that failed for no known reason may be tried again.
+        """What failed until now no longer counts against the model, and plans that failed for no
+        known reason may be tried again.
 
         Facts about limits and kernels stay. Raises NotFound.
         """
         with self._database.change() as db:
-            if db.execute("UPDATE models SET forgiven_at=? WHERE name=?", (now, name)).rowcount == 0:
+            if (
+                db.execute("UPDATE models SET forgiven_at=? WHERE name=?", (now, name)).rowcount
+                == 0
+            ):
                 raise NotFound(f"There is no model {name}.", hint="`fitserve ps` lists the models.")
             _forget_failed_plans(db, name)
 
     def restore(self, wish: Wish, created_at: float, attempt: Attempt) -> None:
-        """Enter a running model again that this database does not know, with the attempt that started it."""
-        row = (attempt.id, attempt.model, attempt.replica, attempt.plan.model_dump_json(), attempt.fingerprint, attempt.port)
+        """Enter a running model again that this database does not know, with the attempt that
+        started it."""
+        row = (
+            attempt.id,
+            attempt.model,
+            attempt.replica,
+            attempt.plan.model_dump_json(),
+            attempt.fingerprint,
+            attempt.port,
+        )
         with self._database.change() as db:
             db.execute(
-                "INSERT OR IGNORE INTO models (name, wish, created_at, generation) VALUES (?, ?, ?, ?)",
+                "INSERT OR IGNORE INTO models (name, wish, created_at, generation) VALUES (?, ?,"
+                " ?, ?)",
                 (wish.name, wish.model_dump_json(), created_at, attempt.generation),
             )
             db.execute(
-                "INSERT OR IGNORE INTO attempts (id, model, replica, state, plan, fingerprint, port, started_at, generation) "
-                "VALUES (?, ?, ?, 'starting', ?, ?, ?, ?, ?)",
+                "INSERT OR IGNORE INTO attempts (id, model, replica, state, plan, fingerprint,"
+                " port, started_at, generation) VALUES (?, ?, ?, 'starting', ?, ?, ?, ?, ?)",
                 (*row, attempt.started_at, attempt.generation),
             )
 
     def remove_model(self, name: str) -> None:
-        """Forget the model and its attempts. Facts about limits stay. Where a plan worked, the facts about failed plans stay too:
-        added again, the model gets the working plan at once. Where no plan worked, all may be tried again."""
+        """Forget the model and its attempts. Facts about limits stay. Where a plan worked, the
+        facts about failed plans stay too:
+        added again, the model gets the working plan at once. Where no plan worked, all may be tried
+        again.
+        """
         with self._database.change() as db:
             db.execute("DELETE FROM models WHERE name=? AND deleting=1", (name,))
-            if db.execute("SELECT 1 FROM attempts WHERE model=? AND ready_at IS NOT NULL", (name,)).fetchone() is None:
+            if (
+                db.execute(
+                    "SELECT 1 FROM attempts WHERE model=? AND ready_at IS NOT NULL", (name,)
+                ).fetchone()
+                is None
+            ):
                 _forget_failed_plans(db, name)
             db.execute("DELETE FROM attempts WHERE model=?", (name,))
             db.execute("DELETE FROM benches WHERE model=?", (name,))
 
     # --- attempts ---
 
-    def add_attempt(self, model: str, replica: int, plan: Plan, port: int, now: float, generation: int = 0) -> Attempt:
+    def add_attempt(
+        self, model: str, replica: int, plan: Plan, port: int, now: float, generation: int = 0
+    ) -> Attempt:
         """Record a start before it is made, so that a crash leaves no engine that nobody knows."""
         with self._database.change() as db:
             cursor = db.execute(
-                "INSERT INTO attempts (model, replica, state, plan, fingerprint, port, started_at, generation) "
-                "VALUES (?, ?, 'starting', ?, ?, ?, ?, ?)",
+                "INSERT INTO attempts (model, replica, state, plan, fingerprint, port, started_at,"
+                " generation) VALUES (?, ?, 'starting', ?, ?, ?, ?, ?)",
                 (model, replica, plan.model_dump_json(), plan.fingerprint, port, now, generation),
             )
             db.execute(
-                "DELETE FROM attempts WHERE model=? AND state IN ('failed', 'stopped') AND id NOT IN "
-                "(SELECT id FROM attempts WHERE model=? ORDER BY id DESC LIMIT ?)",
+                "DELETE FROM attempts WHERE model=? AND state IN ('failed', 'stopped') AND id NOT"
+                " IN (SELECT id FROM attempts WHERE model=? ORDER BY id DESC LIMIT ?)",
                 (model, model, _KEEP_ATTEMPTS),
             )
             number = int(cursor.lastrowid or 0)
@@ -191,25 +240,38 @@ class Store:
             db.execute("UPDATE attempts SET plan=?, fingerprint=? WHERE id=?", changed)
 
     def save_attempt(self, attempt: Attempt, *facts: Fact) -> None:
-        """Write state, times, failure, abilities and sleep, and the facts that the failure taught, in one transaction."""
+        """Write state, times, failure, abilities and sleep, and the facts that the failure taught,
+        in one transaction."""
         failure = attempt.failure.model_dump_json() if attempt.failure else None
         abilities = attempt.abilities.model_dump_json() if attempt.abilities else None
         asleep = attempt.asleep.model_dump_json() if attempt.asleep else None
         with self._database.change() as db:
             db.execute(
-                "UPDATE attempts SET state=?, ready_at=?, ended_at=?, failure=?, abilities=?, asleep=? WHERE id=?",
-                (attempt.state, attempt.ready_at, attempt.ended_at, failure, abilities, asleep, attempt.id),
+                "UPDATE attempts SET state=?, ready_at=?, ended_at=?, failure=?, abilities=?,"
+                " asleep=? WHERE id=?",
+                (
+                    attempt.state,
+                    attempt.ready_at,
+                    attempt.ended_at,
+                    failure,
+                    abilities,
+                    asleep,
+                    attempt.id,
+                ),
             )
             for fact in facts:
                 values = (fact.model_dump_json(), fact.attempt, fact.at or 0.0)
-                db.execute("INSERT OR IGNORE INTO facts (fact, attempt, learned_at) VALUES (?, ?, ?)", values)
+                db.execute(
+                    "INSERT OR IGNORE INTO facts (fact, attempt, learned_at) VALUES (?, ?, ?)",
+                    values,
+                )
 
     def attempts(self, model: str | None = None) -> list[Attempt]:
         """Attempts of one model, or of all, oldest first."""
         where, values = ("WHERE model=?", (model,)) if model is not None else ("", ())
         columns = (
-            "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure, abilities, generation, "
-            "asleep"
+            "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at,"
+            " failure, abilities, generation, asleep"
         )
         rows = self._database.rows(f"SELECT {columns} FROM attempts {where} ORDER BY id", values)  # noqa: S608
         return [
@@ -244,23 +306,33 @@ class Store:
     def numbered_facts(self) -> list[tuple[int, Fact]]:
         """What was learned, oldest first, with the number by which it can be dropped."""
         return [
-            (row[0], Fact.model_validate_json(row[1])) for row in self._database.rows("SELECT id, fact FROM facts ORDER BY id")
+            (row[0], Fact.model_validate_json(row[1]))
+            for row in self._database.rows("SELECT id, fact FROM facts ORDER BY id")
         ]
 
     def add_facts(self, facts: Iterable[Fact]) -> int:
-        """Add facts of another gateway; returns how many were new. The numbers of its attempts mean nothing here, so they are dropped."""
+        """Add facts of another gateway; returns how many were new. The numbers of its attempts mean
+        nothing here, so they are dropped."""
         with self._database.change() as db:
             rows = [(fact.evolve(attempt=None).model_dump_json(), fact.at or 0.0) for fact in facts]
-            return db.executemany("INSERT OR IGNORE INTO facts (fact, learned_at) VALUES (?, ?)", rows).rowcount
+            return db.executemany(
+                "INSERT OR IGNORE INTO facts (fact, learned_at) VALUES (?, ?)", rows
+            ).rowcount
 
     def keep_measured(self, facts: Collection[Fact]) -> None:
-        """Add what was measured of the machine, in place of facts about the same. Parts of what was expected (speed_ratio) go: other
+        """Add what was measured of the machine, in place of facts about the same. Parts of what was
+        expected (speed_ratio) go: other
         figures of the machine make other expectations."""
         with self._database.change() as db:
             old: dict[tuple[str, object], list[int]] = {}
             for number, text in db.execute("SELECT id, fact FROM facts"):
                 old.setdefault(_about(text), []).append(number)
-            gone = [number for (kind, _), numbers in old.items() if kind == "speed_ratio" and facts for number in numbers]
+            gone = [
+                number
+                for (kind, _), numbers in old.items()
+                if kind == "speed_ratio" and facts
+                for number in numbers
+            ]
             rows = [(fact.model_dump_json(), fact.at or 0.0) for fact in facts]
             gone += [number for text, _ in rows for number in old.get(_about(text), [])]
             db.executemany("DELETE FROM facts WHERE id=?", [(number,) for number in gone])
@@ -270,22 +342,31 @@ class Store:
         """Raises NotFound."""
         with self._database.change() as db:
             if db.execute("DELETE FROM facts WHERE id=?", (number,)).rowcount == 0:
-                raise NotFound(f"There is no fact {number}.", hint="`fitserve facts ls` lists them.")
+                raise NotFound(
+                    f"There is no fact {number}.", hint="`fitserve facts ls` lists them."
+                )
 
     def fact_counts(self) -> dict[str, int]:
         """How many facts of each kind were learned."""
-        return dict(self._database.rows("SELECT json_extract(fact, '$.kind'), count(*) FROM facts GROUP BY 1"))
+        return dict(
+            self._database.rows(
+                "SELECT json_extract(fact, '$.kind'), count(*) FROM facts GROUP BY 1"
+            )
+        )
 
     # --- benches ---
 
     def add_bench(self, bench: Bench, facts: Iterable[Fact] = ()) -> None:
-        """Keep what was measured, and what was learned from it, which takes the place of what was known of the same."""
+        """Keep what was measured, and what was learned from it, which takes the place of what was
+        known of the same."""
         with self._database.change() as db:
             db.execute(
-                "INSERT INTO benches (model, at, bench) VALUES (?, ?, ?)", (bench.model, bench.at, bench.model_dump_json())
+                "INSERT INTO benches (model, at, bench) VALUES (?, ?, ?)",
+                (bench.model, bench.at, bench.model_dump_json()),
             )
             db.execute(
-                "DELETE FROM benches WHERE model=? AND id NOT IN (SELECT id FROM benches WHERE model=? ORDER BY id DESC LIMIT ?)",
+                "DELETE FROM benches WHERE model=? AND id NOT IN (SELECT id FROM benches WHERE"
+                " model=? ORDER BY id DESC LIMIT ?)",
                 (bench.model, bench.model, _KEEP_BENCHES),
             )
             _learn_speeds(db, facts)
@@ -311,8 +392,18 @@ class Store:
         """Raises Conflict when the name is taken."""
         with self._database.change() as db:
             row = (grant.name, digest.hex(), grant.model_dump_json(), now)
-            if db.execute("INSERT OR IGNORE INTO keys (name, digest, may, created_at) VALUES (?, ?, ?, ?)", row).rowcount == 0:
-                raise Conflict(f"There is a key {grant.name} already.", hint="Remove it first, or use another name.")
+            if (
+                db.execute(
+                    "INSERT OR IGNORE INTO keys (name, digest, may, created_at) VALUES (?, ?,"
+                    " ?, ?)",
+                    row,
+                ).rowcount
+                == 0
+            ):
+                raise Conflict(
+                    f"There is a key {grant.name} already.",
+                    hint="Remove it first, or use another name.",
+                )
 
     def remove_key(self, name: str) -> None:
         """Raises NotFound."""
@@ -325,12 +416,17 @@ class Store:
 
 
 def _learn_speeds(db: sqlite3.Connection, facts: Iterable[Fact]) -> None:
-    old = {_about(row[1]): row[0] for row in db.execute("SELECT id, fact FROM facts WHERE fact LIKE '%\"speed_%'")}
+    old = {
+        _about(row[1]): row[0]
+        for row in db.execute("SELECT id, fact FROM facts WHERE fact LIKE '%\"speed_%'")
+    }
     for fact in facts:
         text = fact.model_dump_json()
         db.execute("DELETE FROM facts WHERE id=?", (old.get(_about(text), 0),))
         values = (text, fact.attempt, fact.at or 0.0)
-        db.execute("INSERT OR IGNORE INTO facts (fact, attempt, learned_at) VALUES (?, ?, ?)", values)
+        db.execute(
+            "INSERT OR IGNORE INTO facts (fact, attempt, learned_at) VALUES (?, ?, ?)", values
+        )
 
 
 def _about(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -340,12 +436,15 @@ def _about(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def measured_facts(path: Path) -> list[Fact]:
-    """What was measured of this machine, of a database that a gateway may use meanwhile; nothing where it cannot be read."""
+    """What was measured of this machine, of a database that a gateway may use meanwhile; nothing
+    where it cannot be read."""
     if not path.is_file():
         return []
     query = "SELECT fact FROM facts WHERE json_extract(fact, '$.kind')='machine_speed' ORDER BY id"
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as db:
+        with contextlib.closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)
+        ) as db:
             return [Fact.model_validate_json(row[0]) for row in db.execute(query)]
     except (sqlite3.Error, ValidationError):
         return []

@@ -1,4 +1,5 @@
-"""Requests and tokens by day, key and model, on the disk. Days are of UTC, counted from 1970-01-01."""
+"""Requests and tokens by day, key and model, on the disk. Days are of UTC, counted from
+1970-01-01."""
 
 from __future__ import annotations
 
@@ -36,13 +37,20 @@ class UsageTable:
             today = max(row.day for row in rows)
             if newest is None or today > newest:
                 db.execute("DELETE FROM usage WHERE day <= ?", (today - KEPT_DAYS,))
-                over = db.execute("SELECT day FROM usage ORDER BY day DESC LIMIT 1 OFFSET ?", (_MOST_ROWS,)).fetchone()
+                over = db.execute(
+                    "SELECT day FROM usage ORDER BY day DESC LIMIT 1 OFFSET ?", (_MOST_ROWS,)
+                ).fetchone()
                 if over is not None:
                     db.execute("DELETE FROM usage WHERE day <= ?", over)
 
-    def sums(self, first: int, last: int, by: Collection[Part], key: str | None, model: str | None) -> list[UsageRow]:
-        """Of these days, both among them. What is not in `by` is summed up, and is 0 or "" in the rows."""
-        columns = ", ".join(name if name in by else ("0" if name == "day" else "''") for name in PARTS)
+    def sums(
+        self, first: int, last: int, by: Collection[Part], key: str | None, model: str | None
+    ) -> list[UsageRow]:
+        """Of these days, both among them. What is not in `by` is summed up, and is 0 or "" in the
+        rows."""
+        columns = ", ".join(
+            name if name in by else ("0" if name == "day" else "''") for name in PARTS
+        )
         sums = ", ".join(f"sum({name})" for name in _SUMS.split(", "))
         wanted = {"key": key, "model": model}
         where = "".join(f" AND {name}=?" for name, value in wanted.items() if value is not None)

@@ -1,4 +1,5 @@
-"""A YAML document with the place of each of its values, so that a mistake is told with line and column. A key that stands twice is a mistake."""
+"""A YAML document with the place of each of its values, so that a mistake is told with line and
+column. A key that stands twice is a mistake."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import yaml
 Keys = tuple[str | int, ...]
 # No file of models is deeper.
 _DEEPEST = 12
-# Values, those that stand for an alias counted wherever it stands: a few lines of aliases of aliases are more than any memory.
+# Values, those that stand for an alias counted wherever it stands: a few lines of aliases of
+# aliases are more than any memory.
 _MOST_VALUES = 200_000
 
 
@@ -31,7 +33,8 @@ class Mistake(NamedTuple):
 
 
 class Document(NamedTuple):
-    """`places` is by the keys that lead to a value: the place of the key, or of an entry of a list."""
+    """`places` is by the keys that lead to a value: the place of the key, or of an entry of a
+    list."""
 
     data: Any
     places: dict[Keys, Place]
@@ -39,7 +42,14 @@ class Document(NamedTuple):
 
     def place(self, keys: Keys) -> Place:
         """Of the value, or of the innermost around it that stands in the file."""
-        return next((self.places[keys[:end]] for end in range(len(keys), -1, -1) if keys[:end] in self.places), Place(1, 1))
+        return next(
+            (
+                self.places[keys[:end]]
+                for end in range(len(keys), -1, -1)
+                if keys[:end] in self.places
+            ),
+            Place(1, 1),
+        )
 
 
 def read(text: str) -> Document:
@@ -48,21 +58,41 @@ def read(text: str) -> Document:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         places: dict[Keys, Place] = {}
-        mistakes = list(_walk(node, (), places)) if node is not None and _values(node, {}) <= _MOST_VALUES else []
+        mistakes = (
+            list(_walk(node, (), places))
+            if node is not None and _values(node, {}) <= _MOST_VALUES
+            else []
+        )
         if node is not None and not places:
-            return Document(None, {}, [Mistake(_place(node), f"with its aliases this is more than {_MOST_VALUES} values")])
+            return Document(
+                None,
+                {},
+                [
+                    Mistake(
+                        _place(node), f"with its aliases this is more than {_MOST_VALUES} values"
+                    )
+                ],
+            )
         data = loader.construct_document(node) if node is not None and not mistakes else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = Place(mark.line + 1, mark.column + 1) if mark is not None else Place(1, 1)
-        return Document(None, {}, [Mistake(place, f"this is not YAML: {error.problem or error.context}")])
+        return Document(
+            None, {}, [Mistake(place, f"this is not YAML: {error.problem or error.context}")]
+        )
     except yaml.reader.ReaderError as error:
         line, last = text.count("\n", 0, error.position) + 1, text.rfind("\n", 0, error.position)
-        return Document(None, {}, [Mistake(Place(line, error.position - last), "this character may not be in YAML")])
+        return Document(
+            None,
+            {},
+            [Mistake(Place(line, error.position - last), "this character may not be in YAML")],
+        )
     except RecursionError:
         return Document(None, {}, [Mistake(Place(1, 1), "this is nested too deeply")])
     except (yaml.YAMLError, ValueError) as error:
-        return Document(None, {}, [Mistake(Place(1, 1), f"this is not YAML: {' '.join(str(error).split())}")])
+        return Document(
+            None, {}, [Mistake(Place(1, 1), f"this is not YAML: {' '.join(str(error).split())}")]
+        )
     finally:
         if loader is not None:
             loader.dispose()
@@ -73,9 +103,15 @@ def _values(node: yaml.Node, known: dict[int, int]) -> int:
     """How many values a node is. One that holds itself is more than may be."""
     if (found := known.get(id(node))) is None:
         known[id(node)] = _MOST_VALUES + 1
-        inner = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
+        inner = (
+            [one for pair in node.value for one in pair]
+            if isinstance(node, yaml.MappingNode)
+            else node.value
+        )
         found = known[id(node)] = 1 + (
-            sum(_values(one, known) for one in inner) if not isinstance(node, yaml.ScalarNode) else 0
+            sum(_values(one, known) for one in inner)
+            if not isinstance(node, yaml.ScalarNode)
+            else 0
         )
     return found
 
@@ -95,7 +131,10 @@ def _walk(node: yaml.Node, keys: Keys, places: dict[Keys, Place]) -> Iterator[Mi
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
             if not name or name in seen:
-                yield Mistake(_place(key), f"the key {name!r} stands here twice" if name else "a key has to be a word")
+                yield Mistake(
+                    _place(key),
+                    f"the key {name!r} stands here twice" if name else "a key has to be a word",
+                )
             seen.add(name)
             # As it is written: `no` and `1.10` are names, not False and 1.1.
             key.tag = "tag:yaml.org,2002:str"

@@ -23,7 +23,8 @@ class ModelRequest(Wish):
         endpoints = tuple(self.endpoints) + ((self.endpoint,) if self.endpoint else ())
         if bool(self.source) == bool(endpoints):
             raise BadRequest(
-                "A model needs either a `source` (a folder or a Hugging Face repository to run) or an `endpoint` (an engine that runs elsewhere).",
+                "A model needs either a `source` (a folder or a Hugging Face repository to run) or"
+                " an `endpoint` (an engine that runs elsewhere).",
                 hint="Give exactly one of them.",
                 param="source",
             )
@@ -31,7 +32,9 @@ class ModelRequest(Wish):
             # The same engine, written in two ways, is one.
             endpoints = tuple(dict.fromkeys(endpoint_url(endpoint) for endpoint in endpoints))
         except ValueError as error:
-            raise BadRequest(str(error), hint="Give one like http://127.0.0.1:9200/v1.", param="endpoint") from None
+            raise BadRequest(
+                str(error), hint="Give one like http://127.0.0.1:9200/v1.", param="endpoint"
+            ) from None
         if self.endpoint_key is not None and not endpoints:
             raise BadRequest(
                 "A key for endpoints is named, and the model runs here.",
@@ -40,7 +43,9 @@ class ModelRequest(Wish):
             )
         if endpoints and self.loras:
             raise BadRequest(
-                "An engine that runs elsewhere has adapters of its own.", hint="Give them to that engine.", param="loras"
+                "An engine that runs elsewhere has adapters of its own.",
+                hint="Give them to that engine.",
+                param="loras",
             )
         if endpoints and self.chat_template is not None:
             raise BadRequest(
@@ -49,5 +54,9 @@ class ModelRequest(Wish):
                 param="chat_template",
             )
         if self.min_context and self.max_context and self.min_context > self.max_context:
-            raise BadRequest("min_context is larger than max_context.", hint="Swap or drop one.", param="min_context")
+            raise BadRequest(
+                "min_context is larger than max_context.",
+                hint="Swap or drop one.",
+                param="min_context",
+            )
         return Wish.model_validate(fields | {"endpoints": endpoints})

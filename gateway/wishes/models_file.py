@@ -1,4 +1,5 @@
-"""A file of models: YAML with `models`, by name what `fitserve add` would be told. It is right as a whole, or nothing of it counts.
+"""A file of models: YAML with `models`, by name what `fitserve add` would be told. It is right as a
+    whole, or nothing of it counts.
 
     models:
       qwen:
@@ -29,7 +30,10 @@ _SHOWN = 20
 # Of its characters: reading YAML takes a second for some 200,000 of them.
 _LONGEST = 4 * 1024 * 1024
 # Fields that hold other fields.
-_NESTED: dict[str, set[str]] = {"policy": set(Policy.model_fields), "chat_template": set(ChatTemplate.model_fields)}
+_NESTED: dict[str, set[str]] = {
+    "policy": set(Policy.model_fields),
+    "chat_template": set(ChatTemplate.model_fields),
+}
 _FIELDS = set(ModelRequest.model_fields) - {"name"}
 _FOLDERS = ("source", "drafter")
 
@@ -51,7 +55,10 @@ def load(path: Path) -> ModelsFile:
     except (OSError, UnicodeDecodeError) as error:
         text, why = "", getattr(error, "strerror", None) or "it is no text in UTF-8"
     if why:
-        raise BadRequest(f"The file of models {path} cannot be read: {why}.", hint="Correct the path, or make the file.")
+        raise BadRequest(
+            f"The file of models {path} cannot be read: {why}.",
+            hint="Correct the path, or make the file.",
+        )
     document, references = read(text), References(path.absolute().parent)
     wishes: dict[str, Wish] = {}
     mistakes = [*document.mistakes, *_of_the_top(document)]
@@ -66,7 +73,16 @@ def load(path: Path) -> ModelsFile:
     if mistakes:
         told = [mistake.words(path) for mistake in sorted(mistakes)[:_SHOWN]]
         more = [f"... and {len(mistakes) - _SHOWN} more"] if len(mistakes) > _SHOWN else []
-        raise BadRequest("\n".join(["Nothing was changed:", *told, *more, "`fitserve config schema` describes the file."]))
+        raise BadRequest(
+            "\n".join(
+                [
+                    "Nothing was changed:",
+                    *told,
+                    *more,
+                    "`fitserve config schema` describes the file.",
+                ]
+            )
+        )
     return ModelsFile(path, wishes, references)
 
 
@@ -99,7 +115,11 @@ def _models(document: Document) -> list[tuple[str, dict[str, Any] | None]]:
     models = document.data.get("models") if isinstance(document.data, dict) else None
     if not isinstance(models, dict):
         return []
-    return [(name, fields) for name, fields in models.items() if isinstance(fields, dict | None) and _named(name)]
+    return [
+        (name, fields)
+        for name, fields in models.items()
+        if isinstance(fields, dict | None) and _named(name)
+    ]
 
 
 def _named(name: object) -> bool:
@@ -119,31 +139,47 @@ def _of_the_top(document: Document) -> list[Mistake]:
     ]
     models = (data or {}).get("models")
     if models is None:
-        # So a file looks that somebody is writing, or that a full disk has cut off: nothing of the gateway is to go for it.
-        nothing = Mistake(document.place(("models",)), "there are no models; a file without any says `models: {}`")
+        # So a file looks that somebody is writing, or that a full disk has cut off: nothing of the
+        # gateway is to go for it.
+        nothing = Mistake(
+            document.place(("models",)), "there are no models; a file without any says `models: {}`"
+        )
         return wrong or [nothing]
     if not isinstance(models, dict):
         return [
             *wrong,
-            Mistake(document.place(("models",)), "`models` has to be a mapping: a name, and below it what the model is"),
+            Mistake(
+                document.place(("models",)),
+                "`models` has to be a mapping: a name, and below it what the model is",
+            ),
         ]
     bare = [
-        Mistake(document.place(("models", str(name))), f"{name} has to be a mapping, as `source: org/name`")
+        Mistake(
+            document.place(("models", str(name))),
+            f"{name} has to be a mapping, as `source: org/name`",
+        )
         for name, fields in models.items()
         if not isinstance(fields, dict | None)
     ]
     named = [
-        Mistake(document.place(("models", str(name))), f"{str(name)!r} cannot be a model's name: {_NAME}")
+        Mistake(
+            document.place(("models", str(name))),
+            f"{str(name)!r} cannot be a model's name: {_NAME}",
+        )
         for name in models
         if not _named(name)
     ]
     return wrong + bare + named
 
 
-_NAME = "a name has letters, digits, `.`, `_` and `-`, one `/` at most, and perhaps a tag behind `:`"
+_NAME = (
+    "a name has letters, digits, `.`, `_` and `-`, one `/` at most, and perhaps a tag behind `:`"
+)
 
 
-def _wish(document: Document, name: str, fields: dict[str, Any], references: References) -> Wish | list[Mistake]:
+def _wish(
+    document: Document, name: str, fields: dict[str, Any], references: References
+) -> Wish | list[Mistake]:
     top: Keys = ("models", name)
     mistakes = []
     for keys, text in texts(fields, top):
@@ -160,8 +196,15 @@ def _wish(document: Document, name: str, fields: dict[str, Any], references: Ref
     for held, key, at in folders:
         try:
             held[key] = _from(references.folder, held[key])
-        except (ValueError, RuntimeError) as error:  # a character that no path has; the home of nobody
-            mistakes.append(Mistake(document.place(at), f"this cannot be a folder: {references.hidden(str(error))}"))
+        except (
+            ValueError,
+            RuntimeError,
+        ) as error:  # a character that no path has; the home of nobody
+            mistakes.append(
+                Mistake(
+                    document.place(at), f"this cannot be a folder: {references.hidden(str(error))}"
+                )
+            )
     if mistakes:
         return mistakes
     try:
@@ -179,19 +222,30 @@ def _from(folder: Path, source: Any) -> Any:
     return str((folder / Path(source).expanduser()).resolve()) if own else source
 
 
-def _of_fields(document: Document, top: Keys, error: ValidationError, references: References) -> list[Mistake]:
+def _of_fields(
+    document: Document, top: Keys, error: ValidationError, references: References
+) -> list[Mistake]:
     """One for each value: a value that may be of several kinds fails as each of them."""
     told: dict[Keys, list[str]] = {}
     for one in error.errors(include_url=False, include_input=False, include_context=False):
         keys, field = (*top, *one["loc"]), one["loc"][-1] if one["loc"] else ""
-        there = next(keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in document.places or end == 1)
+        there = next(
+            keys[:end]
+            for end in range(len(keys), 0, -1)
+            if keys[:end] in document.places or end == 1
+        )
         said = told.setdefault(there, [])
         if one["type"] == "extra_forbidden":
             known = _NESTED.get(str(one["loc"][0]), set()) if len(one["loc"]) > 1 else _FIELDS
             said.append(_unknown(str(field), known))
         else:
-            said.append(f"{'' if said else '.'.join(map(str, there[1:])) + ': '}{one['msg'].removeprefix('Value error, ')}")
-    return [Mistake(document.place(keys), references.hidden("; or: ".join(said))) for keys, said in told.items()]
+            said.append(
+                f"{'' if said else '.'.join(map(str, there[1:])) + ': '}{one['msg'].removeprefix('Value error, ')}"
+            )
+    return [
+        Mistake(document.place(keys), references.hidden("; or: ".join(said)))
+        for keys, said in told.items()
+    ]
 
 
 def _of_names(document: Document, wishes: dict[str, Wish]) -> list[Mistake]:
@@ -203,9 +257,14 @@ def _of_names(document: Document, wishes: dict[str, Wish]) -> list[Mistake]:
         for one in (name, *wish.aliases)
         if (owner := owners.setdefault(one, name)) != name
     ]
-    return [Mistake(document.place(("models", name)), f"{name} and {owner} are both called {one}") for name, one, owner in both]
+    return [
+        Mistake(document.place(("models", name)), f"{name} and {owner} are both called {one}")
+        for name, one, owner in both
+    ]
 
 
 def _unknown(key: str, known: set[str]) -> str:
     near = difflib.get_close_matches(key.replace("-", "_"), sorted(known), 1)
-    return f"there is no key `{key}`" + (f"; `{near[0]}` may be meant" if near else f"; known are {', '.join(sorted(known))}")
+    return f"there is no key `{key}`" + (
+        f"; `{near[0]}` may be meant" if near else f"; known are {', '.join(sorted(known))}"
+    )

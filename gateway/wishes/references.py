@@ -1,4 +1,5 @@
-"""Values that stand elsewhere: `${env:NAME}` and `${file:PATH}` in a text of a file. What they hold may be a secret, and is in no error and no log."""
+"""Values that stand elsewhere: `${env:NAME}` and `${file:PATH}` in a text of a file. What they hold
+may be a secret, and is in no error and no log."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Unresolved(Exception):
 
 @dataclass
 class References:
-    """Of one file, in whose folder relative paths begin. `held`: what was read, by the reference to it."""
+    """Of one file, in whose folder relative paths begin. `held`: what was read, by the reference to
+    it."""
 
     folder: Path
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -57,8 +59,14 @@ class References:
                     value = file.read(_LONGEST).removesuffix("\n")
             except UnicodeDecodeError:
                 raise Unresolved(f"{path} cannot be read: it is no text") from None
-            except (OSError, ValueError, RuntimeError) as error:  # a character that no path has; the home of nobody
-                raise Unresolved(f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            except (
+                OSError,
+                ValueError,
+                RuntimeError,
+            ) as error:  # a character that no path has; the home of nobody
+                raise Unresolved(
+                    f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}"
+                ) from None
         self.held[found[0]] = value
         return value
 

@@ -1,4 +1,5 @@
-"""What brings the models of a gateway to those of a file: requests of the admin API, of which none is there where nothing is otherwise. Pure."""
+"""What brings the models of a gateway to those of a file: requests of the admin API, of which none
+is there where nothing is otherwise. Pure."""
 
 from __future__ import annotations
 
@@ -23,16 +24,25 @@ class Step(NamedTuple):
     def request(self) -> tuple[str, str]:
         """Method and path."""
         path = f"/admin/models/{self.name}"
-        return {"add": ("POST", "/admin/models"), "change": ("PATCH", path), "remove": ("DELETE", path)}[self.kind]
+        return {
+            "add": ("POST", "/admin/models"),
+            "change": ("PATCH", path),
+            "remove": ("DELETE", path),
+        }[self.kind]
 
 
-def steps(views: Iterable[Mapping[str, Any]], wanted: Mapping[str, Wish], prune: Collection[str] = ()) -> list[Step]:
-    """views: as GET /admin/models tells of them. prune: the models that go where they are not wanted. Raises BadRequest where a model would have to become an
+def steps(
+    views: Iterable[Mapping[str, Any]], wanted: Mapping[str, Wish], prune: Collection[str] = ()
+) -> list[Step]:
+    """views: as GET /admin/models tells of them. prune: the models that go where they are not
+    wanted. Raises BadRequest where a model would have to become an
     endpoint."""
     there = {str(view["name"]): view["wish"] for view in views}
     found = [Step("remove", name) for name in sorted(set(prune) & there.keys() - wanted.keys())]
     # A name that goes from one model to another is free before it is taken.
-    owners = {known: name for name, wish in wanted.items() for known in (name, *wish.aliases, *wish.loras)}
+    owners = {
+        known: name for name, wish in wanted.items() for known in (name, *wish.aliases, *wish.loras)
+    }
     for name in sorted(wanted.keys() & there.keys()):
         aliases = there[name].get("aliases", [])
         kept = [alias for alias in aliases if owners.get(alias, name) == name]
@@ -42,11 +52,18 @@ def steps(views: Iterable[Mapping[str, Any]], wanted: Mapping[str, Wish], prune:
     for name, wish in wanted.items():
         new = wish.model_dump(mode="json")
         if name not in there:
-            found.append(Step("add", name, {key: value for key, value in new.items() if value not in (None, {}, [])}))
+            found.append(
+                Step(
+                    "add",
+                    name,
+                    {key: value for key, value in new.items() if value not in (None, {}, [])},
+                )
+            )
             continue
         if bool(wish.source) != bool(there[name]["source"]):
             raise BadRequest(
-                f"{name} cannot become {'a model' if wish.source else 'an endpoint'}.", hint="Remove it first (`fitserve rm`)."
+                f"{name} cannot become {'a model' if wish.source else 'an endpoint'}.",
+                hint="Remove it first (`fitserve rm`).",
             )
         # Where the file pins no commit, the gateway goes on with those that it has.
         own = _KEPT - ({"commits"} if wish.commits else set())

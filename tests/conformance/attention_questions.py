@@ -1,10 +1,12 @@
 """Which backend does each attention layer get? The questions, and how the engine is asked.
 
-An answer is [backend, version, valid, refused]: what the engine takes, the version of FlashAttention if it is that, every
-backend that it would take, in order of preference, and each other one of its list with what it refuses, in the engine's words
-cut to a few letters (CODES): "FLASH_ATTN: head kv, FLASHINFER: kv". No backend: the engine refuses the model. Where a backend is forced, and for vision and
-recurrent layers, which have no list, the last two are null. Of gemma4, a model whose sliding layers have heads of 256, and
-whose other layers have heads of `head_dim`, the answer is [backend, version] of the sliding ones and then of the others.
+An answer is [backend, version, valid, refused]: what the engine takes, the version of
+FlashAttention if it is that, every backend that it would take, in order of preference, and each
+other one of its list with what it refuses, in the engine's words cut to a few letters (CODES):
+"FLASH_ATTN: head kv, FLASHINFER: kv". No backend: the engine refuses the model. Where a backend is
+forced, and for vision and recurrent layers, which have no list, the last two are null. Of gemma4, a
+model whose sliding layers have heads of 256, and whose other layers have heads of `head_dim`, the
+answer is [backend, version] of the sliding ones and then of the others.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ CODES = {
     "compute capability not supported": "capability",
     "sliding window not supported": "window",
     "non-causal attention not supported": "causal",
-    **{f"attention type {role} not supported": "role" for role in ("encoder", "encoder_only", "encoder_decoder")},
+    **{
+        f"attention type {role} not supported": "role"
+        for role in ("encoder", "encoder_only", "encoder_decoder")
+    },
 }
 
 
@@ -72,7 +77,10 @@ KV = ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 BLOCKS = (8, 16, 32, 48, 64, 128, 256)
 ORDINARY = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TRITON_MLA", "FLASHMLA")
 # Backends that a version brought, asked by their name from that version on.
-ADDED = {"0.26": ("TURBOQUANT",), "0.33": ("TRITON_FLASHINFER", "TRITON_FLASH_ATTN", "FLASH_ATTN_MLA_SPARSE_FA4")}
+ADDED = {
+    "0.26": ("TURBOQUANT",),
+    "0.33": ("TRITON_FLASHINFER", "TRITON_FLASH_ATTN", "FLASH_ATTN_MLA_SPARSE_FA4"),
+}
 
 
 def questions(version: str) -> Iterator[Question]:
@@ -84,7 +92,9 @@ def questions(version: str) -> Iterator[Question]:
         yield full._replace(head_dim=head, kv_dtype=kv)
     for head, dtype in product((64, 128, 512), ("float16", "float32")):
         yield full._replace(head_dim=head, dtype=dtype)
-    for head, sinks, causal, kv in product((64, 128, 192, 256, 512), (False, True), (False, True), ("auto", "fp8")):
+    for head, sinks, causal, kv in product(
+        (64, 128, 192, 256, 512), (False, True), (False, True), ("auto", "fp8")
+    ):
         if sinks or not causal:
             yield Question("full", head, sinks=sinks, causal=causal, kv_dtype=kv)
         if sinks == causal:
@@ -120,12 +130,18 @@ def questions(version: str) -> Iterator[Question]:
         yield Question("gemma4", 512, forced="FLASHINFER")
         yield Question("gemma4", 512, forced="FLASH_ATTN")
     added = [name for bound, names in ADDED.items() if since(version, bound) for name in names]
-    if since(version, "0.26") and not since(version, "0.33"):  # from 0.33 on its own new ones are asked for
+    if since(version, "0.26") and not since(
+        version, "0.33"
+    ):  # from 0.33 on its own new ones are asked for
         added.append("TOKENSPEED_MLA")
     for forced in (*ORDINARY, *added):
         for head, kv in ((128, "auto"), (512, "auto"), (128, "fp8"), (100, "auto")):
             yield full._replace(forced=forced, head_dim=head, kv_dtype=kv)
-        for change in ({"sinks": True}, {"causal": False}, {"multimodal_prefix": True, "head_dim": 256}):
+        for change in (
+            {"sinks": True},
+            {"causal": False},
+            {"multimodal_prefix": True, "head_dim": 256},
+        ):
             yield full._replace(forced=forced, **change)
         yield DEEPSEEK._replace(forced=forced)
 
@@ -146,7 +162,13 @@ def _mla() -> Iterator[Question]:
         for nope in (64, 96, 192, 256):
             yield base._replace(nope_dim=nope, kv_dtype="fp8", heads=16)
         yield base._replace(value_dim=256, kv_dtype="fp8")
-        for head, latent, rope in ((320, 256, 64), (512, 512, 0), (512, 448, 64), (576, 448, 128), (128, 64, 64)):
+        for head, latent, rope in (
+            (320, 256, 64),
+            (512, 512, 0),
+            (512, 448, 64),
+            (576, 448, 128),
+            (128, 64, 64),
+        ):
             for kv in ("auto", "fp8"):
                 yield base._replace(head_dim=head, latent_dim=latent, rope_dim=rope, kv_dtype=kv)
         yield base._replace(head_dim=512, latent_dim=512, rope_dim=0, nope_dim=256)
@@ -164,16 +186,20 @@ def answers(version: str) -> list[list[Any]]:
     """Ask the engine that this process has booted."""
     flashinfer: Any = importlib.import_module("vllm.utils.flashinfer")
     if hasattr(flashinfer, "has_flashinfer_sm90_nope_mla"):
-        # It looks at a signature, which a stand-in does not have: taken for granted where FlashInfer is installed.
+        # It looks at a signature, which a stand-in does not have: taken for granted where
+        # FlashInfer is installed.
         flashinfer.has_flashinfer_sm90_nope_mla = flashinfer.has_flashinfer
-        sm90: Any = importlib.import_module("vllm.v1.attention.backends.mla.flashinfer_mla_sparse_sm90")
+        sm90: Any = importlib.import_module(
+            "vllm.v1.attention.backends.mla.flashinfer_mla_sparse_sm90"
+        )
         sm90.has_flashinfer_sm90_nope_mla = flashinfer.has_flashinfer
     with configured(), meta_mode():  # a backend's module makes a buffer on the GPU
         return [_answer(question) for question in questions(version)]
 
 
 def _gemma4(q: Question) -> list[Any]:
-    """Let the engine set what it sets for this model, then ask for each of its two kinds of layers."""
+    """Let the engine set what it sets for this model, then ask for each of its two kinds of
+    layers."""
     current: Any = importlib.import_module("vllm.config").get_current_vllm_config()
     registry: Any = importlib.import_module("vllm.v1.attention.backends.registry")
     kinds = ["sliding_attention", "full_attention"]
@@ -183,7 +209,9 @@ def _gemma4(q: Question) -> list[Any]:
     text.layer_types, text.head_dim, text.global_head_dim = kinds, 256, q.head_dim
     current.model_config.model_arch_config = _Architecture(layers)
     current.attention_config.backend = registry.AttentionBackendEnum[q.forced] if q.forced else None
-    importlib.import_module("vllm.model_executor.models.config").Gemma4Config.verify_and_update_config(current)
+    importlib.import_module(
+        "vllm.model_executor.models.config"
+    ).Gemma4Config.verify_and_update_config(current)
     forced, flash = current.attention_config.backend, current.attention_config.flash_attn_version
     current.attention_config.backend = None
     base = q._replace(forced=forced.name if forced else "", flash_attention=flash)
@@ -207,11 +235,18 @@ def _answer(q: Question) -> list[Any]:
     _of_the_model(q)
     if q.kind == "recurrent":
         # The mixer names it: layers/mamba/ has one property `mamba_type` for each kind.
-        name = {"gdn": "GDN_ATTN", "kda": "GDN_ATTN", "mamba1": "MAMBA1", "mamba2": "MAMBA2"}[q.recurrent or ""]
+        name = {"gdn": "GDN_ATTN", "kda": "GDN_ATTN", "mamba1": "MAMBA1", "mamba2": "MAMBA2"}[
+            q.recurrent or ""
+        ]
         return [registry.MambaAttentionBackendEnum[name].get_class().get_name(), None, None, None]
     if q.kind == "vision":
         chosen = platform.get_vit_attn_backend(q.head_dim, dtype).name
-        return [chosen, _flash_version(head_size=q.head_dim) if chosen == "FLASH_ATTN" else None, None, None]
+        return [
+            chosen,
+            _flash_version(head_size=q.head_dim) if chosen == "FLASH_ATTN" else None,
+            None,
+            None,
+        ]
     selector: Any = importlib.import_module("vllm.v1.attention.selector")
     asked = fit(
         selector.AttentionSelectorConfig, head_size=q.head_dim, dtype=dtype, kv_cache_dtype=q.kv_dtype,
@@ -229,11 +264,18 @@ def _answer(q: Question) -> list[Any]:
             attn_selector_config=asked,
             num_heads=q.heads if q.kind == "mla" else None,
         )
-        backends = [one[0] if isinstance(one[0], registry.AttentionBackendEnum) else one.backend for one in found]
+        backends = [
+            one[0] if isinstance(one[0], registry.AttentionBackendEnum) else one.backend
+            for one in found
+        ]
         valid = " ".join(backend.name for backend in backends)
-        refused = ", ".join(f"{backend.name}: {_coded(reasons)}" for backend, (_, reasons) in bad.items())
+        refused = ", ".join(
+            f"{backend.name}: {_coded(reasons)}" for backend, (_, reasons) in bad.items()
+        )
     try:
-        path = platform.get_attn_backend_cls(forced, attn_selector_config=asked, num_heads=q.heads if q.kind == "mla" else None)
+        path = platform.get_attn_backend_cls(
+            forced, attn_selector_config=asked, num_heads=q.heads if q.kind == "mla" else None
+        )
     except ValueError as error:
         if "No valid attention backend found" in str(error) or "is not valid for" in str(error):
             return [None, None, valid, refused]
@@ -250,7 +292,9 @@ def _version_of(backend: str, q: Question) -> int | None:
     module: Any = importlib.import_module("vllm.v1.attention.backends.flash_attn")
     if not hasattr(module, "uses_fa4_hd256_kernel"):
         return _flash_version(head_size=q.head_dim)
-    return _flash_version(head_size=q.head_dim, has_sinks=q.sinks, requires_softcap=q.softcap, supports_fa4_hd256=True)
+    return _flash_version(
+        head_size=q.head_dim, has_sinks=q.sinks, requires_softcap=q.softcap, supports_fa4_hd256=True
+    )
 
 
 def _flash_version(**how: Any) -> int | None:
@@ -268,7 +312,8 @@ def _coded(reasons: list[str]) -> str:
 
 
 def _of_the_model(q: Question) -> None:
-    """Give the current config what selection reads of the model beside the selector's own arguments."""
+    """Give the current config what selection reads of the model beside the selector's own
+    arguments."""
     current: Any = importlib.import_module("vllm.config").get_current_vllm_config()
     model: Any = current.model_config
     text = types.SimpleNamespace(
@@ -278,7 +323,11 @@ def _of_the_model(q: Question) -> None:
     if q.index_topk is not None:
         text.index_topk = q.index_topk
     model.hf_config = model.hf_text_config = text
-    model.is_mm_prefix_lm, model.is_hybrid, model.use_mla = q.multimodal_prefix, False, q.kind == "mla"
+    model.is_mm_prefix_lm, model.is_hybrid, model.use_mla = (
+        q.multimodal_prefix,
+        False,
+        q.kind == "mla",
+    )
     model.get_head_size = lambda: q.head_dim
     model.get_num_attention_heads = lambda *_: q.heads
     model.get_num_kv_heads = lambda *_: q.kv_heads

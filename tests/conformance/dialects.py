@@ -1,8 +1,10 @@
-"""How published models write tool calls and thoughts: python -m tests.conformance.dialects FOLDER > tests/conformance/dialects.json
+"""How published models write tool calls and thoughts: python -m tests.conformance.dialects FOLDER >
+tests/conformance/dialects.json
 
-FOLDER has chat templates (`models/templates` of llama.cpp, which collects them from the models' repositories). Of each are kept: the marks that stand
-in it, those that it writes before an answer, and what it makes of an answer that calls a tool, and of one that was thought about. A template that is
-repaired (profiles/chat_templates.yaml) has a second row: there the answer calls the tool twice.
+FOLDER has chat templates (`models/templates` of llama.cpp, which collects them from the models'
+repositories). Of each are kept: the marks that stand in it, those that it writes before an answer,
+and what it makes of an answer that calls a tool, and of one that was thought about. A template that
+is repaired (profiles/chat_templates.yaml) has a second row: there the answer calls the tool twice.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from gateway.profiles.profiles import Profiles
 
 KEPT = Path(__file__).with_suffix(".json")
 # Tags of all kinds, and words that templates are told by.
-MARK = re.compile(r"<[^\s<>{}'\"]{2,40}>?|\]<\][^\s{}'\"]{2,30}|\[[A-Z_]{4,20}\]|◁[^▷]{2,8}▷|`{3}json|\{function-name\}\n<\w+>")
+MARK = re.compile(
+    r"<[^\s<>{}'\"]{2,40}>?|\]<\][^\s{}'\"]{2,30}|\[[A-Z_]{4,20}\]|◁[^▷]{2,8}▷|`{3}json|\{function-name\}\n<\w+>"
+)
 WORDS = (
     "ipython", "enable_thinking", "set thinking", "truncate_history_thinking", "defer_loading", "thought process", "commentary", "analysis",
     "All available function signatures are listed below", "\uff5cDSML\uff5c", "function_calls>", "tool_calls>", "<|tool_call>call:",
@@ -86,12 +90,25 @@ def rendered(text: str, messages: list[dict[str, Any]], *, prompt: bool = False)
     def as_json(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, **how)
 
-    made = jinja2.SandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    made = jinja2.SandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     made.filters["tojson"] = as_json
-    made.globals |= {"raise_exception": refuse, "strftime_now": lambda how: datetime(2026, 1, 1, tzinfo=UTC).strftime(how)}
+    made.globals |= {
+        "raise_exception": refuse,
+        "strftime_now": lambda how: datetime(2026, 1, 1, tzinfo=UTC).strftime(how),
+    }
     # `{% generation %}` marks what a model learns from, and renders nothing.
-    plain = re.sub(r"\bgeneration(?= *-?%})", "if true", re.sub(r"\bendgeneration(?= *-?%})", "endif", text))
-    given = {"messages": messages, "tools": TOOLS, "add_generation_prompt": prompt, "bos_token": "<s>", "eos_token": "</s>"}
+    plain = re.sub(
+        r"\bgeneration(?= *-?%})", "if true", re.sub(r"\bendgeneration(?= *-?%})", "endif", text)
+    )
+    given = {
+        "messages": messages,
+        "tools": TOOLS,
+        "add_generation_prompt": prompt,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    }
     return str(made.from_string(plain).render(given))
 
 
@@ -101,7 +118,8 @@ def alike(one: str, other: str) -> int:
 
 
 def written(text: str, answer: dict[str, Any], names: str) -> str | None:
-    """What follows the prompt where the answer is `answer`; None: the template takes no such answer, or writes nothing of it."""
+    """What follows the prompt where the answer is `answer`; None: the template takes no such
+    answer, or writes nothing of it."""
     jinja2: Any = importlib.import_module("jinja2")
     for content in (answer["content"], None):
         for arguments in (ARGUMENTS, json.dumps(ARGUMENTS)):
@@ -121,7 +139,11 @@ def written(text: str, answer: dict[str, Any], names: str) -> str | None:
                 common = alike(asked, whole)
             # Where the prompt has begun a tag that the answer has too, the tag is the answer's.
             opened = whole.rfind("<", 0, common)
-            common = opened if opened > whole.rfind(">", 0, common) and common < len(prompted) else common
+            common = (
+                opened
+                if opened > whole.rfind(">", 0, common) and common < len(prompted)
+                else common
+            )
             if names in whole[common:]:
                 return whole[common:]
     return None
@@ -130,21 +152,36 @@ def written(text: str, answer: dict[str, Any], names: str) -> str | None:
 def found(folder: Path) -> Iterator[Dialect]:
     for path in sorted(folder.glob("*.jinja")):
         text = path.read_text()
-        call = {"id": "abcdefghi", "type": "function", "function": {"name": NAME, "arguments": ARGUMENTS}}
+        call = {
+            "id": "abcdefghi",
+            "type": "function",
+            "function": {"name": NAME, "arguments": ARGUMENTS},
+        }
         calls = written(text, {"role": "assistant", "content": "", "tool_calls": [call]}, NAME)
         thinks = written(
-            text, {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT, "thinking": THOUGHT}, THOUGHT
+            text,
+            {
+                "role": "assistant",
+                "content": ANSWER,
+                "reasoning_content": THOUGHT,
+                "thinking": THOUGHT,
+            },
+            THOUGHT,
         )
         before = marks(text[text.rfind(PROMPT) :]) if PROMPT in text else []
         yield Dialect(path.stem, marks(text), before, calls, thinks)
         mended, faults = repaired(text, Profiles().parsers.repairs)
         if faults:
-            twice = written(mended, {"role": "assistant", "content": "", "tool_calls": [call, call]}, NAME)
+            twice = written(
+                mended, {"role": "assistant", "content": "", "tool_calls": [call, call]}, NAME
+            )
             yield Dialect(f"{path.stem}{REPAIRED}", marks(mended), before, twice, None)
 
 
 def main() -> None:
-    rows = [json.dumps(dialect._asdict(), ensure_ascii=False) for dialect in found(Path(sys.argv[1]))]
+    rows = [
+        json.dumps(dialect._asdict(), ensure_ascii=False) for dialect in found(Path(sys.argv[1]))
+    ]
     sys.stdout.write("[\n" + ",\n".join(rows) + "\n]\n")
 
 

@@ -1,10 +1,13 @@
-"""Every parameter that vLLM itself builds of a published model, on one rank of 1, 2, 4 and 8, and the attention of its layers.
+"""Every parameter that vLLM itself builds of a published model, on one rank of 1, 2, 4 and 8, and
+the attention of its layers.
 
-A question is a model; an answer is {"parameters": [[name, count, dtype, shapes]], "attention": [[name, count, heads, KV heads,
-head size, window, whether it reads another layer's cache]], "refused": [ranks]}. `shapes` are those at each of TENSOR_PARALLEL
-that the engine does not refuse, one where they are all alike. Layers of attention are told as one rank of one has them.
+A question is a model; an answer is {"parameters": [[name, count, dtype, shapes]], "attention":
+[[name, count, heads, KV heads, head size, window, whether it reads another layer's cache]],
+"refused": [ranks]}. `shapes` are those at each of TENSOR_PARALLEL that the engine does not refuse,
+one where they are all alike. Layers of attention are told as one rank of one has them.
 
-Versions before 0.33.0 read the config.json of newer models with an older transformers (OLDER_BEFORE).
+Versions before 0.33.0 read the config.json of newer models with an older transformers
+(OLDER_BEFORE).
 """
 
 from __future__ import annotations
@@ -50,12 +53,19 @@ _EVERYWHERE = (
     "seed-oss-36b",
 )
 _SINCE = {
-    # 0.18.0 ties Qwen3-VL-MoE's head, but only with a transformers later than those it was made for.
+    # 0.18.0 ties Qwen3-VL-MoE's head, but only with a transformers later than those it was made
+    # for.
     "0.19.1": ("gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e4b", "qwen3-vl-30b-a3b"),
     "0.26.0": ("nomic-embed-text-v1.5",),  # before, it cannot be built from config.json alone
     "0.33.0": ("nemotron-nano-9b-v2",),  # before, by no transformers that builds the others too
 }
-_POOLING = {"bge-large-en-v1.5", "bge-m3", "gte-modernbert-base", "nomic-embed-text-v1.5", "qwen3-embedding-0.6b"}
+_POOLING = {
+    "bge-large-en-v1.5",
+    "bge-m3",
+    "gte-modernbert-base",
+    "nomic-embed-text-v1.5",
+    "qwen3-embedding-0.6b",
+}
 _DTYPES = {"torch.bfloat16": "BF16", "torch.float16": "F16", "torch.float32": "F32"}
 
 
@@ -77,7 +87,9 @@ def made(model: str, tp: int) -> Iterator[Any]:
 
 
 def _shapes(model: Any) -> dict[str, tuple[list[int], str]]:
-    return {path: (list(one.shape), _DTYPES[str(one.dtype)]) for path, one in model.named_parameters()}
+    return {
+        path: (list(one.shape), _DTYPES[str(one.dtype)]) for path, one in model.named_parameters()
+    }
 
 
 def _pattern(path: str) -> str:
@@ -87,9 +99,19 @@ def _pattern(path: str) -> str:
 def _attention(model: Any) -> list[list[Any]]:
     found: collections.Counter[tuple[Any, ...]] = collections.Counter()
     for path, module in model.named_modules():
-        if hasattr(module, "head_size") and hasattr(module, "num_kv_heads") and "Attention" in type(module).__name__:
+        if (
+            hasattr(module, "head_size")
+            and hasattr(module, "num_kv_heads")
+            and "Attention" in type(module).__name__
+        ):
             shares = getattr(module, "kv_sharing_target_layer_name", None) is not None
-            sizes = (module.num_heads, module.num_kv_heads, module.head_size, getattr(module, "sliding_window", None), shares)
+            sizes = (
+                module.num_heads,
+                module.num_kv_heads,
+                module.head_size,
+                getattr(module, "sliding_window", None),
+                shares,
+            )
             found[_pattern(path), *sizes] += 1
     return [[name, count, *rest] for (name, *rest), count in sorted(found.items(), key=str)]
 
@@ -110,13 +132,22 @@ def _answer(model: str) -> dict[str, Any]:
     rows: collections.Counter[tuple[str, str, str]] = collections.Counter()
     for path, (_, dtype) in ranks[1].items():
         shapes = [shapes[path][0] for shapes in ranks.values()]
-        rows[_pattern(path), dtype, json.dumps(shapes[:1] if all(shape == shapes[0] for shape in shapes) else shapes)] += 1
-    parameters = [[name, count, dtype, json.loads(shapes)] for (name, dtype, shapes), count in sorted(rows.items())]
+        rows[
+            _pattern(path),
+            dtype,
+            json.dumps(shapes[:1] if all(shape == shapes[0] for shape in shapes) else shapes),
+        ] += 1
+    parameters = [
+        [name, count, dtype, json.loads(shapes)]
+        for (name, dtype, shapes), count in sorted(rows.items())
+    ]
     return {"parameters": parameters, "attention": attention, "refused": refused}
 
 
 def answers(version: str) -> list[dict[str, Any]]:
-    with suppress(ModuleNotFoundError, AttributeError):  # later versions ask for it where it is used
+    with suppress(
+        ModuleNotFoundError, AttributeError
+    ):  # later versions ask for it where it is used
         workspace: Any = importlib.import_module("vllm.v1.worker.workspace")
         workspace.init_workspace_manager(importlib.import_module("torch").device("meta"))
     return [_answer(model) for model in questions(version)]

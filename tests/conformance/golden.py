@@ -1,7 +1,9 @@
-"""The engines' answers that are kept: golden/NAME-VERSION.json holds those of NAME_questions.py, as scripts/engine-answers writes them.
+"""The engines' answers that are kept: golden/NAME-VERSION.json holds those of NAME_questions.py, as
+scripts/engine-answers writes them.
 
-A file has the engine and its version, a digest of the questions, a table of the distinct answers, and for every machine (a
-capability, then which optional packages it has where that is not what the image has) their numbers, in the order of the questions.
+A file has the engine and its version, a digest of the questions, a table of the distinct answers,
+and for every machine (a capability, then which optional packages it has where that is not what the
+image has) their numbers, in the order of the questions.
 """
 
 from __future__ import annotations
@@ -32,8 +34,11 @@ def engine_of(module: ModuleType) -> str:
 
 
 def machines_of(module: ModuleType, version: str) -> tuple[str, ...]:
-    """The machines that a version is asked for: CAPABILITIES, or machines(version) where versions are asked for different ones."""
-    found: tuple[str, ...] = module.machines(version) if hasattr(module, "machines") else module.CAPABILITIES
+    """The machines that a version is asked for: CAPABILITIES, or machines(version) where versions
+    are asked for different ones."""
+    found: tuple[str, ...] = (
+        module.machines(version) if hasattr(module, "machines") else module.CAPABILITIES
+    )
     return found
 
 
@@ -71,18 +76,26 @@ def written(module: ModuleType, version: str, answers: Mapping[str, list[Any]]) 
 def read(text: str) -> dict[str, list[Any]]:
     """For every machine its answers, in the order of the questions."""
     kept = json.loads(text)
-    return {machine: [kept["table"][number] for number in numbers] for machine, numbers in kept["answers"].items()}
+    return {
+        machine: [kept["table"][number] for number in numbers]
+        for machine, numbers in kept["answers"].items()
+    }
 
 
 @cache
 def golden(module: ModuleType, version: str) -> dict[str, list[Any]]:
-    """For every machine the answers kept, in the order of the questions: of these questions, or the test fails."""
+    """For every machine the answers kept, in the order of the questions: of these questions, or the
+    test fails."""
     path, again = path_of(module, version), command(module, version)
     assert path.is_file(), f"{path.name} is missing: {again}"
     text = path.read_text()
-    assert json.loads(text)["questions"] == digest(module.questions(version)), f"the questions changed: {again}"
+    assert json.loads(text)["questions"] == digest(module.questions(version)), (
+        f"the questions changed: {again}"
+    )
     answers = read(text)
-    assert tuple(answers) == machines_of(module, version), f"{path.name} is of other machines: {again}"
+    assert tuple(answers) == machines_of(module, version), (
+        f"{path.name} is of other machines: {again}"
+    )
     return answers
 
 

@@ -1,4 +1,5 @@
-"""What asking engines on this machine needs, downloaded once: their sources, and an environment that can import them.
+"""What asking engines on this machine needs, downloaded once: their sources, and an environment
+that can import them.
 
 The standard library alone: scripts/engine-answers imports this with a bare Python.
 """
@@ -39,24 +40,30 @@ class Kept(NamedTuple):
                 pin = f"{ref} {known[ref]['wheel']}" if ref in known else ""
                 if not pin:
                     sys.exit(
-                        f"{engine} {version} has no section in tests/conformance/engine/wheels.toml: add one, with the hashes of its wheel"
+                        f"{engine} {version} has no section in"
+                        " tests/conformance/engine/wheels.toml: add one, with the hashes of its"
+                        " wheel"
                     )
                 with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
                     requirement = Path(temporary, "requirement.txt")
                     requirement.write_text(pin + "\n")
                     download(temporary, "--require-hashes", "--requirement", str(requirement))
                     with zipfile.ZipFile(next(Path(temporary).glob("*.whl"))) as wheel:
-                        # The metadata too: a version that cannot be asked for makes vLLM do without Triton. SGLang looks for its CUDA files.
+                        # The metadata too: a version that cannot be asked for makes vLLM do without
+                        # Triton. SGLang looks for its CUDA files.
                         wanted = re.compile(rf"{engine}/.*\.(py|cuh|h)|[^/]*\.dist-info/METADATA")
                         wheel.extractall(
-                            Path(temporary, "wheel"), [name for name in wheel.namelist() if wanted.fullmatch(name)]
+                            Path(temporary, "wheel"),
+                            [name for name in wheel.namelist() if wanted.fullmatch(name)],
                         )
                     Path(temporary, "wheel").rename(folder)
         return folder
 
     def environment(self) -> str:
         """A Python that has what the engines' sources import."""
-        folder = self._made("asking.txt", lambda folder: venv.create(folder, clear=True, with_pip=True))
+        folder = self._made(
+            "asking.txt", lambda folder: venv.create(folder, clear=True, with_pip=True)
+        )
         return str(folder / "bin/python")
 
     def older(self) -> Path:
@@ -65,14 +72,24 @@ class Kept(NamedTuple):
 
     def _made(self, name: str, begin: Callable[[Path], object]) -> Path:
         requirements = ROOT / "requirements" / name
-        folder = self.folder / f"{requirements.stem}-{hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]}"
+        folder = (
+            self.folder
+            / f"{requirements.stem}-{hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]}"
+        )
         if not (folder / "complete").is_file():  # an installation that was cut off is begun again
             shutil.rmtree(folder, ignore_errors=True)
             begin(folder)
             python = folder / "bin/python"
             where = [] if python.exists() else ["--target", str(folder)]
             installing = str(python) if python.exists() else sys.executable
-            pip(installing, "install", "--require-hashes", *where, "--requirement", str(requirements))
+            pip(
+                installing,
+                "install",
+                "--require-hashes",
+                *where,
+                "--requirement",
+                str(requirements),
+            )
             (folder / "complete").touch()
         return folder
 

@@ -1,7 +1,9 @@
-"""The KV cache that vLLM itself plans for whole models: [[question, answer]] for every question of questions(version).
+"""The KV cache that vLLM itself plans for whole models: [[question, answer]] for every question of
+questions(version).
 
-The model is built on the meta device; its own layers say what they keep, and the engine's planner says how many blocks fit into
-a number of bytes, how many requests, and which length it would suggest. Run it through `python -m tests.conformance.engine`.
+The model is built on the meta device; its own layers say what they keep, and the engine's planner
+says how many blocks fit into a number of bytes, how many requests, and which length it would
+suggest. Run it through `python -m tests.conformance.engine`.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ BYTES = (GIB // 2, 3 * GIB + 12345, 20 * GIB)
 def questions(version: str) -> list[tuple[str, int, str, bool | None]]:
     """(model, tensor parallel size, KV cache dtype, prefix caching or None for the default).
 
-    Gemma 4 is asked from 0.33 on: versions before read its two head sizes in a way that today's transformers answers otherwise.
+    Gemma 4 is asked from 0.33 on: versions before read its two head sizes in a way that today's
+    transformers answers otherwise.
     """
     return [
         (model, tp, dtype, prefix)
@@ -83,7 +86,8 @@ def config(model: str) -> dict[str, Any]:
 
 
 def _preferred(made: Any) -> int:
-    """Tokens of a block before states make it larger: what the backend of the first attention layer prefers."""
+    """Tokens of a block before states make it larger: what the backend of the first attention layer
+    prefers."""
     for layer in made.compilation_config.static_forward_context.values():
         backend = layer.get_attn_backend() if hasattr(layer, "get_attn_backend") else None
         if backend is not None and not hasattr(layer, "mamba_type"):
@@ -92,8 +96,11 @@ def _preferred(made: Any) -> int:
     return 0
 
 
-def _planned(plans: Any, made: Any, kept: dict[str, Any], groups: Any, memory: int, length: int) -> list[Any]:
-    """[number of blocks, requests at once], or [the length it suggests] where a request does not fit."""
+def _planned(
+    plans: Any, made: Any, kept: dict[str, Any], groups: Any, memory: int, length: int
+) -> list[Any]:
+    """[number of blocks, requests at once], or [the length it suggests] where a request does not
+    fit."""
     made.model_config.max_model_len = length
     try:
         cache = planned(plans, made, kept, groups, memory)
@@ -107,15 +114,22 @@ def _planned(plans: Any, made: Any, kept: dict[str, Any], groups: Any, memory: i
 
 
 def _answer(made: Any) -> dict[str, Any]:
-    """preferred, block: tokens of a block; mode: of states; layers: [kind, tokens of a block, bytes of a page, count];
-    groups: [tokens, page, count]; needed: bytes of one request of each of LENGTHS, for each of BATCHED; planned: see _planned,
-    for each of BATCHED, BYTES and PLANNED."""
+    """preferred, block: tokens of a block; mode: of states; layers: [kind, tokens of a block, bytes
+        of a page, count];
+    groups: [tokens, page, count]; needed: bytes of one request of each of LENGTHS, for each of
+    BATCHED; planned: see _planned, for each of BATCHED, BYTES and PLANNED."""
     recurrent = made.model_config.is_hybrid
-    preferred = _preferred(made) if recurrent and hasattr(made.cache_config, "skip_page_size_padded") else 16
+    preferred = (
+        _preferred(made)
+        if recurrent and hasattr(made.cache_config, "skip_page_size_padded")
+        else 16
+    )
     kept_specs = specs(made)
     plans = planner()
     groups = groups_of(plans, made, kept_specs)
-    kept = collections.Counter((type(spec).__name__, spec.block_size, spec.page_size_bytes) for spec in kept_specs.values())
+    kept = collections.Counter(
+        (type(spec).__name__, spec.block_size, spec.page_size_bytes) for spec in kept_specs.values()
+    )
     answer: dict[str, Any] = {
         "preferred": preferred if recurrent else made.cache_config.block_size,
         "mode": made.cache_config.mamba_cache_mode,
@@ -129,7 +143,9 @@ def _answer(made: Any) -> dict[str, Any]:
         made.scheduler_config.max_num_batched_tokens = tokens
         answer["needed"] += [bytes_needed(plans, made, groups, length) for length in LENGTHS]
         answer["planned"] += [
-            _planned(plans, made, kept_specs, groups, memory, length) for memory in BYTES for length in PLANNED
+            _planned(plans, made, kept_specs, groups, memory, length)
+            for memory in BYTES
+            for length in PLANNED
         ]
     return answer
 

@@ -1,4 +1,5 @@
-"""Which models, with which quantization, the engine and the rules are both asked to build. Shared by question and test."""
+"""Which models, with which quantization, the engine and the rules are both asked to build. Shared
+by question and test."""
 
 from __future__ import annotations
 
@@ -11,10 +12,15 @@ TENSOR_PARALLEL = (1, 2, 4, 8)
 
 _ATTENTION = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
 _MLP = ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
-_RECURRENT = [f"linear_attn.{name}" for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")]
+_RECURRENT = [
+    f"linear_attn.{name}"
+    for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
+]
 
 
-def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+def _compressed(
+    form: str, weights: dict[str, Any], inputs: dict[str, Any] | None, **more: Any
+) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {
         "quant_method": "compressed-tensors",
@@ -25,10 +31,17 @@ def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | Non
 
 
 def _numbers(bits: int, kind: str, strategy: str, **more: Any) -> dict[str, Any]:
-    return {"num_bits": bits, "type": kind, "strategy": strategy, "symmetric": True, "dynamic": False} | more
+    return {
+        "num_bits": bits,
+        "type": kind,
+        "strategy": strategy,
+        "symmetric": True,
+        "dynamic": False,
+    } | more
 
 
-# An engine learns from a GPTQ or AWQ checkpoint's headers what is quantized; these blocks say it themselves.
+# An engine learns from a GPTQ or AWQ checkpoint's headers what is quantized; these blocks say it
+# themselves.
 QUANTS: dict[str, dict[str, Any]] = {
     "gptq": {
         "quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False,
@@ -130,10 +143,23 @@ PUBLISHED = [
 ]
 CASES: tuple[tuple[str, str], ...] = (
     *((name, "none") for name in PUBLISHED),
-    *(("llama-3.1-8b", name) for name in QUANTS if name not in ("mxfp4", "mxfp4-ct") and not name.endswith("-language")),
+    *(
+        ("llama-3.1-8b", name)
+        for name in QUANTS
+        if name not in ("mxfp4", "mxfp4-ct") and not name.endswith("-language")
+    ),
     *(
         ("qwen3-30b-a3b", name)
-        for name in ("gptq", "awq", "auto-round", "w4a16", "fp8-dynamic", "fp8-block", "nvfp4", "modelopt-nvfp4")
+        for name in (
+            "gptq",
+            "awq",
+            "auto-round",
+            "w4a16",
+            "fp8-dynamic",
+            "fp8-block",
+            "nvfp4",
+            "modelopt-nvfp4",
+        )
     ),
     ("gpt-oss-20b", "mxfp4"),
     ("gpt-oss-20b", "mxfp4-ct"),

@@ -1,7 +1,8 @@
-"""Every linear layer that vLLM itself builds, per rank: of a model and a quantization {tp: [[name, count, k, n, label]] or "error"}.
+"""Every linear layer that vLLM itself builds, per rank: of a model and a quantization {tp: [[name,
+count, k, n, label]] or "error"}.
 
-The model is built on the meta device in a tensor-parallel group of which only the size is real, so every `create_weights`
-of the model's own class runs with its real sizes.
+The model is built on the meta device in a tensor-parallel group of which only the size is real, so
+every `create_weights` of the model's own class runs with its real sizes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ def _layers(model: Any) -> list[list[Any]]:
             found[name, inputs, size, _label(getattr(module, "scheme", None) or method)] += 1
         elif "moe" in type(method).__name__.lower():
             config = module.moe_config
-            inner = getattr(config, "intermediate_size_per_partition_unpadded", None) or config.intermediate_size_per_partition
+            inner = (
+                getattr(config, "intermediate_size_per_partition_unpadded", None)
+                or config.intermediate_size_per_partition
+            )
             hidden = getattr(config, "hidden_dim_unpadded", None) or config.hidden_dim
             label = _label(method)
             name = name.removesuffix(".routed_experts")

@@ -1,8 +1,9 @@
 """Which kernel does each dense linear layer get? The questions, and how the engine is asked.
 
-A question is what the planner's evaluator takes and the engine's own chooser is given. An answer is [kernels, padded]: every
-kernel that accepts the layer, in order of preference (found by disabling one after the other), and the [k, n] that the first
-pads to, or null. No kernel at all: the engine refuses the layer. ["unknown"]: the version has no path for the scheme.
+A question is what the planner's evaluator takes and the engine's own chooser is given. An answer is
+[kernels, padded]: every kernel that accepts the layer, in order of preference (found by disabling
+one after the other), and the [k, n] that the first pads to, or null. No kernel at all: the engine
+refuses the layer. ["unknown"]: the version has no path for the scheme.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ from tests.support.versions import since
 # A capability, then which optional packages are installed where it is not what the image has.
 CAPABILITIES = (
     *("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"),
-    *("8.6 all", "9.0 all", "10.0 all", "12.0 all", "8.6 none", "9.0 none", "10.0 none", "12.0 none", "7.0"),
+    *(
+        "8.6 all",
+        "9.0 all",
+        "10.0 all",
+        "12.0 all",
+        "8.6 none",
+        "9.0 none",
+        "10.0 none",
+        "12.0 none",
+        "7.0",
+    ),
 )
 
 
@@ -69,13 +80,20 @@ FP8 = ("fp8_tensor", "fp8_token", "fp8_block")
 def questions(version: str) -> Iterator[Question]:
     """Every question that this version is asked, in the order of its answers."""
 
-    def wna16(k: int, n: int, group: int, bits: int = 4, dtype: str = "bfloat16", **more: Any) -> Question:
+    def wna16(
+        k: int, n: int, group: int, bits: int = 4, dtype: str = "bfloat16", **more: Any
+    ) -> Question:
         base = Question("wna16", bits, group, True, False, False, True, dtype, k, n, k)
         return base._replace(**more)
 
     for position, (k, n) in enumerate(product(ODD, ODD)):
         if position % 3 == 0:  # of all pairs a third, with each group size and dtype
-            yield wna16(k, n, (-1, 32, 64, 128)[(position + position // 16) % 4], dtype=DTYPES[position // 4 % 2])
+            yield wna16(
+                k,
+                n,
+                (-1, 32, 64, 128)[(position + position // 16) % 4],
+                dtype=DTYPES[position // 4 % 2],
+            )
     for k, n in SHAPES:
         for group, bits, dtype, symmetric in product((-1, 32, 128), (4, 8), DTYPES, (True, False)):
             yield wna16(k, n, group, bits, dtype, symmetric=symmetric)
@@ -88,12 +106,36 @@ def questions(version: str) -> Iterator[Question]:
             yield wna16(k, n, group, bits, dtype, act_order=True, full_k=k * parts)
         for kind, static, dtype in product(FP8, (False, True), DTYPES):
             if not (kind == "fp8_block" and static):
-                yield Question(kind, 8, 128 if kind == "fp8_block" else -1, True, False, static, False, dtype, k, n, k)
+                yield Question(
+                    kind,
+                    8,
+                    128 if kind == "fp8_block" else -1,
+                    True,
+                    False,
+                    static,
+                    False,
+                    dtype,
+                    k,
+                    n,
+                    k,
+                )
         yield Question("mxfp8", 8, 32, True, False, False, False, "bfloat16", k, n, k)
     for symmetric, static in product((True, False), (True, False)):
         yield Question("int8", 8, -1, symmetric, False, static, False, "bfloat16", 4096, 4096, 4096)
     for kind, weight_only in product(("nvfp4", "mxfp4"), (True, False)):
-        yield Question(kind, 4, 16 if kind == "nvfp4" else 32, True, False, False, weight_only, "bfloat16", 4096, 4096, 4096)
+        yield Question(
+            kind,
+            4,
+            16 if kind == "nvfp4" else 32,
+            True,
+            False,
+            False,
+            weight_only,
+            "bfloat16",
+            4096,
+            4096,
+            4096,
+        )
     yield wna16(4096, 4096, 128, disabled="MarlinLinearKernel")
     yield wna16(4096, 4096, 128, disabled="MacheteLinearKernel,MarlinLinearKernel")
     fp8 = Question("fp8_token", 8, -1, True, False, False, False, "bfloat16", 4096, 4096, 4096)
@@ -103,7 +145,16 @@ def questions(version: str) -> Iterator[Question]:
         yield fp8._replace(kind=kind, weight_only=True)
         yield fp8._replace(kind=kind, weight_only=True, disabled="HummingFP8ScaledMMLinearKernel")
     if since(version, "0.26"):
-        for forced in ("marlin", "triton", "machete", "exllama", "cutlass", "torch", "humming", "flashinfer_b12x"):
+        for forced in (
+            "marlin",
+            "triton",
+            "machete",
+            "exllama",
+            "cutlass",
+            "torch",
+            "humming",
+            "flashinfer_b12x",
+        ):
             yield wna16(4096, 4096, 128, forced=forced)
             yield fp8._replace(forced=forced)
             yield fp8._replace(kind="fp8_block", group=128, forced=forced)
@@ -122,7 +173,9 @@ def _accepting(question: Question) -> list[Any]:
         disabled = ",".join(filter(None, [question.disabled, *kernels]))
         answer = _answer(question._replace(disabled=disabled))
         kernel, first = answer[0], first or answer
-        if kernel is None or kernel in kernels:  # a path that does not heed what is disabled repeats itself
+        if (
+            kernel is None or kernel in kernels
+        ):  # a path that does not heed what is disabled repeats itself
             return [kernels, first[1]]
         kernels.append(kernel)
 
@@ -132,7 +185,14 @@ def _answer(question: Question) -> list[Any]:
     environment.VLLM_DISABLED_KERNELS = question.disabled.split(",") if question.disabled else []
     torch: Any = importlib.import_module("torch")
     torch.set_default_dtype(getattr(torch, question.dtype))
-    ask = {"wna16": _wna16, "w4a8": _wna16, "int8": _int8, "nvfp4": _nvfp4, "mxfp4": _mxfp4, "mxfp8": _mxfp8}
+    ask = {
+        "wna16": _wna16,
+        "w4a8": _wna16,
+        "int8": _int8,
+        "nvfp4": _nvfp4,
+        "mxfp4": _mxfp4,
+        "mxfp8": _mxfp8,
+    }
     option = {"linear_backend": question.forced} if question.forced else {}
     try:
         with configured(question.dtype, **option):
@@ -160,8 +220,12 @@ def _quantization(name: str) -> Any:
 def _wna16(q: Question) -> list[Any]:
     torch: Any = importlib.import_module("torch")
     types: Any = importlib.import_module("vllm.scalar_type").scalar_types
-    config: Any = importlib.import_module("vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel")
-    if q.act_order and importlib.util.find_spec("vllm.model_executor.layers.quantization.auto_gptq"):
+    config: Any = importlib.import_module(
+        "vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel"
+    )
+    if q.act_order and importlib.util.find_spec(
+        "vllm.model_executor.layers.quantization.auto_gptq"
+    ):
         refuse = getattr(_quantization("auto_gptq"), "normalize_and_validate_gptq_desc_act", None)
         if refuse:
             refuse(q.act_order, q.group, {})
@@ -171,7 +235,9 @@ def _wna16(q: Question) -> list[Any]:
         config.MPLinearLayerConfig,
         full_weight_shape=(q.full_k, q.n),
         partition_weight_shape=(q.k, q.n),
-        weight_type=types.int4 if q.kind == "w4a8" else (symmetric if q.symmetric else asymmetric)[q.bits],
+        weight_type=(
+            types.int4 if q.kind == "w4a8" else (symmetric if q.symmetric else asymmetric)[q.bits]
+        ),
         act_type=torch.float8_e4m3fn if q.kind == "w4a8" else getattr(torch, q.dtype),
         group_size=q.group,
         zero_points=not q.symmetric,
@@ -188,7 +254,8 @@ def _wna16(q: Question) -> list[Any]:
 
 
 def _fp8(q: Question) -> list[Any]:
-    """As Fp8LinearMethod (fp8_tensor, fp8_block) and the compressed-tensors scheme (fp8_token) ask."""
+    """As Fp8LinearMethod (fp8_tensor, fp8_block) and the compressed-tensors scheme (fp8_token)
+    ask."""
     torch: Any = importlib.import_module("torch")
     keys, method = _quantization("utils.quant_utils"), _quantization("fp8")
     dtype = getattr(torch, q.dtype)
@@ -201,7 +268,11 @@ def _fp8(q: Question) -> list[Any]:
         if marlin:
             return [marlin, None]
     channel = getattr(keys, "kFp8StaticChannelSym", None) or keys.kFp8StaticTokenSym
-    weight = {"fp8_tensor": keys.kFp8StaticTensorSym, "fp8_token": channel, "fp8_block": keys.kFp8Static128BlockSym}[q.kind]
+    weight = {
+        "fp8_tensor": keys.kFp8StaticTensorSym,
+        "fp8_token": channel,
+        "fp8_block": keys.kFp8Static128BlockSym,
+    }[q.kind]
     if q.kind == "fp8_block":
         activation = keys.kFp8Dynamic128Sym
     elif q.static:
@@ -222,7 +293,9 @@ def _fp8(q: Question) -> list[Any]:
     if q.weight_only:
         kernels, quantization = _linear()._POSSIBLE_WFP8A16_KERNELS, "w8a16_fp8"
     choose = _linear().choose_scaled_mm_linear_kernel
-    kernel = fit(choose, config=config, possible_kernels=kernels, quantization=quantization).__name__
+    kernel = fit(
+        choose, config=config, possible_kernels=kernels, quantization=quantization
+    ).__name__
     if q.kind == "fp8_block" and not block and "Marlin" not in kernel:
         return [block_fp8(q.k, q.n, q.dtype), None]
     return [kernel, None]
@@ -234,7 +307,11 @@ def _marlin_before_the_list(q: Question, method: Any) -> str:
         ct = _quantization("compressed_tensors.compressed_tensors").CompressedTensorsConfig
         if ct._check_scheme_supported(89, error=False):
             return ""
-        ct._check_scheme_supported(_quantization("compressed_tensors.schemes").CompressedTensorsW8A16Fp8.get_min_capability())
+        ct._check_scheme_supported(
+            _quantization(
+                "compressed_tensors.schemes"
+            ).CompressedTensorsW8A16Fp8.get_min_capability()
+        )
         return "Marlin"
     config = method.Fp8Config(
         is_checkpoint_fp8_serialized=True,
@@ -243,7 +320,9 @@ def _marlin_before_the_list(q: Question, method: Any) -> str:
     )
     platform: Any = importlib.import_module("vllm.platforms").current_platform
     if platform.get_device_capability().to_int() < config.get_min_capability():
-        raise ValueError("The quantization method is not supported for the current GPU")  # as VllmConfig does
+        raise ValueError(
+            "The quantization method is not supported for the current GPU"
+        )  # as VllmConfig does
     return "Marlin" if method.Fp8LinearMethod(config).use_marlin else ""
 
 
@@ -254,7 +333,10 @@ def _int8(q: Question) -> list[Any]:
     )  # fmt: skip
     choose = _linear().choose_scaled_mm_linear_kernel
     kernels = _linear()._POSSIBLE_INT8_KERNELS
-    return [fit(choose, config=config, possible_kernels=kernels, quantization="int8_w8a8").__name__, None]
+    return [
+        fit(choose, config=config, possible_kernels=kernels, quantization="int8_w8a8").__name__,
+        None,
+    ]
 
 
 def _nvfp4(q: Question) -> list[Any]:

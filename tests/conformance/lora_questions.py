@@ -1,7 +1,10 @@
-"""Which models each version serves adapters for, and what its own parser makes of the flags that plans have.
+"""Which models each version serves adapters for, and what its own parser makes of the flags that
+plans have.
 
-A question is a model of tests/models; an answer is true where the version has adapters for its class (`SupportsLoRA`), false where it has none, null where
-it does not know the class, or the class cannot be imported here. The last question is "parser": an answer is the adapters and ranks that the parser read of a plan's own arguments.
+A question is a model of tests/models; an answer is true where the version has adapters for its
+class (`SupportsLoRA`), false where it has none, null where it does not know the class, or the class
+cannot be imported here. The last question is "parser": an answer is the adapters and ranks that the
+parser read of a plan's own arguments.
 """
 
 from __future__ import annotations
@@ -36,13 +39,17 @@ def answers(version: str) -> list[Any]:
     prepare()
     stand_in_for_packages()
     engine = Profiles().engine(f"vllm=={version}")
-    return [_parsed(engine) if asked == PARSER else _supported(asked) for asked in questions(version)]
+    return [
+        _parsed(engine) if asked == PARSER else _supported(asked) for asked in questions(version)
+    ]
 
 
 def _supported(model: str) -> bool | None:
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     interfaces: Any = importlib.import_module("vllm.model_executor.models.interfaces")
-    (architecture,) = json.loads((ROOT / "tests/models" / f"{model}.json").read_text())["architectures"]
+    (architecture,) = json.loads((ROOT / "tests/models" / f"{model}.json").read_text())[
+        "architectures"
+    ]
     known = registry.ModelRegistry.models.get(architecture)
     try:
         return bool(interfaces.supports_lora(known.load_model_cls())) if known is not None else None
@@ -51,7 +58,13 @@ def _supported(model: str) -> bool | None:
 
 
 def _parsed(engine: Engine) -> Any:
-    told = ["--enable-lora", "--max-lora-rank=16", "--max-loras=2", *arguments(engine, PLACED), "--model=/models/m"]
+    told = [
+        "--enable-lora",
+        "--max-lora-rank=16",
+        "--max-loras=2",
+        *arguments(engine, PLACED),
+        "--model=/models/m",
+    ]
     found = parser().parse_args(told)
     return [
         [[one.name, one.path] for one in found.lora_modules],

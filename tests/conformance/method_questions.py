@@ -1,9 +1,11 @@
-"""What does each version make of a quantization method as a whole? A question is a checkpoint's quantization block, the user's
+"""What does each version make of a quantization method as a whole? A question is a checkpoint's
+quantization block, the user's
 `--quantization` and the dtype of the activations.
 
-An answer is ["ok", METHOD], the method that the engine loads the checkpoint with, or ["refused", WHY]: mismatch, unknown,
-deprecated, capability, dtype; online, where weights that are not quantized cannot become so while they load; block, where the
-class of the method refuses the block itself (engines/common/quantization/parse.py is for that).
+An answer is ["ok", METHOD], the method that the engine loads the checkpoint with, or ["refused",
+WHY]: mismatch, unknown, deprecated, capability, dtype; online, where weights that are not quantized
+cannot become so while they load; block, where the class of the method refuses the block itself
+(engines/common/quantization/parse.py is for that).
 """
 
 from __future__ import annotations
@@ -28,19 +30,47 @@ class Question(NamedTuple):
     model_type: str = "llama"
 
 
-def _gptq(bits: int, group: int = 128, *, sym: bool = True, desc_act: bool = False) -> dict[str, Any]:
-    return {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": sym, "desc_act": desc_act, "lm_head": False}
+def _gptq(
+    bits: int, group: int = 128, *, sym: bool = True, desc_act: bool = False
+) -> dict[str, Any]:
+    return {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group,
+        "sym": sym,
+        "desc_act": desc_act,
+        "lm_head": False,
+    }
 
 
 def _awq(bits: int, group: int = 128, *, zero_point: bool = True) -> dict[str, Any]:
-    return {"quant_method": "awq", "bits": bits, "group_size": group, "zero_point": zero_point, "version": "gemm"}
+    return {
+        "quant_method": "awq",
+        "bits": bits,
+        "group_size": group,
+        "zero_point": zero_point,
+        "version": "gemm",
+    }
 
 
 def _modelopt(algorithm: str, method: str = "modelopt", **more: Any) -> dict[str, Any]:
-    return {"quant_method": method, "quant_algo": algorithm, "ignore": ["lm_head"], "group_size": 16, **more}
+    return {
+        "quant_method": method,
+        "quant_algo": algorithm,
+        "ignore": ["lm_head"],
+        "group_size": 16,
+        **more,
+    }
 
 
-_INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True, "dynamic": False}
+_INT4 = {
+    "num_bits": 4,
+    "type": "int",
+    "strategy": "group",
+    "group_size": 128,
+    "symmetric": True,
+    "dynamic": False,
+}
 
 BLOCKS: dict[str, dict[str, Any] | None] = {
     "none": None,
@@ -92,7 +122,8 @@ BLOCKS: dict[str, dict[str, Any] | None] = {
     "hqq": {"quant_method": "hqq", "weight_bits": 4},
     "aqlm": {"quant_method": "aqlm", "nbits_per_codebook": 16},
 }  # fmt: skip
-# What a user may give: of every version; --quantization of a version has only its own (the parser refuses the others).
+# What a user may give: of every version; --quantization of a version has only its own (the parser
+# refuses the others).
 USERS = (
     "awq", "awq_marlin", "auto_awq", "auto_gptq", "bitsandbytes", "compressed-tensors", "experts_int8", "fbgemm_fp8", "fp8",
     "fp8_per_block", "fp8_per_tensor", "gptq", "gptq_marlin", "humming", "inc", "modelopt", "modelopt_fp4", "modelopt_mxfp8",
@@ -102,7 +133,8 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 
 def questions(version: str) -> Iterator[Question]:
-    """The same of every version: every block without --quantization in every dtype, and with all of them in one."""
+    """The same of every version: every block without --quantization in every dtype, and with all of
+    them in one."""
     for block, dtype in itertools.product(BLOCKS, DTYPES):
         yield Question(block, "", dtype)
     for block, user in itertools.product(BLOCKS, USERS):
@@ -116,7 +148,10 @@ def questions(version: str) -> Iterator[Question]:
 def answers(version: str) -> list[list[str]]:
     """Ask the engine that this process has booted."""
     known = importlib.import_module("vllm.model_executor.layers.quantization").QUANTIZATION_METHODS
-    return [_answer(q) if not q.user or q.user in known else ["refused", "parser"] for q in questions(version)]
+    return [
+        _answer(q) if not q.user or q.user in known else ["refused", "parser"]
+        for q in questions(version)
+    ]
 
 
 _WORDS = {
@@ -133,7 +168,9 @@ def _answer(q: Question) -> list[str]:
     torch: Any = importlib.import_module("torch")
     config: Any = importlib.import_module("vllm.config.model").ModelConfig
     block = copy.deepcopy(BLOCKS[q.block])
-    hf_config = types.SimpleNamespace(model_type=q.model_type, num_attention_heads=8, num_key_value_heads=8)
+    hf_config = types.SimpleNamespace(
+        model_type=q.model_type, num_attention_heads=8, num_key_value_heads=8
+    )
     if block is not None:
         hf_config.quantization_config = block
     with tempfile.TemporaryDirectory() as folder:
@@ -151,13 +188,16 @@ def _answer(q: Question) -> list[str]:
             _load(model)
         except Exception as error:
             words = str(error.args[0]) if error.args else ""
-            why = next((name for text, name in _WORDS.items() if text in words.replace("\n", " ")), "")
+            why = next(
+                (name for text, name in _WORDS.items() if text in words.replace("\n", " ")), ""
+            )
             return ["refused", why or ("block" if block is not None else "online")]
     return ["ok", str(model.quantization)]
 
 
 def _online(user: str) -> Any:
-    """What `--quantization` alone means for weights that are not quantized, in the versions that have names for that."""
+    """What `--quantization` alone means for weights that are not quantized, in the versions that
+    have names for that."""
     with contextlib.suppress(ImportError):
         module: Any = importlib.import_module("vllm.config.quantization")
         return module.resolve_quantization_config(user or None, None)
@@ -171,6 +211,8 @@ def _load(model: Any) -> None:
     vllm_config: Any = importlib.import_module("vllm.config.vllm").VllmConfig
     quantization: Any = importlib.import_module("vllm.model_executor.layers.quantization")
     class_of = quantization.get_quantization_config(model.quantization)
-    if "maybe_update_config" in vars(class_of) or inspect.getattr_static(class_of, "maybe_update_config", None):
+    if "maybe_update_config" in vars(class_of) or inspect.getattr_static(
+        class_of, "maybe_update_config", None
+    ):
         class_of.maybe_update_config = lambda self, *_, **__: None
     vllm_config._get_quantization_config(model, types.SimpleNamespace(download_dir=None))

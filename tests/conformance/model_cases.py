@@ -23,7 +23,8 @@ _SINCE = {
     "0.19": ("gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e4b"),
     "0.33": ("nemotron-nano-9b-v2",),  # before, by no transformers that builds the others too
 }
-# Only the first layers, with some of every kind: 4 where these do not say, and of this one all, some of which share a cache.
+# Only the first layers, with some of every kind: 4 where these do not say, and of this one all,
+# some of which share a cache.
 _LAYERS = {
     "deepseek-v3": 5, "deepseek-v3.2": 5, "command-r7b": 8, "qwen3-next-80b-a3b": 8, "qwen3.6-35b-a3b": 8, "qwen3.5-9b": 8,
     "gemma-3-1b": 12, "gemma-3-27b": 12, "gemma-4-31b": 12, "gemma-4-26b-a4b": 12, "gemma-4-e4b": 42, "gte-modernbert-base": 6,
@@ -36,14 +37,30 @@ _TWO, _THREE = ("8.6", "9.0"), ("8.6", "9.0", "12.0")
 _QUANTIZED: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("llama-3.1-8b", ("gptq", "awq", "w4a16", "auto-round", "int8"), _TWO),
     ("llama-3.1-8b", ("fp8", "fp8-dynamic", "fp8-ct-block", "nvfp4", ONLINE), _THREE),
-    ("llama-3.1-8b", ("fp8-static", "modelopt-fp8", "modelopt-nvfp4", "w8a16", "mxfp4-weight-only"), ("8.9", "10.0")),
+    (
+        "llama-3.1-8b",
+        ("fp8-static", "modelopt-fp8", "modelopt-nvfp4", "w8a16", "mxfp4-weight-only"),
+        ("8.9", "10.0"),
+    ),
     ("llama-3.1-8b", ("gptq", "fp8", "awq"), ("7.5",)),
-    ("llama-3.1-8b", ("gptq-act-order", "w4a8", "auto-round-awq", "bitsandbytes-4bit", "mxfp4-weight-only"), ("9.0",)),
-    ("llama-3.1-8b", ("fp8-weight-only", "nvfp4-weight-only", "gptq-asymmetric", "w4a16-asymmetric"), ("8.6",)),
+    (
+        "llama-3.1-8b",
+        ("gptq-act-order", "w4a8", "auto-round-awq", "bitsandbytes-4bit", "mxfp4-weight-only"),
+        ("9.0",),
+    ),
+    (
+        "llama-3.1-8b",
+        ("fp8-weight-only", "nvfp4-weight-only", "gptq-asymmetric", "w4a16-asymmetric"),
+        ("8.6",),
+    ),
     ("qwen2.5-7b", ("gptq", "awq", "fp8-block"), ("8.6",)),
     ("qwen3-8b", ("fp8-block", "awq", "w4a16"), ("9.0", "12.0")),
     ("qwen3-30b-a3b", ("gptq", "awq", "w4a16", "fp8-block", "nvfp4"), _THREE),
-    ("qwen3-30b-a3b", ("fp8-dynamic", "modelopt-nvfp4", ONLINE, "mxfp4-weight-only", "int8"), ("8.6", "10.0")),
+    (
+        "qwen3-30b-a3b",
+        ("fp8-dynamic", "modelopt-nvfp4", ONLINE, "mxfp4-weight-only", "int8"),
+        ("8.6", "10.0"),
+    ),
     ("qwen3-30b-a3b", ("gptq", "fp8-dynamic"), ("7.5", "8.9")),
     ("qwen3-next-80b-a3b", ("fp8-block", "awq", "nvfp4"), _TWO),
     ("qwen3.6-35b-a3b", ("auto-round-language", "gptq-language", "fp8-block"), _TWO),
@@ -81,14 +98,24 @@ _QUANTIZED: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 def machines(version: str) -> tuple[str, ...]:
     """Those that are asked for most, and of each version one or two more: all take too long."""
     more = (("0.33", ("10.0", "7.5")), ("0.26", ("10.0",)), ("0.19", ("8.9",)), ("0", ("7.5",)))
-    return ("8.6", "9.0", "12.0", *next(capabilities for bound, capabilities in more if since(version, bound)))
+    return (
+        "8.6",
+        "9.0",
+        "12.0",
+        *next(capabilities for bound, capabilities in more if since(version, bound)),
+    )
 
 
 def triples(version: str) -> list[tuple[str, str, str]]:
     """(model, quantization, capability), each of which is asked for 1, 2, 4 and 8 ranks."""
-    later = {model for bound, models in _SINCE.items() if not since(version, bound) for model in models}
+    later = {
+        model for bound, models in _SINCE.items() if not since(version, bound) for model in models
+    }
     newer = [model for models in _SINCE.values() for model in models if model not in later]
-    found = [(model, "none", capability) for model, capability in zip((*_MODELS, *newer), cycle(("8.6", "9.0", "12.0")))]
+    found = [
+        (model, "none", capability)
+        for model, capability in zip((*_MODELS, *newer), cycle(("8.6", "9.0", "12.0")))
+    ]
     for model, quants, capabilities in _QUANTIZED:
         found += [(model, quant, capability) for quant in quants for capability in capabilities]
     return [one for one in found if one[0] not in later and one[2] in machines(version)]

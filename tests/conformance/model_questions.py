@@ -1,11 +1,12 @@
-"""Whole models, as vLLM itself builds them: kernel of every layer, backend of every attention layer, bytes on one rank, KV cache.
+"""Whole models, as vLLM itself builds them: kernel of every layer, backend of every attention
+layer, bytes on one rank, KV cache.
 
-A question is (model, quantization, capability); only those of the capability that is booted are answered, the rest are null.
-An answer has, for each of TENSOR_PARALLEL,
+A question is (model, quantization, capability); only those of the capability that is booted are
+answered, the rest are null. An answer has, for each of TENSOR_PARALLEL,
 
     layers     "NAME KERNEL KxN COUNT": sizes on one rank, where ranks differ one for each of them, divided by "|"; kernels too
-    attention  "KIND HEAD_SIZE BACKEND [VERSION] COUNT" of its layers, joined by ", ", but those that read another
-               layer's cache; with the version of FlashAttention
+    attention  "KIND HEAD_SIZE BACKEND [VERSION] COUNT" of its layers, joined by ", ", but those
+               that read another layer's cache; with the version of FlashAttention
     weights    bytes of all parameters of one rank
     kv         "BYTES_OF_A_BLOCK: KIND TOKENS ...", with the tokens of a block in each of the cache's groups; "" without a cache
 
@@ -49,9 +50,14 @@ def answers(version: str) -> list[dict[str, Any] | None]:
     prepare()
     stand_in_for_packages()
     pretend_bitsandbytes()
-    capability: Any = importlib.import_module("vllm.platforms").current_platform.get_device_capability()
+    capability: Any = importlib.import_module(
+        "vllm.platforms"
+    ).current_platform.get_device_capability()
     here = f"{capability.major}.{capability.minor}"
-    return [_answer(model, quant) if asked == here else None for model, quant, asked in questions(version)]
+    return [
+        _answer(model, quant) if asked == here else None
+        for model, quant, asked in questions(version)
+    ]
 
 
 def _answer(model: str, quant: str) -> dict[str, Any]:
@@ -82,14 +88,19 @@ def _answer(model: str, quant: str) -> dict[str, Any]:
 
 
 def _said(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}".split(" [type=")[0].removeprefix("ValidationError: 1 validation error for ")
+    text = f"{type(error).__name__}: {error}".split(" [type=")[0].removeprefix(
+        "ValidationError: 1 validation error for "
+    )
     return " ".join(text.split())[:100]
 
 
 def _rows(layers: dict[int, dict[str, tuple[str, int, int]]]) -> list[str]:
     rows: collections.Counter[str] = collections.Counter()
     for path in next(iter(layers.values()), {}):
-        kernel, k, n = ("|".join(_alike(one)) for one in zip(*(ranks[path] for ranks in layers.values()), strict=True))
+        kernel, k, n = (
+            "|".join(_alike(one))
+            for one in zip(*(ranks[path] for ranks in layers.values()), strict=True)
+        )
         rows[f"{_NUMBER.sub('*', path).removesuffix('.routed_experts')} {kernel} {k}x{n}"] += 1
     return [f"{row} {count}" for row, count in sorted(rows.items())]
 
@@ -107,7 +118,8 @@ def _layers(whole: Any, made: Any) -> dict[str, tuple[str, int, int]]:
 
 def _attention(whole: Any, made: Any) -> str:
     rows = [
-        (row["kind"], row["head_dim"], row["backend"], row["version"] or "", row["layers"]) for row in attention(whole, made)
+        (row["kind"], row["head_dim"], row["backend"], row["version"] or "", row["layers"])
+        for row in attention(whole, made)
     ]
     return ", ".join(" ".join(str(word) for word in row if word != "") for row in rows)
 
@@ -123,6 +135,11 @@ def _kv(made: Any) -> str:
     size = block_bytes(groups)
     if cache.num_blocks != _KV_BYTES // size:
         raise RuntimeError(f"a block is not {size} bytes: {cache.num_blocks} are in {_KV_BYTES}")
-    kinds = collections.Counter((type(group.kv_cache_spec).__name__, group.kv_cache_spec.block_size) for group in groups)
-    told = " ".join(f"{count}*{kind.removesuffix('Spec')}/{block}" for (kind, block), count in sorted(kinds.items()))
+    kinds = collections.Counter(
+        (type(group.kv_cache_spec).__name__, group.kv_cache_spec.block_size) for group in groups
+    )
+    told = " ".join(
+        f"{count}*{kind.removesuffix('Spec')}/{block}"
+        for (kind, block), count in sorted(kinds.items())
+    )
     return f"{size}: {told}"

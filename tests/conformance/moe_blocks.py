@@ -20,7 +20,11 @@ def block(q: Any) -> dict[str, Any] | None:
         return _compressed(q)
     if q.origin == "fp8":
         found = {"weight_block_size": [q.group, q.group]} if q.kind == "fp8_block" else {}
-        return {"quant_method": "fp8", "activation_scheme": "static" if q.static else "dynamic", **found}
+        return {
+            "quant_method": "fp8",
+            "activation_scheme": "static" if q.static else "dynamic",
+            **found,
+        }
     if q.origin == "modelopt":
         algorithm = {"fp8_tensor": "FP8", "nvfp4": "NVFP4", "mxfp8": "MXFP8",
                      "fp8_token": "FP8_PER_CHANNEL_PER_TOKEN", "fp8_block": "FP8_PB_WO"}[q.kind]  # fmt: skip
@@ -54,7 +58,9 @@ def _compressed(q: Any) -> dict[str, Any]:
         acts = {**(acts or {}), "strategy": "tensor"}
     if q.kind in ("nvfp4", "mxfp4"):
         local = (
-            {"strategy": "tensor_group", "dynamic": "local"} if q.kind == "nvfp4" else {"strategy": "group", "dynamic": True}
+            {"strategy": "tensor_group", "dynamic": "local"}
+            if q.kind == "nvfp4"
+            else {"strategy": "group", "dynamic": True}
         )
         acts = {**(acts or {}), "num_bits": 4, "group_size": q.group, **local}
     if q.kind == "mxfp8":
@@ -64,6 +70,12 @@ def _compressed(q: Any) -> dict[str, Any]:
         acts = None
     form = {"wna16": "pack-quantized", "int8": "int-quantized", "w4a8": "pack-quantized", "nvfp4": "nvfp4-pack-quantized",
             "mxfp4": "mxfp4-pack-quantized", "mxfp8": "mxfp8-quantized"}.get(q.kind, "float-quantized")  # fmt: skip
-    group = {"weights": weights, "input_activations": acts, "output_activations": None, "targets": ["Linear"], "format": form}
+    group = {
+        "weights": weights,
+        "input_activations": acts,
+        "output_activations": None,
+        "targets": ["Linear"],
+        "format": form,
+    }
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}, "ignore": ["lm_head"],
             "quantization_status": "compressed", "global_compression_ratio": None, "kv_cache_scheme": None}  # fmt: skip

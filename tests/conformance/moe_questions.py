@@ -1,9 +1,10 @@
 """Which backend do a layer's experts get? The questions, and how the engine is asked.
 
-The engine's own layer is built on the meta device from the quantization block that a checkpoint would have, for one rank of
-a group of which only the size is real. An answer is [method, backend, padded]: the class of the quantization method that
-took the layer, the backend it chose (its own name for it; null: the method is the kernel), and the [hidden, intermediate] that a
-rank's weights are made for, or null. ["none", reason]: the engine refuses the layer.
+The engine's own layer is built on the meta device from the quantization block that a checkpoint
+would have, for one rank of a group of which only the size is real. An answer is [method, backend,
+padded]: the class of the quantization method that took the layer, the backend it chose (its own
+name for it; null: the method is the kernel), and the [hidden, intermediate] that a rank's weights
+are made for, or null. ["none", reason]: the engine refuses the layer.
 """
 
 from __future__ import annotations
@@ -75,14 +76,18 @@ SIZES = (
 def _weights() -> list[Question]:
     base = Question("none", "unquantized")
     found = [base]
-    for origin, bits, group in itertools.product(("gptq", "auto-round", "compressed-tensors"), (4, 8), (32, 128, -1)):
+    for origin, bits, group in itertools.product(
+        ("gptq", "auto-round", "compressed-tensors"), (4, 8), (32, 128, -1)
+    ):
         found.append(base._replace(origin=origin, kind="wna16", bits=bits, group=group))
     found += [
         base._replace(origin="gptq", kind="wna16", bits=4, group=128, act_order=True),
         base._replace(origin="compressed-tensors", kind="wna16", bits=4, group=128, act_order=True),
         base._replace(origin="gptq", kind="wna16", bits=4, group=128, symmetric=False),
         base._replace(origin="auto-round", kind="wna16", bits=4, group=128, symmetric=False),
-        base._replace(origin="compressed-tensors", kind="wna16", bits=4, group=128, symmetric=False),
+        base._replace(
+            origin="compressed-tensors", kind="wna16", bits=4, group=128, symmetric=False
+        ),
         base._replace(origin="gptq", kind="wna16", bits=4, group=64),
         base._replace(origin="compressed-tensors", kind="wna16", bits=4, group=64),
         base._replace(origin="awq", kind="wna16", bits=4, group=128, symmetric=False),
@@ -103,11 +108,15 @@ def _weights() -> list[Question]:
         base._replace(origin="modelopt", kind="nvfp4", bits=4, group=16, weight_only=True),
         base._replace(origin="awq", kind="wna16", bits=4, group=128),
         base._replace(origin="compressed-tensors", kind="nvfp4", bits=4, group=16),
-        base._replace(origin="compressed-tensors", kind="nvfp4", bits=4, group=16, weight_only=True),
+        base._replace(
+            origin="compressed-tensors", kind="nvfp4", bits=4, group=16, weight_only=True
+        ),
         base._replace(origin="modelopt", kind="nvfp4", bits=4, group=16),
         base._replace(origin="modelopt", kind="mxfp8", bits=8, group=32),
         base._replace(origin="mxfp4", kind="mxfp4", bits=4, group=32, weight_only=True),
-        base._replace(origin="compressed-tensors", kind="mxfp4", bits=4, group=32, weight_only=True),
+        base._replace(
+            origin="compressed-tensors", kind="mxfp4", bits=4, group=32, weight_only=True
+        ),
         base._replace(origin="compressed-tensors", kind="mxfp4", bits=4, group=32),
         base._replace(origin="compressed-tensors", kind="mxfp8", bits=8, group=32),
         base._replace(origin="compressed-tensors", kind="int8", bits=8),
@@ -121,7 +130,12 @@ def questions(version: str) -> Iterator[Question]:
     for weights in _weights():
         for hidden, intermediate, experts, per_token, tp, ep in SIZES:
             asked = weights._replace(
-                hidden=hidden, intermediate=intermediate, experts=experts, per_token=per_token, tp=tp, ep=ep
+                hidden=hidden,
+                intermediate=intermediate,
+                experts=experts,
+                per_token=per_token,
+                tp=tp,
+                ep=ep,
             )
             if weights.kind == "mxfp4" or hidden == 2880:
                 yield asked._replace(activation="swigluoai", bias=True, family="gpt_oss")
@@ -132,18 +146,39 @@ def questions(version: str) -> Iterator[Question]:
             yield weights._replace(routing=routing)
         yield weights._replace(family="qwen3_5_moe_text")
         yield weights._replace(activation="gelu", family="gemma4")
-        yield weights._replace(activation="relu2_no_mul", family="nemotron_h", intermediate=1856, hidden=2688)
-        for forced in ("marlin", "triton", "flashinfer_cutlass", "flashinfer_trtllm", "cutlass", "deep_gemm", "humming"):
+        yield weights._replace(
+            activation="relu2_no_mul", family="nemotron_h", intermediate=1856, hidden=2688
+        )
+        for forced in (
+            "marlin",
+            "triton",
+            "flashinfer_cutlass",
+            "flashinfer_trtllm",
+            "cutlass",
+            "deep_gemm",
+            "humming",
+        ):
             if since(version, "0.19") and weights.group != 32:
                 yield weights._replace(forced=forced)
 
 
 def answers(version: str) -> list[list[Any]]:
-    """Ask the engine that this process has booted. Why it refuses is in its words, which only say what the rules say too."""
-    return [answer[:1] if answer[0] == "none" else answer for answer in map(_answer, questions(version))]
+    """Ask the engine that this process has booted. Why it refuses is in its words, which only say
+    what the rules say too."""
+    return [
+        answer[:1] if answer[0] == "none" else answer for answer in map(_answer, questions(version))
+    ]
 
 
-REFUSALS = (ValueError, NotImplementedError, AssertionError, RuntimeError, KeyError, AttributeError, ModuleNotFoundError)
+REFUSALS = (
+    ValueError,
+    NotImplementedError,
+    AssertionError,
+    RuntimeError,
+    KeyError,
+    AttributeError,
+    ModuleNotFoundError,
+)
 
 
 def _answer(q: Question) -> list[Any]:
@@ -154,7 +189,11 @@ def _answer(q: Question) -> list[Any]:
     stand_in_for_packages()
     current = _configuration(q.dtype, q.forced)
     try:
-        with importlib.import_module("vllm.config").set_current_vllm_config(current), meta_mode(), torch.device("meta"):
+        with (
+            importlib.import_module("vllm.config").set_current_vllm_config(current),
+            meta_mode(),
+            torch.device("meta"),
+        ):
             return _built(q, current)
     except REFUSALS as error:
         return ["none", re.sub(r"\s+", " ", f"{type(error).__name__}: {error}")[:300]]
@@ -169,11 +208,14 @@ def _configuration(dtype: str, forced: str) -> Any:
 
 
 def _expert_map() -> None:
-    """Which experts a rank holds is printed from a tensor, and those on the meta device have no values."""
+    """Which experts a rank holds is printed from a tensor, and those on the meta device have no
+    values."""
     layer: Any = importlib.import_module("vllm.model_executor.layers.fused_moe.layer")
     layer.get_compressed_expert_map = lambda _: ""
     with contextlib.suppress(ImportError):
-        manager: Any = importlib.import_module("vllm.model_executor.layers.fused_moe.expert_map_manager").ExpertMapManager
+        manager: Any = importlib.import_module(
+            "vllm.model_executor.layers.fused_moe.expert_map_manager"
+        ).ExpertMapManager
         manager.get_compressed_map_string = lambda _: ""
 
 
@@ -181,12 +223,18 @@ def _built(q: Question, current: Any) -> list[Any]:
     torch: Any = importlib.import_module("torch")
     current.parallel_config.enable_expert_parallel = q.ep
     current.parallel_config.tensor_parallel_size = q.tp
-    current.model_config.hf_config.model_type = current.model_config.hf_text_config.model_type = q.family
+    current.model_config.hf_config.model_type = current.model_config.hf_text_config.model_type = (
+        q.family
+    )
     current.compilation_config.static_forward_context.clear()
     module: Any = importlib.import_module("vllm.model_executor.layers.fused_moe.layer")
     make = getattr(module, "FusedMoEFactory", None) or module.FusedMoE
     biased = q.routing in ("minimax", "deepseek")
-    grouped = {"use_grouped_topk": True, "num_expert_group": 8, "topk_group": 4} if q.routing == "deepseek" else {}
+    grouped = (
+        {"use_grouped_topk": True, "num_expert_group": 8, "topk_group": 4}
+        if q.routing == "deepseek"
+        else {}
+    )
     layer = fit(
         make, num_experts=q.experts, top_k=q.per_token, hidden_size=q.hidden, intermediate_size=q.intermediate,
         params_dtype=getattr(torch, q.dtype), renormalize=q.routing != "default", **grouped,
@@ -196,13 +244,19 @@ def _built(q: Question, current: Any) -> list[Any]:
         is_act_and_mul="no_mul" not in q.activation,
         ckpt_names=("up_proj", "down_proj", None) if "no_mul" in q.activation else ("gate_proj", "down_proj", "up_proj"),
     )  # fmt: skip
-    method = next(m.quant_method for m in layer.modules() if getattr(m, "quant_method", None) is not None)
+    method = next(
+        m.quant_method for m in layer.modules() if getattr(m, "quant_method", None) is not None
+    )
     backend = _backend(method)
     return [type(method).__name__, backend, _padded(q, method, backend)]
 
 
 def _backend(method: Any) -> str | None:
-    enums = [value for name, value in vars(method).items() if "backend" in name and hasattr(type(value), "__members__")]
+    enums = [
+        value
+        for name, value in vars(method).items()
+        if "backend" in name and hasattr(type(value), "__members__")
+    ]
     return enums[0].name if enums else None
 
 
@@ -211,14 +265,23 @@ def _padded(q: Question, method: Any, backend: str | None) -> list[int] | None:
     made = [method.moe.hidden_dim, method.moe.intermediate_size_per_partition]
     if q.kind == "mxfp4" and isinstance(getattr(method, "intermediate_size", None), int):  # 0.18.0
         made = [method.hidden_size, method.intermediate_size]
-    marlin: Any = importlib.import_module("vllm.model_executor.layers.quantization.utils.marlin_utils")
-    if q.kind == "wna16" and backend == "MARLIN" and hasattr(marlin, "marlin_moe_padded_intermediate"):
-        made[1] = marlin.marlin_moe_padded_intermediate(made[1], q.group)  # as it does once the weights are loaded
+    marlin: Any = importlib.import_module(
+        "vllm.model_executor.layers.quantization.utils.marlin_utils"
+    )
+    if (
+        q.kind == "wna16"
+        and backend == "MARLIN"
+        and hasattr(marlin, "marlin_moe_padded_intermediate")
+    ):
+        made[1] = marlin.marlin_moe_padded_intermediate(
+            made[1], q.group
+        )  # as it does once the weights are loaded
     return made if made != [q.hidden, q.intermediate // ranks] else None
 
 
 def _quant_config(q: Question, current: Any) -> Any:
-    """As a model's loading does: the block names its method, another may take it over, and the GPU and dtype are checked."""
+    """As a model's loading does: the block names its method, another may take it over, and the GPU
+    and dtype are checked."""
     if q.origin == "none":
         return None
     model_config: Any = importlib.import_module("vllm.config.model").ModelConfig
@@ -226,9 +289,16 @@ def _quant_config(q: Question, current: Any) -> Any:
     model = current.model_config
     block = quantization_block(q)
     model.quantization, model.quantization_config, model.hf_overrides = None, None, {}
-    model.model, model.revision, model.allow_deprecated_quantization = str(Path(__file__).parent), None, False  # no weights
+    model.model, model.revision, model.allow_deprecated_quantization = (
+        str(Path(__file__).parent),
+        None,
+        False,
+    )  # no weights
     model.model_arch_config = types.SimpleNamespace(
-        quantization_config=block, total_num_attention_heads=32, total_num_kv_heads=8, model_type=q.family
+        quantization_config=block,
+        total_num_attention_heads=32,
+        total_num_kv_heads=8,
+        model_type=q.family,
     )
     model.hf_config.quantization_config = block
     if q.origin == "online":

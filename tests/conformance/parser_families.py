@@ -1,4 +1,5 @@
-"""What each family of models is given, by engine version: tests/conformance/parser_families.txt, held to the table of parsers by test_parsers.py.
+"""What each family of models is given, by engine version: tests/conformance/parser_families.txt,
+held to the table of parsers by test_parsers.py.
 
 python -m tests.conformance.parser_families > tests/conformance/parser_families.txt
 """
@@ -18,7 +19,8 @@ VERSIONS = (
     *(f"vllm=={version}" for version in ("0.18.0", "0.19.1", "0.26.0", "0.30.0", "0.33.0")),
     *(f"sglang=={version}" for version in ("0.5.10.post1", "0.5.15.post1", "0.5.23")),
 )
-# Family: its model_type, and the name of its template in dialects.json, or the marks of a template that is not there.
+# Family: its model_type, and the name of its template in dialects.json, or the marks of a template
+# that is not there.
 FAMILIES = {
     "Qwen2.5": ("qwen2", "Qwen-Qwen2.5-7B-Instruct"),
     "Qwen3": ("qwen3", "Qwen-Qwen3-0.6B"),
@@ -99,7 +101,9 @@ def text(profiles: Profiles) -> str:
     rows = [("family", *VERSIONS), *((family, *given(profiles, family)) for family in FAMILIES)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() + "\n" for row in rows
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        + "\n"
+        for row in rows
     )
 
 

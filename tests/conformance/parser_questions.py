@@ -1,6 +1,8 @@
-"""Which of vLLM's parsers read back what published models write when they call a tool: asked of the parsers themselves.
+"""Which of vLLM's parsers read back what published models write when they call a tool: asked of the
+parsers themselves.
 
-A question is how a model writes one call (tests/conformance/dialects.json); an answer is the names of all parsers that find that call in it.
+A question is how a model writes one call (tests/conformance/dialects.json); an answer is the names
+of all parsers that find that call in it.
 """
 
 from __future__ import annotations
@@ -59,11 +61,14 @@ def questions(version: str) -> Iterator[tuple[str, str]]:
 def answers(version: str) -> list[list[str]]:
     manager = importlib.import_module("vllm.tool_parsers").ToolParserManager
     protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")
-    request = protocol.ChatCompletionRequest(model="m", messages=ASKED, tools=TOOLS, tool_choice="auto")
+    request = protocol.ChatCompletionRequest(
+        model="m", messages=ASKED, tools=TOOLS, tool_choice="auto"
+    )
     names = sorted({*manager.lazy_parsers, *manager.tool_parsers})
     counts = {one.name: one.times for one in kept()}
     return [
-        [name for name in names if reads(manager, name, said, request, counts[model])] for model, said in questions(version)
+        [name for name in names if reads(manager, name, said, request, counts[model])]
+        for model, said in questions(version)
     ]
 
 
@@ -76,7 +81,9 @@ def reads(manager: Any, name: str, said: str, request: Any, count: int) -> bool:
         except TypeError:  # before parsers were told of the tools
             parser = made(Tokenizer())
         found = parser.extract_tool_calls(said, request=request)
-        read = [(call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls]
+        read = [
+            (call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls
+        ]
         return bool(found.tools_called) and read == [(NAME, ARGUMENTS)] * count
     except Exception:  # a parser that cannot be made, or breaks on the text, does not read it
         return False

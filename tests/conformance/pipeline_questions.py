@@ -1,7 +1,8 @@
-"""Which classes of models each version of vLLM makes stages of a pipeline of: all that its profile lists.
+"""Which classes of models each version of vLLM makes stages of a pipeline of: all that its profile
+lists.
 
-A question is an architecture; an answer is true where its class is for stages (`SupportsPP`), false where it is not, null where the version does not
-know it, or its class cannot be imported here.
+A question is an architecture; an answer is true where its class is for stages (`SupportsPP`), false
+where it is not, null where the version does not know it, or its class cannot be imported here.
 """
 
 from __future__ import annotations

@@ -1,11 +1,15 @@
-"""Which attention backends does SGLang take? Models x KV cache dtypes x what users force, as its own ServerArgs and registry say.
+"""Which attention backends does SGLang take? Models x KV cache dtypes x what users force, as its
+own ServerArgs and registry say.
 
-An answer is [prefill backend, decode backend, tokens of a page, what computes recurrent layers, whether sliding layers have a
-pool of their own, the vision tower's backend], or the engine's refusal, cut. Recurrent: null, or [class, prefill kernels, decode
-kernels]. Vision: null for models without a tower, and for those whose tower was not found to ask `VisionAttention` or to be Gemma 4's.
+An answer is [prefill backend, decode backend, tokens of a page, what computes recurrent layers,
+whether sliding layers have a pool of their own, the vision tower's backend], or the engine's
+refusal, cut. Recurrent: null, or [class, prefill kernels, decode kernels]. Vision: null for models
+without a tower, and for those whose tower was not found to ask `VisionAttention` or to be Gemma
+4's.
 
-What is asked is all of selection: what ServerArgs resolves, then the functions that make the backends, with classes in the
-backends' place that only remember what they are. What a backend refuses when it is made, or in its kernels, is not asked.
+What is asked is all of selection: what ServerArgs resolves, then the functions that make the
+backends, with classes in the backends' place that only remember what they are. What a backend
+refuses when it is made, or in its kernels, is not asked.
 """
 
 from __future__ import annotations
@@ -32,18 +36,51 @@ NAMES = tuple(sorted(path.stem for path in MODELS.glob("*.json")))
 # Models of architectures that a version does not have.
 NONE_HAS = ("gte-modernbert-base", "nomic-embed-text-v1.5", "olmo-3-7b", "seed-oss-36b")
 ADDED = {"0.5.11": ("gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e4b")}
-# Architectures with settings of their own that no kept model has: just enough of a config to be read.
-TEXT: dict[str, Any] = {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4}
+# Architectures with settings of their own that no kept model has: just enough of a config to be
+# read.
+TEXT: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 4,
+}
 TEXT |= {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64}
 TEXT |= {"max_position_embeddings": 8192, "torch_dtype": "bfloat16"}
-LATENT = {"kv_lora_rank": 512, "q_lora_rank": 768, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-LATENT |= {"moe_intermediate_size": 512, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1}
+LATENT = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+LATENT |= {
+    "moe_intermediate_size": 512,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+}
 LATENT |= {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
-MAMBA = {"mamba_d_ssm": 1024, "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 128}
+MAMBA = {
+    "mamba_d_ssm": 1024,
+    "mamba_n_heads": 16,
+    "mamba_d_head": 64,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 128,
+}
 MAMBA |= {"mamba_d_conv": 4, "mamba_expand": 1, "mamba_chunk_size": 128}
 OTHERS: dict[str, dict[str, Any]] = {
-    "falcon-h1": {"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", **TEXT, **MAMBA},
-    "glm-4.7-flash": {"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", **TEXT, **LATENT},
+    "falcon-h1": {
+        "architectures": ["FalconH1ForCausalLM"],
+        "model_type": "falcon_h1",
+        **TEXT,
+        **MAMBA,
+    },
+    "glm-4.7-flash": {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "model_type": "glm4_moe_lite",
+        **TEXT,
+        **LATENT,
+    },
     "glm-5": {
         "architectures": ["GlmMoeDsaForCausalLM"],
         "model_type": "glm_moe_dsa",
@@ -69,13 +106,37 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
 }
 KV_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
-# For each kind of model: plain, sinks, sliding, MLA, gated delta nets, mamba, without FlashInfer, an encoder.
+# For each kind of model: plain, sinks, sliding, MLA, gated delta nets, mamba, without FlashInfer,
+# an encoder.
 KINDS = (
-    *("qwen3-8b", "gpt-oss-20b", "gemma-3-27b", "deepseek-v2-lite", "deepseek-v3", "qwen3-next-80b-a3b", "nemotron-nano-9b-v2"),
+    *(
+        "qwen3-8b",
+        "gpt-oss-20b",
+        "gemma-3-27b",
+        "deepseek-v2-lite",
+        "deepseek-v3",
+        "qwen3-next-80b-a3b",
+        "nemotron-nano-9b-v2",
+    ),
     *("granite-4.0-h-micro", "olmo-2-13b", "bge-m3"),
 )
-ASKS_VISION_ATTENTION = ("gemma-3-4b", "gemma-3-27b", "qwen2.5-vl-7b", "qwen3-vl-8b", "qwen3-vl-30b-a3b")
-FORCED = ("triton", "flashinfer", "fa3", "fa4", "torch_native", "flex_attention", "trtllm_mha", "trtllm_mla")
+ASKS_VISION_ATTENTION = (
+    "gemma-3-4b",
+    "gemma-3-27b",
+    "qwen2.5-vl-7b",
+    "qwen3-vl-8b",
+    "qwen3-vl-30b-a3b",
+)
+FORCED = (
+    "triton",
+    "flashinfer",
+    "fa3",
+    "fa4",
+    "torch_native",
+    "flex_attention",
+    "trtllm_mha",
+    "trtllm_mla",
+)
 PAGES = (16, 32, 64, 128)
 MIB, LARGE_MIB = 24576, 81559  # a GPU's memory decides too
 
@@ -91,7 +152,8 @@ class Question(NamedTuple):
 
 
 def config_of(name: str) -> dict[str, Any]:
-    """As published, or one of OTHERS: SGLang counts the layers of a hybrid by a field that the kept config leaves out."""
+    """As published, or one of OTHERS: SGLang counts the layers of a hybrid by a field that the kept
+    config leaves out."""
     if name in OTHERS:
         return OTHERS[name]
     config: dict[str, Any] = json.loads((MODELS / f"{name}.json").read_text())
@@ -102,7 +164,10 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 def questions(version: str) -> Iterator[Question]:
-    lacks = {*NONE_HAS, *(name for bound, names in ADDED.items() if not since(version, bound) for name in names)}
+    lacks = {
+        *NONE_HAS,
+        *(name for bound, names in ADDED.items() if not since(version, bound) for name in names),
+    }
     for name in (*NAMES, *OTHERS):
         if name in lacks:
             continue
@@ -165,7 +230,14 @@ def _said(args: Any, q: Question) -> list[Any]:
         sglang_model.publish(args)
         model = models.ModelConfig.from_server_args(args)
         made = sglang_attention.backends_of(args, model)
-        return [made.prefill, made.decode, made.page, made.recurrent, bool(model.is_hybrid_swa), _tower(q)]
+        return [
+            made.prefill,
+            made.decode,
+            made.page,
+            made.recurrent,
+            bool(model.is_hybrid_swa),
+            _tower(q),
+        ]
     finally:
         with suppress(ModuleNotFoundError):
             importlib.import_module("sglang.srt.runtime_context").reset_context()
@@ -176,5 +248,9 @@ def _tower(q: Question) -> str | None:
         asked: Any = importlib.import_module("sglang.srt.layers.attention.vision").VisionAttention
         return str(asked._determine_attention_backend(object.__new__(asked), None))
     if q.model.startswith("gemma-4"):
-        return str(importlib.import_module("sglang.srt.models.gemma4_vision").Gemma4VisionAttention._select_backend())
+        return str(
+            importlib.import_module(
+                "sglang.srt.models.gemma4_vision"
+            ).Gemma4VisionAttention._select_backend()
+        )
     return None

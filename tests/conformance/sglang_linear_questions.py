@@ -1,9 +1,11 @@
-"""Which product does each dense linear layer come to in SGLang? The questions, and how the engine is asked.
+"""Which product does each dense linear layer come to in SGLang? The questions, and how the engine
+is asked.
 
-The engine's own layer is built on the meta device from the quantization block that a checkpoint would have, its weights are
-prepared as after loading, and it is called until it reaches a function that multiplies (engine/sglang_layers.py): the answer is that
-function's name. "method": the engine refuses the checkpoint as a whole; "none": it refuses the layer. The shapes that
-Marlin then refuses stand in its CUDA files, which nothing here can run.
+The engine's own layer is built on the meta device from the quantization block that a checkpoint
+would have, its weights are prepared as after loading, and it is called until it reaches a function
+that multiplies (engine/sglang_layers.py): the answer is that function's name. "method": the engine
+refuses the checkpoint as a whole; "none": it refuses the layer. The shapes that Marlin then refuses
+stand in its CUDA files, which nothing here can run.
 """
 
 from __future__ import annotations
@@ -97,7 +99,9 @@ def _schemes() -> Iterator[Question]:
     for origin in ("fp8", "compressed-tensors"):
         yield Question(origin, "fp8_block", 8, 128)
     for kind in ("fp8_tensor", "fp8_token", "fp8_block"):
-        yield Question("compressed-tensors", kind, 8, 128 if kind == "fp8_block" else -1, weight_only=True)
+        yield Question(
+            "compressed-tensors", kind, 8, 128 if kind == "fp8_block" else -1, weight_only=True
+        )
     yield Question("modelopt", "fp8_tensor", 8, static=True)
     for origin, weight_only in itertools.product(("compressed-tensors", "modelopt"), (False, True)):
         yield Question(origin, "nvfp4", 4, 16, weight_only=weight_only)
@@ -118,7 +122,8 @@ def questions(version: str) -> Iterator[Question]:
 
 
 def answers(version: str) -> list[str]:
-    """Ask the engine that this process has booted. Questions that share a configuration are asked together."""
+    """Ask the engine that this process has booted. Questions that share a configuration are asked
+    together."""
     asked = list(questions(version))
     found: dict[Question, str] = {}
     for _, group in itertools.groupby(sorted(asked, key=_configuration), key=_configuration):

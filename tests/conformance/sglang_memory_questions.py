@@ -1,6 +1,8 @@
-"""What SGLang sets by itself: models x memory of a GPU x tensor parallel size x requests, as its own ServerArgs resolves them.
+"""What SGLang sets by itself: models x memory of a GPU x tensor parallel size x requests, as its
+own ServerArgs resolves them.
 
-An answer is (chunked prefill size, largest CUDA graph batch, share of memory), or the engine's error.
+An answer is (chunked prefill size, largest CUDA graph batch, share of memory), or the engine's
+error.
 """
 
 from __future__ import annotations
@@ -29,9 +31,17 @@ NAMES = (
         "qwen3-30b-a3b",
         "mixtral-8x7b",
     ),
-    *("deepseek-v2-lite", "deepseek-v3", "qwen3-next-80b-a3b", "qwen2.5-vl-7b", "qwen3-vl-8b", "qwen3-embedding-0.6b"),
+    *(
+        "deepseek-v2-lite",
+        "deepseek-v3",
+        "qwen3-next-80b-a3b",
+        "qwen2.5-vl-7b",
+        "qwen3-vl-8b",
+        "qwen3-embedding-0.6b",
+    ),
 )
-# MiB, as nvidia-smi says them: 4080, A10G, 3090, 5090, A100 40G, L40S, H100, A100 80G, RTX PRO 6000, H200, B200, and more.
+# MiB, as nvidia-smi says them: 4080, A10G, 3090, 5090, A100 40G, L40S, H100, A100 80G, RTX PRO
+# 6000, H200, B200, and more.
 MEMORIES = (16376, 23028, 24576, 32607, 40960, 46068, 81559, 81920, 97887, 143771, 183359, 294912)
 SIZES = (1, 2, 4, 8)
 
@@ -69,14 +79,22 @@ def _answer(folder: Path, question: tuple[str, int, int, int | None, bool]) -> A
     given |= {"disable_cuda_graph": True} if eager else {}
     try:
         resolved = arguments.ServerArgs(
-            model_path=str(model), tp_size=tp, device="cuda", skip_tokenizer_init=True, load_format="dummy", **given
+            model_path=str(model),
+            tp_size=tp,
+            device="cuda",
+            skip_tokenizer_init=True,
+            load_format="dummy",
+            **given,
         )
         if hasattr(resolved, "resolve_once"):
             resolved.resolve_once()
             batch = sglang_model.said(resolved, "cuda_graph_config")["decode"]["max_bs"]
         else:
             batch = resolved.cuda_graph_max_bs
-        chunk, share = (sglang_model.said(resolved, name) for name in ("chunked_prefill_size", "mem_fraction_static"))
+        chunk, share = (
+            sglang_model.said(resolved, name)
+            for name in ("chunked_prefill_size", "mem_fraction_static")
+        )
         return [chunk, batch, round(share, 6)]
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:200].replace(str(folder), "")

@@ -1,6 +1,8 @@
-"""What does each SGLang version make of a quantization method as a whole? Questions and answers as in method_questions.py.
+"""What does each SGLang version make of a quantization method as a whole? Questions and answers as
+in method_questions.py.
 
-["ok", METHOD] or ["refused", WHY]; WHY is mismatch, unknown, capability, dtype, or block, where the class refuses the block.
+["ok", METHOD] or ["refused", WHY]; WHY is mismatch, unknown, capability, dtype, or block, where the
+class refuses the block.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ USERS = (
 
 
 def questions(version: str) -> Iterator[Question]:
-    """The same of every version. Unquantized weights are not asked about: get_quant_config is, by gateway/engines/sglang/inside/facts.py."""
+    """The same of every version. Unquantized weights are not asked about: get_quant_config is, by
+    gateway/engines/sglang/inside/facts.py."""
     del version
     blocks = [name for name, block in BLOCKS.items() if block is not None]
     for block, dtype in itertools.product(blocks, DTYPES):
@@ -65,9 +68,13 @@ def _answer(q: Question) -> list[str]:
         loader.get_model_architecture = lambda _: (types.SimpleNamespace(), "LlamaForCausalLM")
         try:
             config._verify_quantization(model)
-            loader._get_quantization_config(model, types.SimpleNamespace(model_loader_extra_config=None))
+            loader._get_quantization_config(
+                model, types.SimpleNamespace(model_loader_extra_config=None)
+            )
         except Exception as error:
             words = str(error.args[0]) if error.args else ""
-            why = next((name for text, name in _WORDS.items() if text in words.replace("\n", " ")), "block")
+            why = next(
+                (name for text, name in _WORDS.items() if text in words.replace("\n", " ")), "block"
+            )
             return ["refused", why]
     return ["ok", str(model.quantization)]

@@ -1,7 +1,9 @@
-"""Whole models, as SGLang itself builds them: kernel of every layer, backend of every attention layer, bytes on one rank, pools.
+"""Whole models, as SGLang itself builds them: kernel of every layer, backend of every attention
+layer, bytes on one rank, pools.
 
-A question is (model, quantization, capability); only those of the capability that is booted are answered, the rest are null. They go
-through the code that gateways run inside engines' images, with the command line of a plan. An answer has, for each of RANKS,
+A question is (model, quantization, capability); only those of the capability that is booted are
+answered, the rest are null. They go through the code that gateways run inside engines' images, with
+the command line of a plan. An answer has, for each of RANKS,
 
     layers     "NAME KERNEL KxN COUNT", of experts with " EXPERTS" behind
     attention  "KIND HEAD_SIZE BACKEND COUNT"
@@ -34,7 +36,9 @@ GPU_BYTES = 24 << 30  # of those that are stated
 def questions(version: str) -> list[tuple[str, str, str]]:
     lacks = {*sglang_attention_questions.NONE_HAS}
     for added in (sglang_attention_questions.ADDED, sglang_moe_questions.READ_SINCE):
-        lacks |= {name for bound, names in added.items() if not since(version, bound) for name in names}
+        lacks |= {
+            name for bound, names in added.items() if not since(version, bound) for name in names
+        }
     return [one for one in triples("0.33.0") if one[0] not in lacks and one[2] in CAPABILITIES]
 
 
@@ -44,7 +48,8 @@ def config_of(model: str, quant: str) -> dict[str, Any]:
 
 
 def completed(fields: dict[str, Any]) -> dict[str, Any]:
-    """With two fields that SGLang reads: they do not decide shapes, and the kept config leaves them out."""
+    """With two fields that SGLang reads: they do not decide shapes, and the kept config leaves them
+    out."""
     text = fields.get("text_config", fields)
     if "linear_attention" in text.get("layer_types", ()):
         text.setdefault("full_attention_interval", text["layer_types"].index("full_attention") + 1)
@@ -54,15 +59,25 @@ def completed(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def argv(model: str, quant: str, tp: int) -> list[str]:
-    dtype = str(config_of(model, quant).get("torch_dtype") or "bfloat16").replace("float32", "bfloat16")  # as the planner says
+    dtype = str(config_of(model, quant).get("torch_dtype") or "bfloat16").replace(
+        "float32", "bfloat16"
+    )  # as the planner says
     more = ["--is-embedding"] if pooling(model) else []
-    return [f"--tp-size={tp}", f"--dtype={dtype}", *more, *(["--quantization=fp8"] if quant == ONLINE else [])]
+    return [
+        f"--tp-size={tp}",
+        f"--dtype={dtype}",
+        *more,
+        *(["--quantization=fp8"] if quant == ONLINE else []),
+    ]
 
 
 def answers(version: str) -> list[Any]:
     torch: Any = importlib.import_module("torch")
     here = ".".join(str(number) for number in torch.cuda.get_device_capability())
-    return [_answer(model, quant) if asked == here else None for model, quant, asked in questions(version)]
+    return [
+        _answer(model, quant) if asked == here else None
+        for model, quant, asked in questions(version)
+    ]
 
 
 def _answer(model: str, quant: str) -> list[Any]:
@@ -79,7 +94,8 @@ def _of_rank(model: str, quant: str, tp: int) -> Any:
     return {
         "layers": [_layer(row) for row in said["kernels"]],
         "attention": [
-            " ".join(str(row[name]) for name in ("kind", "head_dim", "backend", "layers")) for row in said["attention"]
+            " ".join(str(row[name]) for name in ("kind", "head_dim", "backend", "layers"))
+            for row in said["attention"]
         ],
         "weights": said["weights"],
         "kv": [kv["block_bytes"], kv["fixed"], *kv["needed"][-1]],

@@ -1,10 +1,11 @@
 """Which backend do a layer's experts get in SGLang? The questions, and how the engine is asked.
 
-The engine's own model is built on the meta device from a published config.json with one layer and the quantization block that a
-checkpoint would have, for one rank of a group of which only the size is real, with the arguments that its server resolves for
-that model on that GPU. An answer is [method, backend]: the class of the quantization method (or of its scheme) that took the
-experts, and the runner that it chose, by the engine's own name for --moe-runner-backend. "method": the engine refuses the
-checkpoint as a whole; "none": it refuses the layer.
+The engine's own model is built on the meta device from a published config.json with one layer and
+the quantization block that a checkpoint would have, for one rank of a group of which only the size
+is real, with the arguments that its server resolves for that model on that GPU. An answer is
+[method, backend]: the class of the quantization method (or of its scheme) that took the experts,
+and the runner that it chose, by the engine's own name for --moe-runner-backend. "method": the
+engine refuses the checkpoint as a whole; "none": it refuses the layer.
 """
 
 from __future__ import annotations
@@ -41,11 +42,27 @@ class Question(NamedTuple):
 
 # Of these models a few schemes are asked; of the first, all of them.
 NAMES = (
-    *("qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3", "deepseek-v2-lite", "gpt-oss-20b", "qwen3-next-80b-a3b", "glm-4.5-air"),
-    *("qwen3-vl-30b-a3b", "qwen1.5-moe-a2.7b", "gemma-4-26b-a4b", "minimax-m2", "phi-3.5-moe", "nemotron-3-nano-30b-a3b"),
+    *(
+        "qwen3-30b-a3b",
+        "mixtral-8x7b",
+        "deepseek-v3",
+        "deepseek-v2-lite",
+        "gpt-oss-20b",
+        "qwen3-next-80b-a3b",
+        "glm-4.5-air",
+    ),
+    *(
+        "qwen3-vl-30b-a3b",
+        "qwen1.5-moe-a2.7b",
+        "gemma-4-26b-a4b",
+        "minimax-m2",
+        "phi-3.5-moe",
+        "nemotron-3-nano-30b-a3b",
+    ),
     *("ernie-4.5-21b-a3b", "granite-4.0-h-small", "deepseek-v3.2", "qwen3.6-35b-a3b"),
 )
-# Asked from 0.5.11 on: 0.5.10 cannot read them with the transformers here, which is newer than its own.
+# Asked from 0.5.11 on: 0.5.10 cannot read them with the transformers here, which is newer than its
+# own.
 READ_SINCE = {"0.5.11": ("gemma-4-26b-a4b", "granite-4.0-h-small", "qwen3.6-35b-a3b")}
 
 
@@ -59,7 +76,9 @@ def _schemes() -> Iterator[Question]:
     yield Question("", "compressed-tensors", "fp8_tensor", 8)
     yield Question("", "compressed-tensors", "fp8_token", 8)
     yield Question("", "compressed-tensors", "fp8_block", 8, 128)
-    for origin, group in itertools.product(("gptq", "auto-round", "compressed-tensors"), (32, 128, -1)):
+    for origin, group in itertools.product(
+        ("gptq", "auto-round", "compressed-tensors"), (32, 128, -1)
+    ):
         yield Question("", origin, "wna16", 4, group)
     for origin in ("gptq", "auto-round", "compressed-tensors"):
         yield Question("", origin, "wna16", 8, 128)
@@ -84,7 +103,9 @@ def _schemes() -> Iterator[Question]:
 def questions(version: str) -> Iterator[Question]:
     """Every question that this version is asked, in the order of its answers."""
     few = list(_few())
-    unread = {name for bound, names in READ_SINCE.items() if not since(version, bound) for name in names}
+    unread = {
+        name for bound, names in READ_SINCE.items() if not since(version, bound) for name in names
+    }
     for scheme in _schemes():
         base = scheme._replace(model=NAMES[0])
         if scheme.origin != "mxfp4":
@@ -97,9 +118,15 @@ def questions(version: str) -> Iterator[Question]:
     for name in NAMES[1:]:
         if name not in unread:
             for scheme in few:
-                if (name, scheme.origin) != ("mixtral-8x7b", "modelopt"):  # a class without a layer of experts
+                if (name, scheme.origin) != (
+                    "mixtral-8x7b",
+                    "modelopt",
+                ):  # a class without a layer of experts
                     yield scheme._replace(model=name)
-    for scheme in (Question("", "mxfp4", "mxfp4", 4, 32, weight_only=True), Question("", "compressed-tensors", "mxfp4", 4, 32)):
+    for scheme in (
+        Question("", "mxfp4", "mxfp4", 4, 32, weight_only=True),
+        Question("", "compressed-tensors", "mxfp4", 4, 32),
+    ):
         for tp in (1, 2, 4):
             yield scheme._replace(model="gpt-oss-20b", tp=tp)
     yield Question("gpt-oss-20b", "mxfp4", "mxfp4", 4, 32, weight_only=True, dtype="float16")

@@ -1,6 +1,8 @@
-"""Which of SGLang's parsers read back what published models write when they call a tool, and when they think. Questions as in parser_questions.py.
+"""Which of SGLang's parsers read back what published models write when they call a tool, and when
+they think. Questions as in parser_questions.py.
 
-An answer is the names of all parsers of tool calls that find the call in it, or of all parsers of thoughts that tell thought and answer apart.
+An answer is the names of all parsers of tool calls that find the call in it, or of all parsers of
+thoughts that tell thought and answer apart.
 """
 
 from __future__ import annotations
@@ -34,9 +36,13 @@ def questions(version: str) -> Iterator[Question]:
 
 def answers(version: str) -> list[list[str]]:
     protocol: Any = importlib.import_module("sglang.srt.entrypoints.openai.protocol")
-    calls: Any = importlib.import_module("sglang.srt.function_call.function_call_parser").FunctionCallParser
+    calls: Any = importlib.import_module(
+        "sglang.srt.function_call.function_call_parser"
+    ).FunctionCallParser
     try:
-        thoughts: Any = importlib.import_module("sglang.srt.parser.reasoning_parser").ReasoningParser
+        thoughts: Any = importlib.import_module(
+            "sglang.srt.parser.reasoning_parser"
+        ).ReasoningParser
     except ImportError:
         thoughts = importlib.import_module("sglang.srt.reasoning_parser").ReasoningParser
     tools = [protocol.Tool(**tool) for tool in TOOLS]
@@ -44,9 +50,21 @@ def answers(version: str) -> list[list[str]]:
     for question in questions(version):
         if question.about == "calls":
             asked = question.said, counts[question.model]
-            found.append([name for name in sorted(calls.ToolCallParserEnum) if _calls(calls, tools, name, *asked)])
+            found.append(
+                [
+                    name
+                    for name in sorted(calls.ToolCallParserEnum)
+                    if _calls(calls, tools, name, *asked)
+                ]
+            )
         else:
-            found.append([name for name in sorted(thoughts.DetectorMap) if _thinks(thoughts, name, question.said)])
+            found.append(
+                [
+                    name
+                    for name in sorted(thoughts.DetectorMap)
+                    if _thinks(thoughts, name, question.said)
+                ]
+            )
     return found
 
 
@@ -54,19 +72,28 @@ def _calls(parser: Any, tools: list[Any], name: str, said: str, count: int) -> b
     """Whether the parser finds each call, with its arguments in their types."""
     try:
         _, calls = parser(tools, name).parse_non_stream(said)
-        return [(call.name, json.loads(call.parameters)) for call in calls] == [(NAME, ARGUMENTS)] * count
+        return [(call.name, json.loads(call.parameters)) for call in calls] == [
+            (NAME, ARGUMENTS)
+        ] * count
     except Exception:  # a parser that cannot be made, or breaks on the text, does not read it
         return False
 
 
 def _thinks(parser: Any, name: str, said: str) -> bool:
-    """Whether the parser tells thought and answer apart; what ends a turn is not its affair. Where the prompt has begun the thought, the server
+    """Whether the parser tells thought and answer apart; what ends a turn is not its affair. Where
+    the prompt has begun the thought, the server
     tells the parser so by the template (managers/template_manager.py: force_reasoning)."""
     for begun in (False, True):
         try:
-            thought, answer = parser(name, stream_reasoning=False, force_reasoning=begun).parse_non_stream(said)
+            thought, answer = parser(
+                name, stream_reasoning=False, force_reasoning=begun
+            ).parse_non_stream(said)
         except Exception:  # as above
             continue
-        if (thought or "").strip() == THOUGHT and ANSWER in (answer or "") and THOUGHT not in (answer or ""):
+        if (
+            (thought or "").strip() == THOUGHT
+            and ANSWER in (answer or "")
+            and THOUGHT not in (answer or "")
+        ):
             return True
     return False

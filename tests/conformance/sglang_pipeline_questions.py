@@ -1,7 +1,9 @@
-"""Which classes of models each version of SGLang makes stages of a pipeline of: all that its profile lists.
+"""Which classes of models each version of SGLang makes stages of a pipeline of: all that its
+profile lists.
 
-A question is an architecture; an answer is true where its class is for stages (`support_pp` in srt/model_executor/model_runner.py: its forward
-takes `pp_proxy_tensors`), false where it is not, null where its class cannot be imported here, or is chosen by the model.
+A question is an architecture; an answer is true where its class is for stages (`support_pp` in
+srt/model_executor/model_runner.py: its forward takes `pp_proxy_tensors`), false where it is not,
+null where its class cannot be imported here, or is chosen by the model.
 """
 
 from __future__ import annotations

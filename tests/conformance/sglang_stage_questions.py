@@ -1,4 +1,5 @@
-"""What each stage of a pipeline holds in SGLang, with layers dealt out as a plan says: asked of its constructors, stage by stage.
+"""What each stage of a pipeline holds in SGLang, with layers dealt out as a plan says: asked of its
+constructors, stage by stage.
 
 An answer has bytes of weights of each stage; or `refused`, the engine's words.
 """
@@ -37,7 +38,10 @@ def _answer(one: Stages) -> Any:
     files = {"config.json": json.dumps(completed(case(one.model, one.quant))).encode()}
     try:
         with folder_of(files) as folder:
-            return [_held(folder, argv(one, "pp-size", "context-length"), stage) for stage in range(one.count)]
+            return [
+                _held(folder, argv(one, "pp-size", "context-length"), stage)
+                for stage in range(one.count)
+            ]
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": words(error)[:200]}
 

@@ -1,8 +1,10 @@
-"""Which drafters does each version take? A question is a target, a drafter's config.json (or none) and --speculative-config.
+"""Which drafters does each version take? A question is a target, a drafter's config.json (or none)
+and --speculative-config.
 
-An answer is [method, tokens, architecture, [bytes of layers, of the embedding, of the head]]: what the engine makes of it, the
-class that it loads the drafter with, and the weights of that class on one of `tp` ranks; null where nothing is loaded.
-["error", class, message] where it refuses; ["unanswered", class, message] where it could not be asked.
+An answer is [method, tokens, architecture, [bytes of layers, of the embedding, of the head]]: what
+the engine makes of it, the class that it loads the drafter with, and the weights of that class on
+one of `tp` ranks; null where nothing is loaded. ["error", class, message] where it refuses;
+["unanswered", class, message] where it could not be asked.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class Question(NamedTuple):
     tokens: int | None
     tp: int = 1
     parallel: bool = False
-    layers: int | None = None  # num_nextn_predict_layers of the target, where it is not what its config has
+    layers: int | None = (
+        None  # num_nextn_predict_layers of the target, where it is not what its config has
+    )
 
 
 def _layer(model_type: str, **more: Any) -> dict[str, Any]:
@@ -182,8 +186,12 @@ def _answer(question: Question) -> list[Any]:
                 return _taken(made, model)
         except Exception as error:
             message = re.sub(r"/\S+|0x[0-9a-f]+", "...", str(error))[:160]
-            refused = type(error).__name__ in ("ValidationError", "NotImplementedError") or str(error) == NO_HIDDEN_STATES
-            # Anything else comes of asking without a GPU, or with another transformers than the version was made for.
+            refused = (
+                type(error).__name__ in ("ValidationError", "NotImplementedError")
+                or str(error) == NO_HIDDEN_STATES
+            )
+            # Anything else comes of asking without a GPU, or with another transformers than the
+            # version was made for.
             return ["error" if refused else "unanswered", type(error).__name__, message]
 
 
@@ -213,13 +221,23 @@ def _list(name: str) -> list[str]:
         return sorted(drafters)
     if name == "methods":
         methods = get_args(importlib.import_module("vllm.config.speculative").SpeculativeMethod)
-        return sorted(method for method in methods if not method.endswith("_mtp"))  # other names of mtp
+        return sorted(
+            method for method in methods if not method.endswith("_mtp")
+        )  # other names of mtp
     supports: Any = importlib.import_module("vllm.model_executor.models.interfaces").supports_eagle3
     found = []
-    for group in [group for label, group in vars(registry).items() if label.endswith("_MODELS") and isinstance(group, dict)]:
+    for group in [
+        group
+        for label, group in vars(registry).items()
+        if label.endswith("_MODELS") and isinstance(group, dict)
+    ]:
         for architecture, place in group.items():
             if isinstance(place, tuple) and architecture not in drafters:
-                module = place[0] if place[0].startswith("vllm.") else f"vllm.model_executor.models.{place[0]}"
+                module = (
+                    place[0]
+                    if place[0].startswith("vllm.")
+                    else f"vllm.model_executor.models.{place[0]}"
+                )
                 with contextlib.suppress(ImportError, ValueError):  # of what is not installed
                     if supports(getattr(importlib.import_module(module), place[1])):
                         found.append(architecture)

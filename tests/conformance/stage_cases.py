@@ -1,4 +1,5 @@
-"""Which stages of a pipeline the engines and the planner are both asked about. Shared by questions and test."""
+"""Which stages of a pipeline the engines and the planner are both asked about. Shared by questions
+and test."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ CAPABILITIES = ("8.6",)
 
 @dataclass(frozen=True)
 class Stages:
-    """layers: of each stage, as the engine is told; (): as it deals them out to so many by itself."""
+    """layers: of each stage, as the engine is told; (): as it deals them out to so many by
+    itself."""
 
     model: str
     quant: str

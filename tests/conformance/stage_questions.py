@@ -1,6 +1,8 @@
-"""What each stage of a pipeline holds in vLLM, with layers dealt out as a plan says: asked of its constructors, stage by stage.
+"""What each stage of a pipeline holds in vLLM, with layers dealt out as a plan says: asked of its
+constructors, stage by stage.
 
-An answer has [bytes of weights, layers of attention] of each stage; or `refused`, the engine's words.
+An answer has [bytes of weights, layers of attention] of each stage; or `refused`, the engine's
+words.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def _answer(one: Stages) -> Any:
     vllm_model.prepare()
     try:
         with folder_of(files) as folder:
-            given = vllm_model.arguments_of(folder, [*argv(one, "pipeline-parallel-size", "max-model-len"), "--enforce-eager"])
+            given = vllm_model.arguments_of(
+                folder, [*argv(one, "pipeline-parallel-size", "max-model-len"), "--enforce-eager"]
+            )
             return [_held(given, stage) for stage in range(one.count)]
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": words(error)[:200]}

@@ -1,4 +1,5 @@
-"""Which starts the engine and the planner are both asked about: those that an engine refuses, and their neighbours that it takes.
+"""Which starts the engine and the planner are both asked about: those that an engine refuses, and
+their neighbours that it takes.
 Shared by question and test."""
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ CAPABILITIES = ("7.0", "7.5", "8.6", "8.9", "9.0")
 RESAVED = "-resaved"
 
 _SINCE = {"gemma-4-31b": "0.19", "gemma-4-31b-resaved": "0.33"}
-# Every KV cache of 8 bits is asked for where a backend's own code may refuse what its selector took.
+# Every KV cache of 8 bits is asked for where a backend's own code may refuse what its selector
+# took.
 _CACHES = (
     ("llama-3.1-8b", "awq"),
     ("deepseek-v2-lite", "none"),
@@ -24,7 +26,15 @@ _CACHES = (
     ("gemma-3-27b", "none"),
     ("gpt-oss-20b", "mxfp4"),
 )
-_WIDE = ("gemma-2-9b", "gemma-3-1b", "gemma-3-27b", "glm-4-32b", "gemma-4-31b", "glm-4.5-air", "qwen3-8b")
+_WIDE = (
+    "gemma-2-9b",
+    "gemma-3-1b",
+    "gemma-3-27b",
+    "glm-4-32b",
+    "gemma-4-31b",
+    "glm-4.5-air",
+    "qwen3-8b",
+)
 
 
 def starts(version: str) -> list[Start]:
@@ -35,11 +45,16 @@ def starts(version: str) -> list[Start]:
         found.append((model, "none", capability, dtype, "auto"))
     for model, dtype in product(("gemma-3-27b", "glm-4-32b", "gemma-2-9b"), ("float16", "float32")):
         found += [(model, quant, "7.5", dtype, "auto") for quant in ("w4a16", "gptq", "awq")]
-    for quant, capability in product(("none", "w4a16", "w8a16", "int8", "fp8-dynamic", "gptq", "awq"), ("7.0", "7.5")):
+    for quant, capability in product(
+        ("none", "w4a16", "w8a16", "int8", "fp8-dynamic", "gptq", "awq"), ("7.0", "7.5")
+    ):
         found.append(("llama-3.1-8b", quant, capability, "float16", "auto"))
     for model in ("gemma-4-31b", "qwen3-30b-a3b"):
         found += [(f"{model}{RESAVED}", "none", "8.6", "bfloat16", "auto")]
-    found += [("nemotron-3-nano-30b-a3b", "none", capability, _half(capability), "auto") for capability in CAPABILITIES[1:]]
+    found += [
+        ("nemotron-3-nano-30b-a3b", "none", capability, _half(capability), "auto")
+        for capability in CAPABILITIES[1:]
+    ]
     return [one for one in found if since(version, _SINCE.get(one[0], "0"))]
 
 
@@ -63,5 +78,7 @@ def resaved(fields: dict[str, Any]) -> dict[str, Any]:
         if text.get("num_global_key_value_heads") is not None:
             wide["num_key_value_heads"] = text.pop("num_global_key_value_heads")
         kinds = text["layer_types"]
-        text["per_layer_config"] = {str(index): wide for index, kind in enumerate(kinds) if kind == "full_attention"}
+        text["per_layer_config"] = {
+            str(index): wide for index, kind in enumerate(kinds) if kind == "full_attention"
+        }
     return fields | {"text_config": text} if "text_config" in fields else text

@@ -1,8 +1,11 @@
-"""Whether vLLM starts a model with the flags that a plan gives it, and what it then is: asked of its parser, its configuration and its
-constructors, by the code that gateways ask by. The backends that a selector names are made here, and may refuse.
+"""Whether vLLM starts a model with the flags that a plan gives it, and what it then is: asked of
+its parser, its configuration and its
+constructors, by the code that gateways ask by. The backends that a selector names are made here,
+and may refuse.
 
-A question is (model, quantization, capability, dtype, KV cache dtype); only those of the capability that is booted are answered, the
-rest are null. An answer has `dtype`, the backends of its attention and bytes of `weights`; or `refused`, the engine's words.
+A question is (model, quantization, capability, dtype, KV cache dtype); only those of the capability
+that is booted are answered, the rest are null. An answer has `dtype`, the backends of its attention
+and bytes of `weights`; or `refused`, the engine's words.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ def questions(version: str) -> list[Start]:
 
 def answers(version: str) -> list[dict[str, Any] | None]:
     vllm_answers.stand_in_for_packages()
-    capability: Any = importlib.import_module("vllm.platforms").current_platform.get_device_capability()
+    capability: Any = importlib.import_module(
+        "vllm.platforms"
+    ).current_platform.get_device_capability()
     here = f"{capability.major}.{capability.minor}"
     return [_answer(start) if start[2] == here else None for start in questions(version)]
 
@@ -33,7 +38,12 @@ def answers(version: str) -> list[dict[str, Any] | None]:
 def _answer(start: Start) -> dict[str, Any]:
     model, quant, _, dtype, kv_dtype = start
     files = {"config.json": json.dumps(config(model, quant)).encode()}
-    argv = [f"--dtype={dtype}", f"--kv-cache-dtype={kv_dtype}", "--max-model-len=4096", "--enforce-eager"]
+    argv = [
+        f"--dtype={dtype}",
+        f"--kv-cache-dtype={kv_dtype}",
+        "--max-model-len=4096",
+        "--enforce-eager",
+    ]
     try:
         said = vllm_answers.asked(files, argv)
     except Exception as error:  # an engine's refusal is an answer

@@ -27,7 +27,8 @@ ANSWERS: dict[str, dict[tuple[str, str], dict[str, Any]]] = {
 QUESTIONS = [(version, model, quant) for version in TRAITS for model, quant in CASES]
 
 
-# It computes in float32 and is among what is not linear here (tests/unit/models/test_families.py), a linear layer there.
+# It computes in float32 and is among what is not linear here (tests/unit/models/test_families.py),
+# a linear layer there.
 ELSEWHERE = {(version, "glm-4.5-air"): "model.layers.*.mlp.gate" for version in vllm_since("0.33")}
 
 
@@ -42,7 +43,8 @@ METHODS = {
 
 
 def method_of(label: str, quant: str) -> str:
-    """The kind of scheme that an engine's class name stands for, with bits and group where the label has them."""
+    """The kind of scheme that an engine's class name stands for, with bits and group where the
+    label has them."""
     name, *numbers = label.split()
     if name == "ModelOptLinearMethod":  # one class for all its algorithms
         return "fp8" if quant == "modelopt-fp8" else "nvfp4"
@@ -56,7 +58,9 @@ def kind_of(layer: Linear) -> str:
 
 
 @pytest.mark.parametrize(("version", "model", "quant"), QUESTIONS, ids=str)
-def test_layers_and_their_ranks_are_what_the_engine_builds(version: str, model: str, quant: str) -> None:
+def test_layers_and_their_ranks_are_what_the_engine_builds(
+    version: str, model: str, quant: str
+) -> None:
     layers = layers_of(case(model, quant), TRAITS[version])
     compared = 0
     for tp in TENSOR_PARALLEL:
@@ -76,7 +80,9 @@ def test_layers_and_their_ranks_are_what_the_engine_builds(version: str, model: 
 
 
 @pytest.mark.parametrize(("version", "model", "quant"), QUESTIONS, ids=str)
-def test_bits_and_groups_are_those_of_the_engine_where_it_shows_them(version: str, model: str, quant: str) -> None:
+def test_bits_and_groups_are_those_of_the_engine_where_it_shows_them(
+    version: str, model: str, quant: str
+) -> None:
     answer = ANSWERS[version][model, quant]["1"]
     if isinstance(answer, str):
         assert quant == "gptq-act-order"
@@ -85,11 +91,16 @@ def test_bits_and_groups_are_those_of_the_engine_where_it_shows_them(version: st
     for layer in layers_of(case(model, quant), TRAITS[version]):
         assert isinstance(layer.scheme, Scheme)
         ours[layer.name, f"{layer.scheme.bits} {layer.scheme.group}"] += layer.count
-    shown = {(name, label.split(" ", 1)[1]): count for name, count, _, _, label in answer if " " in label}
+    shown = {
+        (name, label.split(" ", 1)[1]): count for name, count, _, _, label in answer if " " in label
+    }
     assert {key: ours[key] for key in shown} == shown
 
 
-@pytest.mark.parametrize(("version", "model"), [(version, model) for version, model, quant in QUESTIONS if quant == "none"])
+@pytest.mark.parametrize(
+    ("version", "model"),
+    [(version, model) for version, model, quant in QUESTIONS if quant == "none"],
+)
 def test_a_cut_is_refused_where_the_engine_refuses_it(version: str, model: str) -> None:
     layers = layers_of(case(model, "none"))
     for tp in TENSOR_PARALLEL:
@@ -99,7 +110,10 @@ def test_a_cut_is_refused_where_the_engine_refuses_it(version: str, model: str) 
 
 def test_the_golden_answers_cover_what_they_should() -> None:
     compared = sum(
-        isinstance(answer, list) for answers in ANSWERS.values() for case in answers.values() for answer in case.values()
+        isinstance(answer, list)
+        for answers in ANSWERS.values()
+        for case in answers.values()
+        for answer in case.values()
     )
     assert compared >= 780
     assert len({model for model, _ in CASES}) >= 19
@@ -112,7 +126,9 @@ def test_the_golden_answers_cover_what_they_should() -> None:
         ("qwen3-30b-a3b", {"mlp_only_layers": ["a"]}, "mlp_only_layers"),
     ],
 )
-def test_broken_lists_of_layers_are_refused(model: str, changes: dict[str, Any], message: str) -> None:
+def test_broken_lists_of_layers_are_refused(
+    model: str, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(BadModel, match=message):
         layers_of(case(model, "none") | changes)
 
@@ -121,7 +137,9 @@ def test_broken_lists_of_layers_are_refused(model: str, changes: dict[str, Any],
 def test_the_headers_of_a_packed_checkpoint_say_which_layers_are(quant: str) -> None:
     config = case("llama-3.1-8b", quant)
     for silent in ("modules_in_block_to_quantize", "modules_to_not_convert"):
-        config["quantization_config"] = {key: value for key, value in config["quantization_config"].items() if key != silent}
+        config["quantization_config"] = {
+            key: value for key, value in config["quantization_config"].items() if key != silent
+        }
     headers = {
         f"model.layers.{number}.{module}": Tensor(dtype, (8, 8))
         for number in range(32)
@@ -133,6 +151,10 @@ def test_the_headers_of_a_packed_checkpoint_say_which_layers_are(quant: str) -> 
     }
     spec = read_model("m", None, config, headers, None, (), None)
     kinds = {layer.name.rpartition(".")[2]: kind_of(layer) for layer in build(spec).linears}
-    assert (kinds["down_proj"], kinds["gate_up_proj"], kinds["qkv_proj"]) == ("wna16", "unquantized", "unquantized")
+    assert (kinds["down_proj"], kinds["gate_up_proj"], kinds["qkv_proj"]) == (
+        "wna16",
+        "unquantized",
+        "unquantized",
+    )
     assumed = {kind_of(layer) for layer in build(spec.evolve(tensors_from="config")).linears}
     assert assumed == {"wna16"}

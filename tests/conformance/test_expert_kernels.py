@@ -49,7 +49,9 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
         capability, _, packages = machine.partition(" ")
         installed = frozenset[str]() if packages == "none" else None
         for question, shape, theirs in zip(asked, shapes, answers, strict=True):
-            ours = answer(choose_moe(RULES[version], shape, capability, installed, question.forced or None))
+            ours = answer(
+                choose_moe(RULES[version], shape, capability, installed, question.forced or None)
+            )
             if ours == ["unknown"]:
                 unknown.add((question.origin, question.kind))
             elif ours != theirs:
@@ -60,7 +62,12 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
 
 
 def test_the_golden_answers_are_many_and_of_every_kind() -> None:
-    versions = [[answer for row in golden(moe_questions, version).values() for answer in row] for version in VLLM]
+    versions = [
+        [answer for row in golden(moe_questions, version).values() for answer in row]
+        for version in VLLM
+    ]
     assert sum(map(len, versions)) > 50_000
-    assert len({(one[0], one[1]) for answers in versions for one in answers if one != ["none"]}) > 60
+    assert (
+        len({(one[0], one[1]) for answers in versions for one in answers if one != ["none"]}) > 60
+    )
     assert all(["none"] in answers for answers in versions)

@@ -18,7 +18,9 @@ from tests.support.published import TRAITS
 from tests.support.versions import since, vllm_since
 
 # There it is one of the engine's linear layers; what it holds is the same.
-ELSEWHERE = {(version, "glm-4.5-air"): "model.layers.*.mlp.gate.weight" for version in vllm_since("0.33")}
+ELSEWHERE = {
+    (version, "glm-4.5-air"): "model.layers.*.mlp.gate.weight" for version in vllm_since("0.33")
+}
 
 
 # version, (model, changes to its config, task), the engine's answer
@@ -26,7 +28,8 @@ QUESTIONS = [
     (version, question, answer)
     for version in TRAITS
     for question, answer in pairs(parameter_questions, version, "9.0")
-    # Before 0.33.0 its own configuration class knows no interval but 4 (transformers_utils/configs/qwen3_next.py:253 of 0.18.0).
+    # Before 0.33.0 its own configuration class knows no interval but 4
+    # (transformers_utils/configs/qwen3_next.py:253 of 0.18.0).
     if since(version, "0.33") or "full_attention_interval" not in question[1]
 ]
 
@@ -57,18 +60,30 @@ def asked(question: tuple[str, dict[str, Any], Any], version: str) -> BuiltModel
 
 
 @pytest.mark.parametrize(("version", "question", "answer"), QUESTIONS)
-def test_a_rank_holds_as_many_bytes_as_the_engine_builds(version: str, question: Any, answer: dict[str, Any]) -> None:
+def test_a_rank_holds_as_many_bytes_as_the_engine_builds(
+    version: str, question: Any, answer: dict[str, Any]
+) -> None:
     found = asked(question, version)
     for tp, expected in zip(TENSOR_PARALLEL, answer["bytes"], strict=True):
         assert rank_bytes(found, tp) == expected, tp
 
 
 @pytest.mark.parametrize(("version", "question", "answer"), QUESTIONS)
-def test_what_is_not_linear_is_what_the_engine_builds(version: str, question: Any, answer: dict[str, Any]) -> None:
+def test_what_is_not_linear_is_what_the_engine_builds(
+    version: str, question: Any, answer: dict[str, Any]
+) -> None:
     held = {other.name: other for other in asked(question, version).others}
     elsewhere = {ELSEWHERE.get((version, question[0]))}
     assert held.keys() - elsewhere == {name for name, *_ in answer["others"]}
     for name, count, shape, dtype in answer["others"]:
         # The engine pads the vocabulary; here it is padded where bytes are counted.
-        rows = -(-held[name].shape[0] // 64) * 64 if held[name].shard == "vocab" else held[name].shape[0]
-        assert (held[name].count, [rows, *held[name].shape[1:]], held[name].dtype or "BF16") == (count, shape, dtype)
+        rows = (
+            -(-held[name].shape[0] // 64) * 64
+            if held[name].shard == "vocab"
+            else held[name].shape[0]
+        )
+        assert (held[name].count, [rows, *held[name].shape[1:]], held[name].dtype or "BF16") == (
+            count,
+            shape,
+            dtype,
+        )

@@ -1,4 +1,5 @@
-"""What is kept of the engines' answers belongs together: every question has its file, every engine its wheel, and none is stray."""
+"""What is kept of the engines' answers belongs together: every question has its file, every engine
+its wheel, and none is stray."""
 
 from __future__ import annotations
 
@@ -15,14 +16,21 @@ from tests.conformance import golden, sglang_linear_questions
 from tests.support.versions import PROFILES, SGLANG, VLLM, kinds, versions
 
 CONFORMANCE = golden.FOLDER.parent
-MODULES = [importlib.import_module(f"tests.conformance.{path.stem}") for path in sorted(CONFORMANCE.glob("*_questions.py"))]
+MODULES = [
+    importlib.import_module(f"tests.conformance.{path.stem}")
+    for path in sorted(CONFORMANCE.glob("*_questions.py"))
+]
 ASKED = [(module, version) for module in MODULES for version in versions(golden.engine_of(module))]
 
 
-@pytest.mark.parametrize(("module", "version"), ASKED, ids=lambda part: getattr(part, "__name__", part))
+@pytest.mark.parametrize(
+    ("module", "version"), ASKED, ids=lambda part: getattr(part, "__name__", part)
+)
 def test_every_question_has_its_answers_on_every_machine(module: ModuleType, version: str) -> None:
     many = len(list(module.questions(version)))
-    assert [len(row) for row in golden.golden(module, version).values()] == [many] * len(golden.machines_of(module, version))
+    assert [len(row) for row in golden.golden(module, version).values()] == [many] * len(
+        golden.machines_of(module, version)
+    )
 
 
 def test_every_version_that_ships_was_asked_everything() -> None:
@@ -36,40 +44,61 @@ def test_every_kind_is_asked_but_vllm_for_cpus_whose_kernels_no_gpu_decides() ->
 def test_a_copied_profile_is_told_what_to_ask_its_engine(tmp_path: Path) -> None:
     for kind, version, copy in (("vllm", VLLM[-1], "999.1"), ("sglang", SGLANG[0], "999.2.post1")):
         (tmp_path / "engines" / kind).mkdir(parents=True)
-        shutil.copy(PROFILES / f"engines/{kind}/{version}.yaml", tmp_path / f"engines/{kind}/{copy}.yaml")
+        shutil.copy(
+            PROFILES / f"engines/{kind}/{version}.yaml", tmp_path / f"engines/{kind}/{copy}.yaml"
+        )
     told = golden.missing(MODULES, tmp_path)
-    assert "linear-999.1.json is missing: run `scripts/engine-answers linear --version 999.1`" in told
-    assert "sglang_moe-999.2.post1.json is missing: run `scripts/engine-answers sglang_moe --version 999.2.post1`" in told
+    assert (
+        "linear-999.1.json is missing: run `scripts/engine-answers linear --version 999.1`" in told
+    )
+    assert (
+        "sglang_moe-999.2.post1.json is missing: run `scripts/engine-answers sglang_moe --version"
+        " 999.2.post1`" in told
+    )
     assert len(told) == len(MODULES)
 
 
-# Asked as engines that nobody described: tests/e2e/test_unpacked_engines.py and test_sglang_starts.py.
+# Asked as engines that nobody described: tests/e2e/test_unpacked_engines.py and
+# test_sglang_starts.py.
 NO_RULES = {"vllm==0.30.0", "sglang==0.5.15.post1"}
 
 
 def test_no_file_is_left_of_what_is_no_longer_asked() -> None:
-    assert {path.name for path in golden.FOLDER.iterdir()} == {golden.path_of(*asked).name for asked in ASKED}
+    assert {path.name for path in golden.FOLDER.iterdir()} == {
+        golden.path_of(*asked).name for asked in ASKED
+    }
 
 
 def test_of_every_engine_that_is_asked_the_wheel_and_what_is_beside_it_are_written_down() -> None:
     known = tomllib.loads((CONFORMANCE / "engine/wheels.toml").read_text())
     asked = {f"{golden.engine_of(module)}=={version}" for module, version in ASKED}
     wrong = sorted((asked | NO_RULES) ^ set(known))
-    assert not wrong, f"sections of tests/conformance/engine/wheels.toml to add, or to remove: {', '.join(wrong)}"
+    assert not wrong, (
+        f"sections of tests/conformance/engine/wheels.toml to add, or to remove: {', '.join(wrong)}"
+    )
     for section in known.values():
         assert re.fullmatch(r"(--hash=sha256:[0-9a-f]{64} ?)+", section["wheel"])
 
 
 def test_what_is_written_is_what_is_read() -> None:
     kept = golden.path_of(sglang_linear_questions, SGLANG[-1])
-    assert golden.written(sglang_linear_questions, SGLANG[-1], golden.read(kept.read_text())) == kept.read_text()
+    assert (
+        golden.written(sglang_linear_questions, SGLANG[-1], golden.read(kept.read_text()))
+        == kept.read_text()
+    )
 
 
-def test_a_file_that_is_missing_or_of_other_questions_says_how_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_missing_or_of_other_questions_says_how_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     again = r"run `scripts/engine-answers sglang_linear --version "
-    with pytest.raises(AssertionError, match=r"sglang_linear-9\.9\.json is missing: " + again + "9.9"):
+    with pytest.raises(
+        AssertionError, match=r"sglang_linear-9\.9\.json is missing: " + again + "9.9"
+    ):
         golden.golden(sglang_linear_questions, "9.9")
-    monkeypatch.setattr(sglang_linear_questions, "questions", lambda _: [("gptq", 4, True, 128, False)])
+    monkeypatch.setattr(
+        sglang_linear_questions, "questions", lambda _: [("gptq", 4, True, 128, False)]
+    )
     golden.golden.cache_clear()
     with pytest.raises(AssertionError, match="the questions changed: " + again):
         golden.golden(sglang_linear_questions, SGLANG[-1])

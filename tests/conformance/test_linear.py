@@ -15,7 +15,9 @@ from tests.support.engine_rules import scheme_of
 from tests.support.versions import VLLM
 from tests.unit.engines.common.kernels.test_linear import RULES
 
-ALL_PACKAGES = frozenset({"flashinfer", "humming", "deep_gemm", "conch", "b12x", "fbgemm_gpu", "quark"})
+ALL_PACKAGES = frozenset(
+    {"flashinfer", "humming", "deep_gemm", "conch", "b12x", "fbgemm_gpu", "quark"}
+)
 
 
 def shape_of(q: Question) -> LinearShape:
@@ -35,7 +37,9 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
     assert wrong == []
 
 
-def accepting(rules: LinearRules, question: Question, shape: LinearShape, machine: str) -> list[Any]:
+def accepting(
+    rules: LinearRules, question: Question, shape: LinearShape, machine: str
+) -> list[Any]:
     """As the engine was asked: disable the chosen kernel, until none is left."""
     capability, _, which = machine.partition(" ")
     packages = {"": None, "none": frozenset[str](), "all": ALL_PACKAGES}[which]
@@ -43,7 +47,9 @@ def accepting(rules: LinearRules, question: Question, shape: LinearShape, machin
     kernels: list[str] = []
     first: KernelChoice | None = None
     while True:
-        choice = choose(rules, shape, capability, packages, frozenset(disabled), question.forced or None)
+        choice = choose(
+            rules, shape, capability, packages, frozenset(disabled), question.forced or None
+        )
         first = first or choice
         kernel = "unknown" if choice.status == "unknown" else choice.kernel
         if kernel is None or kernel in kernels:
@@ -53,7 +59,13 @@ def accepting(rules: LinearRules, question: Question, shape: LinearShape, machin
 
 
 def test_the_golden_answers_are_many_and_of_every_kind() -> None:
-    versions = [[answer for row in golden(linear_questions, version).values() for answer in row] for version in VLLM]
+    versions = [
+        [answer for row in golden(linear_questions, version).values() for answer in row]
+        for version in VLLM
+    ]
     assert sum(map(len, versions)) > 20_000
-    assert len({kernel for answers in versions for accepting, _ in answers for kernel in accepting}) > 50
+    assert (
+        len({kernel for answers in versions for accepting, _ in answers for kernel in accepting})
+        > 50
+    )
     assert all([[], None] in answers for answers in versions)

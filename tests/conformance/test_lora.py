@@ -1,4 +1,5 @@
-"""Adapters as each vLLM reads and serves them: its own parser reads what plans say, and the profile names the models that it has none for.
+"""Adapters as each vLLM reads and serves them: its own parser reads what plans say, and the profile
+names the models that it has none for.
 
 The golden answers are made anew by scripts/engine-answers (lora_questions.py).
 """
@@ -21,14 +22,22 @@ PROFILES = Profiles()
 
 @pytest.mark.parametrize("version", VLLM)
 def test_the_engines_own_parser_reads_what_plans_say(version: str) -> None:
-    (read,) = [answer for asked, answer in pairs(lora_questions, version, "9.0") if asked == lora_questions.PARSER]
+    (read,) = [
+        answer
+        for asked, answer in pairs(lora_questions, version, "9.0")
+        if asked == lora_questions.PARSER
+    ]
     placed = [[served_name(name), path] for name, path in lora_questions.PLACED]
     assert json.loads(json.dumps(read)) == [placed, True, 16, 2, "/models/m"]
 
 
 @pytest.mark.parametrize("version", VLLM)
 def test_what_generates_and_has_no_adapters_is_known(version: str) -> None:
-    told = {model: answer for model, answer in pairs(lora_questions, version, "9.0") if model != lora_questions.PARSER}
+    told = {
+        model: answer
+        for model, answer in pairs(lora_questions, version, "9.0")
+        if model != lora_questions.PARSER
+    }
     assert sum(answer is True for answer in told.values()) >= 30
     without = {
         published(model).architecture

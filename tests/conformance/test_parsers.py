@@ -1,7 +1,9 @@
-"""The parser that a plan names reads back what the model's own chat template writes, in every engine version that has it.
+"""The parser that a plan names reads back what the model's own chat template writes, in every
+engine version that has it.
 
-The golden answers are made anew by scripts/engine-answers (parser_questions.py, and sglang_parser_questions.py for SGLang, which is asked about
-thoughts too). parser_families.txt says what each family of models is given by each version.
+The golden answers are made anew by scripts/engine-answers (parser_questions.py, and
+sglang_parser_questions.py for SGLang, which is asked about thoughts too). parser_families.txt says
+what each family of models is given by each version.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from tests.support.versions import SGLANG, VLLM
 
 PROFILES = Profiles()
 # model_type, where a row asks for it, by how the name of the template begins.
-TYPES = {"ibm-granite": "granite", "Qwen": "qwen3", "meta-llama": "llama", "StepFun": "step3p5", "tencent": "hunyuan_v3"}
+TYPES = {
+    "ibm-granite": "granite",
+    "Qwen": "qwen3",
+    "meta-llama": "llama",
+    "StepFun": "step3p5",
+    "tencent": "hunyuan_v3",
+}
 # Parsers that a stand-in for a tokenizer cannot try, and why.
 UNTRIED = {
     "mistral": "it asks the tokenizer of mistral-common how to read",
@@ -28,17 +36,44 @@ UNTRIED = {
     "hy_v3": "the suffix of its tokens is the tokenizer's",
 }
 # What a version's own parser does not read of what the template writes.
-UNREAD = {("0.18.0", "deepseek-ai-DeepSeek-V3.2"), ("0.19.1", "deepseek-ai-DeepSeek-V3.2"), ("0.26.0", "MiniMax-M3")}
-# Before 0.33 the parser of Granite wants nothing behind the list: the end of the turn, which the template writes, engines take off the text.
-UNREAD |= {(version, "ibm-granite-granite-3.3-2B-Instruct repaired") for version in ("0.18.0", "0.19.1", "0.26.0")}
+UNREAD = {
+    ("0.18.0", "deepseek-ai-DeepSeek-V3.2"),
+    ("0.19.1", "deepseek-ai-DeepSeek-V3.2"),
+    ("0.26.0", "MiniMax-M3"),
+}
+# Before 0.33 the parser of Granite wants nothing behind the list: the end of the turn, which the
+# template writes, engines take off the text.
+UNREAD |= {
+    (version, "ibm-granite-granite-3.3-2B-Instruct repaired")
+    for version in ("0.18.0", "0.19.1", "0.26.0")
+}
 # The same of SGLang: "" for all its versions.
 SGLANG_UNREAD = {
-    ("", "GigaChat3", "the parser wants the special tokens around the call, which the template has and a text loses"),
-    ("", "Mistral-Small-3.2", "the template writes the id of a call too, which the parser does not take"),
-    ("", "Mistral-Nemo", "the parser wants a space that the model's tokenizer puts, and the template does not"),
+    (
+        "",
+        "GigaChat3",
+        (
+            "the parser wants the special tokens around the call, which the template has and a text"
+            " loses"
+        ),
+    ),
+    (
+        "",
+        "Mistral-Small-3.2",
+        "the template writes the id of a call too, which the parser does not take",
+    ),
+    (
+        "",
+        "Mistral-Nemo",
+        "the parser wants a space that the model's tokenizer puts, and the template does not",
+    ),
     ("", "gpt-oss", "it reads the channels of a whole conversation"),
     ("0.5.10.post1", "Laguna-XS", "glm47 reads the calls of Laguna S, and of XS only glm45"),
-    ("0.5.23", "GLM-4.6", "the template writes a line break before the thought, which no parser of it takes"),
+    (
+        "0.5.23",
+        "GLM-4.6",
+        "the template writes a line break before the thought, which no parser of it takes",
+    ),
     ("0.5.23", "tencent-Hy3", "the suffix of its tokens is the tokenizer's"),
 }
 # Kinds of models that must not fall out of the table.
@@ -51,19 +86,29 @@ FAMILIES = (
 
 
 def spec(dialect: Dialect) -> ModelSpec:
-    model_type = next((kind for begins, kind in TYPES.items() if dialect.name.startswith(begins)), "other")
-    made: ModelSpec = published("llama-3.1-8b").evolve(chat_template=dialect.template(), model_type=model_type)
+    model_type = next(
+        (kind for begins, kind in TYPES.items() if dialect.name.startswith(begins)), "other"
+    )
+    made: ModelSpec = published("llama-3.1-8b").evolve(
+        chat_template=dialect.template(), model_type=model_type
+    )
     return made
 
 
 @pytest.mark.parametrize("version", VLLM)
 def test_the_parser_reads_what_the_template_writes(version: str) -> None:
-    engine, read = PROFILES.engine(f"vllm=={version}"), dict(pairs(parser_questions, version, "9.0"))
+    engine, read = (
+        PROFILES.engine(f"vllm=={version}"),
+        dict(pairs(parser_questions, version, "9.0")),
+    )
     wrong = []
     for dialect in kept():
         if dialect.calls is None:
             continue
-        mine, theirs = PROFILES.parsers.of(spec(dialect)).tool_parser(engine).value, read[dialect.name, dialect.calls]
+        mine, theirs = (
+            PROFILES.parsers.of(spec(dialect)).tool_parser(engine).value,
+            read[dialect.name, dialect.calls],
+        )
         if mine not in (NONE, *UNTRIED, *theirs) and (version, dialect.name) not in UNREAD:
             wrong.append(f"{dialect.name}: {mine}, and {theirs or 'none'} read it")
     assert not wrong, "\n".join(wrong)
@@ -76,7 +121,9 @@ def test_a_family_that_calls_tools_has_a_parser(family: str, ref: str) -> None:
     assert found
     if ref.startswith("sglang") and family == "ByteDance-Seed":
         pytest.skip("SGLang 0.5.23 has no parser for Seed-OSS")
-    assert NONE not in {PROFILES.parsers.of(spec(one)).tool_parser(PROFILES.engine(ref)).value for one in found}
+    assert NONE not in {
+        PROFILES.parsers.of(spec(one)).tool_parser(PROFILES.engine(ref)).value for one in found
+    }
 
 
 @pytest.mark.parametrize("version", SGLANG)
@@ -86,12 +133,18 @@ def test_sglangs_parser_reads_what_the_template_writes(version: str) -> None:
     for question, read in pairs(sglang_parser_questions, version, "9.0"):
         model = spec(templates[question.model]).evolve(added_tokens=("<think>", "</think>"))
         writing = PROFILES.parsers.of(model)
-        mine = (writing.tool_parser(engine) if question.about == "calls" else writing.reasoning_parser(engine)).value
+        mine = (
+            writing.tool_parser(engine)
+            if question.about == "calls"
+            else writing.reasoning_parser(engine)
+        ).value
         if mine not in (NONE, *read):
             wrong.add(question.model)
     unread = {name for since, name, _ in SGLANG_UNREAD if since in ("", version)}
     assert {name for name in wrong if not any(one in name for one in unread)} == set()
-    assert all(any(one in name for name in wrong) for one in unread), "an exception that is none any more"
+    assert all(any(one in name for name in wrong) for one in unread), (
+        "an exception that is none any more"
+    )
 
 
 def test_every_family_is_given_what_the_table_of_families_says() -> None:
@@ -103,4 +156,7 @@ def test_every_family_is_given_what_the_table_of_families_says() -> None:
         for family in parser_families.FAMILIES:
             tools, thoughts = parser_families.given(PROFILES, family)[at].split("/")
             assert tools == "-" or tools in (flags["tool-call-parser"].choices or ()), (ref, family)
-            assert thoughts == "-" or thoughts in (flags["reasoning-parser"].choices or ()), (ref, family)
+            assert thoughts == "-" or thoughts in (flags["reasoning-parser"].choices or ()), (
+                ref,
+                family,
+            )

@@ -31,7 +31,8 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
     compared, wrong = 0, []
     for capability in CAPABILITIES:
         for question, theirs in pairs(method_questions, version, capability):
-            # Where the class refuses its own block, the schemes of the layers say so: the test below.
+            # Where the class refuses its own block, the schemes of the layers say so: the test
+            # below.
             if theirs == ["refused", "block"]:
                 continue
             compared += 1

@@ -17,7 +17,10 @@ MIB = 1024**2
 
 
 # What is read of the models that are only made up for the questions.
-MADE_UP: dict[str, dict[str, Any]] = {"falcon-h1": {"recurrent": "mamba2"}, "glm-4.7-flash": {"kind": "mla"}}
+MADE_UP: dict[str, dict[str, Any]] = {
+    "falcon-h1": {"recurrent": "mamba2"},
+    "glm-4.7-flash": {"kind": "mla"},
+}
 
 
 MADE_UP |= {"glm-5": {"kind": "mla", "sparse": True}, "lfm2": {}, "llama-4": {}}
@@ -26,7 +29,9 @@ MADE_UP |= {"glm-5": {"kind": "mla", "sparse": True}, "lfm2": {}, "llama-4": {}}
 def said(version: str, capability: str, q: asked.Question) -> Selection:
     if q.model in asked.OTHERS:
         architecture = asked.OTHERS[q.model]["architectures"][0]
-        query = AttentionQuery(**{"kind": "full", **MADE_UP[q.model]}, architecture=architecture, kv_dtype=q.kv_dtype)
+        query = AttentionQuery(
+            **{"kind": "full", **MADE_UP[q.model]}, architecture=architecture, kv_dtype=q.kv_dtype
+        )
         about = Subject(capability, attention=query, gpu_gib=q.gpu_mib / 1024)
     else:
         spec = model(q.model)
@@ -41,7 +46,9 @@ def test_backends_and_pages_are_the_engines_own(version: str, capability: str) -
     wrong = []
     for question, answer in pairs(asked, version, capability):
         chosen = said(version, capability, question)
-        found = [chosen.prefill, chosen.decode, chosen.page] if chosen.status == "ok" else chosen.status
+        found = (
+            [chosen.prefill, chosen.decode, chosen.page] if chosen.status == "ok" else chosen.status
+        )
         if found != ("none" if isinstance(answer, str) else answer[:3]):
             wrong.append((question, answer, chosen))
     assert wrong == []
@@ -49,9 +56,15 @@ def test_backends_and_pages_are_the_engines_own(version: str, capability: str) -
 
 @pytest.mark.parametrize("capability", asked.CAPABILITIES)
 @pytest.mark.parametrize("version", SGLANG)
-def test_recurrent_layers_and_towers_get_what_the_engine_gives_them(version: str, capability: str) -> None:
+def test_recurrent_layers_and_towers_get_what_the_engine_gives_them(
+    version: str, capability: str
+) -> None:
     wrong = []
-    plain = [(q, answer) for q, answer in pairs(asked, version, capability) if q == asked.Question(q.model)]
+    plain = [
+        (q, answer)
+        for q, answer in pairs(asked, version, capability)
+        if q == asked.Question(q.model)
+    ]
     plain = [(q, answer) for q, answer in plain if q.model not in asked.OTHERS]
     for question, answer in plain:
         if isinstance(answer, str):
@@ -60,7 +73,9 @@ def test_recurrent_layers_and_towers_get_what_the_engine_gives_them(version: str
         recurrent, tower = answer[3], answer[5]
         if recurrent is not None:
             _, prefill, decode = recurrent
-            if found["recurrent"].backend != (prefill if prefill == decode else f"{prefill}/{decode}"):
+            if found["recurrent"].backend != (
+                prefill if prefill == decode else f"{prefill}/{decode}"
+            ):
                 wrong.append((question, recurrent, found["recurrent"]))
         if "vision" in found and found["vision"].backend != tower:
             wrong.append((question, tower, found["vision"]))
@@ -69,7 +84,8 @@ def test_recurrent_layers_and_towers_get_what_the_engine_gives_them(version: str
 
 
 def test_every_backend_and_every_limit_was_asked_for() -> None:
-    """A rule that no answer depends on is not held to anything; these are the ones that none of the models reaches."""
+    """A rule that no answer depends on is not held to anything; these are the ones that none of the
+    models reaches."""
     for version in SGLANG:
         answers = [answer for found in golden(asked, version).values() for answer in found]
         taken = {name for answer in answers if not isinstance(answer, str) for name in answer[:2]}

@@ -1,4 +1,5 @@
-"""The kernels of SGLang, of dense layers and of experts: every kept answer of the engine is what the planner says."""
+"""The kernels of SGLang, of dense layers and of experts: every kept answer of the engine is what
+the planner says."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ from tests.unit.engines.common.kernels.test_sglang_kernels import (
 def refused_as_a_whole(engine: Engine, q: Any, capability: str, model_type: str = "llama") -> bool:
     """The planner refuses such a checkpoint before it looks at any layer."""
     config = block(q)  # None: the engine itself quantizes
-    quant, user = (Quant(method=config["quant_method"], config=config), "") if config else (None, "fp8")
+    quant, user = (
+        (Quant(method=config["quant_method"], config=config), "") if config else (None, "fp8")
+    )
     try:
         check(engine, resolve(engine, quant, user, model_type, capability), capability, q.dtype)
     except MethodRefused:
@@ -40,8 +43,8 @@ def known_from(table: dict[str, set[tuple[str, str]]], version: str) -> set[tupl
     return next(found for bound, found in reversed(table.items()) if since(version, bound))
 
 
-# What the rules leave unknown: of GPTQ and its kin the layers of which a rank holds no whole groups, or whose activations the plain
-# kernel was not written for; INT8 from 10.0 on.
+# What the rules leave unknown: of GPTQ and its kin the layers of which a rank holds no whole
+# groups, or whose activations the plain kernel was not written for; INT8 from 10.0 on.
 LINEAR_UNKNOWN = {
     "0.5.10.post1": {("gptq", "wna16"), ("auto-round", "wna16"), ("compressed-tensors", "wna16"), ("compressed-tensors", "int8"),
                      ("compressed-tensors", "w4a8"), ("modelopt", "mxfp8")},
@@ -59,14 +62,28 @@ def test_a_dense_layer_comes_to_the_product_that_the_engine_comes_to(version: st
     wrong: list[Any] = []
     unknown, agreed = set(), 0
     for capability, answers in golden(sglang_linear_questions, version).items():
-        for question, answer in zip(sglang_linear_questions.questions(version), answers, strict=True):
+        for question, answer in zip(
+            sglang_linear_questions.questions(version), answers, strict=True
+        ):
             if answer == "method" and refused_as_a_whole(ENGINES[version], question, capability):
                 continue
             k, n, parts = question.parts
-            sizes: dict[str, Any] = {"k": k, "n": n, "full_k": question.k, "full_n": question.n, "parts": parts}
-            shape = LinearShape(scheme=scheme_of(question), dtype=question.dtype, origin=question.origin, **sizes)
+            sizes: dict[str, Any] = {
+                "k": k,
+                "n": n,
+                "full_k": question.k,
+                "full_n": question.n,
+                "parts": parts,
+            }
+            shape = LinearShape(
+                scheme=scheme_of(question), dtype=question.dtype, origin=question.origin, **sizes
+            )
             said = choose(linear(version), shape, capability)
-            kernel = said.refused[-1].kernel if said.refused and said.refused[-1].kernel in MARLIN else "none"
+            kernel = (
+                said.refused[-1].kernel
+                if said.refused and said.refused[-1].kernel in MARLIN
+                else "none"
+            )
             if said.status == "unknown":
                 unknown.add((question.origin, question.kind))
             elif answer not in ((said.kernel,) if said.kernel else (kernel, "none", "method")):
@@ -78,7 +95,8 @@ def test_a_dense_layer_comes_to_the_product_that_the_engine_comes_to(version: st
     assert agreed > 7_000, agreed
 
 
-# Runners that stand-ins alone would answer, methods that have none, layers that are left unquantized without a word: see moe.yaml.
+# Runners that stand-ins alone would answer, methods that have none, layers that are left
+# unquantized without a word: see moe.yaml.
 MOE_UNKNOWN = {
     "0.5.10.post1": {
         ("none", "unquantized"), ("online", "fp8_tensor"), ("fp8", "fp8_block"), ("compressed-tensors", "fp8_token"),
@@ -94,8 +112,9 @@ MOE_UNKNOWN = {
 }  # fmt: skip
 
 
-# What the engine does with a checkpoint that the planner refuses as a whole. Where it names the plain method of AWQ or GPTQ, it may
-# leave experts unquantized without a word, or have none for them.
+# What the engine does with a checkpoint that the planner refuses as a whole. Where it names the
+# plain method of AWQ or GPTQ, it may leave experts unquantized without a word, or have none for
+# them.
 REFUSED = ("method", "none", ["UnquantizedFusedMoEMethod", "triton"])
 
 
@@ -113,7 +132,9 @@ def test_experts_get_the_runner_that_the_engine_chooses(version: str) -> None:
         for question, answer in zip(sglang_moe_questions.questions(version), answers, strict=True):
             said = moe_choice(version, question, capability)
             family = str(config(question.model)["model_type"])
-            if block(question) and refused_as_a_whole(ENGINES[version], question, capability, family):
+            if block(question) and refused_as_a_whole(
+                ENGINES[version], question, capability, family
+            ):
                 if answer not in REFUSED:
                     wrong.append((capability, question, answer, None))
                 continue

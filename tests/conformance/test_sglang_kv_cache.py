@@ -23,6 +23,13 @@ def test_windows_save_memory_only_where_the_engine_keeps_them_apart(version: str
     """As its own ModelConfig says (is_hybrid_swa), of every model that was asked about."""
     rules = pool("llama-3.1-8b", version).rules
     for found in golden(sglang_attention_questions, version).values():
-        for question, answer in zip(sglang_attention_questions.questions(version), found, strict=True):
-            if not isinstance(answer, str) and question.model not in sglang_attention_questions.OTHERS:
-                assert (published_architecture(question.model) in rules.hybrid_swa) == answer[4], question
+        for question, answer in zip(
+            sglang_attention_questions.questions(version), found, strict=True
+        ):
+            if (
+                not isinstance(answer, str)
+                and question.model not in sglang_attention_questions.OTHERS
+            ):
+                assert (published_architecture(question.model) in rules.hybrid_swa) == answer[4], (
+                    question
+                )

@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.sglang.memory import (
-    ModelTraits,
-    static_memory,
-)
+from gateway.engines.sglang.memory import ModelTraits, static_memory
 from tests.conformance import sglang_memory_questions
 from tests.conformance.golden import golden
 from tests.support.versions import SGLANG
@@ -30,12 +27,21 @@ def model_of(config: dict[str, Any]) -> ModelTraits:
 
 @pytest.mark.parametrize("version", SGLANG)
 def test_memory_settings_are_the_engines_own(version: str) -> None:
-    models = {name: model_of(sglang_memory_questions.config_of(name)) for name in sglang_memory_questions.NAMES}
+    models = {
+        name: model_of(sglang_memory_questions.config_of(name))
+        for name in sglang_memory_questions.NAMES
+    }
     wrong = []
     for capability, answers in golden(sglang_memory_questions, version).items():
-        for question, answer in zip(sglang_memory_questions.questions(version), answers, strict=True):
+        for question, answer in zip(
+            sglang_memory_questions.questions(version), answers, strict=True
+        ):
             name, mib, tp, seqs, eager = question
             said = static_memory(MEMORY[version], mib, models[name], tp=tp, seqs=seqs, eager=eager)
-            if [said.chunked_prefill, said.graph_batch, pytest.approx(said.fraction, abs=1e-5)] != answer:
+            if [
+                said.chunked_prefill,
+                said.graph_batch,
+                pytest.approx(said.fraction, abs=1e-5),
+            ] != answer:
                 wrong.append((capability, question, answer, said))
     assert wrong == []

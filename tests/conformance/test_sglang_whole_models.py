@@ -1,6 +1,8 @@
-"""Whole models: what `decide` says of kernels, backends, weights and KV cache is what each SGLang version builds.
+"""Whole models: what `decide` says of kernels, backends, weights and KV cache is what each SGLang
+version builds.
 
-The golden answers are made anew by scripts/engine-answers (tests/conformance/sglang_model_questions.py).
+The golden answers are made anew by scripts/engine-answers
+(tests/conformance/sglang_model_questions.py).
 """
 
 from __future__ import annotations
@@ -29,10 +31,18 @@ Outcome = Plan | Rejected
 
 def machine(capability: str) -> Hardware:
     gpus = tuple(
-        Gpu(index=index, uuid=f"GPU-{index}", name="GPU", capability=capability, total_bytes=asked.GPU_BYTES)
+        Gpu(
+            index=index,
+            uuid=f"GPU-{index}",
+            name="GPU",
+            capability=capability,
+            total_bytes=asked.GPU_BYTES,
+        )
         for index in range(8)
     )
-    return Hardware(arch="x86_64", cpu_cores=8, ram_total_bytes=1 << 40, ram_available_bytes=1 << 40, gpus=gpus)
+    return Hardware(
+        arch="x86_64", cpu_cores=8, ram_total_bytes=1 << 40, ram_available_bytes=1 << 40, gpus=gpus
+    )
 
 
 @lru_cache(maxsize=4)
@@ -41,7 +51,13 @@ def decision(model: str, quant: str, capability: str, tp: int) -> Decision:
     config = asked.config_of(model, quant)
     spec = read_model("m", None, config, None, None, (), "embed" if pooling(model) else None)
     args = {"quantization": "fp8"} if quant == ONLINE else {}
-    return decide(spec, machine(capability), list(ENGINES.values()), wish(args=args, tensor_parallel=tp), rules=RULES)
+    return decide(
+        spec,
+        machine(capability),
+        list(ENGINES.values()),
+        wish(args=args, tensor_parallel=tp),
+        rules=RULES,
+    )
 
 
 def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> Outcome:
@@ -81,7 +97,9 @@ def products_ours(mine: Outcome) -> Counter[str]:
 def attention_ours(mine: Outcome) -> list[str]:
     found: Counter[tuple[str, int, str]] = Counter()
     for row in mine.attention:
-        found[row.kind, 0 if row.kind == "recurrent" else row.head_dim, row.backend or row.status] += row.layers
+        found[
+            row.kind, 0 if row.kind == "recurrent" else row.head_dim, row.backend or row.status
+        ] += row.layers
     return [" ".join(map(str, (*row, count))) for row, count in sorted(found.items())]
 
 
@@ -103,18 +121,24 @@ def differences(version: str, case: tuple[str, str, str], tp: int, answer: Any) 
     memory = mine.memory
     if memory is None:
         return [*found, "no sizes: "]
-    if case[1] != ONLINE and abs(memory.weights_bytes - answer["weights"]) > 0.005 * answer["weights"]:
+    if (
+        case[1] != ONLINE
+        and abs(memory.weights_bytes - answer["weights"]) > 0.005 * answer["weights"]
+    ):
         found.append(f"weights: theirs {answer['weights']}, ours {memory.weights_bytes}")
     _, _, tokens, size = answer["kv"]
     ours = memory.kv_bytes_per_token * tokens
     if abs(ours - size) > 0.01 * size:
-        found.append(f"KV cache: theirs {size / tokens:.0f} a token, ours {memory.kv_bytes_per_token}")
+        found.append(
+            f"KV cache: theirs {size / tokens:.0f} a token, ours {memory.kv_bytes_per_token}"
+        )
     return found
 
 
 @cache
 def compared() -> tuple[int, dict[tuple[str, str], list[str]]]:
-    """How many answers there are, and of (what differs, model and quantization) what the two say."""
+    """How many answers there are, and of (what differs, model and quantization) what the two
+    say."""
     told: dict[tuple[str, str, str], dict[str, Any]] = {}
     for version in SGLANG:
         for capability in asked.CAPABILITIES:
@@ -132,10 +156,11 @@ def compared() -> tuple[int, dict[tuple[str, str], list[str]]]:
     return count, found
 
 
-# What is known to differ: (what, models with quantizations), and why. The engine's answer wins wherever there is one.
+# What is known to differ: (what, models with quantizations), and why. The engine's answer wins
+# wherever there is one.
 GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    # The router is never quantized, experts that every token takes are among the others, and projections are one layer which no pattern
-    # for a part of it names; towers stay as they are.
+    # The router is never quantized, experts that every token takes are among the others, and
+    # projections are one layer which no pattern for a part of it names; towers stay as they are.
     (
         "kernels",
         (
@@ -194,7 +219,8 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "qwen3.6-35b-a3b gptq-language", "qwen3.6-35b-a3b none",
         ),
     ),
-    # States come in whole ones, and what is left of their share goes to tokens; encoders get a pool too.
+    # States come in whole ones, and what is left of their share goes to tokens; encoders get a pool
+    # too.
     (
         "KV cache",
         (
@@ -203,8 +229,9 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "qwen3.6-35b-a3b auto-round-language", "qwen3.6-35b-a3b gptq-language", "qwen3.6-35b-a3b none",
         ),
     ),
-    # Whole models that the rules do not know to be refused: by models that take a layer for an unquantized one, by layers that
-    # the rules believe unquantized, by a package that the image does not have, by a configuration that transformers reads otherwise.
+    # Whole models that the rules do not know to be refused: by models that take a layer for an
+    # unquantized one, by layers that the rules believe unquantized, by a package that the image
+    # does not have, by a configuration that transformers reads otherwise.
     (
         "the engine refuses",
         (
@@ -213,7 +240,8 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "qwen3.5-9b auto-round-language", "qwen3.5-9b none",
         ),
     ),
-    # The index of sparse attention is not known to the rules; of the others a layer which the engine leaves unquantized.
+    # The index of sparse attention is not known to the rules; of the others a layer which the
+    # engine leaves unquantized.
     (
         "the rules refuse",
         (
@@ -234,6 +262,8 @@ def test_the_planner_differs_from_the_engine_where_that_is_known_and_nowhere_els
 
 def test_most_of_many_answers_are_the_planners_own() -> None:
     count, found = compared()
-    differing = {line.partition(": ")[0] + name for (_, name), said in found.items() for line in said}
+    differing = {
+        line.partition(": ")[0] + name for (_, name), said in found.items() for line in said
+    }
     assert count >= 660
     assert count - len(differing) >= 390

@@ -18,21 +18,40 @@ from tests.conformance.golden import pairs
 from tests.conformance.speculative_questions import LISTS, Question
 from tests.support.paths import MODELS
 from tests.support.versions import VLLM
-from tests.unit.engines.common.speculative.test_speculative import RULES, attends, drafter, engine, speculated, target, wish
+from tests.unit.engines.common.speculative.test_speculative import (
+    RULES,
+    attends,
+    drafter,
+    engine,
+    speculated,
+    target,
+    wish,
+)
 
-# Read in their files, which cannot be imported where the answers were asked (speculative.yaml says so).
-UNASKED = {"LlavaForConditionalGeneration", "Mistral3ForConditionalGeneration", "PixtralForConditionalGeneration"}
+# Read in their files, which cannot be imported where the answers were asked (speculative.yaml says
+# so).
+UNASKED = {
+    "LlavaForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "PixtralForConditionalGeneration",
+}
 
 
 def ours(version: str, question: Question) -> Speculation:
-    changes: dict[str, Any] = {} if question.layers is None else {"num_nextn_predict_layers": question.layers}
+    changes: dict[str, Any] = (
+        {} if question.layers is None else {"num_nextn_predict_layers": question.layers}
+    )
     spec = target(question.target, **changes)
     if question.drafter:
         named = drafter(question.drafter, spec if question.method != "draft_model" else None)
         asked = wish(drafter="org/drafter", num_speculative_tokens=question.tokens)
-        return speculated(spec, named, asked, engine(version), RULES[version], attends, Rank(tp=question.tp))
+        return speculated(
+            spec, named, asked, engine(version), RULES[version], attends, Rank(tp=question.tp)
+        )
     asked = wish(speculative=question.method, num_speculative_tokens=question.tokens)
-    return speculated(spec, None, asked, engine(version), RULES[version], attends, Rank(tp=question.tp))
+    return speculated(
+        spec, None, asked, engine(version), RULES[version], attends, Rank(tp=question.tp)
+    )
 
 
 @pytest.mark.parametrize("version", VLLM)
@@ -47,7 +66,10 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
             assert ours(version, question).method.value == "none", (question, answer)
         else:
             found = ours(version, question)
-            assert [found.config["method"], found.config["num_speculative_tokens"]] == answer[:2], (question, found)
+            assert [found.config["method"], found.config["num_speculative_tokens"]] == answer[:2], (
+                question,
+                found,
+            )
         compared += 1
     assert compared > 40
 
@@ -65,22 +87,36 @@ def listed(version: str, name: str, answer: list[str]) -> bool:
 def test_bytes_of_a_drafter_are_those_the_engine_allocates(version: str) -> None:
     compared = 0
     for question, answer in pairs(speculative_questions, version, "9.0"):
-        if not question.drafter or answer[0] in ("error", "unanswered") or answer[3] is None or question.target != "qwen3-8b":
+        if (
+            not question.drafter
+            or answer[0] in ("error", "unanswered")
+            or answer[3] is None
+            or question.target != "qwen3-8b"
+        ):
             continue
-        assert drafter_bytes(drafter(question.drafter), Rank(tp=question.tp), build) == pytest.approx(
-            sum(answer[3]), rel=1e-4
-        ), question
+        assert drafter_bytes(
+            drafter(question.drafter), Rank(tp=question.tp), build
+        ) == pytest.approx(sum(answer[3]), rel=1e-4), question
         compared += 1
     assert compared >= 10
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3", "glm-4.5-air", "qwen3-next-80b-a3b", "qwen3.6-35b-a3b"])
+@pytest.mark.parametrize(
+    "name", ["deepseek-v3", "glm-4.5-air", "qwen3-next-80b-a3b", "qwen3.6-35b-a3b"]
+)
 def test_layers_that_draft_are_as_large_as_the_engine_builds_them(name: str) -> None:
-    spec = read_model(name, None, json.loads((MODELS / f"{name}.json").read_text()), None, None, (), None)
+    spec = read_model(
+        name, None, json.loads((MODELS / f"{name}.json").read_text()), None, None, (), None
+    )
     for question, answer in pairs(speculative_questions, "0.33.0", "9.0"):
         if question.target == name and question.layers is None and answer[0] == "mtp":
-            # These two have a head in the drafting layer, which is the target's own where the files have none.
-            head = spec.vocab * spec.hidden * 2 // question.tp if name in ("deepseek-v3", "glm-4.5-air") else 0
+            # These two have a head in the drafting layer, which is the target's own where the files
+            # have none.
+            head = (
+                spec.vocab * spec.hidden * 2 // question.tp
+                if name in ("deepseek-v3", "glm-4.5-air")
+                else 0
+            )
             found = drafting_bytes(spec, 1, Rank(tp=question.tp), build)
             assert found is not None
             assert found + head == pytest.approx(answer[3][0], rel=0.02), question

@@ -1,6 +1,8 @@
-"""Stages of a pipeline hold what the engines give them, also where layers are dealt out unevenly, as plans for unlike GPUs say.
+"""Stages of a pipeline hold what the engines give them, also where layers are dealt out unevenly,
+as plans for unlike GPUs say.
 
-The golden answers are made anew by scripts/engine-answers (tests/conformance/stage_questions.py, sglang_stage_questions.py).
+The golden answers are made anew by scripts/engine-answers (tests/conformance/stage_questions.py,
+sglang_stage_questions.py).
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from gateway.models.spec import read_model
 from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from gateway.variables import STAGES
-from tests.conformance import pipeline_questions, sglang_pipeline_questions, sglang_stage_questions, stage_questions
+from tests.conformance import (
+    pipeline_questions,
+    sglang_pipeline_questions,
+    sglang_stage_questions,
+    stage_questions,
+)
 from tests.conformance.golden import engine_of, pairs
 from tests.conformance.layer_cases import case
 from tests.conformance.stage_cases import CAPABILITIES, Stages
@@ -37,12 +44,20 @@ CLASSES = [
     for module, versions in ((pipeline_questions, VLLM), (sglang_pipeline_questions, SGLANG))
     for version in versions
 ]
-# Of the bytes of weights: norms stand on one stage only. SGLang's own layers are rounded elsewhere too.
+# Of the bytes of weights: norms stand on one stage only. SGLang's own layers are rounded elsewhere
+# too.
 EXACT = {"vllm": 0.0001, "sglang": 0.001}
 # Whole, these differ as much: test_sglang_whole_models.py.
 WHOLE = {"gemma-4-31b none", "qwen3.5-9b none", "qwen3.6-35b-a3b none", "gpt-oss-20b mxfp4"}
 # What an engine says of a model that it would serve without stages.
-ABOUT_STAGES = ("ipeline", "pp_group", "PPMissingLayer", "KV sharing target", "per-layer-input", "No model architectures")
+ABOUT_STAGES = (
+    "ipeline",
+    "pp_group",
+    "PPMissingLayer",
+    "KV sharing target",
+    "per-layer-input",
+    "No model architectures",
+)
 # These versions lack the class, and transformers' own has the second embedding on every stage.
 STAND_INS = {("vllm", "0.18.0", "gemma-4-e4b"), ("sglang", "0.5.10.post1", "gemma-4-e4b")}
 # vLLM 0.18.0 has no layers for the attention of its tower, as later versions do.
@@ -54,12 +69,17 @@ def spec_of(one: Stages) -> ModelSpec:
 
 
 def ours(ref: str, one: Stages) -> list[list[int]] | None:
-    """Of each stage the bytes of weights, and its layers; None: the planner makes no stages of it."""
+    """Of each stage the bytes of weights, and its layers; None: the planner makes no stages of
+    it."""
     spec, engine = spec_of(one), PROFILES.engine(ref)
     built, whole = build(spec, asked(spec, engine.traits)), repeated(engine, spec.architecture)
     if unshared(built, engine, spec.architecture):
         return None
-    rank = Rank(pp=one.count, dtype="float16" if one.quant == "awq" else "bfloat16", capability=CAPABILITIES[0])
+    rank = Rank(
+        pp=one.count,
+        dtype="float16" if one.quant == "awq" else "bfloat16",
+        capability=CAPABILITIES[0],
+    )
     layers = one.layers or layers_of(built, engine, one.count)
     found = []
     for part in range(one.count):
@@ -75,9 +95,17 @@ def differences(module: ModuleType, version: str) -> list[str]:
     for one, answer in pairs(module, version, CAPABILITIES[0]):
         mine = ours(f"{kind}=={version}", one)
         if isinstance(answer, dict):
-            wrong += [f"{one}: {answer['refused']}"] if mine and about_stages(one, answer["refused"]) else []
+            wrong += (
+                [f"{one}: {answer['refused']}"]
+                if mine and about_stages(one, answer["refused"])
+                else []
+            )
         elif mine is None:
-            wrong += [] if headless(one, answer) else [f"{one}: {answer}, and the planner makes no stages of it"]
+            wrong += (
+                []
+                if headless(one, answer)
+                else [f"{one}: {answer}, and the planner makes no stages of it"]
+            )
         elif (kind, version, one.model) not in STAND_INS and f"{one.model} {one.quant}" not in (
             WHOLE if kind == "sglang" else ()
         ):
@@ -85,7 +113,9 @@ def differences(module: ModuleType, version: str) -> list[str]:
                 unseen = kind == "sglang" or one.model in TOWERS_UNSEEN
                 theirs: Any = [said if kind == "sglang" else said[0], own[1] if unseen else said[1]]
                 if own[1] != theirs[1] or abs(own[0] / theirs[0] - 1) > EXACT[kind]:
-                    wrong.append(f"{one}, stage {part}: {theirs}, ours {own}, {own[0] / theirs[0] - 1:+.2%}")
+                    wrong.append(
+                        f"{one}, stage {part}: {theirs}, ours {own}, {own[0] / theirs[0] - 1:+.2%}"
+                    )
     return wrong
 
 
@@ -96,19 +126,29 @@ def about_stages(one: Stages, words: str) -> bool:
 
 
 def headless(one: Stages, weights: list[int]) -> bool:
-    """Nothing on the last stage makes logits: it is not a vocabulary larger than the one between."""
+    """Nothing on the last stage makes logits: it is not a vocabulary larger than the one
+    between."""
     spec = spec_of(one)
     return weights[-1] - weights[1] < 2 * spec.vocab * spec.hidden
 
 
-@pytest.mark.parametrize(("module", "version"), ASKED, ids=lambda part: part if isinstance(part, str) else engine_of(part))
+@pytest.mark.parametrize(
+    ("module", "version"),
+    ASKED,
+    ids=lambda part: part if isinstance(part, str) else engine_of(part),
+)
 def test_each_stage_holds_what_the_engine_gives_it(module: ModuleType, version: str) -> None:
     assert differences(module, version) == []
 
 
-@pytest.mark.parametrize(("module", "version"), CLASSES, ids=lambda part: part if isinstance(part, str) else engine_of(part))
+@pytest.mark.parametrize(
+    ("module", "version"),
+    CLASSES,
+    ids=lambda part: part if isinstance(part, str) else engine_of(part),
+)
 def test_no_class_without_stages_is_planned_with_stages(module: ModuleType, version: str) -> None:
-    """All that the version has were asked, not only those of tests/models; what has stages and is not planned with them was refused otherwise."""
+    """All that the version has were asked, not only those of tests/models; what has stages and is
+    not planned with them was refused otherwise."""
     engine = PROFILES.engine(f"{engine_of(module)}=={version}")
     told = dict(pairs(module, version, module.CAPABILITIES[0]))
     assert sum(answer is True for answer in told.values()) >= 50
@@ -124,12 +164,19 @@ def test_no_class_without_stages_is_planned_with_stages(module: ModuleType, vers
 
 
 def test_plans_for_unlike_gpus_deal_layers_out_in_ways_that_engines_were_asked_about() -> None:
-    """The variable is spelled as the engine was given it, and its layers are all that the model has."""
+    """The variable is spelled as the engine was given it, and its layers are all that the model
+    has."""
     spec = read_model("m", None, case("seed-oss-36b", "awq"), None, None, (), None)
     engine = PROFILES.engine(f"vllm=={VLLM[-1]}")
-    known = {",".join(map(str, one.layers)) for one in stage_questions.questions(VLLM[-1]) if one.model == "seed-oss-36b"}
+    known = {
+        ",".join(map(str, one.layers))
+        for one in stage_questions.questions(VLLM[-1])
+        if one.model == "seed-oss-36b"
+    }
     machine, rules = PROFILES.hardware("5090+3090"), PROFILES.rules([engine])
-    plans = decide(spec, machine, [engine], wish(), rules=rules, gpus=PROFILES.gpus, pace=PROFILES.pace).plans
+    plans = decide(
+        spec, machine, [engine], wish(), rules=rules, gpus=PROFILES.gpus, pace=PROFILES.pace
+    ).plans
     dealt_out = [plan for plan in plans if STAGES["vllm"] in plan.env]
     assert dealt_out
     assert all("--pipeline-parallel-size=2" in plan.argv for plan in dealt_out)

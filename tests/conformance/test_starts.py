@@ -1,4 +1,5 @@
-"""Starts that an engine refuses are no plans, in its parser, its configuration or its constructors; those beside them are.
+"""Starts that an engine refuses are no plans, in its parser, its configuration or its constructors;
+those beside them are.
 
 The golden answers are made anew by scripts/engine-answers (tests/conformance/start_questions.py).
 """
@@ -31,13 +32,20 @@ EXACT = 0.0001
 def decided(model: str, quant: str, capability: str, **args: Scalar) -> Decision:
     """Of all versions, on one GPU on which nothing is too large."""
     spec = read_model("m", None, config(model, quant), None, None, (), None)
-    return decide(spec, machine(capability), ENGINES, wish(args=args, tensor_parallel=1), rules=RULES)
+    return decide(
+        spec, machine(capability), ENGINES, wish(args=args, tensor_parallel=1), rules=RULES
+    )
 
 
 @cache
 def started(start: Start) -> Decision:
     model, quant, capability, dtype, kv_dtype = start
-    flags: dict[str, Scalar] = {"dtype": dtype, "kv-cache-dtype": kv_dtype, "max-model-len": 4096, "enforce-eager": True}
+    flags: dict[str, Scalar] = {
+        "dtype": dtype,
+        "kv-cache-dtype": kv_dtype,
+        "max-model-len": 4096,
+        "enforce-eager": True,
+    }
     return decided(model, quant, capability, **flags)
 
 
@@ -50,7 +58,9 @@ def outcome(decision: Decision, version: str) -> Plan | Rejected:
 def difference(version: str, mine: Plan | Rejected, answer: dict[str, Any]) -> str:
     """What the planner says otherwise; "": nothing."""
     if isinstance(mine, Rejected):
-        starts = "refused" not in answer and not (mine.verdict == "runtime_fail" or later(version, mine))
+        starts = "refused" not in answer and not (
+            mine.verdict == "runtime_fail" or later(version, mine)
+        )
         return f"it starts; ours {mine.verdict}: {mine.reasons[0]}" if starts else ""
     if "refused" in answer:
         return f"{answer['refused']}; ours is a plan"
@@ -58,18 +68,31 @@ def difference(version: str, mine: Plan | Rejected, answer: dict[str, Any]) -> s
     # A tower that torch computes has no layer of attention in the engine.
     backends = sorted({row.backend or row.status for row in mine.attention} - {"torch"})
     ours = {"dtype": mine.dtype.value, "attention": backends}
-    found = [f"{name}: {answer[name]}, ours {said}" for name, said in ours.items() if answer[name] != said]
+    found = [
+        f"{name}: {answer[name]}, ours {said}"
+        for name, said in ours.items()
+        if answer[name] != said
+    ]
     held = mine.memory.weights_bytes
     return "; ".join(
-        found + ([f"weights: {answer['weights']}, ours {held}"] if abs(held / answer["weights"] - 1) > EXACT else [])
+        found
+        + (
+            [f"weights: {answer['weights']}, ours {held}"]
+            if abs(held / answer["weights"] - 1) > EXACT
+            else []
+        )
     )
 
 
 def later(version: str, mine: Rejected) -> bool:
-    """Whether it is refused for what the engine finds once it compiles: its code for GPUs, which was not asked, or Triton's, which
+    """Whether it is refused for what the engine finds once it compiles: its code for GPUs, which
+    was not asked, or Triton's, which
     versions before 0.26 look at no earlier."""
     compiled = "is compiled for compute capability" in mine.reasons[0]
-    return compiled or (not since(version, "0.26") and any(one.at_start for row in mine.attention for one in row.refused))
+    return compiled or (
+        not since(version, "0.26")
+        and any(one.at_start for row in mine.attention for one in row.refused)
+    )
 
 
 @pytest.mark.parametrize("version", VLLM)
@@ -78,7 +101,8 @@ def test_every_start_is_what_the_engine_makes_of_it(version: str) -> None:
         f"{' '.join(start)}: {said}"
         for capability in CAPABILITIES
         for start, answer in pairs(start_questions, version, capability)
-        if answer is not None and (said := difference(version, outcome(started(start), version), answer))
+        if answer is not None
+        and (said := difference(version, outcome(started(start), version), answer))
     ]
     assert wrong == []
 
@@ -92,9 +116,13 @@ def test_no_dtype_is_chosen_that_the_engine_refuses(version: str) -> None:
         if answer is not None
     }
     wrong = []
-    for model, quant, capability in sorted({start[:3] for start in answers if start[4] == "auto" and start[2] < "8"}):
+    for model, quant, capability in sorted(
+        {start[:3] for start in answers if start[4] == "auto" and start[2] < "8"}
+    ):
         for plan in decided(model, quant, capability).plans:
             start = (model, quant, capability, plan.dtype.value, plan.kv_cache_dtype.value)
-            if plan.engine.version == version and "refused" in answers.get(start, {"refused": "not asked"}):
+            if plan.engine.version == version and "refused" in answers.get(
+                start, {"refused": "not asked"}
+            ):
                 wrong.append(f"{' '.join(start)}: {answers.get(start)}")
     assert wrong == []

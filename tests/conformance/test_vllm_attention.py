@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.engines.common.rules.subject import AttentionQuery, Subject
-from gateway.engines.vllm.attention import (
-    choose_backend,
-)
+from gateway.engines.vllm.attention import choose_backend
 from gateway.engines.vllm.attention_rules import AttentionRules, refusals
 from tests.conformance import attention_questions
 from tests.conformance.attention_questions import Question, questions
@@ -18,11 +16,18 @@ from tests.support.versions import VLLM
 from tests.unit.engines.vllm.test_attention import RULES, group, rows
 
 # The engine's answers name what a backend refuses by these.
-CODES = {"multimodal_prefix": "prefix", "sliding_window": "window", "non_causal": "causal", "combination": "other"}
+CODES = {
+    "multimodal_prefix": "prefix",
+    "sliding_window": "window",
+    "non_causal": "causal",
+    "combination": "other",
+}
 
 
 def query_of(q: Question) -> AttentionQuery:
-    asked = {name: value for name, value in q._asdict().items() if name not in ("forced", "kv_heads")}
+    asked = {
+        name: value for name, value in q._asdict().items() if name not in ("forced", "kv_heads")
+    }
     return AttentionQuery(**asked | {"recurrent": q.recurrent or ""})
 
 
@@ -35,26 +40,38 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
         for question, query, theirs in zip(asked, queries, answers, strict=True):
             if query is None and machine.endswith(" none"):
                 continue  # a whole model is planned for what the image has
-            ours = gemma4(version, question, machine) if query is None else answer(RULES[version], question, query, machine)
+            ours = (
+                gemma4(version, question, machine)
+                if query is None
+                else answer(RULES[version], question, query, machine)
+            )
             if ours != theirs:
                 wrong.append((machine, question, theirs, ours))
     assert wrong == []
 
 
-def answer(rules: AttentionRules, question: Question, query: AttentionQuery, machine: str) -> list[Any]:
-    """As the engine was asked: what it takes, what it would take, and all that the others refuse."""
+def answer(
+    rules: AttentionRules, question: Question, query: AttentionQuery, machine: str
+) -> list[Any]:
+    """As the engine was asked: what it takes, what it would take, and all that the others
+    refuse."""
     capability, _, which = machine.partition(" ")
     packages = frozenset({"tokenspeed_mla"}) if which == "none" else None
     choice = choose_backend(rules, query, capability, packages, question.forced or None)
     backend = "unknown" if choice.status == "unknown" else choice.backend
     if question.forced or question.kind in ("vision", "recurrent"):
         return [backend, choice.version, None, None]
-    subject = Subject(capability, frozenset(rules.packages) if packages is None else packages, attention=query)
+    subject = Subject(
+        capability, frozenset(rules.packages) if packages is None else packages, attention=query
+    )
     valid, refused = [], []
     for name in rules.order(subject):
         failed = {criterion for criterion, _ in refusals(rules.backends[name], rules.asks, subject)}
         if failed:
-            refused.append(f"{name}: {' '.join(sorted(CODES.get(criterion, criterion) for criterion in failed))}")
+            refused.append(
+                f"{name}:"
+                f" {' '.join(sorted(CODES.get(criterion, criterion) for criterion in failed))}"
+            )
         else:
             valid.append(name)
     return [backend, choice.version, " ".join(valid), ", ".join(refused)]
@@ -63,15 +80,28 @@ def answer(rules: AttentionRules, question: Question, query: AttentionQuery, mac
 def gemma4(version: str, question: Question, machine: str) -> list[Any]:
     groups = (group("sliding", 256, window=1024), group("full", question.head_dim))
     found = rows(
-        version, machine, *groups, kv=question.kv_dtype, forced=question.forced or None, architecture="Gemma4ForCausalLM"
+        version,
+        machine,
+        *groups,
+        kv=question.kv_dtype,
+        forced=question.forced or None,
+        architecture="Gemma4ForCausalLM",
     )
-    # What is selected may refuse once it is made, which was not asked here: tests/conformance/test_starts.py.
+    # What is selected may refuse once it is made, which was not asked here:
+    # tests/conformance/test_starts.py.
     made = [next((one.kernel for one in row.refused if one.at_start), row.backend) for row in found]
-    return [part for row, backend in zip(found, made, strict=True) for part in (backend, row.version)]
+    return [
+        part for row, backend in zip(found, made, strict=True) for part in (backend, row.version)
+    ]
 
 
 def test_the_golden_answers_are_many_and_of_every_kind() -> None:
-    answers = [answer for version in VLLM for row in golden(attention_questions, version).values() for answer in row]
+    answers = [
+        answer
+        for version in VLLM
+        for row in golden(attention_questions, version).values()
+        for answer in row
+    ]
     assert len(answers) > 15_000
     assert len({one[0] for one in answers}) > 20
     assert {one[1] for one in answers} == {None, 2, 3, 4}

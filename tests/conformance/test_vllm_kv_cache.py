@@ -19,7 +19,12 @@ from tests.unit.engines.vllm.test_kv_cache import MODELS
 CASES = [(version, machine) for version in VLLM for machine in machines_of(kv_questions, version)]
 
 
-def mine(version: str, capability: str, question: tuple[str, int, str, bool | None], answer: dict[str, Any]) -> Cache:
+def mine(
+    version: str,
+    capability: str,
+    question: tuple[str, int, str, bool | None],
+    answer: dict[str, Any],
+) -> Cache:
     model, tp, _, prefixes = question
     return cache(
         MODELS[model], Rank(tp=tp, kv_dtype=answer["cache"], capability=capability), answer["preferred"], TRAITS[version],
@@ -42,9 +47,15 @@ def test_the_engine_answers_all_but_what_it_refuses() -> None:
             if isinstance(answer, str):
                 heads = "must be divisible by tensor parallel size" in answer and tp == 8
                 # What transformers calls rope_theta moved after this version was made.
-                moved = (version, model, answer) == ("0.19.1", "olmo-3-7b", "KeyError: 'rope_theta'")
+                moved = (version, model, answer) == (
+                    "0.19.1",
+                    "olmo-3-7b",
+                    "KeyError: 'rope_theta'",
+                )
                 sparse = model == "deepseek-v3.2" and "No valid attention backend" in answer
-                older = capability == "8.6" and (sparse or "FP8 KV cache is not supported" in answer)
+                older = capability == "8.6" and (
+                    sparse or "FP8 KV cache is not supported" in answer
+                )
                 assert heads or moved or older, (version, capability, model, answer)
 
 
@@ -56,7 +67,9 @@ def test_blocks_and_groups_are_the_engines(version: str, capability: str) -> Non
         if any(kind == "MambaSpec" for kind, *_ in answer["layers"]):
             assert found.block_tokens in {block for block, _, _ in groups}, question
         else:
-            assert {table.block for table in found.tables} == {block for block, _, _ in groups}, question
+            assert {table.block for table in found.tables} == {block for block, _, _ in groups}, (
+                question
+            )
 
 
 @pytest.mark.parametrize(("version", "capability"), CASES)
@@ -65,8 +78,11 @@ def test_the_bytes_of_a_request_are_the_engines(version: str, capability: str) -
         asked = [(length, batched) for batched in BATCHED for length in LENGTHS]
         needed = [found.bytes_for(length, batched) for length, batched in asked]
         if version == "0.18.0" and len(answer["groups"]) > 1:
-            # Its check counts the first group alone (kv_cache_utils.py:1359); its blocks are counted below.
-            assert all(ours > told for ours, told in zip(needed, answer["needed"], strict=True)), question
+            # Its check counts the first group alone (kv_cache_utils.py:1359); its blocks are
+            # counted below.
+            assert all(ours > told for ours, told in zip(needed, answer["needed"], strict=True)), (
+                question
+            )
         else:
             assert needed == answer["needed"], question
 
@@ -92,10 +108,14 @@ def test_what_fits_is_the_engines(version: str, capability: str) -> None:
 def test_sparse_kernels_pack_a_latent() -> None:
     # 0.18.0 and later on compute capability 9.0, where FLASHMLA_SPARSE is chosen.
     assert stored_dtype("fp8", "FLASHMLA_SPARSE") == "fp8_ds_mla"
-    assert (stored_dtype("auto", "FLASHMLA_SPARSE"), stored_dtype("fp8", "FLASHMLA")) == ("auto", "fp8")
+    assert (stored_dtype("auto", "FLASHMLA_SPARSE"), stored_dtype("fp8", "FLASHMLA")) == (
+        "auto",
+        "fp8",
+    )
     assert stored_dtype("auto", "FLASHINFER_MLA_SPARSE_SM120") == "fp8_ds_mla"
     assert all(
-        answer["cache"] == stored_dtype(dtype, "FLASHMLA_SPARSE" if model == "deepseek-v3.2" else "")
+        answer["cache"]
+        == stored_dtype(dtype, "FLASHMLA_SPARSE" if model == "deepseek-v3.2" else "")
         for version in VLLM
         for (model, _, dtype, _), answer, _ in answered(version, "9.0")
     )

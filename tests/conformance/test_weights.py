@@ -8,10 +8,7 @@ import pytest
 
 from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.built_model import BuiltModel, Linear
-from gateway.engines.common.layers.weights import (
-    linear_bytes,
-    weights_bytes,
-)
+from gateway.engines.common.layers.weights import linear_bytes, weights_bytes
 from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme
 from gateway.models.spec import read_model
@@ -39,17 +36,26 @@ def body_of(model: str, quant: str, traits: tuple[str, ...] = ()) -> BuiltModel:
     return build(read_model(model, None, config(model, quant), None, None, (), None), traits)
 
 
-def grown(layers: tuple[Linear, ...], capability: str, version: str, model: str, tp: int) -> dict[Linear, tuple[int, int]]:
-    """TensorRT-LLM's unquantized experts grow to 128 where it is chosen, which the choice of kernels says."""
+def grown(
+    layers: tuple[Linear, ...], capability: str, version: str, model: str, tp: int
+) -> dict[Linear, tuple[int, int]]:
+    """TensorRT-LLM's unquantized experts grow to 128 where it is chosen, which the choice of
+    kernels says."""
     if not since(version, "0.33") or (capability, model) != ("10.0", "qwen3-30b-a3b"):
         return {}
     own = -(-768 // tp // 128) * 128
     sizes = {"expert_column": (2048, 2 * own), "expert_row": (own, 2048)}
     plain = Scheme(kind="unquantized", bits=16)
-    return {layer: sizes[layer.shard] for layer in layers if layer.experts and layer.scheme == plain}
+    return {
+        layer: sizes[layer.shard] for layer in layers if layer.experts and layer.scheme == plain
+    }
 
 
-@pytest.mark.parametrize(("version", "capability", "model", "quant", "answer"), ASKED, ids=["-".join(one[:4]) for one in ASKED])
+@pytest.mark.parametrize(
+    ("version", "capability", "model", "quant", "answer"),
+    ASKED,
+    ids=["-".join(one[:4]) for one in ASKED],
+)
 def test_bytes_are_those_of_the_engine(
     version: str, capability: str, model: str, quant: str, answer: dict[str, list[int | None]]
 ) -> None:
@@ -66,20 +72,34 @@ def test_bytes_are_those_of_the_engine(
         ours: dict[str, int] = {}
         slack: dict[str, float] = {}
         for layer in made.linears:
-            size = linear_bytes(layer, Rank(tp=tp, capability=capability), traits, padded.get(layer))
+            size = linear_bytes(
+                layer, Rank(tp=tp, capability=capability), traits, padded.get(layer)
+            )
             assert size is not None, (layer.name, tp)
             if quant == "bitsandbytes-4bit":
                 size -= size // 9  # scales, which the engine adds while it loads
             ours[layer.name] = ours.get(layer.name, 0) + size
-            slack[layer.name] = slack.get(layer.name, 0) + SLACK * layer.count * max(1, layer.experts) + loose * size
-        theirs = {name: sizes[position] or 0 for name, sizes in answer.items() if name and name not in others}
+            slack[layer.name] = (
+                slack.get(layer.name, 0)
+                + SLACK * layer.count * max(1, layer.experts)
+                + loose * size
+            )
+        theirs = {
+            name: sizes[position] or 0
+            for name, sizes in answer.items()
+            if name and name not in others
+        }
         assert ours.keys() == theirs.keys()
-        off = {name: (size, ours[name]) for name, size in theirs.items() if abs(size - ours[name]) > slack[name]}
+        off = {
+            name: (size, ours[name])
+            for name, size in theirs.items()
+            if abs(size - ours[name]) > slack[name]
+        }
         assert not off, (tp, off)
         if not quant.startswith("bitsandbytes"):
-            assert weights_bytes(made, Rank(tp=tp, capability=capability), traits, padded) == pytest.approx(
-                total, rel=0.0002 + loose / 2
-            )
+            assert weights_bytes(
+                made, Rank(tp=tp, capability=capability), traits, padded
+            ) == pytest.approx(total, rel=0.0002 + loose / 2)
 
 
 def test_the_golden_answers_cover_what_they_should() -> None:
@@ -90,15 +110,26 @@ def test_the_golden_answers_cover_what_they_should() -> None:
 
 
 def test_experts_are_dealt_whole_with_expert_parallelism() -> None:
-    layer = next(layer for layer in body_of("qwen3-30b-a3b", "none").linears if layer.name.endswith("experts.w2"))
+    layer = next(
+        layer
+        for layer in body_of("qwen3-30b-a3b", "none").linears
+        if layer.name.endswith("experts.w2")
+    )
     one = 768 * 2048 * 2 * layer.count
-    assert linear_bytes(layer, Rank(tp=8, ep=8)) == linear_bytes(layer, Rank(tp=1, ep=8)) == 16 * one
-    assert linear_bytes(layer, Rank(tp=8, ep=48)) == 3 * one  # the first rank has one more than the last
+    assert (
+        linear_bytes(layer, Rank(tp=8, ep=8)) == linear_bytes(layer, Rank(tp=1, ep=8)) == 16 * one
+    )
+    assert (
+        linear_bytes(layer, Rank(tp=8, ep=48)) == 3 * one
+    )  # the first rank has one more than the last
     assert linear_bytes(layer, Rank(tp=3, ep=3)) == 43 * one
 
 
 def test_online_fp8_halves_what_it_quantizes() -> None:
-    plain, online = body_of("qwen3-8b", "none"), case("qwen3-8b", "none") | {"quantization_config": {"quant_method": "fp8"}}
+    plain, online = (
+        body_of("qwen3-8b", "none"),
+        case("qwen3-8b", "none") | {"quantization_config": {"quant_method": "fp8"}},
+    )
     halved = build(read_model("m", None, online, None, None, (), None))
     assert [linear_bytes(layer, Rank(tp=2)) for layer in plain.linears] == [
         2 * (linear_bytes(layer, Rank(tp=2)) or 0) for layer in halved.linears

@@ -1,4 +1,5 @@
-"""Whole models: what `decide` says of kernels, backends, weights and KV cache is what each vLLM version builds.
+"""Whole models: what `decide` says of kernels, backends, weights and KV cache is what each vLLM
+version builds.
 
 The golden answers are made anew by scripts/engine-answers (tests/conformance/model_questions.py).
 """
@@ -31,15 +32,22 @@ Outcome = Plan | Rejected
 def machine(capability: str) -> Hardware:
     """Eight GPUs on which nothing is too large."""
     gpus = tuple(
-        Gpu(index=index, uuid=f"GPU-{index}", name="GPU", capability=capability, total_bytes=4 * TIB) for index in range(8)
+        Gpu(
+            index=index, uuid=f"GPU-{index}", name="GPU", capability=capability, total_bytes=4 * TIB
+        )
+        for index in range(8)
     )
-    return Hardware(arch="x86_64", cpu_cores=8, ram_total_bytes=TIB, ram_available_bytes=TIB, gpus=gpus)
+    return Hardware(
+        arch="x86_64", cpu_cores=8, ram_total_bytes=TIB, ram_available_bytes=TIB, gpus=gpus
+    )
 
 
 @lru_cache(maxsize=1)
 def decision(model: str, quant: str, capability: str) -> Decision:
     """Of all versions and numbers of ranks at once."""
-    spec = read_model("m", None, config(model, quant), None, None, (), "embed" if pooling(model) else None)
+    spec = read_model(
+        "m", None, config(model, quant), None, None, (), "embed" if pooling(model) else None
+    )
     args = {"quantization": "fp8"} if quant == ONLINE else {}
     return decide(spec, machine(capability), list(ENGINES.values()), wish(args=args), rules=RULES)
 
@@ -62,7 +70,8 @@ REFUSALS = (
     ("Failed to find a kernel", {"no_kernel", "illegal_parallelism"}),
     ("", {"no_kernel"}),
 )
-# What the engine makes or shrinks only while it loads: quantized weights, scales. Their bytes are not compared.
+# What the engine makes or shrinks only while it loads: quantized weights, scales. Their bytes are
+# not compared.
 UNLOADED = {ONLINE, "bitsandbytes-4bit"}
 # What the rules call an engine's method that is its own kernel.
 NAMES = {
@@ -70,11 +79,14 @@ NAMES = {
     "CompressedTensorsW4A16Fp4": "marlin",
     "CompressedTensorsW4A16Mxfp4": "Marlin",
 }
-# Their routers compute in float32, which makes them parameters here; some versions have a linear layer for it.
+# Their routers compute in float32, which makes them parameters here; some versions have a linear
+# layer for it.
 FLOAT_ROUTERS = {"ernie-4.5-21b-a3b", "glm-4.5-air", "minimax-m2"}
 
 
-def layers_of(model: str, answer: dict[str, Any], position: int) -> Counter[tuple[str, int, int, str]]:
+def layers_of(
+    model: str, answer: dict[str, Any], position: int
+) -> Counter[tuple[str, int, int, str]]:
     """(name, inputs, outputs, kernel) -> how many, on one of TENSOR_PARALLEL[position] ranks."""
     accepted = [tp for tp in TENSOR_PARALLEL if str(tp) not in answer.get("refused", {})]
     place = accepted.index(TENSOR_PARALLEL[position])
@@ -82,7 +94,8 @@ def layers_of(model: str, answer: dict[str, Any], position: int) -> Counter[tupl
     for row in answer["layers"]:
         name, kernels, sizes, count = row.split()
         kernel, k, n = (
-            told[place if len(told) > 1 else 0] for told in (one.split("|") for one in (kernels, *sizes.split("x")))
+            told[place if len(told) > 1 else 0]
+            for told in (one.split("|") for one in (kernels, *sizes.split("x")))
         )
         if not (name.endswith(".gate") and kernel == "torch" and model in FLOAT_ROUTERS):
             found[name, int(k), int(n), NAMES.get(kernel, kernel)] += int(count)
@@ -102,8 +115,14 @@ def layers_ours(outcome: Outcome) -> Counter[tuple[str, int, int, str]]:
     return found
 
 
-def attention_of(answer: dict[str, Any], position: int) -> Counter[tuple[str, int, str, int | None]]:
-    told = answer["attention"][position] if isinstance(answer["attention"], list) else answer["attention"]
+def attention_of(
+    answer: dict[str, Any], position: int
+) -> Counter[tuple[str, int, str, int | None]]:
+    told = (
+        answer["attention"][position]
+        if isinstance(answer["attention"], list)
+        else answer["attention"]
+    )
     found: Counter[tuple[str, int, str, int | None]] = Counter()
     for row in told.split(", "):
         kind, head, backend, *rest = row.split()
@@ -112,7 +131,9 @@ def attention_of(answer: dict[str, Any], position: int) -> Counter[tuple[str, in
     return found
 
 
-def attention_ours(outcome: Outcome, versions: set[tuple[str, int]]) -> Counter[tuple[str, int, str, int | None]]:
+def attention_ours(
+    outcome: Outcome, versions: set[tuple[str, int]]
+) -> Counter[tuple[str, int, str, int | None]]:
     found: Counter[tuple[str, int, str, int | None]] = Counter()
     for row in outcome.attention:
         if row.backend == "torch":  # for which the engine has no layer of attention
@@ -124,7 +145,8 @@ def attention_ours(outcome: Outcome, versions: set[tuple[str, int]]) -> Counter[
 
 
 def per_token(told: str) -> int:
-    """Bytes of one token in all layers that keep every token; in the sliding ones where no layer does."""
+    """Bytes of one token in all layers that keep every token; in the sliding ones where no layer
+    does."""
     if not told:
         return 0
     size, groups = told.split(": ")
@@ -133,31 +155,47 @@ def per_token(told: str) -> int:
         count, kind = row.split("*")
         kind, block = kind.split("/")
         rows.append((int(count), kind, int(block)))
-    growing = [row for row in rows if row[1] not in ("Mamba", "SlidingWindow")] or [row for row in rows if row[1] != "Mamba"]
+    growing = [row for row in rows if row[1] not in ("Mamba", "SlidingWindow")] or [
+        row for row in rows if row[1] != "Mamba"
+    ]
     return sum(-(-count * int(size) // block) for count, _, block in growing)
 
 
-def ungrown(theirs: Counter[tuple[str, int, int, str]], outcome: Outcome) -> Counter[tuple[str, int, int, str]]:
+def ungrown(
+    theirs: Counter[tuple[str, int, int, str]], outcome: Outcome
+) -> Counter[tuple[str, int, int, str]]:
     """With experts in the size that they have before some versions pad them."""
     sizes: dict[tuple[str, int, int], tuple[int, int]] = {}
     for row in outcome.kernels:
         if row.layer.endswith(".experts.w2") and row.padded_to and row.k and row.n:
             own, width = row.padded_to
             name, given = row.layer.removesuffix(".w2"), (row.n, row.k)
-            sizes |= {(name, *grown): given for grown in ((width, own), (width, row.k), (row.n, own))}
+            sizes |= {
+                (name, *grown): given for grown in ((width, own), (width, row.k), (row.n, own))
+            }
     found: Counter[tuple[str, int, int, str]] = Counter()
     for (name, k, n, kernel), count in theirs.items():
         found[name, *sizes.get((name, k, n), (k, n)), kernel] += count
     return found
 
 
-def built_alike(version: str, model: str, quant: str, answer: dict[str, Any], position: int, mine: Outcome) -> list[str]:
+def built_alike(
+    version: str, model: str, quant: str, answer: dict[str, Any], position: int, mine: Outcome
+) -> list[str]:
     """What the planner says otherwise of a model that the engine builds."""
     found = []
     theirs, own = ungrown(layers_of(model, answer, position), mine), layers_ours(mine)
-    if version == "0.19.1" and model.startswith("gemma-4"):  # its towers are modules of transformers, whose layers are torch's
+    if version == "0.19.1" and model.startswith(
+        "gemma-4"
+    ):  # its towers are modules of transformers, whose layers are torch's
         towers = ("vision_tower.", "audio_tower.")
-        own = Counter({row: n for row, n in own.items() if not (row[0].startswith(towers) and row[3] == "torch")})
+        own = Counter(
+            {
+                row: n
+                for row, n in own.items()
+                if not (row[0].startswith(towers) and row[3] == "torch")
+            }
+        )
     if theirs != own:
         found.append(f"layers: theirs {dict(theirs - own)}, ours {dict(own - theirs)}")
     told = attention_of(answer, position)
@@ -167,15 +205,23 @@ def built_alike(version: str, model: str, quant: str, answer: dict[str, Any], po
     weights, memory = answer["weights"][position], mine.memory
     assert memory is not None
     # Tiles that Marlin fills up while it loads are counted here, and not among what it loads into.
-    filled = [row for row in mine.kernels if row.padded_to and ".experts." not in row.layer and row.k and row.n]
-    tiles = sum(row.count * (math.prod(row.padded_to or ()) - (row.k or 0) * (row.n or 0)) for row in filled)
+    filled = [
+        row
+        for row in mine.kernels
+        if row.padded_to and ".experts." not in row.layer and row.k and row.n
+    ]
+    tiles = sum(
+        row.count * (math.prod(row.padded_to or ()) - (row.k or 0) * (row.n or 0)) for row in filled
+    )
     off = memory.weights_bytes - weights
     if quant not in UNLOADED and not -0.005 * weights <= off <= 0.005 * weights + tiles:
         found.append(f"weights: theirs {weights}, ours {memory.weights_bytes}")
     kv = answer.get("kv", "")
     kv = kv[position] if isinstance(kv, list) else kv
     if per_token(kv) != memory.kv_bytes_per_token:
-        found.append(f"KV cache: theirs {kv}, {per_token(kv)} a token, ours {memory.kv_bytes_per_token}")
+        found.append(
+            f"KV cache: theirs {kv}, {per_token(kv)} a token, ours {memory.kv_bytes_per_token}"
+        )
     return found
 
 
@@ -209,7 +255,8 @@ def asked(version: str) -> list[tuple[tuple[str, str, str], dict[str, Any]]]:
 
 @cache
 def compared() -> tuple[list[str], list[str]]:
-    """Differences, and what of the planner's answers is "unknown"; case by case, since one decision is of all versions."""
+    """Differences, and what of the planner's answers is "unknown"; case by case, since one decision
+    is of all versions."""
     answers: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
     for version in VLLM:
         for case, answer in asked(version):
@@ -220,7 +267,9 @@ def compared() -> tuple[list[str], list[str]]:
             wrong += differences(version, case, answer)
             outcomes = [outcome(version, *case, tp) for tp in TENSOR_PARALLEL]
             rows = [row.layer for one in outcomes for row in one.kernels if row.status == "unknown"]
-            rows += [row.kind for one in outcomes for row in one.attention if row.status == "unknown"]
+            rows += [
+                row.kind for one in outcomes for row in one.attention if row.status == "unknown"
+            ]
             unknown += [f"{version} {' '.join(case)}: {row}" for row in rows]
     return wrong, unknown
 
@@ -236,12 +285,17 @@ def test_nothing_of_them_is_unknown() -> None:
 def test_the_golden_answers_are_many_and_of_every_kind() -> None:
     answers = [(version, *case, answer) for version in VLLM for case, answer in asked(version)]
     assert len(TENSOR_PARALLEL) * len(answers) >= 3000
-    assert all({case for case, _ in asked(version)} == set(model_questions.questions(version)) for version in VLLM)
+    assert all(
+        {case for case, _ in asked(version)} == set(model_questions.questions(version))
+        for version in VLLM
+    )
     assert len({model for _, model, *_ in answers}) >= 38
     assert len({quant for _, _, quant, *_ in answers}) >= 28
     assert len({capability for *_, capability, _ in answers}) == 6
     assert sum(len(answer.get("refused", {})) for *_, answer in answers) >= 250
     compared = sum(
-        sum(size is not None for size in answer["weights"]) for *_, quant, _, answer in answers if quant not in UNLOADED
+        sum(size is not None for size in answer["weights"])
+        for *_, quant, _, answer in answers
+        if quant not in UNLOADED
     )
     assert compared >= 2500

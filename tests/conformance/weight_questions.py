@@ -1,9 +1,10 @@
 """How many bytes of parameters does one rank hold? The questions, and how the engine is asked.
 
-A question is a model with a quantization; an answer is {layer: [bytes at each of TENSOR_PARALLEL]}: of all layers of that name
-together, experts as `.w13` and `.w2`, and under "" of the whole model. null: the engine refuses that many ranks; {}: it refuses
-the model, or was not asked: only sizes of experts depend on the GPU. These are the parameters that the engine makes before it
-loads a checkpoint; what it pads only then is not among them.
+A question is a model with a quantization; an answer is {layer: [bytes at each of TENSOR_PARALLEL]}:
+of all layers of that name together, experts as `.w13` and `.w2`, and under "" of the whole model.
+null: the engine refuses that many ranks; {}: it refuses the model, or was not asked: only sizes of
+experts depend on the GPU. These are the parameters that the engine makes before it loads a
+checkpoint; what it pads only then is not among them.
 """
 
 from __future__ import annotations
@@ -21,18 +22,35 @@ from tests.conformance.layer_cases import QUANTS, TENSOR_PARALLEL, case
 CAPABILITIES = ("9.0", "8.6", "10.0", "12.0")
 
 
-def _compressed(weights: dict[str, Any], inputs: dict[str, Any] | None, form: str = "pack-quantized") -> dict[str, Any]:
+def _compressed(
+    weights: dict[str, Any], inputs: dict[str, Any] | None, form: str = "pack-quantized"
+) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     ignored = ["lm_head", "re:.*mlp.gate$"]
-    return {"quant_method": "compressed-tensors", "format": form, "ignore": ignored, "config_groups": {"group_0": group}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "ignore": ignored,
+        "config_groups": {"group_0": group},
+    }
 
 
 def _numbers(bits: int, kind: str, strategy: str, **more: Any) -> dict[str, Any]:
-    return {"num_bits": bits, "type": kind, "strategy": strategy, "symmetric": True, "dynamic": False} | more
+    return {
+        "num_bits": bits,
+        "type": kind,
+        "strategy": strategy,
+        "symmetric": True,
+        "dynamic": False,
+    } | more
 
 
 def _modelopt(algorithm: str, **more: Any) -> dict[str, Any]:
-    block = {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head", "*mlp.gate"]} | more
+    block = {
+        "quant_method": "modelopt",
+        "quant_algo": algorithm,
+        "ignore": ["lm_head", "*mlp.gate"],
+    } | more
     return block | {"producer": {"name": "modelopt", "version": "0.39.0"}}
 
 
@@ -64,7 +82,9 @@ MORE: dict[str, dict[str, Any]] = {
     "bitsandbytes-4bit": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     "bitsandbytes-8bit": {"quant_method": "bitsandbytes", "load_in_8bit": True},
 }  # fmt: skip
-_DENSE = tuple(name for name in QUANTS if name not in ("mxfp4", "mxfp4-ct") and not name.endswith("-language"))
+_DENSE = tuple(
+    name for name in QUANTS if name not in ("mxfp4", "mxfp4-ct") and not name.endswith("-language")
+)
 _EXPERTS = (
     "gptq", "gptq-8bit", "gptq-asymmetric", "awq", "auto-round", "auto-round-awq", "w4a16", "w4a16-asymmetric",
     "w4a16-act-order", "w4a16-channel", "w8a16", "w8a16-group", "w4a8", "int8", "int8-static", "fp8", "fp8-dynamic",
@@ -83,7 +103,10 @@ ALL: tuple[tuple[str, str], ...] = (
     *(("llama-3.1-8b", name) for name in (*_DENSE, *MORE)),
     *(("qwen3-30b-a3b", name) for name in _EXPERTS),
     *(("gpt-oss-20b", name) for name in ("mxfp4", "mxfp4-ct", "w8a16")),
-    *(("qwen3.6-35b-a3b", name) for name in ("auto-round-language", "gptq", "gptq-language", "fp8-block", "w4a16")),
+    *(
+        ("qwen3.6-35b-a3b", name)
+        for name in ("auto-round-language", "gptq", "gptq-language", "fp8-block", "w4a16")
+    ),
     *(("qwen3-next-80b-a3b", name) for name in ("fp8-block", "awq", "nvfp4")),
     *(("deepseek-v3", name) for name in ("fp8-block", "nvfp4", "w4a16")),
     *(("mixtral-8x7b", name) for name in ("awq", "gptq", "fp8")),
@@ -99,7 +122,10 @@ ALL: tuple[tuple[str, str], ...] = (
 # What is asked on every GPU, not on the first only.
 EVERYWHERE = (
     *(("gpt-oss-20b", name) for name in ("none", "mxfp4", "mxfp4-ct")),
-    *(("qwen3-30b-a3b", name) for name in ("none", "gptq", "w4a16", "fp8-block", "nvfp4", "modelopt-mxfp8")),
+    *(
+        ("qwen3-30b-a3b", name)
+        for name in ("none", "gptq", "w4a16", "fp8-block", "nvfp4", "modelopt-mxfp8")
+    ),
     ("qwen1.5-moe-a2.7b", "none"),
     ("llama-3.1-8b", "modelopt-mxfp8"),
 )
@@ -111,7 +137,11 @@ def config(model: str, quant: str) -> dict[str, Any]:
         return case(model, quant)
     made = case(model, "none") | {"quantization_config": MORE[quant]}
     # The only dtype that versions have for it which take it at all.
-    return made | {"torch_dtype": "float16", "dtype": "float16"} if quant == "gptq-asymmetric" else made
+    return (
+        made | {"torch_dtype": "float16", "dtype": "float16"}
+        if quant == "gptq-asymmetric"
+        else made
+    )
 
 
 def questions(_: str) -> Iterator[tuple[str, str, tuple[int, ...]]]:
@@ -124,7 +154,10 @@ def answers(version: str) -> list[dict[str, list[int | None]]]:
     """Ask the engine that this process has booted."""
     pretend_bitsandbytes()
     platform: Any = importlib.import_module("vllm.platforms").current_platform
-    first = f"{platform.get_device_capability().major}.{platform.get_device_capability().minor}" == CAPABILITIES[0]
+    first = (
+        f"{platform.get_device_capability().major}.{platform.get_device_capability().minor}"
+        == CAPABILITIES[0]
+    )
     return [_answer(*one) if first or one[:2] in EVERYWHERE else {} for one in questions(version)]
 
 

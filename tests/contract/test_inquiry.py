@@ -1,4 +1,5 @@
-"""What an image or environment may do instead of answering: both hosts tell it in a line, within their limits, and leave nothing behind.
+"""What an image or environment may do instead of answering: both hosts tell it in a line, within
+their limits, and leave nothing behind.
 
 Each plays an engine: its `python3` is a script, or the real one with a package `vllm` of ours.
 """
@@ -54,11 +55,19 @@ def archive(files: Mapping[str, str]) -> bytes:
     return buffer.getvalue()
 
 
-def image(harness: DockerHarness, program: str | None = None, package: str | None = None, changes: Iterable[str] = ()) -> str:
-    """The base image, with this `python3` or this package `vllm`; with neither, an image without Python."""
+def image(
+    harness: DockerHarness,
+    program: str | None = None,
+    package: str | None = None,
+    changes: Iterable[str] = (),
+) -> str:
+    """The base image, with this `python3` or this package `vllm`; with neither, an image without
+    Python."""
     docker = harness.docker
     if program is None and package is None:
-        made = docker.import_image_from_data(archive({"nothing": ""}), repository=f"fitserve-{harness.instance}", tag="empty")
+        made = docker.import_image_from_data(
+            archive({"nothing": ""}), repository=f"fitserve-{harness.instance}", tag="empty"
+        )
         return str(json.loads(made)["status"])
     container = docker.create_container(BASE_IMAGE, ["true"])["Id"]
     files = (
@@ -92,7 +101,9 @@ class AskedContainer:
     def __init__(self, data: Path) -> None:
         self.data = data
         self.harness = docker_harness()
-        self.host: AskedHost = DockerHost(self.harness.network, self.harness.instance, timeout_s=HANG_S)
+        self.host: AskedHost = DockerHost(
+            self.harness.network, self.harness.instance, timeout_s=HANG_S
+        )
         self.ref = EngineRef(kind="vllm", version="1", image=None)
 
     def play(self, program: str | None = None, package: str | None = None) -> None:
@@ -138,11 +149,21 @@ class AskedEnvironment:
 
 
 def containers(harness: DockerHarness) -> list[str]:
-    return [one["Id"] for one in harness.docker.containers(all=True, filters={"label": f"fitserve.inquiry={harness.instance}"})]
+    return [
+        one["Id"]
+        for one in harness.docker.containers(
+            all=True, filters={"label": f"fitserve.inquiry={harness.instance}"}
+        )
+    ]
 
 
-@pytest.fixture(params=[pytest.param(AskedContainer, marks=pytest.mark.docker), AskedEnvironment], ids=["docker", "process"])
-async def asked(request: pytest.FixtureRequest, anyio_backend: str, tmp_path: Path) -> AsyncIterator[Asked]:
+@pytest.fixture(
+    params=[pytest.param(AskedContainer, marks=pytest.mark.docker), AskedEnvironment],
+    ids=["docker", "process"],
+)
+async def asked(
+    request: pytest.FixtureRequest, anyio_backend: str, tmp_path: Path
+) -> AsyncIterator[Asked]:
     made: Asked = request.param(tmp_path)
     try:
         yield made
@@ -151,8 +172,13 @@ async def asked(request: pytest.FixtureRequest, anyio_backend: str, tmp_path: Pa
 
 
 async def answer(asked: Asked, folder: Path, limit_s: float = HANG_S) -> object:
-    questions = [Question(engine=str(asked.ref), capability=None, argv=(f"--seed={number}",)) for number in range(2)]
-    return await Inquirer(asked.host, AnswerCache(folder / "answers")).answers(asked.ref, None, MODEL, questions, limit_s)
+    questions = [
+        Question(engine=str(asked.ref), capability=None, argv=(f"--seed={number}",))
+        for number in range(2)
+    ]
+    return await Inquirer(asked.host, AnswerCache(folder / "answers")).answers(
+        asked.ref, None, MODEL, questions, limit_s
+    )
 
 
 pytestmark = pytest.mark.anyio
@@ -167,18 +193,32 @@ PLAYED: dict[str, tuple[dict[str, str | None], str]] = {
         {"package": "raise ImportError('libcuda.so.1: cannot open')"},
         r"exit code 1\): ImportError: libcuda.so.1: cannot",
     ),
-    "exit code": ({"program": "#!/bin/sh\necho broken >&2; exit 3\n"}, r"exit code 3\): broken\. .*forecast .* stays"),
+    "exit code": (
+        {"program": "#!/bin/sh\necho broken >&2; exit 3\n"},
+        r"exit code 3\): broken\. .*forecast .* stays",
+    ),
     "silence": ({"program": "#!/bin/sh\nexit 4\n"}, r"exit code 4\): it said nothing"),
     "garbage": ({"program": "#!/bin/sh\necho Hello\n"}, "is no answer: a line that is not JSON"),
-    "not asked": ({"program": '#!/bin/sh\necho \'{"question": 7, "refused": "no"}\'\n'}, "not asked"),
-    "endless line": ({"program": "#!/bin/sh\nhead -c 20000000 /dev/zero | tr '\\0' x\n"}, "endless line"),
+    "not asked": (
+        {"program": '#!/bin/sh\necho \'{"question": 7, "refused": "no"}\'\n'},
+        "not asked",
+    ),
+    "endless line": (
+        {"program": "#!/bin/sh\nhead -c 20000000 /dev/zero | tr '\\0' x\n"},
+        "endless line",
+    ),
     "flood of lines": ({"program": "#!/bin/sh\nyes '{}'\n"}, "lines have no end"),
-    "flood of errors": ({"program": "#!/bin/sh\nyes very-long-words-of-an-error >&2\n"}, "has no end"),
+    "flood of errors": (
+        {"program": "#!/bin/sh\nyes very-long-words-of-an-error >&2\n"},
+        "has no end",
+    ),
 }
 
 
 @pytest.mark.parametrize("played", PLAYED)
-async def test_what_is_there_instead_of_an_engine_is_said_in_a_line(asked: Asked, played: str, tmp_path: Path) -> None:
+async def test_what_is_there_instead_of_an_engine_is_said_in_a_line(
+    asked: Asked, played: str, tmp_path: Path
+) -> None:
     made, words = PLAYED[played]
     asked.play(**made)
     with pytest.raises(HostError, match=words):
@@ -199,12 +239,17 @@ async def test_what_was_answered_before_a_failure_is_kept(asked: Asked, tmp_path
     assert [one.refused for one in found.values()] == ["ValueError: no"]
 
 
-async def test_memory_is_bounded(asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process by what it reserves, a container by what it uses: there the real limit would take gigabytes of this machine."""
+async def test_memory_is_bounded(
+    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process by what it reserves, a container by what it uses: there the real limit would take
+    gigabytes of this machine."""
     monkeypatch.setattr(script, "MOST_MEMORY", 256 << 20)
     container = isinstance(asked, AskedContainer)
     asked.play(package="b'x' * (1 << 30)" if container else f"bytearray({32 << 30})")
-    with pytest.raises(HostError, match="it was killed. It wanted more than" if container else "MemoryError"):
+    with pytest.raises(
+        HostError, match="it was killed. It wanted more than" if container else "MemoryError"
+    ):
         await answer(asked, tmp_path)
     assert not asked.left()
 
@@ -229,9 +274,15 @@ asyncio.run(main(*sys.argv[1:]))
 
 def ask_and_be_killed(asked: Asked) -> None:
     """A gateway that is killed while it asks."""
-    arguments = ["docker", asked.harness.instance] if isinstance(asked, AskedContainer) else ["process", str(asked.data)]
+    arguments = (
+        ["docker", asked.harness.instance]
+        if isinstance(asked, AskedContainer)
+        else ["process", str(asked.data)]
+    )
     with subprocess.Popen(
-        [sys.executable, "-c", ASK, *arguments, asked.ref.image or ""], cwd=ROOT, stdout=subprocess.PIPE
+        [sys.executable, "-c", ASK, *arguments, asked.ref.image or ""],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
     ) as asking:
         try:
             assert asking.stdout is not None
@@ -240,7 +291,8 @@ def ask_and_be_killed(asked: Asked) -> None:
             asking.send_signal(signal.SIGKILL)
 
 
-# Standard output is kept elsewhere by the inquiry, since engines print: the pipe behind the three usual ones.
+# Standard output is kept elsewhere by the inquiry, since engines print: the pipe behind the three
+# usual ones.
 SPEAK = """
 import os, stat, subprocess, time
 subprocess.Popen(["sleep", "1000"])
@@ -270,7 +322,9 @@ async def docker(anyio_backend: str, tmp_path: Path) -> AsyncIterator[AskedConta
 
 
 @pytest.mark.docker
-async def test_an_image_that_ignores_that_it_was_left_is_removed_later(docker: AskedContainer) -> None:
+async def test_an_image_that_ignores_that_it_was_left_is_removed_later(
+    docker: AskedContainer,
+) -> None:
     docker.play("#!/bin/sh\necho '{}'\nexec sleep 1000\n")
     await asyncio.to_thread(ask_and_be_killed, docker)
     (lost,) = containers(docker.harness)
@@ -308,10 +362,15 @@ print(json.dumps({
 
 
 @pytest.mark.docker
-async def test_a_hostile_image_reads_nothing_of_this_machine(docker: AskedContainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder that it declares as a volume is its own memory, too: Docker would make one on the disk."""
+async def test_a_hostile_image_reads_nothing_of_this_machine(
+    docker: AskedContainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder that it declares as a volume is its own memory, too: Docker would make one on the
+    disk."""
     monkeypatch.setenv("FITSERVE_ADMIN_KEY", "a-very-secret-key")
-    docker.ref = docker.ref.evolve(image=image(docker.harness, HOSTILE, changes=["VOLUME /declared"]))
+    docker.ref = docker.ref.evolve(
+        image=image(docker.harness, HOSTILE, changes=["VOLUME /declared"])
+    )
     volumes = docker.harness.docker.volumes()["Volumes"] or []
     async with aclosing(docker.host.inquire(docker.ref, ASKED)) as lines:
         (found,) = [json.loads(line) async for line in lines]
@@ -323,7 +382,8 @@ async def test_a_hostile_image_reads_nothing_of_this_machine(docker: AskedContai
         "/declared": "done",
         "/tmp": "done",
     }
-    # What Docker itself puts there from the disk of this machine: names of the container, which is nobody's.
+    # What Docker itself puts there from the disk of this machine: names of the container, which is
+    # nobody's.
     assert found["mounts"].count("overlay") <= 1
     assert set(found["mounts"]) <= {
         "overlay",
@@ -346,10 +406,14 @@ async def test_a_hostile_image_reads_nothing_of_this_machine(docker: AskedContai
 
 
 @pytest.mark.docker
-async def test_a_gateway_that_leaves_its_agent_leaves_no_inquiry(anyio_backend: str, tmp_path: Path) -> None:
+async def test_a_gateway_that_leaves_its_agent_leaves_no_inquiry(
+    anyio_backend: str, tmp_path: Path
+) -> None:
     """And an agent that is killed leaves none either."""
     harness: AgentHarness = agent_harness(tmp_path)
-    made = ENGINE.evolve(kind="vllm", version="2", image=image(harness, package="import time; time.sleep(1000)"))
+    made = ENGINE.evolve(
+        kind="vllm", version="2", image=image(harness, package="import time; time.sleep(1000)")
+    )
     try:
         harness.kill_agent(signal.SIGTERM)
         place = tmp_path / "profiles" / "engines" / made.kind / f"{made.version}.yaml"

@@ -1,4 +1,5 @@
-"""What only the process host promises: it survives kill -9 of the gateway, shares no secret and signals no stranger."""
+"""What only the process host promises: it survives kill -9 of the gateway, shares no secret and
+signals no stranger."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
 
 def program(harness: ProcessHarness, source: str, **changes: Any) -> LaunchSpec:
     """A spec that runs this Python program."""
-    spec: LaunchSpec = harness.make_spec("a1").evolve(argv=(sys.executable, "-S", "-c", source), **changes)
+    spec: LaunchSpec = harness.make_spec("a1").evolve(
+        argv=(sys.executable, "-S", "-c", source), **changes
+    )
     return spec
 
 
@@ -63,7 +66,8 @@ def command_line(pid: int) -> bytes:
 
 
 def killed_at_line(number: int, data_dir: Path, spec: LaunchSpec) -> bool:
-    """Start in a child that gets SIGKILL at the `number`th line of our code inside `start`; false: it ended before."""
+    """Start in a child that gets SIGKILL at the `number`th line of our code inside `start`; false:
+    it ended before."""
     pid = os.fork()
     if pid == 0:
         left = number
@@ -86,7 +90,9 @@ def killed_at_line(number: int, data_dir: Path, spec: LaunchSpec) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
-def test_kill_at_any_line_of_start_leaves_nothing_or_an_instance_that_list_shows(tmp_path: Path) -> None:
+def test_kill_at_any_line_of_start_leaves_nothing_or_an_instance_that_list_shows(
+    tmp_path: Path,
+) -> None:
     harness = ProcessHarness(tmp_path)
     outcomes: list[bool] = []
 
@@ -102,7 +108,9 @@ def test_kill_at_any_line_of_start_leaves_nothing_or_an_instance_that_list_shows
         return listed is not None
 
     number = 1
-    while killed_at_line(number, tmp_path, spec := harness.make_spec(f"a{number}", script=["--no-serve"])):
+    while killed_at_line(
+        number, tmp_path, spec := harness.make_spec(f"a{number}", script=["--no-serve"])
+    ):
         outcomes.append(asyncio.run(check(spec)))
         number += 1
     asyncio.run(harness.host.stop(spec.name, grace_s=0))
@@ -112,8 +120,11 @@ def test_kill_at_any_line_of_start_leaves_nothing_or_an_instance_that_list_shows
 
 
 async def test_an_engine_that_renamed_itself_is_still_adopted(harness: ProcessHarness) -> None:
-    # setproctitle writes over the environment, which the kernel then shows: an empty one is the same to us.
-    spec = program(harness, "import os, time\nif os.environ: os.execve('/bin/sleep', ['engine', '600'], {})")
+    # setproctitle writes over the environment, which the kernel then shows: an empty one is the
+    # same to us.
+    spec = program(
+        harness, "import os, time\nif os.environ: os.execve('/bin/sleep', ['engine', '600'], {})"
+    )
     before = await harness.host.start(spec)
     pid = harness.pid("a1")
 
@@ -124,9 +135,14 @@ async def test_an_engine_that_renamed_itself_is_still_adopted(harness: ProcessHa
     assert await harness.restart().list() == [before]
 
 
-async def test_an_engine_whose_gateway_died_before_it_knew_the_pid_is_found_by_its_log(harness: ProcessHarness) -> None:
+async def test_an_engine_whose_gateway_died_before_it_knew_the_pid_is_found_by_its_log(
+    harness: ProcessHarness,
+) -> None:
     """Also one that renamed itself, and of one that died the workers."""
-    source = "import os, subprocess\nif os.environ: subprocess.Popen(['/bin/sleep', '600']); os.execve('/bin/sleep', ['e', '600'], {})"
+    source = (
+        "import os, subprocess\nif os.environ: subprocess.Popen(['/bin/sleep', '600']);"
+        " os.execve('/bin/sleep', ['e', '600'], {})"
+    )
     started = await harness.host.start(program(harness, source))
     records = Records(harness.data_dir / "instances")
     record = records.read("a1")
@@ -153,7 +169,13 @@ async def test_an_engine_that_takes_long_to_be_born_is_waited_for(harness: Proce
     for folder in ("logs", "run/a1"):
         (harness.data_dir / folder).mkdir(parents=True)
     record = Record(
-        name="a1", model="m", attempt=1, fingerprint="f1", port=spec.port, boot_id=procfs.boot_id(), born_in=os.getsid(0)
+        name="a1",
+        model="m",
+        attempt=1,
+        fingerprint="f1",
+        port=spec.port,
+        boot_id=procfs.boot_id(),
+        born_in=os.getsid(0),
     )
     Records(harness.data_dir / "instances").write(record)
     waiting, go = os.pipe()
@@ -166,7 +188,9 @@ async def test_an_engine_that_takes_long_to_be_born_is_waited_for(harness: Proce
         os.chdir(harness.data_dir / "run/a1")
         os.execv(spec.argv[0], spec.argv)
     try:
-        await until("it has its log", lambda: asyncio.sleep(0, (harness.data_dir / "logs/a1.log").exists()))
+        await until(
+            "it has its log", lambda: asyncio.sleep(0, (harness.data_dir / "logs/a1.log").exists())
+        )
         listing = asyncio.create_task(harness.host.list())
         await asyncio.sleep(1.5)
         assert not listing.done()
@@ -178,12 +202,16 @@ async def test_an_engine_that_takes_long_to_be_born_is_waited_for(harness: Proce
         os.kill(pid, signal.SIGKILL)
 
 
-async def test_one_who_reads_the_log_is_no_engine(harness: ProcessHarness, stranger: subprocess.Popen[bytes]) -> None:
+async def test_one_who_reads_the_log_is_no_engine(
+    harness: ProcessHarness, stranger: subprocess.Popen[bytes]
+) -> None:
     log = harness.data_dir / "logs" / "a1.log"
     log.parent.mkdir(parents=True)
     log.touch()
     with subprocess.Popen(["tail", "-f", str(log)], start_new_session=True) as reader:  # noqa: ASYNC220
-        record = Record(name="a1", model="m", attempt=1, fingerprint="f1", port=1, boot_id=procfs.boot_id())
+        record = Record(
+            name="a1", model="m", attempt=1, fingerprint="f1", port=1, boot_id=procfs.boot_id()
+        )
         Records(harness.data_dir / "instances").write(record)
         assert await harness.host.list() == []
         assert reader.poll() is None
@@ -192,7 +220,9 @@ async def test_one_who_reads_the_log_is_no_engine(harness: ProcessHarness, stran
 
 async def test_a_record_whose_process_was_never_born_is_dropped(harness: ProcessHarness) -> None:
     spec = harness.make_spec("a1")
-    record = Record(name="a1", model="m", attempt=1, fingerprint="f1", port=1, boot_id=procfs.boot_id())
+    record = Record(
+        name="a1", model="m", attempt=1, fingerprint="f1", port=1, boot_id=procfs.boot_id()
+    )
     Records(harness.data_dir / "instances").write(record)
     assert await harness.host.list() == []
     assert not harness.record("a1").exists()
@@ -210,7 +240,9 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("way", ["key_env", "key_option"])
-async def test_each_start_gets_a_key_that_nobody_else_can_read(harness: ProcessHarness, way: str) -> None:
+async def test_each_start_gets_a_key_that_nobody_else_can_read(
+    harness: ProcessHarness, way: str
+) -> None:
     told = {"key_env": "THE_KEY", "key_option": "api-key"}
     before = os.umask(0o022)
     try:
@@ -247,8 +279,12 @@ async def test_an_engine_that_takes_no_key_gets_none(harness: ProcessHarness) ->
 # --- strangers ---
 
 
-async def test_a_pid_that_was_given_away_is_never_signalled(harness: ProcessHarness, stranger: subprocess.Popen[bytes]) -> None:
-    record = Record(name="a1", model="m", attempt=1, fingerprint="f1", port=1, boot_id=procfs.boot_id())
+async def test_a_pid_that_was_given_away_is_never_signalled(
+    harness: ProcessHarness, stranger: subprocess.Popen[bytes]
+) -> None:
+    record = Record(
+        name="a1", model="m", attempt=1, fingerprint="f1", port=1, boot_id=procfs.boot_id()
+    )
     Records(harness.data_dir / "instances").write(record.evolve(pid=stranger.pid, start_ticks=1))
     instance = await exited(harness.host, "a1")
     assert instance.exit_code is None
@@ -257,7 +293,9 @@ async def test_a_pid_that_was_given_away_is_never_signalled(harness: ProcessHarn
 
 
 @pytest.mark.parametrize("leader_lives", [True, False])
-async def test_a_record_of_another_boot_signals_nobody(harness: ProcessHarness, leader_lives: bool) -> None:
+async def test_a_record_of_another_boot_signals_nobody(
+    harness: ProcessHarness, leader_lives: bool
+) -> None:
     command = "echo $$; exec sleep 600" if leader_lives else "sleep 600 >/dev/null & echo $!"
     shell = ["sh", "-c", command]
     with subprocess.Popen(shell, start_new_session=True, stdout=subprocess.PIPE) as leader:  # noqa: ASYNC220
@@ -266,8 +304,18 @@ async def test_a_record_of_another_boot_signals_nobody(harness: ProcessHarness, 
         assert stranger is not None
         if not leader_lives:
             leader.wait()
-        record = Record(name="a1", model="m", attempt=1, fingerprint="f1", port=1, boot_id="another", pid=leader.pid)
-        Records(harness.data_dir / "instances").write(record.evolve(start_ticks=stranger.start_ticks))
+        record = Record(
+            name="a1",
+            model="m",
+            attempt=1,
+            fingerprint="f1",
+            port=1,
+            boot_id="another",
+            pid=leader.pid,
+        )
+        Records(harness.data_dir / "instances").write(
+            record.evolve(start_ticks=stranger.start_ticks)
+        )
         assert (await exited(harness.host, "a1")).exit_code is None
         await harness.host.stop("a1", grace_s=0)
         assert await harness.host.list() == []
@@ -277,7 +325,9 @@ async def test_a_record_of_another_boot_signals_nobody(harness: ProcessHarness, 
         procfs.send(after, signal.SIGKILL)
 
 
-async def test_hosts_of_two_data_folders_do_not_see_each_other(harness: ProcessHarness, tmp_path: Path) -> None:
+async def test_hosts_of_two_data_folders_do_not_see_each_other(
+    harness: ProcessHarness, tmp_path: Path
+) -> None:
     instance = await harness.host.start(harness.make_spec("a1"))
     other = ProcessHost(tmp_path / "other")
     assert await other.list() == []
@@ -286,7 +336,9 @@ async def test_hosts_of_two_data_folders_do_not_see_each_other(harness: ProcessH
 
 
 @pytest.mark.parametrize("name", ["../a1", ".hidden", "a/b", ""])
-async def test_a_name_that_leads_out_of_the_folder_is_refused(harness: ProcessHarness, name: str) -> None:
+async def test_a_name_that_leads_out_of_the_folder_is_refused(
+    harness: ProcessHarness, name: str
+) -> None:
     with pytest.raises(HostError, match="cannot be the name"):
         await harness.host.stop(name, grace_s=0)
 
@@ -309,7 +361,9 @@ print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "leads": leads, "
     held = os.open("/dev/zero", os.O_RDONLY)
     os.set_inheritable(held, True)
     try:
-        await harness.host.start(program(harness, source, env={"MINE": "1"}, gpus=("GPU-b", "GPU-a")))
+        await harness.host.start(
+            program(harness, source, env={"MINE": "1"}, gpus=("GPU-b", "GPU-a"))
+        )
     finally:
         os.close(held)
     lines = [line async for line in harness.host.follow("a1")]
@@ -318,7 +372,10 @@ print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "leads": leads, "
     assert not [name for name in variables if name.startswith("FITSERVE_")]
     assert "HF_TOKEN" not in variables
     assert (variables["MINE"], variables["SSL_CERT_FILE"]) == ("1", "/ca.pem")
-    assert (variables["CUDA_VISIBLE_DEVICES"], variables["CUDA_DEVICE_ORDER"]) == ("GPU-b,GPU-a", "PCI_BUS_ID")
+    assert (variables["CUDA_VISIBLE_DEVICES"], variables["CUDA_DEVICE_ORDER"]) == (
+        "GPU-b,GPU-a",
+        "PCI_BUS_ID",
+    )
     assert variables["HOME"] == str(harness.data_dir / "home")
     assert variables["PATH"].split(":")[0] == str(Path(sys.executable).parent)
     assert told["cwd"] == str(harness.data_dir / "run/a1")
@@ -341,7 +398,9 @@ async def test_an_engine_has_the_limit_on_open_files_that_the_gateway_was_starte
     assert resource.prlimit(harness.pid("a1"), resource.RLIMIT_NOFILE) == (512, hard)
 
 
-async def test_sigterm_goes_to_the_main_process_first_and_to_workers_it_leaves(harness: ProcessHarness) -> None:
+async def test_sigterm_goes_to_the_main_process_first_and_to_workers_it_leaves(
+    harness: ProcessHarness,
+) -> None:
     source = """
 import os, signal, sys, time
 def bye(words, wait_s):
@@ -430,10 +489,14 @@ async def test_follow_of_a_name_that_never_ran_ends_at_once(harness: ProcessHarn
     assert [line async for line in harness.host.follow("a1")] == []
 
 
-async def test_list_trims_a_log_that_floods(harness: ProcessHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_list_trims_a_log_that_floods(
+    harness: ProcessHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gateway.hosts.process.log_file.LIMIT", 200_000)
     monkeypatch.setattr("gateway.hosts.process.log_file.KEEP", 1_000)
-    await harness.host.start(harness.make_spec("a1", script=["--print", "first", "--flood", "30000", "--exit-code", "0"]))
+    await harness.host.start(
+        harness.make_spec("a1", script=["--print", "first", "--flood", "30000", "--exit-code", "0"])
+    )
     lines = [line async for line in harness.host.follow("a1")]
     assert len(lines) == 30001
     log = harness.data_dir / "logs/a1.log"
@@ -447,7 +510,9 @@ async def test_list_trims_a_log_that_floods(harness: ProcessHarness, monkeypatch
         assert await anext(kept) == b"first"
 
 
-async def test_a_stopped_process_is_seen_with_what_it_runs_and_what_it_took(harness: ProcessHarness) -> None:
+async def test_a_stopped_process_is_seen_with_what_it_runs_and_what_it_took(
+    harness: ProcessHarness,
+) -> None:
     await answering(await harness.host.start(harness.make_spec("a1", script=["--spawn-child"])))
     os.kill(harness.pid("a1"), signal.SIGSTOP)
 
@@ -465,7 +530,9 @@ async def test_a_stopped_process_is_seen_with_what_it_runs_and_what_it_took(harn
     assert harness.members("a1") == 0
 
 
-async def test_what_is_compiled_is_kept_for_starts_that_may_share_it_and_for_no_other(harness: ProcessHarness) -> None:
+async def test_what_is_compiled_is_kept_for_starts_that_may_share_it_and_for_no_other(
+    harness: ProcessHarness,
+) -> None:
     """Each start leaves a file in its cache, and tells what it finds there."""
     source = """
 import os, sys
@@ -490,4 +557,6 @@ for name in ("HOME", "KERNELS"):
     os.utime(harness.data_dir / "engines/fake-1/.complete", (1, 1))
     assert await run(5, "a" * 16) == [b"", b""]
     assert len([*(harness.data_dir / "caches/fake-1").iterdir()]) == 3
-    assert {path.stat().st_mode & 0o077 for path in (harness.data_dir / "caches/fake-1").iterdir()} == {0}
+    assert {
+        path.stat().st_mode & 0o077 for path in (harness.data_dir / "caches/fake-1").iterdir()
+    } == {0}

@@ -1,4 +1,5 @@
-"""A gateway that reaches Docker through an agent alone: both as processes of their own, before scripted engines in containers."""
+"""A gateway that reaches Docker through an agent alone: both as processes of their own, before
+scripted engines in containers."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class AgentGateway(Gateway):
     """`launch` starts what does not run of both."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
-        """Not started yet. The model is `folder / "models" / "model"`; its folder holds the program of the engine too."""
+        """Not started yet. The model is `folder / "models" / "model"`; its folder holds the program
+        of the engine too."""
         self.installation = f"storm-{uuid.uuid4().hex[:8]}"
         self.docker = APIClient(f"unix://{socket_path()}", version="auto", timeout=int(HANG_S))
         self.agent: Forked | subprocess.Popen[bytes] | None = None
@@ -42,17 +44,28 @@ class AgentGateway(Gateway):
         held = folder / "agent"
         held.mkdir()
         (held / "installation").write_text(self.installation)
-        both = {"FITSERVE_PROFILES_DIR": str(folder / "profiles"), "FITSERVE_MODELS_DIR": str(folder / "models")}
+        both = {
+            "FITSERVE_PROFILES_DIR": str(folder / "profiles"),
+            "FITSERVE_MODELS_DIR": str(folder / "models"),
+        }
         socket = {"FITSERVE_AGENT_SOCKET": str(held / "agent.sock")}
         own = {"FITSERVE_HOST_KIND": "agent", "FITSERVE_TICK_S": "0.1", "FITSERVE_BACKOFF_S": "0.2"}
-        super().__init__(folder / "data", folder / "gateway.log", **{**both, **socket, **own, **settings})
+        super().__init__(
+            folder / "data", folder / "gateway.log", **{**both, **socket, **own, **settings}
+        )
         theirs = {"FITSERVE_DATA_DIR": str(held), "FITSERVE_DOCKER_NETWORK": self.network}
-        keep = {name: value for name, value in self.environment.items() if not name.startswith("FITSERVE_")}
+        keep = {
+            name: value
+            for name, value in self.environment.items()
+            if not name.startswith("FITSERVE_")
+        }
         self._agents = {**keep, **both, **socket, **theirs}
 
     def launch(self) -> None:
         if self.agent is None or self.agent.poll() is not None:
-            self.agent = self.process_of(["-m", "gateway.__main__", "agent"], self._agents, self.data.parent / "agent.log")
+            self.agent = self.process_of(
+                ["-m", "gateway.__main__", "agent"], self._agents, self.data.parent / "agent.log"
+            )
         if self.process is None or self.dead():
             super().launch()
 
@@ -65,7 +78,9 @@ class AgentGateway(Gateway):
     def containers(self) -> dict[str, list[int]]:
         """The engines that run, as Docker has them: pids by name of the instance."""
         found: dict[str, list[int]] = {}
-        for one in self.docker.containers(filters={"label": f"fitserve.instance={self.installation}"}):
+        for one in self.docker.containers(
+            filters={"label": f"fitserve.instance={self.installation}"}
+        ):
             with contextlib.suppress(NotFound):
                 pid = self.docker.inspect_container(one["Id"])["State"]["Pid"]
                 found.setdefault(one["Labels"]["fitserve.name"], []).append(pid)
@@ -83,7 +98,9 @@ class AgentGateway(Gateway):
         """Leaves nothing: no agent, no container, no network."""
         if self.agent is not None:
             self.kill_agent(signal.SIGTERM)
-        for one in self.docker.containers(all=True, filters={"label": f"fitserve.instance={self.installation}"}):
+        for one in self.docker.containers(
+            all=True, filters={"label": f"fitserve.instance={self.installation}"}
+        ):
             with contextlib.suppress(NotFound):
                 self.docker.remove_container(one["Id"], v=True, force=True)
         with contextlib.suppress(NotFound):

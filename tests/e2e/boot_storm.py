@@ -1,10 +1,12 @@
-"""Gateway and all engines killed together, again and again, as by a power cut: twelve models on four GPUs start anew at once.
+"""Gateway and all engines killed together, again and again, as by a power cut: twelve models on
+four GPUs start anew at once.
 
-`python -m tests.e2e.boot_storm --rounds 50` prints what docs/reliability.md quotes, and ends with 1 where a start failed by a neighbour, a model
-did not get ready, or something wrong was learned. `--ungated` shows what it would be without the gate of starts.
+`python -m tests.e2e.boot_storm --rounds 50` prints what docs/reliability.md quotes, and ends with 1
+where a start failed by a neighbour, a model did not get ready, or something wrong was learned.
+`--ungated` shows what it would be without the gate of starts.
 
-Everything is real but the engines and their GPUs: tests/support/memory_engine.py takes and measures memory as vLLM does, of GPUs that exist in a
-folder only (tests/support/pretended_gpus.py).
+Everything is real but the engines and their GPUs: tests/support/memory_engine.py takes and measures
+memory as vLLM does, of GPUs that exist in a folder only (tests/support/pretended_gpus.py).
 """
 
 from __future__ import annotations
@@ -38,8 +40,19 @@ from tests.support.sparse_weights import write_weights
 ENGINE = "vllm==0.26.0"
 SNAPSHOT = "4xh100"
 SHARE = 0.3
-SMALL = {**LLAMA_8B, "num_hidden_layers": 8, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32}
-SMALL |= {"num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 131072, "head_dim": 64}
+SMALL = {
+    **LLAMA_8B,
+    "num_hidden_layers": 8,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+}
+SMALL |= {
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "max_position_embeddings": 131072,
+    "head_dim": 64,
+}
 # How an attempt ends whose engine was killed.
 _KILLED = ("killed", "exited")
 # What an engine that was alone measures, give or take rounding.
@@ -58,7 +71,8 @@ class Seen:
     measured: int = 0
     """KV caches that were made."""
     short: int = 0
-    """KV caches that were measured smaller or larger than alone, of engines that got as far as that."""
+    """KV caches that were measured smaller or larger than alone, of engines that got as far as
+    that."""
     sized: int = 0
     """KV caches of a size that was given."""
     slowest_s: float = 0.0
@@ -72,9 +86,17 @@ class BootStorm:
     """`folder` keeps everything. models: so many, spread over the GPUs by the planner."""
 
     def __init__(
-        self, folder: Path, models: int = 12, gpus: int = 4, *, ungated: bool = False, snapshot: str = SNAPSHOT
+        self,
+        folder: Path,
+        models: int = 12,
+        gpus: int = 4,
+        *,
+        ungated: bool = False,
+        snapshot: str = SNAPSHOT,
     ) -> None:
-        shipped_one = Hardware.model_validate_json((shipped() / "hardware" / f"{snapshot}.json").read_bytes())
+        shipped_one = Hardware.model_validate_json(
+            (shipped() / "hardware" / f"{snapshot}.json").read_bytes()
+        )
         self.machine: Hardware = shipped_one.only(lambda gpu: gpu.index < gpus)
         described = folder / "machine.json"
         described.write_text(self.machine.model_dump_json(by_alias=True))
@@ -109,7 +131,9 @@ class BootStorm:
         (environment / ".complete").touch()
         python = environment / "bin" / "python"
         total = self.machine.gpus[0].total_bytes
-        played = f"{sys.executable} -S {ROOT / 'tests/support/memory_engine.py'} {self.gpus} {total}"
+        played = (
+            f"{sys.executable} -S {ROOT / 'tests/support/memory_engine.py'} {self.gpus} {total}"
+        )
         # It has no code to ask; behind a door its program is one line of code too.
         asked = 'case "$1$2" in -c*fitserve_door*) ;; -c*) exit 1 ;; esac'
         python.write_text(f'#!/bin/sh\n{asked}\nshift 2\nexec {played} "$@"\n')
@@ -123,7 +147,13 @@ class BootStorm:
         self.settle()
 
     def add(self, name: str, **wish: Any) -> None:
-        body = {"name": name, "source": str(self.source), "engines": [ENGINE], "check": False, **wish}
+        body = {
+            "name": name,
+            "source": str(self.source),
+            "engines": [ENGINE],
+            "check": False,
+            **wish,
+        }
         answer = self.gateway.client.post("/admin/models", json=body)
         assert answer.status_code == 202, answer.text
 
@@ -144,17 +174,21 @@ class BootStorm:
         with contextlib.suppress(AssertionError):
             wait_for("all models are ready", self._all_ready, 2 * HANG_S, 0.05)
         self.seen.slowest_s = max(self.seen.slowest_s, time.monotonic() - began)
-        self.seen.ready += sum(view["state"] == "ready" for view in map(self.gateway.show, self.names))
+        self.seen.ready += sum(
+            view["state"] == "ready" for view in map(self.gateway.show, self.names)
+        )
         self._count()
         # An engine that dies five times within ten minutes of its starts is left alone otherwise.
         for name in self.names:
             self.gateway.client.post(f"/admin/models/{name}/retry").raise_for_status()
 
     def _all_ready(self) -> bool:
-        # Attempts of before the kill are ready in the database until the gateway has seen that their engines are gone.
+        # Attempts of before the kill are ready in the database until the gateway has seen that
+        # their engines are gone.
         live = engines(self.gateway)
         return len(live) == len(self.names) and all(
-            model["state"] == "ready" for model in self.gateway.client.get("/admin/models").json()["data"]
+            model["state"] == "ready"
+            for model in self.gateway.client.get("/admin/models").json()["data"]
         )
 
     def _count(self) -> None:
@@ -162,17 +196,25 @@ class BootStorm:
             for attempt in self.gateway.show(name)["attempts"]:
                 key = name, attempt["id"]
                 failure = attempt["failure"]
-                if key not in self._attempts and failure is not None and failure["kind"] not in _KILLED:
+                if (
+                    key not in self._attempts
+                    and failure is not None
+                    and failure["kind"] not in _KILLED
+                ):
                     self._attempts.add(key)
                     self.seen.failures[failure["kind"]] += 1
         facts: list[dict[str, Any]] = [
-            one["fact"] for one in self.gateway.client.get("/admin/facts").json()["data"] if one["id"] is not None
+            one["fact"]
+            for one in self.gateway.client.get("/admin/facts").json()["data"]
+            if one["id"] is not None
         ]
         self.seen.facts |= Counter(fact["kind"] for fact in facts if fact["grade"] == "failed")
         file = self.gpus / "measured"
-        measured = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        # Who is given bytes gets a little less than who measures alone, and never more; and while nobody has seen its plan start, less for what
-        # is unsure of the rest.
+        measured = (
+            [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        )
+        # Who is given bytes gets a little less than who measures alone, and never more; and while
+        # nobody has seen its plan start, less for what is unsure of the rest.
         off = _NEAR + int(_OFF * (self.machine.gpus[0].total_bytes or 0))
         self.seen.short += sum(
             not (
@@ -195,7 +237,9 @@ def say(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--models", type=int, default=12)
     parser.add_argument("--ungated", action="store_true")
@@ -213,7 +257,9 @@ def main() -> int:
     seen, wanted = storm.seen, asked.models * (asked.rounds + 1)
     good = seen.good and seen.ready == wanted
     say(
-        f"{seen.ready} of {wanted} starts ready, failed {dict(seen.failures)}, learned {dict(seen.facts)}, {seen.short} of {seen.measured} caches of a wrong size, {seen.sized} were given theirs in bytes, slowest boot {seen.slowest_s:.1f} s"
+        f"{seen.ready} of {wanted} starts ready, failed {dict(seen.failures)}, learned"
+        f" {dict(seen.facts)}, {seen.short} of {seen.measured} caches of a wrong size, {seen.sized}"
+        f" were given theirs in bytes, slowest boot {seen.slowest_s:.1f} s"
     )
     if good:
         shutil.rmtree(folder)

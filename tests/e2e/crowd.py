@@ -1,4 +1,5 @@
-"""Many clients, half of which leave in the middle of an answer, while engines are killed; and the same beside attackers of every kind.
+"""Many clients, half of which leave in the middle of an answer, while engines are killed; and the
+same beside attackers of every kind.
 
 `python -m benchmarks.hostile --parts crowd` prints the figures of both.
 """
@@ -42,9 +43,12 @@ WARM = 0.2
 
 @dataclass
 class Seen:
-    """What clients saw. `first` and `whole`: seconds until the first byte and the last one, of answers that came whole."""
+    """What clients saw. `first` and `whole`: seconds until the first byte and the last one, of
+    answers that came whole."""
 
-    ended: Counter[str] = field(default_factory=Counter)  # done, broken, refused with STATUS, left, cut, timeout
+    ended: Counter[str] = field(
+        default_factory=Counter
+    )  # done, broken, refused with STATUS, left, cut, timeout
     first: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)
 
@@ -61,7 +65,8 @@ class Figures:
 
     @property
     def growth(self) -> float:
-        """Of the gateway's memory after it was warm: the last fifth of the run against the first."""
+        """Of the gateway's memory after it was warm: the last fifth of the run against the
+        first."""
         settled = self.resident_mib[int(len(self.resident_mib) * WARM) :]
         part = max(1, len(settled) // 5)
         return statistics.mean(settled[-part:]) / statistics.mean(settled[:part]) - 1
@@ -83,7 +88,9 @@ class Client:
         self._seen = seen
         self._chance = chance
         self._leaves = leaves
-        self._asked = request(body_for(target.model, stream=True, max_tokens=TOKENS), target.authorization)
+        self._asked = request(
+            body_for(target.model, stream=True, max_tokens=TOKENS), target.authorization
+        )
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -105,7 +112,9 @@ class Client:
     async def _one(self, leaves_s: float | None) -> str:
         began = time.monotonic()
         if self._reader is None or self._writer is None:
-            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._target.port)
+            self._reader, self._writer = await asyncio.open_connection(
+                "127.0.0.1", self._target.port
+            )
         self._writer.write(self._asked)
         try:
             async with asyncio.timeout(leaves_s):
@@ -143,14 +152,19 @@ def clients(target: Target, count: int, pipe: Connection) -> None:
     seen = Seen()
 
     async def run() -> None:
-        made = [Client(target, seen, random.Random(number), leaves=number % 2 == 1) for number in range(count)]
+        made = [
+            Client(target, seen, random.Random(number), leaves=number % 2 == 1)
+            for number in range(count)
+        ]
         tasks = [asyncio.create_task(client.run()) for client in made]
         pipe.send(None)
         await asyncio.to_thread(pipe.recv)
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        assert all(task.cancelled() for task in tasks), [task.exception() for task in tasks if not task.cancelled()]
+        assert all(task.cancelled() for task in tasks), [
+            task.exception() for task in tasks if not task.cancelled()
+        ]
 
     asyncio.run(run())
     pipe.send(seen)
@@ -158,9 +172,12 @@ def clients(target: Target, count: int, pipe: Connection) -> None:
 
 @contextlib.asynccontextmanager
 async def process(run: Any, *arguments: object) -> AsyncIterator[list[Any]]:
-    """`run` in a process of its own, with a pipe on which it tells that it begins. What it tells at the end is in the list then."""
+    """`run` in a process of its own, with a pipe on which it tells that it begins. What it tells at
+    the end is in the list then."""
     ours, theirs = multiprocessing.Pipe()
-    child = multiprocessing.get_context("spawn").Process(target=run, args=(*arguments, theirs), daemon=True)
+    child = multiprocessing.get_context("spawn").Process(
+        target=run, args=(*arguments, theirs), daemon=True
+    )
     child.start()
     theirs.close()
     told: list[Any] = []
@@ -183,15 +200,25 @@ def descriptors(pid: int) -> int:
 
 
 async def crowd(folder: Path, *, count: int, each: int, seconds: float, kill_s: float) -> Figures:
-    """`count` clients for so long; every `kill_s` an engine is killed. `each`: attackers of each kind beside them."""
+    """`count` clients for so long; every `kill_s` an engine is killed. `each`: attackers of each
+    kind beside them."""
     script = ["--tokens-per-second", str(TOKENS_PER_S)]
-    made = scripted_gateway(folder, script, FITSERVE_ADMIN_KEY=ADMIN, FITSERVE_BACKOFF_S="0.2", FITSERVE_BACKOFF_MAX_S="0.2")
+    made = scripted_gateway(
+        folder,
+        script,
+        FITSERVE_ADMIN_KEY=ADMIN,
+        FITSERVE_BACKOFF_S="0.2",
+        FITSERVE_BACKOFF_MAX_S="0.2",
+    )
     made.client.headers["authorization"] = f"Bearer {ADMIN}"
     with contextlib.closing(made) as gateway:
         await asyncio.to_thread(gateway.start)
         assert gateway.process is not None
         pid = gateway.process.pid
-        keys = [gateway.client.post("/admin/keys", json={"name": name}).json()["key"] for name in ("clients", "attackers")]
+        keys = [
+            gateway.client.post("/admin/keys", json={"name": name}).json()["key"]
+            for name in ("clients", "attackers")
+        ]
         await asyncio.to_thread(_add, gateway)  # what the first model opens stays open
         await asyncio.to_thread(_remove, gateway)
         before = descriptors(pid)
@@ -199,27 +226,40 @@ async def crowd(folder: Path, *, count: int, each: int, seconds: float, kill_s: 
         sizes: list[float] = []
         chance, kills = random.Random(1), 0
         async with contextlib.AsyncExitStack() as stack:
-            seen = await stack.enter_async_context(process(clients, Target(gateway.port, keys[0], "m"), count))
+            seen = await stack.enter_async_context(
+                process(clients, Target(gateway.port, keys[0], "m"), count)
+            )
             tried: list[Any] = [Counter()]
             if each:
-                tried = await stack.enter_async_context(process(attackers, Target(gateway.port, keys[1], "m"), each))
+                tried = await stack.enter_async_context(
+                    process(attackers, Target(gateway.port, keys[1], "m"), each)
+                )
             began = time.monotonic()
             while (now := time.monotonic() - began) < seconds:
                 await asyncio.sleep(min(SAMPLE_S, seconds / 10))
                 sizes.append(resident_mib(pid))
                 if now >= (kills + 1) * kill_s:
                     kills += await asyncio.to_thread(_kill_one, gateway, chance)
-        # The process that multiprocessing keeps beside its children would stay: later tests look at all children of theirs.
+        # The process that multiprocessing keeps beside its children would stay: later tests look at
+        # all children of theirs.
         resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
         await asyncio.to_thread(_remove, gateway)
         with contextlib.suppress(AssertionError):  # the figures say so
-            await asyncio.to_thread(wait_for, "descriptors", lambda: descriptors(pid) <= before, HANG_S, 0.1)
+            await asyncio.to_thread(
+                wait_for, "descriptors", lambda: descriptors(pid) <= before, HANG_S, 0.1
+            )
         return Figures(seen[0], tried[0], kills, sizes, (before, descriptors(pid)))
 
 
 def _add(gateway: Gateway) -> None:
     source = model_folder(gateway.data.parent / "model")
-    wish = {"name": "m", "source": str(source), "engines": [ENGINE], "replicas": REPLICAS, "policy": {"max_attempts": 50}}
+    wish = {
+        "name": "m",
+        "source": str(source),
+        "engines": [ENGINE],
+        "replicas": REPLICAS,
+        "policy": {"max_attempts": 50},
+    }
     answer = gateway.client.post("/admin/models", json=wish)
     assert answer.status_code == 202, answer.text
     gateway.until("m", "ready")

@@ -1,9 +1,12 @@
-"""More models than memory under clients that ask for any of them, with the gateway killed in the middle: who waits how long, and who leaves how often.
+"""More models than memory under clients that ask for any of them, with the gateway killed in the
+middle: who waits how long, and who leaves how often.
 
-`python -m tests.e2e.demand_storm --seconds 600` prints what docs/on-demand.md quotes, and ends with 1 where a request failed, waited for longer than the bound, or a
-model left before its residence was over; but for those that were loaded for no request, and left before they had one.
+`python -m tests.e2e.demand_storm --seconds 600` prints what docs/on-demand.md quotes, and ends with
+1 where a request failed, waited for longer than the bound, or a model left before its residence was
+over; but for those that were loaded for no request, and left before they had one.
 
-Everything is real but the engines and their GPU: tests/support/memory_engine.py takes memory as vLLM does, of a GPU that exists in a folder only.
+Everything is real but the engines and their GPU: tests/support/memory_engine.py takes memory as
+vLLM does, of a GPU that exists in a folder only.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ _LEFT = re.compile(r'^fitserve_unloads_total\{model="[^"]*",why="room"\} (\d+)',
 
 @dataclass
 class Heard:
-    """What the clients saw. cut: begun before the gateway that was killed was back, and broken by that."""
+    """What the clients saw. cut: begun before the gateway that was killed was back, and broken by
+    that."""
 
     answered: int = 0
     cut: int = 0
@@ -95,7 +99,10 @@ class DemandStorm(BootStorm):
             self.add(name, replicas=1, max_context=8192, policy={"keep_alive": "10m"})
 
     def run(self, seconds: float) -> None:
-        clients = [threading.Thread(target=self._ask, args=(random.Random(self._chance.random()),)) for _ in range(CLIENTS)]
+        clients = [
+            threading.Thread(target=self._ask, args=(random.Random(self._chance.random()),))
+            for _ in range(CLIENTS)
+        ]
         for client in clients:
             client.start()
         try:
@@ -111,7 +118,9 @@ class DemandStorm(BootStorm):
             self._killed.clear()
             time.sleep(seconds / 2)
             # However slow the machine is: each model has its turn.
-            wait_for("each model was answered", lambda: len(self.heard.by_model) == MODELS, 4 * HANG_S)
+            wait_for(
+                "each model was answered", lambda: len(self.heard.by_model) == MODELS, 4 * HANG_S
+            )
             self._count()
         finally:
             self._over.set()
@@ -124,11 +133,18 @@ class DemandStorm(BootStorm):
         with httpx.Client(base_url=self.gateway.url, trust_env=False, timeout=4 * HANG_S) as client:
             while not self._over.is_set():
                 name, streams = chance.choice(self.names), chance.random() < 0.5
-                body = {"model": name, "prompt": "hi", "max_tokens": chance.randint(1, 50), "stream": streams}
+                body = {
+                    "model": name,
+                    "prompt": "hi",
+                    "max_tokens": chance.randint(1, 50),
+                    "stream": streams,
+                }
                 began, why = time.monotonic(), ""
                 try:
                     answer = client.post("/v1/completions", json=body)
-                    if answer.status_code != 200 or (streams and not answer.text.endswith("data: [DONE]\n\n")):
+                    if answer.status_code != 200 or (
+                        streams and not answer.text.endswith("data: [DONE]\n\n")
+                    ):
                         why = f"{name}: {answer.status_code} {answer.text[-300:]}"
                 except httpx.HTTPError as error:
                     why = "" if self._gateway_dies() else f"{name}: {error!r}"
@@ -136,7 +152,9 @@ class DemandStorm(BootStorm):
                         self.heard.cut += not why
                     if not why:
                         continue
-                if _STOPS in why and began < self._back_at:  # by a worker of the gateway that was killed
+                if (
+                    _STOPS in why and began < self._back_at
+                ):  # by a worker of the gateway that was killed
                     with self._lock:
                         self.heard.cut += 1
                     continue
@@ -165,7 +183,9 @@ class DemandStorm(BootStorm):
             for attempt in self.gateway.show(name)["attempts"]:
                 self.plans[name].add(attempt["fingerprint"])
                 if attempt["ready_at"]:
-                    self.slowest_load_s = max(self.slowest_load_s, attempt["ready_at"] - attempt["started_at"])
+                    self.slowest_load_s = max(
+                        self.slowest_load_s, attempt["ready_at"] - attempt["started_at"]
+                    )
 
     def hurried(self) -> list[Hurried]:
         """As the gateway's log tells. A line may be written a moment after what it tells of."""
@@ -184,7 +204,8 @@ class DemandStorm(BootStorm):
         return found
 
     def longest_s(self) -> float:
-        """A request waits no longer: by what was measured of the loads and the restart, so that a slow machine is allowed more time."""
+        """A request waits no longer: by what was measured of the loads and the restart, so that a
+        slow machine is allowed more time."""
         residence_s = min(MOST_S, max(LEAST_S, self.slowest_load_s))
         return MODELS * (residence_s + 2 * self.slowest_load_s) + self.away_s
 
@@ -196,15 +217,22 @@ class DemandStorm(BootStorm):
         """What must not be."""
         found = [f"failed: {why}" for why in self.heard.failed[:5]]
         if self.heard.slowest_s > self.longest_s():
-            found.append(f"a request waited {self.heard.slowest_s:.1f} s, and the bound is {self.longest_s():.1f} s")
+            found.append(
+                f"a request waited {self.heard.slowest_s:.1f} s, and the bound is"
+                f" {self.longest_s():.1f} s"
+            )
         if self.left > self.most(seconds):
             found.append(
-                f"{self.left} models left for another one, and {self.most(seconds):.0f} could have had their residence"
+                f"{self.left} models left for another one, and {self.most(seconds):.0f} could have"
+                " had their residence"
             )
         found += [
             f"{one.model} left after {one.left - one.loaded:.1f} s, and had answered somebody"
             for one in self.hurried()
-            if any(name == one.model and one.loaded <= at <= one.left for name, at in self.heard.answers)
+            if any(
+                name == one.model and one.loaded <= at <= one.left
+                for name, at in self.heard.answers
+            )
         ]
         if len(self.heard.by_model) < MODELS:
             found.append(f"only {sorted(self.heard.by_model)} were answered")
@@ -225,7 +253,9 @@ class DemandStorm(BootStorm):
             "bound of that": round(self.most(seconds)),
             "of them before their residence": len(self.hurried()),
             "plans of each model": [len(each) for each in self.plans.values()],
-            "of them new after the kill": [len(each - self.plans_before[name]) for name, each in self.plans.items()],
+            "of them new after the kill": [
+                len(each - self.plans_before[name]) for name, each in self.plans.items()
+            ],
             "by model": dict(sorted(heard.by_model.items())),
         }
 
@@ -241,7 +271,9 @@ class DemandStorm(BootStorm):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)

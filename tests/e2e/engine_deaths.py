@@ -1,4 +1,5 @@
-"""An engine is killed under open streams, again and again. `python -m tests.e2e.engine_deaths --rounds 20` prints the figures."""
+"""An engine is killed under open streams, again and again. `python -m tests.e2e.engine_deaths
+--rounds 20` prints the figures."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ TOKENS, TOKENS_PER_S = 8000, 20
 assert TOKENS / TOKENS_PER_S > 2 * HANG_S
 
 
-async def _stream(client: httpx.AsyncClient, url: str, begun: asyncio.Semaphore) -> tuple[str, float]:
+async def _stream(
+    client: httpx.AsyncClient, url: str, begun: asyncio.Semaphore
+) -> tuple[str, float]:
     """What came, and when the connection ended."""
     body = {"model": "m", "prompt": "hi", "max_tokens": TOKENS, "stream": True}
     text = ""
@@ -38,7 +41,8 @@ async def _stream(client: httpx.AsyncClient, url: str, begun: asyncio.Semaphore)
 
 
 async def one_death(gateway: Gateway) -> dict[str, float]:
-    """Seconds until every client was told, and until a new one was told to come back. Raises AssertionError.
+    """Seconds until every client was told, and until a new one was told to come back. Raises
+    AssertionError.
 
     No engine is started meanwhile, and one that lived would go on for longer than clients wait.
     """
@@ -51,12 +55,15 @@ async def one_death(gateway: Gateway) -> dict[str, float]:
         _kill(gateway)
         killed = time.monotonic()
         ended = await asyncio.wait_for(asyncio.gather(*tasks), HANG_S)
-        answer = await client.post(f"{gateway.url}/v1/completions", json={"model": "m", "prompt": "hi"})
+        answer = await client.post(
+            f"{gateway.url}/v1/completions", json={"model": "m", "prompt": "hi"}
+        )
         refused = time.monotonic() - killed
         for text, _ in ended:
             assert "[DONE]" not in text
             assert '"error"' in text.rstrip().rpartition("\n\n")[2], text[-300:]
-        # The engine's end may not be known yet to the route table; the client is told to come back either way.
+        # The engine's end may not be known yet to the route table; the client is told to come back
+        # either way.
         assert answer.status_code in (502, 503), answer.text
         if answer.status_code == 503:
             assert int(answer.headers["retry-after"]) > 0
@@ -80,7 +87,10 @@ async def deaths(folder: Path, rounds: int) -> list[dict[str, float]]:
     figures = []
     # The next engine is started when it is asked for.
     made = scripted_gateway(
-        folder, ["--tokens-per-second", str(TOKENS_PER_S)], FITSERVE_BACKOFF_S="3600", FITSERVE_BACKOFF_MAX_S="3600"
+        folder,
+        ["--tokens-per-second", str(TOKENS_PER_S)],
+        FITSERVE_BACKOFF_S="3600",
+        FITSERVE_BACKOFF_MAX_S="3600",
     )
     with contextlib.closing(made) as gateway:
         gateway.start()
@@ -101,7 +111,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = asyncio.run(deaths(Path(folder), args.rounds))
     slowest = {name: round(max(one[name] for one in figures), 3) for name in figures[0]}
-    sys.stdout.write(json.dumps({"rounds": args.rounds, "streams": STREAMS, "slowest s": slowest}) + "\n")
+    sys.stdout.write(
+        json.dumps({"rounds": args.rounds, "streams": STREAMS, "slowest s": slowest}) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Power cuts, simulated: what the store writes and syncs is recorded, and every disk that a cut might have left is opened again.
+"""Power cuts, simulated: what the store writes and syncs is recorded, and every disk that a cut
+might have left is opened again.
 
 `python -m tests.e2e.power_cut --points 500` prints what docs/reliability.md quotes. Needs strace.
 
-A cut keeps what was synced before it. Of what a file was given since its last sync, any sectors may be there; of the changes to a
-folder (a name made, renamed, removed) since its own last sync, the first few. Shared memory (`-shm`) is never there.
+A cut keeps what was synced before it. Of what a file was given since its last sync, any sectors may
+be there; of the changes to a folder (a name made, renamed, removed) since its own last sync, the
+first few. Shared memory (`-shm`) is never there.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ _LINE = re.compile(r"(?:\d+ +)?(\w+)\((.*)\) += (\d+)")
 _TEXT = re.compile(r"(?:\\x[0-9a-f]{2})+")
 
 
-# --- what is written: changes one after the other, each said on standard output once the store has returned ---
+# --- what is written: changes one after the other, each said on standard output once the store has
+# returned ---
 
 
 def write(data: Path, changes: int) -> None:
@@ -54,9 +57,16 @@ def write(data: Path, changes: int) -> None:
             case 1:
                 attempt = store.add_attempt(name, 0, made, 8000, float(number))
             case 2:
-                live.write(attempt.instance_name, RunningEngine(wish=wish(name=name), created_at=0.0, attempt=attempt))
+                live.write(
+                    attempt.instance_name,
+                    RunningEngine(wish=wish(name=name), created_at=0.0, attempt=attempt),
+                )
                 fact = Fact(
-                    kind="plan_verified", scope={"fingerprint": name}, grade="verified", source="it works", attempt=attempt.id
+                    kind="plan_verified",
+                    scope={"fingerprint": name},
+                    grade="verified",
+                    source="it works",
+                    attempt=attempt.id,
                 )
                 store.save_attempt(attempt.evolve(state="ready", ready_at=float(number)), fact)
             case 3:
@@ -99,7 +109,8 @@ class Call(NamedTuple):
 
 @dataclass
 class File:
-    """`content` is what was synced; `since` are the writes after that, (offset, data), and cuts, (size, None)."""
+    """`content` is what was synced; `since` are the writes after that, (offset, data), and cuts,
+    (size, None)."""
 
     content: bytes = b""
     since: list[tuple[int, bytes | None]] = field(default_factory=list)
@@ -124,7 +135,8 @@ class File:
 
 
 class Disk:
-    """Plays calls. `names` are as the process sees them, `kept` as they were synced with their folder; `changes` are since then."""
+    """Plays calls. `names` are as the process sees them, `kept` as they were synced with their
+    folder; `changes` are since then."""
 
     def __init__(self) -> None:
         self.names: dict[str, File] = {}
@@ -152,7 +164,9 @@ class Disk:
                 for path, file in self.changes:
                     if str(Path(path).parent) == call.path:
                         _named(self.kept, path, file)
-                self.changes = [change for change in self.changes if str(Path(change[0]).parent) != call.path]
+                self.changes = [
+                    change for change in self.changes if str(Path(change[0]).parent) != call.path
+                ]
 
     def _name(self, path: str, file: File | None) -> None:
         _named(self.names, path, file)
@@ -184,14 +198,23 @@ def record(folder: Path, changes: int) -> list[Call]:
     """The calls of a process that makes so many changes, with what it said in between (`said`)."""
     trace = folder / "trace"
     tool = ["strace", "-f", "-y", "-xx", "-s", "10000000", "-e", f"trace={CALLS}", "-o", str(trace)]
-    own = [sys.executable, "-m", "tests.e2e.power_cut", "--write", str(folder / "data"), "--changes", str(changes)]
+    own = [
+        sys.executable,
+        "-m",
+        "tests.e2e.power_cut",
+        "--write",
+        str(folder / "data"),
+        "--changes",
+        str(changes),
+    ]
     subprocess.run([*tool, *own], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     with trace.open() as lines:
         return list(calls(lines, folder / "data"))
 
 
 def calls(lines: Iterable[str], below: Path) -> Iterator[Call]:
-    """Of strace's lines those about files below this folder, and what was said; paths are from there."""
+    """Of strace's lines those about files below this folder, and what was said; paths are from
+    there."""
     positions: dict[str, int] = {}
     for line in lines:
         found = _LINE.match(line)
@@ -230,16 +253,23 @@ def calls(lines: Iterable[str], below: Path) -> Iterator[Call]:
 
 
 def cuts(folder: Path, recorded: list[Call], points: int, seed: int = 1) -> dict[str, int]:
-    """Cut the power at so many points, opening what is left each time. Raises AssertionError for anything that was lost."""
+    """Cut the power at so many points, opening what is left each time. Raises AssertionError for
+    anything that was lost."""
     chance = random.Random(seed)
     at = sorted(chance.choices(range(len(recorded) + 1), k=points))
-    told = [(number, json.loads(call.data)) for number, call in enumerate(recorded) if call.name == "said"]
+    told = [
+        (number, json.loads(call.data))
+        for number, call in enumerate(recorded)
+        if call.name == "said"
+    ]
     disk, played, unsynced = Disk(), 0, 0
     for number, point in enumerate(at):
         while played < point:
             disk.play(recorded[played])
             played += 1
-        unsynced += any(file.since for path, file in disk.names.items() if not path.endswith(SHARED))
+        unsynced += any(
+            file.since for path, file in disk.names.items() if not path.endswith(SHARED)
+        )
         left = folder / f"cut-{number}"
         disk.leave(left, chance)
         before = [state for said, state in told if said < point]
@@ -260,7 +290,9 @@ def check(left: Path, allowed: list[list[object]], *, begun: bool) -> None:
         assert store.problem is None, f"{left}: {store.problem}"
         found = content(store)
         assert found in allowed or not (begun or any(found)), f"{left}: {found} and not {allowed}"
-        assert len(RunningEngines(left).entries()) == len(list((left / "live").glob("*.json"))), f"{left}: half a record"
+        assert len(RunningEngines(left).entries()) == len(list((left / "live").glob("*.json"))), (
+            f"{left}: half a record"
+        )
     finally:
         store.close()
 
@@ -276,7 +308,9 @@ def main() -> None:
         write(args.write, args.changes)
     with tempfile.TemporaryDirectory() as folder:
         recorded = record(Path(folder), args.changes)
-        sys.stdout.write(json.dumps(cuts(Path(folder) / "cuts", recorded, args.points, args.seed)) + "\n")
+        sys.stdout.write(
+            json.dumps(cuts(Path(folder) / "cuts", recorded, args.points, args.seed)) + "\n"
+        )
 
 
 if __name__ == "__main__":

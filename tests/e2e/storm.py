@@ -1,8 +1,10 @@
-"""A gateway, or its agent, or both, killed again and again while several writers add and remove models and keys; then a look at what is
+"""A gateway, or its agent, or both, killed again and again while several writers add and remove
+models and keys; then a look at what is
 left.
 
-`python -m tests.e2e.storm --rounds 200 --writers 3 [--victim gateway | agent | both]` prints what docs/reliability.md quotes. Where something is wrong, the folder with the
-database, all logs, the records, and what the machine looked like then, is kept.
+`python -m tests.e2e.storm --rounds 200 --writers 3 [--victim gateway | agent | both]` prints what
+docs/reliability.md quotes. Where something is wrong, the folder with the database, all logs, the
+records, and what the machine looked like then, is kept.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ BUSY = "while True: pass"
 class Writer:
     """Changes models and keys of its own names, one after the other, until the round is over.
 
-    `wanted` is what was acknowledged: (kind, name) -> whether the last change that got an answer added it. `unsure`: a change got none.
+    `wanted` is what was acknowledged: (kind, name) -> whether the last change that got an answer
+    added it. `unsure`: a change got none.
     """
 
     def __init__(self, index: int, storm: Storm, chance: random.Random) -> None:
@@ -54,12 +57,17 @@ class Writer:
     def run(self) -> None:
         """Returns when the gateway no longer answers, or is not to be asked any more."""
         gateway = self._storm.gateway
-        with httpx.Client(base_url=gateway.url, headers=gateway.client.headers, trust_env=False, timeout=HANG_S) as client:
+        with httpx.Client(
+            base_url=gateway.url, headers=gateway.client.headers, trust_env=False, timeout=HANG_S
+        ) as client:
             while self._change(client) and not self._storm.over.wait(self._chance.uniform(0, 0.3)):
                 pass
 
     def _change(self, client: httpx.Client) -> bool:
-        kind, name = self._chance.choice(("models", "models", "keys")), self._chance.choice(self._names)
+        kind, name = (
+            self._chance.choice(("models", "models", "keys")),
+            self._chance.choice(self._names),
+        )
         add = self._chance.random() < 0.7
         self.unsure.add((kind, name))
         try:
@@ -97,18 +105,23 @@ class Storm:
         failpoints: bool = False,
         victim: Literal["gateway", "agent", "both"] | None = None,
     ) -> None:
-        """failpoints: in every second round the gateway kills itself, at an effect that is chosen at random. victim: of a gateway with
+        """failpoints: in every second round the gateway kills itself, at an effect that is chosen
+        at random. victim: of a gateway with
         an agent; None: the gateway, whose engines are processes."""
         self.folder = folder
         self.victim = victim
         self.over = threading.Event()
         settings = {"FITSERVE_STOP_GRACE_S": "0.5", "FITSERVE_ADMIN_KEY": ADMIN}
-        self.gateway = AgentGateway(folder, **settings) if victim else scripted_gateway(folder, **settings)
+        self.gateway = (
+            AgentGateway(folder, **settings) if victim else scripted_gateway(folder, **settings)
+        )
         self.gateway.client.headers["authorization"] = f"Bearer {ADMIN}"
         self.chance = chance
         self.failpoints = failpoints
         self.source = folder / "models" / "model" if victim else model_folder(folder / "model")
-        self.writers = [Writer(index, self, random.Random(chance.random())) for index in range(writers)]
+        self.writers = [
+            Writer(index, self, random.Random(chance.random())) for index in range(writers)
+        ]
         self.kills = 0
         self.suicides = 0
         self.adopted_s: list[float] = []
@@ -120,7 +133,12 @@ class Storm:
             if self.failpoints and self.chance.random() < 0.5:
                 self.gateway.environment["FITSERVE_FAILPOINT"] = self.chance.choice(FAILPOINTS)
             self.gateway.launch()
-            wait_for("the gateway answers, or is dead", lambda: self.gateway.dead() or self.gateway.answers(), HANG_S, 0.02)
+            wait_for(
+                "the gateway answers, or is dead",
+                lambda: self.gateway.dead() or self.gateway.answers(),
+                HANG_S,
+                0.02,
+            )
             with contextlib.suppress(httpx.HTTPError):
                 if running and starts:
                     self._time_adoption(began)
@@ -130,7 +148,9 @@ class Storm:
                 thread.start()
             time.sleep(self.chance.uniform(0, 1.2))
             died = self.gateway.dead()
-            assert not died or "FITSERVE_FAILPOINT" in self.gateway.environment, self.gateway.log.read_text()[-3000:]
+            assert not died or "FITSERVE_FAILPOINT" in self.gateway.environment, (
+                self.gateway.log.read_text()[-3000:]
+            )
             self.suicides += died
             self.kill()
             self.over.set()
@@ -148,7 +168,11 @@ class Storm:
 
     def engines(self) -> dict[str, list[int]]:
         """Those that run, as the machine has them: pids by name of the instance."""
-        return self.gateway.containers() if isinstance(self.gateway, AgentGateway) else engines(self.gateway)
+        return (
+            self.gateway.containers()
+            if isinstance(self.gateway, AgentGateway)
+            else engines(self.gateway)
+        )
 
     def _time_adoption(self, began: float) -> None:
         """Only of models that were ready: what was still starting has yet to be verified."""
@@ -160,7 +184,8 @@ class Storm:
         return sum(writer.acknowledged for writer in self.writers)
 
     def known(self, kind: str) -> tuple[set[str], set[str]]:
-        """The names of which was acknowledged that they are there, and those of which a change got no answer."""
+        """The names of which was acknowledged that they are there, and those of which a change got
+        no answer."""
         there, unsure = set[str](), set[str]()
         for writer in self.writers:
             unsure |= {name for of, name in writer.unsure if of == kind}
@@ -168,11 +193,14 @@ class Storm:
         return there - unsure, unsure
 
     def settle(self) -> dict[str, int]:
-        """Start once more and wait until nothing moves. Raises AssertionError for a lost change, an orphan or a twin."""
+        """Start once more and wait until nothing moves. Raises AssertionError for a lost change, an
+        orphan or a twin."""
         self.gateway.start()
         wait_for("all models settle", self._settled, 2 * HANG_S)
         names = {model["name"] for model in self._listed()}
-        keys = {key["name"] for key in self.gateway.client.get("/admin/keys").json()["data"]} - {"admin"}
+        keys = {key["name"] for key in self.gateway.client.get("/admin/keys").json()["data"]} - {
+            "admin"
+        }
         for kind, listed in (("models", names), ("keys", keys)):
             wanted, unsure = self.known(kind)
             lost, extra = wanted - listed, listed - wanted - unsure
@@ -194,11 +222,17 @@ class Storm:
         return all(model["state"] == "ready" for model in data) and len(self.engines()) == len(data)
 
     def evidence(self) -> None:
-        """Beside what is in the folder anyway: how the gateway sees it, which processes there are and who listens."""
+        """Beside what is in the folder anyway: how the gateway sees it, which processes there are
+        and who listens."""
         with contextlib.suppress(httpx.HTTPError):
-            shown = [self.gateway.show(one["name"]) for one in self.gateway.client.get("/admin/models").json()["data"]]
+            shown = [
+                self.gateway.show(one["name"])
+                for one in self.gateway.client.get("/admin/models").json()["data"]
+            ]
             (self.folder / "shown.json").write_text(json.dumps(shown, indent=1))
-        known: dict[str, object] = {kind: [sorted(names) for names in self.known(kind)] for kind in ("models", "keys")}
+        known: dict[str, object] = {
+            kind: [sorted(names) for names in self.known(kind)] for kind in ("models", "keys")
+        }
         known |= {"kills": self.kills, "engines": self.engines()}
         (self.folder / "known.json").write_text(json.dumps(known, indent=1))
         for name, command in {
@@ -256,13 +290,25 @@ def main() -> None:
     parser.add_argument("--writers", type=int, default=3)
     parser.add_argument("--settle-every", type=int, default=10)
     parser.add_argument(
-        "--victim", choices=("gateway", "agent", "both"), help="with an agent and containers; else a gateway alone"
+        "--victim",
+        choices=("gateway", "agent", "both"),
+        help="with an agent and containers; else a gateway alone",
     )
-    parser.add_argument("--failpoints", action="store_true", help="in every second round it dies at an effect")
-    parser.add_argument("--hogs", type=int, default=0, help="processes that keep the machine busy meanwhile")
+    parser.add_argument(
+        "--failpoints", action="store_true", help="in every second round it dies at an effect"
+    )
+    parser.add_argument(
+        "--hogs", type=int, default=0, help="processes that keep the machine busy meanwhile"
+    )
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="storm-"))
-    storm = Storm(folder, random.Random(args.seed), writers=args.writers, failpoints=args.failpoints, victim=args.victim)
+    storm = Storm(
+        folder,
+        random.Random(args.seed),
+        writers=args.writers,
+        failpoints=args.failpoints,
+        victim=args.victim,
+    )
     try:
         with busy(args.hogs):
             settled = run(storm, args.rounds, args.settle_every)

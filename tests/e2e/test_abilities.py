@@ -1,4 +1,5 @@
-"""What a model does for apps, by the official SDK through the gateway, with the real engine: the demo model that thinks and calls a tool by itself,
+"""What a model does for apps, by the official SDK through the gateway, with the real engine: the
+demo model that thinks and calls a tool by itself,
 and is held to a call or a schema by the engine's grammars."""
 
 from __future__ import annotations
@@ -29,8 +30,14 @@ TOOL: Any = {
         },
     },
 }
-SCHEMA = {**TOOL["function"]["parameters"], "properties": {"city": {"enum": ["Paris", "Rome"]}, "unit": {"type": "boolean"}}}
-FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+SCHEMA = {
+    **TOOL["function"]["parameters"],
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "unit": {"type": "boolean"}},
+}
+FORMAT: Any = {
+    "type": "json_schema",
+    "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True},
+}
 ASKED: Any = [{"role": "user", "content": "What weather has Rome?"}]
 
 
@@ -38,14 +45,19 @@ ASKED: Any = [{"role": "user", "content": "What weather has Rome?"}]
 def ready(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Gateway:
     folder = tmp_path_factory.mktemp("models") / "thinking"
     make_model(folder, thinks=True)
-    response = gateway.client.post("/admin/models", json={"name": "thinking", "source": str(folder), "engines": ["vllm-cpu"]})
+    response = gateway.client.post(
+        "/admin/models", json={"name": "thinking", "source": str(folder), "engines": ["vllm-cpu"]}
+    )
     assert response.status_code == 202, response.text
     gateway.until("thinking", "ready", START_S)
     return gateway
 
 
 def test_the_model_says_what_it_does(ready: Gateway) -> None:
-    shown = {name: f"{one['state']}: {one['evidence']}" for name, one in ready.show("thinking")["abilities"].items()}
+    shown = {
+        name: f"{one['state']}: {one['evidence']}"
+        for name, one in ready.show("thinking")["abilities"].items()
+    }
     assert shown == {
         "tools": "proven: it called get_weather with arguments that fit",
         "required_tools": "proven: it called get_weather with arguments that fit",
@@ -60,7 +72,12 @@ def test_the_model_says_what_it_does(ready: Gateway) -> None:
 def test_a_tool_is_called(ready: Gateway, choice: Any) -> None:
     with openai_client(ready.url) as client:
         answer = client.chat.completions.create(
-            model="thinking", messages=ASKED, tools=[TOOL], tool_choice=choice, max_tokens=300, temperature=0
+            model="thinking",
+            messages=ASKED,
+            tools=[TOOL],
+            tool_choice=choice,
+            max_tokens=300,
+            temperature=0,
         )
     [call] = answer.choices[0].message.tool_calls or []
     assert call.type == "function"
@@ -81,17 +98,23 @@ def test_an_answer_fits_its_schema(ready: Gateway) -> None:
 
 def test_thoughts_come_apart_whole_and_streamed(ready: Gateway) -> None:
     with openai_client(ready.url) as client:
-        answer = client.chat.completions.create(model="thinking", messages=ASKED, max_tokens=300, temperature=0)
+        answer = client.chat.completions.create(
+            model="thinking", messages=ASKED, max_tokens=300, temperature=0
+        )
         message: Any = answer.choices[0].message
         assert message.reasoning == THOUGHT
         assert message.content.startswith("<tool_call>")
-        stream = client.chat.completions.create(model="thinking", messages=ASKED, max_tokens=300, temperature=0, stream=True)
+        stream = client.chat.completions.create(
+            model="thinking", messages=ASKED, max_tokens=300, temperature=0, stream=True
+        )
         deltas: list[Any] = [chunk.choices[0].delta for chunk in stream if chunk.choices]
     assert "".join(getattr(delta, "reasoning", None) or "" for delta in deltas) == THOUGHT
     assert "".join(delta.content or "" for delta in deltas) == message.content
 
 
-def test_a_chat_template_of_the_user_makes_the_prompts_and_decides_what_is_read(ready: Gateway, tmp_path: Path) -> None:
+def test_a_chat_template_of_the_user_makes_the_prompts_and_decides_what_is_read(
+    ready: Gateway, tmp_path: Path
+) -> None:
     file = tmp_path / "mine.jinja"
     file.write_text("{{ 'MARKED ' }}" + CHAT_TEMPLATE)  # without a switch for thoughts
     done = ready.cli("set", "thinking", "--chat-template", str(file), "--wait")
@@ -100,8 +123,14 @@ def test_a_chat_template_of_the_user_makes_the_prompts_and_decides_what_is_read(
     shown = ready.show("thinking")
     assert shown["plan"]["chat_template"]["value"].startswith("mine.jinja (")
     reasoning = shown["abilities"]["reasoning"]
-    assert (reasoning["state"], shown["abilities"]["tools"]["state"]) == ("not proven", "proven"), shown["abilities"]
+    assert (reasoning["state"], shown["abilities"]["tools"]["state"]) == ("not proven", "proven"), (
+        shown["abilities"]
+    )
     assert "no form of thoughts" in reasoning["evidence"]
-    tokens = ready.client.post("/tokenize", json={"model": "thinking", "messages": ASKED}).json()["tokens"]
-    prompt = ready.client.post("/detokenize", json={"model": "thinking", "tokens": tokens}).json()["prompt"]
+    tokens = ready.client.post("/tokenize", json={"model": "thinking", "messages": ASKED}).json()[
+        "tokens"
+    ]
+    prompt = ready.client.post("/detokenize", json={"model": "thinking", "tokens": tokens}).json()[
+        "prompt"
+    ]
     assert "MARKED" in prompt

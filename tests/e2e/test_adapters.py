@@ -1,4 +1,5 @@
-"""LoRA adapters with the real engine: loaded at the start, listed and asked as models, there again after a start without a network."""
+"""LoRA adapters with the real engine: loaded at the start, listed and asked as models, there again
+after a start without a network."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ def test_adapters_answer_as_models_of_their_own(gateway: Gateway, tmp_path: Path
     assert plan["loras"]["value"] == "one (rank 8), team/two:v1 (rank 4)"
     assert {"--enable-lora", "--max-lora-rank=8", "--max-loras=2"} <= set(plan["argv"])
     listed = {model["id"]: model for model in gateway.client.get("/v1/models").json()["data"]}
-    assert (listed["one"]["parent"], listed["one"]["root"], listed["one"]["state"]) == ("base", str(one), "ready")
+    assert (listed["one"]["parent"], listed["one"]["root"], listed["one"]["state"]) == (
+        "base",
+        str(one),
+        "ready",
+    )
     assert "parent" not in listed["base"]
     with openai_client(gateway.url) as client:
         said = {

@@ -1,4 +1,5 @@
-"""A real engine's torch measures: the lines that measure GPUs, on this machine's CPU, which stands for three of them."""
+"""A real engine's torch measures: the lines that measure GPUs, on this machine's CPU, which stands
+for three of them."""
 
 from __future__ import annotations
 
@@ -38,7 +39,12 @@ def test_torch_measures_each_alone_and_all_together(engines: Path, tmp_path: Pat
     async def said(one: GpuSet) -> Measurement:
         asked = json.dumps(json.loads(document(one, "torch")) | SMALL).encode()
         async with asyncio.timeout(HANG_S):
-            lines = [line async for line in ProcessHost(tmp_path).inquire(EngineRef(kind=kind, version=version), asked)]
+            lines = [
+                line
+                async for line in ProcessHost(tmp_path).inquire(
+                    EngineRef(kind=kind, version=version), asked
+                )
+            ]
         return read(lines, len(one.gpus))
 
     found = asyncio.run(said(three))

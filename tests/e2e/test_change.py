@@ -1,4 +1,5 @@
-"""A model is changed under load behind several workers: its clients, which are those of the openai SDK, see nothing of it."""
+"""A model is changed under load behind several workers: its clients, which are those of the openai
+SDK, see nothing of it."""
 
 from __future__ import annotations
 
@@ -26,15 +27,21 @@ TOKENS, PER_SECOND = 100, 50
 
 @contextlib.asynccontextmanager
 async def asked(gateway: Gateway) -> AsyncIterator[Counter[str]]:
-    """Clients that ask all the time, half of them for streams: whole answers by kind. Whatever the SDK raises fails the test."""
+    """Clients that ask all the time, half of them for streams: whole answers by kind. Whatever the
+    SDK raises fails the test."""
     counted, over = Counter[str](), asyncio.Event()
-    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=4 * HANG_S) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=4 * HANG_S
+    ) as client:
 
         async def ask(streams: bool) -> None:
             fields: dict[str, Any] = {"model": "m", "prompt": "hi", "max_tokens": TOKENS}
             while not over.is_set():
                 if streams:
-                    chunks = [chunk async for chunk in await client.completions.create(**fields, stream=True)]
+                    chunks = [
+                        chunk
+                        async for chunk in await client.completions.create(**fields, stream=True)
+                    ]
                     assert chunks[-1].choices[0].finish_reason, "the stream broke off"
                     counted["streams"] += 1
                 else:
@@ -50,19 +57,27 @@ async def asked(gateway: Gateway) -> AsyncIterator[Counter[str]]:
 
 async def changed(gateway: Gateway, instead: int) -> dict[str, Any]:
     """The model, once its context is another one and the engine from before is gone."""
-    answer = await asyncio.to_thread(gateway.client.patch, "/admin/models/m", json={"max_context": instead})
+    answer = await asyncio.to_thread(
+        gateway.client.patch, "/admin/models/m", json={"max_context": instead}
+    )
     assert answer.status_code == 202, answer.text
 
     def done() -> Any:
         view = gateway.show("m")
-        serves = view["state"] == "ready" and view["change"] is None and view["plan"]["max_model_len"]["value"] == instead
+        serves = (
+            view["state"] == "ready"
+            and view["change"] is None
+            and view["plan"]["max_model_len"]["value"] == instead
+        )
         return serves and len(engines(gateway)) == 1 and view
 
     view: dict[str, Any] = await asyncio.to_thread(wait_for, "the change", done, 4 * HANG_S)
     return view
 
 
-async def test_no_answer_fails_and_no_stream_breaks_while_a_model_is_changed(tmp_path: Path) -> None:
+async def test_no_answer_fails_and_no_stream_breaks_while_a_model_is_changed(
+    tmp_path: Path,
+) -> None:
     with started(tmp_path, "--tokens-per-second", str(PER_SECOND)) as gateway:
         async with asked(gateway) as counted:
             for context in (2048, 1024):
@@ -70,6 +85,8 @@ async def test_no_answer_fails_and_no_stream_breaks_while_a_model_is_changed(tmp
                 assert view["attempts"][-1]["max_model_len"] == context
             served = Counter(counted)
             # The one that came last answers too.
-            await asyncio.to_thread(wait_for, "answers of the last one", lambda: len(counted - served) == 2)
+            await asyncio.to_thread(
+                wait_for, "answers of the last one", lambda: len(counted - served) == 2
+            )
         assert set(counted) == {"streams", "answers"}
         assert [one["failure"] for one in view["attempts"]] == [None, None, None]

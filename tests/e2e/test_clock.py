@@ -1,4 +1,5 @@
-"""The clock of the machine jumps by a day, forth and back, under a gateway that runs, and while it is away: nothing is restarted for it, and no
+"""The clock of the machine jumps by a day, forth and back, under a gateway that runs, and while it
+is away: nothing is restarted for it, and no
 wait becomes longer or ends because of it."""
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 DAY_S = 86400
 ADMIN = "an-admin-key-of-the-settings-that-nobody-guesses"
 
-pytestmark = [pytest.mark.skipif(FAKETIME is None, reason="libfaketime (Debian: faketime) moves the clock of one process")]
+pytestmark = [
+    pytest.mark.skipif(
+        FAKETIME is None, reason="libfaketime (Debian: faketime) moves the clock of one process"
+    )
+]
 
 Jump = Callable[[int], None]
 
 
 @pytest.fixture
 def jumping(tmp_path: Path) -> Iterator[tuple[Gateway, Jump]]:
-    """A gateway with the ready model m, and what sets its clock so many seconds off the right time."""
+    """A gateway with the ready model m, and what sets its clock so many seconds off the right
+    time."""
     offset = tmp_path / "offset"
 
     def jump(seconds: int) -> None:
@@ -40,16 +46,24 @@ def jumping(tmp_path: Path) -> Iterator[tuple[Gateway, Jump]]:
         new.rename(offset)
 
     jump(0)
-    clock = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(offset), "FAKETIME_NO_CACHE": "1"}
+    clock = {
+        "LD_PRELOAD": str(FAKETIME),
+        "FAKETIME_TIMESTAMP_FILE": str(offset),
+        "FAKETIME_NO_CACHE": "1",
+    }
     # The kernel's monotonic clock does not jump.
     clock |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-    made = scripted_gateway(tmp_path, ["--hold", str(tmp_path / "hold")], FITSERVE_ADMIN_KEY=ADMIN, **clock)
+    made = scripted_gateway(
+        tmp_path, ["--hold", str(tmp_path / "hold")], FITSERVE_ADMIN_KEY=ADMIN, **clock
+    )
     made.forks = False  # a library is loaded before it at its start alone
     made.client.headers["authorization"] = f"Bearer {ADMIN}"
     with contextlib.closing(made) as gateway:
         gateway.start()
         source = str(model_folder(tmp_path / "model"))
-        added = gateway.client.post("/admin/models", json={"name": "m", "source": source, "engines": [ENGINE]})
+        added = gateway.client.post(
+            "/admin/models", json={"name": "m", "source": source, "engines": [ENGINE]}
+        )
         assert added.status_code == 202, added.text
         gateway.until("m", "ready")
         yield gateway, jump
@@ -62,26 +76,39 @@ def off(gateway: Gateway) -> float:
 
 
 def looks(gateway: Gateway) -> None:
-    """The loop has looked at everything more than once: it has brought a model and taken it away again."""
-    added = gateway.client.post("/admin/models", json={"name": "other", "endpoints": ["http://127.0.0.1:9/v1"]})
+    """The loop has looked at everything more than once: it has brought a model and taken it away
+    again."""
+    added = gateway.client.post(
+        "/admin/models", json={"name": "other", "endpoints": ["http://127.0.0.1:9/v1"]}
+    )
     assert added.status_code == 202, added.text
     gateway.client.delete("/admin/models/other")
     wait_for("it is gone", lambda: gateway.client.get("/admin/models/other").status_code == 404)
 
 
-def ask(client: http.client.HTTPConnection, key: str, *, stream: bool = False) -> http.client.HTTPResponse:
+def ask(
+    client: http.client.HTTPConnection, key: str, *, stream: bool = False
+) -> http.client.HTTPResponse:
     body = json.dumps({"model": "m", "prompt": "hi", "max_tokens": 3, "stream": stream})
     client.request("POST", "/v1/completions", body, {"authorization": f"Bearer {key}"})
     return client.getresponse()
 
 
-def test_a_clock_that_jumps_restarts_nothing_and_changes_no_limit(jumping: tuple[Gateway, Jump], tmp_path: Path) -> None:
+def test_a_clock_that_jumps_restarts_nothing_and_changes_no_limit(
+    jumping: tuple[Gateway, Jump], tmp_path: Path
+) -> None:
     gateway, jump = jumping
     before = engines(gateway)
-    made = gateway.client.post("/admin/keys", json={"name": "k", "requests_per_minute": 1}).json()["key"]
-    kept, streaming = (http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=HANG_S) for _ in range(2))
+    made = gateway.client.post("/admin/keys", json={"name": "k", "requests_per_minute": 1}).json()[
+        "key"
+    ]
+    kept, streaming = (
+        http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=HANG_S) for _ in range(2)
+    )
     with contextlib.closing(kept), contextlib.closing(streaming):
-        wait_for("the key is known", lambda: (answer := ask(kept, made)).read() and answer.status == 200)
+        wait_for(
+            "the key is known", lambda: (answer := ask(kept, made)).read() and answer.status == 200
+        )
         for _ in range(11):
             answer = ask(kept, "a-wrong-key")
             answer.read()
@@ -92,14 +119,20 @@ def test_a_clock_that_jumps_restarts_nothing_and_changes_no_limit(jumping: tuple
         sockets = (kept.sock, streaming.sock)
         for offset in (DAY_S, -DAY_S, 0, -400 * DAY_S, 400 * DAY_S):
             jump(offset)
-            wait_for("it has the new time", lambda offset=offset: abs(off(gateway) - offset) < DAY_S / 2)  # type: ignore[misc]
+            wait_for(
+                "it has the new time", lambda offset=offset: abs(off(gateway) - offset) < DAY_S / 2
+            )  # type: ignore[misc]
             looks(gateway)
             assert (engines(gateway), starts(gateway)) == (before, 1)
-            # Neither a used-up limit comes back, nor does one last longer than its minute; the same for wrong keys.
+            # Neither a used-up limit comes back, nor does one last longer than its minute; the same
+            # for wrong keys.
             for key in (made, "a-wrong-key"):
                 answer = ask(kept, key)
                 answer.read()
-                assert (answer.status, 0 < int(answer.headers["retry-after"]) <= 60) == (429, True), key
+                assert (answer.status, 0 < int(answer.headers["retry-after"]) <= 60) == (
+                    429,
+                    True,
+                ), key
             # A key that was made at another time is as good as before, and connections are kept.
             made_now = gateway.client.get("/v1/models", headers={"authorization": f"Bearer {made}"})
             assert made_now.status_code == 200
@@ -116,7 +149,9 @@ def kill(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("offset", [DAY_S, -DAY_S])
-def test_an_engine_that_died_is_started_again_once_whatever_the_clock_says(jumping: tuple[Gateway, Jump], offset: int) -> None:
+def test_an_engine_that_died_is_started_again_once_whatever_the_clock_says(
+    jumping: tuple[Gateway, Jump], offset: int
+) -> None:
     gateway, jump = jumping
     kill(gateway)
     jump(offset)

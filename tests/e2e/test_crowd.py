@@ -10,7 +10,9 @@ from tests.hostile.attackers import KINDS
 pytestmark = pytest.mark.anyio
 
 
-async def test_clients_that_leave_engines_that_die_and_attackers_leave_nothing_behind(tmp_path: Path) -> None:
+async def test_clients_that_leave_engines_that_die_and_attackers_leave_nothing_behind(
+    tmp_path: Path,
+) -> None:
     figures = await crowd(tmp_path, count=40, each=2, seconds=5, kill_s=2)
     assert figures.kills
     assert figures.seen.ended["done"] > 0

@@ -1,4 +1,5 @@
-"""Five models, memory for two, eight clients, and the gateway killed in the middle: `python -m tests.e2e.demand_storm` does it for ten minutes."""
+"""Five models, memory for two, eight clients, and the gateway killed in the middle: `python -m
+tests.e2e.demand_storm` does it for ten minutes."""
 
 from __future__ import annotations
 

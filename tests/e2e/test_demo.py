@@ -1,4 +1,5 @@
-"""The first two minutes: `fitserve demo` from the wheel, with a scripted engine; and what is said of engines when a gateway ends."""
+"""The first two minutes: `fitserve demo` from the wheel, with a scripted engine; and what is said
+of engines when a gateway ends."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package as a wheel has it, without this checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True, timeout=HANG_S
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT,
+        check=True,
+        timeout=HANG_S,
     )
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
         archive.extractall(folder / "site")
@@ -42,18 +46,35 @@ def test_a_demo_from_the_wheel_answers_and_leaves_nothing(tmp_path: Path, wheel:
     command = [sys.executable, "-m", "gateway", "demo"]
     with (
         said.open("wb") as file,
-        subprocess.Popen(command, cwd=home, env=environment, stdout=file, stderr=subprocess.STDOUT) as demo,
+        subprocess.Popen(
+            command, cwd=home, env=environment, stdout=file, stderr=subprocess.STDOUT
+        ) as demo,
     ):
         try:
-            wait_for("how to ask", lambda: demo.poll() is not None or "Ctrl-C stops it" in said.read_text())
+            wait_for(
+                "how to ask",
+                lambda: demo.poll() is not None or "Ctrl-C stops it" in said.read_text(),
+            )
             assert demo.poll() is None, said.read_text()
-            curl = next(line.strip() for line in said.read_text().splitlines() if line.strip().startswith("curl "))
-            answer = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=HANG_S, check=True)
+            curl = next(
+                line.strip()
+                for line in said.read_text().splitlines()
+                if line.strip().startswith("curl ")
+            )
+            answer = subprocess.run(
+                curl, shell=True, capture_output=True, text=True, timeout=HANG_S, check=True
+            )
             assert '"finish_reason"' in answer.stdout
             assert said.read_text().count("demo: ready") == 1
             # A second one says that this one runs, and does nothing to its model.
             second = subprocess.run(
-                command, cwd=home, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
+                command,
+                cwd=home,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=HANG_S,
+                check=False,
             )
             assert second.returncode == 3
             assert "it and its models stay as they are" in second.stderr
@@ -70,11 +91,14 @@ def test_a_demo_from_the_wheel_answers_and_leaves_nothing(tmp_path: Path, wheel:
 
 @contextlib.contextmanager
 def ended(folder: Path, **settings: str) -> Iterator[tuple[str, dict[str, list[int]]]]:
-    """The last line of a gateway with an engine that was told to stop, and the engines that are left."""
+    """The last line of a gateway with an engine that was told to stop, and the engines that are
+    left."""
     with contextlib.closing(scripted_gateway(folder, **settings)) as gateway:
         gateway.start()
         source = str(model_folder(folder / "model"))
-        gateway.client.post("/admin/models", json={"name": "m", "source": source, "engines": [ENGINE]})
+        gateway.client.post(
+            "/admin/models", json={"name": "m", "source": source, "engines": [ENGINE]}
+        )
         gateway.until("m", "ready")
         assert gateway.kill(signal.SIGTERM) == 0
         yield gateway.log.read_text().splitlines()[-1], engines(gateway)
@@ -86,13 +110,20 @@ def ended(folder: Path, **settings: str) -> Iterator[tuple[str, dict[str, list[i
 def test_the_last_line_of_a_gateway_has_the_command_that_ends_its_engines(tmp_path: Path) -> None:
     with ended(tmp_path) as (line, left):
         assert len(left) == 1
-        command = re.search(r"1 of its engines go on, and the next gateway adopts them; to end them: kill ([\d ]+)", line)
+        command = re.search(
+            r"1 of its engines go on, and the next gateway adopts them; to end them: kill ([\d ]+)",
+            line,
+        )
         assert command is not None, line
-        assert {int(pid) for pid in command[1].split()} == {pid for pids in left.values() for pid in pids}
+        assert {int(pid) for pid in command[1].split()} == {
+            pid for pids in left.values() for pid in pids
+        }
         assert all(Path(f"/proc/{pid}").exists() for pid in command[1].split())
 
 
-def test_engines_end_with_the_gateway_where_that_is_asked_for_and_start_with_the_next(tmp_path: Path) -> None:
+def test_engines_end_with_the_gateway_where_that_is_asked_for_and_start_with_the_next(
+    tmp_path: Path,
+) -> None:
     with ended(tmp_path, FITSERVE_STOP_ENGINES="1") as (_, left):
         assert not left
         assert not list((tmp_path / "data/live").glob("*"))

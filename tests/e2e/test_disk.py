@@ -1,4 +1,5 @@
-"""A disk that is full or read-only under the gateway: what runs goes on, changes are refused in words, and it heals by itself."""
+"""A disk that is full or read-only under the gateway: what runs goes on, changes are refused in
+words, and it heals by itself."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tests.e2e.scripted import ENGINE, engines, scripted_gateway
 from tests.support.running import model_folder
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system of its own"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system of its own")
 ]
 
 
@@ -33,7 +34,9 @@ def small(tmp_path: Path) -> Iterator[tuple[Gateway, Path]]:
             gateway.log = tmp_path / "gateway.log"
             gateway.start()
             source = model_folder(tmp_path / "model")
-            gateway.client.post("/admin/models", json={"name": "m", "source": str(source), "engines": [ENGINE]})
+            gateway.client.post(
+                "/admin/models", json={"name": "m", "source": str(source), "engines": [ENGINE]}
+            )
             gateway.until("m", "ready")
             yield gateway, disk
         wait_for("no engine", lambda: not engines(gateway))
@@ -46,17 +49,23 @@ KEY = "an-admin-key-of-this-test-that-nobody-guesses"
 
 @pytest.fixture
 def keyed(tmp_path: Path) -> Iterator[tuple[Gateway, Path, str]]:
-    """A gateway of two workers with a key `app`, which stands beside another key in both places; and its file system."""
+    """A gateway of two workers with a key `app`, which stands beside another key in both places;
+    and its file system."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)], check=True)
     try:
-        with contextlib.closing(scripted_gateway(disk, FITSERVE_WORKERS="2", FITSERVE_ADMIN_KEY=KEY)) as gateway:
+        with contextlib.closing(
+            scripted_gateway(disk, FITSERVE_WORKERS="2", FITSERVE_ADMIN_KEY=KEY)
+        ) as gateway:
             gateway.log = tmp_path / "gateway.log"
             gateway.client.headers["authorization"] = f"Bearer {KEY}"
             gateway.environment["FITSERVE_KEY"] = KEY
             gateway.start()
-            made = [gateway.client.post("/admin/keys", json={"name": name}).json()["key"] for name in ("app", "other")]
+            made = [
+                gateway.client.post("/admin/keys", json={"name": name}).json()["key"]
+                for name in ("app", "other")
+            ]
             yield gateway, disk, made[0]
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=False)
@@ -76,9 +85,13 @@ def fill(disk: Path) -> Path:
 
 
 def refused(gateway: Gateway, length: int = 2000) -> bool:
-    """Many changes: the journal may have room for the first, and what one of them left of it for a smaller one."""
+    """Many changes: the journal may have room for the first, and what one of them left of it for a
+    smaller one."""
     for number in range(200):
-        body = {"name": f"n{number}", "endpoints": [f"http://127.0.0.1:9/{'x' * length}/{place}" for place in range(8)]}
+        body = {
+            "name": f"n{number}",
+            "endpoints": [f"http://127.0.0.1:9/{'x' * length}/{place}" for place in range(8)],
+        }
         answer = gateway.client.post("/admin/models", json=body)
         if answer.status_code == 507:
             error = answer.json()["error"]["message"]
@@ -88,7 +101,9 @@ def refused(gateway: Gateway, length: int = 2000) -> bool:
 
 
 def serves(gateway: Gateway) -> None:
-    answer = gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+    answer = gateway.client.post(
+        "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
+    )
     assert answer.status_code == 200, answer.text
 
 
@@ -111,11 +126,17 @@ def test_a_full_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Pat
     assert engines(gateway) == before
     filler.unlink()
     if not ready(gateway):
-        # It began with a copy: what it does now would be lost, so it says so until it is started again.
+        # It began with a copy: what it does now would be lost, so it says so until it is started
+        # again.
         gateway.kill()
         gateway.start()
     wait_for("ready again", lambda: ready(gateway))
-    assert gateway.client.post("/admin/models", json={"name": "last", "endpoint": "http://127.0.0.1:9/v1"}).status_code == 202
+    assert (
+        gateway.client.post(
+            "/admin/models", json={"name": "last", "endpoint": "http://127.0.0.1:9/v1"}
+        ).status_code
+        == 202
+    )
     assert engines(gateway) == before
 
 
@@ -133,7 +154,8 @@ def test_a_read_only_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway
     gateway, disk = small
     before = engines(gateway)
     gateway.kill()
-    # Files that are open for writing keep a file system from becoming read-only, and engines write their logs: bind it instead.
+    # Files that are open for writing keep a file system from becoming read-only, and engines write
+    # their logs: bind it instead.
     subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
     subprocess.run(["mount", "-o", "remount,ro,bind", str(disk)], check=True)
     try:
@@ -153,25 +175,36 @@ def test_a_read_only_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway
 
 
 def good(gateway: Gateway, key: str) -> set[bool]:
-    """Whether the key lets one in, at many connections, so that both workers take some. An address with many wrong keys gets a 429."""
+    """Whether the key lets one in, at many connections, so that both workers take some. An address
+    with many wrong keys gets a 429."""
     headers = {"authorization": f"Bearer {key}"}
-    statuses = {httpx.get(f"{gateway.url}/v1/models", headers=headers, trust_env=False).status_code for _ in range(20)}
+    statuses = {
+        httpx.get(f"{gateway.url}/v1/models", headers=headers, trust_env=False).status_code
+        for _ in range(20)
+    }
     assert statuses <= {200, 401, 429}
     return {status == 200 for status in statuses}
 
 
 def in_database(gateway: Gateway) -> set[str]:
-    with contextlib.closing(sqlite3.connect(f"file:{gateway.data}/fitserve.db?mode=ro", uri=True)) as db:
+    with contextlib.closing(
+        sqlite3.connect(f"file:{gateway.data}/fitserve.db?mode=ro", uri=True)
+    ) as db:
         return {row[0] for row in db.execute("SELECT name FROM keys")}
 
 
 def in_file(gateway: Gateway) -> dict[str, str]:
     if not (gateway.data / "keys.json").exists():
         return {}
-    return {one["grant"]["name"]: one["digest"] for one in json.loads((gateway.data / "keys.json").read_text())}
+    return {
+        one["grant"]["name"]: one["digest"]
+        for one in json.loads((gateway.data / "keys.json").read_text())
+    }
 
 
-def test_a_key_is_revoked_on_a_full_disk_and_stays_revoked(keyed: tuple[Gateway, Path, str]) -> None:
+def test_a_key_is_revoked_on_a_full_disk_and_stays_revoked(
+    keyed: tuple[Gateway, Path, str],
+) -> None:
     gateway, disk, key = keyed
     wait_for("the key is known to both workers", lambda: good(gateway, key) == {True})
     filler = fill(disk)
@@ -184,26 +217,39 @@ def test_a_key_is_revoked_on_a_full_disk_and_stays_revoked(keyed: tuple[Gateway,
     gateway.kill()
     gateway.start()
     assert good(gateway, key) == {False}
-    assert [one["name"] for one in gateway.client.get("/admin/keys").json()["data"]] == ["admin", "other"]
+    assert [one["name"] for one in gateway.client.get("/admin/keys").json()["data"]] == [
+        "admin",
+        "other",
+    ]
     filler.unlink()
     gateway.kill()
     gateway.start()
     assert good(gateway, key) == {False}
-    wait_for("no trace of the key is left", lambda: in_database(gateway) == in_file(gateway).keys() == {"other"})
+    wait_for(
+        "no trace of the key is left",
+        lambda: in_database(gateway) == in_file(gateway).keys() == {"other"},
+    )
     assert gateway.client.post("/admin/keys", json={"name": "app"}).status_code == 201
 
 
-def test_a_revoked_key_leaves_the_database_as_soon_as_the_disk_has_room(keyed: tuple[Gateway, Path, str]) -> None:
+def test_a_revoked_key_leaves_the_database_as_soon_as_the_disk_has_room(
+    keyed: tuple[Gateway, Path, str],
+) -> None:
     gateway, disk, _ = keyed
     filler = fill(disk)
     assert refused(gateway, length=20)
     assert gateway.client.delete("/admin/keys/app").json()["durable"]
     assert gateway.client.post("/admin/keys", json={"name": "app"}).status_code == 507
     filler.unlink()
-    wait_for("no trace of the key is left", lambda: in_database(gateway) == in_file(gateway).keys() == {"other"})
+    wait_for(
+        "no trace of the key is left",
+        lambda: in_database(gateway) == in_file(gateway).keys() == {"other"},
+    )
 
 
-def test_a_revocation_that_the_disk_does_not_take_is_told_and_tried_again(keyed: tuple[Gateway, Path, str]) -> None:
+def test_a_revocation_that_the_disk_does_not_take_is_told_and_tried_again(
+    keyed: tuple[Gateway, Path, str],
+) -> None:
     gateway, disk, key = keyed
     # Without the file there is nothing to write zeros over.
     (gateway.data / "keys.json").unlink()
@@ -216,7 +262,10 @@ def test_a_revocation_that_the_disk_does_not_take_is_told_and_tried_again(keyed:
     wait_for("the key is good at no worker", lambda: good(gateway, key) == {False})
     assert gateway.client.delete("/admin/keys/app").status_code == 404
     filler.unlink()
-    wait_for("no trace of the key is left", lambda: in_database(gateway) == in_file(gateway).keys() == {"other"})
+    wait_for(
+        "no trace of the key is left",
+        lambda: in_database(gateway) == in_file(gateway).keys() == {"other"},
+    )
     gateway.kill()
     gateway.start()
     assert good(gateway, key) == {False}

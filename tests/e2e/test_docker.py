@@ -1,4 +1,5 @@
-"""The main job with Docker: compose brings the gateway up, which starts real vLLM in a container through the socket."""
+"""The main job with Docker: compose brings the gateway up, which starts real vLLM in a container
+through the socket."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ PROJECT = "fitserve-e2e"
 
 
 def docker(*arguments: str, check: bool = True) -> str:
-    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=check).stdout.strip()
+    return subprocess.run(
+        ["docker", *arguments], capture_output=True, text=True, check=check
+    ).stdout.strip()
 
 
 def inspect(name: str) -> Any:
@@ -36,13 +39,18 @@ def inspect(name: str) -> Any:
 
 
 class Composed:
-    """The stack of compose.yaml, under names of its own so that it cannot touch one that is in use."""
+    """The stack of compose.yaml, under names of its own so that it cannot touch one that is in
+    use."""
 
     def __init__(self, models: Path) -> None:
         self.port = free_port()
         self.models = models
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith("FITSERVE_")
+            },
             "BASE_IMAGE": os.environ.get("BASE_IMAGE", "fitserve-base:bookworm"),
             "COMPOSE_PROJECT_NAME": PROJECT,
             "FITSERVE_PORT": str(self.port),
@@ -51,7 +59,9 @@ class Composed:
             "FITSERVE_AGENT_VOLUME": f"{PROJECT}-agent",
             "FITSERVE_DOCKER_NETWORK": PROJECT,
         }
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=HANG_S)
+        self.client = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=HANG_S
+        )
 
     def compose(self, *arguments: str) -> None:
         program = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
@@ -66,7 +76,10 @@ class Composed:
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
     def service(self, name: str) -> str:
-        filters = (f"label=com.docker.compose.project={PROJECT}", f"label=com.docker.compose.service={name}")
+        filters = (
+            f"label=com.docker.compose.project={PROJECT}",
+            f"label=com.docker.compose.service={name}",
+        )
         return docker("ps", "-a", "-q", *(item for one in filters for item in ("--filter", one)))
 
     @property
@@ -96,10 +109,15 @@ class Composed:
 
     def until(self, name: str, state: str, timeout_s: float = HANG_S) -> Any:
         try:
-            return wait_for(f"{name} {state}", lambda: (view := self.show(name))["state"] == state and view, timeout_s)
+            return wait_for(
+                f"{name} {state}",
+                lambda: (view := self.show(name))["state"] == state and view,
+                timeout_s,
+            )
         except AssertionError:
             raise AssertionError(
-                f"{name}: {json.dumps(self.show(name)['attempts'], indent=1)}\n{docker('logs', '--tail', '50', self.gateway)}"
+                f"{name}:"
+                f" {json.dumps(self.show(name)['attempts'], indent=1)}\n{docker('logs', '--tail', '50', self.gateway)}"
             ) from None
 
 
@@ -123,7 +141,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
             docker("rm", "-f", engine, check=False)
         composed.compose("down", "-t", "5")
         kept = docker("volume", "ls", "-q", "--filter", "label=fitserve.cache").split()
-        docker("volume", "rm", f"{PROJECT}-data", f"{PROJECT}-agent", *(one for one in kept if one not in before), check=False)
+        docker(
+            "volume",
+            "rm",
+            f"{PROJECT}-data",
+            f"{PROJECT}-agent",
+            *(one for one in kept if one not in before),
+            check=False,
+        )
         docker("network", "rm", PROJECT, check=False)
         composed.client.close()
 
@@ -139,9 +164,15 @@ def ready(stack: Composed) -> Composed:
 
 
 def test_one_admin_call_serves_an_openai_client(ready: Composed) -> None:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{ready.port}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{ready.port}/v1", api_key="none", max_retries=0
+    ) as client:
         stream = client.chat.completions.create(
-            model="demo", messages=[{"role": "user", "content": "Hello"}], max_tokens=12, temperature=0, stream=True
+            model="demo",
+            messages=[{"role": "user", "content": "Hello"}],
+            max_tokens=12,
+            temperature=0,
+            stream=True,
         )
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
         assert len(text) > 10
@@ -169,10 +200,13 @@ def test_the_engines_container_has_no_privileges_and_no_open_port(ready: Compose
     mounts = {mount["Destination"]: mount for mount in found["Mounts"]}
     models = mounts.pop("/models")
     assert not models["RW"]
-    # Beside the weights it sees what engines of its image and its trust have compiled, and nothing else.
+    # Beside the weights it sees what engines of its image and its trust have compiled, and nothing
+    # else.
     (compiled,) = mounts.values()
     assert (compiled["Type"], compiled["Name"].startswith("fitserve-cache-")) == ("volume", True)
-    assert not [item for item in found["Config"]["Env"] if item.startswith(("FITSERVE_", "HF_TOKEN"))]
+    assert not [
+        item for item in found["Config"]["Env"] if item.startswith(("FITSERVE_", "HF_TOKEN"))
+    ]
 
 
 def status_of(container: str) -> dict[str, str]:
@@ -186,7 +220,9 @@ def test_the_gateway_has_no_socket_no_root_and_no_capability(ready: Composed) ->
     assert status["Uid"].split() == ["65532"] * 4
     assert status["Gid"].split() == ["65532"] * 4
     assert set(status["Groups"].split()) <= {"65532"}
-    assert [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")] == [0] * 5
+    assert [
+        int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+    ] == [0] * 5
     assert status["NoNewPrivs"] == "1"
     assert found["HostConfig"]["ReadonlyRootfs"]
     assert not found["HostConfig"]["Privileged"]
@@ -198,7 +234,9 @@ def test_the_gateway_has_no_socket_no_root_and_no_capability(ready: Composed) ->
     assert docker("exec", ready.gateway, "ls", "/var/run/docker.sock", check=False) == ""
     # A health check that is just starting is still on its way there, so only the server counts.
     servers = [
-        line for line in docker("top", ready.gateway, "-eo", "uid,pid,args").splitlines() if line.endswith("fitserve serve")
+        line
+        for line in docker("top", ready.gateway, "-eo", "uid,pid,args").splitlines()
+        if line.endswith("fitserve serve")
     ]
     assert [line.split()[0] for line in servers] == ["65532"]
 
@@ -206,11 +244,19 @@ def test_the_gateway_has_no_socket_no_root_and_no_capability(ready: Composed) ->
 def test_the_agent_has_the_socket_and_nothing_else(ready: Composed) -> None:
     found, status = inspect(ready.agent), status_of(ready.agent)
     assert status["Uid"].split() == ["65532"] * 4
-    assert [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")] == [0, 0, 0, 0]
+    assert [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")] == [
+        0,
+        0,
+        0,
+        0,
+    ]
     assert status["NoNewPrivs"] == "1"
     assert found["HostConfig"]["ReadonlyRootfs"]
     assert list(found["NetworkSettings"]["Networks"]) == ["none"]
-    assert {mount["Destination"] for mount in found["Mounts"]} == {"/var/run/docker.sock", "/run/fitserve"}
+    assert {mount["Destination"] for mount in found["Mounts"]} == {
+        "/var/run/docker.sock",
+        "/run/fitserve",
+    }
 
 
 CHANGES: tuple[dict[str, Any], ...] = (
@@ -219,7 +265,14 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"argv": ["sh", "-c", "id"]},
     {"env": {"LD_PRELOAD": "/models/x.so"}},
     {"engine": {"kind": "vllm-cpu", "version": "0.32.0", "image": "fitserve/gateway:0.1.0"}},
-    {"engine": {"kind": "vllm-cpu", "version": "0.32.0", "image": "fitserve/vllm-cpu:0.32.0", "digest": "sha256:" + "0" * 64}},
+    {
+        "engine": {
+            "kind": "vllm-cpu",
+            "version": "0.32.0",
+            "image": "fitserve/vllm-cpu:0.32.0",
+            "digest": "sha256:" + "0" * 64,
+        }
+    },
     {"privileged": True},
     {"network_mode": "host"},
 )
@@ -235,8 +288,19 @@ print(one.makefile().read())
 def test_from_the_gateways_container_nothing_but_an_engine_can_be_started(ready: Composed) -> None:
     """What runs there is taken over: it speaks to the agent as it likes."""
     (engine,) = ready.engines()
-    plain = {"name": "x", "model": "demo", "attempt": 1, "fingerprint": "f", "env": {}, "gpus": [], "mounts": [], "pids": 100}
-    plain |= {"engine": {"kind": "vllm-cpu", "version": "0.32.0", "image": "fitserve/vllm-cpu:0.32.0"}}
+    plain = {
+        "name": "x",
+        "model": "demo",
+        "attempt": 1,
+        "fingerprint": "f",
+        "env": {},
+        "gpus": [],
+        "mounts": [],
+        "pids": 100,
+    }
+    plain |= {
+        "engine": {"kind": "vllm-cpu", "version": "0.32.0", "image": "fitserve/vllm-cpu:0.32.0"}
+    }
     plain |= {"shm_bytes": 0, "port": 8000, "memory_bytes": 2**30, "scratch": ["/tmp"]}
     plain |= {"argv": [*inspect(engine)["Config"]["Entrypoint"], *inspect(engine)["Config"]["Cmd"]]}
     before = docker("ps", "-aq").split()
@@ -246,13 +310,24 @@ def test_from_the_gateways_container_nothing_but_an_engine_can_be_started(ready:
         answer = json.loads(docker("exec", ready.gateway, *python, call))
         assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), (change, answer)
     assert set(docker("ps", "-aq").split()) <= set(before)
-    log = subprocess.run(["docker", "logs", ready.agent], capture_output=True, text=True, check=True).stderr
+    log = subprocess.run(
+        ["docker", "logs", ready.agent], capture_output=True, text=True, check=True
+    ).stderr
     assert log.count('"refused"') >= len(CHANGES)
 
 
 def test_the_engines_image_is_asked(stack: Composed, tmp_path: Path) -> None:
     """In a container of its own, beside the one that serves."""
-    done = fitserve(tmp_path, "plan", str(stack.models / "demo"), "--engine", ENGINE, "--check", "--json", host="docker")
+    done = fitserve(
+        tmp_path,
+        "plan",
+        str(stack.models / "demo"),
+        "--engine",
+        ENGINE,
+        "--check",
+        "--json",
+        host="docker",
+    )
     assert (done.returncode, done.stderr) == (0, "")
     best = json.loads(done.stdout)["plans"][0]
     assert best["grade"] == "checked"
@@ -260,19 +335,27 @@ def test_the_engines_image_is_asked(stack: Composed, tmp_path: Path) -> None:
     assert docker("ps", "-aq", "--filter", "label=fitserve.inquiry=cli") == ""
 
 
-def test_what_an_image_says_of_its_version_is_kept_with_its_digest(stack: Composed, tmp_path: Path) -> None:
+def test_what_an_image_says_of_its_version_is_kept_with_its_digest(
+    stack: Composed, tmp_path: Path
+) -> None:
     image = f"fitserve/{ENGINE.replace('==', ':')}"
     done = fitserve(tmp_path, "engine", "learn", ENGINE, "--image", image)
     assert done.returncode == 0, done.stderr
-    said = yaml.safe_load((tmp_path / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml").read_text())
+    said = yaml.safe_load(
+        (tmp_path / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml").read_text()
+    )
     assert said["sources"]["flags"] == f"asked of {inspect(image)['Id']}"
 
 
-def test_an_image_of_another_name_says_which_engine_it_holds(stack: Composed, tmp_path: Path) -> None:
+def test_an_image_of_another_name_says_which_engine_it_holds(
+    stack: Composed, tmp_path: Path
+) -> None:
     given, name = f"fitserve/{ENGINE.replace('==', ':')}", "fitserve/vllm-cpu:e2e-nightly"
     docker("tag", given, name)
     try:
-        done = fitserve(tmp_path, "plan", str(stack.models / "demo"), "--image", name, "--json", host="docker")
+        done = fitserve(
+            tmp_path, "plan", str(stack.models / "demo"), "--image", name, "--json", host="docker"
+        )
         assert (done.returncode, done.stderr) == (0, "")
         best = json.loads(done.stdout)["plans"][0]
         assert (best["engine"]["image"], best["grade"]) == (name, "guess")
@@ -317,7 +400,10 @@ def test_a_killed_engine_is_replaced_by_one_other(ready: Composed) -> None:
     docker("kill", "-s", "KILL", before)
     wait_for("another attempt", lambda: len(ready.show("demo")["attempts"]) > len(attempts))
     view = ready.until("demo", "ready", START_S)
-    assert [attempt["state"] for attempt in view["attempts"][len(attempts) - 1 :]] == ["failed", "ready"]
+    assert [attempt["state"] for attempt in view["attempts"][len(attempts) - 1 :]] == [
+        "failed",
+        "ready",
+    ]
     assert view["attempts"][-2]["failure"]["kind"] == "killed"
     (after,) = ready.engines()
     assert after != before

@@ -1,7 +1,9 @@
-"""A Docker Engine that is restarted, or hangs, under engines that serve. It is a second one beside that of the machine.
+"""A Docker Engine that is restarted, or hangs, under engines that serve. It is a second one beside
+that of the machine.
 
-Only with REQUIRE_OWN_DOCKERD=1, on a machine that nobody else uses: a second dockerd removes the bridge docker0 of the first one
-when it starts or ends, which is put back at the end; until then nothing new starts on that bridge.
+Only with REQUIRE_OWN_DOCKERD=1, on a machine that nobody else uses: a second dockerd removes the
+bridge docker0 of the first one when it starts or ends, which is put back at the end; until then
+nothing new starts on that bridge.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from tests.support.running import model_folder
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.skipif(
-        not os.environ.get("REQUIRE_OWN_DOCKERD"), reason="it takes docker0 from the machine's own Docker Engine"
+        not os.environ.get("REQUIRE_OWN_DOCKERD"),
+        reason="it takes docker0 from the machine's own Docker Engine",
     ),
 ]
 
@@ -54,7 +57,12 @@ class Daemon:
 
     def start(self, *, live_restore: bool) -> None:
         own = ["--data-root", "data", "--exec-root", "exec", "--pidfile", "pid"]
-        command = ["dockerd", "-H", self.url, *(str(self.folder / item) if item[0] != "-" else item for item in own)]
+        command = [
+            "dockerd",
+            "-H",
+            self.url,
+            *(str(self.folder / item) if item[0] != "-" else item for item in own),
+        ]
         command += [
             f"--bridge={BRIDGE}",
             "--iptables=false",
@@ -74,7 +82,11 @@ class Daemon:
 
     def docker(self, *arguments: str, check: bool = True) -> str:
         done = subprocess.run(
-            ["docker", "-H", self.url, *arguments], capture_output=True, text=True, check=check, timeout=HANG_S
+            ["docker", "-H", self.url, *arguments],
+            capture_output=True,
+            text=True,
+            check=check,
+            timeout=HANG_S,
         )
         return done.stdout.strip() if done.returncode == 0 else ""
 
@@ -96,7 +108,11 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     made = Daemon(tmp_path_factory.mktemp("dockerd"))
     theirs = docker0()
     subprocess.run(["ip", "link", "delete", BRIDGE], check=False, capture_output=True)
-    for command in (f"link add {BRIDGE} type bridge", f"addr add {BRIDGE_ADDRESS} dev {BRIDGE}", f"link set {BRIDGE} up"):
+    for command in (
+        f"link add {BRIDGE} type bridge",
+        f"addr add {BRIDGE_ADDRESS} dev {BRIDGE}",
+        f"link set {BRIDGE} up",
+    ):
         subprocess.run(["ip", *command.split()], check=True)
     made.start(live_restore=False)
     load = f"docker save {shlex.quote(BASE_IMAGE)} | docker -H {shlex.quote(made.url)} load"
@@ -113,7 +129,11 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     yield made
     subprocess.run(["ip", "link", "delete", BRIDGE], check=False)
     if theirs and not docker0():
-        for command in ("link add docker0 type bridge", f"addr add {theirs} dev docker0", "link set docker0 up"):
+        for command in (
+            "link add docker0 type bridge",
+            f"addr add {theirs} dev docker0",
+            "link set docker0 up",
+        ):
             subprocess.run(["ip", *command.split()], check=True)
     # dockerd mounts its folder onto itself; in there is half a gigabyte of layers.
     subprocess.run(["umount", "-l", str(made.folder / "data")], check=False, capture_output=True)
@@ -122,7 +142,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def gateway(daemon: Daemon, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Gateway]:
-    """A gateway with one ready model, on a Docker Engine with or without live restore (the fixture's parameter)."""
+    """A gateway with one ready model, on a Docker Engine with or without live restore (the
+    fixture's parameter)."""
     daemon.start(live_restore=request.param)
     source = model_folder(tmp_path / "model")
     for folder in (source, *source.parents[:3]):
@@ -136,8 +157,15 @@ def gateway(daemon: Daemon, tmp_path: Path, request: pytest.FixtureRequest) -> I
     profile = tmp_path / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
     profile.parent.mkdir(parents=True)
     profile.write_text(yaml.safe_dump(made.model_dump(mode="json")))
-    settings = {"FITSERVE_HOST_KIND": "docker", "DOCKER_HOST": daemon.url, "FITSERVE_BACKOFF_S": "1"}
-    settings |= {"FITSERVE_PROFILES_DIR": str(tmp_path / "profiles"), "FITSERVE_DOCKER_NETWORK": "fitserve-faults"}
+    settings = {
+        "FITSERVE_HOST_KIND": "docker",
+        "DOCKER_HOST": daemon.url,
+        "FITSERVE_BACKOFF_S": "1",
+    }
+    settings |= {
+        "FITSERVE_PROFILES_DIR": str(tmp_path / "profiles"),
+        "FITSERVE_DOCKER_NETWORK": "fitserve-faults",
+    }
     one = Gateway(tmp_path / "data", tmp_path / "gateway.log", **settings)
     one.start()
     try:
@@ -180,7 +208,9 @@ def problems(gateway: Gateway) -> list[str]:
 def answered(gateway: Gateway) -> float:
     """Seconds of one short request, which must succeed."""
     began = time.monotonic()
-    answer = gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+    answer = gateway.client.post(
+        "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
+    )
     assert answer.status_code == 200, answer.text
     return time.monotonic() - began
 
@@ -191,7 +221,9 @@ def attempts(gateway: Gateway) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("gateway", [True], indirect=True)
-def test_with_live_restore_a_restart_of_docker_breaks_no_stream(daemon: Daemon, gateway: Gateway) -> None:
+def test_with_live_restore_a_restart_of_docker_breaks_no_stream(
+    daemon: Daemon, gateway: Gateway
+) -> None:
     before = daemon.containers()
     stream = Stream(gateway)
     wait_for("tokens", lambda: stream.times)
@@ -209,7 +241,9 @@ def test_with_live_restore_a_restart_of_docker_breaks_no_stream(daemon: Daemon, 
     assert '"error"' not in stream.text
     # What happens from now on is seen: not only events since, but what is there.
     daemon.docker("kill", before[0])
-    wait_for("another engine", lambda: [one["state"] for one in attempts(gateway)] == ["failed", "ready"])
+    wait_for(
+        "another engine", lambda: [one["state"] for one in attempts(gateway)] == ["failed", "ready"]
+    )
     stream.join(HANG_S)
     assert '"error"' in stream.text
     assert "[DONE]" not in stream.text
@@ -217,7 +251,9 @@ def test_with_live_restore_a_restart_of_docker_breaks_no_stream(daemon: Daemon, 
 
 
 @pytest.mark.parametrize("gateway", [False], indirect=True)
-def test_without_live_restore_engines_end_with_docker_and_are_started_again(daemon: Daemon, gateway: Gateway) -> None:
+def test_without_live_restore_engines_end_with_docker_and_are_started_again(
+    daemon: Daemon, gateway: Gateway
+) -> None:
     stream = Stream(gateway)
     wait_for("tokens", lambda: stream.times)
     daemon.stop()
@@ -228,7 +264,9 @@ def test_without_live_restore_engines_end_with_docker_and_are_started_again(daem
     assert answer.status_code in (502, 503)
     daemon.start(live_restore=False)
     began = time.monotonic()
-    wait_for("another engine", lambda: [one["state"] for one in attempts(gateway)] == ["failed", "ready"])
+    wait_for(
+        "another engine", lambda: [one["state"] for one in attempts(gateway)] == ["failed", "ready"]
+    )
     answered(gateway)
     assert len(daemon.containers()) == 1
     log.info("figures: %s", {"serves again after s": round(time.monotonic() - began, 2)})

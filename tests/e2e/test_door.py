@@ -1,4 +1,5 @@
-"""The door before a real engine whose endpoints for development are open: no path of it answers anybody without the key."""
+"""The door before a real engine whose endpoints for development are open: no path of it answers
+anybody without the key."""
 
 from __future__ import annotations
 
@@ -19,25 +20,63 @@ from tests.support.patience import HANG_S
 pytestmark = pytest.mark.engine
 
 KEY = "0123456789abcdef"
-OPENED = {"/sleep", "/wake_up", "/is_sleeping", "/collective_rpc", "/update_weights", "/server_info"}
+OPENED = {
+    "/sleep",
+    "/wake_up",
+    "/is_sleeping",
+    "/collective_rpc",
+    "/update_weights",
+    "/server_info",
+}
 
 
 @pytest.fixture(scope="module")
-def client(engines: Path, demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def client(
+    engines: Path, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
     """Of the engine, as nobody in particular."""
     profile, port = Profiles().engine(ENGINE), free_port()
     folder = tmp_path_factory.mktemp("door")
-    program = tuple(part.replace("{env}", str(engines / ENGINE.replace("==", "-"))) for part in profile.process_command)
-    own = (f"--model={demo_model}", "--served-model-name=m", "--host=127.0.0.1", f"--port={port}", "--max-model-len=512")
-    env = {**os.environ, **profile.env, **profile.eager_env, **dict([DEV_MODE]), "VLLM_API_KEY": KEY, "HOME": str(folder)}
-    with (folder / "log").open("wb") as log, httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as asking:
-        command = [*behind(program, profile.key_env), *own, "--enforce-eager", "--kv-cache-memory-bytes=200000000"]
-        # In bfloat16 vLLM 0.32.0 computes attention by AMX, where the CPU has it, and leaves it to oneDNN to ask Linux for that, which does so with a
-        # prompt of more than a few tokens: else it ends with SIGILL.
+    program = tuple(
+        part.replace("{env}", str(engines / ENGINE.replace("==", "-")))
+        for part in profile.process_command
+    )
+    own = (
+        f"--model={demo_model}",
+        "--served-model-name=m",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        "--max-model-len=512",
+    )
+    env = {
+        **os.environ,
+        **profile.env,
+        **profile.eager_env,
+        **dict([DEV_MODE]),
+        "VLLM_API_KEY": KEY,
+        "HOME": str(folder),
+    }
+    with (
+        (folder / "log").open("wb") as log,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as asking,
+    ):
+        command = [
+            *behind(program, profile.key_env),
+            *own,
+            "--enforce-eager",
+            "--kv-cache-memory-bytes=200000000",
+        ]
+        # In bfloat16 vLLM 0.32.0 computes attention by AMX, where the CPU has it, and leaves it to
+        # oneDNN to ask Linux for that, which does so with a prompt of more than a few tokens: else
+        # it ends with SIGILL.
         command += ["--dtype=float32"]
         engine = subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=log)
         try:
-            wait_for("it answers", lambda: engine.poll() is not None or asking.get("/health").status_code, START_S)
+            wait_for(
+                "it answers",
+                lambda: engine.poll() is not None or asking.get("/health").status_code,
+                START_S,
+            )
             assert engine.poll() is None, (folder / "log").read_text()[-3000:]
             yield asking
         finally:
@@ -50,8 +89,15 @@ def test_every_path_wants_the_key_and_with_it_the_engine_answers(client: httpx.C
     paths = client.get("/openapi.json", headers=key).json()["paths"]
     assert paths.keys() >= OPENED
     asked = [(method, path) for path, methods in paths.items() for method in methods]
-    asked += [("get", "/openapi.json"), ("get", "/docs"), ("post", "/nowhere"), ("options", "/sleep")]
-    open_ones = [(method, path) for method, path in asked if client.request(method, path).status_code != 401]
+    asked += [
+        ("get", "/openapi.json"),
+        ("get", "/docs"),
+        ("post", "/nowhere"),
+        ("options", "/sleep"),
+    ]
+    open_ones = [
+        (method, path) for method, path in asked if client.request(method, path).status_code != 401
+    ]
     assert not open_ones
     assert client.get("/is_sleeping", headers=key).json() == {"is_sleeping": False}
     body = {"model": "m", "prompt": "hi", "max_tokens": 2}

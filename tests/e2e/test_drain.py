@@ -1,4 +1,5 @@
-"""SIGTERM under load: nothing new begins, what can finish in time does, the rest is told; the engines go on running."""
+"""SIGTERM under load: nothing new begins, what can finish in time does, the rest is told; the
+engines go on running."""
 
 from __future__ import annotations
 
@@ -22,20 +23,27 @@ STREAMS = 200
 
 
 @contextlib.asynccontextmanager
-async def stopped_under_streams(folder: Path, processes: int, grace_s: float) -> AsyncIterator[asyncio.Future[list[str]]]:
-    """What clients are told whose answers had begun, and go no further until the file `hold` is gone, when the gateway was told to
+async def stopped_under_streams(
+    folder: Path, processes: int, grace_s: float
+) -> AsyncIterator[asyncio.Future[list[str]]]:
+    """What clients are told whose answers had begun, and go no further until the file `hold` is
+    gone, when the gateway was told to
     stop. Checks afterwards that it did, and let the engine run."""
     hold = folder / "hold"
     settings = {"FITSERVE_STOP_GRACE_S": str(grace_s), "FITSERVE_WORKERS": str(processes)}
     with contextlib.closing(scripted_gateway(folder, ["--hold", str(hold)], **settings)) as gateway:
         gateway.start()
         source = str(model_folder(folder / "model"))
-        gateway.client.post("/admin/models", json={"name": "m", "source": source, "engines": [ENGINE]})
+        gateway.client.post(
+            "/admin/models", json={"name": "m", "source": source, "engines": [ENGINE]}
+        )
         gateway.until("m", "ready")
         before = engines(gateway)
         hold.touch()
         begun = asyncio.Semaphore(0)
-        async with httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=None), timeout=4 * HANG_S) as client:
+        async with httpx.AsyncClient(
+            trust_env=False, limits=httpx.Limits(max_connections=None), timeout=4 * HANG_S
+        ) as client:
             told = asyncio.gather(*(stream(client, gateway, begun) for _ in range(STREAMS)))
             for _ in range(STREAMS):
                 await asyncio.wait_for(begun.acquire(), HANG_S)

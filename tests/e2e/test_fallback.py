@@ -1,4 +1,5 @@
-"""A failure becomes a fact, and the fact another plan: on the real engine, with a KV cache smaller than was planned."""
+"""A failure becomes a fact, and the fact another plan: on the real engine, with a KV cache smaller
+than was planned."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture
 def cramped(tmp_path: Path, engines: Path) -> Iterator[Gateway]:
-    """A gateway whose engine gets 1 GiB of KV cache whatever it is told: VLLM_CPU_KVCACHE_SPACE wins over the flag."""
+    """A gateway whose engine gets 1 GiB of KV cache whatever it is told: VLLM_CPU_KVCACHE_SPACE
+    wins over the flag."""
     (real,) = engines.glob("vllm-cpu-*")
     environment = tmp_path / "engines" / real.name
     (environment / "bin").mkdir(parents=True)
@@ -41,7 +43,9 @@ def test_the_engines_own_maximum_becomes_the_next_plan(cramped: Gateway, tmp_pat
     assert f"the estimated maximum model length is {limit}" in first["failure"]["line"]
     assert second["max_model_len"] == limit
     assert second["grade"] == "verified"
-    answer = cramped.client.post("/v1/completions", json={"model": "wide", "prompt": "Hello", "max_tokens": 3})
+    answer = cramped.client.post(
+        "/v1/completions", json={"model": "wide", "prompt": "Hello", "max_tokens": 3}
+    )
     assert answer.status_code == 200
     # The next start of the same model goes straight to the plan that works.
     assert cramped.cli("rm", "wide", "--wait").returncode == 0

@@ -1,4 +1,5 @@
-"""A GPU that was named by its number stays the GPU of a model, whatever the driver calls it after the next boot."""
+"""A GPU that was named by its number stays the GPU of a model, whatever the driver calls it after
+the next boot."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def test_a_model_keeps_its_gpu_when_the_numbers_change(tmp_path: Path) -> None:
     make_model(tmp_path / "demo")
     with contextlib.closing(gpu_gateway(tmp_path, here)) as gateway:
         gateway.start()
-        added = gateway.cli("add", "m", str(tmp_path / "demo"), "--engine", GPU_ENGINE, "--gpu", "1", "--wait")
+        added = gateway.cli(
+            "add", "m", str(tmp_path / "demo"), "--engine", GPU_ENGINE, "--gpu", "1", "--wait"
+        )
         assert added.returncode == 0, added.stderr + gateway.log.read_text()[-3000:]
         view = gateway.show("m")
         assert (view["wish"]["gpus"], view["plan"]["gpus"]) == ([second.uuid], [second.uuid])
@@ -36,4 +39,7 @@ def test_a_model_keeps_its_gpu_when_the_numbers_change(tmp_path: Path) -> None:
         assert f"may take GPU 0 ({second.uuid})" in gateway.cli("show", "m").stdout
         # Of a snapshot the numbers are its own, and a number that is not there is refused.
         unknown = gateway.cli("set", "m", "--gpu", "7")
-        assert (unknown.returncode != 0, "There is no GPU 7 here" in unknown.stderr) == (True, True), unknown.stderr
+        assert (unknown.returncode != 0, "There is no GPU 7 here" in unknown.stderr) == (
+            True,
+            True,
+        ), unknown.stderr

@@ -1,4 +1,5 @@
-"""`fitserve` is replaced under load by a new process of itself: no connection is refused, no answer breaks off, engines are adopted."""
+"""`fitserve` is replaced under load by a new process of itself: no connection is refused, no answer
+breaks off, engines are adopted."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ ASK = {"model": "m", "prompt": "hi", "max_tokens": 2}
 
 
 class Load:
-    """Clients that ask again and again: half with a new connection each time, half with kept ones."""
+    """Clients that ask again and again: half with a new connection each time, half with kept
+    ones."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -75,7 +77,9 @@ async def under_load(gateway: Gateway) -> AsyncIterator[Load]:
     load = Load(gateway)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=4 * HANG_S) as client:
-        clients = [asyncio.create_task(load.client(keeps=bool(number % 2))) for number in range(CLIENTS)]
+        clients = [
+            asyncio.create_task(load.client(keeps=bool(number % 2))) for number in range(CLIENTS)
+        ]
         clients += [asyncio.create_task(load.streamer(client)) for _ in range(STREAMS)]
         try:
             await load.more(20)
@@ -89,13 +93,17 @@ async def under_load(gateway: Gateway) -> AsyncIterator[Load]:
 def started(folder: Path, processes: int) -> Iterator[Gateway]:
     """A gateway with the model m, whose engine takes its time."""
     slow = ["--tokens-per-second", "50"]
-    with contextlib.closing(scripted_gateway(folder, slow, FITSERVE_WORKERS=str(processes))) as gateway:
+    with contextlib.closing(
+        scripted_gateway(folder, slow, FITSERVE_WORKERS=str(processes))
+    ) as gateway:
         gateway.forks = False
         # An idle connection would be kept for a while.
         gateway.client.headers["connection"] = "close"
         gateway.start()
         source = str(model_folder(folder / "model"))
-        gateway.client.post("/admin/models", json={"name": "m", "source": source, "engines": [ENGINE]})
+        gateway.client.post(
+            "/admin/models", json={"name": "m", "source": source, "engines": [ENGINE]}
+        )
         gateway.until("m", "ready")
         yield gateway
 
@@ -140,7 +148,9 @@ async def test_a_running_gateway_starts_the_one_that_replaces_it(tmp_path: Path)
         gateway.process = None
 
 
-def test_a_gateway_that_dies_before_it_serves_leaves_engines_and_an_end_with_an_error(tmp_path: Path) -> None:
+def test_a_gateway_that_dies_before_it_serves_leaves_engines_and_an_end_with_an_error(
+    tmp_path: Path,
+) -> None:
     with started(tmp_path, 1) as gateway:
         ran, old = engines(gateway), gateway.process
         assert old is not None
@@ -166,9 +176,29 @@ def test_who_wants_another_address_or_finds_nobody_is_told_and_nothing_ends(tmp_
     with started(tmp_path, 1) as gateway:
         other = {**gateway.environment, "FITSERVE_PORT": str(free_port())}
         command = [sys.executable, "-m", "gateway.__main__", "serve", "--take-over"]
-        done = subprocess.run(command, cwd=ROOT, env=other, capture_output=True, text=True, timeout=HANG_S, check=False)
-        assert (done.returncode, "Another address needs a restart" in done.stderr) == (2, True), done.stderr
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=other,
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+            check=False,
+        )
+        assert (done.returncode, "Another address needs a restart" in done.stderr) == (2, True), (
+            done.stderr
+        )
         nobody = {**gateway.environment, "FITSERVE_DATA_DIR": str(tmp_path / "nobody")}
-        done = subprocess.run(command, cwd=ROOT, env=nobody, capture_output=True, text=True, timeout=HANG_S, check=False)
-        assert (done.returncode, "start it without --take-over" in done.stderr) == (2, True), done.stderr
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=nobody,
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+            check=False,
+        )
+        assert (done.returncode, "start it without --take-over" in done.stderr) == (2, True), (
+            done.stderr
+        )
         assert gateway.show("m")["state"] == "ready"

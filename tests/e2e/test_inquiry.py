@@ -30,18 +30,23 @@ def engine_data(engines: Path, tmp_path: Path) -> Path:
 
 
 def asked(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command that asks the engine; once more where it gave up, for a busy machine may import an engine for longer than a minute."""
+    """A command that asks the engine; once more where it gave up, for a busy machine may import an
+    engine for longer than a minute."""
 
     def in_time() -> Any:
         done = fitserve(data, *arguments)
         return " within 60 s" not in done.stderr and done
 
-    found: subprocess.CompletedProcess[str] = wait_for("the engine answers in time", in_time, START_S, every_s=0)
+    found: subprocess.CompletedProcess[str] = wait_for(
+        "the engine answers in time", in_time, START_S, every_s=0
+    )
     return found
 
 
 def test_a_plan_is_checked_by_the_engines_own_code(engine_data: Path, demo_model: Path) -> None:
-    forecast = json.loads(fitserve(engine_data, "plan", str(demo_model), "--engine", ENGINE, "--json").stdout)
+    forecast = json.loads(
+        fitserve(engine_data, "plan", str(demo_model), "--engine", ENGINE, "--json").stdout
+    )
     done = asked(engine_data, "plan", str(demo_model), "--engine", ENGINE, "--check", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -52,19 +57,27 @@ def test_a_plan_is_checked_by_the_engines_own_code(engine_data: Path, demo_model
     assert best["memory"]["weights_bytes"] == forecast["plans"][0]["memory"]["weights_bytes"]
 
 
-def test_a_config_that_the_engine_refuses_is_told_in_its_words(engine_data: Path, demo_model: Path, tmp_path: Path) -> None:
+def test_a_config_that_the_engine_refuses_is_told_in_its_words(
+    engine_data: Path, demo_model: Path, tmp_path: Path
+) -> None:
     model = tmp_path / "model"
     shutil.copytree(demo_model, model)
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "rope_scaling": {"rope_type": "no-such-rope", "factor": 2.0}}))
+    (model / "config.json").write_text(
+        json.dumps({**config, "rope_scaling": {"rope_type": "no-such-rope", "factor": 2.0}})
+    )
     done = asked(engine_data, "plan", str(model), "--engine", ENGINE, "--check", "--json")
     rejected = json.loads(done.stdout)["rejected"]
     assert done.returncode == 3
     assert [one["verdict"] for one in rejected] == ["engine_refuses"]
     assert "no-such-rope" in rejected[0]["reasons"][0]
-    # The rules took it for loadable: that is text for a report, without a name or a place of the model.
+    # The rules took it for loadable: that is text for a report, without a name or a place of the
+    # model.
     told = fitserve(engine_data, "engine", "gaps").stdout
-    assert f"### {ENGINE} on a CPU: refusal\n- its rules say: loads\n- it says itself: ValueError: Unknown RoPE" in told
+    assert (
+        f"### {ENGINE} on a CPU: refusal\n- its rules say: loads\n- it says itself: ValueError:"
+        " Unknown RoPE" in told
+    )
     assert "- model: LlamaForCausalLM, model_type=llama" in told
     assert str(tmp_path) not in told
 
@@ -77,7 +90,11 @@ def test_a_version_says_itself_what_it_is(engine_data: Path) -> None:
     learned = Profiles(learned=engine_data / "learned")
     path = engine_data / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml"
     said, known = Engine.model_validate(yaml.safe_load(path.read_text())), learned.engine(ENGINE)
-    assert (said.flags, set(said.architectures), said.user_env) == (known.flags, set(known.architectures), known.user_env)
+    assert (said.flags, set(said.architectures), said.user_env) == (
+        known.flags,
+        set(known.architectures),
+        known.user_env,
+    )
     assert (said.quantizations, said.default_seqs) == (known.quantizations, known.default_seqs)
     assert said.guessed_from == ENGINE
     assert said.sources["flags"] == f"asked of {python}"
@@ -92,18 +109,27 @@ def test_a_model_is_checked_before_its_start(engine_data: Path, demo_model: Path
             added = gateway.cli("add", "demo", str(demo_model), "--engine", ENGINE, "--json")
             assert json.loads(added.stdout)["plan"] is None
             detail = "checking"
-            checking = wait_for("it is checked", lambda: (view := gateway.show("demo"))["detail"].startswith(detail) and view)
+            checking = wait_for(
+                "it is checked",
+                lambda: (view := gateway.show("demo"))["detail"].startswith(detail) and view,
+            )
             assert checking["plan"]["grade"] == "predicted"
             ready = gateway.until("demo", "ready", START_S)
-            if kept := [json.loads(path.read_text()) for path in (engine_data / "answers").glob("*.json")]:
+            if kept := [
+                json.loads(path.read_text()) for path in (engine_data / "answers").glob("*.json")
+            ]:
                 return ready, kept
             assert gateway.cli("rm", "demo", "--wait").returncode == 0
             return None
 
         ready, (kept,) = wait_for("it is asked in time", in_time, START_S, every_s=0)
         assert ready["plan"]["memory"]["weights_bytes"] == kept["weights"]
-        assert {row["backend"] for row in ready["plan"]["attention"]} == {row["backend"] for row in kept["attention"]}
+        assert {row["backend"] for row in ready["plan"]["attention"]} == {
+            row["backend"] for row in kept["attention"]
+        }
         assert [one["state"] for one in ready["attempts"]] == ["ready"]
         with contextlib.closing(sqlite3.connect(engine_data / "fitserve.db")) as database:
             ((plan,),) = database.execute("SELECT plan FROM attempts")
-        assert json.loads(plan)["grade"] == "checked", "what it became by its start is another thing"
+        assert json.loads(plan)["grade"] == "checked", (
+            "what it became by its start is another thing"
+        )

@@ -1,4 +1,5 @@
-"""The gateway dies at every point where it does something, and anywhere in between: a restart finds or mends everything."""
+"""The gateway dies at every point where it does something, and anywhere in between: a restart finds
+or mends everything."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ from tests.support.patience import HANG_S
 from tests.support.running import model_folder
 
 TOO_LONG = (
-    "ValueError: To serve at least one request with the model's max seq len (4096), (4.00 GiB KV cache is needed, which is larger "
-    "than the available KV cache memory (1.0 GiB). Based on the available memory, the estimated maximum model length is 1024."
+    "ValueError: To serve at least one request with the model's max seq len (4096), (4.00 GiB KV"
+    " cache is needed, which is larger than the available KV cache memory (1.0 GiB). Based on the"
+    " available memory, the estimated maximum model length is 1024."
 )
 
 
@@ -33,10 +35,15 @@ def add(gateway: Gateway, folder: Path) -> None:
     assert added.status_code == 202, added.text
 
 
-@pytest.mark.parametrize("point", [point for point in FAILPOINTS if not point.startswith(("Retire", "Sleep", "Wake"))])
+@pytest.mark.parametrize(
+    "point", [point for point in FAILPOINTS if not point.startswith(("Retire", "Sleep", "Wake"))]
+)
 def test_a_death_at_an_effect_costs_one_restart(tmp_path: Path, point: str) -> None:
-    # The first engine fails, so that every effect happens: plan, launch, fail, stop, plan, launch, verify, publish.
-    with contextlib.closing(scripted_gateway(tmp_path, ["--print", TOO_LONG, "--no-serve"], [])) as gateway:
+    # The first engine fails, so that every effect happens: plan, launch, fail, stop, plan, launch,
+    # verify, publish.
+    with contextlib.closing(
+        scripted_gateway(tmp_path, ["--print", TOO_LONG, "--no-serve"], [])
+    ) as gateway:
         gateway.environment["FITSERVE_FAILPOINT"] = point
         gateway.start()
         # It may die before its answer is out; what it was asked for is on the disk by then.
@@ -78,7 +85,8 @@ def test_a_death_while_a_model_is_stopped_leaves_it_stopped(tmp_path: Path, poin
         gateway.until("m", "ready")
 
 
-# Beside what serves; in its place, for one GPU has no room for two; and back, for the new engine says nonsense.
+# Beside what serves; in its place, for one GPU has no room for two; and back, for the new engine
+# says nonsense.
 _CHANGES = {
     "Adopt.before": (None, []),
     "Adopt.after": (None, []),
@@ -95,12 +103,25 @@ _CHANGES = {
 def test_a_death_in_a_change_costs_one_restart(tmp_path: Path, point: str) -> None:
     assert point in CHANGE_FAILPOINTS
     hardware, script = _CHANGES[point]
-    made = gpu_gateway(tmp_path, machine(hardware), [], script) if hardware else scripted_gateway(tmp_path, [], script)
+    made = (
+        gpu_gateway(tmp_path, machine(hardware), [], script)
+        if hardware
+        else scripted_gateway(tmp_path, [], script)
+    )
     with contextlib.closing(made) as gateway:
         gateway.environment["FITSERVE_FAILPOINT"] = point
         gateway.start()
-        body = {"name": "m", "source": str(model_folder(tmp_path / "model")), "engines": [GPU_ENGINE if hardware else ENGINE]}
-        assert gateway.client.post("/admin/models", json={**body, "max_context": 512, "replicas": 1}).status_code == 202
+        body = {
+            "name": "m",
+            "source": str(model_folder(tmp_path / "model")),
+            "engines": [GPU_ENGINE if hardware else ENGINE],
+        }
+        assert (
+            gateway.client.post(
+                "/admin/models", json={**body, "max_context": 512, "replicas": 1}
+            ).status_code
+            == 202
+        )
         gateway.until("m", "ready")
         with contextlib.suppress(httpx.HTTPError):
             changed = gateway.client.patch("/admin/models/m", json={"max_context": 256})
@@ -114,13 +135,20 @@ def test_a_death_in_a_change_costs_one_restart(tmp_path: Path, point: str) -> No
             view = gateway.show("m")
             settled = view["change"] is None or view["change"]["state"] == "refused"
             live = [one["instance"] for one in view["attempts"] if one["state"] == "ready"]
-            return settled and view["state"] == "ready" and len(live) == 1 and list(engines(gateway)) == live
+            return (
+                settled
+                and view["state"] == "ready"
+                and len(live) == 1
+                and list(engines(gateway)) == live
+            )
 
         wait_for("one engine by the wish in force", over)
         view = gateway.show("m")
         assert view["wish"]["max_context"] == (512 if script else 256)
         assert (view["change"] is not None) == bool(script)
-        answer = gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+        answer = gateway.client.post(
+            "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
+        )
         assert answer.status_code == 200, answer.text
     assert not engines(gateway)
 
@@ -163,7 +191,9 @@ def test_a_gateway_that_was_killed_adopts_its_engine(ready: Gateway) -> None:
     ready.kill()
     ready.start()
     ready.until("m", "ready")
-    answer = ready.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+    answer = ready.client.post(
+        "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
+    )
     assert answer.status_code == 200, answer.text
     assert engines(ready) == before
     assert starts(ready) == 1

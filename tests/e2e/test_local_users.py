@@ -1,4 +1,5 @@
-"""What another user of the machine finds of a whole run: files, and engines that listen on loopback."""
+"""What another user of the machine finds of a whole run: files, and engines that listen on
+loopback."""
 
 from __future__ import annotations
 
@@ -37,9 +38,13 @@ else:
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Gateway:
-    """A gateway with two workers, and what may be in the data folder of an older one: open to all."""
+    """A gateway with two workers, and what may be in the data folder of an older one: open to
+    all."""
     made = scripted_gateway(
-        tmp_path, FITSERVE_WORKERS="2", FITSERVE_ADMIN_KEY="an-admin-key-of-this-test", FITSERVE_ACCESS_LOG="1"
+        tmp_path,
+        FITSERVE_WORKERS="2",
+        FITSERVE_ADMIN_KEY="an-admin-key-of-this-test",
+        FITSERVE_ACCESS_LOG="1",
     )
     (made.data / "logs").mkdir()
     (made.data / "logs" / "old.log").write_text("words of a client")
@@ -50,7 +55,8 @@ def gateway(tmp_path: Path) -> Gateway:
 
 
 def entries(data: Path) -> dict[str, str]:
-    """Every file and folder by its path in the data folder, with its mode; without what is behind links."""
+    """Every file and folder by its path in the data folder, with its mode; without what is behind
+    links."""
     found = {}
     for folder, folders, files in os.walk(data):
         for name in (*folders, *files):
@@ -60,9 +66,13 @@ def entries(data: Path) -> dict[str, str]:
     return found
 
 
-def test_a_whole_run_leaves_nothing_that_another_user_can_open(gateway: Gateway, tmp_path: Path) -> None:
+def test_a_whole_run_leaves_nothing_that_another_user_can_open(
+    gateway: Gateway, tmp_path: Path
+) -> None:
     make_model(tmp_path / "demo")
-    files = {path.name: path.read_bytes() for path in (tmp_path / "demo").iterdir()} | {"nested/config.json": b"{}"}
+    files = {path.name: path.read_bytes() for path in (tmp_path / "demo").iterdir()} | {
+        "nested/config.json": b"{}"
+    }
     before = os.umask(0o022)
     try:
         with FakeHub({"org/name": FakeRepo(files)}) as hub, contextlib.closing(gateway):
@@ -71,10 +81,17 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(gateway: Gateway,
             gateway.start()
             assert gateway.cli("keys", "add", "somebody").returncode == 0
             assert gateway.cli("plan", "org/name", "--engine", ENGINE).returncode == 0
-            assert gateway.cli("plan", "org/name", "--engine", ENGINE, "--hardware", "cpu").returncode == 0
-            gateway.client.post("/admin/models", json={"name": "m", "source": "org/name", "engines": [ENGINE]})
+            assert (
+                gateway.cli("plan", "org/name", "--engine", ENGINE, "--hardware", "cpu").returncode
+                == 0
+            )
+            gateway.client.post(
+                "/admin/models", json={"name": "m", "source": "org/name", "engines": [ENGINE]}
+            )
             gateway.until("m", "ready")
-            answer = gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+            answer = gateway.client.post(
+                "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
+            )
             assert answer.status_code == 200, answer.text
             found = entries(gateway.data)
             taken = subprocess.run(
@@ -88,7 +105,9 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(gateway: Gateway,
         os.umask(before)
     assert stat.S_IMODE(gateway.data.stat().st_mode) == 0o700
     weights = f"models/models--org--name/snapshots/{COMMIT}"
-    found[f"{weights}/config.json"] = oct(stat.S_IMODE((gateway.data / weights / "config.json").stat().st_mode))
+    found[f"{weights}/config.json"] = oct(
+        stat.S_IMODE((gateway.data / weights / "config.json").stat().st_mode)
+    )
     # That all of these are there shows that the run has made what it was to make.
     for made in (
         *(
@@ -114,10 +133,21 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(gateway: Gateway,
         assert made in found, sorted(found)
     opened = {path for path, mode in found.items() if int(mode, 8) & 0o077}
     # The library of the Hub gives its lock files this mode by itself; they are empty.
-    locks = {path for path in opened if path.startswith("hub/.locks/") and not (gateway.data / path).stat().st_size}
-    assert not {path for path in opened - locks if path.split("/")[0] not in ("engines", "models")}, found
-    # Engines in containers are another user, so the weights, and the folders on the way to them, are readable behind the closed folder.
-    for path, wanted in (("models/models--org--name", "0o755"), (weights, "0o755"), (f"{weights}/config.json", "0o644")):
+    locks = {
+        path
+        for path in opened
+        if path.startswith("hub/.locks/") and not (gateway.data / path).stat().st_size
+    }
+    assert not {
+        path for path in opened - locks if path.split("/")[0] not in ("engines", "models")
+    }, found
+    # Engines in containers are another user, so the weights, and the folders on the way to them,
+    # are readable behind the closed folder.
+    for path, wanted in (
+        ("models/models--org--name", "0o755"),
+        (weights, "0o755"),
+        (f"{weights}/config.json", "0o644"),
+    ):
         assert found[path] == wanted, path
     assert "other users could open the data folder" in gateway.log.read_text()
     if taken is not None:
@@ -125,25 +155,39 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(gateway: Gateway,
 
 
 def test_nobody_but_the_gateway_gets_an_answer_of_an_engine(tmp_path: Path) -> None:
-    """The engine is on loopback, where every user of the machine is; so it answers only to the key that the gateway made for this start."""
-    with contextlib.closing(scripted_gateway(tmp_path, FITSERVE_WORKERS="2", FITSERVE_LOG_LEVEL="debug")) as gateway:
+    """The engine is on loopback, where every user of the machine is; so it answers only to the key
+    that the gateway made for this start."""
+    with contextlib.closing(
+        scripted_gateway(tmp_path, FITSERVE_WORKERS="2", FITSERVE_LOG_LEVEL="debug")
+    ) as gateway:
         gateway.start()
         gateway.client.post(
-            "/admin/models", json={"name": "m", "source": str(model_folder(tmp_path / "model")), "engines": [ENGINE]}
+            "/admin/models",
+            json={
+                "name": "m",
+                "source": str(model_folder(tmp_path / "model")),
+                "engines": [ENGINE],
+            },
         )
         gateway.until("m", "ready")
         (record,) = (gateway.data / "instances").glob("*.json")
         kept = json.loads(record.read_text())
         key, body = kept["key"], {"model": "m", "prompt": "hi", "max_tokens": 3}
         engine = f"http://127.0.0.1:{kept['port']}/v1/completions"
-        tried: tuple[dict[str, str], ...] = ({}, {"authorization": "Bearer x"}, {"authorization": f"Bearer {key}"})
+        tried: tuple[dict[str, str], ...] = (
+            {},
+            {"authorization": "Bearer x"},
+            {"authorization": f"Bearer {key}"},
+        )
         for headers in tried:
             answer = httpx.post(engine, json=body, headers=headers, trust_env=False)
             assert answer.status_code == (200 if key in str(headers) else 401)
 
         def served() -> bool:
             """Also with a key of the client's own, which the engine does not get."""
-            answer = gateway.client.post("/v1/completions", json=body, headers={"authorization": "Bearer x"})
+            answer = gateway.client.post(
+                "/v1/completions", json=body, headers={"authorization": "Bearer x"}
+            )
             assert answer.status_code == 200, answer.text
             assert key not in f"{answer.text}{answer.headers}"
             return True
@@ -155,12 +199,17 @@ def test_nobody_but_the_gateway_gets_an_answer_of_an_engine(tmp_path: Path) -> N
         wait_for("the engine is adopted with its key", served)
         assert starts(gateway) == 1
         told = [
-            gateway.client.get(path).text for path in ("/admin/models/m", "/admin/models/m/logs", "/admin/models", "/metrics")
+            gateway.client.get(path).text
+            for path in ("/admin/models/m", "/admin/models/m/logs", "/admin/models", "/metrics")
         ]
         assert not any(key in text for text in (*told, gateway.log.read_text()))
-        commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+        commands = [
+            path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()
+        ]
         assert not any(key.encode() in command for command in commands)
         elsewhere = [
-            path for path in gateway.data.rglob("*") if path.is_file() and path != record and key.encode() in path.read_bytes()
+            path
+            for path in gateway.data.rglob("*")
+            if path.is_file() and path != record and key.encode() in path.read_bytes()
         ]
         assert not elsewhere

@@ -1,4 +1,5 @@
-"""A model stays at the commit at which it was added, and starts from the disk without a question: wherever `main` has moved, and where there is no network."""
+"""A model stays at the commit at which it was added, and starts from the disk without a question:
+wherever `main` has moved, and where there is no network."""
 
 from __future__ import annotations
 
@@ -36,7 +37,11 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
 
 @pytest.fixture
 def gateway(tmp_path: Path, hub: FakeHub) -> Iterator[Gateway]:
-    own = {"FITSERVE_HF_ENDPOINT": hub.url(), "NO_PROXY": "127.0.0.1", "HF_HOME": str(tmp_path / "hf")}
+    own = {
+        "FITSERVE_HF_ENDPOINT": hub.url(),
+        "NO_PROXY": "127.0.0.1",
+        "HF_HOME": str(tmp_path / "hf"),
+    }
     with contextlib.closing(scripted_gateway(tmp_path, **own)) as made:
         made.start()
         yield made
@@ -49,7 +54,9 @@ def dies(gateway: Gateway) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_model_stays_at_its_commit_and_starts_without_a_question(gateway: Gateway, hub: FakeHub) -> None:
+def test_a_model_stays_at_its_commit_and_starts_without_a_question(
+    gateway: Gateway, hub: FakeHub
+) -> None:
     added = gateway.cli("add", "m", "org/name", "--wait", "--json")
     assert added.returncode == 0, added.stderr + gateway.log.read_text()[-3000:]
     view = json.loads(added.stdout)
@@ -66,10 +73,14 @@ def test_a_model_stays_at_its_commit_and_starts_without_a_question(gateway: Gate
     view = gateway.until("m", "ready")
     assert view["plan"]["model"]["revision"] == COMMIT
     assert hub.requests == []
-    assert (gateway.data.parent / "hf/hub/models--org--name/snapshots" / COMMIT / "config.json").is_file()
+    assert (
+        gateway.data.parent / "hf/hub/models--org--name/snapshots" / COMMIT / "config.json"
+    ).is_file()
 
     # Another name has the branch as it is now.
-    planned = gateway.client.post("/admin/models?dry_run=true", json={"name": "other", "source": "org/name"})
+    planned = gateway.client.post(
+        "/admin/models?dry_run=true", json={"name": "other", "source": "org/name"}
+    )
     assert planned.json()["plans"][0]["model"]["revision"] == MOVED
 
 
@@ -96,13 +107,20 @@ def test_an_adapter_stays_at_its_commit_and_is_there_again_without_a_question(
     assert gateway.client.post("/v1/completions", json=asked).status_code == 200
 
 
-def test_the_disk_is_told_and_weights_go_with_the_last_model_that_needs_them(gateway: Gateway, hub: FakeHub) -> None:
+def test_the_disk_is_told_and_weights_go_with_the_last_model_that_needs_them(
+    gateway: Gateway, hub: FakeHub
+) -> None:
     cache = gateway.data.parent / "hf" / "hub"
     for name in ("m", "other"):
         assert gateway.cli("add", name, "org/name", "--wait").returncode == 0
     found = json.loads(gateway.cli("df", "--json").stdout)
     (one,) = found["revisions"]
-    assert (found["cache"], one["repo"], one["commit"], one["models"]) == (str(cache), "org/name", COMMIT, ["m", "other"])
+    assert (found["cache"], one["repo"], one["commit"], one["models"]) == (
+        str(cache),
+        "org/name",
+        COMMIT,
+        ["m", "other"],
+    )
     assert one["bytes"] == sum(map(len, set(hub.repos["org/name"].files.values())))
     assert one["ours"]
     assert found["unused_bytes"] == 0
@@ -112,11 +130,17 @@ def test_the_disk_is_told_and_weights_go_with_the_last_model_that_needs_them(gat
     assert "m, other" in shown.stdout, shown.stderr
 
     first = gateway.cli("rm", "m", "--weights")
-    assert first.stdout.strip() == "m: removed, 0.0 MiB freed; org/name stays: other needs it", first.stderr
+    assert first.stdout.strip() == "m: removed, 0.0 MiB freed; org/name stays: other needs it", (
+        first.stderr
+    )
     gateway.until("other", "ready")
     assert (cache / "models--org--name").is_dir()
     last = json.loads(gateway.cli("rm", "other", "--weights", "--json").stdout)
-    assert (last["freed_bytes"], last["removed"], last["kept"]) == (one["bytes"], [["org/name", COMMIT]], [])
+    assert (last["freed_bytes"], last["removed"], last["kept"]) == (
+        one["bytes"],
+        [["org/name", COMMIT]],
+        [],
+    )
     assert not (cache / "models--org--name").exists()
     assert json.loads(gateway.cli("df", "--json").stdout)["revisions"] == []
     # What was removed is brought again.
@@ -125,16 +149,30 @@ def test_the_disk_is_told_and_weights_go_with_the_last_model_that_needs_them(gat
 
 def ask_alone(gateway: Gateway) -> Any:
     """The gateway is started in a network of its own, and asked there; both are gone afterwards."""
-    command = [*ALONE, sys.executable, "-m", "tests.support.alone", str(gateway.port), *gateway.command]
+    command = [
+        *ALONE,
+        sys.executable,
+        "-m",
+        "tests.support.alone",
+        str(gateway.port),
+        *gateway.command,
+    ]
     done = subprocess.run(
-        command, cwd=ROOT, env=gateway.environment, capture_output=True, text=True, timeout=START_S, check=False
+        command,
+        cwd=ROOT,
+        env=gateway.environment,
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
 
 @pytest.mark.skipif(
-    subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode != 0, reason="no network namespaces here"
+    subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode != 0,
+    reason="no network namespaces here",
 )
 def test_with_the_network_gone_everything_on_the_disk_starts(gateway: Gateway) -> None:
     assert gateway.cli("add", "m", "org/name", "--wait").returncode == 0
@@ -144,6 +182,8 @@ def test_with_the_network_gone_everything_on_the_disk_starts(gateway: Gateway) -
     assert said["view"]["state"] == "ready", said
     assert said["view"]["plan"]["model"]["revision"] == COMMIT
     assert said["answer"]["choices"]
-    assert said["add"]["error"]["message"].startswith("The Hugging Face Hub at https://huggingface.co cannot be reached")
+    assert said["add"]["error"]["message"].startswith(
+        "The Hugging Face Hub at https://huggingface.co cannot be reached"
+    )
     gateway.environment["FITSERVE_HF_ENDPOINT"] = ""
     gateway.start()

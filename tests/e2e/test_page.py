@@ -1,4 +1,5 @@
-"""The page with the real CPU engine, as somebody who has nothing else: a model is added, watched, asked and deleted in the browser alone."""
+"""The page with the real CPU engine, as somebody who has nothing else: a model is added, watched,
+asked and deleted in the browser alone."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from tests.support.browser import chromium, visit
 pytestmark = pytest.mark.engine
 
 
-def test_a_model_is_added_watched_asked_and_deleted_on_the_page_alone(gateway: Gateway, demo_model: object) -> None:
+def test_a_model_is_added_watched_asked_and_deleted_on_the_page_alone(
+    gateway: Gateway, demo_model: object
+) -> None:
     with chromium() as browser, visit(browser, gateway.url) as page:
         tab, dialog = page.tab, page.tab.get_by_role("dialog")
         page.go()
@@ -29,7 +32,9 @@ def test_a_model_is_added_watched_asked_and_deleted_on_the_page_alone(gateway: G
         expect(tab.get_by_role("heading", name="tiny", exact=True)).to_be_visible()
         # The log grows while the engine starts.
         tab.get_by_role("link", name="Log").click()
-        expect(tab.get_by_text("Application startup complete").first).to_be_visible(timeout=START_S * 1000)
+        expect(tab.get_by_text("Application startup complete").first).to_be_visible(
+            timeout=START_S * 1000
+        )
         expect(tab.locator(".title .state")).to_have_text("ready", timeout=START_S * 1000)
         own = tab.get_by_role("navigation", name="Of this model")
         own.get_by_role("link", name="Plan").click()

@@ -9,7 +9,9 @@ import pytest
 
 from tests.e2e.power_cut import cuts, record
 
-pytestmark = [pytest.mark.skipif(shutil.which("strace") is None, reason="strace records what is written")]
+pytestmark = [
+    pytest.mark.skipif(shutil.which("strace") is None, reason="strace records what is written")
+]
 
 
 def test_what_was_acknowledged_outlives_a_power_cut(tmp_path: Path) -> None:

@@ -53,14 +53,21 @@ def engine_pids(gateway: Gateway) -> set[int]:
 
 def listening(pids: list[int]) -> list[IPv4Address | IPv6Address]:
     """The addresses at which these processes listen, as the kernel has it."""
-    sockets = {str(link.readlink()) for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    sockets = {
+        str(link.readlink())
+        for pid in pids
+        for link in Path(f"/proc/{pid}/fd").iterdir()
+        if link.is_symlink()
+    }
     found = []
     for table in ("tcp", "tcp6"):
         for row in Path(f"/proc/{pids[0]}/net/{table}").read_text().splitlines()[1:]:
             _, local, _, state, *_, inode = row.split()[:10]
             if state == "0A" and f"socket:[{inode}]" in sockets:
                 address = local.partition(":")[0]
-                words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
+                words = [
+                    bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)
+                ]
                 found.append(ip_address(b"".join(words)))
     return found
 
@@ -69,14 +76,25 @@ def test_the_sdk_gets_an_answer_streamed_and_whole(ready: Gateway) -> None:
     assert ready.show("demo")["attempts"][-1]["grade"] == "verified"
     with sdk(ready) as client:
         assert [model.id for model in client.models.list()] == ["demo"]
-        messages: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
-        whole = client.chat.completions.create(model="demo", messages=messages, max_tokens=12, temperature=0)
+        messages: list[openai.types.chat.ChatCompletionMessageParam] = [
+            {"role": "user", "content": "Hello"}
+        ]
+        whole = client.chat.completions.create(
+            model="demo", messages=messages, max_tokens=12, temperature=0
+        )
         text = whole.choices[0].message.content or ""
         assert text
         assert SENTENCE.startswith(text)
-        stream = client.chat.completions.create(model="demo", messages=messages, max_tokens=12, temperature=0, stream=True)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == text
-        completion = client.completions.create(model="demo", prompt="Hello", max_tokens=12, temperature=0, logprobs=1)
+        stream = client.chat.completions.create(
+            model="demo", messages=messages, max_tokens=12, temperature=0, stream=True
+        )
+        assert (
+            "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+            == text
+        )
+        completion = client.completions.create(
+            model="demo", prompt="Hello", max_tokens=12, temperature=0, logprobs=1
+        )
         assert completion.choices[0].text == text
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(model="other", messages=messages)
@@ -107,7 +125,9 @@ def test_the_page_shows_a_real_engine_and_talks_with_the_model(ready: Gateway) -
         page.check("real-engine")
         page.tab.get_by_role("link", name="Log").click()
         page.sees("Application startup complete")
-        page.tab.get_by_role("navigation", name="Of this model").get_by_role("link", name="Chat").click()
+        page.tab.get_by_role("navigation", name="Of this model").get_by_role(
+            "link", name="Chat"
+        ).click()
         page.tab.get_by_label("Message").fill("What do you say?")
         page.tab.keyboard.press("Enter")
         page.sees(SENTENCE)
@@ -116,14 +136,18 @@ def test_the_page_shows_a_real_engine_and_talks_with_the_model(ready: Gateway) -
 
 
 def test_its_speed_is_measured_and_kept(ready: Gateway) -> None:
-    done = ready.cli("bench", "demo", "--seconds", "0.2", "--concurrency", "1", "--concurrency", "2", "--json")
+    done = ready.cli(
+        "bench", "demo", "--seconds", "0.2", "--concurrency", "1", "--concurrency", "2", "--json"
+    )
     assert done.returncode == 0, done.stderr
     kept = json.loads(done.stdout)
     assert kept["not_learned"] == ""
     assert [level["concurrency"] for level in kept["bench"]["levels"]] == [1, 2]
     assert kept["bench"]["stream"] > 1
     facts = ready.client.get("/admin/facts").json()["data"]
-    assert [row for row in facts if row["fact"]["kind"] == "speed_measured" and row["stale"] is None]
+    assert [
+        row for row in facts if row["fact"]["kind"] == "speed_measured" and row["stale"] is None
+    ]
 
 
 def test_no_other_machine_reaches_an_engine(ready: Gateway) -> None:
@@ -137,9 +161,14 @@ def test_no_other_machine_reaches_an_engine(ready: Gateway) -> None:
 def test_no_other_user_of_the_machine_gets_an_answer_of_an_engine(ready: Gateway) -> None:
     """The key is in the closed record of the process, and in no command line."""
     record = json.loads((ready.data / "instances" / f"{serving(ready)}.json").read_text())
-    engine, body = f"http://127.0.0.1:{record['port']}/v1/completions", {"model": "demo", "prompt": "Hello", "max_tokens": 1}
+    engine, body = (
+        f"http://127.0.0.1:{record['port']}/v1/completions",
+        {"model": "demo", "prompt": "Hello", "max_tokens": 1},
+    )
     assert httpx.post(engine, json=body, trust_env=False).status_code == 401
-    answer = httpx.post(engine, json=body, headers={"authorization": f"Bearer {record['key']}"}, trust_env=False)
+    answer = httpx.post(
+        engine, json=body, headers={"authorization": f"Bearer {record['key']}"}, trust_env=False
+    )
     assert answer.status_code == 200
     assert not [pid for pid in engine_pids(ready) if record["key"] in _command(pid)]
     assert record["key"] not in ready.cli("logs", "demo").stdout
@@ -170,18 +199,28 @@ def test_a_killed_engine_is_noticed_and_started_again(ready: Gateway) -> None:
             return error if error.status_code == 503 else None
         return None
 
-    assert "retry-after" in wait_for("clients are told to come back", refused, every_s=0).response.headers
+    assert (
+        "retry-after"
+        in wait_for("clients are told to come back", refused, every_s=0).response.headers
+    )
     ready.failed("demo", instance)
     ready.until("demo", "ready", START_S)
     assert serving(ready) != instance
     assert not before & engine_pids(ready)
 
 
-def test_a_killed_worker_of_the_engine_is_a_failure_though_the_engine_exits_with_0(ready: Gateway) -> None:
-    """vLLM's server ends with exit code 0 when its engine core is killed: github.com/vllm-project/vllm/issues/48966"""
+def test_a_killed_worker_of_the_engine_is_a_failure_though_the_engine_exits_with_0(
+    ready: Gateway,
+) -> None:
+    """vLLM's server ends with exit code 0 when its engine core is killed:
+    github.com/vllm-project/vllm/issues/48966"""
     instance = serving(ready)
     family = [pid for pids in engines(ready).values() for pid in pids]
-    (worker,) = [pid for pid in family if "EngineCore" in Path(f"/proc/{pid}/comm").read_text() + _command(pid)]
+    (worker,) = [
+        pid
+        for pid in family
+        if "EngineCore" in Path(f"/proc/{pid}/comm").read_text() + _command(pid)
+    ]
     os.kill(worker, signal.SIGKILL)
     ready.failed("demo", instance)
     view = ready.until("demo", "ready", START_S)

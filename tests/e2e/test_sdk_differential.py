@@ -1,4 +1,5 @@
-"""The official SDKs at the real engine, straight and through the gateway: the same call is told the same bytes."""
+"""The official SDKs at the real engine, straight and through the gateway: the same call is told the
+same bytes."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ class Pair:
 
     def told(self, metric: str, labels: str = "") -> float:
         """What the engine's metrics say, summed over the series whose labels contain `labels`."""
-        lines = httpx.get(f"{self.engine}/metrics", trust_env=False, timeout=HANG_S).text.splitlines()
+        lines = httpx.get(
+            f"{self.engine}/metrics", trust_env=False, timeout=HANG_S
+        ).text.splitlines()
         found = [line for line in lines if line.startswith(f"{metric}{{") and labels in line]
         assert found
         return sum(float(line.rpartition(" ")[2]) for line in found)
@@ -83,21 +86,29 @@ def pair(serving_demo: Gateway) -> Pair:
 
 
 def engine_of(gateway: Gateway, model: str) -> tuple[str, str]:
-    """Where the only engine of `model` listens, and the key that it asks for; the gateway of these tests asks for none."""
+    """Where the only engine of `model` listens, and the key that it asks for; the gateway of these
+    tests asks for none."""
     records = [json.loads(path.read_text()) for path in (gateway.data / "instances").glob("*.json")]
     (record,) = [record for record in records if record["model"] == model]
     return f"http://127.0.0.1:{record['port']}", record["key"]
 
 
 CALLS: dict[str, Callable[..., Told]] = {
-    **{name: partial(told_openai, call, model="demo") for name, call in (OPENAI | OPENAI_RESPONSES).items()},
-    **{f"anthropic {name}": partial(told_anthropic, call, model="demo") for name, call in ANTHROPIC.items()},
+    **{
+        name: partial(told_openai, call, model="demo")
+        for name, call in (OPENAI | OPENAI_RESPONSES).items()
+    },
+    **{
+        f"anthropic {name}": partial(told_anthropic, call, model="demo")
+        for name, call in ANTHROPIC.items()
+    },
 }
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_the_same_call_is_told_the_same(call: Callable[..., Told], pair: Pair) -> None:
-    """An engine that is ahead of its server puts two tokens into one event, so that streams of the same text differ: both sides are
+    """An engine that is ahead of its server puts two tokens into one event, so that streams of the
+    same text differ: both sides are
     asked until the same was told to both."""
     straight: list[Told] = []
     through: list[Told] = []
@@ -121,18 +132,32 @@ def test_what_the_gateway_refuses_is_the_same_error(call: OpenAICall, pair: Pair
 
 
 def test_what_the_engine_refuses_is_told_in_the_shape_that_was_asked(pair: Pair) -> None:
-    straight, through = (told_anthropic(ANTHROPIC_UNREADABLE, url, "demo", pair.key) for url in pair.urls)
-    assert (through.status, through.error, through.source) == (straight.status, straight.error, "engine")
+    straight, through = (
+        told_anthropic(ANTHROPIC_UNREADABLE, url, "demo", pair.key) for url in pair.urls
+    )
+    assert (through.status, through.error, through.source) == (
+        straight.status,
+        straight.error,
+        "engine",
+    )
     error = json.loads(through.body)
     assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
     assert "max_tokens" in error["error"]["message"]
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[]", b'{"model": "demo", "messages": [}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"\xff\xfe", b"[]", b'{"model": "demo", "messages": [}']
+)
 def test_bad_json_is_the_clients_fault_to_both(body: bytes, pair: Pair) -> None:
     headers = {"content-type": "application/json", "authorization": f"Bearer {pair.key}"}
     straight, through = (
-        httpx.post(f"{url}/v1/chat/completions", content=body, headers=headers, trust_env=False, timeout=HANG_S)
+        httpx.post(
+            f"{url}/v1/chat/completions",
+            content=body,
+            headers=headers,
+            trust_env=False,
+            timeout=HANG_S,
+        )
         for url in pair.urls
     )
     assert straight.status_code in (400, 422)
@@ -143,11 +168,17 @@ def test_bad_json_is_the_clients_fault_to_both(body: bytes, pair: Pair) -> None:
 async def leaves(pair: Pair, url: str, stream: bool) -> None:
     """A client goes away while the engine generates; returns when the engine rests."""
     before = pair.tokens
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=pair.key, max_retries=0, timeout=HANG_S) as client:
-        asking: asyncio.Task[Any] = asyncio.create_task(client.chat.completions.create(**LONG, stream=stream))
+    async with openai.AsyncOpenAI(
+        base_url=f"{url}/v1", api_key=pair.key, max_retries=0, timeout=HANG_S
+    ) as client:
+        asking: asyncio.Task[Any] = asyncio.create_task(
+            client.chat.completions.create(**LONG, stream=stream)
+        )
         if stream:
             await anext(aiter(await asking))
-        await asyncio.to_thread(wait_for, "it generates", lambda: pair.tokens > before, every_s=0.01)
+        await asyncio.to_thread(
+            wait_for, "it generates", lambda: pair.tokens > before, every_s=0.01
+        )
         asking.cancel()
         await asyncio.wait({asking})
     wait_for("it rests", lambda: pair.idle, 10 * HANG_S)
@@ -156,7 +187,9 @@ async def leaves(pair: Pair, url: str, stream: bool) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 @pytest.mark.parametrize("through", [False, True], ids=["straight", "through"])
-async def test_a_client_that_leaves_ends_the_engines_work(stream: bool, through: bool, pair: Pair) -> None:
+async def test_a_client_that_leaves_ends_the_engines_work(
+    stream: bool, through: bool, pair: Pair
+) -> None:
     for _ in range(TRIES):
         finished = pair.finished
         await leaves(pair, pair.urls[through], stream)
@@ -182,13 +215,26 @@ def test_a_client_that_waits_no_longer_is_told_the_same(pair: Pair) -> None:
 
 
 def test_a_stream_ends_as_the_engine_ends_it(pair: Pair) -> None:
-    body = {"model": "demo", "prompt": "Hello", "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
+    body = {
+        "model": "demo",
+        "prompt": "Hello",
+        "max_tokens": 3,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     answers, headers = [], {"authorization": f"Bearer {pair.key}"}
     for url in pair.urls:
         with httpx.stream(
-            "POST", f"{url}/v1/completions", json=body, headers=headers, trust_env=False, timeout=HANG_S
+            "POST",
+            f"{url}/v1/completions",
+            json=body,
+            headers=headers,
+            trust_env=False,
+            timeout=HANG_S,
         ) as response:
             answers.append(b"".join(response.iter_raw()))
     assert all(raw.endswith(b"data: [DONE]\n\n") for raw in answers)
-    usages = [json.loads(raw.split(b"\n\n")[-3].removeprefix(b"data: "))["usage"] for raw in answers]
+    usages = [
+        json.loads(raw.split(b"\n\n")[-3].removeprefix(b"data: "))["usage"] for raw in answers
+    ]
     assert usages[0] == usages[1]

@@ -1,4 +1,5 @@
-"""Two gateways as two machines would have them: the one in front has a key of the one behind, which has a scripted engine; clients are the SDK."""
+"""Two gateways as two machines would have them: the one in front has a key of the one behind, which
+has a scripted engine; clients are the SDK."""
 
 from __future__ import annotations
 
@@ -24,21 +25,35 @@ HELLO: Any = [{"role": "user", "content": "hi"}]
 
 
 class Two:
-    """`front` routes the model m to `rear`. `file`: where the front's key for it is laid; `key`: the one that is good."""
+    """`front` routes the model m to `rear`. `file`: where the front's key for it is laid; `key`:
+    the one that is good."""
 
     def __init__(self, folder: Path) -> None:
         # Each start takes a while, as of a real engine, so that a request meets it.
-        settings = {"FITSERVE_ADMIN_KEY": "the-admin-key", "FITSERVE_ACCESS_LOG": "true", "FITSERVE_WAITING_COMMENT_S": "0.1"}
+        settings = {
+            "FITSERVE_ADMIN_KEY": "the-admin-key",
+            "FITSERVE_ACCESS_LOG": "true",
+            "FITSERVE_WAITING_COMMENT_S": "0.1",
+        }
         self.rear = scripted_gateway(folder / "rear", ["--start-delay", "1"], **settings)
         self.rear.client.headers.update(ADMIN)
-        self.front = Gateway(folder / "front", folder / "front.log", FITSERVE_TICK_S="0.1", FITSERVE_HEALTH_INTERVAL_S="0.2")
+        self.front = Gateway(
+            folder / "front",
+            folder / "front.log",
+            FITSERVE_TICK_S="0.1",
+            FITSERVE_HEALTH_INTERVAL_S="0.2",
+        )
         self.file = folder / "front" / FOLDER / "rear"
         self.rear.start()
         source = str(model_folder(folder / "model"))
         wish = {"name": "m", "source": source, "engines": [ENGINE], "replicas": 1}
         assert self.rear.client.post("/admin/models", json=wish).status_code == 202
         self.rear.until("m", "ready")
-        self.key = str(self.rear.client.post("/admin/keys", json={"name": "front", "models": ["m"]}).json()["key"])
+        self.key = str(
+            self.rear.client.post("/admin/keys", json={"name": "front", "models": ["m"]}).json()[
+                "key"
+            ]
+        )
         self.front.start()
         self.sdk = openai.OpenAI(
             api_key="a-clients-own",
@@ -53,7 +68,9 @@ class Two:
         self.file.write_text(f"{key}\n")
 
     def says(self, words: str) -> str:
-        return str(wait_for(words, lambda: words in (detail := self.front.show("m")["detail"]) and detail))
+        return str(
+            wait_for(words, lambda: words in (detail := self.front.show("m")["detail"]) and detail)
+        )
 
     def close(self) -> None:
         self.sdk.close()
@@ -72,12 +89,17 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 
 def chat(two: Two) -> str:
-    return str(two.sdk.chat.completions.create(model="m", messages=HELLO, max_tokens=4).choices[0].message.content)
+    return str(
+        two.sdk.chat.completions.create(model="m", messages=HELLO, max_tokens=4)
+        .choices[0]
+        .message.content
+    )
 
 
 def test_a_gateway_in_front_of_one_that_wants_a_key(two: Two) -> None:
     front, rear = two.front, two.rear
-    # No key, one that is not there, a wrong one: each is said, to the client without where the key should be.
+    # No key, one that is not there, a wrong one: each is said, to the client without where the key
+    # should be.
     assert front.cli("add", "m", "--endpoint", f"{rear.url}/v1").returncode == 0
     two.says("answers 401: it wants a key, and the model has no endpoint_key")
     assert front.cli("set", "m", "--endpoint-key", "file:rear").returncode == 0
@@ -99,15 +121,21 @@ def test_a_gateway_in_front_of_one_that_wants_a_key(two: Two) -> None:
     raw = ask.with_raw_response.create(
         model="m", messages=HELLO, max_tokens=4, extra_headers={"x-request-id": "asked-in-front"}
     )
-    assert (raw.headers["x-request-id"], raw.headers["x-gateway-source"]) == ("asked-in-front", "engine")
+    assert (raw.headers["x-request-id"], raw.headers["x-gateway-source"]) == (
+        "asked-in-front",
+        "engine",
+    )
     assert [
-        one.choices[0].delta.content for one in ask.create(model="m", messages=HELLO, max_tokens=4, stream=True) if one.choices
+        one.choices[0].delta.content
+        for one in ask.create(model="m", messages=HELLO, max_tokens=4, stream=True)
+        if one.choices
     ]
     wait_for("the id in the log behind", lambda: '"id":"asked-in-front"' in rear.log.read_text())
     # What the key may not use there is not there.
     assert (
         front.client.post(
-            "/admin/models", json={"name": "other", "endpoint": f"{rear.url}/v1", "endpoint_key": "file:rear"}
+            "/admin/models",
+            json={"name": "other", "endpoint": f"{rear.url}/v1", "endpoint_key": "file:rear"},
         ).status_code
         == 202
     )
@@ -124,13 +152,17 @@ def test_a_gateway_in_front_of_one_that_wants_a_key(two: Two) -> None:
     logs = front.log.read_text() + rear.log.read_text()
     for secret in (two.key, WRONG, "a-clients-own"):
         assert secret not in logs
-        assert secret.encode() not in b"".join(path.read_bytes() for path in front.data.rglob("fitserve.db*"))
+        assert secret.encode() not in b"".join(
+            path.read_bytes() for path in front.data.rglob("fitserve.db*")
+        )
 
 
 def test_what_sleeps_behind_is_loaded_by_a_request_in_front(two: Two) -> None:
     front, rear = two.front, two.rear
     two.lay(two.key)
-    added = front.cli("add", "m", "--endpoint", f"{rear.url}/v1", "--endpoint-key", "file:rear", "--wait")
+    added = front.cli(
+        "add", "m", "--endpoint", f"{rear.url}/v1", "--endpoint-key", "file:rear", "--wait"
+    )
     assert (added.returncode, "m: ready" in added.stdout) == (0, True), added.stderr
     begun = starts(rear)
     rear.client.patch("/admin/models/m", json={"policy": {"keep_alive": "0.2"}})
@@ -146,7 +178,11 @@ def test_what_sleeps_behind_is_loaded_by_a_request_in_front(two: Two) -> None:
         text = answer.read().decode()
     assert answer.status_code == 200
     comments, begins, said = text.partition("data: ")
-    assert (comments.count(": waiting") > 0, bool(begins), said.endswith("[DONE]\n\n")) == (True, True, True), text
+    assert (comments.count(": waiting") > 0, bool(begins), said.endswith("[DONE]\n\n")) == (
+        True,
+        True,
+        True,
+    ), text
     # Its owner stops it: nobody is told to wait for that.
     rear.client.patch("/admin/models/m", json={"policy": {"keep_alive": -1}})
     assert rear.client.post("/admin/models/m/stop").status_code == 202
@@ -158,7 +194,12 @@ def test_what_sleeps_behind_is_loaded_by_a_request_in_front(two: Two) -> None:
 def test_a_gateway_behind_that_is_restarted_is_waited_for(two: Two) -> None:
     front, rear = two.front, two.rear
     two.lay(two.key)
-    wish = {"name": "m", "endpoint": f"{rear.url}/v1", "endpoint_key": "file:rear", "policy": {"wait_s": HANG_S}}
+    wish = {
+        "name": "m",
+        "endpoint": f"{rear.url}/v1",
+        "endpoint_key": "file:rear",
+        "policy": {"wait_s": HANG_S},
+    }
     assert front.client.post("/admin/models", json=wish).status_code == 202
     front.until("m", "ready")
     assert chat(two)
@@ -168,7 +209,10 @@ def test_a_gateway_behind_that_is_restarted_is_waited_for(two: Two) -> None:
     answers: list[str] = []
     waiting = threading.Thread(target=lambda: answers.append(chat(two)))
     waiting.start()
-    wait_for("a request waits", lambda: 'fitserve_requests_queued{model="m"} 1' in front.client.get("/metrics").text)
+    wait_for(
+        "a request waits",
+        lambda: 'fitserve_requests_queued{model="m"} 1' in front.client.get("/metrics").text,
+    )
     rear.start()
     waiting.join(HANG_S)
     assert answers

@@ -1,6 +1,8 @@
-"""Every plan for SGLang starts with flags that SGLang's own parser takes, and that its own code then resolves.
+"""Every plan for SGLang starts with flags that SGLang's own parser takes, and that its own code
+then resolves.
 
-Of each version the Python sources of its wheel are asked, for one machine. The published models, as they are and quantized.
+Of each version the Python sources of its wheel are asked, for one machine. The published models, as
+they are and quantized.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ from tests.support.versions import since
 
 pytestmark = pytest.mark.engine
 
-MACHINES = {"sglang==0.5.10.post1": "2x3090", "sglang==0.5.15.post1": "h200", "sglang==0.5.23": "2x5090"}
+MACHINES = {
+    "sglang==0.5.10.post1": "2x3090",
+    "sglang==0.5.15.post1": "h200",
+    "sglang==0.5.23": "2x5090",
+}
 SOURCES = (*MACHINES,)
 FORMATS = ("fp8-dynamic", "awq", "nvfp4")
 NEWER = "0.5.16"  # versions before are made for a transformers before 5.13
@@ -47,7 +53,10 @@ def checkpoints() -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
         published = config(model)
         yield (model, "as published"), published
         if "quantization_config" not in published:
-            yield from (((model, name), published | {"quantization_config": QUANTS[name]}) for name in FORMATS)
+            yield from (
+                ((model, name), published | {"quantization_config": QUANTS[name]})
+                for name in FORMATS
+            )
     yield EAGER, config(EAGER[0])
 
 
@@ -61,7 +70,9 @@ def planned(engine: str) -> tuple[int, str, list[Start]]:
         spec = read_model("m", None, fields, None, None, (), None)
         args = {profile.spelling["enforce-eager"]: True} if name == EAGER else {}
         decision = decide(spec, machine, [profile], wish(args=args), rules=rules)
-        starts += [Start(name, fields, plan.argv, plan.tensor_parallel.value) for plan in decision.plans]
+        starts += [
+            Start(name, fields, plan.argv, plan.tensor_parallel.value) for plan in decision.plans
+        ]
     gpu = machine.gpus[0]
     assert gpu.total_bytes is not None
     assert gpu.capability is not None
@@ -72,7 +83,9 @@ def asked(python: Path, kept: Kept, engine: str) -> list[tuple[Start, dict[str, 
     kind, _, version = engine.partition("==")
     memory_mib, capability, starts = planned(engine)
     own = {
-        name: value for name, value in os.environ.items() if not name.startswith(("SGLANG", "SGL_", "HF_", "PYTHON", "CUDA"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SGLANG", "SGL_", "HF_", "PYTHON", "CUDA"))
     }
     over = {} if since(version, NEWER) else {"PYTHONPATH": str(kept.older())}
     command = [
@@ -87,8 +100,15 @@ def asked(python: Path, kept: Kept, engine: str) -> list[tuple[Start, dict[str, 
         capability,
     ]
     done = subprocess.run(
-        [*command, "--sources", str(kept.sources(kind, version)), "tests.conformance.engine.sglang_starts"],
-        input=json.dumps({"memory_mib": memory_mib, "starts": [(start.config, start.argv) for start in starts]}),
+        [
+            *command,
+            "--sources",
+            str(kept.sources(kind, version)),
+            "tests.conformance.engine.sglang_starts",
+        ],
+        input=json.dumps(
+            {"memory_mib": memory_mib, "starts": [(start.config, start.argv) for start in starts]}
+        ),
         cwd=ROOT,
         env=own | over | {"PYTHONHASHSEED": "0"},
         capture_output=True,
@@ -107,20 +127,40 @@ def answered(engines: Path) -> dict[str, list[tuple[Start, dict[str, Any]]]]:
     kept.older()
     python = engines / ENGINE.replace("==", "-") / "bin/python"
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(MACHINES, pool.map(lambda engine: asked(python, kept, engine), MACHINES), strict=True))
+        return dict(
+            zip(
+                MACHINES,
+                pool.map(lambda engine: asked(python, kept, engine), MACHINES),
+                strict=True,
+            )
+        )
 
 
 @pytest.mark.parametrize("engine", MACHINES)
-def test_the_engine_takes_the_flags_of_every_plan(answered: dict[str, list[tuple[Start, dict[str, Any]]]], engine: str) -> None:
+def test_the_engine_takes_the_flags_of_every_plan(
+    answered: dict[str, list[tuple[Start, dict[str, Any]]]], engine: str
+) -> None:
     found = answered[engine]
-    assert len({start.name for start, _ in found}) > 75  # of about 150 checkpoints; others do not fit, or have no kernel
-    wrong = [f"{' '.join(start.name)} {' '.join(start.argv)}: {said['refused']}" for start, said in found if "refused" in said]
+    assert (
+        len({start.name for start, _ in found}) > 75
+    )  # of about 150 checkpoints; others do not fit, or have no kernel
+    wrong = [
+        f"{' '.join(start.name)} {' '.join(start.argv)}: {said['refused']}"
+        for start, said in found
+        if "refused" in said
+    ]
     assert wrong == []
     assert [start for start, said in found if said["tp"] != start.tp] == []
 
 
 @pytest.mark.parametrize("engine", MACHINES)
-def test_a_plan_without_graphs_captures_none(answered: dict[str, list[tuple[Start, dict[str, Any]]]], engine: str) -> None:
+def test_a_plan_without_graphs_captures_none(
+    answered: dict[str, list[tuple[Start, dict[str, Any]]]], engine: str
+) -> None:
     """Later versions call the switch deprecated, and still heed it."""
     assert {said["graphs"] for start, said in answered[engine] if start.name == EAGER} == {False}
-    assert {said["graphs"] for start, said in answered[engine] if start.name == (EAGER[0], "as published")} == {True}
+    assert {
+        said["graphs"]
+        for start, said in answered[engine]
+        if start.name == (EAGER[0], "as published")
+    } == {True}

@@ -1,4 +1,5 @@
-"""Models that leave their GPU by sleeping, and wake when they are asked: the whole gateway, with engines that take memory of a pretended GPU as vLLM does."""
+"""Models that leave their GPU by sleeping, and wake when they are asked: the whole gateway, with
+engines that take memory of a pretended GPU as vLLM does."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def storm(tmp_path: Path) -> Iterator[DemandStorm]:
 
 
 def ask(storm: DemandStorm, name: str) -> None:
-    answer = storm.gateway.client.post("/v1/completions", json={"model": name, "prompt": "hi", "max_tokens": 3}, timeout=HANG_S)
+    answer = storm.gateway.client.post(
+        "/v1/completions", json={"model": name, "prompt": "hi", "max_tokens": 3}, timeout=HANG_S
+    )
     assert answer.status_code == 200, answer.text
 
 
@@ -52,7 +55,11 @@ def attempts(storm: DemandStorm, name: str) -> list[dict[str, Any]]:
 
 
 def facts(storm: DemandStorm) -> list[str]:
-    return [one["fact"]["kind"] for one in storm.gateway.client.get("/admin/facts").json()["data"] if one["id"] is not None]
+    return [
+        one["fact"]["kind"]
+        for one in storm.gateway.client.get("/admin/facts").json()["data"]
+        if one["id"] is not None
+    ]
 
 
 def one_that_sleeps(storm: DemandStorm) -> dict[str, Any]:
@@ -64,12 +71,19 @@ def one_that_sleeps(storm: DemandStorm) -> dict[str, Any]:
     return attempt
 
 
-def test_one_copy_sleeps_for_another_model_while_the_other_serves_and_wakes_when_there_is_room(tmp_path: Path) -> None:
+def test_one_copy_sleeps_for_another_model_while_the_other_serves_and_wakes_when_there_is_room(
+    tmp_path: Path,
+) -> None:
     storm = DemandStorm(tmp_path, random.Random(3), gpus=2)
     small = {**MEDIUM, "gpus": 1, "policy": {"keep_alive": "10m"}}
 
     def copies(*wanted: str) -> None:
-        wait_for(f"m0 is {wanted}", lambda: sorted(one["state"] for one in storm.gateway.show("m0")["replicas"]) == [*wanted])
+        wait_for(
+            f"m0 is {wanted}",
+            lambda: (
+                sorted(one["state"] for one in storm.gateway.show("m0")["replicas"]) == [*wanted]
+            ),
+        )
 
     def planned(name: str) -> None:
         wait_for(f"{name} is planned", lambda: state(storm, name) in ("ready", "stopped"))
@@ -82,7 +96,8 @@ def test_one_copy_sleeps_for_another_model_while_the_other_serves_and_wakes_when
             storm.add(name, **small)
             planned(name)
             ask(storm, name)
-        # Two fit into each GPU: for the fifth engine one copy sleeps, though m1 was asked longer ago than m0.
+        # Two fit into each GPU: for the fifth engine one copy sleeps, though m1 was asked longer
+        # ago than m0.
         ask(storm, "m0")
         copies("asleep", "ready")
         view = storm.gateway.show("m0")
@@ -91,14 +106,16 @@ def test_one_copy_sleeps_for_another_model_while_the_other_serves_and_wakes_when
         assert {state(storm, name) for name in ("m1", "m2", "m3")} == {"ready"}
         assert storm.gateway.client.post("/admin/models/m3/stop").status_code == 202
         copies("ready", "ready")
-        assert [(one["id"], one["failure"]) for one in attempts(storm, "m0")] == [(number, None) for number in before], (
-            "the same ones"
-        )
+        assert [(one["id"], one["failure"]) for one in attempts(storm, "m0")] == [
+            (number, None) for number in before
+        ], "the same ones"
     finally:
         storm.end()
 
 
-def test_a_model_that_leaves_for_another_sleeps_and_is_the_same_engine_when_it_is_asked_again(storm: DemandStorm) -> None:
+def test_a_model_that_leaves_for_another_sleeps_and_is_the_same_engine_when_it_is_asked_again(
+    storm: DemandStorm,
+) -> None:
     storm.gateway.start()
     names = storm.names[:3]
     for name in names:
@@ -108,8 +125,12 @@ def test_a_model_that_leaves_for_another_sleeps_and_is_the_same_engine_when_it_i
     assert sorted(state(storm, name) for name in names) == ["asleep", "ready", "ready"]
     (left,) = (name for name in names if state(storm, name) == "asleep")
     before, memory = attempts(storm, left)[-1], storm.gateway.show(left)["plan"]["memory"]
-    assert min(before["asleep"]["gave"].values()) > 0.9 * (memory["weights_bytes"] + memory["kv_bytes"]), before["asleep"]
-    listed = {one["id"]: one["state"] for one in storm.gateway.client.get("/v1/models").json()["data"]}
+    assert min(before["asleep"]["gave"].values()) > 0.9 * (
+        memory["weights_bytes"] + memory["kv_bytes"]
+    ), before["asleep"]
+    listed = {
+        one["id"]: one["state"] for one in storm.gateway.client.get("/v1/models").json()["data"]
+    }
     assert listed[left] == "asleep"
     assert 'fitserve_models{state="asleep"} 1' in storm.gateway.client.get("/metrics").text
     assert facts(storm).count("sleep_works") == 1
@@ -119,11 +140,20 @@ def test_a_model_that_leaves_for_another_sleeps_and_is_the_same_engine_when_it_i
     assert state(storm, left) == "ready"
 
 
-def test_a_model_that_nobody_asks_sleeps_and_nobody_reaches_its_engine_without_the_key(storm: DemandStorm) -> None:
+def test_a_model_that_nobody_asks_sleeps_and_nobody_reaches_its_engine_without_the_key(
+    storm: DemandStorm,
+) -> None:
     first = one_that_sleeps(storm)
-    record = json.loads((storm.gateway.data / "instances" / f"{first['instance']}.json").read_text())
+    record = json.loads(
+        (storm.gateway.data / "instances" / f"{first['instance']}.json").read_text()
+    )
     with httpx.Client(base_url=f"http://127.0.0.1:{record['port']}", trust_env=False) as client:
-        for method, path in (("GET", "/health"), ("GET", "/is_sleeping"), ("POST", "/wake_up"), ("POST", "/v1/completions")):
+        for method, path in (
+            ("GET", "/health"),
+            ("GET", "/is_sleeping"),
+            ("POST", "/wake_up"),
+            ("POST", "/v1/completions"),
+        ):
             assert client.request(method, path).status_code == 401, path
         key = {"authorization": f"Bearer {record['key']}"}
         assert client.get("/is_sleeping", headers=key).json() == {"is_sleeping": True}
@@ -149,7 +179,9 @@ def test_an_engine_that_dies_asleep_has_not_failed(storm: DemandStorm) -> None:
     assert new["id"] != first["id"]
 
 
-def test_an_engine_that_keeps_its_memory_is_stopped_and_no_other_is_put_to_sleep_here(storm: DemandStorm) -> None:
+def test_an_engine_that_keeps_its_memory_is_stopped_and_no_other_is_put_to_sleep_here(
+    storm: DemandStorm,
+) -> None:
     (storm.gpus / "keeps").touch()
     storm.gateway.start()
     storm.add("m0", **MEDIUM, policy={"keep_alive": 1})
@@ -163,8 +195,12 @@ def test_an_engine_that_keeps_its_memory_is_stopped_and_no_other_is_put_to_sleep
     assert [one["state"] for one in attempts(storm, "m0")] == ["stopped", "stopped"]
 
 
-@pytest.mark.parametrize("point", [point for point in FAILPOINTS if point.startswith(("Sleep", "Wake"))])
-def test_a_gateway_that_dies_at_it_goes_on_with_the_engine_that_runs(storm: DemandStorm, point: str) -> None:
+@pytest.mark.parametrize(
+    "point", [point for point in FAILPOINTS if point.startswith(("Sleep", "Wake"))]
+)
+def test_a_gateway_that_dies_at_it_goes_on_with_the_engine_that_runs(
+    storm: DemandStorm, point: str
+) -> None:
     storm.gateway.environment["FITSERVE_FAILPOINT"] = point
     storm.gateway.start()
     storm.add("m0", **MEDIUM, policy={"keep_alive": 1})

@@ -1,4 +1,5 @@
-"""Two real models on the real CPU engine in RAM that holds one of them: each is loaded when it is asked, and the other one leaves for it. One of them
+"""Two real models on the real CPU engine in RAM that holds one of them: each is loaded when it is
+asked, and the other one leaves for it. One of them
 embeds: read, planned without a KV cache, verified and asked; removed, they leave no process."""
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ def looked_at(gateway: Gateway) -> Iterator[list[tuple[float, frozenset[str]]]]:
 
 def embeds(gateway: Gateway, client: openai.OpenAI, name: str) -> None:
     """The model is loaded, and does what a model for embeddings does."""
-    sentences = ["A cat sits on the mat.", "A kitten is sitting on a rug.", "The central bank raised interest rates."]
+    sentences = [
+        "A cat sits on the mat.",
+        "A kitten is sitting on a rug.",
+        "The central bank raised interest rates.",
+    ]
     answer = client.embeddings.create(model=name, input=sentences, encoding_format="float")
     cat, kitten, bank = [item.embedding for item in answer.data]
     assert len(cat) == 384
@@ -78,7 +83,9 @@ def test_two_models_take_turns_in_ram_that_holds_one_of_them(
         gateway.start()
         with (
             looked_at(gateway) as seen,
-            openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=START_S) as client,
+            openai.OpenAI(
+                base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=START_S
+            ) as client,
         ):
             added = gateway.cli("add", "writer", str(demo_model), "--engine", ENGINE, "--wait")
             assert added.returncode == 0, added.stderr
@@ -87,20 +94,33 @@ def test_two_models_take_turns_in_ram_that_holds_one_of_them(
             assert "writer holds" in gateway.until("reader", "stopped")["detail"]
             for _ in range(ROUNDS):
                 embeds(gateway, client, "reader")
-                text = client.completions.create(model="writer", prompt="Hello", max_tokens=12, temperature=0).choices[0].text
+                text = (
+                    client.completions.create(
+                        model="writer", prompt="Hello", max_tokens=12, temperature=0
+                    )
+                    .choices[0]
+                    .text
+                )
                 assert text
                 assert SENTENCE.startswith(text)
         there = [models for _, models in seen if models]
         assert all(len(models) == 1 for models in there), seen
         assert [min(models) for models in there] == ["writer", *["reader", "writer"] * ROUNDS]
         views = {name: gateway.show(name) for name in ("writer", "reader")}
-        attempts = sorted((one for view in views.values() for one in view["attempts"]), key=lambda one: one["started_at"])
+        attempts = sorted(
+            (one for view in views.values() for one in view["attempts"]),
+            key=lambda one: one["started_at"],
+        )
         assert not [one["failure"] for one in attempts if one["failure"]]
         for before, after in pairwise(attempts):
-            load_s, left_s = after["ready_at"] - after["started_at"], after["started_at"] - before["ended_at"]
+            load_s, left_s = (
+                after["ready_at"] - after["started_at"],
+                after["started_at"] - before["ended_at"],
+            )
             assert left_s >= 0, "never both at once"
             sys.stdout.write(
-                f"{after['instance']}: {load_s:.1f} s from start to proof, {left_s:.1f} s after the other one ended\n"
+                f"{after['instance']}: {load_s:.1f} s from start to proof, {left_s:.1f} s after the"
+                " other one ended\n"
             )
         for name in ("writer", "reader"):
             removed = gateway.cli("rm", name, "--wait")

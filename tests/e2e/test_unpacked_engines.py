@@ -1,6 +1,8 @@
-"""Engines for GPUs, of which only the Python sources are here, asked about stated GPUs: each says itself what it makes of a reported failure.
+"""Engines for GPUs, of which only the Python sources are here, asked about stated GPUs: each says
+itself what it makes of a reported failure.
 
-What they import is beside the CPU engine's own packages. Failure 000: Qwen3.6-35B-A3B in 4 bits of AutoRound, on two GPUs of capability 8.6.
+What they import is beside the CPU engine's own packages. Failure 000: Qwen3.6-35B-A3B in 4 bits of
+AutoRound, on two GPUs of capability 8.6.
 """
 
 from __future__ import annotations
@@ -57,13 +59,16 @@ class Unpacked:
     async def identity(self, engine: EngineRef) -> str:
         return f"the sources of {engine}"
 
-    def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
+    def inquire(
+        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+    ) -> AsyncGenerator[bytes, None]:
         document = json.loads(asked) | {"sources": str(self._sources[str(engine)])}
         return ask(self._python, self._folder, json.dumps(document).encode())
 
 
 class Said(NamedTuple):
-    """By engine: what it answered for each size of tensor parallelism. And what the version without rules says of itself."""
+    """By engine: what it answered for each size of tensor parallelism. And what the version without
+    rules says of itself."""
 
     answers: dict[str, dict[int, EngineAnswer]]
     version: Any
@@ -77,10 +82,15 @@ def ref(engine: str) -> EngineRef:
 
 def questions(engine: str, sizes: Sequence[int]) -> list[Question]:
     parallel, context = (
-        ("tp-size", "context-length") if engine.startswith("sglang") else ("tensor-parallel-size", "max-model-len")
+        ("tp-size", "context-length")
+        if engine.startswith("sglang")
+        else ("tensor-parallel-size", "max-model-len")
     )
     given = ("--dtype=bfloat16", f"--{context}=8192")
-    return [Question(engine=engine, capability=GPUS.capability, argv=(f"--{parallel}={size}", *given)) for size in sizes]
+    return [
+        Question(engine=engine, capability=GPUS.capability, argv=(f"--{parallel}={size}", *given))
+        for size in sizes
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +98,13 @@ def said(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> Said:
     """Everything is asked at once, two engines at a time: an import takes a core for 15 s."""
     folder, kept = tmp_path_factory.mktemp("asked"), Kept(ROOT / ".cache/engines")
     with ThreadPoolExecutor(3) as pool:
-        sources = dict(zip(SOURCES, pool.map(lambda name: kept.sources(*name.split("==")), SOURCES), strict=True))
+        sources = dict(
+            zip(
+                SOURCES,
+                pool.map(lambda name: kept.sources(*name.split("==")), SOURCES),
+                strict=True,
+            )
+        )
     python = engines / ENGINE.replace("==", "-") / "bin/python"
     host, cache = Unpacked(python, sources, folder / "asking"), AnswerCache(folder / "answers")
     model, turns = model_files(SEED, None), asyncio.Semaphore(2)
@@ -119,7 +135,10 @@ def kernels(answer: EngineAnswer) -> set[str]:
 def test_0_19_1_has_no_kernel_for_half_of_a_layer(said: Said) -> None:
     halves, whole = said.answers["vllm==0.19.1"][2], said.answers["vllm==0.19.1"][1]
     assert "Failed to find a kernel that can implement the WNA16 linear layer" in halves.refused
-    assert "MarlinLinearKernel cannot implement due to: Weight output_size_per_partition = 32" in halves.refused
+    assert (
+        "MarlinLinearKernel cannot implement due to: Weight output_size_per_partition = 32"
+        in halves.refused
+    )
     assert {"MarlinLinearKernel", "GPTQMarlinMoEMethod"} < kernels(whole)
 
 
@@ -137,7 +156,9 @@ def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(
     said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its forecast is a guess, and its own code then says that both GPUs together will do."""
-    monkeypatch.setattr(offline, "checked", partial(checked, limit_s=ENOUGH_S))  # a busy machine is no reason
+    monkeypatch.setattr(
+        offline, "checked", partial(checked, limit_s=ENOUGH_S)
+    )  # a busy machine is no reason
     near = Profiles().nearest(NO_RULES)
     profile: Engine = profile_of(near, ref(NO_RULES).version, None, *said.version)
     assert near.ref != profile.ref
@@ -162,8 +183,14 @@ def test_the_endpoints_for_sleep_are_those_that_the_gateway_calls(engine: str) -
     serving = Kept(ROOT / ".cache/engines").sources(*engine.split("==")) / "vllm/entrypoints"
     (router,) = serving.glob("serve/**/sleep/api_router.py")
     text = router.read_text()
-    for route in ('@router.post("/sleep")', '@router.post("/wake_up")', '@router.get("/is_sleeping")'):
+    for route in (
+        '@router.post("/sleep")',
+        '@router.post("/wake_up")',
+        '@router.get("/is_sleeping")',
+    ):
         assert route in text
     assert '"level", "1"' in text or "level: Annotated[int, Query(ge=0, le=2)] = 1" in text
     assert 'content={"is_sleeping": is_sleeping}' in text
-    assert any("for middleware in args.middleware:" in path.read_text() for path in serving.rglob("*.py"))
+    assert any(
+        "for middleware in args.middleware:" in path.read_text() for path in serving.rglob("*.py")
+    )

@@ -1,4 +1,5 @@
-"""A model goes to the present commit of its repository, or to another engine version, while it serves; and back where the new one fails."""
+"""A model goes to the present commit of its repository, or to another engine version, while it
+serves; and back where the new one fails."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
 @contextlib.contextmanager
 def serving(folder: Path, hub: FakeHub, *scripts: list[str], **settings: str) -> Iterator[Gateway]:
     """A gateway with the model `m` of the Hub. scripts: of its engine's starts."""
-    own = {"FITSERVE_HF_ENDPOINT": hub.url(), "NO_PROXY": "127.0.0.1", "HF_HOME": str(folder / "hf"), **settings}
+    own = {
+        "FITSERVE_HF_ENDPOINT": hub.url(),
+        "NO_PROXY": "127.0.0.1",
+        "HF_HOME": str(folder / "hf"),
+        **settings,
+    }
     with contextlib.closing(scripted_gateway(folder, *scripts, **own)) as gateway:
         for version, flags in ((NEW, []), (BAD, FAILS)):
             _another(gateway, version, flags)
@@ -51,7 +57,11 @@ def _another(gateway: Gateway, version: str, flags: list[str]) -> None:
     kind, _, old = ENGINE.partition("==")
     folder = gateway.data.parent / "profiles" / "engines" / kind
     profile = yaml.safe_load((folder / f"{old}.yaml").read_text())
-    profile |= {"version": version, "image": f"engine:{version}", "process_command": [*profile["process_command"], *flags]}
+    profile |= {
+        "version": version,
+        "image": f"engine:{version}",
+        "process_command": [*profile["process_command"], *flags],
+    }
     (folder / f"{version}.yaml").write_text(yaml.safe_dump(profile))
     environment = gateway.data / "engines" / f"{kind}-{version}"
     (environment / "bin").mkdir(parents=True)
@@ -60,7 +70,12 @@ def _another(gateway: Gateway, version: str, flags: list[str]) -> None:
 
 
 def answers(gateway: Gateway) -> bool:
-    return gateway.client.post("/v1/completions", json={"model": "m", "prompt": "Hi", "max_tokens": 1}).status_code == 200
+    return (
+        gateway.client.post(
+            "/v1/completions", json={"model": "m", "prompt": "Hi", "max_tokens": 1}
+        ).status_code
+        == 200
+    )
 
 
 def now(gateway: Gateway) -> tuple[Any, Any]:
@@ -76,19 +91,27 @@ async def test_no_answer_fails_and_no_stream_breaks_while_workers_serve_and_the_
     with serving(tmp_path, hub, ["--tokens-per-second", "50"], FITSERVE_WORKERS="2") as gateway:
         await asyncio.to_thread(wait_for, "two workers", lambda: len(workers(gateway)) == 2)
         async with asked(gateway) as counted:
-            await asyncio.to_thread(wait_for, "answers of the first commit", lambda: len(counted) == 2)
+            await asyncio.to_thread(
+                wait_for, "answers of the first commit", lambda: len(counted) == 2
+            )
             before = next(iter(engines(gateway)))
             hub.repos["org/name"].commit = MOVED
             done = await asyncio.to_thread(gateway.cli, "update", "m", "--yes", "--wait")
             assert done.returncode == 0, done.stderr + gateway.log.read_text()[-3000:]
-            await asyncio.to_thread(wait_for, "the old engine's end", lambda: before not in engines(gateway), 4 * HANG_S)
+            await asyncio.to_thread(
+                wait_for, "the old engine's end", lambda: before not in engines(gateway), 4 * HANG_S
+            )
             served = Counter(counted)
-            await asyncio.to_thread(wait_for, "answers of the new commit", lambda: len(counted - served) == 2)
+            await asyncio.to_thread(
+                wait_for, "answers of the new commit", lambda: len(counted - served) == 2
+            )
         assert now(gateway)[0] == MOVED
         assert [one["failure"] for one in gateway.show("m")["attempts"]] == [None, None]
 
 
-def test_a_moved_commit_is_shown_first_and_taken_when_it_is_wanted(tmp_path: Path, hub: FakeHub) -> None:
+def test_a_moved_commit_is_shown_first_and_taken_when_it_is_wanted(
+    tmp_path: Path, hub: FakeHub
+) -> None:
     with serving(tmp_path, hub) as gateway:
         assert "nothing newer" in gateway.cli("update", "m").stdout
         hub.repos["org/name"].commit = MOVED
@@ -107,7 +130,9 @@ def test_a_moved_commit_is_shown_first_and_taken_when_it_is_wanted(tmp_path: Pat
         assert "nothing newer" in gateway.cli("update", "m").stdout
 
 
-def test_a_commit_that_does_not_start_leaves_the_old_one_in_force(tmp_path: Path, hub: FakeHub) -> None:
+def test_a_commit_that_does_not_start_leaves_the_old_one_in_force(
+    tmp_path: Path, hub: FakeHub
+) -> None:
     with serving(tmp_path, hub, [], FAILS) as gateway:
         first = gateway.show("m")["attempts"][0]["instance"]
         hub.repos["org/name"].commit = BROKEN
@@ -122,13 +147,17 @@ def test_a_commit_that_does_not_start_leaves_the_old_one_in_force(tmp_path: Path
         assert answers(gateway)
 
 
-def test_another_engine_version_takes_over_and_one_that_fails_does_not(tmp_path: Path, hub: FakeHub) -> None:
+def test_another_engine_version_takes_over_and_one_that_fails_does_not(
+    tmp_path: Path, hub: FakeHub
+) -> None:
     with serving(tmp_path, hub) as gateway:
         kind = ENGINE.partition("==")[0]
         hub.repos["org/name"].commit = MOVED
         shown = gateway.cli("update", "m", "--engine", f"{kind}=={NEW}", "--dry-run")
         assert f"{kind}=={NEW}" in shown.stdout, shown.stderr
-        assert gateway.cli("update", "m", "--engine", f"{kind}=={NEW}").returncode != 0  # nobody said yes
+        assert (
+            gateway.cli("update", "m", "--engine", f"{kind}=={NEW}").returncode != 0
+        )  # nobody said yes
         assert now(gateway) == (COMMIT, "99.0.0")
         done = gateway.cli("update", "m", "--engine", f"{kind}=={NEW}", "--yes", "--wait", "--json")
         assert done.returncode == 0, done.stderr + gateway.log.read_text()[-3000:]

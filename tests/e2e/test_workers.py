@@ -1,4 +1,5 @@
-"""`fitserve serve` with several workers: what is shared, what is lost when one of its processes dies, and what is left afterwards."""
+"""`fitserve serve` with several workers: what is shared, what is lost when one of its processes
+dies, and what is left afterwards."""
 
 from __future__ import annotations
 
@@ -32,13 +33,17 @@ def holders(gateway: Gateway) -> dict[int, int]:
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     ports = [tuple(int(end.rpartition(":")[2], 16) for end in row[1:3]) for row in rows]
     clients = {
-        row[9]: theirs for row, (ours, theirs) in zip(rows, ports, strict=True) if ours == gateway.port and row[3] == "01"
+        row[9]: theirs
+        for row, (ours, theirs) in zip(rows, ports, strict=True)
+        if ours == gateway.port and row[3] == "01"
     }
     found: dict[int, int] = {}
     for pid in workers(gateway):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                if port := clients.get(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]")):
+                if port := clients.get(
+                    str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]")
+                ):
                     found[port] = pid
     return found
 
@@ -56,7 +61,9 @@ def one_client_each(gateway: Gateway) -> Iterator[list[http.client.HTTPConnectio
         return list({held[port]: one for port, one in clients.items() if port in held}.values())
 
     try:
-        yield wait_for("a connection to each worker", lambda: len(found := both()) == 2 and found, every_s=0.02)
+        yield wait_for(
+            "a connection to each worker", lambda: len(found := both()) == 2 and found, every_s=0.02
+        )
     finally:
         for client in clients.values():
             client.close()
@@ -65,7 +72,9 @@ def one_client_each(gateway: Gateway) -> Iterator[list[http.client.HTTPConnectio
 def complete(client: http.client.HTTPConnection, model: str, key: str = "") -> int:
     """The status of a short answer."""
     body = json.dumps({"model": model, "prompt": "hi", "max_tokens": 1})
-    client.request("POST", "/v1/completions", body, {"authorization": f"Bearer {key}"} if key else {})
+    client.request(
+        "POST", "/v1/completions", body, {"authorization": f"Bearer {key}"} if key else {}
+    )
     response = client.getresponse()
     response.read()
     return response.status
@@ -74,19 +83,27 @@ def complete(client: http.client.HTTPConnection, model: str, key: str = "") -> i
 @contextlib.contextmanager
 def started(folder: Path, *flags: str, **settings: str) -> Iterator[Gateway]:
     """A gateway with two workers and the model m."""
-    gateway = scripted_gateway(folder, flags, **{"FITSERVE_WORKERS": "2", "FITSERVE_STOP_GRACE_S": str(4 * HANG_S), **settings})
+    gateway = scripted_gateway(
+        folder,
+        flags,
+        **{"FITSERVE_WORKERS": "2", "FITSERVE_STOP_GRACE_S": str(4 * HANG_S), **settings},
+    )
     if key := settings.get("FITSERVE_ADMIN_KEY"):
         gateway.client.headers["authorization"] = f"Bearer {key}"
     gateway.start()
     try:
         added = gateway.client.post(
-            "/admin/models", json={"name": "m", "source": str(model_folder(folder / "model")), "engines": [ENGINE]}
+            "/admin/models",
+            json={"name": "m", "source": str(model_folder(folder / "model")), "engines": [ENGINE]},
         )
         assert added.status_code == 202, added.text
         gateway.until("m", "ready")
         wait_for(
             "two workers",
-            lambda: len(workers(gateway)) == 2 and gateway.client.get("/v1/models/m").json().get("state") == "ready",
+            lambda: (
+                len(workers(gateway)) == 2
+                and gateway.client.get("/v1/models/m").json().get("state") == "ready"
+            ),
         )
         yield gateway
     finally:
@@ -97,11 +114,17 @@ def started(folder: Path, *flags: str, **settings: str) -> Iterator[Gateway]:
 
 def metric(gateway: Gateway, name: str) -> float:
     lines = gateway.client.get("/metrics").text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith((f"{name} ", f"{name}{{"))
+    )
 
 
 def client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=None), timeout=4 * HANG_S)
+    return httpx.AsyncClient(
+        trust_env=False, limits=httpx.Limits(max_connections=None), timeout=4 * HANG_S
+    )
 
 
 async def test_a_killed_worker_loses_only_its_streams(tmp_path: Path) -> None:
@@ -118,7 +141,10 @@ async def test_a_killed_worker_loses_only_its_streams(tmp_path: Path) -> None:
             assert held[victim] + held[other] >= STREAMS
             assert min(held.values()) > STREAMS / 4
             os.kill(victim, signal.SIGKILL)
-            wait_for("another worker", lambda: len(workers(gateway)) == 2 and victim not in workers(gateway))
+            wait_for(
+                "another worker",
+                lambda: len(workers(gateway)) == 2 and victim not in workers(gateway),
+            )
             # All this while the others' answers go on.
             with one_client_each(gateway) as clients:
                 assert {complete(one, "m") for one in clients} == {200}
@@ -131,12 +157,18 @@ async def test_a_killed_worker_loses_only_its_streams(tmp_path: Path) -> None:
         # `holders` knows those of the client that asks for health too.
         assert held[victim] - 2 <= broken <= held[victim]
         assert min(done, broken) > STREAMS / 4
-        wait_for("the rest counted", lambda: metric(gateway, "fitserve_requests_total") == done + len(clients))
+        wait_for(
+            "the rest counted",
+            lambda: metric(gateway, "fitserve_requests_total") == done + len(clients),
+        )
         wait_for("nothing in flight", lambda: metric(gateway, "fitserve_requests_in_flight") == 0)
 
 
 def test_tables_reach_every_worker(tmp_path: Path) -> None:
-    with started(tmp_path, FITSERVE_ADMIN_KEY=ADMIN) as gateway, one_client_each(gateway) as clients:
+    with (
+        started(tmp_path, FITSERVE_ADMIN_KEY=ADMIN) as gateway,
+        one_client_each(gateway) as clients,
+    ):
 
         def every_worker_says(status: int, model: str, key: str) -> None:
             left = list(clients)
@@ -147,7 +179,9 @@ def test_tables_reach_every_worker(tmp_path: Path) -> None:
 
             wait_for(f"{status} for {model}", none_is_left, every_s=0.02)
 
-        gateway.client.post("/admin/models", json={"name": "n", "endpoints": ["http://127.0.0.1:9/v1"]})
+        gateway.client.post(
+            "/admin/models", json={"name": "n", "endpoints": ["http://127.0.0.1:9/v1"]}
+        )
         every_worker_says(503, "n", ADMIN)
         gateway.client.delete("/admin/models/n")
         every_worker_says(404, "n", ADMIN)
@@ -158,7 +192,10 @@ def test_tables_reach_every_worker(tmp_path: Path) -> None:
 
 
 def test_limits_of_a_key_hold_over_all_workers(tmp_path: Path) -> None:
-    with started(tmp_path, FITSERVE_ADMIN_KEY=ADMIN) as gateway, one_client_each(gateway) as clients:
+    with (
+        started(tmp_path, FITSERVE_ADMIN_KEY=ADMIN) as gateway,
+        one_client_each(gateway) as clients,
+    ):
         grant = {"name": "k", "requests_per_minute": 20}
         key = gateway.client.post("/admin/keys", json=grant).json()["key"]
         for client in clients:
@@ -178,7 +215,8 @@ def test_limits_of_a_key_hold_over_all_workers(tmp_path: Path) -> None:
 
         one, other = clients
         assert admitted(one, 0) >= 18
-        # Alone, the other one would admit nineteen as well, and one every three seconds; but it has heard of those.
+        # Alone, the other one would admit nineteen as well, and one every three seconds; but it has
+        # heard of those.
         assert admitted(other, 0.5) < 15
 
 
@@ -191,7 +229,9 @@ def test_a_log_is_followed_through_a_worker(tmp_path: Path) -> None:
         pieces = log.iter_text()
         text = next(pieces)
         said = text.count("/v1/completions")
-        assert another.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 1}).is_success
+        assert another.post(
+            "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 1}
+        ).is_success
         while text.count("/v1/completions") == said:
             text += next(pieces)
         another.delete("/admin/models/m")
@@ -216,14 +256,20 @@ def test_a_follower_that_leaves_ends_the_request_in_the_control_process(tmp_path
         followed = []
         with contextlib.ExitStack() as followers:
             for _ in range(10):
-                log = followers.enter_context(gateway.client.stream("GET", "/admin/models/m/logs", params={"follow": "true"}))
-                followed.append(log.iter_text())  # kept: an iterator that is dropped closes its answer
+                log = followers.enter_context(
+                    gateway.client.stream("GET", "/admin/models/m/logs", params={"follow": "true"})
+                )
+                followed.append(
+                    log.iter_text()
+                )  # kept: an iterator that is dropped closes its answer
                 next(followed[-1])
             assert readers() >= 10
         wait_for("nobody reads for clients who left", lambda: readers() < 5)
 
 
-async def test_workers_outlive_the_control_process_and_end_with_the_next_one(tmp_path: Path) -> None:
+async def test_workers_outlive_the_control_process_and_end_with_the_next_one(
+    tmp_path: Path,
+) -> None:
     begun, hold = asyncio.Semaphore(0), tmp_path / "hold"
     with started(tmp_path, "--hold", str(hold)) as gateway:
         serving, old = engines(gateway), set(workers(gateway))

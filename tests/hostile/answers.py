@@ -1,7 +1,8 @@
 """Engines that misbehave: what they answer, and what of it clients may see.
 
-On one connection a client asks a hostile engine once or more, then an honest one; half of the time all at once. Whatever the hostile engine
-answers, the honest one's answer comes whole and is its own, no answer has bytes of another's, and every answer is HTTP.
+On one connection a client asks a hostile engine once or more, then an honest one; half of the time
+all at once. Whatever the hostile engine answers, the honest one's answer comes whole and is its
+own, no answer has bytes of another's, and every answer is HTTP.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ from tests.hostile.mutation import SHORT, changed
 from tests.support.patience import HANG_S
 
 MARK = b"<<THE-MARK>>"
-"""Stands in an answer for the mark of its request, which is as long: seven digits that no change to an answer makes."""
+"""Stands in an answer for the mark of its request, which is as long: seven digits that no change to
+an answer makes."""
 MARKS = re.compile(rb"<<E\d{7}>>")
-STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r\n]*\r\n((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[ \t\x21-\x7e\x80-\xff]*\r\n)*)\r\n")
+STATUS = re.compile(
+    rb"HTTP/1\.1 (\d{3}) [^\r\n]*\r\n((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:["
+    rb" \t\x21-\x7e\x80-\xff]*\r\n)*)\r\n"
+)
 PAUSE_S = 0.002
 CLOSES_S = 0.2
-"""An engine that leaves its connection open closes it then: what a client waits for comes from the gateway."""
+"""An engine that leaves its connection open closes it then: what a client waits for comes from the
+gateway."""
 FROM_ENGINE = re.compile(rb"\r\nx-gateway-source: engine\r\n").search
 FRAMING = re.compile(rb"(?:^|\n)(content-length|transfer-encoding): ([^\r]*)\r")
 AT_ONCE_BYTES = 32 * 1024
@@ -87,31 +93,72 @@ def answer(status: bytes, *lines: bytes, body: bytes = b"", length: bytes | None
 
 def answers() -> list[bytes]:
     ok, none, unchanged = b"200 OK", b"204 No Content", b"304 Not Modified"
-    events = b"".join(b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % MARK for _ in range(3))
+    events = b"".join(
+        b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % MARK for _ in range(3)
+    )
     done = b"data: [DONE]\n\n"
     in_chunks, of_events = chunks(EVIL[:9], EVIL[9:]), chunks(events, done)
     many = [b"x-%d: a" % number for number in range(3000)]
     return [
         *(answer(ok, JSON, body=EVIL), answer(ok, JSON, CHUNKED, body=in_chunks, length=None)),
-        *(answer(ok, EVENTS, CHUNKED, body=of_events, length=None), answer(ok, EVENTS, body=events + done)),
-        *(answer(ok, JSON, body=EVIL, length=None), answer(ok, JSON, b"connection: close", body=EVIL)),
-        *(answer(b"400 Bad Request", JSON, body=EVIL), answer(b"500 Internal Server Error", JSON, body=EVIL)),
+        *(
+            answer(ok, EVENTS, CHUNKED, body=of_events, length=None),
+            answer(ok, EVENTS, body=events + done),
+        ),
+        *(
+            answer(ok, JSON, body=EVIL, length=None),
+            answer(ok, JSON, b"connection: close", body=EVIL),
+        ),
+        *(
+            answer(b"400 Bad Request", JSON, body=EVIL),
+            answer(b"500 Internal Server Error", JSON, body=EVIL),
+        ),
         # answers that have no body, and bring one
-        *(answer(none), answer(none, length=b"0"), answer(none, length=b"000"), answer(none, JSON, body=EVIL)),
+        *(
+            answer(none),
+            answer(none, length=b"0"),
+            answer(none, length=b"000"),
+            answer(none, JSON, body=EVIL),
+        ),
         *(
             answer(none, JSON, body=SMUGGLED),
             answer(none, body=SMUGGLED, length=b"0"),
             answer(none, body=SMUGGLED, length=None),
         ),
-        *(answer(none, CHUNKED, body=in_chunks, length=None), answer(none, CHUNKED, body=SMUGGLED, length=None)),
-        *(answer(none, EVENTS, CHUNKED, body=of_events, length=None), answer(none, EVENTS, body=SMUGGLED)),
-        *(answer(unchanged), answer(unchanged, JSON, body=SMUGGLED), answer(unchanged, CHUNKED, body=in_chunks, length=None)),
-        *(answer(b"205 Reset Content", JSON, body=EVIL), answer(b"205 Reset Content", body=SMUGGLED, length=b"0")),
+        *(
+            answer(none, CHUNKED, body=in_chunks, length=None),
+            answer(none, CHUNKED, body=SMUGGLED, length=None),
+        ),
+        *(
+            answer(none, EVENTS, CHUNKED, body=of_events, length=None),
+            answer(none, EVENTS, body=SMUGGLED),
+        ),
+        *(
+            answer(unchanged),
+            answer(unchanged, JSON, body=SMUGGLED),
+            answer(unchanged, CHUNKED, body=in_chunks, length=None),
+        ),
+        *(
+            answer(b"205 Reset Content", JSON, body=EVIL),
+            answer(b"205 Reset Content", body=SMUGGLED, length=b"0"),
+        ),
         # answers before the answer
         *(answer(b"100 Continue", length=None) * count + SMUGGLED for count in (1, 20, 5000)),
-        *(answer(b"103 Early Hints", b"link: " + MARK, length=None) * count + SMUGGLED for count in (1, 2000)),
-        *(answer(b"100 Continue", body=SMUGGLED), answer(b"102 Processing", CHUNKED, body=SMUGGLED, length=None)),
-        answer(b"101 Switching Protocols", b"connection: upgrade", b"upgrade: websocket", body=SMUGGLED, length=None),
+        *(
+            answer(b"103 Early Hints", b"link: " + MARK, length=None) * count + SMUGGLED
+            for count in (1, 2000)
+        ),
+        *(
+            answer(b"100 Continue", body=SMUGGLED),
+            answer(b"102 Processing", CHUNKED, body=SMUGGLED, length=None),
+        ),
+        answer(
+            b"101 Switching Protocols",
+            b"connection: upgrade",
+            b"upgrade: websocket",
+            body=SMUGGLED,
+            length=None,
+        ),
         answer(ok, JSON, b"connection: upgrade", b"upgrade: h2c", body=EVIL) + SMUGGLED,
         answer(b"100 Continue", length=None) * 3,
         # lengths that lie
@@ -119,37 +166,81 @@ def answers() -> list[bytes]:
             answer(ok, JSON, body=EVIL, length=length)
             for length in (b"0", b"3", b"9999", b"-1", b"+9", b"0x9", b"1e1", b"", b" ")
         ),
-        *(answer(ok, JSON, body=EVIL, length=b"0%d" % len(EVIL)), answer(ok, JSON, body=EVIL, length=b"9" * 30)),
-        *(answer(ok, JSON, b"content-length: 5", body=EVIL), answer(ok, JSON, CHUNKED, body=in_chunks)),
+        *(
+            answer(ok, JSON, body=EVIL, length=b"0%d" % len(EVIL)),
+            answer(ok, JSON, body=EVIL, length=b"9" * 30),
+        ),
+        *(
+            answer(ok, JSON, b"content-length: 5", body=EVIL),
+            answer(ok, JSON, CHUNKED, body=in_chunks),
+        ),
         *(
             answer(ok, JSON, CHUNKED, body=EVIL, length=None),
             answer(ok, JSON, b"transfer-encoding: gzip, chunked", body=in_chunks, length=None),
         ),
-        answer(ok, JSON, CHUNKED, body=in_chunks.replace(b"9\r\n", b"ffffffff\r\n", 1), length=None),
+        answer(
+            ok, JSON, CHUNKED, body=in_chunks.replace(b"9\r\n", b"ffffffff\r\n", 1), length=None
+        ),
         answer(ok, JSON, CHUNKED, body=in_chunks.replace(b"9\r\n", b"5\r\n", 1), length=None),
         answer(ok, JSON, CHUNKED, body=chunks(EVIL, extension=b";a=" + b"b" * 9000), length=None),
         answer(ok, EVENTS, CHUNKED, body=of_events[:-5], length=None),
         # more than one answer
-        *(answer(ok, JSON, body=EVIL) + rest for rest in (SMUGGLED, SMUGGLED * 20, b"garbage", b"\r\n", b"\x00", b"HTTP/1.1")),
-        *(answer(ok, JSON, CHUNKED, body=in_chunks + rest, length=None) for rest in (SMUGGLED, b"0\r\n\r\n", b"garbage")),
+        *(
+            answer(ok, JSON, body=EVIL) + rest
+            for rest in (SMUGGLED, SMUGGLED * 20, b"garbage", b"\r\n", b"\x00", b"HTTP/1.1")
+        ),
+        *(
+            answer(ok, JSON, CHUNKED, body=in_chunks + rest, length=None)
+            for rest in (SMUGGLED, b"0\r\n\r\n", b"garbage")
+        ),
         answer(ok, EVENTS, CHUNKED, body=of_events + SMUGGLED, length=None),
         # trailers
         answer(ok, JSON, CHUNKED, body=in_chunks[:-2] + b"x: %b\r\n\r\n" % MARK, length=None),
-        answer(ok, JSON, CHUNKED, body=in_chunks[:-2] + b"content-length: 5\r\nconnection: close\r\n\r\n", length=None),
+        answer(
+            ok,
+            JSON,
+            CHUNKED,
+            body=in_chunks[:-2] + b"content-length: 5\r\nconnection: close\r\n\r\n",
+            length=None,
+        ),
         answer(ok, EVENTS, CHUNKED, body=of_events[:-2] + b"a: b\r\n" * 40_000, length=None),
         answer(ok, JSON, CHUNKED, body=in_chunks[:-2] + b"a" * 200_000, length=None),
         # heads
-        *(answer(ok, JSON, *many, body=EVIL), answer(ok, JSON, b"x: " + b"a" * 200_000, body=EVIL), answer(ok, b"a" * 200_000)),
-        *(b"HTTP/1.1 200 " + b"O" * 200_000, b"H" * 200_000, b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 40_000, b"\r\n" * 50_000),
-        *(answer(ok, b"content-type: a\rb: c", body=EVIL), answer(ok, b"content-type: \xff\x00", body=EVIL)),
-        *(answer(ok, b"content-type: application/json\n set-cookie: a", body=EVIL), answer(ok, JSON, JSON, body=EVIL)),
-        *(answer(ok, JSON, b"retry-after: \r\n \r\n x", body=EVIL), answer(ok, JSON, b"x-gateway-source: gateway", body=EVIL)),
-        *(answer(ok, JSON, b"content-encoding: gzip", body=EVIL), answer(ok, JSON, b"cache-control: " + b"a" * 600, body=EVIL)),
+        *(
+            answer(ok, JSON, *many, body=EVIL),
+            answer(ok, JSON, b"x: " + b"a" * 200_000, body=EVIL),
+            answer(ok, b"a" * 200_000),
+        ),
+        *(
+            b"HTTP/1.1 200 " + b"O" * 200_000,
+            b"H" * 200_000,
+            b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 40_000,
+            b"\r\n" * 50_000,
+        ),
+        *(
+            answer(ok, b"content-type: a\rb: c", body=EVIL),
+            answer(ok, b"content-type: \xff\x00", body=EVIL),
+        ),
+        *(
+            answer(ok, b"content-type: application/json\n set-cookie: a", body=EVIL),
+            answer(ok, JSON, JSON, body=EVIL),
+        ),
+        *(
+            answer(ok, JSON, b"retry-after: \r\n \r\n x", body=EVIL),
+            answer(ok, JSON, b"x-gateway-source: gateway", body=EVIL),
+        ),
+        *(
+            answer(ok, JSON, b"content-encoding: gzip", body=EVIL),
+            answer(ok, JSON, b"cache-control: " + b"a" * 600, body=EVIL),
+        ),
         *(
             answer(status, JSON, body=EVIL)
             for status in (b"000 ", b"099 x", b"199 x", b"299 x", b"302 Found", b"600 x", b"999 x")
         ),
-        *(answer(status, JSON, body=EVIL) for status in (b"20 OK", b"2000 OK", b"-200 OK", b"OK", b"200", b"\xff")),
+        *(
+            answer(status, JSON, body=EVIL)
+            for status in (b"20 OK", b"2000 OK", b"-200 OK", b"OK", b"200", b"\xff")
+        ),
         *(
             SMUGGLED.replace(b"HTTP/1.1", version, 1)
             for version in (b"HTTP/1.0", b"HTTP/2.0", b"HTTP/0.9", b"ICY", b"http/1.1")
@@ -164,8 +255,16 @@ def answers() -> list[bytes]:
             SMUGGLED[:-9],
         ),
         # bodies
-        answer(ok, JSON, body=b'{"choices":[{"message":{"content":"\\ud800"}}],"usage":{"prompt_tokens":"\\udfff"}}'),
-        answer(ok, JSON, body=b'{"usage":{"prompt_tokens":-1e999,"completion_tokens":' + b"9" * 400 + b"}}"),
+        answer(
+            ok,
+            JSON,
+            body=b'{"choices":[{"message":{"content":"\\ud800"}}],"usage":{"prompt_tokens":"\\udfff"}}',
+        ),
+        answer(
+            ok,
+            JSON,
+            body=b'{"usage":{"prompt_tokens":-1e999,"completion_tokens":' + b"9" * 400 + b"}}",
+        ),
         answer(
             ok,
             EVENTS,
@@ -180,7 +279,8 @@ def answers() -> list[bytes]:
 
 @dataclass(frozen=True)
 class Script:
-    """What the engine sends, where it pauses in that, and whether it closes then. Else it closes after CLOSES_S."""
+    """What the engine sends, where it pauses in that, and whether it closes then. Else it closes
+    after CLOSES_S."""
 
     data: bytes
     cuts: tuple[int, ...]
@@ -210,7 +310,8 @@ class HostileEngine(LoggedEngine):
 
 @dataclass(frozen=True)
 class Received:
-    """An answer as a strict client reads it. `whole`: it did not break off; `closes`: no other follows."""
+    """An answer as a strict client reads it. `whole`: it did not break off; `closes`: no other
+    follows."""
 
     status: int
     head: bytes
@@ -286,7 +387,9 @@ def scripted(random_: random.Random, seeds: list[bytes]) -> Script:
     data = random_.choice(seeds)
     if len(data) <= SHORT and random_.random() < 0.8:
         data = changed(random_, data, [seed for seed in seeds if len(seed) <= SHORT], TOKENS)
-    cuts = sorted(random_.randrange(len(data) + 1) for _ in range(random_.choice((0, 0, 0, 1, 2, 4))))
+    cuts = sorted(
+        random_.randrange(len(data) + 1) for _ in range(random_.choice((0, 0, 0, 1, 2, 4)))
+    )
     return Script(data, tuple(cuts), closes=random_.random() < 0.5)
 
 
@@ -310,12 +413,15 @@ class Conversation:
 
     async def run(self, random_: random.Random, script: Script) -> list[str]:
         """What of `script` must not be."""
-        asked = [self._evil_body(stream=random_.random() < 0.3) for _ in range(random_.choice((1, 1, 2, 3)))]
+        asked = [
+            self._evil_body(stream=random_.random() < 0.3)
+            for _ in range(random_.choice((1, 1, 2, 3)))
+        ]
         bodies = [*asked, body_for(self._good.model, number=next(self._numbers))]
         at_once = random_.random() < 0.5
         self._evil.scripts.extend([script] * len(asked))
-        # What comes on a connection once the next request was written to it, of this script or the next, is the answer to that one: only of
-        # this model, and nobody can tell.
+        # What comes on a connection once the next request was written to it, of this script or the
+        # next, is the answer to that one: only of this model, and nobody can tell.
         before, self._lagging = self._lagging, bool(script.cuts) or len(script.data) > AT_ONCE_BYTES
         self._late = before or self._lagging
         found: list[str] = []
@@ -331,7 +437,10 @@ class Conversation:
         return found
 
     def _evil_body(self, *, stream: bool) -> bytes:
-        fields = {"token": f"<<E{next(self._numbers):07d}>>", **({"stream": True} if stream else {})}
+        fields = {
+            "token": f"<<E{next(self._numbers):07d}>>",
+            **({"stream": True} if stream else {}),
+        }
         return body_for(self._evil.model, **fields)
 
     async def _one_by_one(self, bodies: list[bytes], found: list[str]) -> None:
@@ -339,7 +448,8 @@ class Conversation:
             found += self._judge(body, await self._ask(body))
 
     async def _all_at_once(self, bodies: list[bytes], found: list[str]) -> None:
-        """What is not answered because the connection had to end is asked no more, but for what the honest engine is asked."""
+        """What is not answered because the connection had to end is asked no more, but for what the
+        honest engine is asked."""
         reader, writer = await self._connection()
         writer.write(b"".join(map(request, bodies)))
         for body in bodies:
@@ -383,5 +493,7 @@ class Conversation:
                 or not FROM_ENGINE(received.head)
             ):
                 yield f"the honest engine was asked, and the client got {received!r}"[:1000]
-        elif not self._late and (others := set(MARKS.findall(received.head + received.body)) - set(own)):
+        elif not self._late and (
+            others := set(MARKS.findall(received.head + received.body)) - set(own)
+        ):
             yield f"words that were for another request: {others}, in {received!r}"[:1000]

@@ -1,4 +1,5 @@
-"""Attackers of every kind that a test of the bytes knows, as traffic beside that of honest clients: each opens a connection, does what it
+"""Attackers of every kind that a test of the bytes knows, as traffic beside that of honest clients:
+each opens a connection, does what it
 does until it is turned away or ATTEMPT_S are over, and begins again."""
 
 from __future__ import annotations
@@ -39,11 +40,16 @@ class Target:
         return b"authorization: Bearer " + self.key.encode()
 
 
-Attack = Callable[[Target, random.Random, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Attack = Callable[
+    [Target, random.Random, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
+]
 
 
-async def _drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes, drops: bytes = b"a") -> None:
-    """`head`, then one byte after the other, whatever is answered, until the connection is closed."""
+async def _drip(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes, drops: bytes = b"a"
+) -> None:
+    """`head`, then one byte after the other, whatever is answered, until the connection is
+    closed."""
     writer.write(head)
     closed = asyncio.create_task(_taken(reader))
     try:
@@ -61,12 +67,16 @@ async def _taken(reader: asyncio.StreamReader) -> None:
         pass
 
 
-async def _websocket(_: Target, __: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _websocket(
+    _: Target, __: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     writer.write(request(b"", *WEBSOCKET, line=b"POST / HTTP/1.1", length=b"5"))
     await _taken(reader)
 
 
-async def _trailers(_: Target, __: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _trailers(
+    _: Target, __: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     writer.write(request(b"0\r\n", CHUNKED, line=b"POST /admin/models HTTP/1.1", length=None))
     for _number in range(64):
         writer.write(b"a: b\r\n" * 10_000)
@@ -74,15 +84,23 @@ async def _trailers(_: Target, __: random.Random, reader: asyncio.StreamReader, 
     await _taken(reader)
 
 
-async def _slow_body(_: Target, __: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await _drip(reader, writer, request(b"", line=b"POST /admin/models HTTP/1.1", length=b"30000000"))
+async def _slow_body(
+    _: Target, __: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    await _drip(
+        reader, writer, request(b"", line=b"POST /admin/models HTTP/1.1", length=b"30000000")
+    )
 
 
-async def _slow_head(_: Target, __: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _slow_head(
+    _: Target, __: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     await _drip(reader, writer, b"G", b"ET /v1/models HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 100)
 
 
-async def _pipelined(target: Target, _: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pipelined(
+    target: Target, _: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     slow = body_for(target.model, stream=True, max_tokens=2000)
     writer.write(request(slow, target.authorization))
     behind = request(body_for(target.model, padding="a" * (2**20 - 200)), target.authorization)
@@ -92,26 +110,41 @@ async def _pipelined(target: Target, _: random.Random, reader: asyncio.StreamRea
     await _taken(reader)
 
 
-async def _trickle(target: Target, _: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await _drip(reader, writer, request(b"a" * (2**20 + 5000), target.authorization, length=b"%d" % LARGE))
+async def _trickle(
+    target: Target, _: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    await _drip(
+        reader, writer, request(b"a" * (2**20 + 5000), target.authorization, length=b"%d" % LARGE)
+    )
 
 
 _forms = functools.cache(forms)
 
 
-async def _form(target: Target, random_: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _form(
+    target: Target,
+    random_: random.Random,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
     head, _, rest = mutated_form(random_, _forms(target.model)).partition(b"\r\n")
     writer.write(head + b"\r\n" + target.authorization + b"\r\nconnection: close\r\n" + rest)
     await _taken(reader)
 
 
-async def _slow_reader(target: Target, _: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(request(body_for(target.model, stream=True, max_tokens=2000), target.authorization))
+async def _slow_reader(
+    target: Target, _: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    writer.write(
+        request(body_for(target.model, stream=True, max_tokens=2000), target.authorization)
+    )
     while await reader.read(16):
         await asyncio.sleep(DRIP_S)
 
 
-async def _wrong_key(_: Target, random_: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _wrong_key(
+    _: Target, random_: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     for _number in range(5):
         key = b"authorization: Bearer fs-%032x" % random_.getrandbits(128)
         writer.write(request(b"", key, line=b"GET /v1/models HTTP/1.1", length=None))
@@ -132,10 +165,16 @@ KINDS: dict[str, Attack] = {
 }
 
 
-async def _attacker(target: Target, kind: str, random_: random.Random, attempts: Counter[str]) -> None:
+async def _attacker(
+    target: Target, kind: str, random_: random.Random, attempts: Counter[str]
+) -> None:
     while True:
-        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", target.port, local_addr=(ADDRESS, 0))
+        with contextlib.suppress(
+            OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
+        ):
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", target.port, local_addr=(ADDRESS, 0)
+            )
             try:
                 async with asyncio.timeout(ATTEMPT_S):
                     await KINDS[kind](target, random_, reader, writer)
@@ -146,14 +185,18 @@ async def _attacker(target: Target, kind: str, random_: random.Random, attempts:
 
 
 def attackers(target: Target, each: int, pipe: Connection) -> None:
-    """A process of so many attackers of each kind. It ends when it is told to, and then tells how often each kind has tried."""
-    # Attackers are on machines of their own: here they take what the gateway, its engines and its honest clients leave of the processors.
+    """A process of so many attackers of each kind. It ends when it is told to, and then tells how
+    often each kind has tried."""
+    # Attackers are on machines of their own: here they take what the gateway, its engines and its
+    # honest clients leave of the processors.
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     attempts: Counter[str] = Counter()
 
     async def run() -> None:
         tasks = [
-            asyncio.create_task(_attacker(target, kind, random.Random(f"{kind} {number}"), attempts))
+            asyncio.create_task(
+                _attacker(target, kind, random.Random(f"{kind} {number}"), attempts)
+            )
             for kind in KINDS
             for number in range(each)
         ]

@@ -20,7 +20,13 @@ def request(
     end: bytes = b"\r\n",
 ) -> bytes:
     """A request head and `body`. `length` b"": the right Content-Length; None: none."""
-    lines = [line, *([host] if host is not None else []), b"content-type: application/json", b"x-canary: a", *headers]
+    lines = [
+        line,
+        *([host] if host is not None else []),
+        b"content-type: application/json",
+        b"x-canary: a",
+        *headers,
+    ]
     if length is not None:
         lines.append(b"content-length: " + (length or b"%d" % len(body)))
     return end.join(lines) + end * 2 + body
@@ -35,7 +41,8 @@ H2C = (b"connection: upgrade, http2-settings", b"upgrade: h2c", b"http2-settings
 
 @dataclass(frozen=True)
 class Seed:
-    """A request and what may come of it. `asks`: how often the engine is asked; None when both answers are right."""
+    """A request and what may come of it. `asks`: how often the engine is asked; None when both
+    answers are right."""
 
     name: str
     data: bytes
@@ -64,13 +71,23 @@ def corpus(model: str) -> list[Seed]:
         Seed("plain", request(body), 1),
         Seed("stream", request(body_for(model, stream=True)), 1),
         Seed("chunked", request(in_chunks, chunked, length=None), 1),
-        Seed("chunked, one byte each", request(chunks(*(bytes([byte]) for byte in body)), chunked, length=None), 1),
+        Seed(
+            "chunked, one byte each",
+            request(chunks(*(bytes([byte]) for byte in body)), chunked, length=None),
+            1,
+        ),
         Seed("two in a pipeline", request(body) + request(body), 2),
-        Seed("chunked, then one in a pipeline", request(in_chunks, chunked, length=None) + request(body), 2),
+        Seed(
+            "chunked, then one in a pipeline",
+            request(in_chunks, chunked, length=None) + request(body),
+            2,
+        ),
         # Content-Length and Transfer-Encoding
         Seed("CL.TE", request(chunks() + hidden, chunked, length=b"%d" % (5 + len(hidden))), 0),
         Seed("TE.CL", request(chunks(body) + hidden, chunked, length=b"4"), 0),
-        Seed("CL, TE, right both ways", request(in_chunks, chunked, length=b"%d" % len(in_chunks)), 0),
+        Seed(
+            "CL, TE, right both ways", request(in_chunks, chunked, length=b"%d" % len(in_chunks)), 0
+        ),
         Seed("CL.0", request(request(body), length=b"0"), None),
         te(b"transfer-encoding: xchunked"),
         te(b"transfer-encoding: chunked, identity"),
@@ -95,10 +112,22 @@ def corpus(model: str) -> list[Seed]:
         te(b"transfer-encoding: cHuNkEd", 1),
         te(b"transfer-encoding:\tchunked\t", None),
         Seed("TE twice", request(in_chunks, chunked, chunked, length=None), None),
-        Seed("TE chunked and identity", request(in_chunks, chunked, b"transfer-encoding: identity", length=None), 0),
-        Seed("TE in HTTP/1.0", request(in_chunks, chunked, length=None, line=b"POST /v1/chat/completions HTTP/1.0"), None),
         Seed(
-            "TE in a trailer", request(chunks(body)[:-2] + b"content-length: 0\r\nhost: x\r\n\r\n", chunked, length=None), None
+            "TE chunked and identity",
+            request(in_chunks, chunked, b"transfer-encoding: identity", length=None),
+            0,
+        ),
+        Seed(
+            "TE in HTTP/1.0",
+            request(in_chunks, chunked, length=None, line=b"POST /v1/chat/completions HTTP/1.0"),
+            None,
+        ),
+        Seed(
+            "TE in a trailer",
+            request(
+                chunks(body)[:-2] + b"content-length: 0\r\nhost: x\r\n\r\n", chunked, length=None
+            ),
+            None,
         ),
         # Content-Length
         *(cl(b"%s%d" % (sign, len(body))) for sign in (b"+", b"-", b"0x", b"_")),
@@ -118,10 +147,18 @@ def corpus(model: str) -> list[Seed]:
         Seed("two CL", request(body, b"content-length: 0"), 0),
         Seed("two equal CL", request(body, b"content-length: %d" % len(body)), None),
         Seed("no framing", request(body, length=None), 0),
-        Seed("CL with a space before the colon", request(body, b"content-length : %d" % len(body), length=None), 0),
+        Seed(
+            "CL with a space before the colon",
+            request(body, b"content-length : %d" % len(body), length=None),
+            0,
+        ),
         # line ends and folds
         Seed("bare LF", request(body, end=b"\n"), 0),
-        Seed("bare LF before a hidden one", request(hidden, b"x: y\n\n" + hidden.replace(b"\r\n", b"\n")), 0),
+        Seed(
+            "bare LF before a hidden one",
+            request(hidden, b"x: y\n\n" + hidden.replace(b"\r\n", b"\n")),
+            0,
+        ),
         Seed("bare CR", request(body, b"x: y\rz: w"), 0),
         Seed("folded", request(body, b"x: y\r\n z"), 0),
         Seed("folded host", request(body, host=b"host:\r\n 127.0.0.1"), 0),
@@ -129,19 +166,57 @@ def corpus(model: str) -> list[Seed]:
         Seed("LF LF ends the head", request(body).replace(b"\r\n\r\n", b"\n\n", 1), 0),
         Seed("CR CR LF", request(body, b"x: y\r"), 0),
         # chunks
-        Seed("chunk extension", request(chunks(body, extension=b";a=b"), chunked, length=None), None),
-        Seed("chunk extension with a bare LF", request(chunks(body, extension=b";a\nb"), chunked, length=None), 0),
-        Seed("chunk extension without end", request(b"5;" + b"a" * 100_000, chunked, length=None), 0),
-        Seed("chunk size with a sign", request(b"+%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunked, length=None), 0),
-        Seed("chunk size in hex notation", request(b"0x%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunked, length=None), 0),
-        Seed("chunk size over 64 bits", request(b"1%016x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunked, length=None), 0),
-        Seed("chunk size with a space", request(b"%x \r\n%s\r\n0\r\n\r\n" % (len(body), body), chunked, length=None), None),
-        Seed("chunk size with underscores", request(b"0_%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunked, length=None), 0),
-        Seed("chunk that lies", request(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body) - 3, body), chunked, length=None), 0),
-        Seed("chunks with bare LF", request(chunks(body, end=b"\n"), chunked, length=None), 0),
-        Seed("chunk without its end", request(b"%x\r\n%sXX0\r\n\r\n" % (len(body), body), chunked, length=None), 0),
         Seed(
-            "chunks, then a hidden head in a trailer", request(chunks(body)[:-2] + b"x: " + hidden, chunked, length=None), None
+            "chunk extension", request(chunks(body, extension=b";a=b"), chunked, length=None), None
+        ),
+        Seed(
+            "chunk extension with a bare LF",
+            request(chunks(body, extension=b";a\nb"), chunked, length=None),
+            0,
+        ),
+        Seed(
+            "chunk extension without end", request(b"5;" + b"a" * 100_000, chunked, length=None), 0
+        ),
+        Seed(
+            "chunk size with a sign",
+            request(b"+%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunked, length=None),
+            0,
+        ),
+        Seed(
+            "chunk size in hex notation",
+            request(b"0x%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunked, length=None),
+            0,
+        ),
+        Seed(
+            "chunk size over 64 bits",
+            request(b"1%016x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunked, length=None),
+            0,
+        ),
+        Seed(
+            "chunk size with a space",
+            request(b"%x \r\n%s\r\n0\r\n\r\n" % (len(body), body), chunked, length=None),
+            None,
+        ),
+        Seed(
+            "chunk size with underscores",
+            request(b"0_%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), chunked, length=None),
+            0,
+        ),
+        Seed(
+            "chunk that lies",
+            request(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body) - 3, body), chunked, length=None),
+            0,
+        ),
+        Seed("chunks with bare LF", request(chunks(body, end=b"\n"), chunked, length=None), 0),
+        Seed(
+            "chunk without its end",
+            request(b"%x\r\n%sXX0\r\n\r\n" % (len(body), body), chunked, length=None),
+            0,
+        ),
+        Seed(
+            "chunks, then a hidden head in a trailer",
+            request(chunks(body)[:-2] + b"x: " + hidden, chunked, length=None),
+            None,
         ),
         # names and values
         Seed("NUL in a value", request(body, b"x: a\x00b"), 0),
@@ -154,7 +229,9 @@ def corpus(model: str) -> list[Seed]:
         Seed("head over 4 MiB", request(body, b"x: " + b"a" * 2**22), 0),
         Seed("4,000 headers", request(body, *(b"x-%d: a" % number for number in range(4000))), 0),
         Seed("a line that breaks out of a passed header", request(body, b"accept: a\r\n\tb"), 0),
-        Seed("traceparent with a quote of a head", request(body, b"traceparent: a%0d%0ax-evil: b"), 1),
+        Seed(
+            "traceparent with a quote of a head", request(body, b"traceparent: a%0d%0ax-evil: b"), 1
+        ),
         Seed("x-request-id that breaks out", request(body, b"x-request-id: a\x0bb"), None),
         # Host
         host(None),
@@ -185,16 +262,26 @@ def corpus(model: str) -> list[Seed]:
         target(b"*"),
         target(b"\\v1\\chat\\completions"),
         target(b"/v1/chat/completions\t"),
-        Seed("a space in the target", request(body, line=b"POST /v1/chat/completions x HTTP/1.1"), 0),
+        Seed(
+            "a space in the target", request(body, line=b"POST /v1/chat/completions x HTTP/1.1"), 0
+        ),
         Seed("no version", request(body, line=b"POST /v1/chat/completions"), 0),
         Seed("no version, upgrade", request(body, *H2C, line=b"POST /v1/chat/completions"), 0),
-        Seed("HTTP/1.0, upgrade", request(body, *H2C, line=b"POST /v1/chat/completions HTTP/1.0"), None),
+        Seed(
+            "HTTP/1.0, upgrade",
+            request(body, *H2C, line=b"POST /v1/chat/completions HTTP/1.0"),
+            None,
+        ),
         Seed("HTTP/0.9", b"POST /v1/chat/completions\r\n\r\n" + body, 0),
         Seed("HTTP/1.2", request(body, line=b"POST /v1/chat/completions HTTP/1.2"), None),
         Seed("HTTP/2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + body, 0),
         Seed("h2c upgrade", request(body, *H2C), None),
         Seed("h2c upgrade over two CL", request(body, *H2C, b"content-length: 0"), 0),
-        Seed("h2c upgrade over CL and TE", request(chunks(body), *H2C, b"transfer-encoding: chunked", length=b"4"), 0),
+        Seed(
+            "h2c upgrade over CL and TE",
+            request(chunks(body), *H2C, b"transfer-encoding: chunked", length=b"4"),
+            0,
+        ),
         Seed("h2c upgrade, then a hidden one", request(body, *H2C, length=b"0") + body, 0),
         Seed(
             "websocket",
@@ -219,7 +306,13 @@ def corpus(model: str) -> list[Seed]:
         # bodies
         Seed("not JSON", request(b"not json"), 0),
         Seed("bad UTF-8", request(body.replace(b"hi", b"\xff\xfe")), 0),
-        Seed("deep", request(b'{"model":"' + model.encode() + b'","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"), None),
+        Seed(
+            "deep",
+            request(
+                b'{"model":"' + model.encode() + b'","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+            ),
+            None,
+        ),
         Seed("two models", request(b'{"model":"other",' + body[1:]), 1),
         Seed("two models, the last unknown", request(body[:-1] + b',"model":"other"}'), 0),
         Seed("a long model name", request(body_for("x" * 1_000_000)), 0),

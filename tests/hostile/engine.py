@@ -31,9 +31,9 @@ VIA = re.compile(rb"1\.1 fitserve(?:, 1\.1 fitserve)*")
 REPEATED = {b"accept", b"traceparent", b"tracestate"}
 BODY = b'{"id": "c-%08x", "object": "chat.completion", "created": 1, "model": "m", "choices": []}'
 EVENTS = b"data: {}\n\ndata: [DONE]\n\n"
-STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (
-    len(EVENTS),
-    EVENTS,
+STREAM = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding:"
+    b" chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(EVENTS), EVENTS)
 )
 FORM = re.compile(rb"\r\ncontent-type: (multipart/form-data[^\r\n]*)")
 MODELS = b"GET /v1/models HTTP/1.1\r\n"
@@ -45,12 +45,16 @@ def answer_to(body: bytes) -> bytes:
 
 
 def whole_answer(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+        len(body),
+        body,
+    )
 
 
 @dataclass
 class LoggedEngine:
-    """Answers for one model. `asked` are whole requests, raw; `wrong` what no gateway may write, with the bytes."""
+    """Answers for one model. `asked` are whole requests, raw; `wrong` what no gateway may write,
+    with the bytes."""
 
     model: str
     asked: list[bytes] = field(default_factory=list)
@@ -60,7 +64,9 @@ class LoggedEngine:
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=64 * 2**20)
         self.url = "http://127.0.0.1:{1}/v1".format(*self._server.sockets[0].getsockname())
-        self._listing = whole_answer(json.dumps({"object": "list", "data": [{"id": self.model, "object": "model"}]}).encode())
+        self._listing = whole_answer(
+            json.dumps({"object": "list", "data": [{"id": self.model, "object": "model"}]}).encode()
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:

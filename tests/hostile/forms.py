@@ -1,4 +1,5 @@
-"""Forms whose `model` is hard to find: what the gateway reads must be what Starlette reads, with which the engines' servers are made."""
+"""Forms whose `model` is hard to find: what the gateway reads must be what Starlette reads, with
+which the engines' servers are made."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tests.hostile.mutation import changed
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # which warns of each form
 
 OTHER = "another-model"
-"""No model of the gateway's: an engine whose form names it was asked for more than the gateway has looked at."""
+"""No model of the gateway's: an engine whose form names it was asked for more than the gateway has
+looked at."""
 PATH = b"/v1/audio/transcriptions"
 KIND = b"multipart/form-data; boundary=B"
 END = b"--B--\r\n"
@@ -23,19 +25,66 @@ NAMED = b'form-data; name="model"'
 AUDIO = b'form-data; name="file"; filename="a.wav"'
 # Read as `model` by some parser of forms.
 NAMES = (
-    *(b'form-data; name = "model"', b"form-data; name=model", b"form-data; name='model'", b"form-data; name*=utf-8''model"),
-    *(b'attachment; name="model"', b'FORM-DATA; NAME="model"', b'form-data; name="mod\\el"', b'form-data;name="model"'),
-    *(b'form-data;\tname="model"', b'form-data; name="model" ', b'form-data; name="Model"', b'form-data; name=" model"'),
-    *(b'form-data; name="model"; name="x"', b'form-data; name="x"; name="model"', b'form-data;; name="model"'),
-    *(b'form-data; filename="a; name=model; b"', b'form-data; name="file"; filename="a\\"; name=\\"model"'),
-    *(b'form-data; name="model"; filename="f"', b"form-data; name=\"model\"; filename*=utf-8''f", b'form-data; name="mod%65l"'),
-    *(b'form-data; name="model\x00"', b'form-data; x="a;b"; name="model"', b'form-data; name="model', b'name="model"', b""),
-    *(b'form-data; name="model";', b'form-data; name="model"x', b'form-data; name="m\xc3\xb6del"', b'form-data ; name="model"'),
+    *(
+        b'form-data; name = "model"',
+        b"form-data; name=model",
+        b"form-data; name='model'",
+        b"form-data; name*=utf-8''model",
+    ),
+    *(
+        b'attachment; name="model"',
+        b'FORM-DATA; NAME="model"',
+        b'form-data; name="mod\\el"',
+        b'form-data;name="model"',
+    ),
+    *(
+        b'form-data;\tname="model"',
+        b'form-data; name="model" ',
+        b'form-data; name="Model"',
+        b'form-data; name=" model"',
+    ),
+    *(
+        b'form-data; name="model"; name="x"',
+        b'form-data; name="x"; name="model"',
+        b'form-data;; name="model"',
+    ),
+    *(
+        b'form-data; filename="a; name=model; b"',
+        b'form-data; name="file"; filename="a\\"; name=\\"model"',
+    ),
+    *(
+        b'form-data; name="model"; filename="f"',
+        b"form-data; name=\"model\"; filename*=utf-8''f",
+        b'form-data; name="mod%65l"',
+    ),
+    *(
+        b'form-data; name="model\x00"',
+        b'form-data; x="a;b"; name="model"',
+        b'form-data; name="model',
+        b'name="model"',
+        b"",
+    ),
+    *(
+        b'form-data; name="model";',
+        b'form-data; name="model"x',
+        b'form-data; name="m\xc3\xb6del"',
+        b'form-data ; name="model"',
+    ),
 )
 KINDS = (
-    *(b'multipart/form-data; boundary="B"', b"Multipart/Form-Data; Boundary=B", b"multipart/form-data;boundary=B"),
-    *(b"multipart/form-data; boundary=B; boundary=C", b"multipart/form-data; boundary=C; boundary=B"),
-    *(b"multipart/form-data; x=y; boundary=B", b'multipart/form-data; x="; boundary=C"; boundary=B'),
+    *(
+        b'multipart/form-data; boundary="B"',
+        b"Multipart/Form-Data; Boundary=B",
+        b"multipart/form-data;boundary=B",
+    ),
+    *(
+        b"multipart/form-data; boundary=B; boundary=C",
+        b"multipart/form-data; boundary=C; boundary=B",
+    ),
+    *(
+        b"multipart/form-data; x=y; boundary=B",
+        b'multipart/form-data; x="; boundary=C"; boundary=B',
+    ),
     *(
         b"multipart/form-data; charset=utf-16; boundary=B",
         b"multipart/form-data; boundary*=utf-8''B",
@@ -47,7 +96,11 @@ KINDS = (
         b"multipart/form-data",
         b"multipart/form-data; boundary=",
     ),
-    *(b'multipart/form-data; boundary="B', b"multipart/form-data, x; boundary=B", b"application/x-www-form-urlencoded"),
+    *(
+        b'multipart/form-data; boundary="B',
+        b"multipart/form-data, x; boundary=B",
+        b"application/x-www-form-urlencoded",
+    ),
 )
 TOKENS = (
     *(
@@ -68,13 +121,33 @@ TOKENS = (
         b"--B\r\n",
         b"--B--\r\n",
     ),
-    *(b'name="model"', b"name=model", b'; name="model"', b'; filename="a"', b"Content-Disposition: ", b"form-data", b"model"),
-    *(b"content-transfer-encoding: base64\r\n", b"content-type: text/plain\r\n", b"\xff", b"*=utf-8''", OTHER.encode()),
+    *(
+        b'name="model"',
+        b"name=model",
+        b'; name="model"',
+        b'; filename="a"',
+        b"Content-Disposition: ",
+        b"form-data",
+        b"model",
+    ),
+    *(
+        b"content-transfer-encoding: base64\r\n",
+        b"content-type: text/plain\r\n",
+        b"\xff",
+        b"*=utf-8''",
+        OTHER.encode(),
+    ),
 )
 
 
 def part(disposition: bytes, value: bytes, *lines: bytes) -> bytes:
-    return b"--B\r\n" + b"\r\n".join((b"Content-Disposition: " + disposition, *lines)) + b"\r\n\r\n" + value + b"\r\n"
+    return (
+        b"--B\r\n"
+        + b"\r\n".join((b"Content-Disposition: " + disposition, *lines))
+        + b"\r\n\r\n"
+        + value
+        + b"\r\n"
+    )
 
 
 @dataclass(frozen=True)
@@ -114,7 +187,12 @@ def forms(model: str) -> list[Form]:
             )
         ),
         *(Form(f"type {kind!r}", good + audio + END, None, kind) for kind in KINDS),
-        Form("charset", part(NAMED, model.encode("utf-16")) + END, 0, b"multipart/form-data; charset=utf-16; boundary=B"),
+        Form(
+            "charset",
+            part(NAMED, model.encode("utf-16")) + END,
+            0,
+            b"multipart/form-data; charset=utf-16; boundary=B",
+        ),
         Form("two models", good + other + END),
         Form("two models, the good one last", other + good + END),
         Form("another model behind a large file", good + large + other + END),
@@ -123,24 +201,52 @@ def forms(model: str) -> list[Form]:
         Form("a line before the start", b"\r\n" + good + END),
         Form("words before the start", b"words\r\n" + good + END),
         Form(
-            "blanks behind the boundary", good.replace(b"--B\r\n", b"--B  \r\n") + other.replace(b"--B\r\n", b"--B\t\r\n") + END
+            "blanks behind the boundary",
+            good.replace(b"--B\r\n", b"--B  \r\n") + other.replace(b"--B\r\n", b"--B\t\r\n") + END,
         ),
         Form("bare LF", (good + other + END).replace(b"\r\n", b"\n")),
         Form("bare LF in a head", good + other.replace(b"\r\n", b"\n", 2) + END),
-        Form("a boundary that goes on", good.replace(b"\r\n--B", b"\r\n--Bx") + part(NAMED, b"x\r\n--Bx\r\n" + other) + END),
+        Form(
+            "a boundary that goes on",
+            good.replace(b"\r\n--B", b"\r\n--Bx") + part(NAMED, b"x\r\n--Bx\r\n" + other) + END,
+        ),
         Form("a boundary in a value", part(NAMED, model.encode() + b"\r\n--B") + other + END),
         Form("no end", good),
-        Form("no end of the value", b"--B\r\nContent-Disposition: " + NAMED + b"\r\n\r\n" + model.encode()),
-        Form("two dispositions", part(b'form-data; name="x"', OTHER.encode(), b"Content-Disposition: " + NAMED) + good + END),
-        Form("a folded disposition", good + part(b'form-data;\r\n name="model"', OTHER.encode()) + END),
-        Form("a blank before the colon", good + other.replace(b"Disposition:", b"Disposition :") + END),
-        Form("base64", good + part(NAMED, b"YW5vdGhlci1tb2RlbA==", b"Content-Transfer-Encoding: base64") + END),
+        Form(
+            "no end of the value",
+            b"--B\r\nContent-Disposition: " + NAMED + b"\r\n\r\n" + model.encode(),
+        ),
+        Form(
+            "two dispositions",
+            part(b'form-data; name="x"', OTHER.encode(), b"Content-Disposition: " + NAMED)
+            + good
+            + END,
+        ),
+        Form(
+            "a folded disposition",
+            good + part(b'form-data;\r\n name="model"', OTHER.encode()) + END,
+        ),
+        Form(
+            "a blank before the colon",
+            good + other.replace(b"Disposition:", b"Disposition :") + END,
+        ),
+        Form(
+            "base64",
+            good + part(NAMED, b"YW5vdGhlci1tb2RlbA==", b"Content-Transfer-Encoding: base64") + END,
+        ),
         Form("_charset_", part(b'form-data; name="_charset_"', b"utf-16") + good + END),
         Form("a model of no bytes", part(NAMED, b"") + good + END),
         Form("a model that is no text", part(NAMED, b"\xff\xfe") + good + END),
         Form("a part without a head", b"--B\r\n\r\nx\r\n" + good + END),
-        Form("2,000 fields", b"".join(part(b'form-data; name="f%d"' % number, b"") for number in range(2000)) + good + END),
-        Form("a head of 40 KB", part(b'form-data; name="' + b"a" * 40_000 + b'"', b"x") + good + END),
+        Form(
+            "2,000 fields",
+            b"".join(part(b'form-data; name="f%d"' % number, b"") for number in range(2000))
+            + good
+            + END,
+        ),
+        Form(
+            "a head of 40 KB", part(b'form-data; name="' + b"a" * 40_000 + b'"', b"x") + good + END
+        ),
         Form("nothing", b"", 0),
     ]
 
@@ -149,10 +255,17 @@ def mutated_form(random_: random.Random, seeds: list[Form]) -> bytes:
     """A request whose form, and now and then the type of it, was changed; its framing is good."""
     seed = random_.choice(seeds)
     others = [other.body for other in seeds if len(other.body) < 1000]
-    if random_.random() < 0.3:  # what few readers look at: the value of the plain form's file, which is its last
+    if (
+        random_.random() < 0.3
+    ):  # what few readers look at: the value of the plain form's file, which is its last
         seed = seeds[0]
         start = seed.body.rindex(b"\r\n\r\n") + 4
-        body = seed.body[:start] + changed(random_, seed.body[start : -len(END) - 2], others, TOKENS) + b"\r\n" + END
+        body = (
+            seed.body[:start]
+            + changed(random_, seed.body[start : -len(END) - 2], others, TOKENS)
+            + b"\r\n"
+            + END
+        )
     else:
         body = changed(random_, seed.body, others, TOKENS)
     kind = changed(random_, seed.kind, list(KINDS), TOKENS) if random_.random() < 0.1 else seed.kind
@@ -172,5 +285,7 @@ async def model_read_by_starlette(kind: bytes, body: bytes) -> tuple[bool, objec
     except (MultiPartException, KeyError, UnicodeError, LookupError):
         return False, None
     finally:
-        for file in parser._files_to_close_on_error:  # those of a part without an end too, which are in no form
+        for file in (
+            parser._files_to_close_on_error
+        ):  # those of a part without an end too, which are in no form
             file.close()

@@ -22,18 +22,22 @@ from tests.hostile.strict import sent
 from tests.support.patience import HANG_S
 
 QUIET_S = 0.15
-"""A client that has heard nothing for so long ends its sending side, and to the gateway it has left then."""
+"""A client that has heard nothing for so long ends its sending side, and to the gateway it has left
+then."""
 PATIENCES_S = (QUIET_S, 2.0, 10.0, HANG_S)
-"""What is found wrong is asked again with more patience: a busy machine is no fault of the gateway's."""
+"""What is found wrong is asked again with more patience: a busy machine is no fault of the
+gateway's."""
 SENTINEL = b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
-"""Sent after a request: its answer ends the connection, so that nobody has to wait for what never comes."""
+"""Sent after a request: its answer ends the connection, so that nobody has to wait for what never
+comes."""
 MARKS_PER_LANE = 380_000
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back on one connection: (status, whether an engine said it) of each answer. `rest` is what is no HTTP."""
+    """What came back on one connection: (status, whether an engine said it) of each answer. `rest`
+    is what is no HTTP."""
 
     answers: list[tuple[int, bool]]
     rest: bytes
@@ -59,7 +63,10 @@ def read_answers(data: bytes) -> tuple[list[tuple[int, bool]], bytes]:
         if b"transfer-encoding: chunked\r\n" in lines:
             end = re.match(rb"(?:[0-9a-f]+\r\n.*?\r\n)*?0\r\n\r\n", data, re.DOTALL | re.IGNORECASE)
             if end is None:
-                return found, b""  # broken off in its body, as it must be when the engine breaks off
+                return (
+                    found,
+                    b"",
+                )  # broken off in its body, as it must be when the engine breaks off
             data = data[end.end() :]
         elif length is not None:
             data = data[int(length[1]) :]
@@ -68,8 +75,11 @@ def read_answers(data: bytes) -> tuple[list[tuple[int, bool]], bytes]:
     return found, b""
 
 
-async def send(port: int, data: bytes, *, quiet_s: float = QUIET_S, cuts: Sequence[int] = ()) -> Reply:
-    """Send `data`, with a pause at each of `cuts`, and read until the gateway closes; when nothing comes for `quiet_s`, say that no more
+async def send(
+    port: int, data: bytes, *, quiet_s: float = QUIET_S, cuts: Sequence[int] = ()
+) -> Reply:
+    """Send `data`, with a pause at each of `cuts`, and read until the gateway closes; when nothing
+    comes for `quiet_s`, say that no more
     will be sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     began, received, ended = time.monotonic(), bytearray(), False
@@ -112,7 +122,10 @@ def violations(data: bytes, reply: Reply, engine: LoggedEngine, asked: int) -> I
             yield f"status {status}"
     # The answer to a request is lost when the next one in its pipeline is refused.
     if not reply.from_engine <= asked <= sent(data):
-        yield f"the engine was asked {asked} times for {reply.from_engine} answers and {sent(data)} requests"
+        yield (
+            f"the engine was asked {asked} times for {reply.from_engine} answers and {sent(data)}"
+            " requests"
+        )
     for wrong in engine.wrong:
         yield f"the engine got {wrong[:500]}"
     engine.wrong.clear()
@@ -127,7 +140,8 @@ async def judged(
     quiet_s: float = QUIET_S,
     cuts: Sequence[int] = (),
 ) -> tuple[Reply, list[str]]:
-    """One input, and what of it must not be. `asks`: how often the engine must be asked, where that is known."""
+    """One input, and what of it must not be. `asks`: how often the engine must be asked, where that
+    is known."""
     reply, found = None, []
     for patience_s in PATIENCES_S:
         if patience_s >= quiet_s:
@@ -152,13 +166,17 @@ class Tally:
     inputs: Counter[str] = field(default_factory=Counter)  # by kind: request, form, answer
     answered: Counter[str] = field(default_factory=Counter)  # answers of engines, by kind
     statuses: Counter[int] = field(default_factory=Counter)
-    slowest: tuple[float, bytes] = (0.0, b"")  # seconds until the end of the connection, and what was sent
+    slowest: tuple[float, bytes] = (
+        0.0,
+        b"",
+    )  # seconds until the end of the connection, and what was sent
     violations: list[tuple[str, bytes]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Lane:
-    """The two engines that one lane asks for, and nobody else: which of them was asked by whom is known."""
+    """The two engines that one lane asks for, and nobody else: which of them was asked by whom is
+    known."""
 
     engine: LoggedEngine
     evil: HostileEngine
@@ -193,13 +211,20 @@ async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tall
             tally.inputs[kind] += 1
             if kind == "answer":
                 script = scripted(random_, said)
-                tally.violations += [(text, repr(script).encode()) for text in await conversation.run(random_, script)]
+                tally.violations += [
+                    (text, repr(script).encode())
+                    for text in await conversation.run(random_, script)
+                ]
             else:
-                data = mutate(random_, requests) if kind == "request" else mutated_form(random_, seeds)
+                data = (
+                    mutate(random_, requests) if kind == "request" else mutated_form(random_, seeds)
+                )
                 data += SENTINEL if random_.random() < 0.9 else b""
                 slow = random_.random() < 0.15
                 cuts = (
-                    sorted({random_.randrange(1, len(data)) for _ in range(random_.randint(1, 6))}) if slow and data[1:] else ()
+                    sorted({random_.randrange(1, len(data)) for _ in range(random_.randint(1, 6))})
+                    if slow and data[1:]
+                    else ()
                 )
                 reply, found = await judged(port, data, lane.engine, cuts=cuts)
                 tally.answered[kind] += reply.from_engine

@@ -66,22 +66,37 @@ TOKENS = (
         b"-1",
         b"+1",
     ),
-    *(b'"model":', b'"stream":true,', b"{", b"}", b"[", b'"', b"\\u0000", b"\xed\xa0\x80", b"x-canary: a\r\n"),
+    *(
+        b'"model":',
+        b'"stream":true,',
+        b"{",
+        b"}",
+        b"[",
+        b'"',
+        b"\\u0000",
+        b"\xed\xa0\x80",
+        b"x-canary: a\r\n",
+    ),
 )
 
 
 def mutate(random_: random.Random, seeds: list[Seed]) -> bytes:
-    """One to four changes to one of `seeds`, or now and then to several in a pipeline. What was good is what a change can turn bad."""
+    """One to four changes to one of `seeds`, or now and then to several in a pipeline. What was
+    good is what a change can turn bad."""
     good = [seed.data for seed in seeds if seed.asks != 0 and len(seed.data) <= SHORT]
     every = [seed.data for seed in seeds if len(seed.data) <= SHORT]
-    data = changed(random_, random_.choice(good if random_.random() < 0.7 else every), every, TOKENS)
+    data = changed(
+        random_, random_.choice(good if random_.random() < 0.7 else every), every, TOKENS
+    )
     if random_.random() < 0.1:
         before = b"".join(random_.choices(good, k=random_.randint(1, 6)))
         data = before + data + b"".join(random_.choices(good, k=random_.randint(0, 3)))
     return data
 
 
-def changed(random_: random.Random, whole: bytes, others: list[bytes], tokens: tuple[bytes, ...]) -> bytes:
+def changed(
+    random_: random.Random, whole: bytes, others: list[bytes], tokens: tuple[bytes, ...]
+) -> bytes:
     """One to four changes, and now and then a piece of one of `others` in it."""
     data = bytearray(whole)
     for _ in range(random_.choice((1, 1, 1, 2, 2, 3, 4))):

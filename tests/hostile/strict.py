@@ -11,7 +11,8 @@ CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t -~]*)?[ \t]*\r\n")
 
 
 def sent(data: bytes) -> int:
-    """Complete requests in `data`, up to the first that parsers of HTTP/1.1 read in different ways."""
+    """Complete requests in `data`, up to the first that parsers of HTTP/1.1 read in different
+    ways."""
     count = 0
     while True:
         data = data.lstrip(b"\r\n")
@@ -22,10 +23,22 @@ def sent(data: bytes) -> int:
             return count
         named = [(match[1].lower(), match[2].strip(b" \t").lower()) for match in fields if match]
         codings = [value for name, value in named if name == b"transfer-encoding"]
-        lengths = {part.strip() for name, value in named if name == b"content-length" for part in value.split(b",")}
+        lengths = {
+            part.strip()
+            for name, value in named
+            if name == b"content-length"
+            for part in value.split(b",")
+        }
         if codings:
-            left = _after_chunks(rest) if not lengths and codings[-1].rpartition(b",")[2].strip() == b"chunked" else None
-        elif all(length.isdigit() for length in lengths) and len({int(length[-30:]) for length in lengths}) <= 1:
+            left = (
+                _after_chunks(rest)
+                if not lengths and codings[-1].rpartition(b",")[2].strip() == b"chunked"
+                else None
+            )
+        elif (
+            all(length.isdigit() for length in lengths)
+            and len({int(length[-30:]) for length in lengths}) <= 1
+        ):
             size = int(lengths.pop()[-30:]) if lengths else 0
             left = rest[size:] if size <= len(rest) else None
         else:

@@ -11,12 +11,14 @@ from tests.support.log_lines import printed_logs
 
 @pytest.fixture(autouse=True)
 def planning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gateways of tests plan in forked processes: hundreds of them would import the planner, a second of processor time each."""
+    """Gateways of tests plan in forked processes: hundreds of them would import the planner, a
+    second of processor time each."""
     monkeypatch.setattr(plan_process, "started", forked.started)
 
 
 @pytest.fixture(autouse=True)
 def logs() -> Iterator[None]:
-    """Whoever looks at what was printed finds all that was logged, and so does who reads of a failure."""
+    """Whoever looks at what was printed finds all that was logged, and so does who reads of a
+    failure."""
     with printed_logs():
         yield

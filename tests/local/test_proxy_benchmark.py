@@ -1,4 +1,5 @@
-"""The benchmark of proxies runs, and its table says what was measured. The figures themselves are nobody's business here."""
+"""The benchmark of proxies runs, and its table says what was measured. The figures themselves are
+nobody's business here."""
 
 from __future__ import annotations
 
@@ -13,12 +14,28 @@ RUN = ROOT / "benchmarks" / "proxies" / "run.py"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(RUN), *arguments], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, str(RUN), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def test_a_small_run_measures_the_gateway_without_errors(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    done = run("--quick", "--rounds", "1", "--only", "fitserve,direct", "--parts", "request,chunk", "--json", str(file))
+    done = run(
+        "--quick",
+        "--rounds",
+        "1",
+        "--only",
+        "fitserve,direct",
+        "--parts",
+        "request,chunk",
+        "--json",
+        str(file),
+    )
     assert done.returncode == 0, done.stderr
     assert "| | fitserve | direct |" in done.stdout
     figures = json.loads(file.read_text())
@@ -39,7 +56,15 @@ def test_unknown_names_are_refused() -> None:
 def test_a_section_of_the_page_is_replaced_and_the_rest_kept(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Page\n\n## One\n\na\n\n## Data plane\n\nold\n\n## Two\n\nb\n")
-    put = "import sys; sys.path.insert(0, sys.argv[1]); import report, pathlib; report.put_section(pathlib.Path(sys.argv[2]), *sys.argv[3:])"
+    put = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import report, pathlib;"
+        " report.put_section(pathlib.Path(sys.argv[2]), *sys.argv[3:])"
+    )
     for title, text in (("Data plane", "new"), ("Three", "c")):
-        subprocess.run([sys.executable, "-c", put, str(RUN.parent), str(page), title, text], check=True)
-    assert page.read_text() == "# Page\n\n## One\n\na\n\n## Data plane\n\nnew\n\n## Two\n\nb\n\n## Three\n\nc\n"
+        subprocess.run(
+            [sys.executable, "-c", put, str(RUN.parent), str(page), title, text], check=True
+        )
+    assert (
+        page.read_text()
+        == "# Page\n\n## One\n\na\n\n## Data plane\n\nnew\n\n## Two\n\nb\n\n## Three\n\nc\n"
+    )

@@ -1,4 +1,5 @@
-"""Who gets in: the matrix of scopes, tricks with paths and hosts, guesses, and secrets that must not be found anywhere."""
+"""Who gets in: the matrix of scopes, tricks with paths and hosts, guesses, and secrets that must
+not be found anywhere."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ async def test_s3_each_scope_opens_its_routes_and_no_others(tmp_path: Path) -> N
     async with running(tmp_path, unused, admin_key=ADMIN, api_key=API) as one:
         one.client.headers["authorization"] = f"Bearer {ADMIN}"
         scopes: tuple[Any, ...] = ("inference", "read", "admin")
-        keys: dict[str, list[str | None]] = {scope: [await make(one, f"key-{scope}", scopes=[scope])] for scope in scopes}
+        keys: dict[str, list[str | None]] = {
+            scope: [await make(one, f"key-{scope}", scopes=[scope])] for scope in scopes
+        }
         keys["inference"].append(API)
         keys["admin"].append(ADMIN)
         del one.client.headers["authorization"]
@@ -52,13 +55,26 @@ async def test_s3_each_scope_opens_its_routes_and_no_others(tmp_path: Path) -> N
         assert len(table) > len(SCOPES)
         for call, *cells in table:
             method, _, path = call.partition(" ")
-            target = path.replace("{name}", "nobody").replace("{number}", "99").replace("{id}", "resp_x").replace(" ", "-")
+            target = (
+                path.replace("{name}", "nobody")
+                .replace("{number}", "99")
+                .replace("{id}", "resp_x")
+                .replace(" ", "-")
+            )
             for column, told in zip(COLUMNS, cells, strict=True):
                 for key in keys.get(column, [None]):
                     got = await knock(one, key, method, target)
-                    assert ("yes" if got not in (401, 403) else str(got)) == told, (call, column, got)
+                    assert ("yes" if got not in (401, 403) else str(got)) == told, (
+                        call,
+                        column,
+                        got,
+                    )
         # What a route does not take is no route.
-        assert [await knock(one, keys[scope][0], "PATCH", "/admin/models") for scope in scopes] == [403, 403, 405]
+        assert [await knock(one, keys[scope][0], "PATCH", "/admin/models") for scope in scopes] == [
+            403,
+            403,
+            405,
+        ]
 
 
 @pytest.mark.anyio
@@ -68,9 +84,16 @@ async def test_s11_without_a_key_only_health_answers_and_tells_nothing(tmp_path:
         for method, path in routes():
             answer = await one.client.request(method, path)
             answers[path] = answer
-            assert (answer.status_code == 401) == (SCOPES.get((method, path)) != "open"), (method, path)
+            assert (answer.status_code == 401) == (SCOPES.get((method, path)) != "open"), (
+                method,
+                path,
+            )
             assert "server" not in answer.headers
-            assert not re.search(r"\d+\.\d+\.\d+|uvicorn|fastapi|starlette", answer.text + str(answer.headers), re.IGNORECASE)
+            assert not re.search(
+                r"\d+\.\d+\.\d+|uvicorn|fastapi|starlette",
+                answer.text + str(answer.headers),
+                re.IGNORECASE,
+            )
         assert answers["/healthz"].json() == {"status": "ok"}
         assert answers["/readyz"].json() == {"status": "ok", "problems": []}
 
@@ -135,8 +158,18 @@ async def test_s4_no_spelling_of_a_path_or_host_gains_a_scope(tmp_path: Path) ->
             for target in TARGETS:
                 got = await raw(port, b"GET %b HTTP/1.1\r\nhost: x\r\n%b\r\n" % (target, key))
                 assert got in (400, 401, 403, 404), (target, key, got)
-            for host in (b"x/healthz?", b"x#", b"x/healthz", b"x?/healthz", b"healthz@x", b"x:80/healthz", b"localhost"):
-                got = await raw(port, b"GET /admin/models HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (host, key))
+            for host in (
+                b"x/healthz?",
+                b"x#",
+                b"x/healthz",
+                b"x?/healthz",
+                b"healthz@x",
+                b"x:80/healthz",
+                b"localhost",
+            ):
+                got = await raw(
+                    port, b"GET /admin/models HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (host, key)
+                )
                 assert got in (400, 401, 403), (host, got)
             for extra in (
                 b"x-original-url: /healthz",
@@ -144,7 +177,9 @@ async def test_s4_no_spelling_of_a_path_or_host_gains_a_scope(tmp_path: Path) ->
                 b"x-forwarded-prefix: /healthz",
                 b"x-http-method-override: GET",
             ):
-                got = await raw(port, b"GET /admin/models HTTP/1.1\r\nhost: x\r\n%b\r\n%b\r\n" % (extra, key))
+                got = await raw(
+                    port, b"GET /admin/models HTTP/1.1\r\nhost: x\r\n%b\r\n%b\r\n" % (extra, key)
+                )
                 assert got in (401, 403), (extra, got)
 
 
@@ -152,7 +187,9 @@ async def test_s4_no_spelling_of_a_path_or_host_gains_a_scope(tmp_path: Path) ->
 
 
 @pytest.mark.anyio
-async def test_s13_other_origins_are_told_nothing_and_cookies_count_for_nothing(tmp_path: Path) -> None:
+async def test_s13_other_origins_are_told_nothing_and_cookies_count_for_nothing(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, unused, admin_key=ADMIN) as one:
         ask = {"origin": "https://evil.example", "access-control-request-method": "POST"}
         good = {"authorization": f"Bearer {ADMIN}", "origin": "https://evil.example"}
@@ -165,7 +202,9 @@ async def test_s13_other_origins_are_told_nothing_and_cookies_count_for_nothing(
                 assert not [name for name in answer.headers if name.startswith("access-control")]
                 assert "set-cookie" not in answer.headers
         for cookie in (f"authorization=Bearer {ADMIN}", f"key={ADMIN}", f"token={ADMIN}"):
-            assert (await one.client.get("/admin/models", headers={"cookie": cookie})).status_code == 401
+            assert (
+                await one.client.get("/admin/models", headers={"cookie": cookie})
+            ).status_code == 401
         for query in (f"key={ADMIN}", f"access_token={ADMIN}", f"token={ADMIN}"):
             assert (await one.client.get(f"/admin/models?{query}")).status_code == 401
         # A page cannot send a form: it needs a body in JSON.
@@ -206,51 +245,71 @@ async def test_s14_good_clients_beside_a_guesser_are_not_affected(tmp_path: Path
         assert got == [401] * 10 + [429] * 10
         refused = await one.client.get("/v1/models", headers={"authorization": "Bearer guess"})
         assert 0 < int(refused.headers["retry-after"]) <= 60
-        # From the same address: a key that was made cannot be guessed, the admin's was used before; no key is no guess.
+        # From the same address: a key that was made cannot be guessed, the admin's was used before;
+        # no key is no guess.
         assert await knock(one, app, "GET", "/v1/models") == 200
-        assert await knock(one, None, "GET", "/admin/models") == 200  # the client's own header, the admin key
+        assert (
+            await knock(one, None, "GET", "/admin/models") == 200
+        )  # the client's own header, the admin key
         async with httpx.AsyncClient(base_url=one.url, trust_env=False, timeout=HANG_S) as stranger:
             assert (await stranger.get("/v1/models")).status_code == 401
 
 
 # --- S10: secrets ---
 
-CANARIES = {name: f"canary-{name}-7f3a9c" for name in ("admin", "api", "hf", "prompt", "answer", "wrong", "query")}
+CANARIES = {
+    name: f"canary-{name}-7f3a9c"
+    for name in ("admin", "api", "hf", "prompt", "answer", "wrong", "query")
+}
 
 
 @pytest.mark.anyio
 async def test_s10_secrets_are_found_nowhere(tmp_path: Path) -> None:
-    """Keys, the token for downloads and what was said: not in the log (the access log is on, at debug), the database, the files,
+    """Keys, the token for downloads and what was said: not in the log (the access log is on, at
+    debug), the database, the files,
     the metrics, the errors, nor in what engines are sent of headers."""
 
     async def script(call: Call) -> None:
         if call.requests[-1].startswith(b"GET"):
-            await call.reply(json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]}).encode())
+            await call.reply(
+                json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]}).encode()
+            )
         elif b"break" in call.body:
             await call.start()
             await call.chunk(b"data: " + CANARIES["answer"].encode() + b"\n\n")
             call.close()
         else:
-            await call.reply(json.dumps({"choices": [{"message": {"content": CANARIES["answer"]}}]}).encode())
+            await call.reply(
+                json.dumps({"choices": [{"message": {"content": CANARIES["answer"]}}]}).encode()
+            )
 
-    extra = {"FITSERVE_API_KEY": CANARIES["api"], "FITSERVE_HF_TOKEN": CANARIES["hf"], "FITSERVE_ACCESS_LOG": "true"}
+    extra = {
+        "FITSERVE_API_KEY": CANARIES["api"],
+        "FITSERVE_HF_TOKEN": CANARIES["hf"],
+        "FITSERVE_ACCESS_LOG": "true",
+    }
     extra["FITSERVE_LOG_LEVEL"] = "debug"
     async with Upstream(script) as upstream:
         made, told = await asyncio.to_thread(_talk, tmp_path, upstream.url, extra)
         heads = [request.partition(b"\r\n\r\n")[0] for request in upstream.requests]
     secrets = [*CANARIES.values(), made, made.removeprefix("fs-")]
     assert len(heads) > 3
-    places = await asyncio.to_thread(lambda: {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()})
+    places = await asyncio.to_thread(
+        lambda: {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    )
     assert {"gateway.log", "fitserve.db", "keys.json"} <= set(places)
     assert b'"outcome":"broken"' in places["gateway.log"]
     places |= {f"told {number}": text for number, text in enumerate(told)}
     places |= {f"engine {number}": head for number, head in enumerate(heads)}
     for secret in secrets:
-        assert [name for name, content in places.items() if secret.encode() in content] == [], secret
+        assert [name for name, content in places.items() if secret.encode() in content] == [], (
+            secret
+        )
 
 
 def _talk(folder: Path, url: str, extra: dict[str, str]) -> tuple[str, list[bytes]]:
-    """Uses a gateway well and badly; the key that was made there, and what it told beside answers of the engine."""
+    """Uses a gateway well and badly; the key that was made there, and what it told beside answers
+    of the engine."""
     words = [{"role": "user", "content": CANARIES["prompt"]}]
     admin, api = ({"authorization": f"Bearer {CANARIES[name]}"} for name in ("admin", "api"))
     told: list[bytes] = []
@@ -261,20 +320,43 @@ def _talk(folder: Path, url: str, extra: dict[str, str]) -> tuple[str, list[byte
         made = str(client.post("/admin/keys", json={"name": "app"}, headers=admin).json()["key"])
         chat = "/v1/chat/completions"
         for headers in (admin, api, {"authorization": f"Bearer {made}"}):
-            assert client.post(chat, json={"model": "m", "messages": words}, headers=headers).status_code == 200
-        # A stream that breaks ends with its connection, which its head could not announce: the next request is not to use it.
+            assert (
+                client.post(
+                    chat, json={"model": "m", "messages": words}, headers=headers
+                ).status_code
+                == 200
+            )
+        # A stream that breaks ends with its connection, which its head could not announce: the next
+        # request is not to use it.
         once = api | {"connection": "close"}
-        broken = client.post(chat, json={"model": "m", "messages": words, "x": "break"}, headers=once)
+        broken = client.post(
+            chat, json={"model": "m", "messages": words, "x": "break"}, headers=once
+        )
         assert broken.content.count(b"engine_error") == 1
         bad: list[tuple[str, str, dict[str, str], Any]] = [
-            ("POST", chat, {"authorization": f"Bearer {CANARIES['wrong']}"}, {"model": "m", "messages": words}),
-            ("POST", chat, {"authorization": f"Basic {CANARIES['wrong']}"}, {"model": "m", "messages": words}),
+            (
+                "POST",
+                chat,
+                {"authorization": f"Bearer {CANARIES['wrong']}"},
+                {"model": "m", "messages": words},
+            ),
+            (
+                "POST",
+                chat,
+                {"authorization": f"Basic {CANARIES['wrong']}"},
+                {"model": "m", "messages": words},
+            ),
             ("POST", chat, {"x-api-key": CANARIES["wrong"]}, {"model": "m", "messages": words}),
             ("POST", chat, api, {"messages": words}),
             ("POST", chat, api, {"model": 5, "messages": words}),
             ("POST", chat, api, {"model": "none", "messages": words}),
             ("POST", "/v1/messages", api, {"model": "none", "messages": words}),
-            ("POST", "/v1/messages", {"x-api-key": CANARIES["wrong"]}, {"model": "m", "messages": words}),
+            (
+                "POST",
+                "/v1/messages",
+                {"x-api-key": CANARIES["wrong"]},
+                {"model": "m", "messages": words},
+            ),
             ("GET", f"/admin/models?key={CANARIES['query']}", {}, None),
             ("GET", f"/v1/models?key={CANARIES['query']}", {}, None),
             ("GET", "/admin/models", api, None),

@@ -1,10 +1,11 @@
-"""The five reported failures, played end to end: `fitserve serve` as a process on the machines that reported them (as snapshots), its
-command line, its process host, and engines as processes that print what the real ones print whenever they are launched with what
-fails in reality (tests/support/seed_engine.py).
+"""The five reported failures, played end to end: `fitserve serve` as a process on the machines that
+reported them (as snapshots), its
+command line, its process host, and engines as processes that print what the real ones print
+whenever they are launched with what fails in reality (tests/support/seed_engine.py).
 
-Each is played with all that is shipped, where the planner foresees the failure, and without that knowledge, where the failure
-happens, is understood, and the next plan serves. What was learned then is used by the next start, also of another gateway on the
-same data.
+Each is played with all that is shipped, where the planner foresees the failure, and without that
+knowledge, where the failure happens, is understood, and the next plan serves. What was learned then
+is used by the next start, also of another gateway on the same data.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ FAST = {
 
 
 class Seed(Gateway):
-    """A gateway on the machine of a snapshot. `forgets`: shipped knowledge that it does not have."""
+    """A gateway on the machine of a snapshot. `forgets`: shipped knowledge that it does not
+    have."""
 
     forks = True
 
@@ -53,12 +55,19 @@ class Seed(Gateway):
             (environment / "bin").mkdir(parents=True)
             (environment / ".complete").touch()
             python = environment / "bin" / "python"
-            played = f"{sys.executable} -S {ROOT / 'tests/support/seed_engine.py'} {version} {folder / 'starts'}"
-            python.write_text(f'#!/bin/sh\n[ "$1" != -c ] || exit 1  # it has no code to ask\nexec {played} "$@"\n')
+            played = (
+                f"{sys.executable} -S {ROOT / 'tests/support/seed_engine.py'} {version}"
+                f" {folder / 'starts'}"
+            )
+            python.write_text(
+                f'#!/bin/sh\n[ "$1" != -c ] || exit 1  # it has no code to ask\nexec {played}'
+                ' "$@"\n'
+            )
             python.chmod(0o755)
 
     def forgets(self, file: str, rule: str = "", instead: str = "") -> None:
-        """A rule of a file of profiles/ has something else in its place, or a whole file is not there."""
+        """A rule of a file of profiles/ has something else in its place, or a whole file is not
+        there."""
         self.profiles = self.folder / "profiles"
         shutil.copytree(shipped(), self.profiles, copy_function=os.symlink)
         changed = self.profiles / file
@@ -69,13 +78,28 @@ class Seed(Gateway):
             changed.write_text(text.replace(rule, instead))
 
     def launch(self) -> None:
-        self.command = ["-m", "tests.support.snapshot_gateway", str(self.machine), str(self.profiles)]
+        self.command = [
+            "-m",
+            "tests.support.snapshot_gateway",
+            str(self.machine),
+            str(self.profiles),
+        ]
         super().launch()
 
     def add(self, fields: dict[str, Any], *options: str, code: int = 0) -> Any:
         """`fitserve add m FOLDER OPTIONS --wait`, of a model without weights: the model's view."""
-        done = self.cli("add", "m", str(self.model("model", fields)), "--arg", "load-format=dummy", *options, "--wait")
-        assert done.returncode == code, f"{done.stdout}{done.stderr}\n{self.log.read_text()[-3000:]}"
+        done = self.cli(
+            "add",
+            "m",
+            str(self.model("model", fields)),
+            "--arg",
+            "load-format=dummy",
+            *options,
+            "--wait",
+        )
+        assert done.returncode == code, (
+            f"{done.stdout}{done.stderr}\n{self.log.read_text()[-3000:]}"
+        )
         return self.show("m")
 
     def model(self, name: str, fields: dict[str, Any]) -> Path:
@@ -85,14 +109,17 @@ class Seed(Gateway):
         return path
 
     def again(self, fields: dict[str, Any], *options: str) -> None:
-        """Removed and added once more, it is ready without a failed attempt; and so it is for the next gateway on the same data,
+        """Removed and added once more, it is ready without a failed attempt; and so it is for the
+        next gateway on the same data,
         whose engines died meanwhile."""
         last = self.show("m")["plan"]["argv"]
         for renew in (self.removed, self.restarted):
             before = len(self.starts)
             renew()
             view = self.add(fields, *options) if renew == self.removed else self.until("m", "ready")
-            wait_for("all copies are started", partial(self.started, before + len(view["replicas"])))
+            wait_for(
+                "all copies are started", partial(self.started, before + len(view["replicas"]))
+            )
             assert not [start["ending"] for start in self.starts[before:] if start["ending"]]
             shown = self.show("m")
             assert shown["plan"]["argv"] == last
@@ -118,12 +145,19 @@ class Seed(Gateway):
 
     @property
     def starts(self) -> list[dict[str, Any]]:
-        """Of the engines, as they saw it themselves. Every flag that they were given is one of that version's."""
+        """Of the engines, as they saw it themselves. Every flag that they were given is one of that
+        version's."""
         path = self.folder / "starts"
-        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        found = (
+            [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        )
         for start in found:
             known = PROFILES.engine(f"vllm=={start['version']}").flags
-            names = [item.removeprefix("--").partition("=")[0] for item in start["argv"] if item.startswith("--")]
+            names = [
+                item.removeprefix("--").partition("=")[0]
+                for item in start["argv"]
+                if item.startswith("--")
+            ]
             assert set(names) <= known.keys()
         return found
 
@@ -131,25 +165,46 @@ class Seed(Gateway):
         """What each start gave for a flag; "" where it did not."""
         given = f"--{flag}"
         return [
-            next((item.partition("=")[2] for item in start["argv"] if item.partition("=")[0] == given), "")
+            next(
+                (
+                    item.partition("=")[2]
+                    for item in start["argv"]
+                    if item.partition("=")[0] == given
+                ),
+                "",
+            )
             for start in self.starts
         ]
 
     def learned(self, kind: str) -> list[dict[str, str]]:
         """The scopes of what was learned here."""
         facts = self.client.get("/admin/facts").json()["data"]
-        return [one["fact"]["scope"] for one in facts if one["id"] is not None and one["fact"]["kind"] == kind]
+        return [
+            one["fact"]["scope"]
+            for one in facts
+            if one["id"] is not None and one["fact"]["kind"] == kind
+        ]
 
     def asked(self, times: int) -> list[int]:
-        """How often each engine that lives was asked, of so many requests; every one of them is answered."""
+        """How often each engine that lives was asked, of so many requests; every one of them is
+        answered."""
         before = self._requests()
         for _ in range(times):
-            answer = self.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+            answer = self.client.post(
+                "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
+            )
             assert answer.status_code == 200, answer.text
-        return [count - before.get(name, 0) for name, count in self._requests().items() if name in engines(self)]
+        return [
+            count - before.get(name, 0)
+            for name, count in self._requests().items()
+            if name in engines(self)
+        ]
 
     def _requests(self) -> dict[str, int]:
-        return {path.stem: path.read_bytes().count(b"POST /v1/completions") for path in (self.data / "logs").glob("*.log")}
+        return {
+            path.stem: path.read_bytes().count(b"POST /v1/completions")
+            for path in (self.data / "logs").glob("*.log")
+        }
 
 
 @pytest.fixture
@@ -173,10 +228,13 @@ def begun(folder: Path, machine: str, *versions: str, forget: tuple[str, ...] = 
     return seed
 
 
-# --- 000: two RTX 3090, Qwen3.6-35B-A3B in 4 bits: no kernel takes the 32 rows of a gate that is cut in two ---
+# --- 000: two RTX 3090, Qwen3.6-35B-A3B in 4 bits: no kernel takes the 32 rows of a gate that is
+# cut in two ---
 
 QWEN36 = config("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
-MARLIN_TILES = "      - n_multiple: 64\n      - k_multiple: 128\n      - whole_groups: rank unless one group\n"
+MARLIN_TILES = (
+    "      - n_multiple: 64\n      - k_multiple: 128\n      - whole_groups: rank unless one group\n"
+)
 NO_TILES = ("engines/vllm/0.19.1/linear.yaml", MARLIN_TILES)
 
 
@@ -189,7 +247,10 @@ def test_000_is_foreseen_and_served_by_two_copies(folder: Path) -> None:
     assert len({start["env"]["CUDA_VISIBLE_DEVICES"] for start in seed.starts}) == 2
     assert {attempt["max_model_len"] for attempt in view["attempts"]} == {32768}
     refused = next(one for one in view["decision"]["rejected"] if one["tensor_parallel"] == 2)
-    assert (refused["verdict"], refused["layer"]) == ("no_kernel", "language_model.model.layers.*.linear_attn.in_proj_ba")
+    assert (refused["verdict"], refused["layer"]) == (
+        "no_kernel",
+        "language_model.model.layers.*.linear_attn.in_proj_ba",
+    )
     for kernel in ("CutlassW4A8", "Machete", "AllSpark", "Marlin", "Conch", "Exllama"):
         assert kernel in refused["reasons"][0]
     # Balanced, and one that is killed does not touch the other.
@@ -208,7 +269,11 @@ def test_000_is_foreseen_and_served_by_two_copies(folder: Path) -> None:
 def both_ready(seed: Seed) -> Any:
     def both() -> Any:
         view = seed.show("m")
-        return [one["state"] for one in view["replicas"]] == ["ready", "ready"] and len(engines(seed)) == 2 and view
+        return (
+            [one["state"] for one in view["replicas"]] == ["ready", "ready"]
+            and len(engines(seed)) == 2
+            and view
+        )
 
     return wait_for("both copies are ready", both)
 
@@ -226,24 +291,41 @@ def test_000_is_recovered_from_by_one_who_insists_on_two_gpus(folder: Path) -> N
     view = seed.add(QWEN36, "--engine", "vllm==0.19.1", "--tp", "2")
     first, second = view["attempts"]
     culprit = first["failure"]["culprit"]
-    assert (first["failure"]["kind"], culprit["kernel"], culprit["n"]) == ("no_kernel", "MarlinLinearKernel", 32)
+    assert (first["failure"]["kind"], culprit["kernel"], culprit["n"]) == (
+        "no_kernel",
+        "MarlinLinearKernel",
+        32,
+    )
     assert culprit["layer"] == "in_proj_ba"
-    assert "Failed to find a kernel that can implement the WNA16 linear layer" in first["failure"]["line"]
+    assert (
+        "Failed to find a kernel that can implement the WNA16 linear layer"
+        in first["failure"]["line"]
+    )
     assert seed.values("dtype") == ["bfloat16", "float16"]
     assert [scope["n"] for scope in seed.learned("kernel_refuses")] == ["32"]
-    # Only that layer goes without Marlin: it is not switched off, which the engine can do for the whole model only.
+    # Only that layer goes without Marlin: it is not switched off, which the engine can do for the
+    # whole model only.
     assert "VLLM_DISABLED_KERNELS" not in seed.starts[-1]["env"]
     kernels = {row["layer"].rpartition(".")[2]: row["kernel"] for row in view["plan"]["kernels"]}
-    assert (kernels["in_proj_ba"], kernels["in_proj_qkvz"]) == ("ExllamaLinearKernel", "MarlinLinearKernel")
+    assert (kernels["in_proj_ba"], kernels["in_proj_qkvz"]) == (
+        "ExllamaLinearKernel",
+        "MarlinLinearKernel",
+    )
     assert second["grade"] == "verified"
     seed.again(QWEN36, "--engine", "vllm==0.19.1", "--tp", "2")
 
 
-# --- 001: RTX PRO 6000, gpt-oss-20b as compressed-tensors MXFP4: it loads, and dies at the first full batch ---
+# --- 001: RTX PRO 6000, gpt-oss-20b as compressed-tensors MXFP4: it loads, and dies at the first
+# full batch ---
 
 GPT_OSS_CT = config("gpt-oss-20b", quantization_config=QUANTS["mxfp4-ct"])
-GPT_OSS_FP8 = config("gpt-oss-20b", quantization_config={**QUANTS["fp8-dynamic"], "ignore": ["lm_head", "re:.*router$"]})
-MOE_TILES = "      - any_of: [{n_multiple: 64, k_multiple: 128}, {n_multiple: 128, k_multiple: 64}]\n"
+GPT_OSS_FP8 = config(
+    "gpt-oss-20b",
+    quantization_config={**QUANTS["fp8-dynamic"], "ignore": ["lm_head", "re:.*router$"]},
+)
+MOE_TILES = (
+    "      - any_of: [{n_multiple: 64, k_multiple: 128}, {n_multiple: 128, k_multiple: 64}]\n"
+)
 
 
 def test_001_is_refused_with_its_reason_and_served_in_another_format(folder: Path) -> None:
@@ -260,19 +342,38 @@ def test_001_is_refused_with_its_reason_and_served_in_another_format(folder: Pat
 
 def test_001_is_met_before_traffic_and_never_tried_again(folder: Path) -> None:
     seed = begun(
-        folder, "rtx-pro-6000", "0.18.0", forget=("engines/vllm/0.18.0/moe.yaml", MOE_TILES, "      - {n_multiple: 64}\n")
+        folder,
+        "rtx-pro-6000",
+        "0.18.0",
+        forget=("engines/vllm/0.18.0/moe.yaml", MOE_TILES, "      - {n_multiple: 64}\n"),
     )
-    wanted = ("--engine", "vllm==0.18.0", "--arg", "max-model-len=32768", "--arg", "gpu-memory-utilization=0.9")
+    wanted = (
+        "--engine",
+        "vllm==0.18.0",
+        "--arg",
+        "max-model-len=32768",
+        "--arg",
+        "gpu-memory-utilization=0.9",
+    )
     view = seed.add(GPT_OSS_CT, *wanted, code=3)
     (attempt,) = view["attempts"]
     failure = attempt["failure"]
-    assert (failure["kind"], failure["culprit"]["k"], failure["culprit"]["n"]) == ("kernel_runtime", 2880, 2880)
+    assert (failure["kind"], failure["culprit"]["k"], failure["culprit"]["n"]) == (
+        "kernel_runtime",
+        2880,
+        2880,
+    )
     assert "Invalid thread config" in failure["line"]
     assert attempt["ready_at"] is None
     assert [one["state"] for one in seed.client.get("/v1/models").json()["data"]] == ["no_plan"]
     assert "is known to fail here" in view["detail"]
     (scope,) = seed.learned("kernel_fails")
-    assert (scope["capability"], scope["k"], scope["n"], scope["scheme"]) == ("12.0", "2880", "2880", "mxfp4")
+    assert (scope["capability"], scope["k"], scope["n"], scope["scheme"]) == (
+        "12.0",
+        "2880",
+        "2880",
+        "mxfp4",
+    )
     # Another gateway on the same data knows it too: nothing is started.
     seed.restarted()
     seed.removed()
@@ -286,7 +387,10 @@ GROUP_32 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32,
 ODD = config(
     "llama-3.1-8b",
     intermediate_size=2112,
-    quantization_config={**QUANTS["w4a16"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": GROUP_32}}},
+    quantization_config={
+        **QUANTS["w4a16"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": GROUP_32}},
+    },
 )
 
 
@@ -313,11 +417,18 @@ def test_002_is_recovered_from(folder: Path) -> None:
     seed = begun(folder, "2x3090", "0.19.1", forget=NO_TILES)
     view = seed.add(ODD, "--engine", "vllm==0.19.1", "--gpus", "1")
     failure = view["attempts"][0]["failure"]
-    assert (failure["kind"], failure["culprit"]["kernel"], failure["culprit"]["k"]) == ("no_kernel", "MarlinLinearKernel", 2112)
+    assert (failure["kind"], failure["culprit"]["kernel"], failure["culprit"]["k"]) == (
+        "no_kernel",
+        "MarlinLinearKernel",
+        2112,
+    )
     assert seed.values("dtype") == ["bfloat16", "float16"]
     assert [scope["k"] for scope in seed.learned("kernel_refuses")] == ["2112"]
     kernels = {row["layer"].rpartition(".")[2]: row["kernel"] for row in view["plan"]["kernels"]}
-    assert (kernels["down_proj"], kernels["qkv_proj"]) == ("ExllamaLinearKernel", "MarlinLinearKernel")
+    assert (kernels["down_proj"], kernels["qkv_proj"]) == (
+        "ExllamaLinearKernel",
+        "MarlinLinearKernel",
+    )
     seed.again(ODD, "--engine", "vllm==0.19.1", "--gpus", "1")
 
 
@@ -343,20 +454,32 @@ def test_003_a_drafter_that_fails_costs_only_itself(folder: Path) -> None:
     seed = begun(folder, "2x3090", "0.26.0")
     view = seed.add(GEMMA, *drafted(seed, "0.26.0"))
     first, _ = view["attempts"]
-    assert (first["failure"]["kind"], first["failure"]["culprit"]["head_dim"]) == ("no_backend", 256)
+    assert (first["failure"]["kind"], first["failure"]["culprit"]["head_dim"]) == (
+        "no_backend",
+        256,
+    )
     drafting, alone = seed.values("speculative-config")
     assert '"num_speculative_tokens": 8' in drafting
     assert not alone
-    assert not [item for start in seed.starts for item in start["argv"] if "attention-backend" in item]
+    assert not [
+        item for start in seed.starts for item in start["argv"] if "attention-backend" in item
+    ]
     assert seed.values("tensor-parallel-size") == ["2", "2"]
     assert "failed here before" in view["plan"]["speculation"]["reason"]
     seed.again(GEMMA, *drafted(seed, "0.26.0"))
 
 
-# --- 004: DGX Spark, --quantization fp8: a kernel that passes every check, and dies while memory is measured ---
+# --- 004: DGX Spark, --quantization fp8: a kernel that passes every check, and dies while memory is
+# measured ---
 
 CUTLASS = "CutlassFP8ScaledMMLinearKernel"
-FP8 = ("quantization=fp8", "kv-cache-dtype=fp8_e4m3", "enforce-eager=true", "gpu-memory-utilization=0.2", "max-model-len=8192")
+FP8 = (
+    "quantization=fp8",
+    "kv-cache-dtype=fp8_e4m3",
+    "enforce-eager=true",
+    "gpu-memory-utilization=0.2",
+    "max-model-len=8192",
+)
 SPARK = ("--engine", "vllm==0.18.0", *(word for flag in FP8 for word in ("--arg", flag)))
 
 

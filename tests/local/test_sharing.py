@@ -1,4 +1,5 @@
-"""Models that share a GPU without a flag: engines that take and measure memory as vLLM does, on a pretended RTX 3090."""
+"""Models that share a GPU without a flag: engines that take and measure memory as vLLM does, on a
+pretended RTX 3090."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def shown(storm: BootStorm, name: str) -> dict[str, Any]:
 
 
 def ready(storm: BootStorm, *names: str) -> None:
-    wait_for(f"{names} are ready", lambda: all(shown(storm, name)["state"] == "ready" for name in names))
+    wait_for(
+        f"{names} are ready", lambda: all(shown(storm, name)["state"] == "ready" for name in names)
+    )
 
 
 def promised(view: dict[str, Any]) -> int:
@@ -39,7 +42,9 @@ def promised(view: dict[str, Any]) -> int:
     return int(memory["budget_bytes"] + memory["beside_bytes"])
 
 
-def test_small_models_added_one_after_the_other_all_serve_and_the_first_gives_what_it_does_not_need(tmp_path: Path) -> None:
+def test_small_models_added_one_after_the_other_all_serve_and_the_first_gives_what_it_does_not_need(
+    tmp_path: Path,
+) -> None:
     storm = BootStorm(tmp_path, models=5, gpus=1, snapshot="3090")
     total = storm.machine.gpus[0].total_bytes or 0
     try:
@@ -55,13 +60,17 @@ def test_small_models_added_one_after_the_other_all_serve_and_the_first_gives_wh
         assert sum(map(promised, views.values())) <= total
         assert views["m0"]["plan"]["cap"]["models"][0] == "m1"
         assert all(view["plan"]["max_model_len"]["value"] >= 32768 for view in views.values())
-        failures = [one["failure"] for view in views.values() for one in view["attempts"] if one["failure"]]
+        failures = [
+            one["failure"] for view in views.values() for one in view["attempts"] if one["failure"]
+        ]
         assert not failures, json.dumps(failures)
     finally:
         storm.close()
 
 
-def test_a_share_that_the_user_set_and_that_is_not_free_is_asked_of_others_or_refused(tmp_path: Path) -> None:
+def test_a_share_that_the_user_set_and_that_is_not_free_is_asked_of_others_or_refused(
+    tmp_path: Path,
+) -> None:
     storm = BootStorm(tmp_path, models=2, gpus=1, snapshot="3090")
     share = {"args": {"gpu-memory-utilization": 0.6}}
     try:
@@ -71,14 +80,18 @@ def test_a_share_that_the_user_set_and_that_is_not_free_is_asked_of_others_or_re
         storm.add("m1", **share)
         wait_for("m1 has no plan", lambda: shown(storm, "m1")["state"] == "no_plan")
         assert "gpu-memory-utilization=0.6 was set" in shown(storm, "m1")["detail"]
-        storm.gateway.client.patch("/admin/models/m0", json={"policy": {"pinned": False, "keep_alive": "0"}}).raise_for_status()
+        storm.gateway.client.patch(
+            "/admin/models/m0", json={"policy": {"pinned": False, "keep_alive": "0"}}
+        ).raise_for_status()
         ready(storm, "m1")
         assert all(not shown(storm, name)["attempts"][0]["failure"] for name in storm.names)
     finally:
         storm.close()
 
 
-def test_models_added_at_once_share_and_after_a_power_cut_all_have_what_they_had(tmp_path: Path) -> None:
+def test_models_added_at_once_share_and_after_a_power_cut_all_have_what_they_had(
+    tmp_path: Path,
+) -> None:
     storm = BootStorm(tmp_path, models=4, gpus=1, snapshot="3090")
     try:
         storm.gateway.start()
@@ -119,14 +132,18 @@ async def test_after_a_power_cut_each_copy_has_the_gpus_and_the_plan_that_it_had
                         break
                     await asyncio.sleep(0.02)
             plans = {(one["replica"], one["state"]): one["fingerprint"] for one in view["attempts"]}
-            found[name] = [(one["gpus"], plans[number, "ready"]) for number, one in enumerate(view["replicas"])]
+            found[name] = [
+                (one["gpus"], plans[number, "ready"]) for number, one in enumerate(view["replicas"])
+            ]
         return found
 
     world, here, models = World(), machine("4xh100"), {"first": 1, "last": 2}
     source = model_folder(tmp_path / "model", **SMALL)
     async with running(tmp_path, script, world, hardware=here) as gateway:
         for name, copies in (("first", 1), ("gone", 2), ("last", 2)):
-            await gateway.add(name, source, engines=["vllm==0.26.0"], gpus=1, check=False, replicas=copies)
+            await gateway.add(
+                name, source, engines=["vllm==0.26.0"], gpus=1, check=False, replicas=copies
+            )
             await gateway.until(name, "ready")
         before = await placed(gateway)
         assert before["last"][1][0] == before["first"][0][0], "the second copy is in the last room"
@@ -139,12 +156,16 @@ async def test_after_a_power_cut_each_copy_has_the_gpus_and_the_plan_that_it_had
         # The same where one engine alone is lost.
         next(engine for engine in world.engines.values() if engine.spec.model == "last").kill()
         async with asyncio.timeout(HANG_S):
-            while len([one for one in (await gateway.show("last"))["attempts"] if one["failure"]]) < 3:
+            while (
+                len([one for one in (await gateway.show("last"))["attempts"] if one["failure"]]) < 3
+            ):
                 await asyncio.sleep(0.02)
         assert await placed(gateway) == before
 
 
-async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_taken(tmp_path: Path) -> None:
+async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_taken(
+    tmp_path: Path,
+) -> None:
     hold = tmp_path / "hold"
 
     def script(spec: LaunchSpec) -> EngineScript:
@@ -154,7 +175,9 @@ async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_ta
         source = model_folder(tmp_path / "model", **SMALL)
         await gateway.add("first", source, engines=["vllm==0.26.0"])
         before = await gateway.until("first", "ready")
-        asked = await gateway.client.post("/admin/plan", json={"name": "x", "source": str(source), "engines": ["vllm==0.26.0"]})
+        asked = await gateway.client.post(
+            "/admin/plan", json={"name": "x", "source": str(source), "engines": ["vllm==0.26.0"]}
+        )
         assert [take["model"] for take in asked.json()["takes"]] == ["first"]
         assert asked.json()["takes"][0]["words"].startswith("first gives 4")
         hold.touch()
@@ -167,7 +190,9 @@ async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_ta
             while "first gives" not in view["detail"]:
                 view = await gateway.until("second", "starting")
             await asyncio.sleep(0.5)
-            assert (await gateway.show("first"))["plan"]["cap"] is None, "not before its answer is whole"
+            assert (await gateway.show("first"))["plan"]["cap"] is None, (
+                "not before its answer is whole"
+            )
             hold.unlink()
             assert [line async for line in lines if line][-1] == "data: [DONE]"
         await gateway.until("second", "ready")
@@ -179,13 +204,17 @@ async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_ta
         assert after["plan"]["max_model_len"]["value"] >= 32768
 
 
-async def test_a_model_gives_while_it_starts_and_who_takes_it_is_planned_meanwhile(tmp_path: Path) -> None:
+async def test_a_model_gives_while_it_starts_and_who_takes_it_is_planned_meanwhile(
+    tmp_path: Path,
+) -> None:
     # As it is planned first it would never serve.
     delays = iter((3600.0, 1.0))
     world = World()
 
     def script(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, start_delay_s=next(delays) if spec.model == "first" else 0.0)
+        return EngineScript(
+            model=spec.model, start_delay_s=next(delays) if spec.model == "first" else 0.0
+        )
 
     source = model_folder(tmp_path / "model", **SMALL)
     async with running(tmp_path, script, world, hardware=machine("3090")) as gateway:
@@ -198,12 +227,17 @@ async def test_a_model_gives_while_it_starts_and_who_takes_it_is_planned_meanwhi
         given, taken = await gateway.until("first", "ready"), await gateway.until("second", "ready")
         assert given["plan"]["cap"]["models"] == ["second"]
         assert promised(given) < promised(before)
-        assert [(one["state"], one["failure"]) for one in given["attempts"]] == [("stopped", None), ("ready", None)]
+        assert [(one["state"], one["failure"]) for one in given["attempts"]] == [
+            ("stopped", None),
+            ("ready", None),
+        ]
         assert [one["state"] for one in taken["attempts"]] == ["ready"]
         assert taken["attempts"][0]["started_at"] < given["attempts"][1]["ready_at"]
 
 
-async def test_of_two_copies_one_gives_on_its_own_gpu_and_the_other_serves_meanwhile(tmp_path: Path) -> None:
+async def test_of_two_copies_one_gives_on_its_own_gpu_and_the_other_serves_meanwhile(
+    tmp_path: Path,
+) -> None:
     def script(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model)
 
@@ -218,7 +252,9 @@ async def test_of_two_copies_one_gives_on_its_own_gpu_and_the_other_serves_meanw
         async def ask() -> None:
             nonlocal answered
             while going:
-                answer = await gateway.client.post("/v1/completions", json={"model": "pair", "prompt": "a", "max_tokens": 2})
+                answer = await gateway.client.post(
+                    "/v1/completions", json={"model": "pair", "prompt": "a", "max_tokens": 2}
+                )
                 assert answer.status_code == 200, answer.text
                 answered += 1
 

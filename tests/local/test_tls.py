@@ -27,9 +27,30 @@ def make(folder: Path, name: str) -> tuple[Path, Path]:
     """A certificate for that name, and its key."""
     folder.mkdir(exist_ok=True)
     cert, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "30"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "30",
+    ]
     subprocess.run(
-        [*command, "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}", "-keyout", key, "-out", cert],
+        [
+            *command,
+            "-subj",
+            f"/CN={name}",
+            "-addext",
+            f"subjectAltName=DNS:{name}",
+            "-keyout",
+            key,
+            "-out",
+            cert,
+        ],
         check=True,
         capture_output=True,
         timeout=HANG_S,
@@ -40,7 +61,9 @@ def make(folder: Path, name: str) -> tuple[Path, Path]:
 async def shown_at(port: int, context: ssl.SSLContext) -> str:
     """The certificate that a new connection is shown."""
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-    shown = ssl.DER_cert_to_PEM_cert(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
+    shown = ssl.DER_cert_to_PEM_cert(
+        writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    )
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
@@ -54,7 +77,9 @@ def trusting_all() -> ssl.SSLContext:
 
 
 @pytest.mark.anyio
-async def test_a_changed_certificate_is_shown_to_new_connections_and_old_ones_go_on(tmp_path: Path) -> None:
+async def test_a_changed_certificate_is_shown_to_new_connections_and_old_ones_go_on(
+    tmp_path: Path,
+) -> None:
     cert, key = make(tmp_path / "now", "first.example")
     certificate = Certificate(cert, key, look_s=0.01)
 
@@ -100,7 +125,9 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 def held(port: int, address: str, count: int) -> list[socket.socket]:
     """Connections of that address which never say a word of TLS."""
-    return [socket.create_connection(("127.0.0.1", port), HANG_S, (address, 0)) for _ in range(count)]
+    return [
+        socket.create_connection(("127.0.0.1", port), HANG_S, (address, 0)) for _ in range(count)
+    ]
 
 
 async def health(port: int, **how: Any) -> bytes:
@@ -116,7 +143,9 @@ async def health(port: int, **how: Any) -> bytes:
 
 
 @pytest.mark.anyio
-async def test_handshakes_that_go_on_have_a_place_as_connections_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handshakes_that_go_on_have_a_place_as_connections_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     certificate = Certificate(*make(tmp_path, "a.example"))
     with Gateway(tls=certificate.context, connections=8, connections_per_address=4) as gateway:
         limiter = gateway.plane.connection_limiter
@@ -144,14 +173,25 @@ async def test_handshakes_that_go_on_have_a_place_as_connections_have(tmp_path: 
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_a_gateway_is_reached_by_tls_by_its_own_commands_and_its_health_check_too(tmp_path: Path, processes: str) -> None:
+def test_a_gateway_is_reached_by_tls_by_its_own_commands_and_its_health_check_too(
+    tmp_path: Path, processes: str
+) -> None:
     cert, key = make(tmp_path / "tls", "gateway.example")
-    settings = {"FITSERVE_TLS_CERT": str(cert), "FITSERVE_TLS_KEY": str(key), "FITSERVE_WORKERS": processes}
+    settings = {
+        "FITSERVE_TLS_CERT": str(cert),
+        "FITSERVE_TLS_KEY": str(key),
+        "FITSERVE_WORKERS": processes,
+    }
     gateway = scripted_gateway(tmp_path, **settings)
 
     def healthy() -> bool:
         command = [sys.executable, "-m", "gateway.health"]
-        return subprocess.run(command, cwd=ROOT, env=gateway.environment, timeout=HANG_S, check=False).returncode == 0
+        return (
+            subprocess.run(
+                command, cwd=ROOT, env=gateway.environment, timeout=HANG_S, check=False
+            ).returncode
+            == 0
+        )
 
     gateway.launch()
     try:

@@ -25,7 +25,9 @@ async def test_who_is_killed_ended_by_that_kill() -> None:
         other.start()
     try:
         for _ in range(40):
-            child = await asyncio.create_subprocess_exec("sleep", "1000", stdin=-1, stdout=-1, start_new_session=True)
+            child = await asyncio.create_subprocess_exec(
+                "sleep", "1000", stdin=-1, stdout=-1, start_new_session=True
+            )
             codes[await end(child)] += 1
     finally:
         over.set()

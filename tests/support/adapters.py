@@ -28,14 +28,20 @@ def shapes(hidden: int, inner: int, rank: int = 8, layers: int = 2) -> dict[str,
     found: dict[str, tuple[int, ...]] = {}
     for number in range(layers):
         module = f"base_model.model.model.layers.{number}.mlp.down_proj"
-        found |= {f"{module}.lora_A.weight": (rank, inner), f"{module}.lora_B.weight": (hidden, rank)}
+        found |= {
+            f"{module}.lora_A.weight": (rank, inner),
+            f"{module}.lora_B.weight": (hidden, rank),
+        }
     return found
 
 
 def adapter_files(model: Path, rank: int = 8, seed: int = 1, **changes: Any) -> dict[str, bytes]:
-    """File name -> content of an adapter of the model in the folder, which makes it say something else for each seed."""
+    """File name -> content of an adapter of the model in the folder, which makes it say something
+    else for each seed."""
     config = json.loads((model / "config.json").read_text())
-    sizes = shapes(config["hidden_size"], config["intermediate_size"], rank, config["num_hidden_layers"])
+    sizes = shapes(
+        config["hidden_size"], config["intermediate_size"], rank, config["num_hidden_layers"]
+    )
     header, dice = entries(sizes, "F32"), random.Random(seed)
     end = max(one["data_offsets"][1] for name, one in header.items() if name != "__metadata__")
     text = json.dumps(header).encode()

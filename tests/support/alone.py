@@ -1,5 +1,7 @@
-"""`python -m tests.support.alone PORT PROGRAM...`: a gateway in a network that has nothing but loopback. Prints what its model `m` is once that is ready
-or has no way to be, what it answers, and what is said when a repository is added that is not here. The gateway and its engines end with it.
+"""`python -m tests.support.alone PORT PROGRAM...`: a gateway in a network that has nothing but
+loopback. Prints what its model `m` is once that is ready
+or has no way to be, what it answers, and what is said when a repository is added that is not here.
+The gateway and its engines end with it.
 """
 
 from __future__ import annotations
@@ -29,13 +31,17 @@ def loopback_up() -> None:
 def asked(client: httpx.Client) -> dict[str, Any]:
     deadline = time.monotonic() + HANG_S
     view: dict[str, Any] = {}
-    while view.get("state") not in ("ready", "no_plan", "quarantined") and time.monotonic() < deadline:
+    while (
+        view.get("state") not in ("ready", "no_plan", "quarantined") and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
         try:
             view = client.get("/admin/models/m").json()
         except httpx.HTTPError:
             continue
-    answer = client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}).json()
+    answer = client.post(
+        "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
+    ).json()
     added = client.post("/admin/models", json={"name": "other", "source": "org/other"}).json()
     client.delete("/admin/models/m")
     while client.get("/admin/models").json()["data"] and time.monotonic() < deadline:
@@ -48,7 +54,9 @@ def main() -> None:
     loopback_up()
     gateway = subprocess.Popen([sys.executable, *program])
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=HANG_S) as client:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=HANG_S
+        ) as client:
             sys.stdout.write(json.dumps(asked(client)))
     finally:
         gateway.send_signal(signal.SIGTERM)

@@ -1,4 +1,5 @@
-"""An engine's Python, asked outside of a gateway: for benchmarks that put questions of many models into one document."""
+"""An engine's Python, asked outside of a gateway: for benchmarks that put questions of many models
+into one document."""
 
 from __future__ import annotations
 
@@ -13,12 +14,17 @@ from gateway.errors import HostError
 from gateway.hosts.process import child
 
 
-def asked_in(python: str, document: bytes, env: Mapping[str, str], limit_s: float | None = None) -> tuple[list[bytes], str]:
-    """The lines that an engine's Python answers, and why there are no more; empty: it came to its end."""
+def asked_in(
+    python: str, document: bytes, env: Mapping[str, str], limit_s: float | None = None
+) -> tuple[list[bytes], str]:
+    """The lines that an engine's Python answers, and why there are no more; empty: it came to its
+    end."""
 
     async def run() -> tuple[list[bytes], str]:
         found: list[bytes] = []
-        lines = child.lines_of(script.command(python), script.given(document), cwd=Path(tempfile.gettempdir()), env=env)
+        lines = child.lines_of(
+            script.command(python), script.given(document), cwd=Path(tempfile.gettempdir()), env=env
+        )
         try:
             async with asyncio.timeout(limit_s), contextlib.aclosing(lines):
                 async for line in lines:

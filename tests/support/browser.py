@@ -1,4 +1,5 @@
-"""A real chromium that looks at the page, and what must never happen there: an error on the console, a request to another host, a violation
+"""A real chromium that looks at the page, and what must never happen there: an error on the
+console, a request to another host, a violation
 that axe-core finds, a page that is wider than its window.
 
 with chromium() as browser, visit(browser, url) as page: page.tab.click(...)
@@ -46,14 +47,17 @@ def chromium() -> Iterator[Browser]:
             pytest.fail("there is no chromium (scripts/docker-up installs it on Debian)")
         pytest.skip("needs chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=found, args=["--no-sandbox", "--disable-gpu"]
+        )
         yield browser
         browser.close()
 
 
 @dataclass
 class Visit:
-    """A tab that was opened on the page. `expected`: words of console errors that the test brings about."""
+    """A tab that was opened on the page. `expected`: words of console errors that the test brings
+    about."""
 
     tab: Page
     url: str
@@ -79,9 +83,13 @@ class Visit:
             self.tab.set_viewport_size(size)  # type: ignore[arg-type]
             self.tab.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
             if _PICTURES:
-                self.tab.screenshot(path=Path(_PICTURES) / f"{name}-{size['width']}.png", full_page=True)
+                self.tab.screenshot(
+                    path=Path(_PICTURES) / f"{name}-{size['width']}.png", full_page=True
+                )
             assert self.tab.evaluate(_OVERFLOW) <= 0, f"{name} is wider than {size['width']} px"
-            assert not (outside := self.tab.evaluate(_OUTSIDE)), f"{name}, {size['width']} px: beyond its card: {outside}"
+            assert not (outside := self.tab.evaluate(_OUTSIDE)), (
+                f"{name}, {size['width']} px: beyond its card: {outside}"
+            )
             if not self.tab.evaluate("'axe' in window"):
                 self.tab.evaluate(AXE_SCRIPT)
             found = self.tab.evaluate("(rules) => axe.run(document, {runOnly: rules})", _RULES)

@@ -37,18 +37,28 @@ ANSWER = {
     "object": "chat.completion",
     "created": 1,
     "model": "m",
-    "choices": [{"index": 0, "message": {"role": "assistant", "content": "héllo"}, "finish_reason": "stop"}],
+    "choices": [
+        {"index": 0, "message": {"role": "assistant", "content": "héllo"}, "finish_reason": "stop"}
+    ],
 }
 
 
 def event(text: str) -> bytes:
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
-    value = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    value = {
+        "id": "c1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+    }
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
 def model(*urls: str, name: str = "m", served: str = "m", task: str | None = None) -> ModelRoute:
-    replicas = tuple(RoutedReplica(url, f"{name}-{index}", served) for index, url in enumerate(urls))
+    replicas = tuple(
+        RoutedReplica(url, f"{name}-{index}", served) for index, url in enumerate(urls)
+    )
     return ModelRoute(name, "ready", "", 1700000000, replicas, task)
 
 
@@ -99,9 +109,11 @@ class _Loop(uvloop.Loop):
 
 
 class Gateway:
-    """The data plane on a free port, in a thread with its own event loop. `tasks` counts what runs in that loop.
+    """The data plane on a free port, in a thread with its own event loop. `tasks` counts what runs
+    in that loop.
 
-    still: its clock stands, and moves by `later` alone, so that no time-out depends on how fast this machine is.
+    still: its clock stands, and moves by `later` alone, so that no time-out depends on how fast
+    this machine is.
     """
 
     def __init__(
@@ -116,7 +128,9 @@ class Gateway:
         **limits: Any,
     ) -> None:
         self.routes = Routes(queue_per_model=queue_per_model)
-        self.plane = DataPlane(self.routes, keys or Everyone(), Limits(**{"body_bytes": LIMIT, **limits}), meter)
+        self.plane = DataPlane(
+            self.routes, keys or Everyone(), Limits(**{"body_bytes": LIMIT, **limits}), meter
+        )
         self._app = app or echo
         self._still = still
         self._tls = tls
@@ -167,7 +181,8 @@ class Gateway:
         asyncio.run_coroutine_threadsafe(swap(), self._loop).result(HANG_S)
 
     def later(self, seconds: float) -> None:
-        """`seconds` later by the clock of the data plane, it looks at its connections, as it does twice a second."""
+        """`seconds` later by the clock of the data plane, it looks at its connections, as it does
+        twice a second."""
 
         async def look() -> None:
             self._loop.now = self._loop.time() + seconds
@@ -178,7 +193,8 @@ class Gateway:
         asyncio.run_coroutine_threadsafe(look(), self._loop).result(HANG_S)
 
     def catch_up(self) -> None:
-        """Returns when the loop is through with what it was doing: who has an answer may be faster than what follows it."""
+        """Returns when the loop is through with what it was doing: who has an answer may be faster
+        than what follows it."""
         self.tasks()
 
     def tasks(self) -> int:
@@ -194,13 +210,18 @@ class Gateway:
 
 @asynccontextmanager
 async def local(url: str, **limits: Any) -> AsyncIterator[tuple[DataPlane, int]]:
-    """The data plane in this event loop, with `url` as the engine of model `m`. Gives its port too."""
+    """The data plane in this event loop, with `url` as the engine of model `m`. Gives its port
+    too."""
     loop = asyncio.get_running_loop()
-    plane = DataPlane(Routes(RouteTable({"m": model(url)})), Everyone(), Limits(**{"body_bytes": LIMIT, **limits}))
+    plane = DataPlane(
+        Routes(RouteTable({"m": model(url)})), Everyone(), Limits(**{"body_bytes": LIMIT, **limits})
+    )
     config = uvicorn.Config(echo, http=client_protocol(plane), lifespan="off", log_config=None)
     config.load()
     state = ServerState()
-    server = await loop.create_server(lambda: config.http_protocol_class(config, state, {}, loop), "127.0.0.1", 0)  # type: ignore[call-arg]
+    server = await loop.create_server(
+        lambda: config.http_protocol_class(config, state, {}, loop), "127.0.0.1", 0
+    )  # type: ignore[call-arg]
     try:
         yield plane, server.sockets[0].getsockname()[1]
     finally:
@@ -218,17 +239,23 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def reads_on(front: OpenConnection) -> bool:
-    """Whether the engine that answers this client's request is read; it is not while the client takes too little."""
+    """Whether the engine that answers this client's request is read; it is not while the client
+    takes too little."""
     assert isinstance(front, ClientConnection)
     exchange = front._current
-    return not isinstance(exchange, Exchange) or exchange._upstream is None or exchange._upstream.transport.is_reading()
+    return (
+        not isinstance(exchange, Exchange)
+        or exchange._upstream is None
+        or exchange._upstream.transport.is_reading()
+    )
 
 
 @asynccontextmanager
 async def stage(
     gateway: Gateway, *scripts: Callable[[Call], Awaitable[None]], served: str = "m"
 ) -> AsyncIterator[list[Upstream]]:
-    """The gateway's model `m` gets one replica per script. At the end nothing may be left behind."""
+    """The gateway's model `m` gets one replica per script. At the end nothing may be left
+    behind."""
     async with AsyncExitStack() as stack:
         upstreams = [await stack.enter_async_context(Upstream(script)) for script in scripts]
         gateway.route(model(*(upstream.url for upstream in upstreams), served=served))
@@ -243,7 +270,9 @@ def http_client(gateway: Gateway) -> httpx.AsyncClient:
 def raw_request(body: bytes, path: str = CHAT, length: int | None = None) -> bytes:
     size = len(body) if length is None else length
     return (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {size}\r\n\r\n".encode() + body
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length:"
+        f" {size}\r\n\r\n".encode()
+        + body
     )
 
 
@@ -255,7 +284,8 @@ _REFUSING: list[socket.socket] = []
 
 
 def refused_url() -> str:
-    """An address that refuses connections: bound for as long as this process lives, so that nobody else listens there."""
+    """An address that refuses connections: bound for as long as this process lives, so that nobody
+    else listens there."""
     one = socket.socket()
     one.bind(("127.0.0.1", 0))
     _REFUSING.append(one)

@@ -1,9 +1,12 @@
-"""Cases made of the gateway's own description (GET /admin/openapi.json), sent to a gateway that runs, and each answer held to that description.
+"""Cases made of the gateway's own description (GET /admin/openapi.json), sent to a gateway that
+runs, and each answer held to that description.
 
-    with asked_gateway(folder) as gateway: asked(gateway, cases=5000, seed=1) -> {"GET /admin/models": Row(...), ...}
+    with asked_gateway(folder) as gateway: asked(gateway, cases=5000, seed=1) -> {"GET
+    /admin/models": Row(...), ...}
 
-schemathesis makes the cases and checks the answers: values that fit the description, values that do not, and beside them bodies that are no JSON.
-Nothing leaves this machine: the Hub is an address where nobody listens, and every engine that a case names is one of the gateway's own.
+schemathesis makes the cases and checks the answers: values that fit the description, values that do
+not, and beside them bodies that are no JSON. Nothing leaves this machine: the Hub is an address
+where nobody listens, and every engine that a case names is one of the gateway's own.
 """
 
 from __future__ import annotations
@@ -77,7 +80,10 @@ RAW: tuple[tuple[bytes, str | None], ...] = (
     (b"{}", "application/x-www-form-urlencoded"),
     (b"{}", "multipart/form-data"),
     (b"{}", "multipart/form-data; boundary=x"),
-    (b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nserved\r\n--x--\r\n', "multipart/form-data; boundary=x"),
+    (
+        b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nserved\r\n--x--\r\n',
+        "multipart/form-data; boundary=x",
+    ),
     (b"{}", "\xff/json"),
 )
 
@@ -99,7 +105,8 @@ CHANGES: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Row:
-    """What came of the cases of one route and method. breaches: each kind of them once, with the first case that did it."""
+    """What came of the cases of one route and method. breaches: each kind of them once, with the
+    first case that did it."""
 
     cases: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
@@ -108,9 +115,14 @@ class Row:
 
 @contextlib.contextmanager
 def asked_gateway(folder: Path) -> Iterator[Gateway]:
-    """A gateway as a user starts it, with a key; it serves SERVED. Its engines are scripted ones, and the Hub is an address where nobody listens."""
+    """A gateway as a user starts it, with a key; it serves SERVED. Its engines are scripted ones,
+    and the Hub is an address where nobody listens."""
     nobody = f"http://127.0.0.1:{free_port()}"
-    own = {"FITSERVE_HF_ENDPOINT": nobody, "FITSERVE_MODELS_DIR": str(folder / "hub"), "FITSERVE_ADMIN_KEY": KEY}
+    own = {
+        "FITSERVE_HF_ENDPOINT": nobody,
+        "FITSERVE_MODELS_DIR": str(folder / "hub"),
+        "FITSERVE_ADMIN_KEY": KEY,
+    }
     with contextlib.closing(scripted_gateway(folder, **own)) as gateway:
         gateway.client.headers["authorization"] = f"Bearer {KEY}"
         source = model_folder(folder / "model")
@@ -122,7 +134,8 @@ def asked_gateway(folder: Path) -> Iterator[Gateway]:
 
 
 def asked(gateway: Gateway, cases: int, seed: int, each: int = 10) -> dict[str, Row]:
-    """What came of at least so many cases, by "METHOD /path". The routes have their turns, so that each is met in many states of the others;
+    """What came of at least so many cases, by "METHOD /path". The routes have their turns, so that
+    each is met in many states of the others;
     in one turn a route is asked `each` times as it takes it, and as often as it does not."""
     api = gateway.client.get("/admin/openapi.json").json()
     for methods in api["paths"].values():
@@ -134,7 +147,11 @@ def asked(gateway: Gateway, cases: int, seed: int, each: int = 10) -> dict[str, 
     # What removes something has its turn last.
     operations.sort(key=lambda one: one.method.upper() == "DELETE")
     rows = {operation.label: Row() for operation in operations}
-    made = {(operation.label, mode): operation.as_strategy(mode) for operation in operations for mode in GenerationMode}
+    made = {
+        (operation.label, mode): operation.as_strategy(mode)
+        for operation in operations
+        for mode in GenerationMode
+    }
     for turn in itertools.count():
         for operation in operations:
             row = rows[operation.label]
@@ -144,7 +161,10 @@ def asked(gateway: Gateway, cases: int, seed: int, each: int = 10) -> dict[str, 
             for mode in GenerationMode:
                 _each(made[operation.label, mode], each, seed + turn, partial(_ask, gateway, row))
             if operation.body:
-                names = {parameter.name: NAMES[turn % len(NAMES)] for parameter in operation.path_parameters}
+                names = {
+                    parameter.name: NAMES[turn % len(NAMES)]
+                    for parameter in operation.path_parameters
+                }
                 case = operation.Case(path_parameters=names)
                 _ask(gateway, row, case, RAW[turn % len(RAW)])
         if sum(one.cases for one in rows.values()) >= cases:
@@ -167,7 +187,11 @@ class FirstBytes(requests.Session):
 def _each(strategy: Any, count: int, seed: int, ask: Callable[[Case[Any]], None]) -> None:
     @hypothesis.seed(seed)
     @hypothesis.settings(
-        max_examples=count, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
     )
     @hypothesis.given(case=strategy)
     def one(case: Case[Any]) -> None:
@@ -178,7 +202,9 @@ def _each(strategy: Any, count: int, seed: int, ask: Callable[[Case[Any]], None]
         one()
 
 
-def _ask(gateway: Gateway, row: Row, case: Case[Any], raw: tuple[bytes, str | None] | None = None) -> None:
+def _ask(
+    gateway: Gateway, row: Row, case: Case[Any], raw: tuple[bytes, str | None] | None = None
+) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
     body: dict[str, Any] = {}
     if raw is not None:
@@ -197,11 +223,14 @@ def _ask(gateway: Gateway, row: Row, case: Case[Any], raw: tuple[bytes, str | No
     except FailureGroup as failures:
         for failure in failures.exceptions:
             sent = case.as_curl_command(headers={}) if raw is None else repr(raw)
-            row.breaches.setdefault(f"{type(failure).__name__} {answer.status_code}", f"{sent[:2000]}\n{failure}"[:4000])
+            row.breaches.setdefault(
+                f"{type(failure).__name__} {answer.status_code}", f"{sent[:2000]}\n{failure}"[:4000]
+            )
 
 
 def errors_of_its_own(ctx: CheckContext, answer: Response, case: Case[Any]) -> None:
-    """An error is the gateway's own but under inference, and it is one of the API that was called."""
+    """An error is the gateway's own but under inference, and it is one of the API that was
+    called."""
     del ctx
     ours = answer.headers.get("x-gateway-source", [""])[0] == "gateway"
     if answer.status_code >= 400 and not ours and not is_inference(case.path):
@@ -236,11 +265,16 @@ def _keep_here(schema: BaseSchema, gateway: Gateway) -> None:
     """Most cases name what is there, and none anything on another machine."""
     source = str(gateway.data.parent / "model")
 
-    def map_path_parameters(context: HookContext, path_parameters: dict[str, Any]) -> dict[str, Any]:
+    def map_path_parameters(
+        context: HookContext, path_parameters: dict[str, Any]
+    ) -> dict[str, Any]:
         assert context.operation is not None
         changes = context.operation.method.upper() != "GET"
         known = NAMES if changes else (SERVED, *NAMES)
-        return {name: _one_of(known, value) if name == "name" else value for name, value in (path_parameters or {}).items()}
+        return {
+            name: _one_of(known, value) if name == "name" else value
+            for name, value in (path_parameters or {}).items()
+        }
 
     def map_query(context: HookContext, query: dict[str, Any]) -> dict[str, Any]:
         assert context.operation is not None
@@ -275,18 +309,28 @@ def _keep_here(schema: BaseSchema, gateway: Gateway) -> None:
 
 
 def _shorter(wish: dict[str, Any], source: str) -> dict[str, Any]:
-    """Every other wish for a model names one that is here, or an endpoint, and has few other fields: of many together one is nearly always refused."""
+    """Every other wish for a model names one that is here, or an endpoint, and has few other
+    fields: of many together one is nearly always refused."""
     chosen = zlib.crc32(repr(wish).encode(errors="replace"))
     if chosen % 2:
         return wish
-    where = {"endpoint": "http://127.0.0.1/v1"} if chosen % 8 == 0 else {"source": "org/model" if chosen % 8 == 2 else source}
+    where = (
+        {"endpoint": "http://127.0.0.1/v1"}
+        if chosen % 8 == 0
+        else {"source": "org/model" if chosen % 8 == 2 else source}
+    )
     others = sorted(wish.keys() - {"source", "endpoint", "endpoints", "name"})
-    kept = {others[(chosen // 32 + place) % len(others)] for place in range(chosen // 8 % 3)} if others else set()
+    kept = (
+        {others[(chosen // 32 + place) % len(others)] for place in range(chosen // 8 % 3)}
+        if others
+        else set()
+    )
     return {"name": NAMES[chosen // 8 % len(NAMES)], **where, **{name: wish[name] for name in kept}}
 
 
 def _one_of(known: Sequence[Any], value: Any) -> Any:
-    """One of those that are known, or in one of four cases the value itself; the same for the same."""
+    """One of those that are known, or in one of four cases the value itself; the same for the
+    same."""
     chosen = zlib.crc32(repr(value).encode(errors="replace"))
     return known[chosen // 4 % len(known)] if chosen % 4 else value
 

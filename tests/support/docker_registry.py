@@ -1,4 +1,5 @@
-"""An image registry with one image, `NAME:latest`, of one layer; a real Docker Engine pulls from it.
+"""An image registry with one image, `NAME:latest`, of one layer; a real Docker Engine pulls from
+it.
 
 The layer comes slowly until `hurry` is set.
 """
@@ -45,7 +46,9 @@ class Registry:
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "config": _descriptor("application/vnd.docker.container.image.v1+json", self.config),
-            "layers": [_descriptor("application/vnd.docker.image.rootfs.diff.tar.gzip", self.layer)],
+            "layers": [
+                _descriptor("application/vnd.docker.image.rootfs.diff.tar.gzip", self.layer)
+            ],
         }
         self.manifest = json.dumps(manifest).encode()
         registry = self
@@ -66,8 +69,12 @@ class Registry:
                 }
                 body = answers.get(self.path)
                 self.send_response(404 if body is None else 200)
-                body = body or b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}'
-                self.send_header("Content-Type", MANIFEST if body is registry.manifest else "application/json")
+                body = (
+                    body or b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}'
+                )
+                self.send_header(
+                    "Content-Type", MANIFEST if body is registry.manifest else "application/json"
+                )
                 self.send_header("Docker-Content-Digest", digest(body))
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -90,11 +97,18 @@ class Registry:
         self.image = f"127.0.0.1:{self._server.server_port}/{name}"
 
     def __enter__(self) -> Registry:
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}
+        )
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self.hurry.set()
         self._server.shutdown()
         self._thread.join()

@@ -1,4 +1,5 @@
-"""The wire to a real Docker Engine, with faults on request: what a test puts between a host and Docker's socket.
+"""The wire to a real Docker Engine, with faults on request: what a test puts between a host and
+Docker's socket.
 
 async with Wire(path) as wire: DockerHost(..., base_url=wire.url)
 """
@@ -33,7 +34,12 @@ class Wire:
         self._server = await asyncio.start_unix_server(self._serve, self.path)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self._server.close()
         self.cut()
         while self.open:
@@ -53,7 +59,8 @@ class Wire:
             task.cancel()
 
     def break_after(self, requests: int) -> None:
-        """Pass on so many requests, the last without its answer; then break everything, for good."""
+        """Pass on so many requests, the last without its answer; then break everything, for
+        good."""
         self._requests_left = requests
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,5 @@
-"""The commands that README.md, CONTRIBUTING.md and docs/ show, and those that messages and comments mention."""
+"""The commands that README.md, CONTRIBUTING.md and docs/ show, and those that messages and comments
+mention."""
 
 from __future__ import annotations
 
@@ -41,11 +42,17 @@ def program() -> Any:
 
 def shown() -> list[Shown]:
     """Every command of a block of code, without `fitserve`; of alternatives each."""
-    return [Shown(page.name, line, words) for page in PAGES for line, text in _blocks(page) for words in commands(text)]
+    return [
+        Shown(page.name, line, words)
+        for page in PAGES
+        for line, text in _blocks(page)
+        for words in commands(text)
+    ]
 
 
 def others() -> list[Shown]:
-    """Every command of another program, in fenced blocks of README.md and docs/: `sh`, or without a language and beginning as `curl` does. Lines that go
+    """Every command of another program, in fenced blocks of README.md and docs/: `sh`, or without a
+    language and beginning as `curl` does. Lines that go
     on are one."""
     found = []
     for page in PAGES:
@@ -57,7 +64,11 @@ def others() -> list[Shown]:
                 began, kept = began if kept else number, kept + line.removesuffix("\\")
                 if line.endswith("\\"):
                     continue
-                if not _SHOWN.fullmatch(kept) and (language == "sh" or kept.startswith(_PROGRAMS)) and kept.strip():
+                if (
+                    not _SHOWN.fullmatch(kept)
+                    and (language == "sh" or kept.startswith(_PROGRAMS))
+                    and kept.strip()
+                ):
                     found.append(Shown(page.name, began, tuple(shlex.split(kept, comments=True))))
                 kept = ""
     return found
@@ -68,27 +79,42 @@ _PROGRAMS = ("curl ", "docker ", "systemctl ", "pip ", "python ")
 
 
 def mentioned() -> list[Shown]:
-    """Every command between backticks, in documents and in our code: what a hint says has to be there."""
+    """Every command between backticks, in documents and in our code: what a hint says has to be
+    there."""
     files = [
         *PAGES,
-        *(path for folder in ("gateway", "profiles") for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".yaml")),
+        *(
+            path
+            for folder in ("gateway", "profiles")
+            for path in (ROOT / folder).rglob("*")
+            if path.suffix in (".py", ".yaml")
+        ),
     ]
     found = []
     for path in files:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             for text in _MENTIONED.findall(line):
-                found += [Shown(str(path.relative_to(ROOT)), number, words) for words in commands(text)]
+                found += [
+                    Shown(str(path.relative_to(ROOT)), number, words) for words in commands(text)
+                ]
     return found
 
 
 def commands(text: str) -> Iterator[tuple[str, ...]]:
-    """The words of each command in a line, without `fitserve`. Brackets are around what may be left out, `|` between alternatives."""
+    """The words of each command in a line, without `fitserve`. Brackets are around what may be left
+    out, `|` between alternatives."""
     plain = re.sub(r"\{[^}]*\}", "X", text.replace("[[", "").replace("]]", ""))
     plain = re.split(r"\s{2,}|\s#|\s>|\|\s*source", plain.strip())[0]
     for part in re.split(r"\s\|\s|;\s*", plain.replace("...", "")):
-        words = [_NUMBERS.get(word, word) for word in shlex.split(part.replace("[", " ").replace("]", " "))]
+        words = [
+            _NUMBERS.get(word, word)
+            for word in shlex.split(part.replace("[", " ").replace("]", " "))
+        ]
         words = words[1:] if words[:1] == ["fitserve"] else words
-        choices = [word.split("|") if re.fullmatch(r"[a-z-]+(\|[a-z-]+)+|[A-Z]+\|\S+", word) else [word] for word in words]
+        choices = [
+            word.split("|") if re.fullmatch(r"[a-z-]+(\|[a-z-]+)+|[A-Z]+\|\S+", word) else [word]
+            for word in words
+        ]
         for number in range(max(map(len, choices), default=0)):
             yield tuple(choice[min(number, len(choice) - 1)] for choice in choices)
 
@@ -107,7 +133,8 @@ def parsed(words: tuple[str, ...]) -> None:
 
 
 def unknown(words: tuple[str, ...]) -> str | None:
-    """The first word of a mention that the program does not know: a command, or an option of the command."""
+    """The first word of a mention that the program does not know: a command, or an option of the
+    command."""
     command, rest = program(), list(words)
     while hasattr(command, "commands"):
         # An option of the program itself goes with its value.
@@ -121,12 +148,22 @@ def unknown(words: tuple[str, ...]) -> str | None:
     if getattr(command, "context_settings", {}).get("ignore_unknown_options"):
         return None
     return next(
-        (word for word in rest if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in _options(command)), None
+        (
+            word
+            for word in rest
+            if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in _options(command)
+        ),
+        None,
     )
 
 
 def _options(command: Any) -> set[str]:
-    own = {name for one in command.params if one.param_type_name == "option" for name in (*one.opts, *one.secondary_opts)}
+    own = {
+        name
+        for one in command.params
+        if one.param_type_name == "option"
+        for name in (*one.opts, *one.secondary_opts)
+    }
     return own | {"--help"}
 
 

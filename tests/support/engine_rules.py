@@ -1,4 +1,5 @@
-"""What tests of several kinds of rules share: the rule files of vLLM's versions, and the schemes that rules are asked about."""
+"""What tests of several kinds of rules share: the rule files of vLLM's versions, and the schemes
+that rules are asked about."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ SCHEMES = st.builds(
 
 def read_rules(kind: type[V], name: str, version: str) -> V:
     """What profiles/engines/vllm/VERSION/NAME.yaml says."""
-    return kind.model_validate(Documents().first(shipped() / "engines" / "vllm" / version / f"{name}.yaml"))
+    return kind.model_validate(
+        Documents().first(shipped() / "engines" / "vllm" / version / f"{name}.yaml")
+    )
 
 
 def scheme_of(question: Any) -> Scheme:

@@ -1,4 +1,5 @@
-"""NVIDIA's driver without a GPU: a real shared library, loaded by its real name, that works on the memory of the host (fake_cuda.c)."""
+"""NVIDIA's driver without a GPU: a real shared library, loaded by its real name, that works on the
+memory of the host (fake_cuda.c)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,11 @@ SOURCE = Path(__file__).with_suffix(".c")
 def fake_cuda(folder: Path, devices: int, fault: str = "") -> Path:
     """A folder for LD_LIBRARY_PATH. fault: WRONG, CRASH or STUCK, as the source has it."""
     folder.mkdir()
-    told = [f"-DDEVICES={devices}", *(f"-D{one}={int(one == fault)}" for one in ("WRONG", "CRASH", "STUCK"))]
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", *told, "-o", folder / "libcuda.so.1", SOURCE], check=True)
+    told = [
+        f"-DDEVICES={devices}",
+        *(f"-D{one}={int(one == fault)}" for one in ("WRONG", "CRASH", "STUCK")),
+    ]
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-O1", *told, "-o", folder / "libcuda.so.1", SOURCE], check=True
+    )
     return folder

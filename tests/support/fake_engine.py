@@ -1,6 +1,8 @@
-"""A scripted engine as a real program: `python fake_engine.py --port N --model NAME [--exit-code 3 ...]`.
+"""A scripted engine as a real program: `python fake_engine.py --port N --model NAME [--exit-code 3
+...]`.
 
-Standard library only. Needs `scripted_engine.py` beside it, so that a bare container gets by with these two files. Flags of real engines that it does not know are ignored.
+Standard library only. Needs `scripted_engine.py` beside it, so that a bare container gets by with
+these two files. Flags of real engines that it does not know are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ if TYPE_CHECKING or __package__:
 else:  # a program, whose folder Python searches
     from scripted_engine import DEAF, EngineScript, FakeEngine
 
-WORKER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+WORKER = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready',"
+    " flush=True); time.sleep(600)"
+)
 
 
 class Lines(argparse.Action):
@@ -62,20 +67,43 @@ def parse(argv: Sequence[str]) -> tuple[EngineScript, str, int]:
     parser.add_argument("--start-delay", type=float, default=0, help="seconds until it listens")
     parser.add_argument("--no-serve", action="store_true", help="never listen")
     parser.add_argument("--exit-code", type=int, help="exit by itself with this code")
-    parser.add_argument("--exit-after", type=float, default=0, help="seconds it runs before it exits by itself")
+    parser.add_argument(
+        "--exit-after", type=float, default=0, help="seconds it runs before it exits by itself"
+    )
     parser.add_argument("--ignore-term", action="store_true")
-    parser.add_argument("--spawn-child", action="store_true", help="a worker in a process group of its own, deaf to SIGTERM")
+    parser.add_argument(
+        "--spawn-child",
+        action="store_true",
+        help="a worker in a process group of its own, deaf to SIGTERM",
+    )
     parser.add_argument("--tokens-per-second", type=float, default=0)
     parser.add_argument("--gibberish", action="store_true", help="one token, repeated")
     parser.add_argument("--empty", action="store_true", help="no token at all")
-    parser.add_argument("--hang-after", type=int, help="answer so many inference requests, then none")
+    parser.add_argument(
+        "--hang-after", type=int, help="answer so many inference requests, then none"
+    )
     parser.add_argument("--max-model-len", type=int, default=4096)
-    parser.add_argument("--lora-modules", nargs="+", type=json.loads, default=[], help="adapters, as vLLM takes them")
+    parser.add_argument(
+        "--lora-modules",
+        nargs="+",
+        type=json.loads,
+        default=[],
+        help="adapters, as vLLM takes them",
+    )
     parser.add_argument("--embed-dim", type=int, default=8)
-    parser.add_argument("--hold", type=Path, help="no answer goes beyond its first token while this file is there")
-    parser.add_argument("--record", type=Path, help="append raw requests, and `closed TIME` when a client leaves early")
+    parser.add_argument(
+        "--hold", type=Path, help="no answer goes beyond its first token while this file is there"
+    )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        help="append raw requests, and `closed TIME` when a client leaves early",
+    )
     # More arguments, as one list in JSON: for who may give flags of known types only.
-    told = [json.loads(item.removeprefix("--script=")) if item.startswith("--script=") else [item] for item in argv]
+    told = [
+        json.loads(item.removeprefix("--script=")) if item.startswith("--script=") else [item]
+        for item in argv
+    ]
     args = parser.parse_known_args([item for items in told for item in items])[0]
     script = EngineScript(
         model=args.served_model_name or args.model,
@@ -89,7 +117,11 @@ def parse(argv: Sequence[str]) -> tuple[EngineScript, str, int]:
         ignore_term=args.ignore_term,
         workers=int(args.spawn_child),
         tokens_per_second=args.tokens_per_second,
-        adapters=tuple(one["name"] for one in args.lora_modules if Path(one["path"], "adapter_model.safetensors").is_file()),
+        adapters=tuple(
+            one["name"]
+            for one in args.lora_modules
+            if Path(one["path"], "adapter_model.safetensors").is_file()
+        ),
         gibberish=args.gibberish,
         empty=args.empty,
         hang_after=args.hang_after,
@@ -125,7 +157,9 @@ async def run(script: EngineScript, host: str, port: int) -> int:
 
 async def play(script: EngineScript, host: str, port: int) -> int:
     for _ in range(script.workers):
-        worker = subprocess.Popen([sys.executable, "-c", WORKER], stdout=subprocess.PIPE, process_group=0)  # noqa: ASYNC220
+        worker = subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-c", WORKER], stdout=subprocess.PIPE, process_group=0
+        )
         assert worker.stdout is not None
         worker.stdout.readline()
     for delay_s, line in script.lines:

@@ -1,6 +1,8 @@
-"""A Hugging Face Hub on loopback: enough of its HTTP API for huggingface_hub, with faults on request.
+"""A Hugging Face Hub on loopback: enough of its HTTP API for huggingface_hub, with faults on
+request.
 
-Weights are served by a second server, as the real Hub sends them from a CDN: what reaches `cdn` must bear no token.
+Weights are served by a second server, as the real Hub sends them from a CDN: what reaches `cdn`
+must bear no token.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class FakeHub:
     answers: int | None = None
     """A status that every request gets, 200 being a page that is not the Hub's."""
     break_off: dict[str, list[int]] = field(default_factory=dict)
-    """File -> for each of the next downloads of it, after how many bytes (in steps of 64 KiB) the connection breaks."""
+    """File -> for each of the next downloads of it, after how many bytes (in steps of 64 KiB) the
+    connection breaks."""
     stalls: dict[str, int] = field(default_factory=dict)
     """File -> after how many bytes its download stands still, until `close` or `resume`."""
     endless: set[str] = field(default_factory=set)
@@ -63,7 +66,8 @@ class FakeHub:
     redirects: dict[str, str] = field(default_factory=dict)
     """File -> where a request for it is sent to."""
     variants: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """By repository what is listed as its quantized variants; of one that is missing the answer stands still until `close`."""
+    """By repository what is listed as its quantized variants; of one that is missing the answer
+    stands still until `close`."""
     listing: bytes | None = None
     """What is answered in place of any listing; endless when "listing" is in `endless`."""
     stalled: threading.Event = field(default_factory=threading.Event)
@@ -89,7 +93,11 @@ class FakeHub:
 
     def gets(self, name: str) -> list[Request]:
         """The GET requests for the content of the file `name`, on whichever server."""
-        return [request for request in self.requests if request.method == "GET" and request.path.endswith(f"/{name}")]
+        return [
+            request
+            for request in self.requests
+            if request.method == "GET" and request.path.endswith(f"/{name}")
+        ]
 
 
 class _Server(ThreadingHTTPServer):
@@ -138,13 +146,21 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         hub, path = self.server.hub, unquote(urlsplit(self.path).path)
         self._request = Request(
-            self.server.name, self.command, path, self.headers.get("Range"), self.headers.get("Authorization")
+            self.server.name,
+            self.command,
+            path,
+            self.headers.get("Range"),
+            self.headers.get("Authorization"),
         )
         hub.requests.append(self._request)
         if hub.answers is not None:
             self._send(hub.answers, b"<html>" if hub.answers == 200 else b"", {})
         elif path == "/api/models":
-            self._variants(parse_qs(urlsplit(self.path).query)["filter"][0].removeprefix("base_model:quantized:"))
+            self._variants(
+                parse_qs(urlsplit(self.path).query)["filter"][0].removeprefix(
+                    "base_model:quantized:"
+                )
+            )
         elif api := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", path):
             self._api(api[1], api[2], api[3] or "main")
         elif file := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
@@ -162,7 +178,9 @@ class _Handler(BaseHTTPRequestHandler):
         repo = self.server.hub.repos.get(repo_id)
         if self.headers.get("Authorization") == "Bearer hf_wrong":
             self._send(401, b'{"error": "Invalid credentials in Authorization header"}', {})
-        elif repo is None or (repo.private and self.server.name == "hub" and not self.headers.get("Authorization")):
+        elif repo is None or (
+            repo.private and self.server.name == "hub" and not self.headers.get("Authorization")
+        ):
             self._refuse(401, "RepoNotFound")
         elif revision not in (repo.commit, *repo.refs, *repo.older):
             self._refuse(404, "RevisionNotFound")
@@ -180,11 +198,19 @@ class _Handler(BaseHTTPRequestHandler):
         answer: Any
         if kind == "tree":
             answer = [
-                {"type": "file", "path": name, "size": repo.sizes.get(name, len(data)), "oid": git_id(data)}
+                {
+                    "type": "file",
+                    "path": name,
+                    "size": repo.sizes.get(name, len(data)),
+                    "oid": git_id(data),
+                }
                 for name, data in repo.files.items()
             ]
         else:
-            siblings = [_sibling(name, repo.sizes.get(name, len(data)), data) for name, data in repo.files.items()]
+            siblings = [
+                _sibling(name, repo.sizes.get(name, len(data)), data)
+                for name, data in repo.files.items()
+            ]
             answer = {
                 "id": repo_id,
                 "sha": repo.listed_commit or repo.commit,
@@ -231,7 +257,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: int, body: bytes, headers: dict[str, str], name: str = "") -> None:
         self.send_response(status)
         endless = name in self.server.hub.endless
-        for key, value in (headers | ({"Connection": "close"} if endless else {"Content-Length": str(len(body))})).items():
+        for key, value in (
+            headers | ({"Connection": "close"} if endless else {"Content-Length": str(len(body))})
+        ).items():
             self.send_header(key, value)
         self.end_headers()
         try:

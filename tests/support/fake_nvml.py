@@ -2,6 +2,7 @@
 
 A function named in `refused` answers "Not Supported", as it does on a card that lacks the reading.
 """
+
 # ruff: noqa: N802  (the names are NVML's)
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ VM_CARD = "card seen from a virtual machine"  # its address is all ones
 
 @dataclass
 class Card:
-    """`links` names what each NVLink link ends in: a card's number, a switch, or None for an inactive link."""
+    """`links` names what each NVLink link ends in: a card's number, a switch, or None for an
+    inactive link."""
 
     uuid: str | bytes
     name: str | bytes
@@ -128,10 +130,19 @@ class FakeNvml:
         return handle.capability
 
     def nvmlDeviceGetMemoryInfo(self, handle: Card, version: int | None = None) -> Any:
-        self._called("nvmlDeviceGetMemoryInfo_v2" if version == pynvml.nvmlMemory_v2 else "nvmlDeviceGetMemoryInfo", handle)
+        self._called(
+            (
+                "nvmlDeviceGetMemoryInfo_v2"
+                if version == pynvml.nvmlMemory_v2
+                else "nvmlDeviceGetMemoryInfo"
+            ),
+            handle,
+        )
         if handle.total is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return SimpleNamespace(total=handle.total, free=handle.free, used=handle.total - handle.free)
+        return SimpleNamespace(
+            total=handle.total, free=handle.free, used=handle.total - handle.free
+        )
 
     def nvmlDeviceGetMigMode(self, handle: Card) -> list[int]:
         self._called("nvmlDeviceGetMigMode", handle)
@@ -168,11 +179,15 @@ class FakeNvml:
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Card) -> list[Any]:
         self._called("nvmlDeviceGetComputeRunningProcesses_v3", handle)
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in handle.compute.items()]
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in handle.compute.items()
+        ]
 
     def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Card) -> list[Any]:
         self._called("nvmlDeviceGetGraphicsRunningProcesses_v3", handle)
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in handle.graphics.items()]
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in handle.graphics.items()
+        ]
 
     def nvmlDeviceGetPciInfo(self, handle: Card) -> Any:
         self._called("nvmlDeviceGetPciInfo", handle)
@@ -216,7 +231,9 @@ class FakeNvml:
         unsupported = handle.recovery is None
         code = pynvml.NVML_ERROR_NOT_SUPPORTED if unsupported else pynvml.NVML_SUCCESS
         return [
-            SimpleNamespace(fieldId=field, nvmlReturn=code, value=SimpleNamespace(uiVal=handle.recovery or 0))
+            SimpleNamespace(
+                fieldId=field, nvmlReturn=code, value=SimpleNamespace(uiVal=handle.recovery or 0)
+            )
             for field in fields
         ]
 
@@ -237,15 +254,24 @@ class FakeNvml:
         return [mode, mode]
 
     def nvmlDeviceGetTotalEccErrors(self, handle: Card, kind: int, counter: int) -> int:
-        assert (kind, counter) == (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
-        return int(self._told("nvmlDeviceGetTotalEccErrors", handle, handle.uncorrected if handle.ecc else None))
+        assert (kind, counter) == (
+            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            pynvml.NVML_VOLATILE_ECC,
+        )
+        return int(
+            self._told(
+                "nvmlDeviceGetTotalEccErrors", handle, handle.uncorrected if handle.ecc else None
+            )
+        )
 
     def nvmlDeviceGetRemappedRows(self, handle: Card) -> Any:
         waiting = int(self._told("nvmlDeviceGetRemappedRows", handle, handle.remapping))
         return 0, 0, waiting, 0
 
     def nvmlDeviceGetUtilizationRates(self, handle: Card) -> Any:
-        return SimpleNamespace(gpu=self._told("nvmlDeviceGetUtilizationRates", handle, handle.use), memory=0)
+        return SimpleNamespace(
+            gpu=self._told("nvmlDeviceGetUtilizationRates", handle, handle.use), memory=0
+        )
 
     def nvmlDeviceGetTemperature(self, handle: Card, sensor: int) -> int:
         assert sensor == pynvml.NVML_TEMPERATURE_GPU
@@ -278,7 +304,9 @@ class FakeNvml:
         except queue.Empty:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT) from None
         assert card in events
-        return SimpleNamespace(device=card, eventType=pynvml.nvmlEventTypeXidCriticalError, eventData=xid)
+        return SimpleNamespace(
+            device=card, eventType=pynvml.nvmlEventTypeXidCriticalError, eventData=xid
+        )
 
     def nvmlEventSetFree(self, events: Any) -> None:
         self._called("nvmlEventSetFree")
@@ -292,7 +320,10 @@ def _end(card: Card, link: int) -> int | str:
     return end
 
 
-FUNCTIONS = (*(name for name in vars(FakeNvml) if name.startswith("nvml")), "nvmlDeviceGetMemoryInfo_v2")
+FUNCTIONS = (
+    *(name for name in vars(FakeNvml) if name.startswith("nvml")),
+    "nvmlDeviceGetMemoryInfo_v2",
+)
 
 
 def two_3090() -> FakeNvml:
@@ -309,7 +340,15 @@ def two_3090() -> FakeNvml:
 def h100(number: int, **changes: Any) -> Card:
     uuid = f"GPU-41000000-0000-4000-8000-{number:012}"
     options: dict[str, Any] = {"links": [SWITCH] * 18, "mig": False} | changes
-    return Card(uuid, "NVIDIA H100 80GB HBM3", (9, 0), 81559 * MIB, 81008 * MIB, pcie=(5, 16, 5, 16), **options)
+    return Card(
+        uuid,
+        "NVIDIA H100 80GB HBM3",
+        (9, 0),
+        81559 * MIB,
+        81008 * MIB,
+        pcie=(5, 16, 5, 16),
+        **options,
+    )
 
 
 def eight_h100() -> FakeNvml:
@@ -318,16 +357,36 @@ def eight_h100() -> FakeNvml:
 
 def gb10() -> FakeNvml:
     """DGX Spark: memory shared with the host, and nothing of PCIe, MIG or NVLink."""
-    unsupported = frozenset(name for name in FUNCTIONS if "Pcie" in name or "Mig" in name or "Memory" in name)
-    return FakeNvml([Card("GPU-61000000-0000-4000-8000-000000000000", "NVIDIA GB10", (12, 1), None, unsupported=unsupported)])
+    unsupported = frozenset(
+        name for name in FUNCTIONS if "Pcie" in name or "Mig" in name or "Memory" in name
+    )
+    return FakeNvml(
+        [
+            Card(
+                "GPU-61000000-0000-4000-8000-000000000000",
+                "NVIDIA GB10",
+                (12, 1),
+                None,
+                unsupported=unsupported,
+            )
+        ]
+    )
 
 
 def mig_h100() -> FakeNvml:
     """One card cut in two MIG devices (slots 0 and 2), and one whole card."""
     parts = [
-        Card(f"MIG-41000000-0000-5000-8000-{slot:012}", "NVIDIA H100 80GB HBM3 MIG 3g.40gb", (0, 0), 40320 * MIB, 40000 * MIB)
-        if slot != 1
-        else None
+        (
+            Card(
+                f"MIG-41000000-0000-5000-8000-{slot:012}",
+                "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
+                (0, 0),
+                40320 * MIB,
+                40000 * MIB,
+            )
+            if slot != 1
+            else None
+        )
         for slot in range(3)
     ]
     return FakeNvml([h100(0, mig=True, mig_devices=parts), h100(1)])

@@ -1,8 +1,10 @@
-"""Runs as a process of its own without threads: imports what modules of `gateway` import, then forks a process for each that is asked for.
+"""Runs as a process of its own without threads: imports what modules of `gateway` import, then
+forks a process for each that is asked for.
 
-A request on the socket of its first argument: JSON (module, arguments, environment, folder, umask, terminal, asks), with four descriptors: standard
-input, output and error, and where it tells the pid of the new process, and its exit status as subprocess does once it has ended. A process that
-`asks` has a socket of its own for requests, by which a gateway has its planner forked.
+A request on the socket of its first argument: JSON (module, arguments, environment, folder, umask,
+terminal, asks), with four descriptors: standard input, output and error, and where it tells the pid
+of the new process, and its exit status as subprocess does once it has ended. A process that `asks`
+has a socket of its own for requests, by which a gateway has its planner forked.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def main() -> None:
 
 
 def serve(server: socket.socket) -> str | None:
-    """In the server None, when nobody can ask any more; in a forked process the module that it is to be."""
+    """In the server None, when nobody can ask any more; in a forked process the module that it is
+    to be."""
     woken, wakes = socket.socketpair()
     woken.setblocking(False)
     wakes.setblocking(False)
@@ -143,7 +146,14 @@ def become(asked: dict[str, Any], streams: list[int]) -> str:
 
 
 def stream(number: int, mode: str, errors: str) -> TextIO:
-    return open(number, mode, encoding="utf-8", errors=errors, buffering=1 if number == 2 else -1, closefd=False)  # type: ignore[return-value]
+    return open(
+        number,
+        mode,
+        encoding="utf-8",
+        errors=errors,
+        buffering=1 if number == 2 else -1,
+        closefd=False,
+    )  # type: ignore[return-value]
 
 
 if __name__ == "__main__":

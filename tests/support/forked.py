@@ -1,7 +1,9 @@
-"""Commands and programs of `gateway` as processes that need not import it anew, which takes a second of processor time each.
+"""Commands and programs of `gateway` as processes that need not import it anew, which takes a
+second of processor time each.
 
-They are forked from one process for the whole run of tests (fork_server.py), which has imported the gateway and done nothing else. Where
-the start of the process itself is what is tested, it is started as users start it.
+They are forked from one process for the whole run of tests (fork_server.py), which has imported the
+gateway and done nothing else. Where the start of the process itself is what is tested, it is
+started as users start it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from tests.support.patience import HANG_S
 
 
 class Forked:
-    """A running process, with what `subprocess.Popen` has for it. Its standard streams are the descriptors that it was given; theirs who asked for it
+    """A running process, with what `subprocess.Popen` has for it. Its standard streams are the
+    descriptors that it was given; theirs who asked for it
     are their own to close. asks: it is a gateway, whose planner is forked too."""
 
     def __init__(
@@ -77,24 +80,40 @@ class Forked:
 
 
 def _umask() -> int:
-    """Of this process, which cannot be asked for it without being given another one for a moment."""
+    """Of this process, which cannot be asked for it without being given another one for a
+    moment."""
     return int(Path("/proc/self/status").read_text().partition("\nUmask:")[2].split()[0], 8)
 
 
 def run(
-    arguments: Sequence[str], environment: Mapping[str, str], text: str = "", timeout_s: float = HANG_S
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    text: str = "",
+    timeout_s: float = HANG_S,
 ) -> subprocess.CompletedProcess[str]:
-    """The command `fitserve` with these arguments and this environment, and with `text` on its standard input."""
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as told:
+    """The command `fitserve` with these arguments and this environment, and with `text` on its
+    standard input."""
+    with (
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as said,
+        tempfile.TemporaryFile() as told,
+    ):
         given.write(text.encode())
         given.seek(0)
-        command = Forked("gateway.__main__", arguments, environment, (given.fileno(), said.fileno(), told.fileno()))
+        command = Forked(
+            "gateway.__main__",
+            arguments,
+            environment,
+            (given.fileno(), said.fileno(), told.fileno()),
+        )
         try:
             code = command.wait(timeout_s)
         except TimeoutError:
             command.kill()
             raise
-        return subprocess.CompletedProcess(["fitserve", *arguments], code, _whole(said), _whole(told))
+        return subprocess.CompletedProcess(
+            ["fitserve", *arguments], code, _whole(said), _whole(told)
+        )
 
 
 def _whole(file: IO[bytes]) -> str:
@@ -103,7 +122,8 @@ def _whole(file: IO[bytes]) -> str:
 
 
 class _Pipes:
-    """The transport of a subprocess, as far as its pipes are asked for: here one socket is all of them."""
+    """The transport of a subprocess, as far as its pipes are asked for: here one socket is all of
+    them."""
 
     def __init__(self, socket: asyncio.WriteTransport) -> None:
         self._socket = socket
@@ -113,9 +133,12 @@ class _Pipes:
 
 
 class ForkedProgram:
-    """What `gateway.worker_process.started` gives of a program, as far as who keeps one needs it."""
+    """What `gateway.worker_process.started` gives of a program, as far as who keeps one needs
+    it."""
 
-    def __init__(self, process: Forked, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader) -> None:
+    def __init__(
+        self, process: Forked, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader
+    ) -> None:
         self.pid, self.stdin, self.stdout = process.pid, stdin, stdout
         self._process, self._transport = process, _Pipes(stdin.transport)
         self._ended = asyncio.ensure_future(self._watch())
@@ -141,13 +164,19 @@ class ForkedProgram:
             return int(await asyncio.get_running_loop().sock_recv(report, 64))
 
 
-async def started(program: str, variables: Mapping[str, str], *, errors: bool = False) -> ForkedProgram:
+async def started(
+    program: str, variables: Mapping[str, str], *, errors: bool = False
+) -> ForkedProgram:
     """In the place of `gateway.worker_process.started`."""
     assert not errors
     ours, theirs = socket.socketpair()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
+    }
     with theirs:
-        process = Forked(program, (), {**environment, **variables}, (theirs.fileno(), theirs.fileno(), 2))
+        process = Forked(
+            program, (), {**environment, **variables}, (theirs.fileno(), theirs.fileno(), 2)
+        )
     stdout, stdin = await asyncio.open_connection(sock=ours)
     return ForkedProgram(process, stdin, stdout)
 
@@ -165,9 +194,12 @@ def _server() -> socket.socket:
 
 def _new_server() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
+    }
     with theirs:
-        # It leaves at once, for tests look at the children of their process, and ends with the other end of its socket.
+        # It leaves at once, for tests look at the children of their process, and ends with the
+        # other end of its socket.
         subprocess.run(
             [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())],
             cwd=ROOT,

@@ -17,7 +17,11 @@ class _Kept(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        known = {"event": record.getMessage(), "log_level": record.levelname.lower(), "exc_info": error}
+        known = {
+            "event": record.getMessage(),
+            "log_level": record.levelname.lower(),
+            "exc_info": error,
+        }
         self.lines.append({**getattr(record, "fields", {}), **known})
 
 
@@ -40,7 +44,8 @@ def printed_logs() -> Iterator[None]:
 
 @contextmanager
 def capture_logs() -> Iterator[list[dict[str, Any]]]:
-    """The lines of every level: their fields, and `event`, `log_level`, and as `exc_info` the error whose traceback is logged."""
+    """The lines of every level: their fields, and `event`, `log_level`, and as `exc_info` the error
+    whose traceback is logged."""
     ours, kept = logging.getLogger("fitserve"), _Kept()
     level = ours.level
     ours.addHandler(kept)

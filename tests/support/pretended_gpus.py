@@ -1,6 +1,7 @@
 """Pretended GPUs that processes share: what one of them takes, all others see, as with real ones.
 
-A folder has a file for each process that uses a GPU, which holds its bytes; a process that is gone uses nothing. Standard library only.
+A folder has a file for each process that uses a GPU, which holds its bytes; a process that is gone
+uses nothing. Standard library only.
 """
 
 from __future__ import annotations

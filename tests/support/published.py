@@ -1,4 +1,5 @@
-"""Published model configs (tests/models/*.json, reduced to what decides shapes), and odd ones for property tests."""
+"""Published model configs (tests/models/*.json, reduced to what decides shapes), and odd ones for
+property tests."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None or key not in changes}
 
 
-def published(name: str, task: Literal["generate", "embed"] | None = None, **changes: Any) -> ModelSpec:
+def published(
+    name: str, task: Literal["generate", "embed"] | None = None, **changes: Any
+) -> ModelSpec:
     """The model from its config alone."""
     return read_model(name, None, config(name, **changes), None, None, (), task)
 
@@ -35,8 +38,21 @@ def tensors(shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> dict[str
 # Fields that decide what a model is, besides those of the published ones.
 OTHERS = """compression_config dtype is_encoder_decoder kv_lora_rank layer_types mamba_d_state multi_query n_embd n_head n_layer
 quantization_config sliding_window_pattern text_config"""
-FIELDS = [*sorted({key for path in MODELS.glob("*.json") for key in json.loads(path.read_text())}), *OTHERS.split()]
-WORDS = ["llama", "qwen3_moe", "bert", "gemma3", "bfloat16", "torch.float16", "full_attention", "sliding_attention", "\ud800"]
+FIELDS = [
+    *sorted({key for path in MODELS.glob("*.json") for key in json.loads(path.read_text())}),
+    *OTHERS.split(),
+]
+WORDS = [
+    "llama",
+    "qwen3_moe",
+    "bert",
+    "gemma3",
+    "bfloat16",
+    "torch.float16",
+    "full_attention",
+    "sliding_attention",
+    "\ud800",
+]
 _SCALARS = (
     st.none()
     | st.booleans()
@@ -49,25 +65,37 @@ _SCALARS = (
 JSON = st.recursive(
     _SCALARS,
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), inner, max_size=5)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), inner, max_size=5)
     ),
     max_leaves=8,
 )
-# Whole nonsense finds little, since reading stops at the first wrong field: mostly, a good config with a few fields changed.
+# Whole nonsense finds little, since reading stops at the first wrong field: mostly, a good config
+# with a few fields changed.
 _NEARLY = st.builds(
     lambda name, changes: config(name) | changes,
     st.sampled_from(sorted(path.stem for path in MODELS.glob("*.json"))),
     st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3),
 )
-CONFIGS = st.one_of(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), JSON, max_size=20), _NEARLY, _NEARLY)
-_MODULES = "model layers 0 17 experts embed_tokens k_proj v_proj q_proj o_proj lm_head w1 down_proj bias weight"
+CONFIGS = st.one_of(
+    st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), JSON, max_size=20),
+    _NEARLY,
+    _NEARLY,
+)
+_MODULES = (
+    "model layers 0 17 experts embed_tokens k_proj v_proj q_proj o_proj lm_head w1 down_proj bias"
+    " weight"
+)
 _PARTS = st.sampled_from(_MODULES.split())
 TENSORS = st.dictionaries(
     st.lists(_PARTS, max_size=6).map(".".join) | st.text(max_size=12),
     st.builds(
         Tensor,
-        st.sampled_from(["BF16", "F32", "F16", "F8_E4M3", "I32", "U8", "F64"]) | st.text(max_size=6),
-        st.lists(st.integers(0, 70) | st.sampled_from([2**31, 2**62, 2**63 - 1]), max_size=5).map(tuple),
+        st.sampled_from(["BF16", "F32", "F16", "F8_E4M3", "I32", "U8", "F64"])
+        | st.text(max_size=6),
+        st.lists(st.integers(0, 70) | st.sampled_from([2**31, 2**62, 2**63 - 1]), max_size=5).map(
+            tuple
+        ),
     ),
     max_size=8,
 )

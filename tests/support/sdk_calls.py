@@ -1,7 +1,9 @@
-"""Calls of the official SDKs, made twice: straight at an engine and through the gateway. Both must be told the same.
+"""Calls of the official SDKs, made twice: straight at an engine and through the gateway. Both must
+be told the same.
 
-`told(call, url, model)` makes one call and gives what came over the wire: status, content type, and the bytes of the answer with ids
-and times blanked, besides the class of the SDK's error. It sees the raw bytes, so nothing that an SDK forgives is lost.
+`told(call, url, model)` makes one call and gives what came over the wire: status, content type, and
+the bytes of the answer with ids and times blanked, besides the class of the SDK's error. It sees
+the raw bytes, so nothing that an SDK forgives is lost.
 """
 
 from __future__ import annotations
@@ -92,19 +94,37 @@ def drain(stream: Any) -> list[Any]:
 
 
 OPENAI: dict[str, OpenAICall] = {
-    "chat": lambda c, m: c.chat.completions.create(model=m, messages=MESSAGES, max_tokens=8, temperature=0, seed=1),
+    "chat": lambda c, m: c.chat.completions.create(
+        model=m, messages=MESSAGES, max_tokens=8, temperature=0, seed=1
+    ),
     "chat, unicode": lambda c, m: c.chat.completions.create(
-        model=m, messages=[{"role": "user", "content": "日本語 \u2028 🎉"}], max_tokens=4, temperature=0
+        model=m,
+        messages=[{"role": "user", "content": "日本語 \u2028 🎉"}],
+        max_tokens=4,
+        temperature=0,
     ),
     "chat, system and history": lambda c, m: c.chat.completions.create(
-        model=m, messages=HISTORY, max_tokens=4, temperature=0, stop=["."], presence_penalty=0.5, user="someone"
+        model=m,
+        messages=HISTORY,
+        max_tokens=4,
+        temperature=0,
+        stop=["."],
+        presence_penalty=0.5,
+        user="someone",
     ),
     "chat, streamed": lambda c, m: drain(
-        c.chat.completions.create(model=m, messages=MESSAGES, max_tokens=8, temperature=0, stream=True)
+        c.chat.completions.create(
+            model=m, messages=MESSAGES, max_tokens=8, temperature=0, stream=True
+        )
     ),
     "chat, streamed with usage": lambda c, m: drain(
         c.chat.completions.create(
-            model=m, messages=MESSAGES, max_tokens=8, temperature=0, stream=True, stream_options={"include_usage": True}
+            model=m,
+            messages=MESSAGES,
+            max_tokens=8,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
         )
     ),
     "chat, usage in every chunk": lambda c, m: drain(
@@ -120,7 +140,9 @@ OPENAI: dict[str, OpenAICall] = {
     "chat, logprobs": lambda c, m: c.chat.completions.create(
         model=m, messages=MESSAGES, max_tokens=4, temperature=0, logprobs=True, top_logprobs=2
     ),
-    "chat, two choices": lambda c, m: c.chat.completions.create(model=m, messages=MESSAGES, max_tokens=4, temperature=0, n=2),
+    "chat, two choices": lambda c, m: c.chat.completions.create(
+        model=m, messages=MESSAGES, max_tokens=4, temperature=0, n=2
+    ),
     "chat, tools offered": lambda c, m: c.chat.completions.create(
         model=m,
         messages=MESSAGES,
@@ -148,15 +170,21 @@ OPENAI: dict[str, OpenAICall] = {
             stream=True,
         )
     ),
-    "completion": lambda c, m: c.completions.create(model=m, prompt="Hello", max_tokens=8, temperature=0),
-    "completion, several prompts": lambda c, m: c.completions.create(model=m, prompt=["a", "b c"], max_tokens=4, temperature=0),
+    "completion": lambda c, m: c.completions.create(
+        model=m, prompt="Hello", max_tokens=8, temperature=0
+    ),
+    "completion, several prompts": lambda c, m: c.completions.create(
+        model=m, prompt=["a", "b c"], max_tokens=4, temperature=0
+    ),
     "completion, echo and logprobs": lambda c, m: c.completions.create(
         model=m, prompt="Hello there", max_tokens=4, temperature=0, echo=True, logprobs=1
     ),
     "completion, streamed": lambda c, m: drain(
         c.completions.create(model=m, prompt="Hello", max_tokens=8, temperature=0, stream=True)
     ),
-    "completion, of tokens": lambda c, m: c.completions.create(model=m, prompt=[1, 2, 3], max_tokens=4, temperature=0),
+    "completion, of tokens": lambda c, m: c.completions.create(
+        model=m, prompt=[1, 2, 3], max_tokens=4, temperature=0
+    ),
     "extra field": lambda c, m: c.completions.create(
         model=m,
         prompt="Hello",
@@ -165,8 +193,12 @@ OPENAI: dict[str, OpenAICall] = {
         extra_body={"ignore_eos": True, "min_tokens": 2, "repetition_penalty": 1.0},
     ),
     # What the engine refuses is told in its own words.
-    "bad parameter": lambda c, m: c.chat.completions.create(model=m, messages=MESSAGES, max_tokens="many"),  # type: ignore[call-overload]
-    "too long a prompt": lambda c, m: c.completions.create(model=m, prompt="word " * 20_000, max_tokens=4),
+    "bad parameter": lambda c, m: c.chat.completions.create(
+        model=m, messages=MESSAGES, max_tokens="many"
+    ),  # type: ignore[call-overload]
+    "too long a prompt": lambda c, m: c.completions.create(
+        model=m, prompt="word " * 20_000, max_tokens=4
+    ),
     "no messages": lambda c, m: c.post("/chat/completions", body={"model": m}, cast_to=object),
 }
 
@@ -178,24 +210,34 @@ OPENAI_REFUSED: dict[str, OpenAICall] = {
 
 OPENAI_VECTORS: dict[str, OpenAICall] = {
     "embedding": lambda c, m: c.embeddings.create(model=m, input="Hello", encoding_format="float"),
-    "embeddings": lambda c, m: c.embeddings.create(model=m, input=["Hello", "there"], encoding_format="float"),
+    "embeddings": lambda c, m: c.embeddings.create(
+        model=m, input=["Hello", "there"], encoding_format="float"
+    ),
     "embedding in base64": lambda c, m: c.embeddings.create(model=m, input="Hello"),
 }
 
 OPENAI_RESPONSES: dict[str, OpenAICall] = {
-    "response": lambda c, m: c.responses.create(model=m, input="Hello", max_output_tokens=8, temperature=0, store=False),
+    "response": lambda c, m: c.responses.create(
+        model=m, input="Hello", max_output_tokens=8, temperature=0, store=False
+    ),
     "response, streamed": lambda c, m: drain(
-        c.responses.create(model=m, input="Hello", max_output_tokens=8, temperature=0, store=False, stream=True)
+        c.responses.create(
+            model=m, input="Hello", max_output_tokens=8, temperature=0, store=False, stream=True
+        )
     ),
 }
 
 ANTHROPIC: dict[str, AnthropicCall] = {
-    "message": lambda c, m: c.messages.create(model=m, messages=MESSAGES, max_tokens=8, extra_body={"temperature": 0}),
+    "message": lambda c, m: c.messages.create(
+        model=m, messages=MESSAGES, max_tokens=8, extra_body={"temperature": 0}
+    ),
     "message, system": lambda c, m: c.messages.create(
         model=m, system="Be brief.", messages=MESSAGES, max_tokens=4, extra_body={"temperature": 0}
     ),
     "message, streamed": lambda c, m: drain(
-        c.messages.create(model=m, messages=MESSAGES, max_tokens=8, extra_body={"temperature": 0}, stream=True)
+        c.messages.create(
+            model=m, messages=MESSAGES, max_tokens=8, extra_body={"temperature": 0}, stream=True
+        )
     ),
     "count of tokens": lambda c, m: c.messages.count_tokens(model=m, messages=MESSAGES),
 }
@@ -206,21 +248,32 @@ ANTHROPIC_UNREADABLE: AnthropicCall = lambda c, m: c.post(  # noqa: E731
 )
 
 ANTHROPIC_REFUSED: dict[str, AnthropicCall] = {
-    "unknown model": lambda c, _: c.messages.create(model="nobody", messages=MESSAGES, max_tokens=4),
+    "unknown model": lambda c, _: c.messages.create(model="nobody", messages=MESSAGES, max_tokens=4)
 }
 
 
 def openai_client(url: str, key: str = KEY, **options: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=options.pop("timeout", 120), **options)
+    return openai.OpenAI(
+        base_url=f"{url}/v1",
+        api_key=key,
+        max_retries=0,
+        timeout=options.pop("timeout", 120),
+        **options,
+    )
 
 
 def anthropic_client(url: str, **options: Any) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0, timeout=options.pop("timeout", 120), **options)
+    return anthropic.Anthropic(
+        base_url=url, api_key=KEY, max_retries=0, timeout=options.pop("timeout", 120), **options
+    )
 
 
 def told_openai(call: OpenAICall, url: str, model: str, key: str = KEY) -> Told:
     recorder = Recorder()
-    with httpx2.Client(transport=recorder) as wire, openai_client(url, key, http_client=wire) as client:
+    with (
+        httpx2.Client(transport=recorder) as wire,
+        openai_client(url, key, http_client=wire) as client,
+    ):
         return _told(lambda: call(client, model), recorder, openai.APIError)
 
 

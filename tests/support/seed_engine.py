@@ -1,9 +1,11 @@
-"""An engine of a reported failure, as a child process: whether it serves follows from what it was really launched with.
+"""An engine of a reported failure, as a child process: whether it serves follows from what it was
+really launched with.
 
     python -S seed_engine.py VERSION STARTS ARGUMENTS...
 
-It reads the model's config.json, its flags and its environment, as the engine does, and prints what that engine printed (tests/logs)
-wherever the real one fails. Each start is a line of JSON in the file STARTS. Standard library only.
+It reads the model's config.json, its flags and its environment, as the engine does, and prints what
+that engine printed (tests/logs) wherever the real one fails. Each start is a line of JSON in the
+file STARTS. Standard library only.
 """
 
 from __future__ import annotations
@@ -56,20 +58,34 @@ def log(version: str, flags: dict[str, str], config: dict[str, Any]) -> str:
 
 def main() -> int:
     version, starts, *argv = sys.argv[1:]
-    flags = dict(item.removeprefix("--").partition("=")[::2] for item in argv if item.startswith("--"))
+    flags = dict(
+        item.removeprefix("--").partition("=")[::2] for item in argv if item.startswith("--")
+    )
     config = json.loads((Path(flags["model"]) / "config.json").read_text())
     ending = log(version, flags, config)
-    told = {"at": time.time(), "version": version, "argv": argv, "env": dict(os.environ), "ending": ending}
+    told = {
+        "at": time.time(),
+        "version": version,
+        "argv": argv,
+        "env": dict(os.environ),
+        "ending": ending,
+    }
     with Path(starts).open("a") as file:
         file.write(json.dumps(told) + "\n")
     script, host, port = parse(argv)
     if ending:
         script = replace(script, lines=printed(ending), serve=False, exit_code=1)
     elif config.get("quantization_config", {}).get("format") == "mxfp4-pack-quantized":
-        # 001: what it prints before its trace is a healthy start; then /health says 200, and short prompts are answered.
+        # 001: what it prints before its trace is a healthy start; then /health says 200, and short
+        # prompts are answered.
         lines = printed("failed-001-marlin-moe-first-request")
         cut = next(number for number, (_, line) in enumerate(lines) if "ERROR" in line)
-        script = replace(script, lines=lines[:cut], crash_prompt=1000, crash_lines=tuple(line for _, line in lines[cut:]))
+        script = replace(
+            script,
+            lines=lines[:cut],
+            crash_prompt=1000,
+            crash_lines=tuple(line for _, line in lines[cut:]),
+        )
     return asyncio.run(run(script, host, port))
 
 

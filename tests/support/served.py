@@ -1,4 +1,5 @@
-"""The gateway as a user starts it, a process of its own, in front of engines that a test runs itself.
+"""The gateway as a user starts it, a process of its own, in front of engines that a test runs
+itself.
 
 with served(tmp_path, {"m": ["http://127.0.0.1:9/v1"]}) as gateway: gateway.url
 """
@@ -52,18 +53,33 @@ def served(
     ulimit: str = "-c 0",
     **settings: str,
 ) -> Iterator[Served]:
-    """A gateway whose models are engines that run elsewhere, by base URL; it is ended after, and must end well.
+    """A gateway whose models are engines that run elsewhere, by base URL; it is ended after, and
+    must end well.
 
-    ulimit: flags of the shell's command, what the system allows the gateway. settings: of its environment.
+    ulimit: flags of the shell's command, what the system allows the gateway. settings: of its
+    environment.
     """
     port = free_port()
     keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
-    own = {"FITSERVE_PORT": str(port), "FITSERVE_DATA_DIR": str(folder / "data"), "FITSERVE_HOST_KIND": "process"}
+    own = {
+        "FITSERVE_PORT": str(port),
+        "FITSERVE_DATA_DIR": str(folder / "data"),
+        "FITSERVE_HOST_KIND": "process",
+    }
     own |= {"FITSERVE_ADMIN_KEY": admin_key} if admin_key else {}
     log_file = folder / "gateway.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            ["bash", "-c", f'ulimit {ulimit}; exec "$@"', "bash", sys.executable, "-m", "gateway.__main__", "serve"],
+            [
+                "bash",
+                "-c",
+                f'ulimit {ulimit}; exec "$@"',
+                "bash",
+                sys.executable,
+                "-m",
+                "gateway.__main__",
+                "serve",
+            ],
             env={**keep, **own, **settings},
             cwd=ROOT,
             stdout=log,
@@ -72,13 +88,20 @@ def served(
     gateway = Served(port, process, log_file)
     headers = {"authorization": f"Bearer {admin_key}"} if admin_key else {}
     try:
-        with httpx.Client(base_url=gateway.url, headers=headers, trust_env=False, timeout=HANG_S) as client:
+        with httpx.Client(
+            base_url=gateway.url, headers=headers, trust_env=False, timeout=HANG_S
+        ) as client:
             _until(gateway, lambda: client.get("/healthz").status_code == 200)
             for name, endpoints in models.items():
                 response = client.post("/admin/models", json={"name": name, "endpoints": endpoints})
                 assert response.status_code < 300, response.text
             for name in models:
-                _until(gateway, lambda name=name: client.get(f"/v1/models/{name}").json().get("state") == "ready")  # type: ignore[misc]
+                _until(
+                    gateway,
+                    lambda name=name: (
+                        client.get(f"/v1/models/{name}").json().get("state") == "ready"
+                    ),
+                )  # type: ignore[misc]
         yield gateway
     finally:
         process.send_signal(signal.SIGTERM)
@@ -95,7 +118,9 @@ def worker_pids(data: Path) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            arguments = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            arguments = (
+                (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            )
             if arguments[1:4] == [b"-m", b"gateway.proxy.workers.worker", os.fsencode(data)]:
                 found.append(int(entry.name))
     return found

@@ -1,5 +1,7 @@
-"""`python -m tests.support.shared_gpus_gateway SNAPSHOT FOLDER [ungated]`: `fitserve serve` on the machine of a hardware snapshot, whose GPUs
-are pretended ones that engines share (pretended_gpus.py). ungated: engines start whenever they want to, to see what that costs.
+"""`python -m tests.support.shared_gpus_gateway SNAPSHOT FOLDER [ungated]`: `fitserve serve` on the
+machine of a hardware snapshot, whose GPUs
+are pretended ones that engines share (pretended_gpus.py). ungated: engines start whenever they want
+to, to see what that costs.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def main() -> None:
             pretended = PretendedGpu(Path(folder), gpu.uuid, gpu.total_bytes or 0)
             used = pretended.used()
             processes = tuple(GpuProcess(pid=pid, used_bytes=count) for pid, count in used.items())
-            gpus.append(gpu.evolve(free_bytes=pretended.total - sum(used.values()), processes=processes))
+            gpus.append(
+                gpu.evolve(free_bytes=pretended.total - sum(used.values()), processes=processes)
+            )
         found: Hardware = machine.evolve(gpus=tuple(gpus))
         return found
 
@@ -35,7 +39,10 @@ def main() -> None:
         if not ungated:
             serve()
             return
-        with mock.patch.object(StartGate, "turn", at_once), mock.patch.object(StartGate, "disturbance", return_value=""):
+        with (
+            mock.patch.object(StartGate, "turn", at_once),
+            mock.patch.object(StartGate, "disturbance", return_value=""),
+        ):
             serve()
 
 

@@ -1,4 +1,5 @@
-"""`python -m tests.support.snapshot_gateway SNAPSHOT PROFILES`: `fitserve serve` on the machine of a hardware snapshot, with the profiles of a
+"""`python -m tests.support.snapshot_gateway SNAPSHOT PROFILES`: `fitserve serve` on the machine of
+a hardware snapshot, with the profiles of a
 folder in the place of the shipped ones.
 """
 

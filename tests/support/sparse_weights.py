@@ -1,4 +1,5 @@
-"""The weights of a small Llama as a file that is whole by its header and takes no room: its numbers are a hole, and nobody reads them."""
+"""The weights of a small Llama as a file that is whole by its header and takes no room: its numbers
+are a hole, and nobody reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A terminal in which somebody types: a command runs in it as the foreground job, and what it prints is read until words come."""
+"""A terminal in which somebody types: a command runs in it as the foreground job, and what it
+prints is read until words come."""
 
 from __future__ import annotations
 
@@ -21,17 +22,30 @@ class TypingTerminal:
     def __init__(self, *arguments: str, columns: int = 80, **environment: str) -> None:
         self._ours, self._theirs = pty.openpty()
         termios.tcsetwinsize(self._theirs, (24, columns))
-        keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+        keep = {
+            name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
+        }
         keep.pop("COLUMNS", None)
         streams = (self._theirs, self._theirs, self._theirs)
-        self.process = Forked("gateway.__main__", arguments, {**keep, "TERM": "xterm", **environment}, streams, terminal=True)
+        self.process = Forked(
+            "gateway.__main__",
+            arguments,
+            {**keep, "TERM": "xterm", **environment},
+            streams,
+            terminal=True,
+        )
         os.close(self._theirs)
         self.seen = ""
 
     def __enter__(self) -> TypingTerminal:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self.process.kill()
         self.process.wait()
         os.close(self._ours)
@@ -46,12 +60,15 @@ class TypingTerminal:
         return self.seen.index(words, after) + len(words)
 
     def interrupted(self, words: str, after: int = 0) -> int:
-        """Press Ctrl-C, and again where nothing comes, until the words come; where they end. The `input` of CPython does not hear one that comes between
+        """Press Ctrl-C, and again where nothing comes, until the words come; where they end. The
+        `input` of CPython does not hear one that comes between
         the print of its prompt and its wait."""
         began = time.monotonic()
         while words not in self.seen[after:] and time.monotonic() - began < HANG_S:
             self.type("\x03")
-            while words not in self.seen[after:] and select.select([self._ours], [], [], AGAIN_S)[0]:
+            while (
+                words not in self.seen[after:] and select.select([self._ours], [], [], AGAIN_S)[0]
+            ):
                 self._read()
         return self.until(words, after)
 

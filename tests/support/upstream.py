@@ -1,4 +1,5 @@
-"""A scripted engine on a real socket: records raw requests, and which connections were closed from the other side.
+"""A scripted engine on a real socket: records raw requests, and which connections were closed from
+the other side.
 
 async def script(call: Call) -> None: ...          run once per request
 async with Upstream(script) as upstream: upstream.url
@@ -45,15 +46,27 @@ class Call:
     async def chunk(self, data: bytes) -> None:
         await self.send(b"%x\r\n%s\r\n" % (len(data), data))
 
-    async def start(self, content_type: str = "text/event-stream; charset=utf-8", status: str = "200 OK") -> None:
+    async def start(
+        self, content_type: str = "text/event-stream; charset=utf-8", status: str = "200 OK"
+    ) -> None:
         """Response head of a chunked answer."""
-        await self.send(f"HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        await self.send(
+            f"HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\ntransfer-encoding:"
+            " chunked\r\n\r\n".encode()
+        )
 
     async def end(self) -> None:
         await self.send(b"0\r\n\r\n")
 
-    async def reply(self, body: bytes, status: str = "200 OK", headers: str = "content-type: application/json\r\n") -> None:
-        await self.send(f"HTTP/1.1 {status}\r\n{headers}content-length: {len(body)}\r\n\r\n".encode() + body)
+    async def reply(
+        self,
+        body: bytes,
+        status: str = "200 OK",
+        headers: str = "content-type: application/json\r\n",
+    ) -> None:
+        await self.send(
+            f"HTTP/1.1 {status}\r\n{headers}content-length: {len(body)}\r\n\r\n".encode() + body
+        )
 
     def close(self) -> None:
         """Closes at once, as the kernel does for a process that died."""
@@ -74,8 +87,16 @@ class Call:
         try:
             while True:
                 head = await self._reader.readuntil(b"\r\n\r\n")
-                lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-                body = await self._reader.readexactly(int(lengths[0].partition(b":")[2])) if lengths else b""
+                lengths = [
+                    line
+                    for line in head.lower().split(b"\r\n")
+                    if line.startswith(b"content-length:")
+                ]
+                body = (
+                    await self._reader.readexactly(int(lengths[0].partition(b":")[2]))
+                    if lengths
+                    else b""
+                )
                 if b"\r\ntransfer-encoding: chunked\r\n" in head.lower():
                     body = await self._chunks()
                 self.requests.append(head + body)
@@ -91,17 +112,22 @@ class Upstream:
     def __init__(self, script: Callable[[Call], Awaitable[None]]) -> None:
         self._script = script
         self._handlers: set[asyncio.Task[None]] = set()
-        self._scripts: set[asyncio.Task[None]] = set()  # the handlers that are not closing their connection yet
+        self._scripts: set[asyncio.Task[None]] = (
+            set()
+        )  # the handlers that are not closing their connection yet
         self.calls: list[Call] = []
         self.url = ""
 
     async def __aenter__(self) -> Upstream:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=64 * 1024 * 1024, backlog=512)
+        self._server = await asyncio.start_server(
+            self._accept, "127.0.0.1", 0, limit=64 * 1024 * 1024, backlog=512
+        )
         self.url = "http://127.0.0.1:{1}".format(*self._server.sockets[0].getsockname())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # No more is accepted before it is closed: of a server that is closed asyncio drops what was accepted last, with its socket open.
+        # No more is accepted before it is closed: of a server that is closed asyncio drops what was
+        # accepted last, with its socket open.
         for listener in self._server.sockets:
             asyncio.get_running_loop().remove_reader(listener.fileno())
         for _turn in range(4):  # what was accepted just now is told of

@@ -1,6 +1,7 @@
 """The engine versions that ship: those of profiles/engines, so that no test names them in a list.
 
-The standard library alone: scripts/engine-answers imports this with a bare Python, and engines that are asked import it too.
+The standard library alone: scripts/engine-answers imports this with a bare Python, and engines that
+    are asked import it too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def kinds(profiles: Path = PROFILES) -> tuple[str, ...]:
 
 def versions(kind: str, profiles: Path = PROFILES) -> tuple[str, ...]:
     """The versions of a kind, oldest first."""
-    return tuple(sorted((path.stem for path in (profiles / "engines" / kind).glob("*.yaml")), key=order))
+    return tuple(
+        sorted((path.stem for path in (profiles / "engines" / kind).glob("*.yaml")), key=order)
+    )
 
 
 VLLM = versions("vllm")

@@ -10,11 +10,14 @@ import pytest
 
 from tests.support.paths import ROOT
 
-# From the top floor to the ground: a room (a folder directly under gateway/) and the rooms that it may import. Every room may
-# import BASE, the modules beside the rooms, and `domain`.
+# From the top floor to the ground: a room (a folder directly under gateway/) and the rooms that it
+# may import. Every room may import BASE, the modules beside the rooms, and `domain`.
 ARROWS = {
     "__main__": "server cli",
-    "server": "measuring controller hosts planner proxy profiles engines store machine wishes models diagnosis",
+    "server": (
+        "measuring controller hosts planner proxy profiles engines store machine wishes models"
+        " diagnosis"
+    ),
     "cli": "measuring hosts planner profiles engines store machine wishes diagnosis",
     "measuring": "controller hosts planner profiles engines store diagnosis",
     "controller": "hosts planner proxy engines store machine models diagnosis",
@@ -52,7 +55,8 @@ LONGEST_CHAIN = 16
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """Every module of the package by its dotted name without `gateway.`; the package itself is ""."""
+    """Every module of the package by its dotted name without `gateway.`; the package itself is
+    ""."""
     found = {}
     for path in sorted((root / "gateway").rglob("*.py")):
         parts = path.relative_to(root / "gateway").with_suffix("").parts
@@ -64,7 +68,8 @@ MODULES = modules(ROOT)
 
 
 def imports(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
-    """The modules of ours that this one imports, anywhere in it: a late import and one for types alone are arrows too."""
+    """The modules of ours that this one imports, anywhere in it: a late import and one for types
+    alone are arrows too."""
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Import):
@@ -81,7 +86,10 @@ def imports(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
 
 
 def graph() -> dict[str, set[str]]:
-    return {name: set(imports(ast.parse(path.read_text()), MODULES)) - {name} for name, path in MODULES.items()}
+    return {
+        name: set(imports(ast.parse(path.read_text()), MODULES)) - {name}
+        for name, path in MODULES.items()
+    }
 
 
 GRAPH = graph()
@@ -105,7 +113,10 @@ def arrows() -> dict[tuple[str, str], list[str]]:
         for target in targets:
             ends = room(module), room(target)
             if ends[0] != ends[1] and ends[1] not in GROUND:
-                files = f"{MODULES[module].relative_to(ROOT)} imports {MODULES[target].relative_to(ROOT)}"
+                files = (
+                    f"{MODULES[module].relative_to(ROOT)} imports"
+                    f" {MODULES[target].relative_to(ROOT)}"
+                )
                 found.setdefault(ends, []).append(files)
     return found
 
@@ -127,7 +138,8 @@ def test_every_arrow_of_the_table_is_used_and_points_down() -> None:
 
 
 def circles() -> list[list[str]]:
-    """Files that import each other, found by taking away again and again those that nothing left imports."""
+    """Files that import each other, found by taking away again and again those that nothing left
+    imports."""
     left = {name: set(targets) for name, targets in GRAPH.items()}
     while leaves := [name for name, targets in left.items() if not targets & left.keys()]:
         for name in leaves:
@@ -155,7 +167,11 @@ def test_a_chain_of_imports_is_short_enough_to_follow() -> None:
 
 @pytest.mark.parametrize("name", sorted({folder(module) for module in MODULES}))
 def test_a_folder_holds_few_files(name: str) -> None:
-    files = [path for module, path in MODULES.items() if folder(module) == name and path.name != "__init__.py"]
+    files = [
+        path
+        for module, path in MODULES.items()
+        if folder(module) == name and path.name != "__init__.py"
+    ]
     assert len(files) <= MOST_FILES
 
 
@@ -166,7 +182,13 @@ def test_a_folder_holds_few_files(name: str) -> None:
         ("from gateway import errors", {"errors"}),
         ("from gateway.domain import Plan", {"domain"}),
         ("def late():\n    from gateway.domain.plan import Plan", {"domain.plan"}),
-        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from gateway.settings import Settings", {"settings"}),
+        (
+            (
+                "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from gateway.settings"
+                " import Settings"
+            ),
+            {"settings"},
+        ),
         ("import json", set()),
     ],
 )

@@ -1,4 +1,5 @@
-"""CONTRIBUTING.md is a map: it names every module of the package, each once, in the folder where the module is."""
+"""CONTRIBUTING.md is a map: it names every module of the package, each once, in the folder where
+the module is."""
 
 from __future__ import annotations
 
@@ -25,5 +26,9 @@ def named() -> Counter[str]:
 
 
 def test_the_map_names_every_module_once() -> None:
-    there = {str(path.relative_to(ROOT)) for path in (ROOT / "gateway").rglob("*.py") if path.name != "__init__.py"}
+    there = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "gateway").rglob("*.py")
+        if path.name != "__init__.py"
+    }
     assert named() == Counter(there)

@@ -1,4 +1,5 @@
-"""Every command in README.md and docs/ is one that the program takes, and every command that a message names is there."""
+"""Every command in README.md and docs/ is one that the program takes, and every command that a
+message names is there."""
 
 from __future__ import annotations
 
@@ -13,13 +14,21 @@ def test_what_is_shown_is_taken(one: Shown) -> None:
 
 
 def test_what_is_mentioned_is_there() -> None:
-    wrong = {f"{one}: there is no {word}" for one in mentioned() if (word := unknown(one.words)) is not None}
+    wrong = {
+        f"{one}: there is no {word}"
+        for one in mentioned()
+        if (word := unknown(one.words)) is not None
+    }
     assert not wrong, "\n".join(sorted(wrong))
 
 
 def test_every_command_is_shown() -> None:
     words = {one.words[0] if one.words[0][0] != "-" else one.words[2] for one in shown()}
-    mentions = {one.words[0] for one in mentioned() if one.words and not one.page.startswith(("gateway/", "profiles/"))}
+    mentions = {
+        one.words[0]
+        for one in mentioned()
+        if one.words and not one.page.startswith(("gateway/", "profiles/"))
+    }
     assert set(program().commands) - words - mentions == set()
 
 
@@ -30,7 +39,10 @@ def test_every_command_is_shown() -> None:
         ("fitserve stop m; fitserve start m    # words", [("stop", "m"), ("start", "m")]),
         (
             "fitserve plan M [--tp N] [--hardware NAME|FILE]",
-            [("plan", "M", "--tp", "8", "--hardware", "NAME"), ("plan", "M", "--tp", "8", "--hardware", "FILE")],
+            [
+                ("plan", "M", "--tp", "8", "--hardware", "NAME"),
+                ("plan", "M", "--tp", "8", "--hardware", "FILE"),
+            ],
         ),
         ("fitserve probe --json > a.json", [("probe", "--json")]),
         ("fitserve retry[[ {model}]]", [("retry", "X")]),
@@ -41,7 +53,13 @@ def test_a_line_is_read(text: str, words: list[tuple[str, ...]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("nothing",), ("add", "m", "--sorce", "x"), ("engine", "nothing"), ("set", "m", "--tensor-parallel", "2")]
+    "words",
+    [
+        ("nothing",),
+        ("add", "m", "--sorce", "x"),
+        ("engine", "nothing"),
+        ("set", "m", "--tensor-parallel", "2"),
+    ],
 )
 def test_what_is_not_there_is_found(words: tuple[str, ...]) -> None:
     assert unknown(words) is not None

@@ -23,7 +23,10 @@ def test_a_refused_connection_is_told_without_numbers() -> None:
 
 
 def test_each_reason_of_a_name_with_several_addresses_is_told_once() -> None:
-    tried = "Multiple exceptions: [Errno 111] Connect call failed ('::1', 9, 0, 0), [Errno 111] Connect call failed ('127.0.0.1', 9)"
+    tried = (
+        "Multiple exceptions: [Errno 111] Connect call failed ('::1', 9, 0, 0), [Errno 111] Connect"
+        " call failed ('127.0.0.1', 9)"
+    )
     assert in_brief(OSError(tried)) == "Connection refused"
 
 

@@ -27,17 +27,29 @@ NEVER = {
     "pydantic_settings",
 }
 UNUSED = {
-    "gateway.server.server": NEVER
-    | {"typer", "pynvml", "gateway.cli", "gateway.planner.service.plan_program", "gateway.planner.decide"},
+    "gateway.server.server": (
+        NEVER
+        | {
+            "typer",
+            "pynvml",
+            "gateway.cli",
+            "gateway.planner.service.plan_program",
+            "gateway.planner.decide",
+        }
+    ),
     # One for each core: it holds tables, and no values of the planner.
-    "gateway.proxy.workers.worker": NEVER | {"pydantic", "fastapi", "yaml", "sqlite3", "gateway.domain", "gateway.settings"},
+    "gateway.proxy.workers.worker": (
+        NEVER | {"pydantic", "fastapi", "yaml", "sqlite3", "gateway.domain", "gateway.settings"}
+    ),
 }
 
 
 @pytest.mark.parametrize("module", UNUSED)
 def test_a_server_loads_nothing_that_it_may_never_need(module: str) -> None:
     code = f"import sys, {module}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     loaded = set(done.stdout.split())
     assert module in loaded
     assert loaded & UNUSED[module] == set()
@@ -45,17 +57,48 @@ def test_a_server_loads_nothing_that_it_may_never_need(module: str) -> None:
 
 def test_a_second_plan_reads_no_yaml_and_loads_no_server(tmp_path: Path) -> None:
     make_model(tmp_path / "model")
-    command = [sys.executable, "-X", "importtime", "-m", "gateway.__main__", "plan", str(tmp_path / "model")]
-    environment = {**os.environ, "FITSERVE_DATA_DIR": str(tmp_path / "data"), "FITSERVE_HOST_KIND": "docker"}
+    command = [
+        sys.executable,
+        "-X",
+        "importtime",
+        "-m",
+        "gateway.__main__",
+        "plan",
+        str(tmp_path / "model"),
+    ]
+    environment = {
+        **os.environ,
+        "FITSERVE_DATA_DIR": str(tmp_path / "data"),
+        "FITSERVE_HOST_KIND": "docker",
+    }
     loaded: list[set[str]] = []
     for elsewhere in ((), (), ("--hardware", "2x3090")):
-        done = subprocess.run([*command, *elsewhere], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command, *elsewhere],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode in (0, 3), done.stderr[-2000:]  # 3: this machine is too small
         loaded.append(set(re.findall(r"\| +([\w.]+)$", done.stderr, re.MULTILINE)))
     assert "yaml" in loaded[0]
     assert "gateway.planner.decide" in loaded[1]
     assert (
-        loaded[1] & (NEVER | {"yaml", "fastapi", "starlette", "uvicorn", "uvloop", "gateway.server", "gateway.controller"})
+        loaded[1]
+        & (
+            NEVER
+            | {
+                "yaml",
+                "fastapi",
+                "starlette",
+                "uvicorn",
+                "uvloop",
+                "gateway.server",
+                "gateway.controller",
+            }
+        )
         == set()
     )
     assert loaded[2] & {"asyncio", "ssl", "gateway.planner.service.images"} == set()

@@ -1,4 +1,5 @@
-"""The locked requirements: an environment for tests has all that the product needs, so `scripts/setup` leaves it as it is."""
+"""The locked requirements: an environment for tests has all that the product needs, so
+`scripts/setup` leaves it as it is."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from tests.support.paths import ROOT
 
 
 def pins(lock: str) -> set[str]:
-    return set(re.findall(r"^[\w.\[\]-]+==\S+", (ROOT / "requirements" / lock).read_text(), re.MULTILINE))
+    return set(
+        re.findall(r"^[\w.\[\]-]+==\S+", (ROOT / "requirements" / lock).read_text(), re.MULTILINE)
+    )
 
 
 @pytest.mark.parametrize("lock", ["process.txt", "runtime.txt"])

@@ -41,14 +41,18 @@ def speak(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO) -> str:
     return stream.getvalue()
 
 
-def test_what_engines_say_does_not_steer_the_terminal_of_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_engines_say_does_not_steer_the_terminal_of_the_gateway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     said = speak(monkeypatch, Terminal())
     assert said.count("owned") == 5
     assert "\x1b]" not in said  # its own colours begin with another character
     assert not {"\x07", "\x9b", "\u202e"} & set(said)
 
 
-def test_a_terminal_gets_lines_to_read_without_those_of_the_web_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_lines_to_read_without_those_of_the_web_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
     configure_logging("info")
@@ -56,13 +60,19 @@ def test_a_terminal_gets_lines_to_read_without_those_of_the_web_server(monkeypat
     Logger("fitserve").warning("low")
     logging.getLogger("uvicorn.error").info("Started server process [1]")
     first, second = stream.getvalue().splitlines()
-    assert re.fullmatch(r"\d\d:\d\d:\d\d listening  url=http://127.0.0.1:1 keys=False why='two words'", first)
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d listening  url=http://127.0.0.1:1 keys=False why='two words'", first
+    )
     assert re.fullmatch(r"\d\d:\d\d:\d\d warning: low", second)
 
 
 def test_json_has_what_was_said_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [json.loads(line) for line in speak(monkeypatch, io.StringIO()).splitlines()]
-    assert [lines[0]["line"], lines[0]["names"], lines[1]["event"]] == [EVIL, [EVIL], f"said {EVIL}"]
+    assert [lines[0]["line"], lines[0]["names"], lines[1]["event"]] == [
+        EVIL,
+        [EVIL],
+        f"said {EVIL}",
+    ]
 
 
 def test_a_line_has_its_fields_then_what_every_line_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +89,12 @@ def test_a_line_has_its_fields_then_what_every_line_has(monkeypatch: pytest.Monk
     log.critical("100 % of %s", exc_info=caught)
     first, second = map(json.loads, stream.getvalue().splitlines())
     assert list(first) == ["at", "share", "event", "logger", "level", "timestamp", "exception"]
-    assert (first["at"], first["share"], first["level"], second["level"]) == ("PosixPath('/a')", 50, "error", "critical")
+    assert (first["at"], first["share"], first["level"], second["level"]) == (
+        "PosixPath('/a')",
+        50,
+        "error",
+        "critical",
+    )
     assert second["event"] == "100 % of %s"
     assert first["exception"].startswith("Traceback")
     assert second["exception"].endswith("'broken'")
@@ -87,6 +102,11 @@ def test_a_line_has_its_fields_then_what_every_line_has(monkeypatch: pytest.Monk
 
 
 def test_a_command_tells_a_warning_with_its_fields_on_standard_error() -> None:
-    code = "from gateway.logging import Logger; Logger('fitserve.test').warning('the folder was open', mode='0o755')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    code = (
+        "from gateway.logging import Logger; Logger('fitserve.test').warning('the folder was open',"
+        " mode='0o755')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert (done.stdout, done.stderr[9:]) == ("", "warning: the folder was open  mode=0o755\n")

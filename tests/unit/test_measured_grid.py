@@ -1,4 +1,5 @@
-"""The grid that is measured on rented machines is well-formed: a misspelt flag would cost a start of a minute there."""
+"""The grid that is measured on rented machines is well-formed: a misspelt flag would cost a start
+of a minute there."""
 
 from __future__ import annotations
 
@@ -56,14 +57,27 @@ def test_the_models_are_what_they_are_called(tmp_path: Path) -> None:
         assert spec.max_position > max(load.tokens_in + load.tokens_out for load in LOADS)
     folder = models.write(tmp_path, "tiny")
     assert json.loads((folder / "config.json").read_text()) == models.config("tiny")
-    assert len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]) == models.config("tiny")["vocab_size"]
+    assert (
+        len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
+        == models.config("tiny")["vocab_size"]
+    )
 
 
 def test_figures_of_answers() -> None:
-    answers = [Answer(0.1, 1.1, 11), Answer(0.3, 2.3, 11), Answer(0.2, 1.7, 11), Answer(error="refused")]
+    answers = [
+        Answer(0.1, 1.1, 11),
+        Answer(0.3, 2.3, 11),
+        Answer(0.2, 1.7, 11),
+        Answer(error="refused"),
+    ]
     said = figures(answers, 3.0)
     assert (said["answers"], said["errors"], said["error"]) == (3, 1, "refused")
-    assert (said["tokens_s"], said["ttft_ms"], said["ttft_most_ms"], said["tpot_ms"]) == (11.0, 200.0, 300.0, 150.0)
+    assert (said["tokens_s"], said["ttft_ms"], said["ttft_most_ms"], said["tpot_ms"]) == (
+        11.0,
+        200.0,
+        300.0,
+        150.0,
+    )
     assert "tpot_ms" not in figures([Answer(0.1, 0.1, 1)], 0.1)
     assert shared(10, 4) == [3, 3, 2, 2]
 

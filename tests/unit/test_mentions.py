@@ -1,4 +1,5 @@
-"""Files and tests that documents and comments name are there: a rename that forgets a mention fails here."""
+"""Files and tests that documents and comments name are there: a rename that forgets a mention fails
+here."""
 
 from __future__ import annotations
 
@@ -13,16 +14,23 @@ from tests.support.paths import ROOT
 OURS = ("docs", "gateway", "tests", "benchmarks", "scripts", "profiles")
 FILES = frozenset(
     path.relative_to(ROOT).as_posix()
-    for path in (*ROOT.glob("*.md"), *(path for folder in OURS for path in (ROOT / folder).rglob("*")))
+    for path in (
+        *ROOT.glob("*.md"),
+        *(path for folder in OURS for path in (ROOT / folder).rglob("*")),
+    )
     if path.is_file() and path.suffix != ".pyc"
 )
 NAMES = frozenset(PurePosixPath(name).name for name in FILES)
 # `models/` and `engines/` begin paths of engines too.
 FOLDERS = sorted(
-    {name.split("/")[1] for name in FILES if name.startswith("gateway/") and name.count("/") > 1} - {"engines", "models"}
+    {name.split("/")[1] for name in FILES if name.startswith("gateway/") and name.count("/") > 1}
+    - {"engines", "models"}
 )
-# `planner/decide.py`, from the root or from within the package; not the paths of engines, which begin with vllm/ or sglang/.
-PATH = re.compile(rf"(?<![\w./{{-])(?:{'|'.join((*OURS, *FOLDERS))})/[\w./-]+\.(?:py|md|yaml|json)\b")
+# `planner/decide.py`, from the root or from within the package; not the paths of engines, which
+# begin with vllm/ or sglang/.
+PATH = re.compile(
+    rf"(?<![\w./{{-])(?:{'|'.join((*OURS, *FOLDERS))})/[\w./-]+\.(?:py|md|yaml|json)\b"
+)
 MODULE = re.compile(rf"\bgateway\.(?:{'|'.join(FOLDERS)})\.[a-z_.]*[a-z_]")
 TEST = re.compile(r"\b(tests/[\w/]+\.py)::(\w+)")
 BARE = re.compile(r"`(\w+\.py)`")
@@ -36,7 +44,8 @@ REWRITTEN = ("CHANGELOG.md",)
 
 
 def texts() -> list[str]:
-    """Documents, and what has comments: our code and profiles. The logs of engines name files of engines."""
+    """Documents, and what has comments: our code and profiles. The logs of engines name files of
+    engines."""
     code = tuple(f"{folder}/" for folder in OURS)
     return sorted(
         name
@@ -44,7 +53,11 @@ def texts() -> list[str]:
         if name not in REWRITTEN
         and (
             (name.endswith(".md") and (name.startswith("docs/") or "/" not in name))
-            or (name.startswith(code) and name.endswith((".py", ".yaml")) and not name.startswith("tests/logs/"))
+            or (
+                name.startswith(code)
+                and name.endswith((".py", ".yaml"))
+                and not name.startswith("tests/logs/")
+            )
         )
     )
 
@@ -56,7 +69,9 @@ def exists(path: str) -> bool:
 @cache
 def functions_of(path: str) -> frozenset[str]:
     """Functions of a test file that pytest runs."""
-    return frozenset(re.findall(r"^(?:async )?def (test_\w+)\(", (ROOT / path).read_text(), re.MULTILINE))
+    return frozenset(
+        re.findall(r"^(?:async )?def (test_\w+)\(", (ROOT / path).read_text(), re.MULTILINE)
+    )
 
 
 def is_module(dotted: str) -> bool:
@@ -64,7 +79,9 @@ def is_module(dotted: str) -> bool:
     parts = dotted.split(".")
     starts = ["/".join(parts[:size]) for size in range(2, len(parts) + 1)]
     return (
-        any(f"{start}.py" in FILES for start in starts) or exists(f"{'/'.join(parts)}/__init__.py") or parts[-1] == "__path__"
+        any(f"{start}.py" in FILES for start in starts)
+        or exists(f"{'/'.join(parts)}/__init__.py")
+        or parts[-1] == "__path__"
     )
 
 
@@ -74,19 +91,25 @@ def test_what_is_named_is_there(name: str) -> None:
     missing = [path for path in PATH.findall(text) if not VARIES.search(path) and not exists(path)]
     missing += [module for module in MODULE.findall(text) if not is_module(module)]
     missing += [bare for bare in BARE.findall(text) if bare not in NAMES]
-    missing += [f"{path}::{test}" for path, test in TEST.findall(text) if path in FILES and test not in functions_of(path)]
+    missing += [
+        f"{path}::{test}"
+        for path, test in TEST.findall(text)
+        if path in FILES and test not in functions_of(path)
+    ]
     assert not missing
 
 
 def test_a_test_that_is_not_there_is_missed() -> None:
     mentioned = TEST.findall(
-        f"`{Path(__file__).relative_to(ROOT)}::test_nobody_wrote` and `tests/unit/test_mentions.py::{NAMED}`"
+        f"`{Path(__file__).relative_to(ROOT)}::test_nobody_wrote` and"
+        f" `tests/unit/test_mentions.py::{NAMED}`"
     )
     assert [name in functions_of(path) for path, name in mentioned] == [False, True]
 
 
 def test_each_attack_that_is_listed_has_a_test() -> None:
-    """The table of docs/security.md: no row without a test of its own, but for one that says it shares those of the row above."""
+    """The table of docs/security.md: no row without a test of its own, but for one that says it
+    shares those of the row above."""
     table = (ROOT / "docs/security.md").read_text().partition("\n## Attacks\n")[2]
     rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
     assert len(rows) > 20

@@ -1,4 +1,5 @@
-"""A test stands where its module stands and has the module's name, so that each leads to the other."""
+"""A test stands where its module stands and has the module's name, so that each leads to the
+other."""
 
 from __future__ import annotations
 
@@ -16,15 +17,20 @@ unit/engines/common/kernels/test_sglang_kernels.py unit/planner/test_launch.py u
 unit/planner/test_properties.py unit/planner/test_reported_failures.py unit/test_pure_rooms.py
 unit/test_architecture.py unit/test_documented.py unit/test_contributing.py unit/test_imports.py unit/test_locks.py unit/test_measured_grid.py unit/test_mentions.py unit/test_names.py unit/test_outside.py unit/test_security.py
 """
-TESTS = sorted(path for tier in ("unit", "local") for path in (ROOT / "tests" / tier).glob("**/test_*.py"))
+TESTS = sorted(
+    path for tier in ("unit", "local") for path in (ROOT / "tests" / tier).glob("**/test_*.py")
+)
 
 
 def modules(test: Path) -> set[str]:
-    """The files and folders of the package, of tests/support or of profiles, where the test stands."""
+    """The files and folders of the package, of tests/support or of profiles, where the test
+    stands."""
     inside = Path(*test.relative_to(ROOT / "tests").parts[1:-1])
     roots = {"support": ("tests",), "profiles": ("", "gateway")}.get(inside.name, ("gateway",))
     files = (path for root in roots for path in (ROOT / root / inside).glob("*"))
-    return {path.stem for path in files if path.suffix in (".py", ".yaml") or path.is_dir()} | {inside.name}
+    return {path.stem for path in files if path.suffix in (".py", ".yaml") or path.is_dir()} | {
+        inside.name
+    }
 
 
 def nameless() -> set[str]:

@@ -1,4 +1,5 @@
-"""benchmarks/published.yaml and experts.yaml: what others measured and run is whole, sourced, and possible on the cards that it names."""
+"""benchmarks/published.yaml and experts.yaml: what others measured and run is whole, sourced, and
+possible on the cards that it names."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ CARDS = {card.name: card for card in Profiles().cards.cards}
 
 
 def shipped(config: str) -> bool:
-    """Whether the config is there, as far as that can be seen: aiconfigurator-core is not installed with us."""
+    """Whether the config is there, as far as that can be seen: aiconfigurator-core is not installed
+    with us."""
     where, _, name = config.partition(":")
     return where != "tests" or (MODELS / f"{name}.json").is_file()
 
@@ -32,16 +34,25 @@ def test_the_model_and_the_card_are_known(one: Measured) -> None:
 
 
 def test_nothing_stands_twice() -> None:
-    rows = [one.model_copy(update={"figures": (figure,), "note": ""}) for one in MEASURED for figure in one.figures]
+    rows = [
+        one.model_copy(update={"figures": (figure,), "note": ""})
+        for one in MEASURED
+        for figure in one.figures
+    ]
     assert len(rows) == len({row.model_dump_json() for row in rows})
 
 
 def test_throughput_is_what_the_time_per_token_allows() -> None:
-    """Requests at once, each a token in its time: more cannot come, but for means that short answers bend."""
+    """Requests at once, each a token in its time: more cannot come, but for means that short
+    answers bend."""
     for one in MEASURED:
         for figure in one.figures:
             if figure.output_tokens_s and figure.tpot_ms:
-                assert figure.output_tokens_s <= 1.3 * figure.concurrency * 1000 / figure.tpot_ms, (one.model, one.gpu, figure)
+                assert figure.output_tokens_s <= 1.3 * figure.concurrency * 1000 / figure.tpot_ms, (
+                    one.model,
+                    one.gpu,
+                    figure,
+                )
 
 
 def test_experts_chose_for_small_and_large_machines() -> None:

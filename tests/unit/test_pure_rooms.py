@@ -1,4 +1,5 @@
-"""Decisions are pure: the modules of the pure rooms reach no file, clock, randomness, network or log."""
+"""Decisions are pure: the modules of the pure rooms reach no file, clock, randomness, network or
+log."""
 
 from __future__ import annotations
 
@@ -45,7 +46,11 @@ OURS = (
     "gateway.variables",
     *(f"gateway.{room.replace('/', '.')}" for room in PURE),
 )
-EFFECTS = tuple(f"gateway.{room.replace('/', '.')}.{folder}" for room, effects in PURE.items() for folder in effects)
+EFFECTS = tuple(
+    f"gateway.{room.replace('/', '.')}.{folder}"
+    for room, effects in PURE.items()
+    for folder in effects
+)
 CALLS = {"open", "print", "input", "exec", "eval", "compile", "__import__", "breakpoint"}
 
 
@@ -103,4 +108,6 @@ def test_what_reaches_outside_is_seen(code: str) -> None:
 
 
 def test_every_pure_room_is_looked_at() -> None:
-    assert {"decide.py", "attention.py", "reconcile.py", "diagnose.py"} <= {path.name for path in MODULES}
+    assert {"decide.py", "attention.py", "reconcile.py", "diagnose.py"} <= {
+        path.name for path in MODULES
+    }

@@ -25,7 +25,12 @@ ADMIN = "an-admin-key-of-this-test"
 def routes() -> list[tuple[str, str]]:
     """(method, path) of every route that the application has. A HEAD is the GET of its path."""
     door = create_app(Settings())
-    return sorted((method, route.path) for route in door.scopes.routes for method in route.methods or () if method != "HEAD")
+    return sorted(
+        (method, route.path)
+        for route in door.scopes.routes
+        for method in route.methods or ()
+        if method != "HEAD"
+    )
 
 
 # Beside the table of endpoints, and what is no route at all: it is refused as if it were one.
@@ -40,14 +45,16 @@ COLUMNS = ("no key", "inference", "read", "admin")
 
 
 def allowed(need: str, have: str) -> str:
-    """What a caller of that column is told: yes (the route answers), or the status of the refusal."""
+    """What a caller of that column is told: yes (the route answers), or the status of the
+    refusal."""
     if need == "open" or have in (need, "admin"):
         return "yes"
     return "401" if have == "no key" else "403"
 
 
 def access_table() -> list[tuple[str, ...]]:
-    """(method and path, what each column is told) of every route that the application has, and of inference."""
+    """(method and path, what each column is told) of every route that the application has, and of
+    inference."""
     own = [(method, path, SCOPES[method, path]) for method, path in routes() if method != "HEAD"]
     inference = [(one.method, one.path, "inference") for one in ENDPOINTS]
     return [
@@ -58,8 +65,16 @@ def access_table() -> list[tuple[str, ...]]:
 
 def told_in_documents() -> list[tuple[str, ...]]:
     """The same, as docs/api.md has it."""
-    table = (ROOT / "docs/api.md").read_text().partition(f"| call | {' | '.join(COLUMNS)} |\n")[2].partition("\n\n")[0]
-    return [tuple(cell.strip(" `") for cell in line.strip("|").split("|")) for line in table.splitlines()[1:]]
+    table = (
+        (ROOT / "docs/api.md")
+        .read_text()
+        .partition(f"| call | {' | '.join(COLUMNS)} |\n")[2]
+        .partition("\n\n")[0]
+    )
+    return [
+        tuple(cell.strip(" `") for cell in line.strip("|").split("|"))
+        for line in table.splitlines()[1:]
+    ]
 
 
 HOSTILE = [
@@ -89,7 +104,9 @@ def test_s2_hostile_keys_are_wrong_keys(token: bytes) -> None:
 def test_s2_a_key_is_hashed_before_it_is_compared_and_compared_in_constant_time() -> None:
     made = new_key()
     keys = Keys(ADMIN, None, [key_of(Grant(name="a"), digest_of(made))])
-    with patch("gateway.proxy.access.auth.hmac.compare_digest", wraps=hmac.compare_digest) as compare:
+    with patch(
+        "gateway.proxy.access.auth.hmac.compare_digest", wraps=hmac.compare_digest
+    ) as compare:
         for token in (ADMIN, made, "wrong"):
             try:
                 keys.check(f"Bearer {token}".encode(), "inference")
@@ -101,11 +118,14 @@ def test_s2_a_key_is_hashed_before_it_is_compared_and_compared_in_constant_time(
 
 
 def test_s2_a_key_that_is_nearly_right_is_looked_at_no_longer_than_another() -> None:
-    """What is compared for it, and how often, is the same; benchmarks/key_comparison.py tells what both take."""
+    """What is compared for it, and how often, is the same; benchmarks/key_comparison.py tells what
+    both take."""
     keys = Keys(ADMIN, None, [key_of(Grant(name="a"), digest_of(new_key()))])
 
     def work(token: bytes) -> list[tuple[int, bytes]]:
-        with patch("gateway.proxy.access.auth.hmac.compare_digest", wraps=hmac.compare_digest) as compare:
+        with patch(
+            "gateway.proxy.access.auth.hmac.compare_digest", wraps=hmac.compare_digest
+        ) as compare:
             with pytest.raises(FitserveError):
                 keys.check(b"Bearer " + token, "admin")
             return [(len(call.args[0]), call.args[1]) for call in compare.call_args_list]
@@ -118,7 +138,12 @@ def test_s2_a_key_that_is_nearly_right_is_looked_at_no_longer_than_another() -> 
 def test_s3_every_route_has_its_one_row_and_every_row_its_route() -> None:
     assert set(routes()) == set(SCOPES)
     page = {"/", "/page/{version}/{name:path}"}
-    assert {path for (_, path), scope in SCOPES.items() if scope == "open"} == {"/health", "/healthz", "/readyz", *page}
+    assert {path for (_, path), scope in SCOPES.items() if scope == "open"} == {
+        "/health",
+        "/healthz",
+        "/readyz",
+        *page,
+    }
 
 
 def test_s3_the_documents_have_every_route_and_what_each_scope_is_told_there() -> None:

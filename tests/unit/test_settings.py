@@ -21,7 +21,9 @@ def test_the_page_lists_every_setting_with_its_default_and_meaning() -> None:
     assert listed == [row(name) for name in Settings.model_fields]
 
 
-def test_empty_variables_are_unset_and_files_lose_to_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_empty_variables_are_unset_and_files_lose_to_variables(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "settings.yaml").write_text("port: 9000\nlog_level: debug\n")
     monkeypatch.setenv("FITSERVE_CONFIG", str(tmp_path / "settings.yaml"))
     monkeypatch.setenv("FITSERVE_PORT", "9001")
@@ -55,7 +57,9 @@ def test_what_is_wrong_with_the_file_is_told(
     path = tmp_path / "settings.yaml"
     if text is None:
         path.touch()
-        monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError(13, "Permission denied")))
+        monkeypatch.setattr(
+            Path, "read_bytes", Mock(side_effect=PermissionError(13, "Permission denied"))
+        )
     else:
         path.write_bytes(text)
     monkeypatch.setenv("FITSERVE_CONFIG", str(path))
@@ -70,7 +74,12 @@ def test_an_empty_file_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("FITSERVE_KEEP_ALIVE", "1h30m")
     monkeypatch.setenv("FITSERVE_DATA_DIR", "/d")
     settings = load_settings()
-    assert (settings.access_log, settings.keep_alive, settings.data, settings.port) == (True, 5400, Path("/d"), 8080)
+    assert (settings.access_log, settings.keep_alive, settings.data, settings.port) == (
+        True,
+        5400,
+        Path("/d"),
+        8080,
+    )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
@@ -92,18 +101,33 @@ def test_any_other_address_needs_one(monkeypatch: pytest.MonkeyPatch, host: str)
 
 
 def test_origins_of_web_pages_are_as_browsers_send_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FITSERVE_ORIGINS", "https://App.example, http://localhost:3000,tauri://localhost")
-    assert load_settings().web_origins == ("http://localhost:3000", "https://app.example", "tauri://localhost")
+    monkeypatch.setenv(
+        "FITSERVE_ORIGINS", "https://App.example, http://localhost:3000,tauri://localhost"
+    )
+    assert load_settings().web_origins == (
+        "http://localhost:3000",
+        "https://app.example",
+        "tauri://localhost",
+    )
     for wrong in ("app.example", "https://app.example/path", "https://a b"):
         monkeypatch.setenv("FITSERVE_ORIGINS", wrong)
         with pytest.raises(SettingsError, match=r"FITSERVE_ORIGINS is wrong: .* is no origin"):
             load_settings()
 
 
-def test_variables_of_engines_are_words_of_a_shell_or_a_mapping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("FITSERVE_ENGINE_ENV", "NCCL_DEBUG=WARN  TORCH_CUDA_ARCH_LIST='9.0a 10.0'\nVLLM_USE_DEEP_GEMM=0")
+def test_variables_of_engines_are_words_of_a_shell_or_a_mapping(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(
+        "FITSERVE_ENGINE_ENV",
+        "NCCL_DEBUG=WARN  TORCH_CUDA_ARCH_LIST='9.0a 10.0'\nVLLM_USE_DEEP_GEMM=0",
+    )
     found = load_settings().engine_env
-    assert found == {"NCCL_DEBUG": "WARN", "TORCH_CUDA_ARCH_LIST": "9.0a 10.0", "VLLM_USE_DEEP_GEMM": "0"}
+    assert found == {
+        "NCCL_DEBUG": "WARN",
+        "TORCH_CUDA_ARCH_LIST": "9.0a 10.0",
+        "VLLM_USE_DEEP_GEMM": "0",
+    }
     monkeypatch.delenv("FITSERVE_ENGINE_ENV")
     (tmp_path / "settings.yaml").write_text("engine_env: {OMP_NUM_THREADS: 8}\n")
     monkeypatch.setenv("FITSERVE_CONFIG", str(tmp_path / "settings.yaml"))
@@ -134,7 +158,9 @@ def test_a_variable_that_engines_may_not_have_stops_the_start_and_is_not_repeate
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
-def test_webhooks_are_urls_and_their_secret_is_one_of_standard_webhooks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_webhooks_are_urls_and_their_secret_is_one_of_standard_webhooks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("FITSERVE_WEBHOOK", "https://a.example/T0/secret?x=1, http://127.0.0.1:9")
     monkeypatch.setenv("FITSERVE_WEBHOOK_SECRET", SECRET)
     monkeypatch.setenv("FITSERVE_WEBHOOK_EVENTS", "engine.*, gpu.lost")
@@ -159,7 +185,9 @@ def test_webhooks_are_urls_and_their_secret_is_one_of_standard_webhooks(monkeypa
         ("WEBHOOK_EVENTS", "engine.readi"),
     ],
 )
-def test_what_is_wrong_of_a_webhook_is_said_without_its_secrets(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_what_is_wrong_of_a_webhook_is_said_without_its_secrets(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
     monkeypatch.setenv(f"FITSERVE_{name}", value)
     with pytest.raises(SettingsError) as refused:
         load_settings()

@@ -49,10 +49,15 @@ async def too_deep() -> None:
     [
         cancelled_inside,
         too_deep,
-        *(lambda error=error: raises(error) for error in (ValueError("x"), MemoryError(), OSError(24, "x"))),
+        *(
+            lambda error=error: raises(error)
+            for error in (ValueError("x"), MemoryError(), OSError(24, "x"))
+        ),
     ],
 )
-async def test_work_goes_on_after_any_error(bad: Callable[[], Awaitable[None]], logged: list[dict[str, Any]]) -> None:
+async def test_work_goes_on_after_any_error(
+    bad: Callable[[], Awaitable[None]], logged: list[dict[str, Any]]
+) -> None:
     seen: list[str | None] = []
     told = asyncio.Event()
 
@@ -70,9 +75,13 @@ async def test_work_goes_on_after_any_error(bad: Callable[[], Awaitable[None]], 
         while not work.done:
             await asyncio.sleep(0)
     assert seen[0] is None
-    assert all(problem and problem.startswith("internal error: ") for problem in [*seen[1:], *changes])
+    assert all(
+        problem and problem.startswith("internal error: ") for problem in [*seen[1:], *changes]
+    )
     assert len(changes) == 3
-    assert [(event["work"], event["of"], event["log_level"]) for event in logged] == 3 * [("a test", "this", "error")]
+    assert [(event["work"], event["of"], event["log_level"]) for event in logged] == 3 * [
+        ("a test", "this", "error")
+    ]
     assert all(isinstance(event["exc_info"], BaseException) for event in logged)
     assert work.setback.problem is None
     await work.close()

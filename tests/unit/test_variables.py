@@ -1,4 +1,5 @@
-"""Variables of engines: what is open has values that cannot do harm, and what is closed says why."""
+"""Variables of engines: what is open has values that cannot do harm, and what is closed says
+why."""
 
 from __future__ import annotations
 
@@ -192,13 +193,24 @@ def test_a_proxy_with_a_password_is_refused_and_says_why() -> None:
 def test_an_engine_asks_itself_past_the_proxy() -> None:
     proxy = {"HTTP_PROXY": "http://proxy:1"}
     assert merged(SGLANG, proxy, {}) == {**proxy, "NO_PROXY": "localhost,127.0.0.1,::1"}
-    assert merged(SGLANG, {}, {**proxy, "no_proxy": ".corp, 127.0.0.1"})["no_proxy"] == ".corp,127.0.0.1,localhost,::1"
+    assert (
+        merged(SGLANG, {}, {**proxy, "no_proxy": ".corp, 127.0.0.1"})["no_proxy"]
+        == ".corp,127.0.0.1,localhost,::1"
+    )
     assert merged(SGLANG, {"NO_PROXY": ".corp"}, {}) == {"NO_PROXY": ".corp"}
 
 
 def test_a_models_variables_win_over_those_of_all_engines_and_engines_get_what_they_take() -> None:
-    everywhere = {"NCCL_DEBUG": "WARN", "VLLM_USE_DEEP_GEMM": "0", "SGLANG_MOE_PADDING": "1", "VLLM_NO_SUCH_VARIABLE": "1"}
-    assert merged(VLLM, {"NCCL_DEBUG": "INFO"}, everywhere) == {"NCCL_DEBUG": "INFO", "VLLM_USE_DEEP_GEMM": "0"}
+    everywhere = {
+        "NCCL_DEBUG": "WARN",
+        "VLLM_USE_DEEP_GEMM": "0",
+        "SGLANG_MOE_PADDING": "1",
+        "VLLM_NO_SUCH_VARIABLE": "1",
+    }
+    assert merged(VLLM, {"NCCL_DEBUG": "INFO"}, everywhere) == {
+        "NCCL_DEBUG": "INFO",
+        "VLLM_USE_DEEP_GEMM": "0",
+    }
     assert merged(SGLANG, {}, everywhere) == {"NCCL_DEBUG": "WARN", "SGLANG_MOE_PADDING": "1"}
     with pytest.raises(BadFlag):
         merged(SGLANG, {"VLLM_USE_DEEP_GEMM": "0"}, {})
@@ -215,7 +227,10 @@ def test_a_near_name_is_told() -> None:
 
 
 @given(
-    st.sampled_from(sorted(name for names in CLOSED.values() for name in names.split() if "*" not in name)), st.text(max_size=9)
+    st.sampled_from(
+        sorted(name for names in CLOSED.values() for name in names.split() if "*" not in name)
+    ),
+    st.text(max_size=9),
 )
 def test_a_closed_name_is_closed_with_any_value(name: str, value: str) -> None:
     assert refusal(SMALL, name, value) is not None or name in variables._OPEN
@@ -227,6 +242,14 @@ def test_whatever_comes_is_a_refusal_in_plain_words_or_plain(name: str, value: s
     if told is None:
         assert name.isidentifier()
         assert value.isprintable()
-        assert "/" not in value or name in (*PROXIES, *NO_PROXY, "CC", "CXX", "CUDAHOSTCXX", "CUDA_HOME", "CUDA_PATH")
+        assert "/" not in value or name in (
+            *PROXIES,
+            *NO_PROXY,
+            "CC",
+            "CXX",
+            "CUDAHOSTCXX",
+            "CUDA_HOME",
+            "CUDA_PATH",
+        )
     else:
         assert told[0].isprintable()

@@ -1,4 +1,5 @@
-"""`fitserve agent`: the process that alone reaches Docker, and starts engines for a gateway that does not."""
+"""`fitserve agent`: the process that alone reaches Docker, and starts engines for a gateway that
+does not."""
 
 from __future__ import annotations
 
@@ -33,15 +34,25 @@ def run(settings: Settings) -> None:
 
 async def _serve(settings: Settings) -> None:
     profiles = Profiles(settings.profiles_dir)
-    models = Mount(source=settings.models_source or str(settings.models), target=str(settings.models))
+    models = Mount(
+        source=settings.models_source or str(settings.models), target=str(settings.models)
+    )
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     host = DockerHost(settings.docker_network, _installation(settings.data))
     try:
-        allowed, resolved = profiles.allowed_images(settings.allowed_images), ResolvedImages(settings.data / "images.json")
+        allowed, resolved = (
+            profiles.allowed_images(settings.allowed_images),
+            ResolvedImages(settings.data / "images.json"),
+        )
         async with Agent(host, profiles.engine, models, allowed, resolved).serving(settings.agent):
-            log.info("listening", socket=str(settings.agent), models=models.source, network=settings.docker_network)
+            log.info(
+                "listening",
+                socket=str(settings.agent),
+                models=models.source,
+                network=settings.docker_network,
+            )
             await ended.wait()
     finally:
         await host.close()
@@ -53,12 +64,14 @@ def _lock(data: Path) -> int:
         return hold(data / "agent.lock")
     except BlockingIOError:
         raise SettingsError(
-            f"Another agent uses the data folder {data}.", hint="Stop it, or set another FITSERVE_DATA_DIR."
+            f"Another agent uses the data folder {data}.",
+            hint="Stop it, or set another FITSERVE_DATA_DIR.",
         ) from None
 
 
 def _installation(data: Path) -> str:
-    """The id that marks the engines of this agent. A gateway cannot name another one. Raises SettingsError."""
+    """The id that marks the engines of this agent. A gateway cannot name another one. Raises
+    SettingsError."""
     file = data / "installation"
     try:
         if not file.exists():
@@ -66,6 +79,7 @@ def _installation(data: Path) -> str:
         return file.read_text().strip()
     except OSError as error:
         raise SettingsError(
-            f"The file {file}, which tells whose engines are whose, cannot be used: {error.strerror}.",
+            f"The file {file}, which tells whose engines are whose, cannot be used:"
+            f" {error.strerror}.",
             hint="Set FITSERVE_DATA_DIR to a folder you can write.",
         ) from None

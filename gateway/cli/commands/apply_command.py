@@ -1,4 +1,5 @@
-"""`fitserve apply`: the models of a file on the gateway that runs, as `FITSERVE_MODELS_FILE` has the gateway itself do it."""
+"""`fitserve apply`: the models of a file on the gateway that runs, as `FITSERVE_MODELS_FILE` has
+the gateway itself do it."""
 
 from __future__ import annotations
 
@@ -24,11 +25,16 @@ _WOULD = {"add": "would be added", "change": "would be changed", "remove": "woul
 
 def apply(
     file: Annotated[Path, typer.Argument(help="YAML, as docs/models.example.yaml.")],
-    diff: Annotated[bool, typer.Option("--diff", help="Show what would be otherwise; change nothing.")] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="Remove models that are not in the file.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Show what would be otherwise; change nothing.")
+    ] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove models that are not in the file.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Bring the running gateway's models to those of FILE, in place, while they serve. What is so already stays untouched. Exit code 1 where some of it could not
+    """Bring the running gateway's models to those of FILE, in place, while they serve. What is so
+    already stays untouched. Exit code 1 where some of it could not
     be done."""
     from gateway.wishes.models_file import load
     from gateway.wishes.steps import steps
@@ -47,7 +53,13 @@ def apply(
         differences = answer.get("wish", []) if step.kind == "change" else []
         if step.kind == "change" and not differences:
             continue
-        rows.append({"name": step.name, "did": step.kind, "differences": _hidden(differences, found.references)})
+        rows.append(
+            {
+                "name": step.name,
+                "did": step.kind,
+                "differences": _hidden(differences, found.references),
+            }
+        )
     if as_json:
         say(json.dumps({"data": rows, "applied": not diff}, indent=2))
     else:

@@ -21,10 +21,13 @@ from gateway.version import __version__
 
 
 def backup(
-    file: Annotated[Path | None, typer.Argument(help="Where to write; default: fitserve-TIME.tar.gz here.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="Where to write; default: fitserve-TIME.tar.gz here.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write models, facts, measurements and digests of keys to one file, while the gateway works. Weights and engines are not in it. Without a gateway that
+    """Write models, facts, measurements and digests of keys to one file, while the gateway works.
+    Weights and engines are not in it. Without a gateway that
     runs, of the data folder of this shell's settings."""
     path = file or Path(f"fitserve-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz")
     if path.exists():
@@ -46,11 +49,17 @@ def backup(
                 write_backup(load_settings().data, into, __version__)
         draft.replace(path)
     except OSError as error:
-        raise BadRequest(f"{path} cannot be written: {error.strerror}.", hint="Give another path.") from None
+        raise BadRequest(
+            f"{path} cannot be written: {error.strerror}.", hint="Give another path."
+        ) from None
     finally:
         draft.unlink(missing_ok=True)
     written = path.stat().st_size
-    say(json.dumps({"file": str(path), "bytes": written}, indent=2) if as_json else f"{path}: {size(written)}")
+    say(
+        json.dumps({"file": str(path), "bytes": written}, indent=2)
+        if as_json
+        else f"{path}: {size(written)}"
+    )
 
 
 def restore(
@@ -58,7 +67,8 @@ def restore(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Put a backup into this shell's data folder (FITSERVE_DATA_DIR), which no gateway may use meanwhile. What is there is kept beside it. Two gateways of one
+    """Put a backup into this shell's data folder (FITSERVE_DATA_DIR), which no gateway may use
+    meanwhile. What is there is kept beside it. Two gateways of one
     backup on one machine would end each other's engines."""
     from gateway.logging import configure_logging
     from gateway.settings import load_settings
@@ -84,7 +94,8 @@ def restore(
         return
     made = datetime.fromtimestamp(back.made_at, tz=UTC).astimezone().strftime("%F %T")
     print_paragraph(
-        f"{data}: {back.models} models, {back.keys} keys and {back.facts} facts of {made}, by fitserve {back.fitserve}"
+        f"{data}: {back.models} models, {back.keys} keys and {back.facts} facts of {made}, by"
+        f" fitserve {back.fitserve}"
     )
     if back.aside is not None:
         print_paragraph(f"What was there is in {back.aside}")

@@ -1,4 +1,5 @@
-"""`fitserve bench`: what a served model does, through the gateway and its streams, beside what was expected and what it did the last time."""
+"""`fitserve bench`: what a served model does, through the gateway and its streams, beside what was
+expected and what it did the last time."""
 
 from __future__ import annotations
 
@@ -23,15 +24,22 @@ _REPORTED_S = 3.0
 
 def bench(
     name: str,
-    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Of each number of requests at once.")] = 5,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, max=600, help="Of each number of requests at once.")
+    ] = 5,
     concurrency: Annotated[
-        list[int] | None, typer.Option(min=1, max=4096, help="Requests at once; repeatable. Default: 1, 8, and as planned.")
+        list[int] | None,
+        typer.Option(
+            min=1, max=4096, help="Requests at once; repeatable. Default: 1, 8, and as planned."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a model that is served: first tokens, one answer alone, many at once. It is kept, and plans are made with it.
+    """Measure a model that is served: first tokens, one answer alone, many at once. It is kept, and
+    plans are made with it.
 
-    Prompts are random, answers have one length. While other requests run the numbers are shown, and nothing is learned from them.
+    Prompts are random, answers have one length. While other requests run the numbers are shown, and
+    nothing is learned from them.
     """
     import asyncio
 
@@ -41,20 +49,29 @@ def bench(
 
     view = call("GET", of_model(name))
     if view["state"] != "ready":
-        raise NotReady(f"{name} is not ready: {status_text(view)}.", hint=f"`fitserve show {name}` says more.")
+        raise NotReady(
+            f"{name} is not ready: {status_text(view)}.", hint=f"`fitserve show {name}` says more."
+        )
     plan = view["plan"]
     if plan is not None and plan["model"]["task"] != "generate":
-        raise NotReady(f"{name} generates no text, so there is nothing to measure.", hint="Measure a model that generates.")
+        raise NotReady(
+            f"{name} generates no text, so there is nothing to measure.",
+            hint="Measure a model that generates.",
+        )
     url, key = address()
     context = plan["max_model_len"]["value"] if plan else 4096
     target = Target(url, name, key, plan["model"]["vocab"] if plan else 20_000)
     load = Load(target, context, lambda what: None if as_json else say(f"{name}: {what}", err=True))
     planned = _planned(plan, view) if plan else 32
     before = _ended()
-    report = asyncio.run(load.measure(sorted(set(concurrency or (1, min(8, planned), planned))), seconds))
+    report = asyncio.run(
+        load.measure(sorted(set(concurrency or (1, min(8, planned), planned))), seconds)
+    )
     others = _others(before, load.asked)
     fields = {**report.model_dump(), "disturbed": others, "fingerprint": _fingerprint(view)}
-    kept = call("POST", of_model(name, "/bench"), BenchReport.model_validate(fields).model_dump(mode="json"))
+    kept = call(
+        "POST", of_model(name, "/bench"), BenchReport.model_validate(fields).model_dump(mode="json")
+    )
     expected = plan["speed"] if plan else None
     if as_json:
         say(json.dumps({**kept, "expected": expected}, indent=2))
@@ -87,16 +104,22 @@ def _others(before: int, own: int) -> str:
     until = time.monotonic() + _REPORTED_S
     while (count := _ended() - before) < own and time.monotonic() < until:
         time.sleep(0.1)
-    running = re.findall(r'^fitserve_requests_in_flight\{model="[^"]+"\} ([1-9]\S*)$', text("/metrics"), re.MULTILINE)
+    running = re.findall(
+        r'^fitserve_requests_in_flight\{model="[^"]+"\} ([1-9]\S*)$', text("/metrics"), re.MULTILINE
+    )
     if count == own and not running:
         return ""
-    return f"{max(0, count - own)} other requests ended meanwhile, and {round(math.fsum(map(float, running)))} run still"
+    return (
+        f"{max(0, count - own)} other requests ended meanwhile, and"
+        f" {round(math.fsum(map(float, running)))} run still"
+    )
 
 
 def _show(kept: Any, expected: Any) -> None:
     bench, last = kept["bench"], kept["last"] or {}
     print_paragraph(
-        f"{bench['model']}: prompts of {bench['prompt']:,} tokens, answers of {bench['answer']:,}, {bench['engine'] or 'an endpoint'}"
+        f"{bench['model']}: prompts of {bench['prompt']:,} tokens, answers of {bench['answer']:,},"
+        f" {bench['engine'] or 'an endpoint'}"
     )
     rows: list[tuple[object, ...]] = []
 
@@ -104,11 +127,25 @@ def _show(kept: Any, expected: Any) -> None:
         if value is not None:
             hoped = f"{planned['value']:,g}" if planned else "-"
             off = f"{100 * (value / planned['value'] - 1):+.0f} %" if planned else "-"
-            rows.append((what, f"{value:,.4g} {unit}", hoped, off, f"{before:,.4g}" if before else "-"))
+            rows.append(
+                (what, f"{value:,.4g} {unit}", hoped, off, f"{before:,.4g}" if before else "-")
+            )
 
     hopes = _unmeasured(expected) if expected else {}
-    row("first token, 2k", "s", bench["first_token_2k_s"], hopes.get("first_token_2k_s"), last.get("first_token_2k_s"))
-    row("first token, 32k", "s", bench["first_token_32k_s"], hopes.get("first_token_32k_s"), last.get("first_token_32k_s"))
+    row(
+        "first token, 2k",
+        "s",
+        bench["first_token_2k_s"],
+        hopes.get("first_token_2k_s"),
+        last.get("first_token_2k_s"),
+    )
+    row(
+        "first token, 32k",
+        "s",
+        bench["first_token_32k_s"],
+        hopes.get("first_token_32k_s"),
+        last.get("first_token_32k_s"),
+    )
     row("one request", "tokens/s", bench["stream"], hopes.get("stream"), last.get("stream"))
     old = {level["concurrency"]: level["tokens_per_s"] for level in last.get("levels", ())}
     for level in bench["levels"]:
@@ -117,7 +154,9 @@ def _show(kept: Any, expected: Any) -> None:
         row(f"{count:,} at once", "tokens/s", level["tokens_per_s"], hoped, old.get(count))
     table(("", "NOW", "EXPECTED", "OFF", "LAST"), rows)
     say("")
-    latencies = [(f"{one['concurrency']:,}", one["requests"], *_seconds(one)) for one in bench["levels"]]
+    latencies = [
+        (f"{one['concurrency']:,}", one["requests"], *_seconds(one)) for one in bench["levels"]
+    ]
     table(("AT ONCE", "REQUESTS", "LATENCY P50", "P95", "FIRST TOKEN P50", "P95"), latencies)
     if kept["not_learned"]:
         print_paragraph(f"\nNothing was learned from it: {kept['not_learned']}.")
@@ -131,7 +170,9 @@ def _unmeasured(speed: Any) -> Any:
     if speed["grade"] != "measured":
         return speed
     values = {
-        name: {"value": float(f"{speed[name]['value'] / ratio:.3g}")} for name, ratio in speed["ratios"].items() if speed[name]
+        name: {"value": float(f"{speed[name]['value'] / ratio:.3g}")}
+        for name, ratio in speed["ratios"].items()
+        if speed[name]
     }
     return {"concurrency": speed["concurrency"], **values}
 

@@ -1,4 +1,5 @@
-"""`fitserve calibrate`: the running gateway measures, which knows what its engines use; without one this process does."""
+"""`fitserve calibrate`: the running gateway measures, which knows what its engines use; without one
+this process does."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def asked() -> dict[str, Any]:
 
 
 def _without_gateway(settings: Settings) -> Calibrated:
-    """Meanwhile no gateway begins on this data folder. What an earlier one left running shows as a process on its GPUs."""
+    """Meanwhile no gateway begins on this data folder. What an earlier one left running shows as a
+    process on its GPUs."""
     try:
         held = lock(settings.data)
     except SettingsError as error:
@@ -46,7 +48,9 @@ def _without_gateway(settings: Settings) -> Calibrated:
             store.changeable()
             profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
             calibrator = Calibrator(host_of(settings), profiles, settings.data / "asking")
-            hardware = kept_here(settings.data, settings.gpus, settings.ram_bytes).mark(probe(settings.data))
+            hardware = kept_here(settings.data, settings.gpus, settings.ram_bytes).mark(
+                probe(settings.data)
+            )
             found = asyncio.run(calibrator.measure(hardware, {}))
             store.keep_measured(found.facts)
         finally:
@@ -61,8 +65,15 @@ def rows(facts: Iterable[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
     found = []
     for fact in facts:
         about = fact["scope"]
-        what = " ".join([about.get("what", "broken P2P"), *([f"of {int(about['bytes']):,} bytes"] if "bytes" in about else [])])
-        found.append((about["gpus"], what, said(about.get("what", ""), fact["value"]), fact["source"]))
+        what = " ".join(
+            [
+                about.get("what", "broken P2P"),
+                *([f"of {int(about['bytes']):,} bytes"] if "bytes" in about else []),
+            ]
+        )
+        found.append(
+            (about["gpus"], what, said(about.get("what", ""), fact["value"]), fact["source"])
+        )
     return found
 
 
@@ -72,4 +83,6 @@ def said(what: str, value: int | None) -> str:
         return "yes" if value else "no"
     if what in SECONDS:
         return f"{value / 1000:,.1f} us"
-    return f"{value / 1e9:,.1f} GB/s" if what in ("memory", "peer") else f"{value / 1e12:,.1f} TFLOP/s"
+    return (
+        f"{value / 1e9:,.1f} GB/s" if what in ("memory", "peer") else f"{value / 1e12:,.1f} TFLOP/s"
+    )

@@ -1,4 +1,5 @@
-"""A conversation in the terminal: what is typed goes to the model with all that was said before, and the answer comes as it is made."""
+"""A conversation in the terminal: what is typed goes to the model with all that was said before,
+and the answer comes as it is made."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from gateway.cli.present import print_paragraph
 from gateway.cli.terminal import Flow, Talk, lines_typed, say, told
 from gateway.errors import FitserveError
 
-_HELP = 'A text over several lines stands between """ and """. /clear forgets what was said, /bye or Ctrl-D leaves, Ctrl-C stops an answer.'
+_HELP = (
+    'A text over several lines stands between """ and """. /clear forgets what was said, /bye or'
+    " Ctrl-D leaves, Ctrl-C stops an answer."
+)
 _PROMPT = ">>> "
 
 
@@ -48,7 +52,8 @@ class Chat:
                         told(f"fitserve: {error}")
 
     def answer(self, question: str, *, as_json: bool = False) -> bool:
-        """Ask, and print what comes. False: Ctrl-C stopped the answer; what came until then stays said. Raises the gateway's own error."""
+        """Ask, and print what comes. False: Ctrl-C stopped the answer; what came until then stays
+        said. Raises the gateway's own error."""
         self.said.append({"role": "user", "content": question})
         whole, thoughts, flow, ended = "", "", Flow(), True
         shown = Talk.now().shown and not as_json
@@ -64,7 +69,12 @@ class Chat:
         except KeyboardInterrupt:
             ended = False
         if as_json:
-            answer = {"model": self._model, "content": whole, "reasoning": thoughts, "complete": ended}
+            answer = {
+                "model": self._model,
+                "content": whole,
+                "reasoning": thoughts,
+                "complete": ended,
+            }
             say(json.dumps(answer, indent=2, ensure_ascii=False))
         else:
             flow.end()
@@ -73,7 +83,9 @@ class Chat:
 
     def _pieces(self) -> Iterator[tuple[str, str]]:
         """(thought, text) as they come."""
-        for line in lines("/v1/chat/completions", {"model": self._model, "messages": self.said, "stream": True}):
+        for line in lines(
+            "/v1/chat/completions", {"model": self._model, "messages": self.said, "stream": True}
+        ):
             kind, _, data = line.partition(":")
             if kind != "data" or not data.strip() or data.strip() == "[DONE]":
                 continue
@@ -82,4 +94,7 @@ class Chat:
                 raise reported(event)
             for choice in event.get("choices") or ():
                 delta = choice.get("delta") or {}
-                yield delta.get("reasoning_content") or delta.get("reasoning") or "", delta.get("content") or ""
+                yield (
+                    delta.get("reasoning_content") or delta.get("reasoning") or "",
+                    delta.get("content") or "",
+                )

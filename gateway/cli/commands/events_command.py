@@ -22,17 +22,24 @@ _INDENT = 21
 
 
 def events(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens, until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what happens, until Ctrl-C.")
+    ] = False,
     model: Annotated[str | None, typer.Option(help="Only events of this model.")] = None,
-    last: Annotated[int, typer.Option("--last", "-n", min=1, max=1000, help="How many of those that were.")] = _SHOWN,
+    last: Annotated[
+        int, typer.Option("--last", "-n", min=1, max=1000, help="How many of those that were.")
+    ] = _SHOWN,
     as_json: Json = False,
 ) -> None:
-    """Print what happened: models, plans, starts, failures with their proof, GPUs, keys. With --json a line of JSON for each."""
+    """Print what happened: models, plans, starts, failures with their proof, GPUs, keys. With
+    --json a line of JSON for each."""
     query: dict[str, Any] = {"last": last} | ({"model": model} if model is not None else {})
     if not follow:
         from urllib.parse import urlencode
 
-        for event in call("GET", f"/admin/events?{urlencode({**query, 'follow': 'false'})}")["data"]:
+        for event in call("GET", f"/admin/events?{urlencode({**query, 'follow': 'false'})}")[
+            "data"
+        ]:
             _print(event, as_json)
         return
     try:
@@ -45,7 +52,10 @@ def _follow(query: dict[str, Any], as_json: bool) -> None:
     """Goes on where it was, also with the next gateway."""
     number: int | None = None
     while True:
-        again = {"after": number, **{name: value for name, value in query.items() if name != "last"}}
+        again = {
+            "after": number,
+            **{name: value for name, value in query.items() if name != "last"},
+        }
         try:
             for event in _events(stream("/admin/events", query if number is None else again)):
                 if event.pop("event", None) == "resync":
@@ -66,7 +76,11 @@ def _events(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
     for piece in pieces:
         *whole, kept = (kept + piece).split(b"\n\n")
         for event in whole:
-            fields = dict(line.split(b": ", 1) for line in event.split(b"\n") if b": " in line and line[:1] != b":")
+            fields = dict(
+                line.split(b": ", 1)
+                for line in event.split(b"\n")
+                if b": " in line and line[:1] != b":"
+            )
             if b"data" in fields:
                 name = {"event": fields[b"event"].decode()} if b"event" in fields else {}
                 yield {**json.loads(fields[b"data"]), **name}

@@ -1,4 +1,5 @@
-"""`fitserve facts`: what the running gateway learned of engines and GPUs, to look at, drop, take along and bring in."""
+"""`fitserve facts`: what the running gateway learned of engines and GPUs, to look at, drop, take
+along and bring in."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from gateway.cli.present import table
 from gateway.cli.terminal import say
 from gateway.errors import BadRequest, NotFound
 
-app = typer.Typer(no_args_is_help=True, help="What was learned of engines and GPUs.", rich_markup_mode=None)
+app = typer.Typer(
+    no_args_is_help=True, help="What was learned of engines and GPUs.", rich_markup_mode=None
+)
 
 
 @app.command("ls")
@@ -27,7 +30,15 @@ def ls(as_json: Json = False) -> None:
         return
     table(
         ("FACT", "KIND", "STATE", "WHERE"),
-        [(row["id"] or "-", row["fact"]["kind"], "stale" if row["stale"] else "applied", _where(row["fact"])) for row in rows],
+        [
+            (
+                row["id"] or "-",
+                row["fact"]["kind"],
+                "stale" if row["stale"] else "applied",
+                _where(row["fact"]),
+            )
+            for row in rows
+        ],
     )
 
 
@@ -41,7 +52,11 @@ def show(number: int, as_json: Json = False) -> None:
         say(json.dumps(row, indent=2))
         return
     fact = row["fact"]
-    lines: list[tuple[object, ...]] = [("kind", fact["kind"]), ("state", row["stale"] or "applied"), ("proof", fact["source"])]
+    lines: list[tuple[object, ...]] = [
+        ("kind", fact["kind"]),
+        ("state", row["stale"] or "applied"),
+        ("proof", fact["source"]),
+    ]
     lines += [("value", fact["value"])] if fact["value"] is not None else []
     lines += [(key, value) for key, value in fact["scope"].items()]
     lines += [(f"under {key}", value) for key, value in fact["under"].items()]
@@ -57,9 +72,15 @@ def rm(number: int, as_json: Json = False) -> None:
 
 
 @app.command("export")
-def export(file: Annotated[Path | None, typer.Argument(help="Where to write; default: standard output.")] = None) -> None:
+def export(
+    file: Annotated[
+        Path | None, typer.Argument(help="Where to write; default: standard output.")
+    ] = None,
+) -> None:
     """Write what was learned here as JSON, for `fitserve facts import` on another machine."""
-    text = json.dumps({"facts": [row["fact"] for row in _rows() if row["id"] is not None]}, indent=2)
+    text = json.dumps(
+        {"facts": [row["fact"] for row in _rows() if row["id"] is not None]}, indent=2
+    )
     if file is None:
         say(text)
     else:
@@ -68,7 +89,9 @@ def export(file: Annotated[Path | None, typer.Argument(help="Where to write; def
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="What `fitserve facts export` wrote; - for standard input.")],
+    file: Annotated[
+        Path, typer.Argument(help="What `fitserve facts export` wrote; - for standard input.")
+    ],
     as_json: Json = False,
 ) -> None:
     """Add what another gateway learned."""
@@ -76,7 +99,10 @@ def import_(
         text = sys.stdin.read() if str(file) == "-" else file.read_text()
         body = json.loads(text)
     except (OSError, ValueError) as error:
-        raise BadRequest(f"{file} cannot be read as JSON: {error}.", hint="Give what `fitserve facts export` wrote.") from None
+        raise BadRequest(
+            f"{file} cannot be read as JSON: {error}.",
+            hint="Give what `fitserve facts export` wrote.",
+        ) from None
     answer = call("POST", "/admin/facts", body)
     say(json.dumps(answer, indent=2) if as_json else f"{answer['added']} facts added")
 

@@ -1,4 +1,5 @@
-"""`fitserve ps` and `fitserve list`: the models of the running gateway, by what runs of them and by what they are made of."""
+"""`fitserve ps` and `fitserve list`: the models of the running gateway, by what runs of them and by
+what they are made of."""
 
 from __future__ import annotations
 
@@ -15,11 +16,14 @@ from gateway.cli.terminal import say
 from gateway.domain.units import in_words
 from gateway.domain.units import words as size
 
-Requests = Annotated[bool, typer.Option("--requests", help="List the requests in flight instead, oldest first.")]
+Requests = Annotated[
+    bool, typer.Option("--requests", help="List the requests in flight instead, oldest first.")
+]
 
 
 def ps(as_json: Json = False, requests: Requests = False) -> None:
-    """List the models of the running gateway: engine, context, GPUs, memory of each GPU, how long it serves, when it was last asked."""
+    """List the models of the running gateway: engine, context, GPUs, memory of each GPU, how long
+    it serves, when it was last asked."""
     if requests:
         _requests(as_json)
         return
@@ -28,12 +32,24 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
         say(json.dumps(listing, indent=2))
         return
     numbers = _numbers(listing["data"])
-    head = ("NAME", "STATE", "ENGINE", "CONTEXT", "GPUS", "MEMORY", "UP", "ASKED", "STAYS", "DETAIL")
+    head = (
+        "NAME",
+        "STATE",
+        "ENGINE",
+        "CONTEXT",
+        "GPUS",
+        "MEMORY",
+        "UP",
+        "ASKED",
+        "STAYS",
+        "DETAIL",
+    )
     table(head, [_row(view, numbers, time.time()) for view in listing["data"]])
 
 
 def list_models(as_json: Json = False) -> None:
-    """List the models with where they come from, their commit, and what their weights take on the disk."""
+    """List the models with where they come from, their commit, and what their weights take on the
+    disk."""
     listing = call("GET", "/admin/models")["data"]
     on_disk: dict[str, list[Any]] = {}
     for revision in call("GET", "/admin/disk", timeout_s=None)["revisions"]:
@@ -49,7 +65,11 @@ def list_models(as_json: Json = False) -> None:
         [
             (
                 *(one["name"], one["state"], size(one["bytes"]) if one["bytes"] else "-"),
-                *(", ".join(commit[:12] for commit in one["commits"]) or "-", _ago(one["used_at"], now), one["source"]),
+                *(
+                    ", ".join(commit[:12] for commit in one["commits"]) or "-",
+                    _ago(one["used_at"], now),
+                    one["source"],
+                ),
             )
             for one in rows
         ],
@@ -67,7 +87,12 @@ def _requests(as_json: bool) -> None:
         head,
         [
             (
-                *(one["model"], one["phase"], in_words(max(0.0, now - one["began_at"])), size(one["sent_bytes"])),
+                *(
+                    one["model"],
+                    one["phase"],
+                    in_words(max(0.0, now - one["began_at"])),
+                    size(one["sent_bytes"]),
+                ),
                 *(one["endpoint"], one["key"] or "-", one["address"] or "-", one["id"]),
             )
             for one in found["data"]
@@ -103,8 +128,13 @@ def _row(view: Any, numbers: dict[str, int], now: float) -> tuple[object, ...]:
         *(view["name"], _state(view, len(serving)), ", ".join(engines) or "-"),
         f"{min(contexts):,}" if contexts else "-",
         # A GPU that is lost has no number.
-        ",".join("?" if one is None else str(one) for one in sorted(gpus, key=str)) or ("cpu" if shown else "-"),
-        *(size(most) if most else "-", in_words(now - since) if since else "-", _ago(view["used_at"], now)),
+        ",".join("?" if one is None else str(one) for one in sorted(gpus, key=str))
+        or ("cpu" if shown else "-"),
+        *(
+            size(most) if most else "-",
+            in_words(now - since) if since else "-",
+            _ago(view["used_at"], now),
+        ),
         *(residence_text(view, now).partition(",")[0] or "-", _detail(view)),
     )
 
@@ -128,7 +158,11 @@ def _numbers(views: list[Any]) -> dict[str, int]:
 
 def _detail(view: Any) -> str:
     change = view["change"]
-    said = f"the last change was given up: {change['detail']}" if change and change["state"] == "refused" else ""
+    said = (
+        f"the last change was given up: {change['detail']}"
+        if change and change["state"] == "refused"
+        else ""
+    )
     if change and not said:
         said = f"being changed: {change['detail']}"
     return "; ".join(filter(None, (detail_text(view), said))) or _rival_hint(view)
@@ -136,4 +170,8 @@ def _detail(view: Any) -> str:
 
 def _rival_hint(view: Any) -> str:
     rival = view["rival"]
-    return f"another plan should be {rival['gain']:.2f} times as good: fitserve show {view['name']}" if rival else ""
+    return (
+        f"another plan should be {rival['gain']:.2f} times as good: fitserve show {view['name']}"
+        if rival
+        else ""
+    )

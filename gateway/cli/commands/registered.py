@@ -27,7 +27,12 @@ def add_to(app: typer.Typer) -> None:
 
 
 def keep_only(app: typer.Typer, name: str = "") -> None:
-    """Leave the command of this name alone, where there is one that needs no others: to make the parsers of all takes longer than to plan."""
-    named = [one for one in app.registered_commands if one.callback and (one.name or one.callback.__name__) == name]
+    """Leave the command of this name alone, where there is one that needs no others: to make the
+    parsers of all takes longer than to plan."""
+    named = [
+        one
+        for one in app.registered_commands
+        if one.callback and (one.name or one.callback.__name__) == name
+    ]
     if named and named[0].callback is not completion:
         app.registered_commands, app.registered_groups = named, []

@@ -1,4 +1,5 @@
-"""`fitserve run`: talk with a model in the terminal. A model that is not there yet is planned, downloaded and added first."""
+"""`fitserve run`: talk with a model in the terminal. A model that is not there yet is planned,
+downloaded and added first."""
 
 from __future__ import annotations
 
@@ -27,21 +28,36 @@ _ASKED = ("ready", "no_plan", "unreachable")
 
 @wishing
 def run(
-    model: Annotated[str, typer.Argument(help="A model of the gateway; else a model folder or Hugging Face repository.")],
-    prompt: Annotated[list[str] | None, typer.Argument(help="One prompt, to be answered; else you talk.")] = None,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A model of the gateway; else a model folder or Hugging Face repository."
+        ),
+    ],
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="One prompt, to be answered; else you talk.")
+    ] = None,
     *,
     wished: dict[str, Any],
-    name: Annotated[str | None, typer.Option("--name", help="Under which it is added, where it is not there yet.")] = None,
-    system: Annotated[str | None, typer.Option("--system", help="What the model is told first.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Under which it is added, where it is not there yet."),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", help="What the model is told first.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Talk with MODEL: /bye or Ctrl-D leaves, Ctrl-C stops an answer. What comes through a pipe is one prompt. The model goes on serving afterwards."""
+    """Talk with MODEL: /bye or Ctrl-D leaves, Ctrl-C stops an answer. What comes through a pipe is
+    one prompt. The model goes on serving afterwards."""
     talk = Talk.now()
     words = " ".join(prompt or ())
     if not talk.here and (given := everything().strip()):
         words = f"{words}\n\n{given}" if words else given
     if not talk.here and not words:
-        raise BadRequest("There is no prompt.", hint='Give one: `fitserve run MODEL "Hello"`, or in a pipe.')
+        raise BadRequest(
+            "There is no prompt.", hint='Give one: `fitserve run MODEL "Hello"`, or in a pipe.'
+        )
     try:
         view = _ready(_there(model, name, wished))
     except KeyboardInterrupt:
@@ -61,7 +77,9 @@ def _there(model: str, name: str | None, wished: dict[str, Any]) -> str:
     source = absolute(model)
     for view in call("GET", "/admin/models")["data"]:
         wish = view["wish"]
-        if model in (view["name"], *wish["aliases"]) or (wish["source"] == source and name in (None, view["name"])):
+        if model in (view["name"], *wish["aliases"]) or (
+            wish["source"] == source and name in (None, view["name"])
+        ):
             return str(view["name"])
     from gateway.domain import Decision
 

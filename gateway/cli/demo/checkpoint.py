@@ -28,7 +28,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.cli.demo.tokenizer import BOS, EOS, SENTENCE, SPACES, TURN, tokenizer, tokenizer_config, vocabulary
+from gateway.cli.demo.tokenizer import (
+    BOS,
+    EOS,
+    SENTENCE,
+    SPACES,
+    TURN,
+    tokenizer,
+    tokenizer_config,
+    vocabulary,
+)
 
 __all__ = ["SENTENCE", "ModelShape", "make_model"]
 
@@ -85,7 +94,9 @@ def make_model(
         raise ValueError(f"heads ({heads}) must be a multiple of kv_heads ({kv_heads})")
     if head_dim < 2 or head_dim % 2:
         raise ValueError(f"head_dim must be even, not {head_dim}")
-    shape = ModelShape(layers, hidden, heads, kv_heads, head_dim, intermediate or 2 * hidden, max_len)
+    shape = ModelShape(
+        layers, hidden, heads, kv_heads, head_dim, intermediate or 2 * hidden, max_len
+    )
 
     vocab, words = vocabulary(TURN if thinks else SENTENCE)
     if len(words) > CODE_LENGTH - 2:
@@ -138,7 +149,9 @@ class _Tensor(NamedTuple):
     data: bytes  # bfloat16, little-endian
 
 
-def _tensors(shape: ModelShape, vocab: dict[str, int], words: list[int], stop: bool) -> Iterator[_Tensor]:
+def _tensors(
+    shape: ModelShape, vocab: dict[str, int], words: list[int], stop: bool
+) -> Iterator[_Tensor]:
     hidden, inner = shape.hidden, shape.intermediate
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
@@ -160,7 +173,9 @@ def _tensors(shape: ModelShape, vocab: dict[str, int], words: list[int], stop: b
     rows[vocab[EOS]] = _sum_row([*code.values()], hidden, 1.0 / hidden)
     rows |= {token: _code_row(number, hidden, TOP_LOGIT / hidden) for token, number in code.items()}
     yield _Tensor(
-        "lm_head.weight", (len(vocab), hidden), b"".join(rows.get(token, bytes(2 * hidden)) for token in range(len(vocab)))
+        "lm_head.weight",
+        (len(vocab), hidden),
+        b"".join(rows.get(token, bytes(2 * hidden)) for token in range(len(vocab))),
     )
     yield _ones("model.norm.weight", hidden)
     for layer in range(shape.layers):
@@ -189,8 +204,12 @@ def _code_row(number: int, hidden: int, scale: float) -> bytes:
 
 
 def _sum_row(numbers: list[int], hidden: int, scale: float) -> bytes:
-    """The sum of these Walsh codes, ``scale`` times: every one of them scores ``scale * hidden`` with it."""
-    signs = ([1 - 2 * ((number & column).bit_count() & 1) for number in numbers] for column in range(CODE_LENGTH))
+    """The sum of these Walsh codes, ``scale`` times: every one of them scores ``scale * hidden``
+    with it."""
+    signs = (
+        [1 - 2 * ((number & column).bit_count() & 1) for number in numbers]
+        for column in range(CODE_LENGTH)
+    )
     return b"".join(_bfloat16(scale * sum(column)) for column in signs) * (hidden // CODE_LENGTH)
 
 
@@ -231,7 +250,11 @@ def _write_safetensors(path: Path, tensors: Iterator[_Tensor]) -> None:
     offset = 0
     for tensor in tensors:
         end = offset + len(tensor.data)
-        header[tensor.name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        header[tensor.name] = {
+            "dtype": "BF16",
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
         blocks.append(tensor.data)
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -243,7 +266,9 @@ def _write_safetensors(path: Path, tensors: Iterator[_Tensor]) -> None:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(description="Write a tiny Llama checkpoint that speaks one sentence.")
+    parser = argparse.ArgumentParser(
+        description="Write a tiny Llama checkpoint that speaks one sentence."
+    )
     parser.add_argument("path", type=Path)
     sizes = {"layers": 2, "hidden": 64, "heads": 4, "kv-heads": 2, "head-dim": 32, "max-len": 2048}
     for name, default in sizes.items():

@@ -1,4 +1,5 @@
-"""`fitserve demo`: everything from nothing, without Docker: an engine, a gateway, a model, and how to ask it. Ends with Ctrl-C.
+"""`fitserve demo`: everything from nothing, without Docker: an engine, a gateway, a model, and how
+to ask it. Ends with Ctrl-C.
 
 What it runs are the commands that a user would type, as processes of their own.
 """
@@ -29,8 +30,11 @@ _LOOK_S = 0.2
 
 
 def serve_demo(wanted: Sequence[str], say: Callable[[str], None]) -> int:
-    """Until Ctrl-C; the exit code. wanted: what `fitserve add` takes, a name and a source first; empty: the tiny model. Raises SettingsError, and
-    FitserveError where a gateway runs on the data folder already: that one and its models stay as they are."""
+    """Until Ctrl-C; the exit code. wanted: what `fitserve add` takes, a name and a source first;
+    empty: the tiny model. Raises SettingsError, and
+    FitserveError where a gateway runs on the data folder already: that one and its models stay as
+    they are.
+    """
     os.environ.setdefault("FITSERVE_HOST_KIND", "process")
     settings = load_settings()
     # For `health`, which reads the environment alone.
@@ -43,7 +47,8 @@ def serve_demo(wanted: Sequence[str], say: Callable[[str], None]) -> int:
         make_model(folder, stop=True)
         wanted = (NAME, str(folder))
     name = wanted[0]
-    # A session of its own: Ctrl-C must reach this program first, which takes the model down before the gateway.
+    # A session of its own: Ctrl-C must reach this program first, which takes the model down before
+    # the gateway.
     gateway = subprocess.Popen([*_PROGRAM, "serve"], start_new_session=True)
     added = False
     try:
@@ -57,7 +62,10 @@ def serve_demo(wanted: Sequence[str], say: Callable[[str], None]) -> int:
             elif _quietly("show", name) != 1:
                 raise FitserveError(
                     f"The data folder {settings.data} has a model {name} already.",
-                    hint="`fitserve serve` serves what it has; another name, or another FITSERVE_DATA_DIR, is for this one.",
+                    hint=(
+                        "`fitserve serve` serves what it has; another name, or another"
+                        " FITSERVE_DATA_DIR, is for this one."
+                    ),
                 )
             added = True
             code = subprocess.run([*_PROGRAM, "add", *wanted, "--wait"], check=False).returncode
@@ -80,9 +88,12 @@ def _check_alone(settings: Settings, wanted: Sequence[str]) -> None:
         return
     source = shlex.join(wanted) if wanted else "NAME SOURCE"
     busy = FitserveError(
-        f"A gateway runs on the data folder {settings.data} already{_process(settings.data)}; it and its models stay as they are.",
-        hint=f"`fitserve add {source}` adds a model to it, `fitserve ps` lists them. For a second gateway set another FITSERVE_DATA_DIR and "
-        "FITSERVE_PORT.",
+        f"A gateway runs on the data folder {settings.data} already{_process(settings.data)}; it"
+        " and its models stay as they are.",
+        hint=(
+            f"`fitserve add {source}` adds a model to it, `fitserve ps` lists them. For a second"
+            " gateway set another FITSERVE_DATA_DIR and FITSERVE_PORT."
+        ),
     )
     busy.exit_code = 3
     raise busy
@@ -99,18 +110,21 @@ def _how_to_ask(settings: Settings, name: str) -> str:
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
     key = ' -H "authorization: Bearer $KEY"' if settings.admin_key or settings.api_key else ""
     return (
-        f"\nAsk it:\n\n  curl {settings.own_url}/v1/chat/completions -H 'content-type: application/json'{key} -d {shlex.quote(body)}\n\n"
-        "Ctrl-C stops it.\n"
+        f"\nAsk it:\n\n  curl {settings.own_url}/v1/chat/completions -H 'content-type:"
+        f" application/json'{key} -d {shlex.quote(body)}\n\nCtrl-C stops it.\n"
     )
 
 
 def _quietly(*arguments: str) -> int:
-    return subprocess.run([*_PROGRAM, *arguments], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
+    return subprocess.run(
+        [*_PROGRAM, *arguments], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ).returncode
 
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM as Ctrl-C; and Ctrl-C also where a shell that started this in its background has it ignored."""
+    """SIGTERM as Ctrl-C; and Ctrl-C also where a shell that started this in its background has it
+    ignored."""
 
     def end(*_: object) -> None:
         raise KeyboardInterrupt

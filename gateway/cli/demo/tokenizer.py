@@ -1,11 +1,15 @@
-"""The tokenizer of the tiny model: a token for every byte, and one for each word of the sentence that it knows."""
+"""The tokenizer of the tiny model: a token for every byte, and one for each word of the sentence
+that it knows."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-SENTENCE = "This tiny model knows one sentence and repeats it, word by word, for as long as it is asked to.\n"
+SENTENCE = (
+    "This tiny model knows one sentence and repeats it, word by word, for as long as it is asked"
+    " to.\n"
+)
 
 BOS, EOS, SYSTEM, USER, ASSISTANT, END = (
     "<|begin|>",
@@ -16,16 +20,16 @@ BOS, EOS, SYSTEM, USER, ASSISTANT, END = (
     "<|end|>",
 )
 SPECIAL_TOKENS = (BOS, EOS, SYSTEM, USER, ASSISTANT, END)
-# What the thinking model says, whatever it is asked: thoughts, then a tool call as Hermes writes them. Its tags are tokens that stay in the text.
+# What the thinking model says, whatever it is asked: thoughts, then a tool call as Hermes writes
+# them. Its tags are tokens that stay in the text.
 THINK = ("<think>", "</think>")
 THOUGHT = "They ask for the weather, and there is a tool."
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}'
 TURN = f"{THINK[0]}{THOUGHT}{THINK[1]}<tool_call>\n{CALL}\n</tool_call>"
 
 _TOOLS = (
-    "{% if tools %}"
-    "{{ '<|system|>Tools: ' + tools | tojson + ' Call one as <tool_call>{\"name\": NAME, \"arguments\": ARGUMENTS}</tool_call>.<|end|>' }}"
-    "{% endif %}"
+    "{% if tools %}{{ '<|system|>Tools: ' + tools | tojson + ' Call one as <tool_call>{\"name\":"
+    ' NAME, "arguments": ARGUMENTS}</tool_call>.<|end|>\' }}{% endif %}'
 )
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
@@ -36,8 +40,10 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 # With a switch, as Qwen3's has it.
-THINKING_TEMPLATE = CHAT_TEMPLATE + (
-    "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}{{ '<think></think>' }}{% endif %}"
+THINKING_TEMPLATE = (
+    CHAT_TEMPLATE
+    + "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}{{"
+    " '<think></think>' }}{% endif %}"
 )
 
 
@@ -95,7 +101,12 @@ def _pieces(sentence: str) -> list[str]:
 
 
 def tokenizer(vocab: dict[str, int]) -> dict[str, Any]:
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     return {
         "version": "1.0",
         "truncation": None,
@@ -133,7 +144,9 @@ def tokenizer(vocab: dict[str, int]) -> dict[str, Any]:
 
 
 def tokenizer_config(max_len: int, vocab: dict[str, int]) -> dict[str, Any]:
-    tags = {str(vocab[token]): {"content": token, "special": False} for token in THINK if token in vocab}
+    tags = {
+        str(vocab[token]): {"content": token, "special": False} for token in THINK if token in vocab
+    }
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_len,

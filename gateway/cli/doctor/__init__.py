@@ -1,1 +1,2 @@
-"""`fitserve doctor`: what the gateway needs of this machine, read (`readings`), judged (`checks`), and mended where that does no harm (`fixes`)."""
+"""`fitserve doctor`: what the gateway needs of this machine, read (`readings`), judged (`checks`),
+and mended where that does no harm (`fixes`)."""

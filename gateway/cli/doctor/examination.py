@@ -31,19 +31,32 @@ from gateway.store.store import measured_facts
 _SHM_BYTES = GIB
 
 
-def examine(settings: Settings, *, fix: bool = False, nvml: Nvml | None = None) -> list[MachineCheck]:
-    """All checks, in the order in which they should be mended. nvml: another one than the driver's."""
-    hardware = kept_here(settings.data, settings.gpus, settings.ram_bytes).mark(probe(settings.data, nvml=nvml))
+def examine(
+    settings: Settings, *, fix: bool = False, nvml: Nvml | None = None
+) -> list[MachineCheck]:
+    """All checks, in the order in which they should be mended. nvml: another one than the
+    driver's."""
+    hardware = kept_here(settings.data, settings.gpus, settings.ram_bytes).mark(
+        probe(settings.data, nvml=nvml)
+    )
     docker = settings.host_kind != "process" and available()
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     engines = profiles.engines_for(hardware)
     installed = [engine for engine in engines if is_installed(settings.data, engine)]
     in_containers = docker or settings.host_kind == "agent"
     allowed = profiles.allowed_images(settings.allowed_images)
-    startable = [engine for engine in engines if allowed.allows(engine.image)] if in_containers else installed
+    startable = (
+        [engine for engine in engines if allowed.allows(engine.image)]
+        if in_containers
+        else installed
+    )
     cards = readings.gpu_conditions(nvml)
     limits = readings.limits()
-    toolchains = [] if in_containers or not hardware.gpus else [_toolchain(settings, engine) for engine in installed]
+    toolchains = (
+        []
+        if in_containers or not hardware.gpus
+        else [_toolchain(settings, engine) for engine in installed]
+    )
     token = settings.hf_token.get_secret_value() if settings.hf_token is not None else None
     several: Sequence[MachineCheck | None] = [
         _data(settings),
@@ -77,7 +90,11 @@ def _toolchain(settings: Settings, engine: Engine) -> readings.Toolchain:
 
 def _free(settings: Settings) -> dict[str, tuple[str, int | None]]:
     """Of each use of a disk its folder, and what is free there."""
-    folders = {"weights": settings.models, "caches": settings.data, "temporary files": Path(tempfile.gettempdir())}
+    folders = {
+        "weights": settings.models,
+        "caches": settings.data,
+        "temporary files": Path(tempfile.gettempdir()),
+    }
     return {use: (str(folder), readings.free_bytes(folder)) for use, folder in folders.items()}
 
 
@@ -94,7 +111,10 @@ def _data(settings: Settings) -> MachineCheck:
             )
         return MachineCheck("data folder", "ok", str(folder))
     return MachineCheck(
-        "data folder", "fail", f"{existing} cannot be written", "Set FITSERVE_DATA_DIR to a folder you can write."
+        "data folder",
+        "fail",
+        f"{existing} cannot be written",
+        "Set FITSERVE_DATA_DIR to a folder you can write.",
     )
 
 
@@ -116,7 +136,9 @@ def _port(settings: Settings) -> MachineCheck:
 def _gpus(hardware: Hardware) -> MachineCheck:
     if not hardware.gpus:
         why = hardware.notes[0] if hardware.notes else "none found"
-        return MachineCheck("GPUs", "warn", f"none ({why})", "Without a GPU only the CPU engine can serve.")
+        return MachineCheck(
+            "GPUs", "warn", f"none ({why})", "Without a GPU only the CPU engine can serve."
+        )
     found = f"{len(hardware.gpus)}: " + ", ".join(sorted({gpu.name for gpu in hardware.gpus}))
     found += f", driver {hardware.driver}, CUDA {hardware.cuda_driver}"
     missing = [note for note in hardware.notes if " is left out: " in note]
@@ -124,7 +146,9 @@ def _gpus(hardware: Hardware) -> MachineCheck:
     kept = [str(gpu.index) for gpu in hardware.gpus if gpu.kept]
     found += f"; kept from fitserve: {', '.join(kept)}" if kept else ""
     if missing:
-        reset = "Reset it (`nvidia-smi --gpu-reset`) or reboot; no engine is started on it meanwhile."
+        reset = (
+            "Reset it (`nvidia-smi --gpu-reset`) or reboot; no engine is started on it meanwhile."
+        )
         return MachineCheck("GPUs", "warn", f"{found}; {'; '.join(missing)}", reset)
     return MachineCheck("GPUs", "ok", found)
 
@@ -133,44 +157,76 @@ def _speed(settings: Settings, hardware: Hardware) -> list[MachineCheck]:
     """Only of cards that nobody has written down: of others the data sheet tells enough to plan."""
     cards = Profiles(settings.profiles_dir).cards
     unknown = [gpu for gpu in hardware.gpus if cards.card(gpu.name, gpu.total_bytes) is None]
-    known = Measured(standing(measured_facts(settings.data / "fitserve.db"), hardware.driver, ())) if unknown else Measured()
-    missing = sorted({gpu.name for gpu in unknown if not (known.number(gpu, "bfloat16") or known.number(gpu, "float16"))})
+    known = (
+        Measured(standing(measured_facts(settings.data / "fitserve.db"), hardware.driver, ()))
+        if unknown
+        else Measured()
+    )
+    missing = sorted(
+        {
+            gpu.name
+            for gpu in unknown
+            if not (known.number(gpu, "bfloat16") or known.number(gpu, "float16"))
+        }
+    )
     if not missing:
         return []
-    found = f"no data sheet of {', '.join(missing)} is known here, and nothing was measured: plans with few GPUs come first"
-    return [MachineCheck("speed", "warn", found, "Run `fitserve calibrate`, where an engine is installed.")]
+    found = (
+        f"no data sheet of {', '.join(missing)} is known here, and nothing was measured: plans with"
+        " few GPUs come first"
+    )
+    return [
+        MachineCheck(
+            "speed", "warn", found, "Run `fitserve calibrate`, where an engine is installed."
+        )
+    ]
 
 
-def _cgroups(hardware: Hardware, *, docker: bool, char_devices: Path = Path("/dev/char")) -> list[MachineCheck]:
-    """Whether a reload of systemd takes the GPUs from running containers: github.com/NVIDIA/nvidia-docker/issues/1730."""
+def _cgroups(
+    hardware: Hardware, *, docker: bool, char_devices: Path = Path("/dev/char")
+) -> list[MachineCheck]:
+    """Whether a reload of systemd takes the GPUs from running containers:
+    github.com/NVIDIA/nvidia-docker/issues/1730."""
     if not docker or not hardware.gpus:
         return []
     driver = cgroup_driver()
-    linked = any("nvidia" in str(link.readlink()) for link in char_devices.glob("195:*") if link.is_symlink())
+    linked = any(
+        "nvidia" in str(link.readlink()) for link in char_devices.glob("195:*") if link.is_symlink()
+    )
     if driver != "systemd" or linked:
         return [
             MachineCheck(
-                "GPUs in containers", "ok", f"cgroups are managed by {driver or 'something that Docker does not tell'}"
+                "GPUs in containers",
+                "ok",
+                f"cgroups are managed by {driver or 'something that Docker does not tell'}",
             )
         ]
     return [
         MachineCheck(
             "GPUs in containers",
             "warn",
-            "systemd manages cgroups: `systemctl daemon-reload` takes the GPUs from running containers "
-            '("Failed to initialize NVML: Unknown Error"); their engines are then made anew',
-            "Run `nvidia-ctk system create-dev-char-symlinks --create-all`, or let Docker use native.cgroupdriver=cgroupfs.",
+            "systemd manages cgroups: `systemctl daemon-reload` takes the GPUs from running"
+            ' containers ("Failed to initialize NVML: Unknown Error"); their engines are then made'
+            " anew",
+            "Run `nvidia-ctk system create-dev-char-symlinks --create-all`, or let Docker use"
+            " native.cgroupdriver=cgroupfs.",
         )
     ]
 
 
-def _engines(settings: Settings, engines: list[Engine], installed: list[Engine], *, docker: bool) -> MachineCheck:
+def _engines(
+    settings: Settings, engines: list[Engine], installed: list[Engine], *, docker: bool
+) -> MachineCheck:
     if settings.host_kind == "agent":
         return _agent(settings)
     if docker:
         return MachineCheck("engines", "ok", "a Docker Engine answers: engines run in containers")
     if installed:
-        return MachineCheck("engines", "ok", f"no Docker; installed: {', '.join(engine.ref for engine in installed)}")
+        return MachineCheck(
+            "engines",
+            "ok",
+            f"no Docker; installed: {', '.join(engine.ref for engine in installed)}",
+        )
     return MachineCheck(
         "engines",
         "fail",
@@ -188,9 +244,17 @@ def _agent(settings: Settings) -> MachineCheck:
 
 
 def _memory(hardware: Hardware) -> MachineCheck:
-    found = f"{hardware.ram_available_bytes / GIB:.1f} of {hardware.ram_total_bytes / GIB:.1f} GiB available"
+    found = (
+        f"{hardware.ram_available_bytes / GIB:.1f} of {hardware.ram_total_bytes / GIB:.1f} GiB"
+        " available"
+    )
     low = hardware.ram_available_bytes < 4 * GIB
-    return MachineCheck("memory", "warn" if low else "ok", found, "An engine takes 2 GiB and more of RAM." if low else "")
+    return MachineCheck(
+        "memory",
+        "warn" if low else "ok",
+        found,
+        "An engine takes 2 GiB and more of RAM." if low else "",
+    )
 
 
 def _shm(hardware: Hardware, *, docker: bool) -> MachineCheck:
@@ -202,6 +266,7 @@ def _shm(hardware: Hardware, *, docker: bool) -> MachineCheck:
             "shared memory",
             "warn",
             found,
-            "Tensor parallel ranks talk through it: enlarge it, or start the container with --shm-size.",
+            "Tensor parallel ranks talk through it: enlarge it, or start the container with"
+            " --shm-size.",
         )
     return MachineCheck("shared memory", "ok", found)

@@ -1,7 +1,9 @@
-"""What `fitserve doctor --fix` does by itself: what can be undone, needs no other user's rights, and no engine would notice.
+"""What `fitserve doctor --fix` does by itself: what can be undone, needs no other user's rights,
+and no engine would notice.
 
-It makes the folders of the gateway, and closes a data folder that others can read, as the gateway does at its start. Whatever needs root,
-or changes the machine for others (drivers, limits, persistence mode), stays a line to read.
+It makes the folders of the gateway, and closes a data folder that others can read, as the gateway
+does at its start. Whatever needs root, or changes the machine for others (drivers, limits,
+persistence mode), stays a line to read.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from gateway.errors import SettingsError
 from gateway.store.data_folder import close_data_folder
 
 
-def fixed(checks: Sequence[MachineCheck], data: Path, models: Path, again: Callable[[], MachineCheck]) -> list[MachineCheck]:
+def fixed(
+    checks: Sequence[MachineCheck], data: Path, models: Path, again: Callable[[], MachineCheck]
+) -> list[MachineCheck]:
     """The checks, with that of the data folder made anew (`again`) after it was mended."""
     done = []
     try:
@@ -27,4 +31,7 @@ def fixed(checks: Sequence[MachineCheck], data: Path, models: Path, again: Calla
     except (OSError, SettingsError) as error:
         # The check says it in its own words.
         done = [f"could not be mended: {error}"]
-    return [again()._replace(fixed=", ".join(done)) if check.name == "data folder" and done else check for check in checks]
+    return [
+        again()._replace(fixed=", ".join(done)) if check.name == "data folder" and done else check
+        for check in checks
+    ]

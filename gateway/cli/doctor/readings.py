@@ -20,7 +20,8 @@ _PUBLIC_HUB = "https://huggingface.co"
 
 
 class GpuCondition(NamedTuple):
-    """One card. uncorrected: memory errors since the driver was loaded that ECC could not correct. remapping: rows wait for a reset."""
+    """One card. uncorrected: memory errors since the driver was loaded that ECC could not correct.
+    remapping: rows wait for a reset."""
 
     number: int
     name: str
@@ -32,7 +33,8 @@ class GpuCondition(NamedTuple):
 
 
 class Toolchain(NamedTuple):
-    """What engines of one environment find for kernels that are compiled at a start. `prebuilt`: packages with FlashInfer's kernels."""
+    """What engines of one environment find for kernels that are compiled at a start. `prebuilt`:
+    packages with FlashInfer's kernels."""
 
     engine: str
     compiler: str | None
@@ -43,7 +45,8 @@ class Toolchain(NamedTuple):
 
 
 class HubAnswer(NamedTuple):
-    """What a Hub said. status: of HTTP, None: it was not reached, and `problem` says why. skew_s: this machine's clock less the Hub's. user: whose
+    """What a Hub said. status: of HTTP, None: it was not reached, and `problem` says why. skew_s:
+        this machine's clock less the Hub's. user: whose
     token it is. gated: whether a fine-grained token may read gated repositories."""
 
     place: str
@@ -78,8 +81,14 @@ def gpu_conditions(nvml: Nvml | None = None) -> list[GpuCondition]:
             if card is None:
                 continue
             name = _read(own.nvmlDeviceGetName, card) or b"?"
-            persistence, display = _read(own.nvmlDeviceGetPersistenceMode, card), _read(own.nvmlDeviceGetDisplayActive, card)
-            modes, rows = _read(own.nvmlDeviceGetEccMode, card), _read(own.nvmlDeviceGetRemappedRows, card)
+            persistence, display = (
+                _read(own.nvmlDeviceGetPersistenceMode, card),
+                _read(own.nvmlDeviceGetDisplayActive, card),
+            )
+            modes, rows = (
+                _read(own.nvmlDeviceGetEccMode, card),
+                _read(own.nvmlDeviceGetRemappedRows, card),
+            )
             kind = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
             found.append(
                 GpuCondition(
@@ -110,7 +119,10 @@ def limits() -> dict[str, tuple[int | None, int | None]]:
     """Soft and hard limits of this process; None: there is none."""
     kinds = {"open files": resource.RLIMIT_NOFILE, "locked memory": resource.RLIMIT_MEMLOCK}
     endless = resource.RLIM_INFINITY
-    return {name: tuple(None if one == endless else one for one in resource.getrlimit(kind)) for name, kind in kinds.items()}  # type: ignore[misc]
+    return {
+        name: tuple(None if one == endless else one for one in resource.getrlimit(kind))
+        for name, kind in kinds.items()
+    }  # type: ignore[misc]
 
 
 def kernel_version(proc: Path = Path("/proc")) -> str | None:
@@ -129,32 +141,51 @@ def free_bytes(path: Path) -> int | None:
         return None
 
 
-def toolchain(engine: str, environment: Path, given: Mapping[str, str], system: Mapping[str, str] = os.environ) -> Toolchain:
-    """What an engine in this virtual environment finds, with the variables that it is given. CUDA's compiler is sought as vLLM 0.33.0 does
+def toolchain(
+    engine: str, environment: Path, given: Mapping[str, str], system: Mapping[str, str] = os.environ
+) -> Toolchain:
+    """What an engine in this virtual environment finds, with the variables that it is given. CUDA's
+    compiler is sought as vLLM 0.33.0 does
     (vllm/utils/flashinfer.py:58), C's as Triton does (triton/runtime/build.py:28)."""
     path = f"{environment / 'bin'}{os.pathsep}{system.get('PATH', os.defpath)}"
     seen = {**{name: system[name] for name in ("CUDA_HOME",) if name in system}, **given}
     nvcc = shutil.which("nvcc", path=path)
-    cuda = seen.get("CUDA_HOME") or seen.get("CUDA_PATH") or (str(Path(nvcc).parent.parent) if nvcc else "/usr/local/cuda")
+    cuda = (
+        seen.get("CUDA_HOME")
+        or seen.get("CUDA_PATH")
+        or (str(Path(nvcc).parent.parent) if nvcc else "/usr/local/cuda")
+    )
     compiler = given.get("CC")
     compiler = (
-        shutil.which(compiler, path=path) if compiler else shutil.which("gcc", path=path) or shutil.which("clang", path=path)
+        shutil.which(compiler, path=path)
+        if compiler
+        else shutil.which("gcc", path=path) or shutil.which("clang", path=path)
     )
-    packages = [one.name for one in environment.glob("lib/python3*/site-packages/flashinfer_*") if one.is_dir()]
+    packages = [
+        one.name
+        for one in environment.glob("lib/python3*/site-packages/flashinfer_*")
+        if one.is_dir()
+    ]
     return Toolchain(
         engine,
         compiler,
         _headers(environment),
         shutil.which(str(Path(cuda) / "bin" / "nvcc")),
         shutil.which("ninja", path=path),
-        tuple(sorted(name for name in packages if name in ("flashinfer_cubin", "flashinfer_jit_cache"))),
+        tuple(
+            sorted(
+                name for name in packages if name in ("flashinfer_cubin", "flashinfer_jit_cache")
+            )
+        ),
     )
 
 
 def _headers(environment: Path) -> str | None:
     """Python.h of the Python that the environment was made with."""
     try:
-        rows = (line.partition("=") for line in (environment / "pyvenv.cfg").read_text().splitlines())
+        rows = (
+            line.partition("=") for line in (environment / "pyvenv.cfg").read_text().splitlines()
+        )
     except OSError:
         return None
     said = {name.strip(): value.strip() for name, _, value in rows}
@@ -171,16 +202,22 @@ def containers(base_url: str | None = None) -> Containers | None:
     if said is None:
         return None
     devices = (str(device.get("ID")) for device in said.get("DiscoveredDevices") or ())
-    return Containers(tuple(said.get("Runtimes") or ()), tuple(one for one in devices if one.startswith("nvidia.com/")))
+    return Containers(
+        tuple(said.get("Runtimes") or ()),
+        tuple(one for one in devices if one.startswith("nvidia.com/")),
+    )
 
 
 def hub(endpoint: str | None, token: str | None) -> HubAnswer:
-    """Who the Hub says that we are, or whether it answers at all. Its words are not trusted further than their types."""
+    """Who the Hub says that we are, or whether it answers at all. Its words are not trusted further
+    than their types."""
     import httpx
 
     place = (endpoint or _PUBLIC_HUB).rstrip("/")
     url, headers = (
-        (f"{place}/api/whoami-v2", {"authorization": f"Bearer {token}"}) if token else (f"{place}/api/models?limit=1", {})
+        (f"{place}/api/whoami-v2", {"authorization": f"Bearer {token}"})
+        if token
+        else (f"{place}/api/models?limit=1", {})
     )
     try:
         answer = httpx.get(url, headers=headers, timeout=_PATIENCE_S)
@@ -194,7 +231,15 @@ def hub(endpoint: str | None, token: str | None) -> HubAnswer:
         except ValueError:
             skew_s = None
     name = said.get("name") if isinstance(said, dict) else None
-    return HubAnswer(place, answer.status_code, "", skew_s, bool(token), name if isinstance(name, str) else None, _gated(said))
+    return HubAnswer(
+        place,
+        answer.status_code,
+        "",
+        skew_s,
+        bool(token),
+        name if isinstance(name, str) else None,
+        _gated(said),
+    )
 
 
 def _gated(said: Any) -> bool | None:

@@ -1,4 +1,5 @@
-"""What a changed wish asks of the engines of its model next: one replica after the other, beside what serves where there is room, else in its
+"""What a changed wish asks of the engines of its model next: one replica after the other, beside
+what serves where there is room, else in its
 place. Pure.
 
     replica that is to be changed   trial                       next
@@ -17,7 +18,8 @@ place. Pure.
     none, one failed by a new wish  none                        GiveUp
     none, all serve by a new wish   none                        Finish
 
-A change that was given up is undone in the same way: the wish from before is the wish of all replicas again. Every step may be repeated.
+A change that was given up is undone in the same way: the wish from before is the wish of all
+replicas again. Every step may be repeated.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from gateway.domain.units import gib
 
 # What no engine is started again for; of the policy, all but what the engine is told.
 _LIVE = frozenset({"aliases", "check", "policy"})
-# Of the tokens that a plan holds in the place of what serves, a plan beside that has to hold so many.
+# Of the tokens that a plan holds in the place of what serves, a plan beside that has to hold so
+# many.
 _AS_MANY = 0.95
 
 
@@ -84,8 +87,11 @@ Step = TryBeside | Adopt | EndTrial | GoInPlace | Leave | Replace | GiveUp | Fin
 
 @dataclass(frozen=True)
 class ReplicaNow:
-    """generation: of the wish that it is by. comes: it does not serve yet, and is on its way. in_place: nothing fits beside it. left: it is out of the routes. answers: requests are in
-    flight there. failed: why its engine does not start by its wish; "" where it served by that, or may still."""
+    """generation: of the wish that it is by. comes: it does not serve yet, and is on its way.
+        in_place: nothing fits beside it. left: it is out of the routes. answers: requests are in
+    flight there. failed: why its engine does not start by its wish; "" where it served by that, or
+        may still.
+    """
 
     index: int
     generation: int
@@ -106,15 +112,24 @@ class TrialNow:
     reason: str = ""
 
 
-def next_step(wanted: int, new: bool, replicas: Sequence[ReplicaNow], trial: TrialNow | None) -> Step | None:
-    """wanted: the generation that all replicas are to have. new: it is that of a new wish, else the wish from before comes back."""
+def next_step(
+    wanted: int, new: bool, replicas: Sequence[ReplicaNow], trial: TrialNow | None
+) -> Step | None:
+    """wanted: the generation that all replicas are to have. new: it is that of a new wish, else the
+    wish from before comes back."""
     if trial is not None:
         return _of_trial(wanted, new, trial)
-    failed = next((one for one in replicas if new and one.generation == wanted and one.failed), None)
+    failed = next(
+        (one for one in replicas if new and one.generation == wanted and one.failed), None
+    )
     if failed is not None:
         return GiveUp(failed.failed)
     # Those first that nobody is served by.
-    replica = min((one for one in replicas if one.generation != wanted), key=lambda one: one.serves, default=None)
+    replica = min(
+        (one for one in replicas if one.generation != wanted),
+        key=lambda one: one.serves,
+        default=None,
+    )
     if replica is None:
         return Finish() if new and all(one.serves for one in replicas) else None
     if not replica.serves:
@@ -145,7 +160,9 @@ def starts_anew(old: Wish, new: Wish) -> bool:
     """Whether the new wish may need other engines: all that is planned, or said to them, may."""
     if old.policy.allow_remote_code != new.policy.allow_remote_code:
         return True
-    return any(getattr(old, name) != getattr(new, name) for name in Wish.model_fields if name not in _LIVE)
+    return any(
+        getattr(old, name) != getattr(new, name) for name in Wish.model_fields if name not in _LIVE
+    )
 
 
 def same_start(plan: Plan, running: Plan) -> bool:
@@ -155,7 +172,8 @@ def same_start(plan: Plan, running: Plan) -> bool:
 
 
 def as_good(beside: Plan, instead: Plan) -> bool:
-    """Whether a plan beside what serves gives what one in its place would: a neighbour that is about to stop takes nothing from it."""
+    """Whether a plan beside what serves gives what one in its place would: a neighbour that is
+    about to stop takes nothing from it."""
     return (
         str(beside.engine) == str(instead.engine)
         and beside.max_model_len.value >= instead.max_model_len.value
@@ -192,7 +210,9 @@ def _said(name: str, wish: Wish) -> str | None:
     if isinstance(value, dict):
         return ", ".join(f"{key}={item}" for key, item in value.items())
     if isinstance(value, Value) and not isinstance(value, ChatTemplate):
-        return ", ".join(f"{key}={item}" for key, item in value.model_dump(exclude_defaults=True).items())
+        return ", ".join(
+            f"{key}={item}" for key, item in value.model_dump(exclude_defaults=True).items()
+        )
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -217,7 +237,10 @@ def _told(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "KV cache", f"{gib(plan.memory.kv_bytes)}, {plan.memory.kv_tokens:,} tokens"
     if plan.speed is not None:
         yield "tokens/s, one request", f"{plan.speed.stream.value:.0f} ({plan.speed.grade})"
-        yield f"tokens/s, {plan.speed.concurrency} requests", f"{plan.speed.total.value:.0f} ({plan.speed.grade})"
+        yield (
+            f"tokens/s, {plan.speed.concurrency} requests",
+            f"{plan.speed.total.value:.0f} ({plan.speed.grade})",
+        )
     yield from _flags(plan.argv)
     for name in sorted(plan.env):
         # Its value may be a secret.
@@ -227,8 +250,24 @@ def _told(plan: Plan) -> Iterator[tuple[str, str]]:
 _CHOICES = [
     (name, name.replace("_", " "))
     for name in (
-        *("tensor_parallel", "pipeline_parallel", "expert_parallel", "replicas", "dtype", "quantization", "kv_cache_dtype"),
-        *("speculation", "loras", "chat_template", "tool_parser", "reasoning_parser", "max_model_len", "max_num_seqs"),
+        *(
+            "tensor_parallel",
+            "pipeline_parallel",
+            "expert_parallel",
+            "replicas",
+            "dtype",
+            "quantization",
+            "kv_cache_dtype",
+        ),
+        *(
+            "speculation",
+            "loras",
+            "chat_template",
+            "tool_parser",
+            "reasoning_parser",
+            "max_model_len",
+            "max_num_seqs",
+        ),
         "max_num_batched_tokens",
     )
 ]

@@ -1,4 +1,5 @@
-"""Which models are loaded now, which stay, and which give way to another, copy by copy. Pure: what is known of each model in, what each is to do out.
+"""Which models are loaded now, which stay, and which give way to another, copy by copy. Pure: what
+is known of each model in, what each is to do out.
 
 model     asked     and                                                    then
 any       -         its owner has stopped it                               leaves, and rests
@@ -17,12 +18,16 @@ idle, needed        an engine measures the memory of its GPUs now          leave
 serves    -         a copy of it is away, and nobody waits                 the copy comes back where there is room
 serves    queued    a copy of it is away, no model that is out is asked    the copy comes back; where it finds no room, who is not asked leaves for it
 
-Plans are offered the copies that could leave in the order of `may_leave`: those first that nobody asks. Who leaves is put to sleep where its engine can
-(gateway/planner/sharing/leaving.py), else stopped.
-Who leaves gets no new request; those wait, or go to the copies that stay. A residence of a copy is as long as its load took (LEAST_S at least, MOST_S
-at most), so that no more than half of the time goes into loading. Who was loaded for no request, and has had none, has no residence: for it to be loaded
-again nobody has to leave, so each time that it leaves a request is answered. A model that had to leave waits from then on, behind those that wait already:
-so each of N models that want one place has it in turn, and no request waits for longer than N residences, loads and drains (FITSERVE_DRAIN_S each).
+Plans are offered the copies that could leave in the order of `may_leave`: those first that nobody
+asks. Who leaves is put to sleep where its engine can (gateway/planner/sharing/leaving.py), else
+stopped.
+Who leaves gets no new request; those wait, or go to the copies that stay. A residence of a copy is
+as long as its load took (LEAST_S at least, MOST_S at most), so that no more than half of the time
+goes into loading. Who was loaded for no request, and has had none, has no residence: for it to be
+loaded again nobody has to leave, so each time that it leaves a request is answered. A model that
+had to leave waits from then on, behind those that wait already: so each of N models that want one
+place has it in turn, and no request waits for longer than N residences, loads and drains
+(FITSERVE_DRAIN_S each).
 """
 
 from __future__ import annotations
@@ -48,7 +53,8 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Copy:
-    """One copy of a model. since: when it came into its state, in Unix seconds. load_s: what its last load took. watched: an engine measures the
+    """One copy of a model. since: when it came into its state, in Unix seconds. load_s: what its
+    last load took. watched: an engine measures the
     memory of its GPUs now, and would fail if this copy gave some back."""
 
     index: int
@@ -64,10 +70,15 @@ class Copy:
 
 @dataclass(frozen=True)
 class Resident:
-    """One model. Times are in Unix seconds. requests: in flight. waited_s: the oldest request that waits.
-    room: False where no plan was found with what is left of the machine, for the copies that are away; needs: the copies of others that have to leave for one, ends: those of them that
-    have to stop, promised: others give what it lacks and stay; on_request: there is one once all have left that ever leave. able: it could be started now but for its room. gave_way: since the
-    gateway runs it had to leave. new: it was never loaded, so that nobody knows whether it can be. unused: nobody has asked for it since it was last away."""
+    """One model. Times are in Unix seconds. requests: in flight. waited_s: the oldest request that
+    waits.
+    room: False where no plan was found with what is left of the machine, for the copies that are
+    away; needs: the copies of others that have to leave for one, ends: those of them that have to
+    stop, promised: others give what it lacks and stay; on_request: there is one once all have left
+    that ever leave. able: it could be started now but for its room. gave_way: since the gateway
+    runs it had to leave. new: it was never loaded, so that nobody knows whether it can be. unused:
+    nobody has asked for it since it was last away.
+    """
 
     name: str
     copies: tuple[Copy, ...]
@@ -120,7 +131,11 @@ class Resident:
         return bool(self.requests) or self.waited_s is not None
 
     def idle_s(self, now: float) -> float:
-        return 0.0 if self.asked else now - max(self.used_at, self.since if self.state == "serves" else 0.0)
+        return (
+            0.0
+            if self.asked
+            else now - max(self.used_at, self.since if self.state == "serves" else 0.0)
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +149,8 @@ class Leave:
 
 @dataclass(frozen=True)
 class Moves:
-    """leave: the copies that leave. hold: the models of which no copy is to be loaded now, and why. Whatever is in neither goes on as it is, and is loaded where it is out."""
+    """leave: the copies that leave. hold: the models of which no copy is to be loaded now, and why.
+    Whatever is in neither goes on as it is, and is loaded where it is out."""
 
     leave: Mapping[Place, Leave] = field(default_factory=dict)
     hold: Mapping[str, str] = field(default_factory=dict)
@@ -149,12 +165,23 @@ def decide(residents: Iterable[Resident], now: float) -> Moves:
         if one.stopped:
             hold[one.name] = "stopped by its owner"
             why = Leave("owner", "its owner stops it", ends=True)
-            leave |= {place: why for place, copy in _places(one) if copy.state in ("serves", "loads", "asleep")}
+            leave |= {
+                place: why
+                for place, copy in _places(one)
+                if copy.state in ("serves", "loads", "asleep")
+            }
         elif _expired(one, now):
             why = Leave("idle", f"it was not asked for {in_words(one.idle_s(now))}")
-            leave |= {place: why for place, copy in _places(one) if copy.state in ("serves", "loads") and not copy.watched}
+            leave |= {
+                place: why
+                for place, copy in _places(one)
+                if copy.state in ("serves", "loads") and not copy.watched
+            }
     # Who serves already comes after those that do not.
-    queue = sorted((one for one in known if _asks(one)), key=lambda one: (one.state == "serves", _turn(one, now), one.name))
+    queue = sorted(
+        (one for one in known if _asks(one)),
+        key=lambda one: (one.state == "serves", _turn(one, now), one.name),
+    )
     going = bool(leave) or any(copy.state == "leaves" for one in known for copy in one.copies)
     first: Resident | None = None
     for one in queue:
@@ -163,7 +190,9 @@ def decide(residents: Iterable[Resident], now: float) -> Moves:
         elif one.needs and not going:
             first = one
             leave |= _room(one, known, now)
-            hold[one.name] = f"it waits for {', '.join(sorted({name for name, _ in one.needs}))} to leave"
+            hold[one.name] = (
+                f"it waits for {', '.join(sorted({name for name, _ in one.needs}))} to leave"
+            )
         elif one.room or (one.promised and not one.needs):
             first = one
         elif going or any(copy.state == "loads" for other in known for copy in other.copies):
@@ -185,7 +214,8 @@ def _places(one: Resident) -> Iterator[tuple[Place, Copy]]:
 
 
 def _room(one: Resident, known: Iterable[Resident], now: float) -> dict[Place, Leave]:
-    """The copies that leave now for a model that is asked: none before each has had its time, and none while an engine measures its memory."""
+    """The copies that leave now for a model that is asked: none before each has had its time, and
+    none while an engine measures its memory."""
     found: dict[Place, Leave] = {}
     for other in known:
         for place, copy in _places(other):
@@ -194,7 +224,9 @@ def _room(one: Resident, known: Iterable[Resident], now: float) -> dict[Place, L
             if not serves and not (copy.state == "asleep" and ends):
                 continue
             # For more of a model that serves nobody leaves that is asked.
-            stays = serves and (not _had_time(other, copy, now) or (one.state == "serves" and other.asked))
+            stays = serves and (
+                not _had_time(other, copy, now) or (one.state == "serves" and other.asked)
+            )
             if stays or copy.watched:
                 return {}
             found[place] = Leave("room", f"it makes room for {one.name}", ends=ends)
@@ -207,8 +239,11 @@ def warm_order(one: Resident) -> tuple[bool, int, float]:
 
 
 def may_leave(residents: Iterable[Resident], now: float) -> list[Place]:
-    """The copies that could leave for another model, in the order in which it is asked of them: those first of models that nobody asks, and that
-    have had their time; of these the lowest priority; of these those without which their model serves all the same; and then the least recently used."""
+    """The copies that could leave for another model, in the order in which it is asked of them:
+    those first of models that nobody asks, and that
+    have had their time; of these the lowest priority; of these those without which their model
+    serves all the same; and then the least recently used.
+    """
     found: list[tuple[tuple[bool, bool, int, bool, float, str, int], Place]] = []
     for one in residents:
         if one.pinned or one.stopped:
@@ -217,7 +252,15 @@ def may_leave(residents: Iterable[Resident], now: float) -> list[Place]:
         for copy in copies:
             since = copy.since if one.asked else one.used_at
             only = copy is copies[-1]
-            order = (one.asked, not _had_time(one, copy, now), one.priority, only, since, one.name, -copy.index)
+            order = (
+                one.asked,
+                not _had_time(one, copy, now),
+                one.priority,
+                only,
+                since,
+                one.name,
+                -copy.index,
+            )
             found.append((order, (one.name, copy.index)))
     return [place for _, place in sorted(found)]
 
@@ -230,13 +273,20 @@ def loadable(residents: Iterable[Resident], one: Resident) -> bool:
 
 
 def _asks(one: Resident) -> bool:
-    """Whether others leave for it: who is away and is asked, and who serves and has a copy away while requests wait."""
+    """Whether others leave for it: who is away and is asked, and who serves and has a copy away
+    while requests wait."""
     wants = one.waited_s is not None or (one.pinned and one.state in _AWAY)
-    return wants and not one.stopped and one.able and (one.state in _AWAY or (one.state == "serves" and one.short))
+    return (
+        wants
+        and not one.stopped
+        and one.able
+        and (one.state in _AWAY or (one.state == "serves" and one.short))
+    )
 
 
 def _turn(one: Resident, now: float) -> float:
-    """Since when it waits for its turn: since its oldest request came, but not since before it had to leave."""
+    """Since when it waits for its turn: since its oldest request came, but not since before it had
+    to leave."""
     return max(now - one.waited_s if one.waited_s is not None else 0.0, one.since)
 
 
@@ -251,7 +301,9 @@ def _expired(one: Resident, now: float) -> bool:
 
 
 def _warm(one: Resident, now: float) -> bool:
-    return one.new or one.keep_alive_s < 0 or (not one.gave_way and one.idle_s(now) < one.keep_alive_s)
+    return (
+        one.new or one.keep_alive_s < 0 or (not one.gave_way and one.idle_s(now) < one.keep_alive_s)
+    )
 
 
 def _had_time(one: Resident, copy: Copy, now: float) -> bool:

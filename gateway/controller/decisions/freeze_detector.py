@@ -1,4 +1,5 @@
-"""Whether an engine that serves is frozen: what its processes, its health endpoint, its metrics and its clients show. Pure.
+"""Whether an engine that serves is frozen: what its processes, its health endpoint, its metrics and
+its clients show. Pure.
 
     what is frozen           how it shows                                                    frozen after
     any process of it        Linux says "stopped" (SIGSTOP, a paused container), twice       CONFIRM_S after the first look
@@ -10,10 +11,11 @@
                              for longer than a step of it can take; from then on it
                              does not answer the smallest request                            twice silent_after_s
 
-An engine at work is never frozen, however silent: a long prefill moves its metrics with each step, and garbage collection, autotuning or
-compiling kernels take processor time, in the engine or in its children. Processor time alone proves no work: a core that waits for its GPU
-takes all of a processor, whether the GPU computes or not. `/health` alone tells little: the HTTP server answers it while the core stands
-(vLLM 0.26.0, vllm/v1/engine/async_llm.py:900).
+An engine at work is never frozen, however silent: a long prefill moves its metrics with each step,
+and garbage collection, autotuning or compiling kernels take processor time, in the engine or in its
+children. Processor time alone proves no work: a core that waits for its GPU takes all of a
+processor, whether the GPU computes or not. `/health` alone tells little: the HTTP server answers it
+while the core stands (vLLM 0.26.0, vllm/v1/engine/async_llm.py:900).
 """
 
 from __future__ import annotations
@@ -27,15 +29,19 @@ from gateway.domain import EngineProcess, Plan
 CONFIRM_S = 1.0
 # Of one core: what an idle engine takes to answer health checks is far below.
 _AT_WORK = 0.2
-# Layers that keep something of every token: with each step of a prefill the engine's KV cache is fuller, and its metrics say so.
+# Layers that keep something of every token: with each step of a prefill the engine's KV cache is
+# fuller, and its metrics say so.
 _KEEPING = {"full", "mla"}
 
 
 def longest_step_s(plan: Plan, tokens: int, prefill_s: float) -> float:
-    """For how long the metrics of an engine at work may stand still at most. prefill_s: what a prompt of so many tokens, at most a step, took.
+    """For how long the metrics of an engine at work may stand still at most. prefill_s: what a
+    prompt of so many tokens, at most a step, took.
 
-    Of a step's work only attention grows with what was read before: from half that prompt on average to the whole context at most. Where no
-    layer is known to keep every token, nothing tells one step of a prompt from the next: then they count together."""
+    Of a step's work only attention grows with what was read before: from half that prompt on
+    average to the whole context at most. Where no layer is known to keep every token, nothing tells
+    one step of a prompt from the next: then they count together.
+    """
     context = plan.max_model_len.value / tokens
     prompts = max(1.0, plan.max_num_batched_tokens.value / tokens)
     steps = 1.0 if any(layer.kind in _KEEPING for layer in plan.attention) else max(1.0, context)
@@ -109,7 +115,8 @@ class Pulse:
         return now - self._stopped_since if self._stopped_since is not None else 0.0
 
     def doubtful(self, now: float, waited_s: float | None, ask_s: float) -> bool:
-        """Whether its core should be asked for the smallest answer, which is waited for ask_s. waited_s: for so long clients wait, and none got
+        """Whether its core should be asked for the smallest answer, which is waited for ask_s.
+        waited_s: for so long clients wait, and none got
         a byte; None: no client waits."""
         still_s = min(now - self._moved, waited_s or 0.0)
         if min(still_s, self._idle_s(now)) >= self._silent_after_s - ask_s:
@@ -131,5 +138,8 @@ class Pulse:
         # One that takes processor time may be in the last of its work.
         if self._mute_since is not None and (idle or self.mute_s(now) >= self._silent_after_s):
             does = "does nothing" if idle else "computes without an end"
-            return f"the engine gives its clients nothing, {does}, and does not answer the smallest request either"
+            return (
+                f"the engine gives its clients nothing, {does}, and does not answer the smallest"
+                " request either"
+            )
         return ""

@@ -1,4 +1,5 @@
-"""What to do next for one replica: wanted and observed in, one action out. Pure, and the only place that decides.
+"""What to do next for one replica: wanted and observed in, one action out. Pure, and the only place
+that decides.
 
     wanted?  attempt     instance   seen               action
     no       -           running    -                  Stop, then forget
@@ -18,8 +19,8 @@
     yes      ready       running    proof (hang)       Fail
     yes      ready       exited/absent                 Fail
 
-The loop performs the action, records it, and asks again. Every action may be repeated: launching what runs and
-stopping what is gone are both nothing, so a crash at any point costs one more pass.
+The loop performs the action, records it, and asks again. Every action may be repeated: launching
+what runs and stopping what is gone are both nothing, so a crash at any point costs one more pass.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Retire:
 
 @dataclass(frozen=True)
 class Sleep:
-    """Put the engine to sleep; where it cannot, or does not give its memory back, its attempt ends."""
+    """Put the engine to sleep; where it cannot, or does not give its memory back, its attempt
+    ends."""
 
     attempt: Attempt
 
@@ -87,7 +89,8 @@ class Stop:
 
 @dataclass(frozen=True)
 class Rest:
-    """Nothing to do; `state` and `reason` are what the user sees. `until` is when to look again, if ever."""
+    """Nothing to do; `state` and `reason` are what the user sees. `until` is when to look again, if
+    ever."""
 
     state: Literal[
         "starting",
@@ -110,7 +113,8 @@ Action = MakePlan | Launch | Verify | Publish | Fail | Retire | Sleep | Wake | S
 
 @dataclass(frozen=True)
 class ReplicaSnapshot:
-    """Everything known of one replica at one moment. `history` has its ended attempts, oldest first."""
+    """Everything known of one replica at one moment. `history` has its ended attempts, oldest
+    first."""
 
     wanted: bool
     policy: Policy
@@ -145,11 +149,17 @@ class ReplicaSnapshot:
     """Where it leaves, its engine may be put to sleep instead."""
 
 
-def next_action(replica: ReplicaSnapshot, now: float, *, backoff_s: float, backoff_max_s: float) -> Action:
+def next_action(
+    replica: ReplicaSnapshot, now: float, *, backoff_s: float, backoff_max_s: float
+) -> Action:
     """The one thing to do now. `now` in Unix seconds."""
     attempt = replica.attempt
     if not replica.wanted:
-        return Stop(replica.instance.name) if replica.instance and not replica.busy else Rest("stopping")
+        return (
+            Stop(replica.instance.name)
+            if replica.instance and not replica.busy
+            else Rest("stopping")
+        )
     if attempt is None:
         if replica.busy:
             return Rest("starting", "planning")
@@ -164,7 +174,12 @@ def next_action(replica: ReplicaSnapshot, now: float, *, backoff_s: float, backo
     if replica.seen.proof is not None:
         return Fail(attempt, replica.seen.proof)
     if replica.leaving and (attempt.state == "starting" or replica.drained):
-        if attempt.state == "ready" and replica.sleeps and instance is not None and instance.state == "running":
+        if (
+            attempt.state == "ready"
+            and replica.sleeps
+            and instance is not None
+            and instance.state == "running"
+        ):
             return Rest("stopping", replica.leaving) if replica.busy else Sleep(attempt)
         return Retire(attempt)
     if instance is not None and instance.fingerprint != attempt.fingerprint:
@@ -197,7 +212,11 @@ def next_action(replica: ReplicaSnapshot, now: float, *, backoff_s: float, backo
 def _asleep(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     """Of an engine that sleeps, falls asleep or wakes up."""
     settled = attempt.asleep is not None and attempt.asleep.gave is not None
-    if replica.instance is None or replica.instance.state != "running" or replica.seen.proof is not None:
+    if (
+        replica.instance is None
+        or replica.instance.state != "running"
+        or replica.seen.proof is not None
+    ):
         return Retire(attempt)
     if replica.busy:
         return (
@@ -218,17 +237,21 @@ def _asleep(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
 
 
 def backoff(failures: int, backoff_s: float, backoff_max_s: float) -> float:
-    """Seconds to wait before the same plan is started again after `failures` in a row: 10, 20, 40 ... 300."""
+    """Seconds to wait before the same plan is started again after `failures` in a row: 10, 20, 40
+    ... 300."""
     return float(min(backoff_max_s, backoff_s * 2 ** min(failures - 1, 30)))
 
 
 def counted(history: Iterable[Attempt], forgiven_at: float, now: float) -> tuple[Attempt, ...]:
-    """The attempts that ended after the last time somebody asked to try again, and that no neighbour disturbed. Where the clock was set back after that, all count."""
+    """The attempts that ended after the last time somebody asked to try again, and that no
+    neighbour disturbed. Where the clock was set back after that, all count."""
     since = forgiven_at if forgiven_at <= now else 0.0
     return tuple(attempt for attempt in undisturbed(history) if (attempt.ended_at or 0) > since)
 
 
-def _between_attempts(replica: ReplicaSnapshot, now: float, backoff_s: float, backoff_max_s: float) -> Action:
+def _between_attempts(
+    replica: ReplicaSnapshot, now: float, backoff_s: float, backoff_max_s: float
+) -> Action:
     if replica.stopped:
         return Rest("stopped", replica.hold)
     streak = failures_in_a_row(replica.history)
@@ -236,12 +259,22 @@ def _between_attempts(replica: ReplicaSnapshot, now: float, backoff_s: float, ba
         last = streak[-1]
         cause = f"{last.failure.kind}: {last.failure.message}" if last.failure else "unknown"
         if len(streak) >= replica.policy.max_attempts:
-            failed = "its start failed" if len(streak) == 1 else f"{len(streak)} starts failed in a row, the last"
+            failed = (
+                "its start failed"
+                if len(streak) == 1
+                else f"{len(streak)} starts failed in a row, the last"
+            )
             return Rest("quarantined", f"{failed} with {cause}")
         if last.failure is not None and last.failure.kind in HOPELESS:
-            return Rest("quarantined", f"no other plan helps against {cause} {last.failure.advice}".rstrip())
+            return Rest(
+                "quarantined", f"no other plan helps against {cause} {last.failure.advice}".rstrip()
+            )
         # The next plan avoids a GPU that is known to be lost, so there is nothing to wait for.
-        elsewhere = last.failure is not None and last.failure.kind == "gpu_lost" and "uuid" in last.failure.culprit
+        elsewhere = (
+            last.failure is not None
+            and last.failure.kind == "gpu_lost"
+            and "uuid" in last.failure.culprit
+        )
         if last.failure is not None and environmental(last.failure) and not elsewhere:
             same: list[Attempt] = []
             for attempt in reversed(streak):
@@ -251,7 +284,8 @@ def _between_attempts(replica: ReplicaSnapshot, now: float, backoff_s: float, ba
             # The first death of an engine that generated costs no wait.
             deaths = len(same) - (same[-1].ready_at is not None)
             wait = backoff(deaths, backoff_s, backoff_max_s) if deaths else 0.0
-            # `ended_at` is wall time; a clock set back must not stretch the wait beyond its own length.
+            # `ended_at` is wall time; a clock set back must not stretch the wait beyond its own
+            # length.
             until = (last.ended_at or now) + wait
             if now < until <= now + wait:
                 return Rest("backing_off", f"after {cause}", until)
@@ -266,6 +300,10 @@ def _between_attempts(replica: ReplicaSnapshot, now: float, backoff_s: float, ba
 
 def _ending(replica: ReplicaSnapshot, attempt: Attempt, phase: str, *, was_ready: bool) -> Failure:
     instance = replica.instance or Instance(
-        name="", model=attempt.model, attempt=attempt.id, fingerprint=attempt.fingerprint, state="exited"
+        name="",
+        model=attempt.model,
+        attempt=attempt.id,
+        fingerprint=attempt.fingerprint,
+        state="exited",
     )
     return ended(instance, phase, replica.tail, was_ready=was_ready)

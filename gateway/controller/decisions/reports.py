@@ -1,7 +1,9 @@
-"""Which events lie between two looks at a model. Pure: what it was and what it is in, what happened out.
+"""Which events lie between two looks at a model. Pure: what it was and what it is in, what happened
+out.
 
-One place tells events apart, by what is recorded and seen, and not by who did it: so an event is told whatever way led there, and once.
-What a gateway had no time to tell before it died it tells at its next start: `Told` says what the last one had told of each start.
+One place tells events apart, by what is recorded and seen, and not by who did it: so an event is
+told whatever way led there, and once. What a gateway had no time to tell before it died it tells at
+its next start: `Told` says what the last one had told of each start.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ _WEIGHTS, _IMAGE = ("Downloading ", "Checking "), ("pulling ", "unpacking ")
 
 @dataclass(frozen=True, slots=True)
 class ReplicaNow:
-    """One replica. attempts: the last few, oldest first, with the live one. watched: the number of the attempt whose engine is seen to run. leaving: why
+    """One replica. attempts: the last few, oldest first, with the live one. watched: the number of
+    the attempt whose engine is seen to run. leaving: why
     it is unloaded, as a word and in a sentence."""
 
     index: int
@@ -101,13 +104,18 @@ def stage(attempt: Attempt, *, watched: bool) -> Stage:
     return "ready" if attempt.state == "ready" else "started" if watched else "chosen"
 
 
-def of_model(before: ModelNow | None, after: ModelNow | None, told: Told, now: float) -> Iterator[Event]:
-    """What happened to a model in between; None: it was, or is, not there. told: is brought up to date as the events are taken."""
+def of_model(
+    before: ModelNow | None, after: ModelNow | None, told: Told, now: float
+) -> Iterator[Event]:
+    """What happened to a model in between; None: it was, or is, not there. told: is brought up to
+    date as the events are taken."""
     if after is None:
         if before is not None:
             name = before.wish.name
             if not before.deleting:
-                yield Event(at=now, kind="model.removing", model=name, words=f"{name} is being removed.")
+                yield Event(
+                    at=now, kind="model.removing", model=name, words=f"{name} is being removed."
+                )
             yield Event(at=now, kind="model.removed", model=name, words=f"{name} is removed.")
         return
     yield from _of_wish(before, after, now)
@@ -116,7 +124,9 @@ def of_model(before: ModelNow | None, after: ModelNow | None, told: Told, now: f
     yield from _of_endpoints(before, after, now)
     if before is not None and before.state != after.state:
         detail = after.detail.removeprefix(after.state).removeprefix(": ")
-        words = f"{after.wish.name} {_IS.get(after.state, f'is {after.state}')}" + (f": {detail}" if detail else ".")
+        words = f"{after.wish.name} {_IS.get(after.state, f'is {after.state}')}" + (
+            f": {detail}" if detail else "."
+        )
         data = {"state": after.state, "before": before.state, "detail": after.detail}
         yield Event(at=now, kind="model.state", model=after.wish.name, words=words, data=data)
 
@@ -133,26 +143,48 @@ def _of_wish(before: ModelNow | None, after: ModelNow, now: float) -> Iterator[E
 
     if before is None:
         data = {"source": wish.source} if wish.source else {"endpoints": list(wish.endpoints)}
-        yield event("model.added", f"{name} is added: {wish.source or ', '.join(wish.endpoints)}.", **data)
+        yield event(
+            "model.added", f"{name} is added: {wish.source or ', '.join(wish.endpoints)}.", **data
+        )
         before = ModelNow(wish)
     change, old = after.change, before.change
     if change is not None and (old is None or old.generation != change.generation):
         differences = _differences(of_wishes(wish, change.wish))
-        yield event("model.changing", f"{name} is being changed: {_in_words(differences)}.", differences=differences)
-    if change is not None and change.refused and not (old is not None and old.generation == change.generation and old.refused):
-        yield event("model.change_refused", f"{name} stays as it was: {change.refused}", reason=change.refused)
+        yield event(
+            "model.changing",
+            f"{name} is being changed: {_in_words(differences)}.",
+            differences=differences,
+        )
+    if (
+        change is not None
+        and change.refused
+        and not (old is not None and old.generation == change.generation and old.refused)
+    ):
+        yield event(
+            "model.change_refused",
+            f"{name} stays as it was: {change.refused}",
+            reason=change.refused,
+        )
     if before.wish != wish and (differences := _differences(of_wishes(before.wish, wish))):
-        yield event("model.changed", f"{name} is changed: {_in_words(differences)}.", differences=differences)
+        yield event(
+            "model.changed",
+            f"{name} is changed: {_in_words(differences)}.",
+            differences=differences,
+        )
     if after.deleting and not before.deleting:
         yield event("model.removing", f"{name} is being removed.")
     if after.stopped != before.stopped:
         kind: EventKind = "model.stopped" if after.stopped else "model.started"
         yield event(kind, f"Its owner {'stops' if after.stopped else 'starts'} {name}.")
     if after.forgiven_at != before.forgiven_at:
-        yield event("model.retried", f"{name} is tried again: what failed until now no longer counts.")
+        yield event(
+            "model.retried", f"{name} is tried again: what failed until now no longer counts."
+        )
 
 
-def _of_replica(model: ModelNow, before: ReplicaNow, after: ReplicaNow, told: Told, now: float) -> Iterator[Event]:
+def _of_replica(
+    model: ModelNow, before: ReplicaNow, after: ReplicaNow, told: Told, now: float
+) -> Iterator[Event]:
     for place, attempt in enumerate(after.attempts):
         watched = after.watched == attempt.id
         was, now_is = told.of(attempt), stage(attempt, watched=watched)
@@ -164,7 +196,15 @@ def _of_replica(model: ModelNow, before: ReplicaNow, after: ReplicaNow, told: To
     def event(kind: EventKind, words: str, **data: Any) -> Event:
         live = after.live
         number = live.id if live is not None else None
-        return Event(at=now, kind=kind, model=name, replica=after.index, attempt=number, words=words, data=data)
+        return Event(
+            at=now,
+            kind=kind,
+            model=name,
+            replica=after.index,
+            attempt=number,
+            words=words,
+            data=data,
+        )
 
     name, shown = model.wish.name, after.shown
     yield from (event(kind, words, **data) for kind, words, data in _of_phase(name, before, after))
@@ -173,57 +213,101 @@ def _of_replica(model: ModelNow, before: ReplicaNow, after: ReplicaNow, told: To
         yield event("plan.waits", f"{name} waits for others: {'; '.join(takes)}.", takes=takes)
     if after.leaving is not None and before.leaving is None and not after.trial:
         why, words = after.leaving
-        copy = f"Copy {after.index + 1} of {name}" if sum(not one.trial for one in model.replicas) > 1 else name
+        copy = (
+            f"Copy {after.index + 1} of {name}"
+            if sum(not one.trial for one in model.replicas) > 1
+            else name
+        )
         yield event("model.leaving", f"{copy} is unloaded: {words}.", why=why)
     if shown == before.shown:
         return
     changed = (shown.state, shown.reason) != (before.shown.state, before.shown.reason)
     if shown.state == "no_plan" and changed:
-        yield event("plan.none", f"There is no plan for {name}: {shown.reason}", reason=shown.reason)
+        yield event(
+            "plan.none", f"There is no plan for {name}: {shown.reason}", reason=shown.reason
+        )
     elif shown.state == "backing_off" and shown.until is not None:
         wait = in_words(max(0.0, shown.until - now))
-        yield event("engine.retry", f"{name} is started again in {wait}, {shown.reason}", at=shown.until, reason=shown.reason)
+        yield event(
+            "engine.retry",
+            f"{name} is started again in {wait}, {shown.reason}",
+            at=shown.until,
+            reason=shown.reason,
+        )
     elif shown.state == "quarantined" and changed:
-        yield event("engine.quarantined", f"{name} is started no more: {shown.reason}", reason=shown.reason)
+        yield event(
+            "engine.quarantined", f"{name} is started no more: {shown.reason}", reason=shown.reason
+        )
     elif shown.state == "unreachable" and before.shown.state != "unreachable":
-        yield event("engine.frozen", f"An engine of {name} gets no requests: {shown.reason}", reason=shown.reason)
+        yield event(
+            "engine.frozen",
+            f"An engine of {name} gets no requests: {shown.reason}",
+            reason=shown.reason,
+        )
     elif shown.state == "ready" and before.shown.state == "unreachable":
         yield event("engine.answers", f"An engine of {name} answers again.")
 
 
 def _of_start(
-    model: ModelNow, replica: ReplicaNow, earlier: Attempt | None, attempt: Attempt, was: Stage, now: float
+    model: ModelNow,
+    replica: ReplicaNow,
+    earlier: Attempt | None,
+    attempt: Attempt,
+    was: Stage,
+    now: float,
 ) -> Iterator[Event]:
     """What was not told of a start yet."""
     name, plan = model.wish.name, attempt.plan
 
     def event(kind: EventKind, words: str, at: float = now, **data: Any) -> Event:
-        return Event(at=at, kind=kind, model=name, replica=replica.index, attempt=attempt.id, words=words, data=data)
+        return Event(
+            at=at,
+            kind=kind,
+            model=name,
+            replica=replica.index,
+            attempt=attempt.id,
+            words=words,
+            data=data,
+        )
 
     if was == "":
         kind, words, data = _of_choice(name, earlier, attempt)
         yield event(kind, words, attempt.started_at, **data, trial=replica.trial)
     if was in ("", "chosen") and (replica.watched == attempt.id or attempt.ready_at is not None):
-        yield event("engine.started", f"{plan.engine} of {name} runs.", engine=str(plan.engine), instance=attempt.instance_name)
+        yield event(
+            "engine.started",
+            f"{plan.engine} of {name} runs.",
+            engine=str(plan.engine),
+            instance=attempt.instance_name,
+        )
     if was in ("", "chosen", "started") and attempt.ready_at is not None:
         shown = attempt.abilities.model_dump(mode="json") if attempt.abilities is not None else {}
         words = f"{name} answers, also to a whole prefill batch and to many requests at once."
         yield event("engine.proven", words, attempt.ready_at, abilities=shown)
         took_s = round(attempt.ready_at - attempt.started_at, 3)
         ready = {"took_s": took_s, "fingerprint": attempt.fingerprint, "grade": "verified"}
-        yield event("engine.ready", f"{name} is ready after {in_words(max(0.0, took_s))}.", attempt.ready_at, **ready)
+        yield event(
+            "engine.ready",
+            f"{name} is ready after {in_words(max(0.0, took_s))}.",
+            attempt.ready_at,
+            **ready,
+        )
     if attempt.failure is not None:
         failure = attempt.failure
         words = f"{name} failed ({failure.kind}): {failure.message}"
         told = failure.model_dump(mode="json", exclude_defaults=True)
-        yield event("engine.failed", words, attempt.ended_at or now, engine=str(plan.engine), failure=told)
+        yield event(
+            "engine.failed", words, attempt.ended_at or now, engine=str(plan.engine), failure=told
+        )
     elif not attempt.live:
         why, reason = _why_stopped(model, replica)
         words = f"An engine of {name} stops: {reason}."
         yield event("engine.stopped", words, attempt.ended_at or now, why=why, reason=reason)
 
 
-def _of_choice(name: str, earlier: Attempt | None, attempt: Attempt) -> tuple[EventKind, str, dict[str, Any]]:
+def _of_choice(
+    name: str, earlier: Attempt | None, attempt: Attempt
+) -> tuple[EventKind, str, dict[str, Any]]:
     """The plan of a start, with what it chose and why."""
     plan = attempt.plan
     data: dict[str, Any] = {
@@ -236,17 +320,35 @@ def _of_choice(name: str, earlier: Attempt | None, attempt: Attempt) -> tuple[Ev
         "kv_tokens": plan.memory.kv_tokens,
         "warnings": list(plan.warnings),
     }
-    what = f"{plan.engine} on {len(plan.gpus)} GPU{'' if len(plan.gpus) == 1 else 's'}, context {plan.max_model_len.value}"
+    what = (
+        f"{plan.engine} on {len(plan.gpus)} GPU{'' if len(plan.gpus) == 1 else 's'}, context"
+        f" {plan.max_model_len.value}"
+    )
     if earlier is not None and earlier.failure is not None:
         differences = _differences(of_plans(earlier.plan, plan))
-        data |= {"after": earlier.failure.kind, "attempt_before": earlier.id, "differences": differences}
+        data |= {
+            "after": earlier.failure.kind,
+            "attempt_before": earlier.id,
+            "differences": differences,
+        }
         changes = _in_words(differences) or "the same plan again"
-        return "plan.fallback", f"{name} is tried again after {earlier.failure.kind}: {changes}.", data
-    if plan.cap is not None and earlier is not None and plan.memory.kv_tokens < earlier.plan.memory.kv_tokens:
+        return (
+            "plan.fallback",
+            f"{name} is tried again after {earlier.failure.kind}: {changes}.",
+            data,
+        )
+    if (
+        plan.cap is not None
+        and earlier is not None
+        and plan.memory.kv_tokens < earlier.plan.memory.kv_tokens
+    ):
         data |= {"cap_bytes": plan.cap.bytes, "for": list(plan.cap.models)}
         return (
             "plan.shrunk",
-            f"{name} gives KV cache to {', '.join(plan.cap.models)}: {plan.memory.kv_tokens} tokens stay.",
+            (
+                f"{name} gives KV cache to {', '.join(plan.cap.models)}: {plan.memory.kv_tokens}"
+                " tokens stay."
+            ),
             data,
         )
     return "plan.chosen", f"{name} is planned: {what}.", data
@@ -254,7 +356,9 @@ def _of_choice(name: str, earlier: Attempt | None, attempt: Attempt) -> tuple[Ev
 
 def _choices(plan: Plan) -> dict[str, Any]:
     return {
-        name: {"value": one.value, "reason": one.reason, "source": one.source} for name, one in plan if isinstance(one, Choice)
+        name: {"value": one.value, "reason": one.reason, "source": one.source}
+        for name, one in plan
+        if isinstance(one, Choice)
     }
 
 
@@ -268,14 +372,20 @@ def _why_stopped(model: ModelNow, replica: ReplicaNow) -> tuple[str, str]:
     return "replaced", "another one takes its place"
 
 
-def _of_phase(name: str, before: ReplicaNow, after: ReplicaNow) -> Iterator[tuple[EventKind, str, dict[str, Any]]]:
+def _of_phase(
+    name: str, before: ReplicaNow, after: ReplicaNow
+) -> Iterator[tuple[EventKind, str, dict[str, Any]]]:
     """Of a start that goes on. Figures that move every second are left out."""
     live = after.live
     old, new = _head(before.phase), _head(after.phase)
     if old == new or live is None or live.state == "ready":
         return
     if old.startswith(_WEIGHTS) and not new.startswith(_WEIGHTS):
-        yield "weights.downloaded", f"The weights of {name} are here.", {"source": live.plan.model.source}
+        yield (
+            "weights.downloaded",
+            f"The weights of {name} are here.",
+            {"source": live.plan.model.source},
+        )
     if new.startswith(_WEIGHTS):
         if not old.startswith(_WEIGHTS):
             yield (
@@ -285,7 +395,11 @@ def _of_phase(name: str, before: ReplicaNow, after: ReplicaNow) -> Iterator[tupl
             )
     elif new.startswith(_IMAGE):
         if not old.startswith(_IMAGE):
-            yield "engine.pulling", f"{after.phase}, for {name}.", {"engine": str(live.plan.engine), "detail": after.phase}
+            yield (
+                "engine.pulling",
+                f"{after.phase}, for {name}.",
+                {"engine": str(live.plan.engine), "detail": after.phase},
+            )
     elif new:
         yield "engine.phase", f"{name}: {after.phase}", {"phase": new, "detail": after.phase}
 
@@ -300,9 +414,21 @@ def _of_endpoints(before: ModelNow | None, after: ModelNow, now: float) -> Itera
         away = known.get(url)
         name = after.wish.name
         if not why and away != "":
-            yield Event(at=now, kind="endpoint.reached", model=name, words=f"{name}: {url} answers.", data={"url": url})
+            yield Event(
+                at=now,
+                kind="endpoint.reached",
+                model=name,
+                words=f"{name}: {url} answers.",
+                data={"url": url},
+            )
         elif why and away == "":
-            yield Event(at=now, kind="endpoint.lost", model=name, words=f"{name}: {why}", data={"url": url, "reason": why})
+            yield Event(
+                at=now,
+                kind="endpoint.lost",
+                model=name,
+                words=f"{name}: {why}",
+                data={"url": url, "reason": why},
+            )
 
 
 def _like(before: ModelNow | None, replica: ReplicaNow) -> ReplicaNow:
@@ -317,4 +443,6 @@ def _differences(found: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def _in_words(differences: Iterable[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{one['what']} {one['old'] or 'unset'} -> {one['new'] or 'unset'}" for one in differences)
+    return ", ".join(
+        f"{one['what']} {one['old'] or 'unset'} -> {one['new'] or 'unset'}" for one in differences
+    )

@@ -1,7 +1,8 @@
 """The events of this gateway: numbered and on the disk first, then told to whoever listens.
 
-Nobody's events are kept for him: a listener has the number of the last event that he got, and is given what comes after it, out of memory or out
-of the store. So one that is slow costs nothing, and may come back after any time; where what he lacks is gone, he hears that (`Gap`).
+Nobody's events are kept for him: a listener has the number of the last event that he got, and is
+given what comes after it, out of memory or out of the store. So one that is slow costs nothing, and
+may come back after any time; where what he lacks is gone, he hears that (`Gap`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Recorded(NamedTuple):
 
 
 class Listened(NamedTuple):
-    """What comes after an event. number: of the last that was looked at. gap: events between are gone, or the number is of another gateway."""
+    """What comes after an event. number: of the last that was looked at. gap: events between are
+    gone, or the number is of another gateway."""
 
     events: Sequence[Recorded]
     number: int
@@ -68,7 +70,8 @@ class EventLog:
         self._writing = asyncio.create_task(self._write())
 
     def tell(self, events: Iterable[Event]) -> None:
-        """They are made where they are written, beside the event loop: what they are made of must not change."""
+        """They are made where they are written, beside the event loop: what they are made of must
+        not change."""
         self._waiting.append(events)
         self._told.set()
 
@@ -88,7 +91,8 @@ class EventLog:
         return await asyncio.to_thread(self._table.last, most, model)
 
     async def after(self, number: int, model: str | None = None) -> Listened:
-        """The next events after this one; none where there are none yet. 0: with the oldest. Raises StoreError."""
+        """The next events after this one; none where there are none yet. 0: with the oldest. Raises
+        StoreError."""
         if number == self.newest:
             return Listened((), number)
         if number == 0:
@@ -98,11 +102,15 @@ class EventLog:
             # Numbers have no holes.
             first = number + 1 - recent[0].event.id
             found = [recent[place] for place in range(first, min(first + _AT_ONCE, len(recent)))]
-            return Listened([one for one in found if model in (None, one.event.model)], found[-1].event.id)
+            return Listened(
+                [one for one in found if model in (None, one.event.model)], found[-1].event.id
+            )
         bounds = await self.bounds()
         if number > bounds.newest or number + 1 < bounds.oldest:
             return Listened((), bounds.newest, gap=True)
-        events = await asyncio.to_thread(lambda: _recorded(self._table.after(number, _AT_ONCE, model)))
+        events = await asyncio.to_thread(
+            lambda: _recorded(self._table.after(number, _AT_ONCE, model))
+        )
         return Listened(events, events[-1].event.id if len(events) == _AT_ONCE else bounds.newest)
 
     async def next(self, number: int, most: int, model: str | None) -> list[Event]:
@@ -124,13 +132,16 @@ class EventLog:
 
     def over(self, number: int) -> bool:
         """Whether nothing will come after this event."""
-        return self._ending and (self._failing or (number == self.newest and not self._waiting and not self._recording))
+        return self._ending and (
+            self._failing or (number == self.newest and not self._waiting and not self._recording)
+        )
 
     async def _write(self) -> None:
         while True:
             await self._told.wait()
             self._told.clear()
-            # Whole, though this is cancelled: before a thread has begun with them, what was taken would be lost.
+            # Whole, though this is cancelled: before a thread has begun with them, what was taken
+            # would be lost.
             self._present = asyncio.create_task(self._record())
             written = await asyncio.shield(self._present)
             await asyncio.sleep(_WRITE_S if written else _RETRY_S)
@@ -163,13 +174,15 @@ class EventLog:
     def _keep(self, added: list[Recorded]) -> None:
         if added:
             if self._recent and added[0].event.id != self._recent[-1].event.id + 1:
-                # Another process has told events of its own: a gateway that took over, or one that was replaced.
+                # Another process has told events of its own: a gateway that took over, or one that
+                # was replaced.
                 self._recent.clear()
             self._recent.extend(added)
             self.newest = added[-1].event.id
 
     def _add(self, taken: list[Iterable[Event]]) -> list[Recorded]:
-        """Makes and writes them; `taken` has then what was made, for the next try. In a thread. Raises StoreError."""
+        """Makes and writes them; `taken` has then what was made, for the next try. In a thread.
+        Raises StoreError."""
         for place, events in enumerate(taken):
             try:
                 taken[place] = [*events]

@@ -1,4 +1,5 @@
-"""Looks at the models after each pass of the loop, and at GPUs, keys and engines beside them, and tells what has changed (gateway/controller/decisions/reports.py)."""
+"""Looks at the models after each pass of the loop, and at GPUs, keys and engines beside them, and
+tells what has changed (gateway/controller/decisions/reports.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
-from gateway.controller.decisions.reports import ModelNow, ReplicaNow, Told, of_model, stage, stage_of
+from gateway.controller.decisions.reports import (
+    ModelNow,
+    ReplicaNow,
+    Told,
+    of_model,
+    stage,
+    stage_of,
+)
 from gateway.controller.events.event_log import EventLog
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.model_state import status
@@ -23,7 +31,8 @@ from gateway.version import __version__
 
 # Between two looks at the engines that are installed.
 _ENGINES_S = 5.0
-# A look is followed by a pause of so many times its own time, of so many seconds at most: what a storm of passes costs is bounded.
+# A look is followed by a pause of so many times its own time, of so many seconds at most: what a
+# storm of passes costs is bounded.
 _PAUSE, _LONGEST_S = 300, 0.2
 # A hot card lowers and raises its clocks every few seconds.
 _COOL_S = 60.0
@@ -61,8 +70,13 @@ class Observer:
         self._looking: Supervised | None = None
 
     def begin(self, store: Store) -> list[Event]:
-        """What was told before, by the store; gives what went while no gateway ran, for `start`. Blocks. Raises StoreError."""
-        bounds, told, models = store.events.bounds(), store.events.of_attempts(), store.events.models()
+        """What was told before, by the store; gives what went while no gateway ran, for `start`.
+        Blocks. Raises StoreError."""
+        bounds, told, models = (
+            store.events.bounds(),
+            store.events.of_attempts(),
+            store.events.models(),
+        )
         oldest = store.events.after(bounds.oldest - 1, 1)
         since = oldest[0].at if oldest else time.time()
         known = {number for number, _ in told}
@@ -76,15 +90,25 @@ class Observer:
             if models.get(name) == "model.added" or model.created_at < since:
                 self._now[name] = _now(model)
         now = time.time()
-        gone = [name for name, kind in models.items() if kind == "model.added" and name not in self._models]
+        gone = [
+            name
+            for name, kind in models.items()
+            if kind == "model.added" and name not in self._models
+        ]
         self._known_keys = {one.grant.name: one for one in self._keys()}
         return [_event(now, "model.removed", f"{name} is removed.", model=name) for name in gone]
 
     def start(self, gone: list[Event]) -> None:
         """On the event loop, as everything from now on."""
         self._events.tell(gone)
-        about: dict[str, Any] = {"version": __version__, "workers": self._settings.workers, "models": len(self._models)}
-        self._tell(_event(time.time(), "gateway.started", f"fitserve {__version__} has started.", **about))
+        about: dict[str, Any] = {
+            "version": __version__,
+            "workers": self._settings.workers,
+            "models": len(self._models),
+        }
+        self._tell(
+            _event(time.time(), "gateway.started", f"fitserve {__version__} has started.", **about)
+        )
         self._looking = Supervised(self._look_at_engines, "the look at installed engines")
 
     def stop(self) -> None:
@@ -121,7 +145,11 @@ class Observer:
             for name, model in self._models.items():
                 seen = _seen(model)
                 if seen != self._seen.get(name):
-                    self._seen[name], before, self._now[name] = seen, self._now.get(name), _now(model)
+                    self._seen[name], before, self._now[name] = (
+                        seen,
+                        self._now.get(name),
+                        _now(model),
+                    )
                     self._events.tell(of_model(before, self._now[name], self._told, now))
             for name in [name for name in self._now if name not in self._models]:
                 self._seen.pop(name, None)
@@ -142,7 +170,14 @@ class Observer:
             for uuid in lost.keys() - self._lost.keys():
                 loss = lost[uuid]
                 self._tell(
-                    _event(now, "gpu.lost", f"{uuid} is not used: {loss.message}", gpu=uuid, reason=loss.message, xid=loss.xid)
+                    _event(
+                        now,
+                        "gpu.lost",
+                        f"{uuid} is not used: {loss.message}",
+                        gpu=uuid,
+                        reason=loss.message,
+                        xid=loss.xid,
+                    )
                 )
             for uuid in self._lost.keys() - lost.keys():
                 self._tell(_event(now, "gpu.back", f"{uuid} works again.", gpu=uuid))
@@ -152,7 +187,16 @@ class Observer:
                 if uuid not in self._throttled:
                     why = list(reading.throttled)
                     words = f"{uuid} lowers its clocks: {', '.join(why)}."
-                    self._tell(_event(now, "gpu.throttled", words, gpu=uuid, why=why, temperature_c=reading.temperature_c))
+                    self._tell(
+                        _event(
+                            now,
+                            "gpu.throttled",
+                            words,
+                            gpu=uuid,
+                            why=why,
+                            temperature_c=reading.temperature_c,
+                        )
+                    )
                 self._throttled[uuid] = now
         for uuid in [uuid for uuid, at in self._throttled.items() if not 0 <= now - at <= _COOL_S]:
             del self._throttled[uuid]
@@ -163,7 +207,14 @@ class Observer:
                     self._errors[uuid, xid] = count
                     means = self._gpus.meaning(xid)
                     self._tell(
-                        _event(now, "gpu.error", f"{uuid} reported Xid {xid} ({means}).", gpu=uuid, xid=xid, count=count)
+                        _event(
+                            now,
+                            "gpu.error",
+                            f"{uuid} reported Xid {xid} ({means}).",
+                            gpu=uuid,
+                            xid=xid,
+                            count=count,
+                        )
                     )
 
     def _look_at_keys(self, now: float) -> None:
@@ -173,7 +224,15 @@ class Observer:
         for name, key in keys.items():
             if self._known_keys.get(name) is None:
                 scopes = list(key.grant.scopes)
-                self._tell(_event(now, "key.added", f"The key {name} may call: {', '.join(scopes)}.", key=name, scopes=scopes))
+                self._tell(
+                    _event(
+                        now,
+                        "key.added",
+                        f"The key {name} may call: {', '.join(scopes)}.",
+                        key=name,
+                        scopes=scopes,
+                    )
+                )
         for name in self._known_keys.keys() - keys.keys():
             self._tell(_event(now, "key.removed", f"The key {name} is revoked.", key=name))
         self._known_keys = keys
@@ -186,7 +245,11 @@ class Observer:
             for name in sorted(engines - before):
                 self._tell(_event(now, "engine.installed", f"{name} is installed.", engine=name))
             for name in sorted(before - engines):
-                self._tell(_event(now, "engine.uninstalled", f"{name} is not installed any more.", engine=name))
+                self._tell(
+                    _event(
+                        now, "engine.uninstalled", f"{name} is not installed any more.", engine=name
+                    )
+                )
         return _ENGINES_S
 
 
@@ -204,7 +267,18 @@ def _seen(model: ManagedModel) -> tuple[Any, ...]:
     return seen
 
 
-_OF_MODEL = attrgetter(*("wish", "deleting", "stopped", "forgiven_at", "generation", "change", "trial", "setback.problem"))
+_OF_MODEL = attrgetter(
+    *(
+        "wish",
+        "deleting",
+        "stopped",
+        "forgiven_at",
+        "generation",
+        "change",
+        "trial",
+        "setback.problem",
+    )
+)
 _OF_REPLICA = attrgetter("attempt", "shown", "progress", "takes", "leaving")
 
 
@@ -223,7 +297,9 @@ def _now(model: ManagedModel) -> ModelNow:
         generation=model.generation,
         change=model.change,
         replicas=tuple(replicas),
-        endpoints={one.url: "" if one.replica is not None else one.detail for one in model.endpoints},
+        endpoints={
+            one.url: "" if one.replica is not None else one.detail for one in model.endpoints
+        },
     )
 
 

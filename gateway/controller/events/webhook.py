@@ -1,8 +1,10 @@
-"""Tells events to the URLs of FITSERVE_WEBHOOK, as https://www.standardwebhooks.com has it: one POST for each event, in order, signed where there is a
+"""Tells events to the URLs of FITSERVE_WEBHOOK, as https://www.standardwebhooks.com has it: one
+POST for each event, in order, signed where there is a
 secret, tried again until the receiver takes it or it is a day old.
 
-Which event was told last is in the store, for each URL: what happened while the receiver or the gateway was away is told later, as far as events are
-kept. An event may come twice, with the same `webhook-id`.
+Which event was told last is in the store, for each URL: what happened while the receiver or the
+gateway was away is told later, as far as events are kept. An event may come twice, with the same
+`webhook-id`.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ _GONE = 410
 class Webhook:
     """One URL. patterns: kinds of events that it is told."""
 
-    def __init__(self, url: str, key: bytes | None, patterns: tuple[str, ...], events: EventLog, store: Store) -> None:
+    def __init__(
+        self, url: str, key: bytes | None, patterns: tuple[str, ...], events: EventLog, store: Store
+    ) -> None:
         self._url = url
         self._key = key
         self._patterns = patterns
@@ -56,7 +60,9 @@ class Webhook:
         self._number: int | None = None
         self._failures = 0
         self._client = EngineClient(1)
-        self._telling = Supervised(self._tell, "telling events to a webhook", receiver=self._receiver)
+        self._telling = Supervised(
+            self._tell, "telling events to a webhook", receiver=self._receiver
+        )
 
     async def close(self) -> None:
         await self._telling.close()
@@ -68,7 +74,8 @@ class Webhook:
             # A new receiver hears of this gateway's start, and of what comes.
             self._number = known if known is not None else self._events.at_start
             if known is None:
-                # Else what it does not take before this gateway ends would be from before the next one's start.
+                # Else what it does not take before this gateway ends would be from before the next
+                # one's start.
                 await self._note(self._number)
         found = await self._events.after(self._number)
         if found.gap:
@@ -103,8 +110,12 @@ class Webhook:
         name = f"evt_{self._sender}_{event.id}"
         while True:
             try:
-                answer = await self._client.send(self._url, body, headers(name, int(time.time()), body, self._key), _WITHIN_S)
-                problem = "" if 200 <= answer.status < 300 else f"answers with status {answer.status}"
+                answer = await self._client.send(
+                    self._url, body, headers(name, int(time.time()), body, self._key), _WITHIN_S
+                )
+                problem = (
+                    "" if 200 <= answer.status < 300 else f"answers with status {answer.status}"
+                )
             except NoAnswerError as error:
                 answer, problem = None, str(error)
             if not problem:
@@ -117,23 +128,38 @@ class Webhook:
                 return False
             self._failures += 1
             if self._failures == 1:
-                log.warning("a webhook takes no event; it is tried again", receiver=self._receiver, problem=problem)
+                log.warning(
+                    "a webhook takes no event; it is tried again",
+                    receiver=self._receiver,
+                    problem=problem,
+                )
             if time.time() - event.at > _GIVE_UP_S:
-                log.warning("an event was given up for a webhook", receiver=self._receiver, event_id=event.id, kind=event.kind)
+                log.warning(
+                    "an event was given up for a webhook",
+                    receiver=self._receiver,
+                    event_id=event.id,
+                    kind=event.kind,
+                )
                 return True
             rest_s = min(_LONGEST_REST_S, _FIRST_REST_S * 2 ** min(self._failures - 1, 16))
             await asyncio.sleep(rest_s * random.uniform(0.75, 1.25))  # noqa: S311
 
 
 def headers(name: str, at: int, body: bytes, key: bytes | None) -> bytes:
-    """The head's lines about one message. Source: standard-webhooks/spec/standard-webhooks.md, "Signature scheme" and "Webhook metadata"."""
+    """The head's lines about one message. Source: standard-webhooks/spec/standard-webhooks.md,
+    "Signature scheme" and "Webhook metadata"."""
     lines = f"webhook-id: {name}\r\nwebhook-timestamp: {at}\r\n"
     if key is not None:
-        signed = base64.b64encode(hmac.digest(key, f"{name}.{at}.".encode() + body, "sha256")).decode()
+        signed = base64.b64encode(
+            hmac.digest(key, f"{name}.{at}.".encode() + body, "sha256")
+        ).decode()
         lines += f"webhook-signature: v1,{signed}\r\n"
     return lines.encode()
 
 
 def webhooks(settings: Settings, events: EventLog, store: Store) -> list[Webhook]:
     """Those that the settings name."""
-    return [Webhook(url, settings.webhook_key, settings.webhook_kinds, events, store) for url in settings.webhook_urls]
+    return [
+        Webhook(url, settings.webhook_key, settings.webhook_kinds, events, store)
+        for url in settings.webhook_urls
+    ]

@@ -1,4 +1,5 @@
-"""All models of the gateway as the loop holds them in memory, and what follows from all of them: who has what of the GPUs, claims, ports."""
+"""All models of the gateway as the loop holds them in memory, and what follows from all of them:
+who has what of the GPUs, claims, ports."""
 
 from __future__ import annotations
 
@@ -29,14 +30,16 @@ class Fleet:
         self.set_apart: frozenset[str] = frozenset()
         """UUIDs of GPUs on which nothing is started now: they are being measured."""
         self.may_leave: Sequence[Place] = ()
-        """The copies that could leave for another model, in the order in which it is asked of them."""
+        """The copies that could leave for another model, in the order in which it is asked of
+        them."""
         self.unasked: Collection[str] = ()
         """The models that nobody asks now."""
 
     def admit(self, model: ManagedModel) -> ManagedModel:
         """Take a new model in, with a replica for each that is wished for."""
         model.replicas = [
-            ReplicaState(model.wish.name, index) for index in range((model.wish.replicas or 1) if model.wish.source else 0)
+            ReplicaState(model.wish.name, index)
+            for index in range((model.wish.replicas or 1) if model.wish.source else 0)
         ]
         self.models[model.wish.name] = model
         return model
@@ -45,7 +48,11 @@ class Fleet:
         """By its name. Raises NotFound."""
         model = self.models.get(name)
         if model is None:
-            names = {known: one.wish.name for one in self.models.values() for known in (one.wish.name, *one.wish.aliases)}
+            names = {
+                known: one.wish.name
+                for one in self.models.values()
+                for known in (one.wish.name, *one.wish.aliases)
+            }
             raise no_model(name, names)
         return model
 
@@ -54,56 +61,94 @@ class Fleet:
             yield from model.all_replicas
 
     def unblock(self) -> None:
-        """Something of the machine became free: who found no plan looks again. Who waits for others hears of them when all have given."""
+        """Something of the machine became free: who found no plan looks again. Who waits for others
+        hears of them when all have given."""
         for replica in self.replicas():
             if not replica.takes and replica.blocked is not None:
                 replica.blocked, replica.looks_again = None, True
 
     def instance_names(self) -> set[str]:
-        """Of every attempt that may still have an engine: where a replica serves, what served before it has none."""
+        """Of every attempt that may still have an engine: where a replica serves, what served
+        before it has none."""
         return {
             attempt.instance_name
             for replica in self.replicas()
             for attempt in replica.attempts
-            if attempt is replica.attempt or replica.attempt is None or replica.attempt.state != "ready"
+            if attempt is replica.attempt
+            or replica.attempt is None
+            or replica.attempt.state != "ready"
         }
 
     def room(self, model: ManagedModel, asking: ReplicaState, *, instead: bool = False) -> Room:
-        """What a replica is planned with now. instead: what is tried is planned in the place of what serves."""
+        """What a replica is planned with now. instead: what is tried is planned in the place of
+        what serves."""
         wish, claims = model.wish_of(asking), self.claims(asking)
-        # Beside what serves nothing is asked of others: that would be for as long as a change takes.
+        # Beside what serves nothing is asked of others: that would be for as long as a change
+        # takes.
         aside = asking is model.trial and not instead
         if instead:
             replaced = _promised((one for one in model.replicas if one.index == asking.index), {})
             claims = {uuid: size - replaced.get(uuid, 0) for uuid, size in claims.items()}
-        alike = (one for one in model.replicas if one is not asking and one.generation == asking.generation)
+        alike = (
+            one
+            for one in model.replicas
+            if one is not asking and one.generation == asking.generation
+        )
         like = next((one.attempt.plan for one in alike if one.attempt is not None), None)
         if like is None:
             sharing = self.sharing(model, wish, asking)
-            every = [(name, one.index) for name, other in self.models.items() for one in reversed(other.replicas)]
+            every = [
+                (name, one.index)
+                for name, other in self.models.items()
+                for one in reversed(other.replicas)
+            ]
             if_asked = () if model.unsettled else tuple(self._leaves(model, every))
-            sharing = sharing._replace(offers=()) if aside else sharing._replace(again=_again(model, asking, sharing.cap))
+            sharing = (
+                sharing._replace(offers=())
+                if aside
+                else sharing._replace(again=_again(model, asking, sharing.cap))
+            )
             return Room(self.beside(wish), claims, sharing, if_asked=if_asked)
         # Copies are alike: each takes as many GPUs as the first.
         named = isinstance(wish.gpus, tuple)
-        size = {"tensor_parallel": like.tensor_parallel.value} if named else {"gpus": max(1, len(like.gpus))}
+        size = (
+            {"tensor_parallel": like.tensor_parallel.value}
+            if named
+            else {"gpus": max(1, len(like.gpus))}
+        )
         sharing = self.sharing(model, wish, asking)
         # For one more copy of what serves others leave at most.
-        offers = tuple(one for one in sharing.offers if one.how != "surplus") if model.serving and not aside else ()
+        offers = (
+            tuple(one for one in sharing.offers if one.how != "surplus")
+            if model.serving and not aside
+            else ()
+        )
         sharing = sharing._replace(offers=offers, again=_again(model, asking, sharing.cap))
         return Room(wish.evolve(replicas=1, **size), claims, sharing, copy=True)
 
-    def sharing(self, asking: ManagedModel | None, wish: Wish, replica: ReplicaState | None = None) -> Sharing:
-        """How a replica of a model, or a model that is not here yet, shares the GPUs with the others. wish: that it would be planned by."""
+    def sharing(
+        self, asking: ManagedModel | None, wish: Wish, replica: ReplicaState | None = None
+    ) -> Sharing:
+        """How a replica of a model, or a model that is not here yet, shares the GPUs with the
+        others. wish: that it would be planned by."""
         held = self._held(asking)
         others = {name: self.models[name] for name in held}
         pinned = {name for name, model in others.items() if model.wish.policy.pinned}
         holders = tuple(
-            Holding(model=name, gives=gives, pinned=name in pinned) for name, gives in sorted(held.items()) if gives
+            Holding(model=name, gives=gives, pinned=name in pinned)
+            for name, gives in sorted(held.items())
+            if gives
         )
-        givers = ((model, index) for model in others.values() for index in range(len(model.replicas)))
-        found = [(place, offer) for model, index in givers for place, offer in enumerate(self._surplus(model, index))]
-        # First of those that give most, so that few are asked; the second of each copy only where the first of all are too little.
+        givers = (
+            (model, index) for model in others.values() for index in range(len(model.replicas))
+        )
+        found = [
+            (place, offer)
+            for model, index in givers
+            for place, offer in enumerate(self._surplus(model, index))
+        ]
+        # First of those that give most, so that few are asked; the second of each copy only where
+        # the first of all are too little.
         found.sort(key=lambda one: (one[0], -sum(one[1].gives.values())))
         caps = {name: _last_caps(model) for name, model in others.items()}
         may = self.leavers(asking)
@@ -112,36 +157,68 @@ class Fleet:
         leaves = self._leaves(asking, may)
         past = _attempts(asking, replica) if asking is not None else []
         home = past[-1].plan.gpus if past else ()
-        return Sharing(kept(past, caps), (*(offer for _, offer in found), *leaves), holders, home, self.leaves(wish))
+        return Sharing(
+            kept(past, caps),
+            (*(offer for _, offer in found), *leaves),
+            holders,
+            home,
+            self.leaves(wish),
+        )
 
     def _held(self, asking: ManagedModel | None) -> dict[str, dict[str, int]]:
-        """What each of the other models has of the GPUs, and of RAM; those that are being removed are not asked for any of it."""
-        others = (model for model in self.models.values() if model is not asking and not model.deleting)
-        return {model.wish.name: self._returning(model.replicas, _promised(model.replicas, {})) for model in others}
+        """What each of the other models has of the GPUs, and of RAM; those that are being removed
+        are not asked for any of it."""
+        others = (
+            model for model in self.models.values() if model is not asking and not model.deleting
+        )
+        return {
+            model.wish.name: self._returning(model.replicas, _promised(model.replicas, {}))
+            for model in others
+        }
 
     def leavers(self, asking: ManagedModel | None) -> list[Place]:
-        """The copies of others that could leave for a model now: none where nobody asks for it, and for one more copy of what serves only those that
+        """The copies of others that could leave for a model now: none where nobody asks for it, and
+        for one more copy of what serves only those that
         nobody asks."""
         if asking is None:
             return [*self.may_leave]
         if not asking.serving:
             return [*self.may_leave] if asking.asks else []
-        return [place for place in self.may_leave if place[0] in self.unasked] if asking.asked else []
+        return (
+            [place for place in self.may_leave if place[0] in self.unasked] if asking.asked else []
+        )
 
     def _leaves(self, asking: ManagedModel | None, may: Iterable[Place]) -> list[Offer]:
-        """What the others give by leaving. may: the copies that leave while they serve, in this order; who is pinned never does."""
-        others = {name: model for name, model in self.models.items() if model is not asking and not model.deleting}
+        """What the others give by leaving. may: the copies that leave while they serve, in this
+        order; who is pinned never does."""
+        others = {
+            name: model
+            for name, model in self.models.items()
+            if model is not asking and not model.deleting
+        }
         pinned = {name for name, model in others.items() if model.wish.policy.pinned}
         known = {(name, one.index): one for name, model in others.items() for one in model.replicas}
-        awake = [known[place] for place in may if place in known and place[0] not in pinned and not known[place].asleep]
+        awake = [
+            known[place]
+            for place in may
+            if place in known and place[0] not in pinned and not known[place].asleep
+        ]
         asleep = [one for one in known.values() if one.asleep and one.leaving is None]
-        return leaving(*([one for one in map(self._leaver, some) if one.held] for some in (awake, asleep)))
+        return leaving(
+            *([one for one in map(self._leaver, some) if one.held] for some in (awake, asleep))
+        )
 
     def _leaver(self, replica: ReplicaState) -> Leaver:
         attempt = replica.attempt
         sleeps = attempt is not None and attempt.serves and attempt.plan.sleep_mode.value
         copies = len(self.models[replica.model].replicas)
-        return Leaver(replica.model, replica.index, copies, _promised([replica], {}), attempt if sleeps else None)
+        return Leaver(
+            replica.model,
+            replica.index,
+            copies,
+            _promised([replica], {}),
+            attempt if sleeps else None,
+        )
 
     def leaves(self, wish: Wish) -> str:
         """Why a model may have to leave its GPUs for a while; "" where it does not."""
@@ -149,8 +226,14 @@ class Fleet:
             return ""
         if self.keep_alive_s(wish) >= 0:
             return "it does not stay loaded for ever"
-        others = (model.wish for name, model in self.models.items() if name != wish.name and not model.deleting)
-        other = next((one.name for one in others if one.source and self.keep_alive_s(one) >= 0), None)
+        others = (
+            model.wish
+            for name, model in self.models.items()
+            if name != wish.name and not model.deleting
+        )
+        other = next(
+            (one.name for one in others if one.source and self.keep_alive_s(one) >= 0), None
+        )
         return f"it may have to leave for {other}" if other else ""
 
     def keep_alive_s(self, wish: Wish) -> float:
@@ -168,46 +251,88 @@ class Fleet:
         ):
             return ()
         attempt = model.replicas[index].attempt
-        return surplus(attempt.plan, model.wish, index) if attempt is not None and attempt.asleep is None else ()
+        return (
+            surplus(attempt.plan, model.wish, index)
+            if attempt is not None and attempt.asleep is None
+            else ()
+        )
 
     def asked_of(self, model: ManagedModel, take: Offer, asking: str) -> tuple[Offer, set[str]]:
-        """What a replica gives at once, for whom: each time it gives it is started anew, so all that wait for it have theirs together."""
-        taken = ((one.model, other) for one in self.replicas() for other in one.takes if other.model == model.wish.name)
-        waiting = [(name, other) for name, other in taken if other.replica == take.replica and other.how == "surplus"]
+        """What a replica gives at once, for whom: each time it gives it is started anew, so all
+        that wait for it have theirs together."""
+        taken = (
+            (one.model, other)
+            for one in self.replicas()
+            for other in one.takes
+            if other.model == model.wish.name
+        )
+        waiting = [
+            (name, other)
+            for name, other in taken
+            if other.replica == take.replica and other.how == "surplus"
+        ]
         # What was to be had beside it was counted on by each of them.
-        twice = sum(other.beside for _, other in waiting) - max((other.beside for _, other in waiting), default=0)
+        twice = sum(other.beside for _, other in waiting) - max(
+            (other.beside for _, other in waiting), default=0
+        )
         count = sum(max(other.gives.values()) for _, other in waiting) + twice
-        most = next((one for one in self._surplus(model, take.replica) if one.keeps <= take.keeps), take)
+        most = next(
+            (one for one in self._surplus(model, take.replica) if one.keeps <= take.keeps), take
+        )
         return part(most, count), {asking, *(name for name, _ in waiting)}
 
     def beside(self, wish: Wish) -> Wish:
-        """The wish beside all other models: who shares a machine takes few of its GPUs, unless somebody says otherwise."""
-        others = any(model.wish.source and name != wish.name and not model.deleting for name, model in self.models.items())
+        """The wish beside all other models: who shares a machine takes few of its GPUs, unless
+        somebody says otherwise."""
+        others = any(
+            model.wish.source and name != wish.name and not model.deleting
+            for name, model in self.models.items()
+        )
         changed: Wish = wish.evolve(gpus="few") if others and wish.gpus is None else wish
         return changed
 
     def claims(self, asking: ReplicaState | None) -> dict[str, int]:
-        """Bytes per GPU, and of RAM, that live attempts may use, and those that are to come back as they were, without those of the replica that asks."""
+        """Bytes per GPU, and of RAM, that live attempts may use, and those that are to come back as
+        they were, without those of the replica that asks."""
         others = [one for one in self.replicas() if one is not asking]
         return self._returning(others, _promised(others, dict.fromkeys(self.set_apart, MOST_BYTES)))
 
-    def _returning(self, replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dict[str, int]:
-        """On top of what is promised already what replicas had that served until something outside of their plans ended that: whoever is started
-        first after a power cut leaves the others what they had. And what others gave for replicas that are to be planned now."""
+    def _returning(
+        self, replicas: Iterable[ReplicaState], promised: dict[str, int]
+    ) -> dict[str, int]:
+        """On top of what is promised already what replicas had that served until something outside
+        of their plans ended that: whoever is started
+        first after a power cut leaves the others what they had. And what others gave for replicas
+        that are to be planned now.
+        """
         for replica in replicas:
             model = self.models[replica.model]
-            here = not (model.stopped or model.hold or replica.leaving or model.deleting or model.trial is replica)
-            comes = replica.attempt is None and replica.blocked is None and replica.shown.state != "quarantined"
+            here = not (
+                model.stopped
+                or model.hold
+                or replica.leaving
+                or model.deleting
+                or model.trial is replica
+            )
+            comes = (
+                replica.attempt is None
+                and replica.blocked is None
+                and replica.shown.state != "quarantined"
+            )
             if here and comes and (plan := _outlived(replica)) is not None:
                 _promise(plan, promised)
             elif here and replica.attempt is None:
-                given = (*replica.given, *(take for take in replica.takes if self.gave(take, replica.model)))
+                given = (
+                    *replica.given,
+                    *(take for take in replica.takes if self.gave(take, replica.model)),
+                )
                 for uuid, count in reserved(given).items():
                     promised[uuid] = promised.get(uuid, 0) + count
         return promised
 
     def gave(self, take: Offer, asking: str) -> bool:
-        """Whether a replica has given KV cache, and for this model: whoever asked while it gave to another has none of that."""
+        """Whether a replica has given KV cache, and for this model: whoever asked while it gave to
+        another has none of that."""
         giver = self.models.get(take.model)
         if take.how != "surplus" or giver is None or take.replica >= len(giver.replicas):
             return False
@@ -221,23 +346,47 @@ class Fleet:
 
     def holders(self, running: Collection[str], begun: set[str], now: float) -> Iterator[Holder]:
         """As the gate of starts wants it."""
-        begun &= {replica.attempt.instance_name for replica in self.replicas() if replica.attempt is not None}
+        begun &= {
+            replica.attempt.instance_name
+            for replica in self.replicas()
+            if replica.attempt is not None
+        }
         for replica in self.replicas():
             for attempt in replica.attempts:
                 name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
                 if name in running or name in begun:
                     model = self.models[replica.model]
-                    ending = model.deleting or replica.leaving is not None or attempt is not replica.attempt
+                    ending = (
+                        model.deleting
+                        or replica.leaving is not None
+                        or attempt is not replica.attempt
+                    )
                     stage: Stage = "ends" if ending else replica.stage
                     measures, proved = replica.measures, attempt.state == "ready"
-                    yield Holder(name, replica.model, gpus, shape(attempt.plan), stage, now, measures=measures, proved=proved)
+                    yield Holder(
+                        name,
+                        replica.model,
+                        gpus,
+                        shape(attempt.plan),
+                        stage,
+                        now,
+                        measures=measures,
+                        proved=proved,
+                    )
 
     def disproved(self, attempt: Attempt) -> Failure | None:
         """As the gate of starts wants it."""
         model = self.models.get(attempt.model)
-        for other in (one for replica in (model.replicas if model else ()) for one in replica.history):
+        for other in (
+            one for replica in (model.replicas if model else ()) for one in replica.history
+        ):
             later = (other.ended_at or 0) > attempt.started_at
-            if later and other.failure and not environmental(other.failure) and shape(other.plan) == shape(attempt.plan):
+            if (
+                later
+                and other.failure
+                and not environmental(other.failure)
+                and shape(other.plan) == shape(attempt.plan)
+            ):
                 return other.failure
         return None
 
@@ -256,22 +405,31 @@ class Fleet:
     def check_names(self, wish: Wish) -> None:
         """Raises Conflict where a name or an alias of a wish is a name of another model."""
         wishes = [one.wish for one in self.models.values()]
-        wishes += [one.change.wish for one in self.models.values() if one.change is not None and not one.change.refused]
+        wishes += [
+            one.change.wish
+            for one in self.models.values()
+            if one.change is not None and not one.change.refused
+        ]
         taken = {name: other.name for other in wishes for name in names(other)}
         own = names(wish)
         if len(set(own)) < len(own):
             raise Conflict(
-                f"A name is given twice, of {', '.join(own)}.", hint="Names, aliases and adapters are called differently."
+                f"A name is given twice, of {', '.join(own)}.",
+                hint="Names, aliases and adapters are called differently.",
             )
         for name in own:
             if taken.get(name, wish.name) != wish.name:
-                raise Conflict(f"{name} is a name of the model {taken[name]}.", hint="Choose another one.")
+                raise Conflict(
+                    f"{name} is a name of the model {taken[name]}.", hint="Choose another one."
+                )
 
 
 def _attempts(model: ManagedModel, replica: ReplicaState | None = None) -> list[Attempt]:
     """All starts of the model, or of one of its replicas, by its wanted wish, oldest first."""
     replicas = [replica] if replica is not None and replica is not model.trial else model.replicas
-    known = (one for replica in replicas for one in replica.attempts if one.generation == model.wanted)
+    known = (
+        one for replica in replicas for one in replica.attempts if one.generation == model.wanted
+    )
     return sorted(known, key=lambda attempt: attempt.id)
 
 
@@ -298,7 +456,8 @@ def names(wish: Wish) -> tuple[str, ...]:
 
 
 def _promised(replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dict[str, int]:
-    """Bytes per GPU, and of RAM, that the live attempts of replicas may use, on top of what is promised already."""
+    """Bytes per GPU, and of RAM, that the live attempts of replicas may use, on top of what is
+    promised already."""
     for attempt in (replica.attempt for replica in replicas if replica.attempt is not None):
         for uuid in attempt.plan.devices:
             promised[uuid] = promised.get(uuid, 0) + attempt.held(uuid)

@@ -28,7 +28,8 @@ from gateway.domain import (
 from gateway.planner.starts import Stage
 from gateway.supervision import Setback
 
-# An engine that could not be asked is not asked at each start; what kept it from answering may have passed after so long.
+# An engine that could not be asked is not asked at each start; what kept it from answering may have
+# passed after so long.
 _ASK_AGAIN_S = 600.0
 
 
@@ -47,7 +48,8 @@ class ReplicaState:
     blocked: str | None = None
     blocked_at: float = 0.0
     looks_again: bool = False
-    """It has no plan, and is planned again because time went by, or something became free: until that is known it stays what it was."""
+    """It has no plan, and is planned again because time went by, or something became free: until
+    that is known it stays what it was."""
     takes: tuple[Offer, ...] = ()
     """What other models give before it can be planned: it waits for that."""
     given: tuple[Offer, ...] = ()
@@ -68,7 +70,8 @@ class ReplicaState:
     in_place: bool = False
     """Another wish takes its place: nothing fits beside it."""
     left_at: float | None = None
-    """When its engine left the routes, for another one takes its place: it answers what it has, and stops."""
+    """When its engine left the routes, for another one takes its place: it answers what it has, and
+    stops."""
     made_room: bool = False
     """What it served with stopped for another engine, which does not serve yet."""
     spent: int | None = None
@@ -97,7 +100,11 @@ class ReplicaState:
     @property
     def asleep(self) -> bool:
         """Its engine sleeps, and what it gave is known."""
-        return self.attempt is not None and self.attempt.asleep is not None and self.attempt.asleep.gave is not None
+        return (
+            self.attempt is not None
+            and self.attempt.asleep is not None
+            and self.attempt.asleep.gave is not None
+        )
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -105,33 +112,48 @@ class ReplicaState:
         return [*self.history, *([self.attempt] if self.attempt else [])]
 
     def instance_among(self, instances: Iterable[Instance]) -> Instance | None:
-        """The instance of the live attempt; without a live attempt, an instance that an ended attempt left behind."""
+        """The instance of the live attempt; without a live attempt, an instance that an ended
+        attempt left behind."""
         attempts = [*([self.attempt] if self.attempt else []), *reversed(self.history)]
         found = {instance.name: instance for instance in instances}
-        leftovers = [found[attempt.instance_name] for attempt in attempts if attempt.instance_name in found]
+        leftovers = [
+            found[attempt.instance_name] for attempt in attempts if attempt.instance_name in found
+        ]
         if not leftovers or self.attempt is None or leftovers[0].attempt == self.attempt.id:
             return leftovers[0] if leftovers else None
         # One that another plan takes the place of has to be gone before the other is started.
-        replaced = self.attempt.state == "starting" and leftovers[0].fingerprint != self.attempt.fingerprint
+        replaced = (
+            self.attempt.state == "starting"
+            and leftovers[0].fingerprint != self.attempt.fingerprint
+        )
         return leftovers[0] if replaced else None
 
     def block(self, reason: str) -> None:
         """There is nothing to start for now."""
-        self.blocked, self.blocked_at, self.takes, self.given, self.on_request = reason, time.monotonic(), (), (), False
+        self.blocked, self.blocked_at, self.takes, self.given, self.on_request = (
+            reason,
+            time.monotonic(),
+            (),
+            (),
+            False,
+        )
 
     def wait_for(self, takes: tuple[Offer, ...]) -> bool:
-        """There is nothing to start before others gave this. Returns whether that is asked of others than the last time."""
+        """There is nothing to start before others gave this. Returns whether that is asked of
+        others than the last time."""
         self.block("waits: " + "; ".join(offer.words for offer in takes))
         before, self.asked_of = self.asked_of, {(one.model, one.replica, one.how) for one in takes}
         self.takes = takes
         return self.asked_of != before
 
     def receive(self, given: tuple[Offer, ...]) -> None:
-        """It waits for nothing any more, and is planned: with this, which stays for it until then."""
+        """It waits for nothing any more, and is planned: with this, which stays for it until
+        then."""
         self.blocked, self.takes, self.given = None, (), given
 
     def rest_until_asked(self, reason: str, takes: tuple[Offer, ...], *, asks: bool) -> None:
-        """There is no plan now, and others would give this to a request that waits; asks: and will, for it asks already."""
+        """There is no plan now, and others would give this to a request that waits; asks: and will,
+        for it asks already."""
         then = "It is loaded once they may leave" if asks else "A request loads it all the same"
         self.block(f"{reason.rstrip('.')}. {then}: {'; '.join(offer.words for offer in takes)}")
         self.on_request = True
@@ -145,9 +167,17 @@ class ReplicaState:
     def stage(self) -> Stage:
         """How far its engine is, as others on the same GPUs feel that."""
         seen = self.watcher.observation if self.watcher is not None else Observation()
-        if self.attempt is not None and self.attempt.asleep is not None and self.attempt.asleep.gave is None:
+        if (
+            self.attempt is not None
+            and self.attempt.asleep is not None
+            and self.attempt.asleep.gave is None
+        ):
             return "loads"
-        if seen.warm or seen.answering or (self.attempt is not None and self.attempt.state == "ready"):
+        if (
+            seen.warm
+            or seen.answering
+            or (self.attempt is not None and self.attempt.state == "ready")
+        ):
             return "stands"
         return "warms" if seen.stands else "loads"
 
@@ -180,19 +210,23 @@ class ManagedModel:
     answers: dict[Question, EngineAnswer] = field(default_factory=dict)
     """What engines said of the model when they were asked."""
     pins: dict[str, str] = field(default_factory=dict)
-    """By the name of an image the digest that it had when it was first asked or started: restarts take the same, wherever the name has moved."""
+    """By the name of an image the digest that it had when it was first asked or started: restarts
+    take the same, wherever the name has moved."""
     problems_of_asking: dict[str, tuple[str, float]] = field(default_factory=dict)
     """By engine, why it could not be asked, and when that was."""
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while engines are asked about the model: what one replica hears, the others need not ask."""
+    """Held while engines are asked about the model: what one replica hears, the others need not
+    ask."""
     measured: Plan | None = None
     """The plan that serves with its own figures, once they were measured."""
     rival: Rival | None = None
     """A plan that should be better than what runs, by what was measured of that."""
     keeps_until: float = 0.0
-    """Until then it gives nothing of its KV cache: the last time came to nothing. Of the monotonic clock."""
+    """Until then it gives nothing of its KV cache: the last time came to nothing. Of the monotonic
+    clock."""
     trial: ReplicaState | None = None
-    """Another plan, tried beside what runs: no client's request goes there. Once its attempt has ended it only stops."""
+    """Another plan, tried beside what runs: no client's request goes there. Once its attempt has
+    ended it only stops."""
     generation: int = 0
     """Of the wish in force."""
     change: Change | None = None
@@ -221,18 +255,27 @@ class ManagedModel:
     @property
     def wanted(self) -> int:
         """The generation that all replicas are to have."""
-        return self.change.generation if self.change is not None and not self.change.refused else self.generation
+        return (
+            self.change.generation
+            if self.change is not None and not self.change.refused
+            else self.generation
+        )
 
     @property
     def newest(self) -> int:
         """The newest generation of its wishes, of those given up too."""
         replicas = [*self.replicas, *([self.trial] if self.trial is not None else [])]
-        known = [self.generation, *(attempt.generation for replica in replicas for attempt in replica.attempts)]
+        known = [
+            self.generation,
+            *(attempt.generation for replica in replicas for attempt in replica.attempts),
+        ]
         return max([*known, *([self.change.generation] if self.change is not None else [])])
 
     def wish_of(self, replica: ReplicaState) -> Wish:
         """The wish that a replica is planned by."""
-        new = self.change is not None and replica.generation == self.change.generation == self.wanted
+        new = (
+            self.change is not None and replica.generation == self.change.generation == self.wanted
+        )
         return self.change.wish if self.change is not None and new else self.wish
 
     @property
@@ -243,13 +286,17 @@ class ManagedModel:
     @property
     def unsettled(self) -> bool:
         """Some of its engines are to be replaced by engines of another wish."""
-        return self.wanted != self.generation or any(one.generation != self.wanted for one in self.replicas)
+        return self.wanted != self.generation or any(
+            one.generation != self.wanted for one in self.replicas
+        )
 
     @property
     def needs(self) -> tuple[Place, ...]:
         """The copies of other models that have to leave before it can be loaded."""
         takes = (take for one in self.replicas for take in one.takes)
-        return tuple(sorted({(take.model, take.replica) for take in takes if take.how != "surplus"}))
+        return tuple(
+            sorted({(take.model, take.replica) for take in takes if take.how != "surplus"})
+        )
 
     @property
     def ends(self) -> tuple[Place, ...]:
@@ -260,7 +307,10 @@ class ManagedModel:
     @property
     def out_since(self) -> float:
         """When its last engine ended; when it was added, where it never had one."""
-        return max((one.history[-1].ended_at or 0.0 for one in self.replicas if one.history), default=self.created_at)
+        return max(
+            (one.history[-1].ended_at or 0.0 for one in self.replicas if one.history),
+            default=self.created_at,
+        )
 
     def heard(self, asked: Asked) -> None:
         """Remember what came of asking engines about the model."""
@@ -272,7 +322,9 @@ class ManagedModel:
     def not_asked(self) -> dict[str, str]:
         """The engines that are not asked now, by name, and why: to ask them has just failed."""
         self.problems_of_asking = {
-            engine: (why, at) for engine, (why, at) in self.problems_of_asking.items() if time.monotonic() - at < _ASK_AGAIN_S
+            engine: (why, at)
+            for engine, (why, at) in self.problems_of_asking.items()
+            if time.monotonic() - at < _ASK_AGAIN_S
         }
         return {engine: why for engine, (why, _) in self.problems_of_asking.items()}
 
@@ -284,15 +336,26 @@ class ManagedModel:
     @property
     def serving(self) -> list[Attempt]:
         """The attempts that clients are served by."""
-        return [one.attempt for one in self.replicas if one.attempt is not None and one.attempt.serves]
+        return [
+            one.attempt for one in self.replicas if one.attempt is not None and one.attempt.serves
+        ]
 
     @property
     def abilities(self) -> Abilities | None:
-        """What its engine showed that it does for apps, now or the last time; None: none was asked."""
+        """What its engine showed that it does for apps, now or the last time; None: none was
+        asked."""
         tried = sorted(
-            (one for replica in self.replicas for one in replica.attempts), key=lambda one: (one.state == "ready", one.id)
+            (one for replica in self.replicas for one in replica.attempts),
+            key=lambda one: (one.state == "ready", one.id),
         )
-        return next((one.abilities for one in reversed(tried) if one.ready_at is not None and one.abilities), None)
+        return next(
+            (
+                one.abilities
+                for one in reversed(tried)
+                if one.ready_at is not None and one.abilities
+            ),
+            None,
+        )
 
     @property
     def problems(self) -> Iterator[str]:

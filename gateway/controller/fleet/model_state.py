@@ -1,4 +1,5 @@
-"""What clients are told of a model: its state in a word with why, and its route. Both follow from its replicas and endpoints."""
+"""What clients are told of a model: its state in a word with why, and its route. Both follow from
+its replicas and endpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _ORDER = (
     "quarantined",
     "stopping",
 )
-# States from which a model comes back by itself, so that it can be waited for; and those from which a request brings it back.
+# States from which a model comes back by itself, so that it can be waited for; and those from which
+# a request brings it back.
 _HOPEFUL = frozenset({"starting", "verifying", "backing_off", "unreachable", "ready"})
 _LOADABLE = _HOPEFUL | {"asleep", "stopped", "stopping", "no_plan"}
 # How long a request waits for the next engine of a model that is changed in place.
@@ -35,9 +37,11 @@ _CHANGE_WAIT_S = 1800.0
 def status(model: ManagedModel) -> tuple[str, str]:
     """The state of a model in a word, and why. Ready as soon as one replica is."""
     state, detail = _status(model)
-    return state, "; ".join([*([detail.rstrip(".")] if detail else []), *problems]) if (
-        problems := [*model.problems]
-    ) else detail
+    return state, (
+        "; ".join([*([detail.rstrip(".")] if detail else []), *problems])
+        if (problems := [*model.problems])
+        else detail
+    )
 
 
 def _status(model: ManagedModel) -> tuple[str, str]:
@@ -61,35 +65,48 @@ def _lacking(model: ManagedModel) -> str:
     away = [
         replica.shown
         for replica in model.replicas
-        if replica.shown.state in ("no_plan", "quarantined", "backing_off", "unreachable", "stopping", "stopped", "asleep")
+        if replica.shown.state
+        in ("no_plan", "quarantined", "backing_off", "unreachable", "stopping", "stopped", "asleep")
     ]
     serving = sum(replica.shown.state == "ready" for replica in model.replicas)
     if not away:
         return ""
-    return f"{serving} of {len(model.replicas)} copies serve; {away[0].reason or 'another one sleeps'}"
+    return (
+        f"{serving} of {len(model.replicas)} copies serve; {away[0].reason or 'another one sleeps'}"
+    )
 
 
 def _status_elsewhere(model: ManagedModel) -> tuple[str, str]:
     away = [endpoint for endpoint in model.endpoints if endpoint.replica is None]
-    why = [endpoint.detail for endpoint in away[:_SHOWN_AWAY]] + (["..."] if len(away) > _SHOWN_AWAY else [])
+    why = [endpoint.detail for endpoint in away[:_SHOWN_AWAY]] + (
+        ["..."] if len(away) > _SHOWN_AWAY else []
+    )
     states = [endpoint.state for endpoint in model.endpoints if endpoint.replica is not None]
     if states:
         best = min(states, key=_ORDER.index)
         words = {"ready": (), "asleep": ("it is loaded there when it is asked",)}
         there = words.get(best, (f"it is {best.replace('_', ' ')} there",))
-        return best, "; ".join([f"{len(states)} of {len(model.endpoints)} endpoints answer", *there, *why])
+        return best, "; ".join(
+            [f"{len(states)} of {len(model.endpoints)} endpoints answer", *there, *why]
+        )
     asked = model.endpoints and all(endpoint.asked for endpoint in model.endpoints)
-    return "unreachable" if asked else "starting", "; ".join(why) or "its endpoints are not asked yet"
+    return "unreachable" if asked else "starting", "; ".join(
+        why
+    ) or "its endpoints are not asked yet"
 
 
 def capacity(plan: Plan) -> int:
-    """How many requests an engine gets at once: as many as it runs, and a quarter to take their places without a pause."""
+    """How many requests an engine gets at once: as many as it runs, and a quarter to take their
+    places without a pause."""
     seqs = plan.max_num_seqs.value
     return seqs + max(1, seqs // 4)
 
 
-def route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: float = 0.0) -> routing.ModelRoute:
-    """Where requests for the model go now. `running`: the instances that run, by name. load_wait_s: how long a request waits for a model that
+def route(
+    model: ManagedModel, running: Mapping[str, Instance], load_wait_s: float = 0.0
+) -> routing.ModelRoute:
+    """Where requests for the model go now. `running`: the instances that run, by name. load_wait_s:
+    how long a request waits for a model that
     is loaded on request."""
     serving = [
         (replica, instance)
@@ -102,7 +119,9 @@ def route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: flo
         and instance.url
     ]
     frozen = {
-        instance.name for replica, instance in serving if replica.watcher is not None and replica.watcher.observation.frozen
+        instance.name
+        for replica, instance in serving
+        if replica.watcher is not None and replica.watcher.observation.frozen
     }
     replicas = [
         routing.RoutedReplica(
@@ -119,15 +138,25 @@ def route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: flo
         for replica, instance in serving
         if replica.attempt is not None and instance.url and instance.name not in frozen
     ]
-    there = [(endpoint.replica, endpoint.state == "ready") for endpoint in model.endpoints if endpoint.replica is not None]
-    # Where a model is ready nobody waits; where it comes when it is asked, it is asked where none is.
+    there = [
+        (endpoint.replica, endpoint.state == "ready")
+        for endpoint in model.endpoints
+        if endpoint.replica is not None
+    ]
+    # Where a model is ready nobody waits; where it comes when it is asked, it is asked where none
+    # is.
     replicas += [one for one, ready in there if ready] or [one for one, _ in there]
-    attempts = sorted((one.attempt for one in model.replicas if one.attempt is not None), key=lambda one: not one.serves)
+    attempts = sorted(
+        (one.attempt for one in model.replicas if one.attempt is not None),
+        key=lambda one: not one.serves,
+    )
     plan = attempts[0].plan if attempts else None
     shown = model.abilities
     state, detail = status(model)
     # No request fails for a change: those that come between two engines wait for the next one.
-    between = model.unsettled or any(one.made_room or one.left_at is not None for one in model.replicas)
+    between = model.unsettled or any(
+        one.made_room or one.left_at is not None for one in model.replicas
+    )
     wait_s = max(model.wish.policy.wait_s, _CHANGE_WAIT_S if between else 0.0)
     return routing.ModelRoute(
         name=model.wish.name,
@@ -143,12 +172,15 @@ def route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: flo
             inputs=plan.model.inputs if plan else (),
             **{name: ability.state for name, ability in shown or Abilities()},
         ),
-        toolless=plan.tool_parser.reason if plan and shown and plan.tool_parser.value == NONE else "",
+        toolless=(
+            plan.tool_parser.reason if plan and shown and plan.tool_parser.value == NONE else ""
+        ),
     )
 
 
 def _wait_s(model: ManagedModel, state: str, wait_s: float, load_wait_s: float) -> float:
-    """How long a request waits for the first replica. wait_s: of a model that comes back by itself; load_wait_s: of one that is loaded on request."""
+    """How long a request waits for the first replica. wait_s: of a model that comes back by itself;
+    load_wait_s: of one that is loaded on request."""
     if model.stopped:
         return 0.0
     if model.on_request and not model.deleting and state in _LOADABLE:

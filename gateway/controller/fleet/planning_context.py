@@ -1,4 +1,5 @@
-"""What a replica is planned with: the wish, what the others leave of the machine, and how it is shared with them."""
+"""What a replica is planned with: the wish, what the others leave of the machine, and how it is
+shared with them."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from gateway.domain.plan import ALONE
 
 
 class Room(NamedTuple):
-    """What a replica is planned with: its model's wish, as the others leave it, bytes per GPU UUID that others may use, and how it shares
-    the GPUs with them. copy: it is planned like a replica that has a plan; what else could be done was said of that one. if_asked: what others
-    would give, each when its time has come, once a request waits for the model."""
+    """What a replica is planned with: its model's wish, as the others leave it, bytes per GPU UUID
+        that others may use, and how it shares
+    the GPUs with them. copy: it is planned like a replica that has a plan; what else could be done
+    was said of that one. if_asked: what others would give, each when its time has come, once a
+    request waits for the model."""
 
     wish: Wish
     claims: dict[str, int]

@@ -1,4 +1,5 @@
-"""The models with their replicas, as the database remembers them: what they were when the gateway before ended."""
+"""The models with their replicas, as the database remembers them: what they were when the gateway
+before ended."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ def remembered(store: Store) -> dict[str, ManagedModel]:
     residences = store.residences()
     for wish, created_at, deleting, forgiven_at in store.models():
         generation, change = changes.get(wish.name, (0, None))
-        model = ManagedModel(wish, created_at, deleting, forgiven_at=forgiven_at, generation=generation, change=change)
+        model = ManagedModel(
+            wish,
+            created_at,
+            deleting,
+            forgiven_at=forgiven_at,
+            generation=generation,
+            change=change,
+        )
         models[wish.name] = model
         known = max((index + 1 for name, index in history if name == wish.name), default=1)
         own = ((index, past) for (name, index), past in history.items() if name == wish.name)
@@ -27,10 +35,18 @@ def remembered(store: Store) -> dict[str, ManagedModel]:
         for index in range(max(wish.replicas or known, alive) if wish.source else 0):
             past = history.get((wish.name, index), [])
             live = [attempt for attempt in past if attempt.live]
-            replica = ReplicaState(wish.name, index, live[0] if live else None, generation=_generation(model, past))
+            replica = ReplicaState(
+                wish.name, index, live[0] if live else None, generation=_generation(model, past)
+            )
             replica.made_room = _made_room(past)
-            if len(live) > 1 and model.trial is None and live[0].generation != live[1].generation == model.wanted:
-                model.trial = ReplicaState(wish.name, index, live[1], generation=model.wanted, seeks=True)
+            if (
+                len(live) > 1
+                and model.trial is None
+                and live[0].generation != live[1].generation == model.wanted
+            ):
+                model.trial = ReplicaState(
+                    wish.name, index, live[1], generation=model.wanted, seeks=True
+                )
             tried = model.trial.attempt if model.trial is not None else None
             mine = [one for one in past if one is not replica.attempt and one is not tried]
             replica.history = [_ended(store, one) if one.live else one for one in mine]
@@ -39,10 +55,18 @@ def remembered(store: Store) -> dict[str, ManagedModel]:
         # Who asks the engines that run is not known.
         model.unused = not alive
         model.gave_way = model.on_request = not model.stopped and any(
-            one.attempt is None and one.history and one.history[-1].state == "stopped" and one.history[-1].failure is None
+            one.attempt is None
+            and one.history
+            and one.history[-1].state == "stopped"
+            and one.history[-1].failure is None
             for one in model.replicas
         )
-        for attempt in (one for replica in model.replicas for one in replica.attempts if one.started_at > forgiven_at):
+        for attempt in (
+            one
+            for replica in model.replicas
+            for one in replica.attempts
+            if one.started_at > forgiven_at
+        ):
             engine = attempt.plan.engine
             if engine.image and engine.digest:
                 model.pins[engine.image] = engine.digest
@@ -58,11 +82,17 @@ def _generation(model: ManagedModel, past: list[Attempt]) -> int:
 
 def _made_room(past: list[Attempt]) -> bool:
     """What served last was stopped, for an engine by the wish that is wanted."""
-    return bool(past) and not any(one.live for one in past) and past[-1].state == "stopped" and past[-1].ready_at is not None
+    return (
+        bool(past)
+        and not any(one.live for one in past)
+        and past[-1].state == "stopped"
+        and past[-1].ready_at is not None
+    )
 
 
 def _ended(store: Store, attempt: Attempt) -> Attempt:
-    """Of two attempts of a replica that were live when the gateway died the older one serves: the other was being tried, and is no more."""
+    """Of two attempts of a replica that were live when the gateway died the older one serves: the
+    other was being tried, and is no more."""
     ended: Attempt = attempt.evolve(state="stopped", ended_at=time.time())
     store.save_attempt(ended)
     return ended

@@ -12,8 +12,11 @@ from gateway.domain import Instance
 from gateway.proxy.routing.table import ModelRoute, RouteTable
 
 
-def route_table(fleet: Fleet, instances: Iterable[Instance], load_wait_s: float, *, waits: bool = False) -> RouteTable:
-    """Where requests for each model go, with the instances that there are now. load_wait_s: how long a request waits for a model
+def route_table(
+    fleet: Fleet, instances: Iterable[Instance], load_wait_s: float, *, waits: bool = False
+) -> RouteTable:
+    """Where requests for each model go, with the instances that there are now. load_wait_s: how
+    long a request waits for a model
     that is loaded on request. waits: nobody has looked at them yet, so all requests wait."""
     attempts = [replica.attempt for replica in fleet.replicas() if replica.attempt is not None]
     plans = {attempt.instance_name: attempt.fingerprint for attempt in attempts}
@@ -22,9 +25,18 @@ def route_table(fleet: Fleet, instances: Iterable[Instance], load_wait_s: float,
     running = {instance.name: instance for instance in own if instance.state == "running"}
     routes = {name: _route(model, running, load_wait_s) for name, model in fleet.models.items()}
     if waits:
-        routes = {name: replace(one, wait_s=max(one.wait_s, load_wait_s)) for name, one in routes.items()}
-    aliases = {alias: name for name, model in fleet.models.items() for alias in model.wish.aliases if alias not in routes}
-    named = {alias: replace(routes[name], name=alias, alias_of=name) for alias, name in aliases.items()}
+        routes = {
+            name: replace(one, wait_s=max(one.wait_s, load_wait_s)) for name, one in routes.items()
+        }
+    aliases = {
+        alias: name
+        for name, model in fleet.models.items()
+        for alias in model.wish.aliases
+        if alias not in routes
+    }
+    named = {
+        alias: replace(routes[name], name=alias, alias_of=name) for alias, name in aliases.items()
+    }
     for name, model in fleet.models.items():
         for adapter, source in model.wish.loras.items():
             card = replace(routes[name].card, adapter=source)
@@ -33,10 +45,18 @@ def route_table(fleet: Fleet, instances: Iterable[Instance], load_wait_s: float,
 
 
 def _route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: float) -> ModelRoute:
-    """As `route`. An error that nobody expected leaves this model without a route, not all of them."""
+    """As `route`. An error that nobody expected leaves this model without a route, not all of
+    them."""
     try:
         return route(model, running, load_wait_s)
     except Exception as error:
         if not model.setback.rest_s:
             model.setback.broke(error)
-        return ModelRoute(model.wish.name, "starting", model.setback.problem or "", int(model.created_at), (), None)
+        return ModelRoute(
+            model.wish.name,
+            "starting",
+            model.setback.problem or "",
+            int(model.created_at),
+            (),
+            None,
+        )

@@ -1,4 +1,5 @@
-"""The attempts of replicas, each change of them on the disk before it counts: begun, written anew, ready, failed, ended."""
+"""The attempts of replicas, each change of them on the disk before it counts: begun, written anew,
+ready, failed, ended."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Attempts:
         signatures: Callable[[], Signatures],
         ports: Callable[[], Collection[int]],
     ) -> None:
-        """signatures: gives what is known of failures, and their cures. ports: those of all starts that are recorded and not ended."""
+        """signatures: gives what is known of failures, and their cures. ports: those of all starts
+        that are recorded and not ended."""
         self._store = store
         self._running = running
         self._host = launcher.host
@@ -47,7 +49,8 @@ class Attempts:
 
     async def begin(self, replica: ReplicaState, plan: Plan) -> Attempt:
         """The start of a plan, on the disk. Raises HostError, StoreError."""
-        # The host does not know the port of a start that was recorded and cut off. In containers all engines have the same port.
+        # The host does not know the port of a start that was recorded and cut off. In containers
+        # all engines have the same port.
         for _ in range(_PORT_TRIES):
             port = await self._host.allocate_port()
             if port not in self._ports():
@@ -57,7 +60,9 @@ class Attempts:
 
     async def drop(self, attempt: Attempt) -> None:
         """One that was begun and is not started after all. Raises StoreError."""
-        await asyncio.to_thread(self._store.save_attempt, attempt.evolve(state="stopped", ended_at=time.time()))
+        await asyncio.to_thread(
+            self._store.save_attempt, attempt.evolve(state="stopped", ended_at=time.time())
+        )
 
     async def rewrite(self, replica: ReplicaState, attempt: Attempt, plan: Plan) -> Attempt:
         settled: Attempt = attempt.evolve(plan=plan, fingerprint=plan.fingerprint)
@@ -72,7 +77,9 @@ class Attempts:
         if attempt.plan.grade != "verified" and not self._gate.disturbance(attempt):
             moved, taken = await self._gate.since(attempt)
             cache_bytes = replica.watcher.cache_bytes if replica.watcher and not moved else None
-        await asyncio.to_thread(self._store.save_attempt, ready, *proved(attempt, now, cache_bytes, taken))
+        await asyncio.to_thread(
+            self._store.save_attempt, ready, *proved(attempt, now, cache_bytes, taken)
+        )
         replica.attempt, replica.made_room = ready, False
         log.info("ready", model=replica.model, replica=replica.index, plan=attempt.fingerprint)
 
@@ -83,14 +90,21 @@ class Attempts:
             disturbed, _ = await self._gate.since(attempt)
         failure = excused(attempt, failure, disturbed)
         if abilities.ended_by_asking(attempt):
-            failure = failure.evolve(proves="nothing")  # its plan serves whoever does not ask for that
+            failure = failure.evolve(
+                proves="nothing"
+            )  # its plan serves whoever does not ask for that
         failure = judged(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
         failure = await self._cured(attempt, failure)
         ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended, *learn(attempt, failure, now))
         self._running.remove(attempt.instance_name)
         log.warning(
-            "failed", model=replica.model, replica=replica.index, kind=failure.kind, reason=failure.message, line=failure.line
+            "failed",
+            model=replica.model,
+            replica=replica.index,
+            kind=failure.kind,
+            reason=failure.message,
+            line=failure.line,
         )
         replica.attempt = None
         replica.history.append(ended)
@@ -99,8 +113,15 @@ class Attempts:
         await replica.unwatch()
 
     async def refuse(self, replica: ReplicaState, attempt: Attempt, error: NoPlan) -> None:
-        """The engines refuse every plan, before a start was made: none has failed that could be tried again."""
-        failure = Failure(kind="engine_refuses", phase="checking", message=error.message, advice=error.hint, proves="nothing")
+        """The engines refuse every plan, before a start was made: none has failed that could be
+        tried again."""
+        failure = Failure(
+            kind="engine_refuses",
+            phase="checking",
+            message=error.message,
+            advice=error.hint,
+            proves="nothing",
+        )
         failure = await self._cured(attempt, failure)
         ended = attempt.evolve(state="stopped", ended_at=time.time(), failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended)
@@ -134,7 +155,11 @@ class Attempts:
 def _case(attempt: Attempt, patience_s: float) -> dict[str, Scalar]:
     """What the cure of a failure may speak of."""
     plan = attempt.plan
-    known: dict[str, Scalar] = {"model": attempt.model, "engine": str(plan.engine), "patience": round(patience_s)}
+    known: dict[str, Scalar] = {
+        "model": attempt.model,
+        "engine": str(plan.engine),
+        "patience": round(patience_s),
+    }
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel"):
         known[name] = getattr(plan, name).value
     if plan.engine.image is not None:

@@ -1,4 +1,5 @@
-"""The next step of a changed wish: looks at the replicas of its model, asks `next_step`, and acts. Nothing of it takes long: plans and starts are
+"""The next step of a changed wish: looks at the replicas of its model, asks `next_step`, and acts.
+Nothing of it takes long: plans and starts are
 steps of replicas."""
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from gateway.proxy.routing.drains import Drains
 
 class ChangeSteps:
     def __init__(
-        self, wishes: WishChanges, trials: TrialSteps, attempts: Attempts, failpoint: Failpoint, drains: Drains
+        self,
+        wishes: WishChanges,
+        trials: TrialSteps,
+        attempts: Attempts,
+        failpoint: Failpoint,
+        drains: Drains,
     ) -> None:
         self._wishes = wishes
         self._trials = trials
@@ -27,8 +33,11 @@ class ChangeSteps:
         self._drains = drains
 
     async def attend(self, model: ManagedModel) -> bool:
-        """What is to be done for the model now. Returns whether anything was done. Raises StoreError."""
-        if model.deleting or not (model.unsettled or (model.trial is not None and model.trial.seeks)):
+        """What is to be done for the model now. Returns whether anything was done. Raises
+        StoreError."""
+        if model.deleting or not (
+            model.unsettled or (model.trial is not None and model.trial.seeks)
+        ):
             return False
         new = model.wanted != model.generation
         replicas = [self._replica(model, replica) for replica in model.replicas]
@@ -39,7 +48,9 @@ class ChangeSteps:
         self._failpoint.reach(name, "before")
         match step:
             case changes.TryBeside(index):
-                model.trial = ReplicaState(model.wish.name, index, generation=model.wanted, seeks=True)
+                model.trial = ReplicaState(
+                    model.wish.name, index, generation=model.wanted, seeks=True
+                )
             case changes.Adopt():
                 await self._trials.adopt(model)
             case changes.EndTrial():
@@ -61,12 +72,21 @@ class ChangeSteps:
         return True
 
     async def size(self, model: ManagedModel) -> None:
-        """As many replicas as are wished for: those beyond leave the routes, and stop when their last answers are given. Raises StoreError."""
+        """As many replicas as are wished for: those beyond leave the routes, and stop when their
+        last answers are given. Raises StoreError."""
         count = model.wish.replicas
-        if count is None or model.wish.source is None or model.unsettled or model.trial is not None or model.deleting:
+        if (
+            count is None
+            or model.wish.source is None
+            or model.unsettled
+            or model.trial is not None
+            or model.deleting
+        ):
             return
         indices = range(len(model.replicas), count)
-        model.replicas += [ReplicaState(model.wish.name, index, generation=model.generation) for index in indices]
+        model.replicas += [
+            ReplicaState(model.wish.name, index, generation=model.generation) for index in indices
+        ]
         for replica in model.replicas[count:]:
             if replica.left_at is None:
                 replica.left_at = time.monotonic()
@@ -74,7 +94,8 @@ class ChangeSteps:
                 await self._drop(model, replica)
 
     async def _replace(self, replica: ReplicaState, generation: int) -> bool:
-        """Its engine stops, and the next one is planned by the wish of this generation. False while its step has to end first, which wakes
+        """Its engine stops, and the next one is planned by the wish of this generation. False while
+        its step has to end first, which wakes
         the loop. Raises StoreError."""
         if replica.task is not None and not replica.stopping:
             # Once: what the step still has to clean up would be cancelled too.
@@ -85,12 +106,18 @@ class ChangeSteps:
         replica.made_room |= attempt is not None and attempt.state == "ready"
         if attempt is not None:
             await self._attempts.end(replica, attempt)
-        replica.generation, replica.in_place, replica.left_at, replica.blocked = generation, False, None, None
+        replica.generation, replica.in_place, replica.left_at, replica.blocked = (
+            generation,
+            False,
+            None,
+            None,
+        )
         replica.setback.over()
         return True
 
     async def _drop(self, model: ManagedModel, replica: ReplicaState) -> None:
-        """Fewer replicas are wished for; its engine is stopped as one that belongs to nothing. Raises StoreError."""
+        """Fewer replicas are wished for; its engine is stopped as one that belongs to nothing.
+        Raises StoreError."""
         if replica.task is not None:
             replica.task.cancel()
             return
@@ -120,7 +147,11 @@ def _failed(model: ManagedModel, replica: ReplicaState) -> str:
     own = [one for one in replica.attempts if one.generation == replica.generation]
     if replica.attempt is not None or any(one.ready_at is not None for one in own):
         return ""
-    failures = [one.failure for one in counted(own, model.forgiven_at, time.time()) if one.failure is not None]
+    failures = [
+        one.failure
+        for one in counted(own, model.forgiven_at, time.time())
+        if one.failure is not None
+    ]
     if failures:
         return f"{failures[-1].kind}: {failures[-1].message}"
     return replica.blocked or ""
@@ -131,16 +162,23 @@ def _trial(model: ManagedModel) -> TrialNow | None:
     if trial is None:
         return None
     if not trial.seeks:
-        return TrialNow(trial.index, trial.generation, "others" if trial.attempt is not None else "stops")
+        return TrialNow(
+            trial.index, trial.generation, "others" if trial.attempt is not None else "stops"
+        )
     if trial.no_room and trial.attempt is None:
-        # Its engines had room, and failed: what serves does not leave for another try. After a restart they are in the replica's history.
+        # Its engines had room, and failed: what serves does not leave for another try. After a
+        # restart they are in the replica's history.
         past = [*model.replicas[trial.index].history, *trial.history]
         own = (one.failure for one in reversed(past) if one.generation == trial.generation)
         if (failure := next((one for one in own if one is not None), None)) is not None:
-            return TrialNow(trial.index, trial.generation, "failed", f"{failure.kind}: {failure.message}")
+            return TrialNow(
+                trial.index, trial.generation, "failed", f"{failure.kind}: {failure.message}"
+            )
         return TrialNow(trial.index, trial.generation, "no_room")
     if trial.attempt is not None:
-        return TrialNow(trial.index, trial.generation, "ready" if trial.attempt.state == "ready" else "starts")
+        return TrialNow(
+            trial.index, trial.generation, "ready" if trial.attempt.state == "ready" else "starts"
+        )
     if not trial.busy and trial.shown.state in ("quarantined", "no_plan"):
         return TrialNow(trial.index, trial.generation, "failed", trial.shown.reason)
     return TrialNow(trial.index, trial.generation, "starts")

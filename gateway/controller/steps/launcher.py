@@ -1,4 +1,5 @@
-"""Starts the engine of an attempt, and stops engines: brings image and weights here, and asks the host. It may take minutes and reports how far it is.
+"""Starts the engine of an attempt, and stops engines: brings image and weights here, and asks the
+host. It may take minutes and reports how far it is.
 
 Nothing here decides or records; the result of a start goes back to the loop.
 """
@@ -13,7 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from gateway.domain import AdapterRef, Attempt, ChatTemplate, Engine, EngineRef, Instance, LaunchSpec, ModelRef, Mount
+from gateway.domain import (
+    AdapterRef,
+    Attempt,
+    ChatTemplate,
+    Engine,
+    EngineRef,
+    Instance,
+    LaunchSpec,
+    ModelRef,
+    Mount,
+)
 from gateway.engines.common.chat import template
 from gateway.engines.common.engine_auth import closed
 from gateway.errors import BadModel, FitserveError, StoreError
@@ -28,13 +39,16 @@ log = Logger("fitserve.loop")
 
 Report = Callable[[str], None]
 Turn = Callable[[bool], Awaitable[int | None]]
-"""Asked whether the engine can be given its KV cache in bytes; the answer comes when it may start, with the bytes."""
+"""Asked whether the engine can be given its KV cache in bytes; the answer comes when it may start,
+with the bytes."""
 
 
 class Download(Protocol):
     """`gateway.models.catalog.download.download` from one Hub."""
 
-    async def __call__(self, repo: str, commit: str, report: Report, /, *, allow_remote_code: bool = False) -> Path: ...
+    async def __call__(
+        self, repo: str, commit: str, report: Report, /, *, allow_remote_code: bool = False
+    ) -> Path: ...
 
 
 @dataclass(frozen=True)
@@ -46,25 +60,38 @@ class Launcher:
     profile_of: Callable[[EngineRef], Engine]
     download: Download
 
-    async def launch(self, attempt: Attempt, report: Report, turn: Turn, *, allow_remote_code: bool) -> None:
-        """Bring engine and weights here and start the engine once `turn` returns. Raises HostError, BadModel and their kin."""
+    async def launch(
+        self, attempt: Attempt, report: Report, turn: Turn, *, allow_remote_code: bool
+    ) -> None:
+        """Bring engine and weights here and start the engine once `turn` returns. Raises HostError,
+        BadModel and their kin."""
         plan = attempt.plan
         await self.host.prepare(plan.engine, report)
         weights = await self._weights(plan.model, report, allow_remote_code=allow_remote_code)
-        drafter = await self._weights(plan.drafter, report, allow_remote_code=False) if plan.drafter else None
+        drafter = (
+            await self._weights(plan.drafter, report, allow_remote_code=False)
+            if plan.drafter
+            else None
+        )
         templates = await asyncio.to_thread(self._template, attempt)
-        adapters = {one.name: await self._weights(one, report, allow_remote_code=False) for one in plan.adapters}
+        adapters = {
+            one.name: await self._weights(one, report, allow_remote_code=False)
+            for one in plan.adapters
+        }
         # Beside the event loop: a profile is read.
         engine = await asyncio.to_thread(self.profile_of, plan.engine)
         fixed = any(item.startswith(f"--{CACHE_BYTES}=") for item in plan.argv)
         cache_bytes = await turn(CACHE_BYTES in engine.flags and not fixed)
         report("starting the engine")
         where = {"container": self.host.kind == "docker", "remote_code": allow_remote_code}
-        spec = partial(self._spec, engine, attempt, weights, drafter, templates, adapters, cache_bytes, **where)
+        spec = partial(
+            self._spec, engine, attempt, weights, drafter, templates, adapters, cache_bytes, **where
+        )
         await self.host.start(await asyncio.to_thread(spec))
 
     async def stop(self, name: str, grace_s: float) -> None:
-        """End the engine of an instance. Where the host cannot, that is logged: the next pass finds the engine still there."""
+        """End the engine of an instance. Where the host cannot, that is logged: the next pass finds
+        the engine still there."""
         try:
             await self.host.stop(name, grace_s)
         except FitserveError as error:
@@ -73,16 +100,29 @@ class Launcher:
 
     async def instance(self, attempt: Attempt) -> Instance | None:
         """The engine of an attempt as the host sees it. Raises HostError."""
-        return next((one for one in await self.host.list() if one.name == attempt.instance_name), None)
+        return next(
+            (one for one in await self.host.list() if one.name == attempt.instance_name), None
+        )
 
     def described(
-        self, attempt: Attempt, port: int, place: Callable[[str, str], Path], *, container: bool, remote_code: bool
+        self,
+        attempt: Attempt,
+        port: int,
+        place: Callable[[str, str], Path],
+        *,
+        container: bool,
+        remote_code: bool,
     ) -> LaunchSpec:
-        """What `launch` asks of a host, for an engine that listens on another port and measures its memory itself. place: the folder of a repository at a
+        """What `launch` asks of a host, for an engine that listens on another port and measures its
+        memory itself. place: the folder of a repository at a
         commit, whether its weights are here or not. Raises BadModel."""
 
         def folder(model: ModelRef | AdapterRef) -> Path:
-            return Path(model.source) if model.revision is None else place(model.source, model.revision)
+            return (
+                Path(model.source)
+                if model.revision is None
+                else place(model.source, model.revision)
+            )
 
         plan = attempt.plan
         drafter = folder(plan.drafter) if plan.drafter is not None else None
@@ -92,12 +132,16 @@ class Launcher:
         alone = attempt.evolve(port=port, plan=closed(plan))
         return self._spec(engine, alone, *parts, None, container=container, remote_code=remote_code)
 
-    async def _weights(self, model: ModelRef | AdapterRef, report: Report, *, allow_remote_code: bool) -> Path:
+    async def _weights(
+        self, model: ModelRef | AdapterRef, report: Report, *, allow_remote_code: bool
+    ) -> Path:
         if model.revision is None:
             folder = Path(model.source)
             await asyncio.to_thread(check_unmoved, folder)
             return folder
-        return await self.download(model.source, model.revision, report, allow_remote_code=allow_remote_code)
+        return await self.download(
+            model.source, model.revision, report, allow_remote_code=allow_remote_code
+        )
 
     def _spec(
         self,
@@ -115,8 +159,12 @@ class Launcher:
         mounts: tuple[Mount, ...] = ()
         environment: str | None = str(engine_dir(self.settings.data, engine))
         if container:
-            folders = [folder for folder in (weights, drafter, *adapters.values()) if folder is not None]
-            mounts = tuple(dict.fromkeys(mount for folder in folders for mount in self._mounts(folder)))
+            folders = [
+                folder for folder in (weights, drafter, *adapters.values()) if folder is not None
+            ]
+            mounts = tuple(
+                dict.fromkeys(mount for folder in folders for mount in self._mounts(folder))
+            )
             if templates is not None and self.settings.shared_models is None:
                 mounts += (Mount(source=str(templates), target=str(templates)),)
             environment = None
@@ -144,11 +192,13 @@ class Launcher:
             _put(self.settings.data / template.FOLDER, template.file_name(digest), text.encode())
         except OSError as error:
             raise StoreError(
-                f"The chat template cannot be kept: {error.strerror}.", hint="Make room for the data folder."
+                f"The chat template cannot be kept: {error.strerror}.",
+                hint="Make room for the data folder.",
             ) from None
 
     def _template(self, attempt: Attempt) -> Path | None:
-        """The folder with the chat template that the plan names, as the engine sees it; None: it names none. Raises BadModel."""
+        """The folder with the chat template that the plan names, as the engine sees it; None: it
+        names none. Raises BadModel."""
         digest = template.digest_in(attempt.plan.argv)
         if digest is None:
             return None
@@ -161,7 +211,8 @@ class Launcher:
                 _put(folder, name, text)
         except OSError as error:
             raise BadModel(
-                f"The chat template of this plan for {attempt.model} is not at {folder / name}: {error.strerror}.",
+                f"The chat template of this plan for {attempt.model} is not at {folder / name}:"
+                f" {error.strerror}.",
                 hint=f"`fitserve retry {attempt.model}` plans anew.",
             ) from None
         return folder
@@ -176,12 +227,15 @@ class Launcher:
                     hint="Put the model there.",
                 )
             return [Mount(source=settings.shared_models, target=str(settings.models))]
-        folders = [folder for folder in (reach(weights), shared_blobs(weights)) if folder is not None]
+        folders = [
+            folder for folder in (reach(weights), shared_blobs(weights)) if folder is not None
+        ]
         return [Mount(source=str(folder), target=str(folder)) for folder in folders]
 
 
 def _put(folder: Path, name: str, text: bytes) -> None:
-    """A file that is whole or not there, and that an engine's container can read, which runs as another user. Raises OSError."""
+    """A file that is whole or not there, and that an engine's container can read, which runs as
+    another user. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
     draft = folder / f"{name}.{secrets.token_hex(4)}"

@@ -1,4 +1,5 @@
-"""A plan for a replica: made by what is known, by what its engine says where the rules refuse, or not at all; and recorded."""
+"""A plan for a replica: made by what is known, by what its engine says where the rules refuse, or
+not at all; and recorded."""
 
 from __future__ import annotations
 
@@ -21,31 +22,36 @@ log = Logger("fitserve.loop")
 class PlanSteps:
     """Shared by all replicas of a gateway."""
 
-    def __init__(self, decisions: Decisions, attempts: Attempts, launcher: Launcher, gpus: GpuWatch) -> None:
+    def __init__(
+        self, decisions: Decisions, attempts: Attempts, launcher: Launcher, gpus: GpuWatch
+    ) -> None:
         self._decisions = decisions
         self._attempts = attempts
         self._launcher = launcher
         self._gpus = gpus
 
     async def plan(
-        self,
-        model: ManagedModel,
-        replica: ReplicaState,
-        room: RoomNow,
-        instead: RoomNow,
+        self, model: ManagedModel, replica: ReplicaState, room: RoomNow, instead: RoomNow
     ) -> None:
-        """instead: the room in the place of what serves; what is tried beside has to be as good as a plan for that."""
+        """instead: the room in the place of what serves; what is tried beside has to be as good as
+        a plan for that."""
         try:
             # One at a time: two plans made side by side would count on the same free memory.
             async with self._decisions.planning:
                 planned = await self._decisions.decide(model, room)
-                if replica is model.trial and not await self._fits_beside(model, planned, room, instead):
+                if replica is model.trial and not await self._fits_beside(
+                    model, planned, room, instead
+                ):
                     replica.no_room = True
                     replica.block("there is no room beside what serves")
                     return
                 if planned.takes:
                     if replica.wait_for(planned.takes):
-                        log.warning("others give", model=replica.model, takes=[take.words for take in planned.takes])
+                        log.warning(
+                            "others give",
+                            model=replica.model,
+                            takes=[take.words for take in planned.takes],
+                        )
                     return
                 if planned.plan is not None:
                     await self._record(model, replica, planned.plan, planned.template)
@@ -64,7 +70,9 @@ class PlanSteps:
             replica.block(str(error))
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
 
-    async def _fits_beside(self, model: ManagedModel, planned: Planned, room: RoomNow, instead: RoomNow) -> bool:
+    async def _fits_beside(
+        self, model: ManagedModel, planned: Planned, room: RoomNow, instead: RoomNow
+    ) -> bool:
         if room().claims == instead().claims:
             return True  # what serves holds nothing that plans are made of
         other = await self._decisions.decide(model, instead)
@@ -73,7 +81,9 @@ class PlanSteps:
             return not other.takes and not other.open
         return planned.plan is not None and as_good(planned.plan, other.plan)
 
-    async def _without_plan(self, model: ManagedModel, replica: ReplicaState, planned: Planned, room: RoomNow) -> None:
+    async def _without_plan(
+        self, model: ManagedModel, replica: ReplicaState, planned: Planned, room: RoomNow
+    ) -> None:
         """It rests where others would leave for it once it is asked. Else raises NoPlan."""
         reason = "; ".join([planned.reason, *self._gpus.lost_messages()])
         if room().if_asked:
@@ -84,7 +94,9 @@ class PlanSteps:
                 return
         raise NoPlan(reason)
 
-    async def _record(self, model: ManagedModel, replica: ReplicaState, plan: Plan, template: str) -> None:
+    async def _record(
+        self, model: ManagedModel, replica: ReplicaState, plan: Plan, template: str
+    ) -> None:
         if template:
             await asyncio.to_thread(self._launcher.keep_template, template)
         if model.wish_of(replica).replicas is None and replica is not model.trial:
@@ -92,7 +104,11 @@ class PlanSteps:
                 ReplicaState(replica.model, index, generation=replica.generation)
                 for index in range(len(model.replicas), plan.replicas.value)
             ]
-        replica.attempt, replica.asked_of, replica.given = await self._attempts.begin(replica, plan), set(), ()
+        replica.attempt, replica.asked_of, replica.given = (
+            await self._attempts.begin(replica, plan),
+            set(),
+            (),
+        )
         log.info(
             "planned",
             model=replica.model,
@@ -109,5 +125,7 @@ def _after(history: Sequence[Attempt], plan: Plan) -> dict[str, str]:
         return {}
     return {
         "after": failure.kind,
-        "differs": ", ".join(one.what for one in of_plans(history[-1].plan, plan)) or "the same plan again",
+        "differs": (
+            ", ".join(one.what for one in of_plans(history[-1].plan, plan)) or "the same plan again"
+        ),
     }

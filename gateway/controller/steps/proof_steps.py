@@ -11,8 +11,8 @@ from gateway.domain import Attempt, Failure
 from gateway.engines.common.chat import abilities
 from gateway.store.store import Store
 
-# How long the last log lines of a broken engine may take, in turns of the event loop and not in seconds: on a busy machine the
-# reader of the log gets as many turns.
+# How long the last log lines of a broken engine may take, in turns of the event loop and not in
+# seconds: on a busy machine the reader of the log gets as many turns.
 _LAST_WORDS, _TURN_S = 10, 0.1
 # In which an engine that could not answer for apps has to answer the smallest request.
 _ALIVE_S = 30.0
@@ -44,15 +44,19 @@ class ProofSteps:
             watcher.note(verified=True, phase="serving")
         else:
             if failure.kind == "verification_failed":
-                # A crash shows in the log a moment after the connection breaks, and the log names the cause better.
+                # A crash shows in the log a moment after the connection breaks, and the log names
+                # the cause better.
                 turn = 0
                 while turn < _LAST_WORDS or watcher.failure_pending:
                     await asyncio.sleep(_TURN_S)
                     turn += 1
             watcher.fail(failure)
 
-    async def _shown(self, replica: ReplicaState, attempt: Attempt, watcher: Watcher, forgiven_at: float) -> Failure | None:
-        """What the engine does for apps, with the attempt. A failure where the engine ended of the question: then it is not asked again."""
+    async def _shown(
+        self, replica: ReplicaState, attempt: Attempt, watcher: Watcher, forgiven_at: float
+    ) -> Failure | None:
+        """What the engine does for apps, with the attempt. A failure where the engine ended of the
+        question: then it is not asked again."""
         known = abilities.earlier(attempt, replica.history, forgiven_at)
         if known is None:
             asked = attempt.evolve(abilities=abilities.unasked(attempt.plan))
@@ -60,7 +64,9 @@ class ProofSteps:
             self._note(replica, asked)
             engine = (watcher.client, watcher.url, attempt.served_name, attempt.plan)
             known = await shown(*engine)
-            if any(one.state == "unknown" for _, one in known) and not await alive(*engine, _ALIVE_S):
+            if any(one.state == "unknown" for _, one in known) and not await alive(
+                *engine, _ALIVE_S
+            ):
                 return abilities.ended()
         self._note(replica, attempt.evolve(abilities=known))
         return None

@@ -1,4 +1,5 @@
-"""What is planned for a replica: by what is known now, once engines were asked about it, or smaller than what serves."""
+"""What is planned for a replica: by what is known now, once engines were asked about it, or smaller
+than what serves."""
 
 from __future__ import annotations
 
@@ -23,8 +24,11 @@ KeepCommits = Callable[[ManagedModel, Mapping[str, str]], Awaitable[None]]
 class Decisions:
     """Shared by all replicas of a gateway."""
 
-    def __init__(self, store: Store, planner: Planner, asking_s: float, keep_commits: KeepCommits) -> None:
-        """asking_s: how long engines may take to answer about a model. keep_commits: as of `WishChanges`."""
+    def __init__(
+        self, store: Store, planner: Planner, asking_s: float, keep_commits: KeepCommits
+    ) -> None:
+        """asking_s: how long engines may take to answer about a model. keep_commits: as of
+        `WishChanges`."""
         self._store = store
         self._planner = planner
         self._asking_s = asking_s
@@ -32,15 +36,25 @@ class Decisions:
         self.planning = asyncio.Lock()
         """Held while somebody counts on memory that is free."""
 
-    async def decide(self, model: ManagedModel, room: RoomNow, others: Literal["give", "stay", "leave"] = "give") -> Planned:
-        """By what is known now; that is shown. others: what they do for it; `leave` is what all do in time once it is asked, and is not shown. Raises
+    async def decide(
+        self, model: ManagedModel, room: RoomNow, others: Literal["give", "stay", "leave"] = "give"
+    ) -> Planned:
+        """By what is known now; that is shown. others: what they do for it; `leave` is what all do
+        in time once it is asked, and is not shown. Raises
         BadModel and its kin."""
         facts = await asyncio.to_thread(self._store.fact_texts)
         now = room()
         surplus = [offer for offer in now.sharing.offers if offer.how == "surplus"]
-        offers = {"give": now.sharing.offers, "stay": (), "leave": (*surplus, *now.if_asked)}[others]
+        offers = {"give": now.sharing.offers, "stay": (), "leave": (*surplus, *now.if_asked)}[
+            others
+        ]
         planned = await self._planner.decide(
-            now.wish, facts, now.claims, answers=model.answers, pins=model.pins, sharing=now.sharing._replace(offers=offers)
+            now.wish,
+            facts,
+            now.claims,
+            answers=model.answers,
+            pins=model.pins,
+            sharing=now.sharing._replace(offers=offers),
         )
         if model.decision is None or not (now.copy or others == "leave"):
             model.decision = planned.decision
@@ -48,16 +62,23 @@ class Decisions:
         return planned._replace(plan=pinned(planned.plan, model.pins)) if planned.plan else planned
 
     @contextlib.asynccontextmanager
-    async def checked(self, model: ManagedModel, room: RoomNow, engine: str, plan: Plan | None) -> AsyncGenerator[Planned]:
-        """What is planned once engines were asked; until the end no other plan is made. Nobody waits while they are asked: what was
-        promised to others meanwhile is looked at again. plan, of that engine: what stands where nothing comes of it."""
+    async def checked(
+        self, model: ManagedModel, room: RoomNow, engine: str, plan: Plan | None
+    ) -> AsyncGenerator[Planned]:
+        """What is planned once engines were asked; until the end no other plan is made. Nobody
+        waits while they are asked: what was
+        promised to others meanwhile is looked at again. plan, of that engine: what stands where
+        nothing comes of it.
+        """
         async with model.asking:
             facts, before = await asyncio.to_thread(self._store.fact_texts), room()
             pins = model.pins
             known = model.answers, model.not_asked, pins
             try:
                 sharing = before.sharing._replace(offers=())
-                planned, asked = await self._planner.check(before.wish, facts, before.claims, *known, self._asking_s, sharing)
+                planned, asked = await self._planner.check(
+                    before.wish, facts, before.claims, *known, self._asking_s, sharing
+                )
             except FitserveError as error:
                 planned = Planned(plan, str(error), model.decision or b"null")
                 asked = Asked({}, {engine: str(error)}, {})
@@ -71,22 +92,46 @@ class Decisions:
             yield planned._replace(plan=pinned(planned.plan, pins)) if planned.plan else planned
 
     async def smaller(
-        self, model: ManagedModel, old: Attempt, take: Offer, asking: Collection[str], room: Room, held: dict[str, int]
+        self,
+        model: ManagedModel,
+        old: Attempt,
+        take: Offer,
+        asking: Collection[str],
+        room: Room,
+        held: dict[str, int],
     ) -> Plan | None:
-        """The plan that serves, with less KV cache: the same engine on the same GPUs. Raises BadModel and its kin."""
+        """The plan that serves, with less KV cache: the same engine on the same GPUs. Raises
+        BadModel and its kin."""
         plan, before = old.plan, room.sharing.cap
-        near = {holder.model for holder in room.sharing.holders if set(plan.gpus) & holder.gives.keys()}
+        near = {
+            holder.model for holder in room.sharing.holders if set(plan.gpus) & holder.gives.keys()
+        }
         cap = without(take, plan, {*asking, *near, *(before.models if before else ())})
-        same = {"engines": (str(plan.engine),), "gpus": plan.gpus, "tensor_parallel": plan.tensor_parallel.value, "replicas": 1}
+        same = {
+            "engines": (str(plan.engine),),
+            "gpus": plan.gpus,
+            "tensor_parallel": plan.tensor_parallel.value,
+            "replicas": 1,
+        }
         facts = await asyncio.to_thread(self._store.fact_texts)
         running = RunningPlan(plan, held)
         sharing = room.sharing._replace(cap=cap, offers=(), home=plan.gpus)
         found = await self._planner.decide(
-            room.wish.evolve(**same), facts, room.claims, None, model.answers, model.pins, running, sharing=sharing
+            room.wish.evolve(**same),
+            facts,
+            room.claims,
+            None,
+            model.answers,
+            model.pins,
+            running,
+            sharing=sharing,
         )
         if found.plan is None or found.plan.cap != cap:
             return None
-        fixed, taken = pinned(found.plan, model.pins), cap.evolve(bytes=found.plan.memory.promised_bytes)
+        fixed, taken = (
+            pinned(found.plan, model.pins),
+            cap.evolve(bytes=found.plan.memory.promised_bytes),
+        )
         smaller: Plan = fixed.evolve(question=None, cap=taken)
         return smaller
 
@@ -94,5 +139,9 @@ class Decisions:
 def pinned(plan: Plan, pins: Mapping[str, str]) -> Plan:
     """The plan for exactly these images; what is learned from it holds for them."""
     engine = exact(plan.engine, pins)
-    found: Plan = plan.evolve(engine=engine, under={**plan.under, "digest": engine.digest}) if engine.digest else plan
+    found: Plan = (
+        plan.evolve(engine=engine, under={**plan.under, "digest": engine.digest})
+        if engine.digest
+        else plan
+    )
     return found

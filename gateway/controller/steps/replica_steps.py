@@ -1,4 +1,5 @@
-"""The next step of one replica: looks at what is recorded and seen of it, asks `next_action`, and acts. Slow effects run as one task per replica."""
+"""The next step of one replica: looks at what is recorded and seen of it, asks `next_action`, and
+acts. Slow effects run as one task per replica."""
 
 from __future__ import annotations
 
@@ -28,14 +29,17 @@ from gateway.errors import StoreError
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.proxy.routing.drains import Drains
 
-# How long a "no plan" stands before the planner looks at the machine again: memory may have become free.
+# How long a "no plan" stands before the planner looks at the machine again: memory may have become
+# free.
 _REPLAN_S = 30.0
-# An engine that failed, or that never served, has nothing to finish; it gets a moment to end its workers.
+# An engine that failed, or that never served, has nothing to finish; it gets a moment to end its
+# workers.
 _SHORT_GRACE_S = 1.0
 
 
 class Effects(NamedTuple):
-    """What can be done for a replica. Nothing of it decides what comes next, and each may be cut off anywhere: what it leaves is what the next pass
+    """What can be done for a replica. Nothing of it decides what comes next, and each may be cut
+    off anywhere: what it leaves is what the next pass
     finds."""
 
     plans: PlanSteps
@@ -74,8 +78,11 @@ class ReplicaSteps:
         self._silent_s = silent_s
         self._drains = drains
 
-    async def attend(self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]) -> None:
-        """What is to be done for the replica now. An error that nobody expected stays with the replica. Raises StoreError."""
+    async def attend(
+        self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]
+    ) -> None:
+        """What is to be done for the replica now. An error that nobody expected stays with the
+        replica. Raises StoreError."""
         if replica.setback.rest_s:
             return
         try:
@@ -88,14 +95,17 @@ class ReplicaSteps:
             replica.setback.broke(error)
 
     def shrink(self, model: ManagedModel, take: Offer, asking: Collection[str]) -> None:
-        """Have a model that serves give what it offered to those that ask, once nothing else is done for it."""
+        """Have a model that serves give what it offered to those that ask, once nothing else is
+        done for it."""
         replica = model.replicas[take.replica]
         if not replica.busy:
             room = partial(self._fleet.room, model, replica)
             effect = self._effects.shrinks.shrink(model, take, asking, room, self._fleet.held)
             self._start(replica, "Shrink", effect)
 
-    async def _step(self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]) -> bool:
+    async def _step(
+        self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]
+    ) -> bool:
         """Perform the next action. Returns whether to ask for another action at once."""
         if replica.task is not None and replica.task.done():
             self._finish(replica, replica.task)
@@ -105,20 +115,43 @@ class ReplicaSteps:
         if model.deleting and replica.task is not None and not replica.stopping:
             replica.task.cancel()
         instance = replica.instance_among(instances)
-        if replica.blocked is not None and not replica.takes and time.monotonic() - replica.blocked_at > _REPLAN_S:
+        if (
+            replica.blocked is not None
+            and not replica.takes
+            and time.monotonic() - replica.blocked_at > _REPLAN_S
+        ):
             replica.blocked, replica.looks_again = None, True
         watched = instance is not None and instance.state != "created" and not model.deleting
-        own = replica.attempt is not None and instance is not None and instance.fingerprint == replica.attempt.fingerprint
-        if replica.attempt is not None and instance is not None and own and watched and replica.watcher is None:
+        own = (
+            replica.attempt is not None
+            and instance is not None
+            and instance.fingerprint == replica.attempt.fingerprint
+        )
+        if (
+            replica.attempt is not None
+            and instance is not None
+            and own
+            and watched
+            and replica.watcher is None
+        ):
             replica.watcher = self._watcher(replica.attempt, instance)
         seen = replica.watcher.observation if replica.watcher else Observation(phase=replica.phase)
-        if replica.attempt is not None and (loss := self._gpus.failure(replica.attempt.plan.gpus)) is not None:
+        if (
+            replica.attempt is not None
+            and (loss := self._gpus.failure(replica.attempt.plan.gpus)) is not None
+        ):
             seen = seen.evolve(proof=seen.proof or loss)
         # Another plan that was tried is not started again, unless a changed wish is tried.
-        wanted = not model.deleting and (replica.attempt is not None or replica is not model.trial or replica.seeks)
+        wanted = not model.deleting and (
+            replica.attempt is not None or replica is not model.trial or replica.seeks
+        )
         history = [one for one in replica.history if one.generation == replica.generation]
         leaving = replica.leaving.words if replica.leaving is not None else ""
-        spare = any(one is not replica and one.leaving is None for one in model.replicas if one.attempt and one.attempt.serves)
+        spare = any(
+            one is not replica and one.leaving is None
+            for one in model.replicas
+            if one.attempt and one.attempt.serves
+        )
         action = next_action(
             reconcile.ReplicaSnapshot(
                 wanted=wanted,
@@ -138,14 +171,22 @@ class ReplicaSteps:
                 spare=spare,
                 leaving=leaving,
                 spent=replica.attempt is not None and replica.spent == replica.attempt.id,
-                sleeps=replica.leaving is not None and not replica.leaving.ends and _sleeps(model, replica),
-                drained=bool(leaving and replica.attempt and self._drains.over(replica.attempt.instance_name)),
+                sleeps=replica.leaving is not None
+                and not replica.leaving.ends
+                and _sleeps(model, replica),
+                drained=bool(
+                    leaving and replica.attempt and self._drains.over(replica.attempt.instance_name)
+                ),
             ),
             time.time(),
             backoff_s=self._settings.backoff_s,
             backoff_max_s=self._settings.backoff_max_s,
         )
-        effects, name, room = self._effects, type(action).__name__, partial(self._fleet.room, model, replica)
+        effects, name, room = (
+            self._effects,
+            type(action).__name__,
+            partial(self._fleet.room, model, replica),
+        )
         instead = partial(self._fleet.room, model, replica, instead=True)
         # A look for room of which nobody waits for the end is no start.
         replica.looks_again = replica.looks_again and replica.attempt is None and not model.asks
@@ -164,7 +205,9 @@ class ReplicaSteps:
                 self._start(replica, name, effects.starts.launch(model, replica, attempt, room))
             case reconcile.Verify(attempt):
                 replica.shown = Rest("verifying", "proving that it generates")
-                self._start(replica, name, effects.proofs.verify(replica, attempt, model.forgiven_at))
+                self._start(
+                    replica, name, effects.proofs.verify(replica, attempt, model.forgiven_at)
+                )
             case reconcile.Publish(attempt):
                 await self._performed(name, effects.attempts.publish(replica, attempt))
                 replica.shown = Rest("ready")
@@ -179,12 +222,21 @@ class ReplicaSteps:
                 self._start(replica, name, effects.sleeps.sleep(replica, attempt))
             case reconcile.Wake(attempt):
                 replica.shown = Rest("starting", "waking up")
-                claims, sharing = partial(self._fleet.claims, replica), partial(self._fleet.sharing, model, model.wish)
-                effect = effects.sleeps.wake(replica, attempt, claims, lambda: sharing().offers, spare=spare)
+                claims, sharing = (
+                    partial(self._fleet.claims, replica),
+                    partial(self._fleet.sharing, model, model.wish),
+                )
+                effect = effects.sleeps.wake(
+                    replica, attempt, claims, lambda: sharing().offers, spare=spare
+                )
                 self._start(replica, name, effect)
             case reconcile.Stop(instance_to_stop, why):
-                replica.shown = Rest("starting" if wanted and not leaving else "stopping", leaving or why)
-                served = any(one.ready_at is not None for one in replica.attempts[-1:]) and (bool(leaving) or not wanted)
+                replica.shown = Rest(
+                    "starting" if wanted and not leaving else "stopping", leaving or why
+                )
+                served = any(one.ready_at is not None for one in replica.attempts[-1:]) and (
+                    bool(leaving) or not wanted
+                )
                 grace = self._settings.stop_grace_s if served else _SHORT_GRACE_S
                 replica.stopping = True
                 hurry = (lambda: model.deleting) if served else None
@@ -196,7 +248,8 @@ class ReplicaSteps:
         replica.task.add_done_callback(lambda _: self._wake())
 
     async def _stop(self, name: str, grace_s: float, hurry: Callable[[], bool] | None) -> None:
-        """hurry: given for an engine that has served, which left the routes and first answers what it was asked; as `Drains.ended` wants it."""
+        """hurry: given for an engine that has served, which left the routes and first answers what
+        it was asked; as `Drains.ended` wants it."""
         if hurry is not None:
             await self._drains.ended(name, hurry)
         await self._launcher.stop(name, grace_s)

@@ -35,7 +35,8 @@ class ShrinkSteps:
         room: RoomNow,
         held: Callable[[ManagedModel, ReplicaState], dict[str, int]],
     ) -> None:
-        """Start a replica's plan anew with less KV cache, in place of what serves, once that has answered its requests. Where no such plan
+        """Start a replica's plan anew with less KV cache, in place of what serves, once that has
+        answered its requests. Where no such plan
         is found nothing changes."""
         replica, old = model.replicas[take.replica], model.replicas[take.replica].attempt
         if old is None:
@@ -43,7 +44,9 @@ class ShrinkSteps:
         log.warning("gives KV cache", model=replica.model, to=sorted(asking), words=take.words)
         try:
             async with self._decisions.planning:
-                new = await self._decisions.smaller(model, old, take, asking, room(), held(model, replica))
+                new = await self._decisions.smaller(
+                    model, old, take, asking, room(), held(model, replica)
+                )
             if new is None or new.memory.promised_bytes > take.keeps:
                 raise NoPlan("no plan of it is smaller")
             replica.left_at = time.monotonic()

@@ -1,4 +1,5 @@
-"""Puts engines to sleep and wakes them, and learns whether their memory came back. What it begins is on the disk before it begins: what is cut off is
+"""Puts engines to sleep and wakes them, and learns whether their memory came back. What it begins
+is on the disk before it begins: what is cut off is
 woken up, for until the end nobody else counts on the memory.
 """
 
@@ -52,7 +53,8 @@ class SleepSteps:
         """What comes back is measured: one engine falls asleep at a time."""
 
     async def sleep(self, replica: ReplicaState, attempt: Attempt) -> None:
-        """Its engine has answered everything. Where it cannot sleep, its attempt ends instead. Raises StoreError."""
+        """Its engine has answered everything. Where it cannot sleep, its attempt ends instead.
+        Raises StoreError."""
         watcher, machine = replica.watcher, await self._planner.hardware()
         if (why := awake(attempt.plan, machine)) or watcher is None:
             log.warning("is stopped, and does not sleep", model=replica.model, why=why)
@@ -69,7 +71,11 @@ class SleepSteps:
         try:
             await self._tell(watcher, "/sleep?level=1")
         except NoAnswerError as error:
-            await self._end(replica, falling, sleep.failed(attempt, f"did not fall asleep: it {error}", time.time()))
+            await self._end(
+                replica,
+                falling,
+                sleep.failed(attempt, f"did not fall asleep: it {error}", time.time()),
+            )
             return
         told_s = time.monotonic() - began
         gave = await self._gave(attempt, before)
@@ -79,7 +85,13 @@ class SleepSteps:
             return
         asleep = Asleep(since=time.time(), gave=gave)
         await self._save(replica, attempt.evolve(asleep=asleep), *await self._new(fact))
-        log.info("sleeps", model=replica.model, replica=replica.index, gave=gave, seconds=round(told_s, 2))
+        log.info(
+            "sleeps",
+            model=replica.model,
+            replica=replica.index,
+            gave=gave,
+            seconds=round(told_s, 2),
+        )
 
     async def wake(
         self,
@@ -90,8 +102,11 @@ class SleepSteps:
         *,
         spare: bool,
     ) -> None:
-        """Once there is room for it; else it waits for what others give, and where they cannot give enough its attempt ends; `spare`, another copy
-        serves: it sleeps on. claims: of all others. offers: what they could give. Raises StoreError."""
+        """Once there is room for it; else it waits for what others give, and where they cannot give
+        enough its attempt ends; `spare`, another copy
+        serves: it sleeps on. claims: of all others. offers: what they could give. Raises
+        StoreError.
+        """
         watcher = replica.watcher
         if watcher is None or not await self._room(replica, attempt, claims, offers, spare=spare):
             return
@@ -105,12 +120,24 @@ class SleepSteps:
             await self._tell(watcher, "/wake_up")
             await self._answers(watcher, attempt)
         except NoAnswerError as error:
-            await self._end(replica, waking, sleep.failed(attempt, f"did not wake up: it {error}", time.time()))
+            await self._end(
+                replica, waking, sleep.failed(attempt, f"did not wake up: it {error}", time.time())
+            )
             return
         watcher.note(sleeping=False)
         await self._save(replica, attempt.evolve(asleep=None))
-        replica.woken, replica.blocked, replica.takes, replica.asked_of = (at, time.time()), None, (), set()
-        log.info("woke up", model=replica.model, replica=replica.index, seconds=round(time.monotonic() - began, 2))
+        replica.woken, replica.blocked, replica.takes, replica.asked_of = (
+            (at, time.time()),
+            None,
+            (),
+            set(),
+        )
+        log.info(
+            "woke up",
+            model=replica.model,
+            replica=replica.index,
+            seconds=round(time.monotonic() - began, 2),
+        )
 
     async def _room(
         self,
@@ -121,7 +148,8 @@ class SleepSteps:
         *,
         spare: bool,
     ) -> bool:
-        """Whether what the engine gave is there for it; from then on nobody else counts on it. What others have just left is waited for."""
+        """Whether what the engine gave is there for it; from then on nobody else counts on it. What
+        others have just left is waited for."""
         if attempt.asleep is None or attempt.asleep.gave is None:
             return True
         end = time.monotonic() + _BACK_S
@@ -130,17 +158,26 @@ class SleepSteps:
                 machine = await self._planner.hardware()
                 promised, gone = missing(attempt, claims(), machine), taken(attempt, machine)
                 if not promised and not gone:
-                    await self._save(replica, attempt.evolve(asleep=attempt.asleep.evolve(gave=None)))
+                    await self._save(
+                        replica, attempt.evolve(asleep=attempt.asleep.evolve(gave=None))
+                    )
                     return True
                 lack = promised or (gone if time.monotonic() > end else {})
                 leaves = [one for one in offers() if one.how != "surplus"]
                 if takes := to_wake(lack, leaves) or ():
                     if replica.wait_for(takes):
-                        log.warning("others leave", model=replica.model, takes=[take.words for take in takes])
+                        log.warning(
+                            "others leave",
+                            model=replica.model,
+                            takes=[take.words for take in takes],
+                        )
                     return False
             if lack and spare:
                 most = max(lack.values())
-                replica.block(f"a copy of it sleeps: it lacks {gib(most)} of a GPU's memory, which others have")
+                replica.block(
+                    f"a copy of it sleeps: it lacks {gib(most)} of a GPU's memory, which others"
+                    " have"
+                )
                 return False
             if lack:
                 log.warning("there is no room to wake up in", model=replica.model, lacks=lack)
@@ -149,7 +186,8 @@ class SleepSteps:
             await asyncio.sleep(_LOOK_S)
 
     async def _gave(self, attempt: Attempt, before: Mapping[str, int]) -> dict[str, int]:
-        """Bytes that came back, by the UUID of a GPU, as NVML shows them; as many as are expected are waited for."""
+        """Bytes that came back, by the UUID of a GPU, as NVML shows them; as many as are expected
+        are waited for."""
         end = time.monotonic() + _BACK_S
         while True:
             now = await self._uses(attempt)
@@ -160,11 +198,16 @@ class SleepSteps:
             await asyncio.sleep(_LOOK_S)
 
     async def _uses(self, attempt: Attempt) -> dict[str, int]:
-        """Bytes of its GPUs that the engine's processes have, by UUID; where the driver does not tell that, what everybody has."""
+        """Bytes of its GPUs that the engine's processes have, by UUID; where the driver does not
+        tell that, what everybody has."""
         pids = {one.pid for one in await self._launcher.host.processes(attempt.instance_name)}
         found = {}
         for gpu in (await self._planner.hardware()).gpus:
-            if gpu.uuid not in attempt.plan.gpus or gpu.total_bytes is None or gpu.free_bytes is None:
+            if (
+                gpu.uuid not in attempt.plan.gpus
+                or gpu.total_bytes is None
+                or gpu.free_bytes is None
+            ):
                 continue
             own = [one.used_bytes for one in gpu.processes or () if one.pid in pids]
             known = sum(count for count in own if count is not None)
@@ -173,14 +216,18 @@ class SleepSteps:
 
     async def _answers(self, watcher: Watcher, attempt: Attempt) -> None:
         """Raises NoAnswerError where it does not."""
-        if not await alive(watcher.client, watcher.url, attempt.served_name, attempt.plan, _ALIVE_S):
+        if not await alive(
+            watcher.client, watcher.url, attempt.served_name, attempt.plan, _ALIVE_S
+        ):
             raise NoAnswerError("answers no request")
 
     async def _tell(self, watcher: Watcher, path: str) -> None:
         """Raises NoAnswerError."""
         answer = await watcher.client.post(f"{watcher.url}{path}", {}, self._patience_s)
         if answer.status != 200:
-            raise NoAnswerError(f"answers {path.partition('?')[0]} with {answer.status} {answer.words}")
+            raise NoAnswerError(
+                f"answers {path.partition('?')[0]} with {answer.status} {answer.words}"
+            )
 
     async def _save(self, replica: ReplicaState, attempt: Attempt, *facts: Fact) -> None:
         await asyncio.to_thread(self._store.save_attempt, attempt, *facts)
@@ -189,7 +236,9 @@ class SleepSteps:
     async def _new(self, fact: Fact) -> list[Fact]:
         """What is known already is not learned again."""
         known = await asyncio.to_thread(self._store.facts)
-        return [] if any((one.kind, one.scope) == (fact.kind, fact.scope) for one in known) else [fact]
+        return (
+            [] if any((one.kind, one.scope) == (fact.kind, fact.scope) for one in known) else [fact]
+        )
 
     async def _end(self, replica: ReplicaState, attempt: Attempt, fact: Fact) -> None:
         log.warning("is stopped", model=replica.model, replica=replica.index, why=fact.source)

@@ -1,6 +1,8 @@
-"""The gate before the start of an engine: it opens when no other engine on the same GPUs is before its KV cache, and notes who was disturbed.
+"""The gate before the start of an engine: it opens when no other engine on the same GPUs is before
+its KV cache, and notes who was disturbed.
 
-What it lets through and why is decided in planner/starts.py; here is what the gateway sees: attempts, instances, logs that say how far a start is.
+What it lets through and why is decided in planner/starts.py; here is what the gateway sees:
+attempts, instances, logs that say how far a start is.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Engines(Protocol):
     """`gateway.controller.fleet.fleet.Fleet`."""
 
     def holders(self, running: Collection[str], begun: set[str], now: float) -> Iterable[Holder]:
-        """The engines that are there. running: instances that the host lists. begun: those that it may not list yet; the others of them
+        """The engines that are there. running: instances that the host lists. begun: those that it
+            may not list yet; the others of them
         are taken out. now: of the clock that stages are timed with."""
         ...
 
@@ -59,7 +62,9 @@ class Engines(Protocol):
 class StartGate:
     """Shared by all replicas of a gateway. `look` is called before each pass of the loop."""
 
-    def __init__(self, engines: Engines, hardware: Callable[[], Awaitable[Hardware]], limit_s: float) -> None:
+    def __init__(
+        self, engines: Engines, hardware: Callable[[], Awaitable[Hardware]], limit_s: float
+    ) -> None:
         """limit_s: who starts for longer than that holds nobody up any more."""
         self._engines = engines
         self._hardware = hardware
@@ -95,41 +100,66 @@ class StartGate:
         self._seen_once = True
         for instance, how in disturbances(before.values(), self._holders.values()):
             self._disturbed[instance] = now, how
-        self._readings = {name: read for name, read in self._readings.items() if name in self._holders or name in self._waiting}
-        self._disturbed = {name: noted for name, noted in self._disturbed.items() if name in self._holders}
+        self._readings = {
+            name: read
+            for name, read in self._readings.items()
+            if name in self._holders or name in self._waiting
+        }
+        self._disturbed = {
+            name: noted for name, noted in self._disturbed.items() if name in self._holders
+        }
         self._sized &= self._holders.keys() | self._waiting.keys()
         self._looked.set()
         self._looked = asyncio.Event()
 
     def measures(self, gpus: Collection[str], but: str = "") -> bool:
-        """Whether an engine, but for one, measures one of these GPUs now, which fails where another one gives memory back meanwhile."""
-        others = (one for one in self._holders.values() if one.instance != but and one.stage == "loads" and not one.sized)
+        """Whether an engine, but for one, measures one of these GPUs now, which fails where another
+        one gives memory back meanwhile."""
+        others = (
+            one
+            for one in self._holders.values()
+            if one.instance != but and one.stage == "loads" and not one.sized
+        )
         return any(not one.gpus.isdisjoint(gpus) for one in others)
 
     def waits(self, attempt: Attempt) -> bool:
         return attempt.instance_name in self._waiting
 
     def disturbance(self, attempt: Attempt) -> str:
-        """What a neighbour did while the engine started, or just before now where it serves; "" where none did anything."""
+        """What a neighbour did while the engine started, or just before now where it serves; ""
+        where none did anything."""
         at, how = self._disturbed.get(attempt.instance_name, (0.0, ""))
         return how if attempt.state == "starting" or time.monotonic() - at < _ECHO_S else ""
 
-    async def turn(self, attempt: Attempt, report: Callable[[str], None], *, sizes: bool = False) -> int | None:
-        """Returns when the engine may start, with the bytes of its KV cache where it is not to measure; from then on it counts as one that loads.
+    async def turn(
+        self, attempt: Attempt, report: Callable[[str], None], *, sizes: bool = False
+    ) -> int | None:
+        """Returns when the engine may start, with the bytes of its KV cache where it is not to
+        measure; from then on it counts as one that loads.
         sizes: the engine can be given bytes. Raises WithdrawnError."""
-        count = cache_bytes(attempt.plan) if sizes and attempt.model not in self._measuring else None
+        count = (
+            cache_bytes(attempt.plan) if sizes and attempt.model not in self._measuring else None
+        )
         start = start_of(attempt, sized=count is not None)
         try:
             self._waiting[start.instance] = start
             if not self._seen_once:
                 await self._looked.wait()
-            while (held := self._held(start)) is not None or not await self._quiet(attempt, start, report):
+            while (held := self._held(start)) is not None or not await self._quiet(
+                attempt, start, report
+            ):
                 if held is not None:
                     report(await self._words(held))
                     await self._looked.wait()
                 if (met := self._engines.disproved(attempt)) is not None:
                     message = f"Another copy with this plan failed first: {met.message}"
-                    told = Failure(kind="withdrawn", phase="waiting", message=message, proves="nothing", disturbed=start.model)
+                    told = Failure(
+                        kind="withdrawn",
+                        phase="waiting",
+                        message=message,
+                        proves="nothing",
+                        disturbed=start.model,
+                    )
                     raise WithdrawnError(told)
         finally:
             self._waiting.pop(start.instance, None)
@@ -139,26 +169,44 @@ class StartGate:
         if start.sized:
             self._sized.add(start.instance)
         now, sized = time.monotonic(), start.sized
-        self._holders[start.instance] = Holder(start.instance, start.model, start.gpus, start.shape, "loads", now, sized=sized)
+        self._holders[start.instance] = Holder(
+            start.instance, start.model, start.gpus, start.shape, "loads", now, sized=sized
+        )
         return count
 
     async def wakes(self, attempt: Attempt) -> None:
-        """Returns when no engine on its GPUs measures them; from then on the one that wakes up counts as one that loads."""
+        """Returns when no engine on its GPUs measures them; from then on the one that wakes up
+        counts as one that loads."""
         name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
-        while any(one.stage == "loads" and one.gpus & gpus for one in self._holders.values() if one.instance != name):
+        while any(
+            one.stage == "loads" and one.gpus & gpus
+            for one in self._holders.values()
+            if one.instance != name
+        ):
             await self._looked.wait()
         now = time.monotonic()
-        self._holders[name] = Holder(name, attempt.model, gpus, shape(attempt.plan), "loads", now, measures=False, proved=True)
+        self._holders[name] = Holder(
+            name,
+            attempt.model,
+            gpus,
+            shape(attempt.plan),
+            "loads",
+            now,
+            measures=False,
+            proved=True,
+        )
 
     def failed(self, attempt: Attempt, failure: Failure) -> str:
-        """Take note of a failure. Why it tells nothing of the plan, where the engine was not to measure and lacked memory; "" else."""
+        """Take note of a failure. Why it tells nothing of the plan, where the engine was not to
+        measure and lacked memory; "" else."""
         if failure.proves != "memory" or attempt.instance_name not in self._sized:
             return ""
         self._measuring.add(attempt.model)
         return f"{attempt.model} was given its KV cache in bytes, and measures from now on"
 
     async def _quiet(self, attempt: Attempt, start: Start, report: Callable[[str], None]) -> bool:
-        """Whether nobody else changes the memory of its GPUs now; what they have then is remembered. Raises WithdrawnError where they have
+        """Whether nobody else changes the memory of its GPUs now; what they have then is
+        remembered. Raises WithdrawnError where they have
         too little for the plan."""
         if not start.gpus:
             return True
@@ -167,22 +215,38 @@ class StartGate:
         self._readings[start.instance] = read
         ours = [one for one in self._holders.values() if one.gpus & start.gpus]
         since = self._restless.setdefault(start.instance, time.monotonic())
-        foreign = any(len(one.processes or ()) > sum(one.uuid in other.gpus for other in ours) for one in read.values())
-        if foreign and time.monotonic() - since < _RESTLESS_S and (before is None or (moved := changed(before, read))):
+        foreign = any(
+            len(one.processes or ()) > sum(one.uuid in other.gpus for other in ours)
+            for one in read.values()
+        )
+        if (
+            foreign
+            and time.monotonic() - since < _RESTLESS_S
+            and (before is None or (moved := changed(before, read)))
+        ):
             if before is not None:
                 report(f"waits for what else runs on its GPUs: {moved}")
             await asyncio.sleep(_QUIET_S)
             return False
         if short := lacking(attempt.plan, read):
             raise WithdrawnError(
-                Failure(kind="withdrawn", phase="waiting", message=short, proves="nothing", disturbed="memory")
+                Failure(
+                    kind="withdrawn",
+                    phase="waiting",
+                    message=short,
+                    proves="nothing",
+                    disturbed="memory",
+                )
             )
         # Somebody else may have come meanwhile.
         return self._held(start) is None
 
     async def since(self, attempt: Attempt) -> tuple[str, int | None]:
-        """What else on its GPUs took or gave back memory since the engine was let through, "" where nothing did or nobody knows; and
-        the bytes that the engine took of one GPU, of that with the most, None where that is not known."""
+        """What else on its GPUs took or gave back memory since the engine was let through, "" where
+        nothing did or nobody knows; and
+        the bytes that the engine took of one GPU, of that with the most, None where that is not
+        known.
+        """
         if not (before := self._readings.get(attempt.instance_name)):
             return "", None
         now = readings(await self._hardware(), before)
@@ -190,7 +254,9 @@ class StartGate:
         return moved, None if moved else taken(before, now)
 
     def _held(self, start: Start) -> Holdup | None:
-        return holdup(start, self._waiting.values(), self._holders.values(), time.monotonic(), self._limit_s)
+        return holdup(
+            start, self._waiting.values(), self._holders.values(), time.monotonic(), self._limit_s
+        )
 
     async def _words(self, held: Holdup) -> str:
         if held.gpu is None:
@@ -203,4 +269,8 @@ class StartGate:
 
 def _since(one: Holder, before: Holder | None) -> Holder:
     """The engine as it is seen now, with the time when its stage began."""
-    return replace(one, since=before.since) if before is not None and before.stage == one.stage else one
+    return (
+        replace(one, since=before.since)
+        if before is not None and before.stage == one.stage
+        else one
+    )

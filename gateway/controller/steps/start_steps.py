@@ -1,4 +1,5 @@
-"""The start of an engine: its plan is settled by its own code, what it needs is brought here, and its turn is waited for."""
+"""The start of an engine: its plan is settled by its own code, what it needs is brought here, and
+its turn is waited for."""
 
 from __future__ import annotations
 
@@ -27,7 +28,12 @@ class StartSteps:
     """Shared by all replicas of a gateway."""
 
     def __init__(
-        self, decisions: Decisions, attempts: Attempts, launcher: Launcher, running: RunningEngines, gate: StartGate
+        self,
+        decisions: Decisions,
+        attempts: Attempts,
+        launcher: Launcher,
+        running: RunningEngines,
+        gate: StartGate,
     ) -> None:
         self._decisions = decisions
         self._attempts = attempts
@@ -35,7 +41,9 @@ class StartSteps:
         self._running = running
         self._gate = gate
 
-    async def launch(self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, room: RoomNow) -> None:
+    async def launch(
+        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, room: RoomNow
+    ) -> None:
         moved = time.monotonic()
 
         def report(progress: str) -> None:
@@ -46,9 +54,15 @@ class StartSteps:
         patience_s = self._launcher.settings.start_timeout_s
         bringing = asyncio.ensure_future(self._bring(model, replica, attempt, room, report))
         try:
-            while not (await asyncio.wait({bringing}, timeout=min(_STALL_POLL_S, patience_s / 4)))[0]:
-                if time.monotonic() - moved > patience_s and not self._gate.waits(replica.attempt or attempt):
-                    await self._attempts.fail(replica, replica.attempt or attempt, _stalled(replica.progress, patience_s))
+            while not (await asyncio.wait({bringing}, timeout=min(_STALL_POLL_S, patience_s / 4)))[
+                0
+            ]:
+                if time.monotonic() - moved > patience_s and not self._gate.waits(
+                    replica.attempt or attempt
+                ):
+                    await self._attempts.fail(
+                        replica, replica.attempt or attempt, _stalled(replica.progress, patience_s)
+                    )
                     return
             await bringing
         except WithdrawnError as error:
@@ -59,45 +73,71 @@ class StartSteps:
                 if isinstance(error, NoPlan):
                     await self._attempts.refuse(replica, replica.attempt, error)
                 else:
-                    await self._attempts.fail(replica, replica.attempt, _not_started(error, replica.progress))
+                    await self._attempts.fail(
+                        replica, replica.attempt, _not_started(error, replica.progress)
+                    )
         finally:
             bringing.cancel()
             with contextlib.suppress(asyncio.CancelledError, FitserveError, WithdrawnError):
                 await bringing
 
     async def _bring(
-        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, room: RoomNow, report: Callable[[str], None]
+        self,
+        model: ManagedModel,
+        replica: ReplicaState,
+        attempt: Attempt,
+        room: RoomNow,
+        report: Callable[[str], None],
     ) -> None:
-        """Check the plan, and start the engine. Raises HostError, BadModel and their kin; NoPlan where the engines refuse every plan."""
+        """Check the plan, and start the engine. Raises HostError, BadModel and their kin; NoPlan
+        where the engines refuse every plan."""
         attempt = await self._pin(model, replica, attempt, report)
         check = model.wish_of(replica).check
         replaced = check and await self._replaced(model, attempt.plan.engine)
-        while check and (replaced or attempt.plan.question is not None) and str(attempt.plan.engine) not in model.not_asked:
+        while (
+            check
+            and (replaced or attempt.plan.question is not None)
+            and str(attempt.plan.engine) not in model.not_asked
+        ):
             attempt, replaced = await self._settle(model, replica, attempt, room, report), False
             attempt = await self._pin(model, replica, attempt, report)
-        entry = RunningEngine(wish=model.wish_of(replica), created_at=model.created_at, attempt=attempt)
+        entry = RunningEngine(
+            wish=model.wish_of(replica), created_at=model.created_at, attempt=attempt
+        )
         await asyncio.to_thread(self._running.write, attempt.instance_name, entry)
 
         async def turn(sizes: bool) -> int | None:
             return await self._gate.turn(attempt, report, sizes=sizes)
 
-        await self._launcher.launch(attempt, report, turn, allow_remote_code=model.wish_of(replica).policy.allow_remote_code)
+        await self._launcher.launch(
+            attempt, report, turn, allow_remote_code=model.wish_of(replica).policy.allow_remote_code
+        )
 
     async def _replaced(self, model: ManagedModel, engine: EngineRef) -> bool:
-        """Whether another image or environment is here than the one that answered about the model: what that one said is forgotten."""
+        """Whether another image or environment is here than the one that answered about the model:
+        what that one said is forgotten."""
         name = str(engine)
         if not any(question.engine == name for question in model.answers):
             return False
         here = await self._launcher.host.identity(engine)
-        old = [asked for asked, said in model.answers.items() if asked.engine == name and said.source != here]
+        old = [
+            asked
+            for asked, said in model.answers.items()
+            if asked.engine == name and said.source != here
+        ]
         for question in old:
             del model.answers[question]
         return bool(old)
 
     async def _pin(
-        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, report: Callable[[str], None]
+        self,
+        model: ManagedModel,
+        replica: ReplicaState,
+        attempt: Attempt,
+        report: Callable[[str], None],
     ) -> Attempt:
-        """The same attempt, with its engine's image here and named by its digest: what is asked is what is started. Raises HostError."""
+        """The same attempt, with its engine's image here and named by its digest: what is asked is
+        what is started. Raises HostError."""
         pins, plan = model.pins, attempt.plan
         await self._launcher.host.prepare(plan.engine, report)
         engine = await self._launcher.host.resolve(plan.engine)
@@ -107,9 +147,15 @@ class StartSteps:
         return await self._attempts.rewrite(replica, attempt, pinned(plan, pins))
 
     async def _settle(
-        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, room: RoomNow, report: Callable[[str], None]
+        self,
+        model: ManagedModel,
+        replica: ReplicaState,
+        attempt: Attempt,
+        room: RoomNow,
+        report: Callable[[str], None],
     ) -> Attempt:
-        """The same attempt, with the plan that is best once its engine was asked. Another engine may be to be asked about that one."""
+        """The same attempt, with the plan that is best once its engine was asked. Another engine
+        may be to be asked about that one."""
         engine = attempt.plan.engine
         try:
             await self._launcher.host.identity(engine)
@@ -122,25 +168,47 @@ class StartSteps:
                 raise NoPlan(planned.reason)
             return await self._replan(model, replica, attempt, planned.plan)
 
-    async def _replan(self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, plan: Plan) -> Attempt:
+    async def _replan(
+        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, plan: Plan
+    ) -> Attempt:
         if plan.question is not None and (problem := model.not_asked.get(str(plan.engine))):
-            plan = plan.evolve(warnings=(*plan.warnings, f"Not checked by the engine's own code: {problem}"))
+            plan = plan.evolve(
+                warnings=(*plan.warnings, f"Not checked by the engine's own code: {problem}")
+            )
         settled = await self._attempts.rewrite(replica, attempt, plan)
-        log.info("checked", model=replica.model, replica=replica.index, grade=plan.grade, plan=plan.fingerprint)
+        log.info(
+            "checked",
+            model=replica.model,
+            replica=replica.index,
+            grade=plan.grade,
+            plan=plan.fingerprint,
+        )
         return settled
 
 
 def _not_started(error: FitserveError, progress: str) -> Failure:
     """Of a start for which something is missing."""
     kind = "host_error" if isinstance(error, HostError) else "download"
-    return Failure(kind=kind, phase=progress or "launching", message=error.message, advice=error.hint, proves="nothing")
+    return Failure(
+        kind=kind,
+        phase=progress or "launching",
+        message=error.message,
+        advice=error.hint,
+        proves="nothing",
+    )
 
 
 def _stalled(progress: str, patience_s: float) -> Failure:
     return Failure(
         kind="stalled",
         phase=progress or "launching",
-        message=f"Nothing moved for {round(patience_s)} seconds; the last that was heard is: {progress or 'nothing'}.",
-        advice="Look at the network and the disk; what is there already is kept. FITSERVE_START_TIMEOUT_S sets the patience.",
+        message=(
+            f"Nothing moved for {round(patience_s)} seconds; the last that was heard is:"
+            f" {progress or 'nothing'}."
+        ),
+        advice=(
+            "Look at the network and the disk; what is there already is kept."
+            " FITSERVE_START_TIMEOUT_S sets the patience."
+        ),
         proves="nothing",
     )

@@ -17,27 +17,35 @@ class TrialSteps:
         self._attempts = attempts
         self._wake = wake
 
-    async def begin(self, model: ManagedModel, replica: ReplicaState, plan: Plan, *, beside: bool) -> None:
-        """Start another plan for a replica: beside what serves, or in its place. Raises HostError, StoreError."""
+    async def begin(
+        self, model: ManagedModel, replica: ReplicaState, plan: Plan, *, beside: bool
+    ) -> None:
+        """Start another plan for a replica: beside what serves, or in its place. Raises HostError,
+        StoreError."""
         # It is started as it is: the engine's own answer might bring the plan back that serves.
         as_it_is = plan.evolve(question=None)
-        await (self._beside(model, replica, as_it_is) if beside else self._instead(replica, as_it_is))
+        await (
+            self._beside(model, replica, as_it_is) if beside else self._instead(replica, as_it_is)
+        )
         self._wake()
 
     async def settle(self, model: ManagedModel, *, adopt: bool) -> None:
-        """End what is tried beside: it takes the place of what serves, or stops. Raises StoreError."""
+        """End what is tried beside: it takes the place of what serves, or stops. Raises
+        StoreError."""
         await (self.adopt(model) if adopt else self.end(model))
         self._wake()
 
     async def _beside(self, model: ManagedModel, replica: ReplicaState, plan: Plan) -> None:
-        """Start another plan beside what serves. The gateway that dies before `adopt` leaves two live attempts, of which the next one keeps
+        """Start another plan beside what serves. The gateway that dies before `adopt` leaves two
+        live attempts, of which the next one keeps
         the older. Raises HostError, StoreError."""
         trial = ReplicaState(model.wish.name, replica.index, generation=replica.generation)
         trial.attempt = await self._attempts.begin(trial, plan)
         model.trial = trial
 
     async def _instead(self, replica: ReplicaState, plan: Plan) -> None:
-        """Start another plan in place of what serves, which is known to work: it is what is planned next where the other one fails. Nothing is done
+        """Start another plan in place of what serves, which is known to work: it is what is planned
+        next where the other one fails. Nothing is done
         where something else began meanwhile. Raises HostError, StoreError."""
         old = replica.attempt
         new, now = await self._attempts.begin(replica, plan), replica.attempt
@@ -48,7 +56,8 @@ class TrialSteps:
         await self._attempts.end(replica, now)
 
     async def adopt(self, model: ManagedModel) -> None:
-        """What was tried beside serves from now on; what served until now stops when its last answers are given. Raises StoreError."""
+        """What was tried beside serves from now on; what served until now stops when its last
+        answers are given. Raises StoreError."""
         trial = model.trial
         if trial is None or trial.attempt is None or trial.busy:
             return
@@ -58,8 +67,18 @@ class TrialSteps:
             return
         old, watcher, generation = replica.attempt, replica.watcher, replica.generation
         replica.attempt, replica.watcher, replica.shown = trial.attempt, trial.watcher, trial.shown
-        replica.generation, replica.in_place, replica.left_at, replica.made_room = trial.generation, False, None, False
-        trial.attempt, trial.watcher, trial.generation, trial.seeks = None, watcher, generation, False
+        replica.generation, replica.in_place, replica.left_at, replica.made_room = (
+            trial.generation,
+            False,
+            None,
+            False,
+        )
+        trial.attempt, trial.watcher, trial.generation, trial.seeks = (
+            None,
+            watcher,
+            generation,
+            False,
+        )
         replica.blocked = None
         if old is not None:
             await self._attempts.end(trial, old)

@@ -20,7 +20,8 @@ class WishChanges:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._writing = asyncio.Lock()
-        """Held while a wish in force is written: of two at once the database would keep the one and this process the other."""
+        """Held while a wish in force is written: of two at once the database would keep the one and
+        this process the other."""
 
     async def begin(self, model: ManagedModel, wish: Wish) -> None:
         """Another wish is to take the place of the one in force. Raises NotFound, StoreError."""
@@ -49,7 +50,8 @@ class WishChanges:
             model.wish, model.generation, model.change, model.rival = wish, generation, None, None
 
     async def keep_commits(self, model: ManagedModel, commits: Mapping[str, str]) -> None:
-        """A model is added with its commits; this one is older than that, or was added by name alone. Raises NotFound, StoreError."""
+        """A model is added with its commits; this one is older than that, or was added by name
+        alone. Raises NotFound, StoreError."""
         async with self._writing:
             if model.wanted == model.generation and commits.items() - model.wish.commits.items():
                 model.wish = model.wish.evolve(commits={**commits, **model.wish.commits})

@@ -1,4 +1,5 @@
-"""Watches an engine that runs elsewhere: whether it answers, and what it calls the model. Never writes, never decides."""
+"""Watches an engine that runs elsewhere: whether it answers, and what it calls the model. Never
+writes, never decides."""
 
 from __future__ import annotations
 
@@ -22,11 +23,13 @@ _MOST_NAME = 512
 _SHOWN_NAMES = 5
 _SHOWN_WORDS = 200
 _FIRST_REST_S = 1.0
-# An endpoint that stays away is asked less and less often, down to once in so many of its intervals.
+# An endpoint that stays away is asked less and less often, down to once in so many of its
+# intervals.
 _LONGEST_REST = 6
 
 
-# States of a model at another gateway of this kind from which it comes by itself; and those from which a request brings it, where requests wait for it there.
+# States of a model at another gateway of this kind from which it comes by itself; and those from
+# which a request brings it, where requests wait for it there.
 _COMES = frozenset({"starting", "verifying", "backing_off", "stopping"})
 _BROUGHT = frozenset({"asleep", "stopped", "no_plan"})
 _NEVER = frozenset({"quarantined", "unreachable"})
@@ -43,7 +46,11 @@ class _Model(msgspec.Struct):
     @property
     def told(self) -> str:
         """Its state; ready where that is not known."""
-        known = self.owned_by == "fitserve" and isinstance(self.state, str) and self.state in _COMES | _BROUGHT | _NEVER
+        known = (
+            self.owned_by == "fitserve"
+            and isinstance(self.state, str)
+            and self.state in _COMES | _BROUGHT | _NEVER
+        )
         return self.state if known else "ready"
 
     @property
@@ -71,19 +78,27 @@ class _Refusal(msgspec.Struct):
 
 
 class EndpointKey(NamedTuple):
-    """Where the key is that an endpoint wants of its callers. reference: as a wish has it; None: it wants none."""
+    """Where the key is that an endpoint wants of its callers. reference: as a wish has it; None: it
+    wants none."""
 
     keys: EndpointKeys
     reference: str | None
 
     async def read(self) -> str | None:
         """Raises NoKeyError."""
-        return None if self.reference is None else await asyncio.to_thread(self.keys.read, self.reference)
+        return (
+            None
+            if self.reference is None
+            else await asyncio.to_thread(self.keys.read, self.reference)
+        )
 
 
 class EndpointWatcher:
-    """`replica` is where requests go, None while the engine is away; `detail` says why, then: clients may read it. `asked`: whether it was asked yet.
-    `state`: the model's, there: of an endpoint that is another gateway it may be one that it comes from when it is asked."""
+    """`replica` is where requests go, None while the engine is away; `detail` says why, then:
+    clients may read it. `asked`: whether it was asked yet.
+    `state`: the model's, there: of an endpoint that is another gateway it may be one that it comes
+    from when it is asked.
+    """
 
     def __init__(
         self,
@@ -95,7 +110,8 @@ class EndpointWatcher:
         wake: Callable[[], None],
         key: EndpointKey,
     ) -> None:
-        """endpoint: its base URL. stretch: how many times longer than `interval_s` it is until an engine that answers is asked again."""
+        """endpoint: its base URL. stretch: how many times longer than `interval_s` it is until an
+        engine that answers is asked again."""
         self.endpoint = endpoint
         self.key = key
         self.url = endpoint.rstrip("/").removesuffix("/v1")
@@ -109,7 +125,9 @@ class EndpointWatcher:
         self._stretch = stretch
         self._rest_s = 0.0
         self._wake = wake
-        self._work = Supervised(self._look, "watching an endpoint", wake, model=model, endpoint=self.url)
+        self._work = Supervised(
+            self._look, "watching an endpoint", wake, model=model, endpoint=self.url
+        )
 
     @property
     def detail(self) -> str:
@@ -120,7 +138,8 @@ class EndpointWatcher:
         await self._work.close()
 
     async def _look(self) -> float:
-        """One look; the seconds until the next one, never the same, so that many endpoints are not asked all at once."""
+        """One look; the seconds until the next one, never the same, so that many endpoints are not
+        asked all at once."""
         replica, state, detail = await self._ask()
         self.asked = True
         if (replica, state, detail) != (self.replica, self.state, self._detail):
@@ -138,7 +157,9 @@ class EndpointWatcher:
         away = None, "unreachable"
         try:
             key = await self.key.read()
-            answer = await self._client.with_key(key).get(f"{self.url}/v1/models", _TIMEOUT_S, _MOST_BYTES)
+            answer = await self._client.with_key(key).get(
+                f"{self.url}/v1/models", _TIMEOUT_S, _MOST_BYTES
+            )
             if answer.status != 200:
                 return *away, await self._refusal(answer, key)
             models = {model.id: model for model in (await answer.read(_Models)).data}
@@ -147,20 +168,31 @@ class EndpointWatcher:
         except NoAnswerError as error:
             return *away, f"{self.url} {error}"
         # A name is sent with every request, and shown to people.
-        usable = [name for name in islice(models, _SHOWN_NAMES) if name.isprintable() and 0 < len(name) <= _MOST_NAME]
+        usable = [
+            name
+            for name in islice(models, _SHOWN_NAMES)
+            if name.isprintable() and 0 < len(name) <= _MOST_NAME
+        ]
         if self._model not in models and not len(models) == len(usable) == 1:
-            return *away, f"{self.url} does not serve {self._model}" + (f" but {', '.join(usable)}" if usable else "")
+            return *away, f"{self.url} does not serve {self._model}" + (
+                f" but {', '.join(usable)}" if usable else ""
+            )
         name = self._model if self._model in models else usable[0]
         if not models[name].here:
             return *away, f"{self.url} has {name}, which is {models[name].told} there"
-        replica = RoutedReplica(self.url, f"{self._model}@{self.url}", name, key=key or "", elsewhere=True)
+        replica = RoutedReplica(
+            self.url, f"{self._model}@{self.url}", name, key=key or "", elsewhere=True
+        )
         return replica, models[name].here, ""
 
     async def _refusal(self, answer: EngineAnswer, key: str | None) -> str:
         if answer.status not in (401, 403):
             return f"{self.url}/v1/models answers {answer.status}"
         if key is None:
-            return f"{self.url} answers {answer.status}: it wants a key, and the model has no endpoint_key"
+            return (
+                f"{self.url} answers {answer.status}: it wants a key, and the model has no"
+                " endpoint_key"
+            )
         try:
             said = clean((await answer.read(_Refusal)).error.message.encode())[:_SHOWN_WORDS]
         except NoAnswerError:

@@ -1,10 +1,13 @@
-"""Asks engines what the gateway itself wants to know: health, names of models, proofs. Requests of clients go through `serve/proxy`.
+"""Asks engines what the gateway itself wants to know: health, names of models, proofs. Requests of
+clients go through `serve/proxy`.
 
-An engine may be anything that listens on a port, so of its answer only so many bytes are read, within so much time in all, and plain
-ones: no encoding, so that no small answer unpacks into a large one, and no redirect, which leads elsewhere. JSON is read as the type that is
-wanted: what else it holds makes no objects.
+An engine may be anything that listens on a port, so of its answer only so many bytes are read,
+within so much time in all, and plain ones: no encoding, so that no small answer unpacks into a
+large one, and no redirect, which leads elsewhere. JSON is read as the type that is wanted: what
+else it holds makes no objects.
 
-Each call has a connection of its own: it may be ended at any moment, and shows what a new client would meet.
+Each call has a connection of its own: it may be ended at any moment, and shows what a new client
+    would meet.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ _tls_context = functools.cache(ssl.create_default_context)
 
 
 class NoAnswerError(Exception):
-    """The engine gave no answer that can be used. The text says why, after the engine's name: "does not answer (connection refused)"."""
+    """The engine gave no answer that can be used. The text says why, after the engine's name: "does
+    not answer (connection refused)"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,14 @@ class EngineAnswer:
         try:
             return decode() if len(self.body) <= _AT_ONCE_BYTES else await asyncio.to_thread(decode)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise NoAnswerError(f"answers with something else than was asked for ({str(error)[:_SHOWN]})") from None
+            raise NoAnswerError(
+                f"answers with something else than was asked for ({str(error)[:_SHOWN]})"
+            ) from None
 
 
 class EngineClient:
-    """Makes the calls, at most `at_once` at a time; others wait for their turn, and their time begins with it."""
+    """Makes the calls, at most `at_once` at a time; others wait for their turn, and their time
+    begins with it."""
 
     def __init__(self, at_once: int | asyncio.Semaphore, key: str | None = None) -> None:
         self._places = asyncio.Semaphore(at_once) if isinstance(at_once, int) else at_once
@@ -74,16 +81,25 @@ class EngineClient:
         """Raises NoAnswerError."""
         return await self._ask("GET", url, b"", within_s, most_bytes)
 
-    async def post(self, url: str, body: Any, within_s: float, most_bytes: int = LARGE_BYTES) -> EngineAnswer:
+    async def post(
+        self, url: str, body: Any, within_s: float, most_bytes: int = LARGE_BYTES
+    ) -> EngineAnswer:
         """`body` is sent as JSON. Raises NoAnswerError."""
         return await self._ask("POST", url, msgspec.json.encode(body), within_s, most_bytes)
 
     async def send(self, url: str, body: bytes, lines: bytes, within_s: float) -> EngineAnswer:
-        """`body` is JSON, and is sent as it is; lines: more of the head, each with its end. Raises NoAnswerError."""
+        """`body` is JSON, and is sent as it is; lines: more of the head, each with its end. Raises
+        NoAnswerError."""
         return await self._ask("POST", url, body, within_s, SMALL_BYTES, lines)
 
     async def _ask(
-        self, method: str, url: str, body: bytes, within_s: float, most_bytes: int, lines: bytes = b""
+        self,
+        method: str,
+        url: str,
+        body: bytes,
+        within_s: float,
+        most_bytes: int,
+        lines: bytes = b"",
     ) -> EngineAnswer:
         try:
             host, port, secure, request = _request(method, url)
@@ -113,18 +129,24 @@ class EngineClient:
 
 @functools.lru_cache(4096)
 def _request(method: str, url: str) -> tuple[str, int, bool, bytes]:
-    """Host, port, whether TLS is wanted, and the head of the request as far as it is always the same. Raises ValueError."""
+    """Host, port, whether TLS is wanted, and the head of the request as far as it is always the
+    same. Raises ValueError."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-    head = f"{method} {target} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\naccept: */*\r\naccept-encoding: identity\r\n"
+    head = (
+        f"{method} {target} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\naccept:"
+        " */*\r\naccept-encoding: identity\r\n"
+    )
     return parts.hostname or "", parts.port or (443 if secure else 80), secure, head.encode("ascii")
 
 
 class _Call(asyncio.Protocol):
     """One request on one connection; `answer` is what came of it."""
 
-    def __init__(self, request: bytes, most_bytes: int, answer: asyncio.Future[EngineAnswer]) -> None:
+    def __init__(
+        self, request: bytes, most_bytes: int, answer: asyncio.Future[EngineAnswer]
+    ) -> None:
         self.answer = answer
         self._request = request
         self._left = most_bytes
@@ -170,7 +192,11 @@ class _Call(asyncio.Protocol):
     def _closed(self, error: Exception | None = None) -> None:
         if self._status and not self._sized and error is None:
             self.on_message_complete()
-        self._refuse(f"breaks off ({in_brief(error)})" if error else "closes the connection without an answer")
+        self._refuse(
+            f"breaks off ({in_brief(error)})"
+            if error
+            else "closes the connection without an answer"
+        )
 
     def _refuse(self, reason: str) -> None:
         if not self.answer.done():

@@ -1,8 +1,10 @@
-"""Proof that an engine generates: a short answer, a full prefill batch, as many requests at once as were planned; and a look at
-what came out. Then `shown` asks what only apps count on, which is told and is no reason not to serve.
+"""Proof that an engine generates: a short answer, a full prefill batch, as many requests at once as
+were planned; and a look at
+what came out. Then `shown` asks what only apps count on, which is told and is no reason not to
+serve.
 
-An engine that says it is healthy may still crash at its first long prompt, at its first large batch, or answer with one token
-for ever, so nothing is routed before this has passed.
+An engine that says it is healthy may still crash at its first long prompt, at its first large
+batch, or answer with one token for ever, so nothing is routed before this has passed.
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.controller.watch.engine_client import LARGE_BYTES, EngineAnswer, EngineClient, NoAnswerError
+from gateway.controller.watch.engine_client import (
+    LARGE_BYTES,
+    EngineAnswer,
+    EngineClient,
+    NoAnswerError,
+)
 from gateway.domain import Abilities, Ability, Failure, Plan
 from gateway.engines.common.chat import abilities
 from gateway.engines.common.chat.abilities import Said
@@ -29,7 +36,8 @@ PROMPTS = ("The quick brown fox", "Once upon a time there was")
 TOKENS = 16
 BURST_PROMPT = 16
 BURST_TOKENS = 4
-# How full an engine says its KV cache is: vLLM 0.33.0 v1/metrics/loggers.py, SGLang 0.5.23 srt/observability/metrics_collector.py (with --enable-metrics).
+# How full an engine says its KV cache is: vLLM 0.33.0 v1/metrics/loggers.py, SGLang 0.5.23
+# srt/observability/metrics_collector.py (with --enable-metrics).
 CACHE_USAGE = re.compile(rb"^(?:vllm:kv_cache_usage_perc|sglang:token_usage).*$", re.MULTILINE)
 OWN_METRICS = re.compile(rb"^(?:vllm|sglang):.*$", re.MULTILINE)
 _METRICS_S = 5.0
@@ -63,7 +71,8 @@ class _Call(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """`reasoning`: as vLLM calls it since 0.16 (entrypoints/openai/chat_completion/protocol.py); `reasoning_content`: before, and SGLang."""
+    """`reasoning`: as vLLM calls it since 0.16 (entrypoints/openai/chat_completion/protocol.py);
+    `reasoning_content`: before, and SGLang."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -121,7 +130,8 @@ async def verify(
     report: Callable[[str], None] = lambda _: None,
     measured: Callable[[int, float], None] = lambda *_: None,
 ) -> Failure | None:
-    """None when the engine at `url` (without /v1) really serves `name` as planned; otherwise the failure. measured: hears of so many tokens of a
+    """None when the engine at `url` (without /v1) really serves `name` as planned; otherwise the
+    failure. measured: hears of so many tokens of a
     prompt and how many seconds they took."""
     try:
         if plan.model.task == "embed":
@@ -139,7 +149,9 @@ async def verify(
 async def shown(client: EngineClient, url: str, name: str, plan: Plan) -> Abilities:
     """What the engine does for apps."""
     asked = abilities.questions(plan)
-    found = await asyncio.gather(*(_able(client, url, {**body, "model": name}, ability) for ability, body in asked.items()))
+    found = await asyncio.gather(
+        *(_able(client, url, {**body, "model": name}, ability) for ability, body in asked.items())
+    )
     told: Abilities = abilities.unasked(plan).evolve(**dict(zip(asked, found, strict=True)))
     return told
 
@@ -148,22 +160,31 @@ async def _able(client: EngineClient, url: str, body: dict[str, Any], ability: s
     try:
         answer = await client.post(f"{url}/v1/chat/completions", body, _ABILITIES_S)
         if answer.status != 200:
-            return Ability(state="not proven", evidence=f"the engine answered {answer.status}: {answer.words}")
+            return Ability(
+                state="not proven", evidence=f"the engine answered {answer.status}: {answer.words}"
+            )
         choices = (await answer.read(_Chat)).choices
     except NoAnswerError as error:
         return Ability(evidence=f"the engine {error}")
     if not choices:
         return Ability(state="not proven", evidence="its answer has no choices")
     said = choices[0].message
-    calls = tuple((call.function.name or "", call.function.arguments or "") for call in said.tool_calls or ())
+    calls = tuple(
+        (call.function.name or "", call.function.arguments or "") for call in said.tool_calls or ()
+    )
     thoughts = said.reasoning or said.reasoning_content or ""
-    return abilities.judged(ability, Said(said.content or "", thoughts, calls, choices[0].finish_reason != "length"))
+    return abilities.judged(
+        ability, Said(said.content or "", thoughts, calls, choices[0].finish_reason != "length")
+    )
 
 
 async def alive(client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float) -> bool:
-    """Whether the engine is at work: it answers the smallest request in time, be it with an error, or its KV cache fills.
+    """Whether the engine is at work: it answers the smallest request in time, be it with an error,
+    or its KV cache fills.
 
-    While an engine reads a long prompt, the prompt takes all tokens of every step, and the smallest request waits for its end."""
+    While an engine reads a long prompt, the prompt takes all tokens of every step, and the smallest
+    request waits for its end.
+    """
     # Its prompt is a token already: a tokenizer may be busy with a prompt of megabytes.
     path, body = "/v1/completions", _completion(name, _ids(plan, 1, 0), 1)
     if plan.model.task != "generate":
@@ -187,7 +208,8 @@ async def sleeps(client: EngineClient, url: str, within_s: float) -> bool:
 
 
 async def metrics_of(client: EngineClient, url: str, within_s: float) -> list[bytes] | None:
-    """What the engine counts of its own work; None where it does not tell. It stands still as long as the engine's core gives nothing
+    """What the engine counts of its own work; None where it does not tell. It stands still as long
+    as the engine's core gives nothing
     (vLLM 0.26.0, vllm/v1/metrics/loggers.py: all of it comes with the core's outputs)."""
     try:
         answer = await client.get(f"{url}/metrics", within_s, LARGE_BYTES)
@@ -219,15 +241,20 @@ async def _generates(
     report("verifying: a short answer")
     problems = []
     for prompt in PROMPTS:
-        # A byte-level tokenizer makes one token of each character; a tiny context holds only the first of them.
+        # A byte-level tokenizer makes one token of each character; a tiny context holds only the
+        # first of them.
         beginning = prompt if tokens + len(prompt) <= context else prompt[:1]
-        answer = await _post(client, path, _completion(name, beginning, tokens), timeout_s, Completion)
+        answer = await _post(
+            client, path, _completion(name, beginning, tokens), timeout_s, Completion
+        )
         problem = degenerate(answer)
         if problem is None:
             break
         problems.append(problem)
     if len(problems) == len(PROMPTS):
-        raise _Refuted("gibberish", f"The engine answers, but not with text: {problems[0]}.", problems[0])
+        raise _Refuted(
+            "gibberish", f"The engine answers, but not with text: {problems[0]}.", problems[0]
+        )
     long = min(plan.max_num_batched_tokens.value, context - 2)
     if long > 0:
         report(f"verifying: a prompt of {long} tokens")
@@ -239,25 +266,38 @@ async def _generates(
         report(f"verifying: {many} requests at once")
         # One call with many prompts: to the engine they are as many requests.
         prompts = [_ids(plan, length, first) for first in range(many)]
-        answer = await _post(client, path, _completion(name, prompts, BURST_TOKENS), timeout_s, Completion)
+        answer = await _post(
+            client, path, _completion(name, prompts, BURST_TOKENS), timeout_s, Completion
+        )
         if len(answer.choices) != many:
-            raise _Refuted("gibberish", f"Asked for {many} answers at once, the engine gave {len(answer.choices)}.")
+            raise _Refuted(
+                "gibberish",
+                f"Asked for {many} answers at once, the engine gave {len(answer.choices)}.",
+            )
 
 
 async def _adapted(
-    client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float, report: Callable[[str], None]
+    client: EngineClient,
+    url: str,
+    name: str,
+    plan: Plan,
+    timeout_s: float,
+    report: Callable[[str], None],
 ) -> None:
     """Each adapter answers."""
     for adapter in plan.adapters:
         report(f"verifying: the adapter {adapter.name}")
-        body = _completion(name_at(plan.engine.kind, name, adapter.name), PROMPTS[0][:1], BURST_TOKENS)
+        body = _completion(
+            name_at(plan.engine.kind, name, adapter.name), PROMPTS[0][:1], BURST_TOKENS
+        )
         answer = await _post(client, f"{url}/v1/completions", body, timeout_s, Completion)
         if not answer.choices or not answer.choices[0].text:
             raise _Refuted("gibberish", f"The adapter {adapter.name} answers with nothing.")
 
 
 def _burst(plan: Plan) -> tuple[int, int]:
-    """How many requests of how many tokens show the planned concurrency: all sequences, as far as the KV cache holds them."""
+    """How many requests of how many tokens show the planned concurrency: all sequences, as far as
+    the KV cache holds them."""
     context, seqs = plan.max_model_len.value, plan.max_num_seqs.value
     length = max(1, min(BURST_PROMPT, context - BURST_TOKENS))
     room = plan.memory.kv_tokens // (length + BURST_TOKENS) if plan.memory.kv_tokens else seqs
@@ -265,17 +305,28 @@ def _burst(plan: Plan) -> tuple[int, int]:
 
 
 def _ids(plan: Plan, count: int, first: int) -> list[int]:
-    """Neighbouring ids differ, and stay clear of the first and last ones, where special tokens live."""
+    """Neighbouring ids differ, and stay clear of the first and last ones, where special tokens
+    live."""
     low, high = min(10, plan.model.vocab // 4), max(1, plan.model.vocab * 3 // 4)
     return [low + (7919 * (first + position)) % max(1, high - low) for position in range(count)]
 
 
-def _completion(name: str, prompt: str | list[int] | list[list[int]], tokens: int) -> dict[str, Any]:
-    return {"model": name, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 1, "ignore_eos": True}
+def _completion(
+    name: str, prompt: str | list[int] | list[list[int]], tokens: int
+) -> dict[str, Any]:
+    return {
+        "model": name,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "logprobs": 1,
+        "ignore_eos": True,
+    }
 
 
 def degenerate(answer: Completion) -> str | None:
-    """Why this completion is not text: empty, one token repeated, or log probabilities that are not numbers."""
+    """Why this completion is not text: empty, one token repeated, or log probabilities that are not
+    numbers."""
     if not answer.choices:
         return "the answer has no choices"
     choice = answer.choices[0]
@@ -293,10 +344,22 @@ def degenerate(answer: Completion) -> str | None:
 
 
 async def _embeds(client: EngineClient, url: str, name: str, timeout_s: float) -> None:
-    answer = await _post(client, f"{url}/v1/embeddings", {"model": name, "input": list(PROMPTS)}, timeout_s, _Embeddings)
+    answer = await _post(
+        client,
+        f"{url}/v1/embeddings",
+        {"model": name, "input": list(PROMPTS)},
+        timeout_s,
+        _Embeddings,
+    )
     vectors = [item.embedding for item in answer.data]
-    if len(vectors) != len(PROMPTS) or not all(vectors) or len({len(vector) for vector in vectors}) != 1:
-        raise _Refuted("gibberish", "The engine does not give one embedding of one size for each input.")
+    if (
+        len(vectors) != len(PROMPTS)
+        or not all(vectors)
+        or len({len(vector) for vector in vectors}) != 1
+    ):
+        raise _Refuted(
+            "gibberish", "The engine does not give one embedding of one size for each input."
+        )
     if not all(math.isfinite(number) for vector in vectors for number in vector):
         raise _Refuted("gibberish", "The embeddings are not finite numbers.")
     if vectors[0] == vectors[1] or not any(vectors[0]):
@@ -313,14 +376,22 @@ async def _ranks(client: EngineClient, url: str, name: str, timeout_s: float) ->
         raise _Refuted("gibberish", "Different documents get the same score.")
 
 
-async def _post(client: EngineClient, url: str, body: dict[str, Any], timeout_s: float, kind: type[T]) -> T:
+async def _post(
+    client: EngineClient, url: str, body: dict[str, Any], timeout_s: float, kind: type[T]
+) -> T:
     try:
         answer = await client.post(url, body, timeout_s)
     except NoAnswerError as error:
-        raise _Refuted("verification_failed", f"The engine broke off while it was verified: it {error}.") from None
+        raise _Refuted(
+            "verification_failed", f"The engine broke off while it was verified: it {error}."
+        ) from None
     if answer.status != 200:
         words = answer.words
-        raise _Refuted("verification_failed", f"The engine answered {answer.status} to a plain request: {words}", words)
+        raise _Refuted(
+            "verification_failed",
+            f"The engine answered {answer.status} to a plain request: {words}",
+            words,
+        )
     return await _read(answer, kind)
 
 

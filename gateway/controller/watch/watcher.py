@@ -1,4 +1,5 @@
-"""Watches engines: reads their logs line by line, asks their health endpoints, and notes what both prove. Never writes, never decides."""
+"""Watches engines: reads their logs line by line, asks their health endpoints, and notes what both
+prove. Never writes, never decides."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _START_POLL_S = 0.5
 _SOON_S = 1.0
 # Between two looks at what an engine compiles while it starts.
 _COMPILERS_S = 2.0
-# Time between the line that proves a failure and its report: the engine prints the reasons after that line.
+# Time between the line that proves a failure and its report: the engine prints the reasons after
+# that line.
 _REASONS_S = 0.4
 _CANARIES = 2
 # After so many lines other tasks get a turn, so that a flood of lines does not stop the gateway.
@@ -41,7 +43,8 @@ _YIELD_LINES = 200
 
 
 class Watcher:
-    """Watches one attempt. `observation` and `tail` are what is known now; `wake` is called when they change."""
+    """Watches one attempt. `observation` and `tail` are what is known now; `wake` is called when
+    they change."""
 
     def __init__(
         self,
@@ -55,7 +58,8 @@ class Watcher:
         wake: Callable[[], None],
         silent_s: Callable[[str], float | None] = lambda _: None,
     ) -> None:
-        """client: with the key of this engine. silent_s: seconds since the instance gave its clients a byte; None: no client waits."""
+        """client: with the key of this engine. silent_s: seconds since the instance gave its
+        clients a byte; None: no client waits."""
         self.attempt = attempt
         self.name = name
         self.url = url
@@ -77,7 +81,12 @@ class Watcher:
         self._works = [
             Supervised(self._follow, "reading the log of an engine", wake, instance=name),
             Supervised(self._health, "the health checks of an engine", wake, instance=name),
-            Supervised(self._look_for_compilers, "the look at the compilers of an engine", wake, instance=name),
+            Supervised(
+                self._look_for_compilers,
+                "the look at the compilers of an engine",
+                wake,
+                instance=name,
+            ),
             Supervised(self._work, "the look at the work of an engine", wake, instance=name),
         ]
 
@@ -119,7 +128,8 @@ class Watcher:
 
     def _new_reader(self) -> LogReader:
         reader = LogReader(self._signatures, self.attempt.plan.engine.kind)
-        # The log of an engine that serves may be read from the middle on, where it holds words of users.
+        # The log of an engine that serves may be read from the middle on, where it holds words of
+        # users.
         if self.attempt.state == "ready":
             reader.serve()
         return reader
@@ -140,7 +150,8 @@ class Watcher:
                     self._lines = max(number, self._lines)
                     self._read(raw)
                     if furthest:
-                        # Past where it broke before, if it did: only this tells that an error has passed, as long as the engine runs.
+                        # Past where it broke before, if it did: only this tells that an error has
+                        # passed, as long as the engine runs.
                         self._works[0].setback.over()
                     if number % _YIELD_LINES == 0:
                         await asyncio.sleep(0)
@@ -158,14 +169,17 @@ class Watcher:
         self._reader.read(raw)
         if self._reader.failure is not None and self._report_timer is None:
             # Its reasons, and the lines of the other ranks, follow at once.
-            self._report_timer = asyncio.get_running_loop().call_later(_REASONS_S, self._report_failure)
+            self._report_timer = asyncio.get_running_loop().call_later(
+                _REASONS_S, self._report_failure
+            )
         made = {"stands": self._reader.progress.stands, "warm": self._reader.progress.warm}
         if made != {name: getattr(self.observation, name) for name in made}:
             self.note(**made)
         self._tell_phase()
 
     def _tell_phase(self) -> None:
-        """How far the start is: what the log says, or what the engine's compilers do while the log says nothing."""
+        """How far the start is: what the log says, or what the engine's compilers do while the log
+        says nothing."""
         phase = self._compiles or PHASES.get(self._reader.progress.phase)
         if phase is not None and phase != self.observation.phase and not self.observation.answering:
             self.note(phase=phase)
@@ -175,7 +189,10 @@ class Watcher:
         if self.observation.answering:
             self._compiles = ""
             return None
-        before, self._compiles = self._compiles, compiling(one.command for one in await self._processes())
+        before, self._compiles = (
+            self._compiles,
+            compiling(one.command for one in await self._processes()),
+        )
         if before and not self._compiles and self.observation.phase.startswith(COMPILING):
             self.note(phase=PHASES.get(self._reader.progress.phase, "starting"))
         self._tell_phase()
@@ -199,24 +216,35 @@ class Watcher:
         healthy = await self._healthy(self._probe_s if serves else PROBE_TIMEOUT_S)
         if healthy and not self.observation.answering and self.attempt.plan.sleep_mode.value:
             # It may have been put to sleep by a gateway that is no more.
-            self.observation = self.observation.evolve(sleeping=await sleeps(self.client, self.url, PROBE_TIMEOUT_S))
+            self.observation = self.observation.evolve(
+                sleeping=await sleeps(self.client, self.url, PROBE_TIMEOUT_S)
+            )
         now = time.monotonic()
         self._pulse.checked(now, healthy=healthy)
         if healthy:
             self._silent_since = None
             if not self.observation.answering:
-                self.note(answering=True, phase="verifying" if not self.observation.verified else "serving")
+                self.note(
+                    answering=True,
+                    phase="verifying" if not self.observation.verified else "serving",
+                )
         elif self.observation.answering:
             self._silent_since = self._silent_since or now
             if now - self._silent_since > self._settings.hang_after_s:
                 seconds = round(now - self._silent_since)
-                self._hangs(f"The engine answered no health check for {seconds} seconds, though its process lives.")
+                self._hangs(
+                    f"The engine answered no health check for {seconds} seconds, though its process"
+                    " lives."
+                )
         elif now - self._last_sign > self._settings.start_timeout_s:
             self.fail(
                 Failure(
                     kind="start_timeout",
                     phase=self.observation.phase,
-                    message=f"The start printed nothing for {round(self._settings.start_timeout_s)} seconds and does not answer.",
+                    message=(
+                        f"The start printed nothing for {round(self._settings.start_timeout_s)}"
+                        " seconds and does not answer."
+                    ),
                     line=self.tail[-1] if self.tail else None,
                     advice="Read the log; FITSERVE_START_TIMEOUT_S sets the patience.",
                 )
@@ -226,14 +254,22 @@ class Watcher:
         if serves:
             self._judge()
         soon = not healthy or self._pulse.suspicious
-        return min(_SOON_S, self._settings.health_interval_s) if soon else self._settings.health_interval_s
+        return (
+            min(_SOON_S, self._settings.health_interval_s)
+            if soon
+            else self._settings.health_interval_s
+        )
 
     @property
     def _probe_s(self) -> float:
-        """How long a health check of an engine that serves may take, so that silence is told in time."""
+        """How long a health check of an engine that serves may take, so that silence is told in
+        time."""
         if self._pulse.suspicious:
             return _SOON_S
-        return min(PROBE_TIMEOUT_S, max(_SOON_S, self._settings.silent_after_s - self._settings.health_interval_s))
+        return min(
+            PROBE_TIMEOUT_S,
+            max(_SOON_S, self._settings.silent_after_s - self._settings.health_interval_s),
+        )
 
     async def _processes(self) -> tuple[EngineProcess, ...]:
         try:
@@ -242,15 +278,22 @@ class Watcher:
             return ()
 
     async def _work(self) -> float:
-        """Whether the core of the engine works, behind a server that answers; the seconds until the next look."""
+        """Whether the core of the engine works, behind a server that answers; the seconds until the
+        next look."""
         waited_s, mute = self._silent_s(self.name), self._pulse.mute_s(time.monotonic()) > 0
         if (waited_s is None and not mute) or not self.observation.verified:
             return self._settings.health_interval_s
-        self._pulse.counted(time.monotonic(), await metrics_of(self.client, self.url, self._probe_s))
-        doubtful = not self.observation.frozen and self._pulse.doubtful(time.monotonic(), waited_s, self._probe_s)
+        self._pulse.counted(
+            time.monotonic(), await metrics_of(self.client, self.url, self._probe_s)
+        )
+        doubtful = not self.observation.frozen and self._pulse.doubtful(
+            time.monotonic(), waited_s, self._probe_s
+        )
         if mute or doubtful:
             asked = time.monotonic()
-            lives = await alive(self.client, self.url, self.attempt.served_name, self.attempt.plan, self._probe_s)
+            lives = await alive(
+                self.client, self.url, self.attempt.served_name, self.attempt.plan, self._probe_s
+            )
             self._pulse.asked(asked, alive=lives)
             self._answered = time.monotonic() if lives else self._answered
             self._judge()
@@ -259,23 +302,37 @@ class Watcher:
         return min(_SOON_S, self._settings.health_interval_s)
 
     def _judge(self) -> None:
-        """A frozen engine gets no requests until it answers again, or until it is proven frozen and is replaced."""
+        """A frozen engine gets no requests until it answers again, or until it is proven frozen and
+        is replaced."""
         now = time.monotonic()
         frozen = self._pulse.frozen(now)
         if bool(frozen) is not bool(self.observation.frozen):
-            log.warning("frozen" if frozen else "no longer frozen", instance=self.name, why=frozen or self.observation.frozen)
+            log.warning(
+                "frozen" if frozen else "no longer frozen",
+                instance=self.name,
+                why=frozen or self.observation.frozen,
+            )
             self.note(frozen=frozen)
         stopped_s, mute_s = self._pulse.stopped_s(now), self._pulse.mute_s(now)
         if stopped_s > self._settings.hang_after_s:
             self._hangs(
-                f"Processes of the engine were stopped for {round(stopped_s)} seconds, as by SIGSTOP or `docker pause`."
+                f"Processes of the engine were stopped for {round(stopped_s)} seconds, as by"
+                " SIGSTOP or `docker pause`."
             )
         if mute_s > self._settings.hang_after_s:
             self._hangs(f"For {round(mute_s)} seconds and longer {self._pulse.frozen(now)}.")
 
     def _hangs(self, message: str) -> None:
         phase = self.observation.phase
-        self.fail(Failure(kind="hang", phase=phase, message=message, advice="The engine is replaced.", proves="nothing"))
+        self.fail(
+            Failure(
+                kind="hang",
+                phase=phase,
+                message=message,
+                advice="The engine is replaced.",
+                proves="nothing",
+            )
+        )
 
     async def _healthy(self, within_s: float) -> bool:
         try:
@@ -284,22 +341,26 @@ class Watcher:
             return False
 
     async def _progress(self) -> None:
-        """An engine hangs when its clients wait, it gives no token, and it does not answer the smallest request either.
+        """An engine hangs when its clients wait, it gives no token, and it does not answer the
+        smallest request either.
 
-        An engine that computes a long prompt gives no token for long too, but it answers the small request.
+        An engine that computes a long prompt gives no token for long too, but it answers the small
+        request.
         """
         patience_s = self._settings.hang_after_s
         silent = self._silent_s(self.name)
         if silent is None or min(silent, time.monotonic() - self._answered) < patience_s:
             return
         for _ in range(_CANARIES):
-            if await alive(self.client, self.url, self.attempt.served_name, self.attempt.plan, patience_s / 3):
+            if await alive(
+                self.client, self.url, self.attempt.served_name, self.attempt.plan, patience_s / 3
+            ):
                 self._answered = time.monotonic()
                 return
             still = self._silent_s(self.name)
             if still is None or still < patience_s:
                 return
         self._hangs(
-            f"The engine gave no token for {round(silent)} seconds and did not answer {_CANARIES} requests for one token, "
-            "though it says it is healthy."
+            f"The engine gave no token for {round(silent)} seconds and did not answer {_CANARIES}"
+            " requests for one token, though it says it is healthy."
         )

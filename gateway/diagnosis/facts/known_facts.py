@@ -1,4 +1,5 @@
-"""Facts by what they are about, so that a thousand facts about something else cost a plan nothing. Pure."""
+"""Facts by what they are about, so that a thousand facts about something else cost a plan nothing.
+Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ Scope = tuple[str | None, ...]
 class KnownFacts:
     """All facts of one decision. Every answer is in the order in which the facts were given.
 
-    A fact holds where its whole scope does, so facts are kept by kind and by the names in their scope; of those names, their values.
-    There are few such sets of names, however many facts there are.
+    A fact holds where its whole scope does, so facts are kept by kind and by the names in their
+    scope; of those names, their values. There are few such sets of names, however many facts there
+    are.
     """
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
@@ -28,7 +30,9 @@ class KnownFacts:
             self._kinds.setdefault(fact.kind, []).append(fact)
             names = tuple(sorted(fact.scope))
             values = tuple(fact.scope[name] for name in names)
-            self._scopes.setdefault(fact.kind, {}).setdefault(names, {}).setdefault(values, []).append((position, fact))
+            self._scopes.setdefault(fact.kind, {}).setdefault(names, {}).setdefault(
+                values, []
+            ).append((position, fact))
             if "env" in fact.scope:
                 self._learned_with_env = True
             if "fingerprint" in fact.scope:
@@ -48,18 +52,22 @@ class KnownFacts:
         return (fact for _, fact in found)
 
     def about(self, kind: str, name: str, value: str | None) -> bool:
-        """Whether there may be facts of this kind that hold for this value of a scope's name. A look at this costs less than the whole question."""
+        """Whether there may be facts of this kind that hold for this value of a scope's name. A
+        look at this costs less than the whole question."""
         if (kind, name) not in self._values:
             self._values[kind, name] = {fact.scope.get(name) for fact in self.of(kind)}
         known = self._values[kind, name]
         return value in known or None in known
 
     def under(self, env: str) -> KnownFacts:
-        """The facts as they hold for an engine with these environment variables (`variables.words`): what was learned with others may be
+        """The facts as they hold for an engine with these environment variables
+        (`variables.words`): what was learned with others may be
         their doing."""
         if not self._learned_with_env:
             return self
-        return KnownFacts(_without_env(fact) for fact in self._facts if fact.scope.get("env", env) == env)
+        return KnownFacts(
+            _without_env(fact) for fact in self._facts if fact.scope.get("env", env) == env
+        )
 
     @property
     def about_plans(self) -> bool:
@@ -77,5 +85,7 @@ def _position(row: tuple[int, Fact]) -> int:
 def _without_env(fact: Fact) -> Fact:
     if "env" not in fact.scope:
         return fact
-    plain: Fact = fact.evolve(scope={name: value for name, value in fact.scope.items() if name != "env"})
+    plain: Fact = fact.evolve(
+        scope={name: value for name, value in fact.scope.items() if name != "env"}
+    )
     return plain

@@ -5,8 +5,8 @@
     proved(attempt, at)          of one that generated tokens
     told(failure, scope)         of a log alone: only what stands in it
 
-The facts of one failure always rule out the plan that failed: by its limit, its kernel or its engine where the failure names
-them, and by its fingerprint where it does not.
+The facts of one failure always rule out the plan that failed: by its limit, its kernel or its
+engine where the failure names them, and by its fingerprint where it does not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from gateway.domain import Attempt, Fact, FactKind, Failure, LayerKernel, Plan
 from gateway.domain.running import FORGIVE_S
 from gateway.domain.units import MIB, gib
 
-# Of an OOM in these phases the cache was not there yet: what was in use is what the engine needs beside it.
+# Of an OOM in these phases the cache was not there yet: what was in use is what the engine needs
+# beside it.
 _BEFORE_CACHE = ("starting", "load", "profile")
 # What decides what an engine takes beside its share, whatever model it serves.
 _OF_RANKS: tuple[str, ...] = ("engine", "device", "tensor_parallel", "pipeline_parallel")
@@ -36,7 +37,8 @@ _MEETING = re.compile(r"nccl|all_?reduce|parallel_state", re.IGNORECASE)
 def judged(attempt: Attempt, failure: Failure, earlier: Iterable[Attempt], at: float) -> Failure:
     """The failure, with what it proves beside the `earlier` ones in a row.
 
-    One hang may be the machine's; the second one of the same plan is the plan's: of ranks that wait for each other, else of all of it.
+    One hang may be the machine's; the second one of the same plan is the plan's: of ranks that wait
+    for each other, else of all of it.
     """
     several, proves = len(attempt.plan.gpus) > 1, failure.proves
     if failure.kind == "start_timeout" and several and _MEETING.search(failure.line or ""):
@@ -51,7 +53,8 @@ def judged(attempt: Attempt, failure: Failure, earlier: Iterable[Attempt], at: f
 
 
 def excused(attempt: Attempt, failure: Failure, disturbed: str) -> Failure:
-    """The failure, which teaches nothing where a neighbour disturbed the engine: of a start it may be anything that was measured; of an
+    """The failure, which teaches nothing where a neighbour disturbed the engine: of a start it may
+    be anything that was measured; of an
     engine that serves only what it says of memory. disturbed: what the neighbour did."""
     if not disturbed or not (attempt.state == "starting" or failure.proves == "memory"):
         return failure
@@ -60,7 +63,8 @@ def excused(attempt: Attempt, failure: Failure, disturbed: str) -> Failure:
 
 
 def learn(attempt: Attempt, failure: Failure, at: float) -> tuple[Fact, ...]:
-    """The facts that the failure of this attempt proves; none where its cause lies outside the plan."""
+    """The facts that the failure of this attempt proves; none where its cause lies outside the
+    plan."""
     if environmental(failure):
         return ()
     plan = attempt.plan
@@ -68,7 +72,11 @@ def learn(attempt: Attempt, failure: Failure, at: float) -> tuple[Fact, ...]:
     if failure.proves == "context":
         limit = maximum(failure)
         # A limit that the plan keeps already changes nothing.
-        found += [("max_context", plan.scope, limit)] if limit and limit < plan.max_model_len.value else []
+        found += (
+            [("max_context", plan.scope, limit)]
+            if limit and limit < plan.max_model_len.value
+            else []
+        )
     elif failure.proves == "kernel" or failure.culprit.get("kernel"):
         found += [(kind, scope, None) for kind, scope in _kernels(plan, failure)]
     certain = bool(found)
@@ -78,22 +86,39 @@ def learn(attempt: Attempt, failure: Failure, at: float) -> tuple[Fact, ...]:
         scope = {**_where(plan), **_about(failure)}
         found += [("engine_fails", scope, None)] if len(scope) > 1 else []
     if failure.proves == "memory":
-        found += [(kind, _memory_scope(plan, kind, failure.phase), value) for kind, value in _memory(failure)]
+        found += [
+            (kind, _memory_scope(plan, kind, failure.phase), value)
+            for kind, value in _memory(failure)
+        ]
     if not certain:
-        # Also beside what was learned of memory, peers or the engine, which changes the next plan mostly, but need not.
+        # Also beside what was learned of memory, peers or the engine, which changes the next plan
+        # mostly, but need not.
         found.append(("plan_failed", {"fingerprint": attempt.fingerprint}, None))
     source = _source(failure)
     return tuple(
-        Fact(kind=kind, scope=scope, value=value, grade="failed", under=plan.under, source=source, attempt=attempt.id, at=at)
+        Fact(
+            kind=kind,
+            scope=scope,
+            value=value,
+            grade="failed",
+            under=plan.under,
+            source=source,
+            attempt=attempt.id,
+            at=at,
+        )
         for kind, scope, value in found
     )
 
 
-def proved(attempt: Attempt, at: float, cache_bytes: int | None = None, taken: int | None = None) -> tuple[Fact, ...]:
-    """What a start that was verified proves: this very plan works here, with this driver and image. Nothing where that is known.
+def proved(
+    attempt: Attempt, at: float, cache_bytes: int | None = None, taken: int | None = None
+) -> tuple[Fact, ...]:
+    """What a start that was verified proves: this very plan works here, with this driver and image.
+        Nothing where that is known.
 
-    cache_bytes: what the engine measured as left for the KV cache, which tells what it needs beside it. taken: what NVML says that the
-    engine has of a GPU, which tells what it takes beside its share.
+    cache_bytes: what the engine measured as left for the KV cache, which tells what it needs beside
+    it. taken: what NVML says that the engine has of a GPU, which tells what it takes beside its
+    share.
     """
     plan = attempt.plan
     if plan.grade == "verified":
@@ -109,18 +134,32 @@ def proved(attempt: Attempt, at: float, cache_bytes: int | None = None, taken: i
     missing = 0 if taken is None else taken - plan.memory.promised_bytes
     if _NOISE < missing < plan.memory.budget_bytes:
         where = {key: plan.scope[key] for key in _OF_RANKS if key in plan.scope}
-        told = f"{plan.engine} took {gib(taken or 0)} of its GPU, and {gib(plan.memory.promised_bytes)} were planned"
+        told = (
+            f"{plan.engine} took {gib(taken or 0)} of its GPU, and"
+            f" {gib(plan.memory.promised_bytes)} were planned"
+        )
         found.append(("beside_memory", where, missing, told))
     return tuple(
-        Fact(kind=kind, scope=scope, value=value, under=plan.under, grade="verified", source=why, attempt=attempt.id, at=at)
+        Fact(
+            kind=kind,
+            scope=scope,
+            value=value,
+            under=plan.under,
+            grade="verified",
+            source=why,
+            attempt=attempt.id,
+            at=at,
+        )
         for kind, scope, value, why in found
     )
 
 
 def told(failure: Failure, scope: dict[str, str]) -> tuple[Fact, ...]:
-    """The facts that a log proves by itself. scope: what it says of engine, model and tensor_parallel; none without the engine.
+    """The facts that a log proves by itself. scope: what it says of engine, model and
+    tensor_parallel; none without the engine.
 
-    On which GPU it was a log mostly does not say: such a fact holds nowhere until somebody fills its capability in.
+    On which GPU it was a log mostly does not say: such a fact holds nowhere until somebody fills
+    its capability in.
     """
     if environmental(failure) or "engine" not in scope:
         return ()
@@ -135,15 +174,21 @@ def told(failure: Failure, scope: dict[str, str]) -> tuple[Fact, ...]:
         found.append(("kernel_fails", engine | gpu | sizes, None))
     elif failure.proves == "engine":
         about = _about(failure)
-        found.append(("engine_fails", engine | (about if "architecture" in about else gpu | about), None))
+        found.append(
+            ("engine_fails", engine | (about if "architecture" in about else gpu | about), None)
+        )
     elif failure.proves == "memory" and "model" in scope:
         found += [(kind, scope, value) for kind, value in _memory(failure)]
     source = _source(failure)
-    return tuple(Fact(kind=kind, scope=about, value=value, grade="failed", source=source) for kind, about, value in found)
+    return tuple(
+        Fact(kind=kind, scope=about, value=value, grade="failed", source=source)
+        for kind, about, value in found
+    )
 
 
 def _source(failure: Failure) -> str:
-    """What proves it, without the time and the process, so that two starts that ended alike read alike."""
+    """What proves it, without the time and the process, so that two starts that ended alike read
+    alike."""
     return parse(failure.line).text if failure.line else failure.message
 
 
@@ -154,21 +199,27 @@ def maximum(failure: Failure) -> int | None:
 
 
 def _where(plan: Plan) -> dict[str, str]:
-    """Engine version and, of a GPU, its compute capability; and the operator's variables, which may be the cause."""
+    """Engine version and, of a GPU, its compute capability; and the operator's variables, which may
+    be the cause."""
     known = {name: plan.scope[name] for name in ("capability", "env") if name in plan.scope}
     return {"engine": f"{plan.engine.kind}=={plan.engine.version}"} | known
 
 
 def _kernels(plan: Plan, failure: Failure) -> Iterator[tuple[FactKind, dict[str, str]]]:
-    """What it proves of kernels that the plan has and the failure names: by size where it tells sizes, else by name alone.
+    """What it proves of kernels that the plan has and the failure names: by size where it tells
+    sizes, else by name alone.
 
-    A kernel that the engine chose and that failed would be chosen again. One that it turned a dense layer away from would not:
-    there only our rules were wrong, and only about layers of this size.
+    A kernel that the engine chose and that failed would be chosen again. One that it turned a dense
+    layer away from would not: there only our rules were wrong, and only about layers of this size.
     """
     culprit, where = failure.culprit, _where(plan)
     sizes = {key: culprit[key] for key in ("k", "n") if isinstance(culprit.get(key), int)}
     # An engine that found no kernel of this size disproves whichever the plan had for it.
-    name = None if failure.kind == "no_kernel" and sizes else culprit.get("kernel") or culprit.get("backend")
+    name = (
+        None
+        if failure.kind == "no_kernel" and sizes
+        else culprit.get("kernel") or culprit.get("backend")
+    )
     seen: list[dict[str, str]] = []
     for row in plan.kernels:
         if row.kernel is None or not all(getattr(row, key) == size for key, size in sizes.items()):
@@ -195,15 +246,22 @@ def _same(one: str, other: str) -> bool:
     """Kernels and MoE backends are named alike, but not the same: MarlinExperts, MARLIN."""
     if one == other:
         return True
-    short = {name.lower().replace("_", "").removesuffix("linearkernel").removesuffix("experts") for name in (one, other)}
+    short = {
+        name.lower().replace("_", "").removesuffix("linearkernel").removesuffix("experts")
+        for name in (one, other)
+    }
     return len(short) == 1
 
 
 def _about(failure: Failure) -> dict[str, str]:
     """What an engine version as a whole cannot do."""
     culprit = failure.culprit
-    about = {name: str(culprit[name]) for name in ("architecture", "quantization") if culprit.get(name)}
-    return about | ({"capability": _dotted(culprit["capability"])} if "capability" in culprit else {})
+    about = {
+        name: str(culprit[name]) for name in ("architecture", "quantization") if culprit.get(name)
+    }
+    return about | (
+        {"capability": _dotted(culprit["capability"])} if "capability" in culprit else {}
+    )
 
 
 def _memory(failure: Failure) -> Iterator[tuple[FactKind, int]]:
@@ -218,10 +276,15 @@ def _memory(failure: Failure) -> Iterator[tuple[FactKind, int]]:
 
 
 def _memory_scope(plan: Plan, kind: FactKind, phase: str) -> dict[str, str]:
-    """Once the engine computes, its batch and its graphs have their part in it; what the weights alone need, they need always."""
+    """Once the engine computes, its batch and its graphs have their part in it; what the weights
+    alone need, they need always."""
     scope = {key: value for key, value in plan.scope.items() if key != "budget"}
     if kind == "needs_memory" and phase not in ("starting", "load"):
-        scope |= batch_scope(plan.max_num_batched_tokens.value, plan.max_num_seqs.value, eager=plan.enforce_eager.value)
+        scope |= batch_scope(
+            plan.max_num_batched_tokens.value,
+            plan.max_num_seqs.value,
+            eager=plan.enforce_eager.value,
+        )
     return scope
 
 

@@ -1,4 +1,5 @@
-"""What is learned of the sleep of engines: that an engine version gives its memory back on one kind of GPU, and wakes up again. Pure."""
+"""What is learned of the sleep of engines: that an engine version gives its memory back on one kind
+of GPU, and wakes up again. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ def enough(plan: Plan, gave: Mapping[str, int]) -> bool:
 
 def proved(attempt: Attempt, gave: Mapping[str, int], at: float) -> Fact:
     plan, least = attempt.plan, min(gave.values(), default=0)
-    told = f"{plan.engine} gave {gib(least)} of each GPU back when it fell asleep, and {gib(expected(plan))} were expected"
+    told = (
+        f"{plan.engine} gave {gib(least)} of each GPU back when it fell asleep, and"
+        f" {gib(expected(plan))} were expected"
+    )
     return _fact(attempt, told, at, works=enough(plan, gave))
 
 

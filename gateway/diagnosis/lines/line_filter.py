@@ -39,7 +39,17 @@ FATAL = (
     b"broadcast block",
 )
 _WORDS = (b"rror", b"xception", b"raceback", b'File "', b"terminat", b"OutOfResources")
-_BARE = (b"ERROR", b"CRITICAL", b"ailed", b"NCCL", b"is dead", b"Killed", b"OOM", b"Seg", b"core dumped")
+_BARE = (
+    b"ERROR",
+    b"CRITICAL",
+    b"ailed",
+    b"NCCL",
+    b"is dead",
+    b"Killed",
+    b"OOM",
+    b"Seg",
+    b"core dumped",
+)
 ALARMS = (*(word for word in FATAL if b"xc" not in word), *_WORDS, *_BARE)
 # Lines with one of these say how far a start is, or what the engine chose.
 _PHASES = (
@@ -57,26 +67,30 @@ _PHASES = (
 SERVES = (b"Received req", b"POST /", b"throughput", b" batch")
 _SETTINGS = (b"Selected ", b"Using ", b"Initializing a", b"non-default args", b"server_args=")
 PROGRESS = (*_PHASES, *SERVES, *_SETTINGS)
-# Where a log that is one line had its ends of line: a page, a form or a program lost them, or wrote them out. An exception alone begins no line: sentences
-# quote it.
+# Where a log that is one line had its ends of line: a page, a form or a program lost them, or wrote
+# them out. An exception alone begins no line: sentences quote it.
 _LOST = re.compile(
     rb"\\r?\\n"
-    rb"|(?<=\S) (?=(?:\(\w{1,40} (?:\w+=\d+ ?)+\) )*(?:ERROR|WARNING|INFO) \d\d-\d\d \d\d:|\[\d{4}-\d\d-\d\d \d\d:)"
+    rb"|(?<=\S) (?=(?:\(\w{1,40} (?:\w+=\d+ ?)+\) )*(?:ERROR|WARNING|INFO) \d\d-\d\d"
+    rb" \d\d:|\[\d{4}-\d\d-\d\d \d\d:)"
     rb'| (?=Traceback \(most|File "[^"]{1,300}", line \d)'
 )
 _RAISED = re.compile(rb" (?=(?:\w{1,40}\.){0,8}\w{1,40}(?:Error|Exception): )")
 
 
 class LineFilter:
-    """Splits the bytes of a log into lines, and hands each line that may say something to `handle`, without its end.
+    """Splits the bytes of a log into lines, and hands each line that may say something to `handle`,
+    without its end.
 
-    number: count of the lines so far, with those that were left out. `anchors`: a line with none of these is left out. attend: so many
-    lines more are handed over whatever they hold, because they belong to a line that was. `handle` may change the last two.
+    number: count of the lines so far, with those that were left out. `anchors`: a line with none of
+    these is left out. attend: so many lines more are handed over whatever they hold, because they
+    belong to a line that was. `handle` may change the last two.
     """
 
     def __init__(self, handle: Callable[[bytes], None]) -> None:
         self.number = 0
-        # What is pasted as a few lines is read whole: of a known text the words may be there that prove it, and none of those above.
+        # What is pasted as a few lines is read whole: of a known text the words may be there that
+        # prove it, and none of those above.
         self.attend = _FIRST
         self.anchors: tuple[bytes, ...] = ALARMS + PROGRESS
         self._handle = handle
@@ -112,8 +126,12 @@ class LineFilter:
         self._last_lines()
 
     def _last_lines(self) -> None:
-        """The end of the log is handed over whatever it holds: an engine that stands still says there what it waits for."""
-        lines, total = self._end[:-1].rsplit(b"\n", _LAST)[-_LAST:] if self._end else [], self.number
+        """The end of the log is handed over whatever it holds: an engine that stands still says
+        there what it waits for."""
+        lines, total = (
+            self._end[:-1].rsplit(b"\n", _LAST)[-_LAST:] if self._end else [],
+            self.number,
+        )
         for self.number, raw in enumerate(lines, total - len(lines) + 1):
             if self.number > self._handed:
                 self._handle(raw)
@@ -129,7 +147,11 @@ class LineFilter:
             if not block:
                 return
         ends = block.count(b"\n")
-        self._end = block if ends > _LAST else b"\n".join((self._end + block).rsplit(b"\n", _LAST + 1)[-_LAST - 1 :])
+        self._end = (
+            block
+            if ends > _LAST
+            else b"\n".join((self._end + block).rsplit(b"\n", _LAST + 1)[-_LAST - 1 :])
+        )
         if not self.attend and not cut and not _holds(_distinct(block), self.anchors):
             self.number += ends
             return
@@ -142,7 +164,8 @@ class LineFilter:
 
 
 def _distinct(block: bytes) -> bytes:
-    """The lines of a block but for their digits, each once: an engine that waits or serves says the same for hours, and no anchor has a digit."""
+    """The lines of a block but for their digits, each once: an engine that waits or serves says the
+    same for hours, and no anchor has a digit."""
     return b"\n".join(set(block.translate(None, b"0123456789").split(b"\n")))
 
 

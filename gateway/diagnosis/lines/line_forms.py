@@ -1,4 +1,5 @@
-"""Forms of lines that mean the same of every failure: an exception, a frame, what tells of another process, what is survived. Pure."""
+"""Forms of lines that mean the same of every failure: an exception, a frame, what tells of another
+process, what is survived. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +12,33 @@ EXCEPTION = re.compile(
     r"(?:: ?|\((?=['\"])|$)"
 )
 # An exception in the middle of a line, as people quote it: `ValueError: ...`.
-QUOTED = re.compile(r"(?:[`'\"(:*]|\s)(?:\w+\.)*(?P<name>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
-# The end may be missing: terminals break lines. So may the beginning, where a quote starts in the middle of the line.
+QUOTED = re.compile(
+    r"(?:[`'\"(:*]|\s)(?:\w+\.)*(?P<name>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)"
+)
+# The end may be missing: terminals break lines. So may the beginning, where a quote starts in the
+# middle of the line.
 FRAME = re.compile(
-    r'(?P<indent>\s*)(?:File "|(?=[\w./-]+\.py", line \d))(?P<file>[^"]+)(?:", line \d+(?:, in (?P<function>[\w<>.]+))?)?'
+    r'(?P<indent>\s*)(?:File "|(?=[\w./-]+\.py", line \d))(?P<file>[^"]+)(?:", line \d+(?:, in'
+    r" (?P<function>[\w<>.]+))?)?"
 )
 # What Python itself says of a fault, and in which exception: many paste the message alone.
 _PYTHON = {
     "NameError": r"name '\w+' is not defined",
-    "UnboundLocalError": r"cannot access local variable|local variable '\w+' referenced before assignment",
+    "UnboundLocalError": (
+        r"cannot access local variable|local variable '\w+' referenced before assignment"
+    ),
     "AttributeError": r"(?:'[\w.]+' object|module '[\w.]+'|type object '\w+') has no attribute '",
-    "TypeError": r"expected string or bytes-like object|non-default argument '|'\w+' object (?:is not (?:iterable|subscriptable|callable|an iterator)|does not support )|unsupported operand type\(s\)"
-    r"|'[<>=]+' not supported between instances of|[\w.]+\(\) (?:missing \d+ required|got an unexpected keyword|got multiple values for|takes \d+ positional)",
-    "ValueError": r"(?:not enough|too many) values to unpack|invalid literal for int\(\)|could not convert string to float",
+    "TypeError": (
+        r"expected string or bytes-like object|non-default argument '|'\w+' object (?:is not"
+        r" (?:iterable|subscriptable|callable|an iterator)|does not support )|unsupported operand"
+        r" type\(s\)"
+        r"|'[<>=]+' not supported between instances of|[\w.]+\(\) (?:missing \d+ required|got an"
+        r" unexpected keyword|got multiple values for|takes \d+ positional)"
+    ),
+    "ValueError": (
+        r"(?:not enough|too many) values to unpack|invalid literal for int\(\)|could not convert"
+        r" string to float"
+    ),
     "IndexError": r"(?:list|tuple|string) index out of range|pop from empty list",
     "ModuleNotFoundError": r"No module named '",
     "ImportError": r"cannot import name '",
@@ -45,21 +60,26 @@ RAISE = re.compile(r"\s*raise (?:\w+\.)*(\w+)\(")
 ASSERT = re.compile(r"\s*(?:-+> ?\d+ +)?(assert .+)")
 # A known text in a line that is no exception proves something only where the line complains.
 COMPLAINT = re.compile(
-    r"ERROR|CRITICAL|rror\b|ailed|atal|llegal|out of memory|imeout|annot|unbalanced|too old|larger than|Killed"
+    r"ERROR|CRITICAL|rror\b|ailed|atal|llegal|out of memory|imeout|annot|unbalanced|too old|larger"
+    r" than|Killed"
     r"|total capacity|allocated by PyTorch"
     r"|no(?:t (?:find|found|valid|supported|available)| module)"
-    r"|not (?:\w+ )?support|nsupported|nvalid|nable to|ismatch|denied|efused|issing|ncompatib|nrecognized|nexpected|do(?:es)? not|n't "
-    r"|must |has no |only support|is not |restricted|(?:greater|less) than|exceed|never |undefined|no longer|navailable|evicted"
+    r"|not (?:\w+ )?support|nsupported|nvalid|nable"
+    r" to|ismatch|denied|efused|issing|ncompatib|nrecognized|nexpected|do(?:es)? not|n't "
+    r"|must |has no |only support|is not |restricted|(?:greater|less) than|exceed|never"
+    r" |undefined|no longer|navailable|evicted"
 )
 # SGLang gives information no level: of such a line more is asked.
 FAILED = re.compile(r"rror\b|ailed|atal|xception|Killed")
 # An error by its level or its own words, and no more of what somebody wrote about it.
 LOUD = re.compile(r"ERROR|CRITICAL|\w(?:Error|Exception)\b|[Ff]ailed|Fatal|Killed|^\s*[Ee]rror:")
 HARMLESS = re.compile(
-    r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn(?!ing: CUDA initialization)|deprecat|skip|disabled|Possible solution|^\d\. "
+    r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn(?!ing: CUDA"
+    r" initialization)|deprecat|skip|disabled|Possible solution|^\d\. "
     # The task whose exception nobody asked for: its traceback follows.
     r"|^future: <\w+ finished"
-    r"|defaulting|from now on|will not be applied|disabling|This might cause deadlock in distributed execution"
+    r"|defaulting|from now on|will not be applied|disabling|This might cause deadlock in"
+    r" distributed execution"
     # What vLLM left out of its choice (vllm/platforms/cuda.py), and kubectl of its own.
     r"|Some attention backends are not valid|^Defaulted container "
     # The watchdog of SGLang, which looks where the processes are that did nothing.
@@ -73,23 +93,29 @@ HARMLESS = re.compile(
     # An Xid of an application: those that mean more have rows.
     r"|NVRM: (?:GPU at .{1,60} )?Xid "
     # Who waits for the engine says that it is not there yet, and not why.
-    r"|(?:Readiness|Liveness|Startup) probe|waiting for .{1,60} to be ready|dial tcp (?:\[::1\]|127\.0\.0\.1|localhost):",
+    r"|(?:Readiness|Liveness|Startup) probe|waiting for .{1,60} to be ready|dial tcp"
+    r" (?:\[::1\]|127\.0\.0\.1|localhost):",
     re.IGNORECASE,
 )
 TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
 # Behind what was to be done, or behind a progress bar that another process wrote.
 TRACEBACK_BEGINS = "Traceback (most recent call last):"
 WRAPPER = re.compile(
-    r"(?:[\w.]+: )?(?:(?:Engine core|WorkerProc) initialization failed|Engine process failed to start|Frontend process failed during engine core|Executor failed|cancelled$"
-    r"|EngineCore encountered an issue|Worker failed with error .*please check the stack trace above for the root cause$"
-    r"|Received sigquit from a child proces|SIGQUIT received\.|Scheduler or DataParallelController \d+ terminated with|Cancelled by |Error executing method '\w+'\. This might cause deadlock)"
-    r"|(?:[\w.]+\.)?(?:Async|MQ)?Engine(?:Dead|Generate)Error(?::|$)|ChildProcessError: worker died$"
+    r"(?:[\w.]+: )?(?:(?:Engine core|WorkerProc) initialization failed|Engine process failed to"
+    r" start|Frontend process failed during engine core|Executor failed|cancelled$"
+    r"|EngineCore encountered an issue|Worker failed with error .*please check the stack trace"
+    r" above for the root cause$"
+    r"|Received sigquit from a child proces|SIGQUIT received\.|Scheduler or DataParallelController"
+    r" \d+ terminated with|Cancelled by |Error executing method '\w+'\. This might cause deadlock)"
+    r"|(?:[\w.]+\.)?(?:Async|MQ)?Engine(?:Dead|Generate)Error(?::|$)|ChildProcessError: worker"
+    r" died$"
 )
 BENIGN = re.compile(
     r"(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|CancelledError|BrokenPipeError|ConnectionResetError|EOFError)(?::|$)"
     # What multiprocessing's resource tracker says of names that are gone, once the processes are.
     r"|KeyError: '/(?:mp|psm|loky)[-_]"
-    r"|(?:\w+\.)*ValueError: (?:Request is disconnected from the client side|This model's maximum context length is \d+ tokens\. However, you requested)"
+    r"|(?:\w+\.)*ValueError: (?:Request is disconnected from the client side|This model's maximum"
+    r" context length is \d+ tokens\. However, you requested)"
     # What a client was told of its own request.
     r"|(?:openai\.)?(?:BadRequest|NotFound|UnprocessableEntity)Error: Error code: 4\d\d"
     # One request or one answer could not be read: that ends no engine.
@@ -97,25 +123,31 @@ BENIGN = re.compile(
 )
 # A pipe to another process that ended before it answered, in the innermost frames of a traceback.
 PIPE = re.compile(r"multiprocessing/connection\.py:_?recv")
-# What belongs to no message: what a user typed (a program with its flags, a variable, a flag on a line of its own, code), and warnings of Python.
+# What belongs to no message: what a user typed (a program with its flags, a variable, a flag on a
+# line of its own, code), and warnings of Python.
 ASIDE = re.compile(
-    r"(?:[\w ]{1,30}[:\uff1a])?[\s`$#>]*(?:[A-Z][A-Z_0-9]*=\S* )*(?:sudo |nohup |exec |uv run |CMD |docker run |kubectl |export [A-Z]\w*="
+    r"(?:[\w ]{1,30}[:\uff1a])?[\s`$#>]*(?:[A-Z][A-Z_0-9]*=\S* )*(?:sudo |nohup |exec |uv run |CMD"
+    r" |docker run |kubectl |export [A-Z]\w*="
     r"|\S*python[\d.]* (?:-\w+ )*-m \w|\S*(?:vllm|sglang) serve |torchrun )"
-    r"|\w+ = (?:\w+\.)*(?:LLM|SamplingParams|Auto(?:Tokenizer|Model\w*|Config)|Async\w*Engine|\w*EngineArgs)\b"
+    r"|\w+ ="
+    r" (?:\w+\.)*(?:LLM|SamplingParams|Auto(?:Tokenizer|Model\w*|Config)|Async\w*Engine|\w*EngineArgs)\b"
     # A line of code, as rich draws it beside its number.
     r"|[│|]?\s*(?:❱ ?)?\d+ [│|] "
     r"|\s*--[a-z][\w-]+(?:[ =][^\s:]+)*\s*\\?$"
     r"|\S+\.py:\d+: (?:\w*Warning: (?!CUDA initialization)|.{0,40}unclean exit)"
 )
 # What handles requests, in the frames of a traceback.
-REQUEST = re.compile(r"starlette/|uvicorn/|fastapi/|vllm/entrypoints/(?!llm\.py)|entrypoints/http_server\.py:(?!\w*warmup)")
+REQUEST = re.compile(
+    r"starlette/|uvicorn/|fastapi/|vllm/entrypoints/(?!llm\.py)|entrypoints/http_server\.py:(?!\w*warmup)"
+)
 # Of these what a request runs through, and no start.
 HANDLER = re.compile(
     r"starlette/|fastapi/|uvicorn/protocols/|(?<!arg_groups)/(?:openai/protocol|serving_\w+|\w+_tool_parser|\w+_reasoning_parser)\.py:(?!__init__\Z)|zmq/_future\.py:_chain\Z|zmq/sugar/socket\.py:recv_\w+\Z"
 )
 CAUSED = re.compile(r"The above exception was the direct cause")
 STOPPED = re.compile(
-    r"\[shutdown\] .{0,40}(?:shutdown triggered|trigger received signal)|SIGTERM received\.|Received SIG(?:TERM|INT)\b|Shutting down$"
+    r"\[shutdown\] .{0,40}(?:shutdown triggered|trigger received signal)|SIGTERM"
+    r" received\.|Received SIG(?:TERM|INT)\b|Shutting down$"
 )
 IGNORED = re.compile(r"Exception ignored in|Exception in thread|Task exception was never retrieved")
 # A worker's error, as the process tells that waited for the worker.
@@ -123,4 +155,15 @@ TOLD = re.compile(r"Worker failed with error ['\"](.+?)['\"], please check the s
 # What Python 3.11 draws under a line of a traceback.
 UNDERLINE = re.compile(r"\s*[\^~]+[\^~ ]*$")
 LAYER = re.compile(r"self\.(\w+)(?: = self\.|\()")
-NOT_LAYERS = frozenset({"model", "layers", "language_model", "quant_method", "linear_attn", "self_attn", "mlp", "experts"})
+NOT_LAYERS = frozenset(
+    {
+        "model",
+        "layers",
+        "language_model",
+        "quant_method",
+        "linear_attn",
+        "self_attn",
+        "mlp",
+        "experts",
+    }
+)

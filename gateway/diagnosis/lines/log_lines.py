@@ -1,9 +1,10 @@
 """One line of an engine's log: who printed it, how loudly, and what it says. Pure.
 
-Engines put much before the text: colours, `(EngineCore_DP0 pid=68)` (several of them when one process copies another's output),
-`[rank0]:`, vLLM's `ERROR 11-21 02:22:44 [core.py:1330]`, SGLang's `[2026-11-21 02:22:44 TP0]`, glog's `[W1121 02:22:46.357
-file.cpp:1575]`. What carried the log to its reader puts more before that: Docker and Kubernetes their times, compose and Ray a name,
-syslog and journald a host; and whoever pastes it quotes it, fences it, or copies it from a page as HTML.
+Engines put much before the text: colours, `(EngineCore_DP0 pid=68)` (several of them when one
+process copies another's output), `[rank0]:`, vLLM's `ERROR 11-21 02:22:44 [core.py:1330]`, SGLang's
+`[2026-11-21 02:22:44 TP0]`, glog's `[W1121 02:22:46.357 file.cpp:1575]`. What carried the log to
+its reader puts more before that: Docker and Kubernetes their times, compose and Ray a name, syslog
+and journald a host; and whoever pastes it quotes it, fences it, or copies it from a page as HTML.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-# A line is read this far: reasons of every attention backend fit; a megabyte without an end of line does not.
+# A line is read this far: reasons of every attention backend fit; a megabyte without an end of line
+# does not.
 MAX_LINE = 4000
 
-# Longer than any name or path that counts. Patterns look for a word from each of its characters on, so a word of a whole line would take a second.
+# Longer than any name or path that counts. Patterns look for a word from each of its characters on,
+# so a word of a whole line would take a second.
 _WORD = re.compile(r"([\w./-]{256})[\w./-]+")
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
 _HTML = {"gt": ">", "lt": "<", "amp": "&", "quot": '"', "nbsp": " ", "#39": "'", "#x27": "'"}
@@ -22,7 +25,9 @@ _ENTITY = re.compile(rf"&({'|'.join(_HTML)});")
 # A progress bar that another process wrote into: what follows it is a line of its own.
 _BAR = re.compile(r"^.{0,300}?\d{1,3}%\|.{0,300}?\| *\d+/\d+ \[[^\]]{0,80}(?:it/s|s/it)\](?=\S)")
 # A fence around code, and what makes an exception bold.
-_FENCE = re.compile(r"^ {0,3}(?:(?:> ?)+)?`{1,3}(?=\S)|`{3}$|^\*\*(?=[\w.]+(?:Error|Exception)\b)|(?<=\S)\*\*$")
+_FENCE = re.compile(
+    r"^ {0,3}(?:(?:> ?)+)?`{1,3}(?=\S)|`{3}$|^\*\*(?=[\w.]+(?:Error|Exception)\b)|(?<=\S)\*\*$"
+)
 # What pages put for a space, and between letters.
 _PAGE = {0xA0: " ", 0x200B: None, 0xFEFF: None}
 # The other side of a frame around the line.
@@ -31,17 +36,21 @@ _AFTER = re.compile(r" \[repeated \d+x across cluster\].{0,120}$")
 _TAGS = re.compile(r"(?:</(?:p|li|td|tr|div|pre|code|span|strong|b)>)+$")
 _LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
 _TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d(?: [A-Z]{2,5}(?= ))?)?"
-# What others put before the engine's own line. It says nothing, and any number of them may follow each other.
+# What others put before the engine's own line. It says nothing, and any number of them may follow
+# each other.
 _CARRIED = re.compile(
     r"(?:[>|│┃║] ?)+(?=\S|$)|> (?=\s+\S)"
     r"|[-*] (?=\w+(?:Error|Exception):)"
     rf"|(?:\w{{3}} [ \d]\d \d\d:\d\d:\d\d|{_TIME}) [\w.-]{{1,64}} [\w./@-]{{1,40}}(?:\[\d+\])?: "
     r"|\w{3} [ \d]\d \d\d:\d\d:\d\d [\w./@-]{1,64}\[\d+\]: "
     rf"|\d{{10,19}}[ \t]+(?={_TIME})"
-    r"|\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (?= +File \"|    |Traceback \(most|(?:\w+\.)*\w+(?:Error|Exception)(?::|$))"
+    r"|\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (?= +File \"|    |Traceback"
+    r" \(most|(?:\w+\.)*\w+(?:Error|Exception)(?::|$))"
     rf"|\[{_TIME}\] \[[\w./-]{{1,60}}\]: ?"
     # A program that logs each line of the engine's as information of its own.
-    r"|(?:- [\w.]{1,80} - (?:INFO|DEBUG) - |- (?:INFO|DEBUG) - [\w.]{1,80}: )(?=\s*File \"|\s{4}\S|Traceback \(most|\[\d{4}-|(?:ERROR|WARNING|INFO) \d\d-\d\d |(?:\w+\.)*\w+(?:Error|Exception)(?::|$))"
+    r"|(?:- [\w.]{1,80} - (?:INFO|DEBUG) - |- (?:INFO|DEBUG) - [\w.]{1,80}: )(?=\s*File"
+    r" \"|\s{4}\S|Traceback \(most|\[\d{4}-|(?:ERROR|WARNING|INFO) \d\d-\d\d"
+    r" |(?:\w+\.)*\w+(?:Error|Exception)(?::|$))"
     rf"|{_TIME}(?: (?:std(?:out|err) [FP]|\d+))?[ \t](?!(?:[A-Z]+\d+ ?)+\])"
     r"|std(?:out|err) [FP] "
     r"|\s+(?=\[\d{4}-\d\d-\d\d |\[rank\d+\]:\[)"
@@ -59,10 +68,12 @@ _CARRIED = re.compile(
 )
 _PREFIX = re.compile(
     r"(?P<process>(?:\([\w ./=:,-]{0,80}?pid=\d+[^)]{0,80}\) ?)*(?:\[rank\d+\]: ?)?)"
-    rf"(?P<header>(?P<level>{_LEVELS}) (?:\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:\[[^\]]*\]|[\w./]{{1,60}}:\d+\])|\.\.\.) ?"
+    rf"(?P<header>(?P<level>{_LEVELS}) (?:\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?"
+    r" (?:\[[^\]]*\]|[\w./]{1,60}:\d+\])|\.\.\.) ?"
     rf"|(?P<plain>{_LEVELS}): +"
     rf"|\| (?P<loguru>{_LEVELS}) +\| [\w.:<>-]{{1,100}} \| ?"
-    rf"|- (?:[\w.]{{1,80}} - (?P<named>{_LEVELS}) - |(?P<logging>{_LEVELS}) - [\w.]{{1,60}}:(?:\d+ - (?:[a-z][\w.]{{0,60}}: )?| ))"
+    rf"|- (?:[\w.]{{1,80}} - (?P<named>{_LEVELS}) - |(?P<logging>{_LEVELS}) - [\w.]{{1,60}}:(?:\d+"
+    r" - (?:[a-z][\w.]{0,60}: )?| ))"
     # Programs in Rust, as those of Dynamo and routers are.
     r"| *(?P<rust>ERROR|WARN|INFO|DEBUG|TRACE) [a-z]\w{0,40}(?:::\w{1,60}){0,8}: "
     r"|\[?(?:\d{4}-)?(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?P<rank>(?: [A-Z]+\d+)*)\] ?"
@@ -70,14 +81,23 @@ _PREFIX = re.compile(
     r"|\[?(?P<glog>[IWEF])\d{3,4} \d\d:\d\d:\d\d[^\]]{0,80}\] ?)?"
 )
 _MOST_CARRIERS = 6
-_OTHERS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "WARN": "WARNING", "TRACE": "DEBUG"}
+_OTHERS = {
+    "I": "INFO",
+    "W": "WARNING",
+    "E": "ERROR",
+    "F": "CRITICAL",
+    "WARN": "WARNING",
+    "TRACE": "DEBUG",
+}
 _OTHERS |= {level: level for level in ("DEBUG", "INFO", "ERROR")}
 _QUIET = ("DEBUG", "INFO", "WARNING")
 
 
 class LogLine(NamedTuple):
-    """process: "" where the line does not say; header: it begins a record; level: None where the engine prints none; native: a library's
-    compiled code printed it (glog), from a thread of its own or on the way out, and not the engine."""
+    """process: "" where the line does not say; header: it begins a record; level: None where the
+    engine prints none; native: a library's
+    compiled code printed it (glog), from a thread of its own or on the way out, and not the engine.
+    """
 
     process: str
     header: bool
@@ -92,7 +112,8 @@ class LogLine(NamedTuple):
 
 
 def clean(raw: bytes) -> str:
-    """A log line as text: no colours, what a progress bar overwrote left out, cut, undecodable bytes replaced."""
+    """A log line as text: no colours, what a progress bar overwrote left out, cut, undecodable
+    bytes replaced."""
     if b"\r" in raw:
         raw = raw.rstrip(b"\r\n").rpartition(b"\r")[2]
     text = raw[: 2 * MAX_LINE].decode("utf-8", "replace")

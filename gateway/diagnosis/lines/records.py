@@ -1,4 +1,5 @@
-"""What an engine said, out of the record of a program that carried it: a line of JSON (Docker's files, collectors of logs) or of Go's logfmt. Pure."""
+"""What an engine said, out of the record of a program that carried it: a line of JSON (Docker's
+files, collectors of logs) or of Go's logfmt. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ _BEGINS = (b'{"', b"time=", b"ts=", b"level=")
 _TEXT = rb"(?P<text>(?:[^\"\\]|\\.)*)(?:\"|\\?$)"
 _JSON = re.compile(rb"\"(?:log|message|msg|text|MESSAGE)\": ?\"" + _TEXT)
 # Of a record, and of no answer to a client.
-_RECORD = re.compile(rb"\"(?:@?time(?:stamp)?|ts|asctime|stream|level(?:name)?|severity|__REALTIME_TIMESTAMP)\": ?")
+_RECORD = re.compile(
+    rb"\"(?:@?time(?:stamp)?|ts|asctime|stream|level(?:name)?|severity|__REALTIME_TIMESTAMP)\": ?"
+)
 _LOGFMT = re.compile(rb" msg=\"" + _TEXT)
 # The carrier says something of its own.
 _OWN = re.compile(rb" err(?:or)?=")

@@ -1,4 +1,5 @@
-"""A variant that passed the gates, before it is sized, and the contract of an engine kind's rules, which size it. Pure.
+"""A variant that passed the gates, before it is sized, and the contract of an engine kind's rules,
+which size it. Pure.
 
 Candidate -> Footprint (its bytes and its batch) -> Budget -> Memory
 """
@@ -11,7 +12,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from gateway.domain import AskedCache, AttentionGroup, Choice, Engine, Gpu, LayerAttention, Memory, ModelSpec, Quant, Scalar
+from gateway.domain import (
+    AskedCache,
+    AttentionGroup,
+    Choice,
+    Engine,
+    Gpu,
+    LayerAttention,
+    Memory,
+    ModelSpec,
+    Quant,
+    Scalar,
+)
 from gateway.engines.common.evidence import Evidence
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
@@ -31,7 +43,8 @@ from gateway.variables import words
 
 @dataclass(frozen=True)
 class Candidate:
-    """`args` are the user's flags by canonical names; `evidence` has the kernels and backends of its layers. part: which stage of `whole` this
+    """`args` are the user's flags by canonical names; `evidence` has the kernels and backends of
+    its layers. part: which stage of `whole` this
     is, where stages are on unlike GPUs and are sized and timed one by one."""
 
     given: PlanningInput
@@ -71,7 +84,9 @@ class Candidate:
         if self.whole is not None:
             return self.whole.through_host
         pairs = self.given.between(self.group)
-        return bool(pairs) and all(link is not None and link.p2p is False and not link.nvlinks for _, _, link in pairs)
+        return bool(pairs) and all(
+            link is not None and link.p2p is False and not link.nvlinks for _, _, link in pairs
+        )
 
     @cached_property
     def stage(self) -> BuiltModel:
@@ -80,18 +95,30 @@ class Candidate:
             return self.built
         layers = self.variant.layers or layers_of(self.built, self.engine, self.variant.pp)
         whole = repeated(self.engine, self.given.spec.architecture)
-        return fullest(self.built, layers, whole) if self.whole is None else dealt(self.built, layers, self.part, whole)
+        return (
+            fullest(self.built, layers, whole)
+            if self.whole is None
+            else dealt(self.built, layers, self.part, whole)
+        )
 
     @cached_property
     def parts(self) -> tuple[Candidate, ...]:
         """Its stages one by one, each on its GPU, where these are unlike; none elsewhere."""
-        if self.whole is not None or self.variant.tp > 1 or len({(gpu.name, gpu.total_bytes) for gpu in self.group}) < 2:
+        if (
+            self.whole is not None
+            or self.variant.tp > 1
+            or len({(gpu.name, gpu.total_bytes) for gpu in self.group}) < 2
+        ):
             return ()
-        return tuple(replace(self, group=(gpu,), part=part, whole=self) for part, gpu in enumerate(self.group))
+        return tuple(
+            replace(self, group=(gpu,), part=part, whole=self)
+            for part, gpu in enumerate(self.group)
+        )
 
     @cached_property
     def cache(self) -> KvCache:
-        """What one rank keeps of sequences: as the engine itself counted, or by the rules. Raises Refused."""
+        """What one rank keeps of sequences: as the engine itself counted, or by the rules. Raises
+        Refused."""
         answer = self.evidence.answer
         if answer is None or self.whole is not None:
             return self.rules.cache(self)
@@ -106,7 +133,11 @@ class Candidate:
         scope = {
             "engine": self.engine.ref,
             "model": f"{spec.source}@{spec.revision}" if spec.revision else spec.source,
-            "device": f"{group[0].name} sm_{group[0].capability}" if group else f"cpu {self.given.hardware.arch}",
+            "device": (
+                f"{group[0].name} sm_{group[0].capability}"
+                if group
+                else f"cpu {self.given.hardware.arch}"
+            ),
             "tensor_parallel": str(variant.tp),
             "pipeline_parallel": str(variant.pp),
             "dtype": self.dtype.value,
@@ -115,13 +146,18 @@ class Candidate:
         }
         scope |= {"capability": group[0].capability} if group and group[0].capability else {}
         # What is known of one deal of the layers says nothing of another.
-        scope |= {"layers": ",".join(map(str, variant.layers)) or "as dealt by the engine"} if variant.pp > 1 else {}
+        scope |= (
+            {"layers": ",".join(map(str, variant.layers)) or "as dealt by the engine"}
+            if variant.pp > 1
+            else {}
+        )
         return scope | ({"env": words(env)} if (env := self.given.wish.env) else {})
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: what follows from one is remembered
 class Footprint:
-    """A candidate with what one rank of it holds, keeps and computes: all that its memory follows from."""
+    """A candidate with what one rank of it holds, keeps and computes: all that its memory follows
+    from."""
 
     candidate: Candidate
     weights_bytes: int
@@ -143,10 +179,11 @@ Default = tuple[int, str, str]
 
 
 class EngineRules(Protocol):
-    """What differs between kinds of engines. One object for each engine version, made of the version's rule files.
+    """What differs between kinds of engines. One object for each engine version, made of the
+    version's rule files.
 
-    The planner knows a kind by this contract alone; registry.py lists the kinds. Methods raise Refused for what the rules do not
-    know.
+    The planner knows a kind by this contract alone; registry.py lists the kinds. Methods raise
+    Refused for what the rules do not know.
     """
 
     def __hash__(self) -> int:
@@ -154,7 +191,8 @@ class EngineRules(Protocol):
 
     @property
     def known(self) -> bool:
-        """Whether there are rules of this version at all. Without them no kernel is predicted, and quantized weights are refused."""
+        """Whether there are rules of this version at all. Without them no kernel is predicted, and
+        quantized weights are refused."""
 
     @property
     def linear(self) -> LinearRules | None:
@@ -183,12 +221,19 @@ class EngineRules(Protocol):
         """Whether the engine's flag wins over what the checkpoint declares of its KV cache."""
 
     def takes_media(self, spec: ModelSpec) -> bool:
-        """Whether the engine takes the model for one that reads images, although nothing in its config says so."""
+        """Whether the engine takes the model for one that reads images, although nothing in its
+        config says so."""
 
     def layer_attention(
-        self, groups: tuple[AttentionGroup, ...], rank: Rank, spec: ModelSpec, args: Mapping[str, Scalar], gpu_bytes: int
+        self,
+        groups: tuple[AttentionGroup, ...],
+        rank: Rank,
+        spec: ModelSpec,
+        args: Mapping[str, Scalar],
+        gpu_bytes: int,
     ) -> tuple[LayerAttention, ...]:
-        """Which backend computes the attention of the model; empty: not known. `args`: flags by canonical names."""
+        """Which backend computes the attention of the model; empty: not known. `args`: flags by
+        canonical names."""
 
     def drafter_attention(
         self,
@@ -213,19 +258,27 @@ class EngineRules(Protocol):
         """Which of the engine's model runners serves the model."""
 
     def budget(self, footprint: Footprint, context: int) -> Budget:
-        """What the engine may take of each device. `context`: tokens that a user would be content with, where nothing else bounds
+        """What the engine may take of each device. `context`: tokens that a user would be content
+        with, where nothing else bounds
         the KV cache (on a CPU)."""
 
     def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
-        """What it may take where its usual share is too little: all that is free. None: that is no more, or nobody read what is free."""
+        """What it may take where its usual share is too little: all that is free. None: that is no
+        more, or nobody read what is free."""
 
     def told(self, footprint: Footprint, share: float) -> Budget:
         """What an engine takes that is told this share of a GPU. Of GPUs only."""
 
     def narrowed(
-        self, footprint: Footprint, budget: Budget, count: int, *, rounded: Callable[[float], int] = math.ceil
+        self,
+        footprint: Footprint,
+        budget: Budget,
+        count: int,
+        *,
+        rounded: Callable[[float], int] = math.ceil,
     ) -> Budget:
-        """The budget with `count` bytes instead of all of its own, in the engine's steps: `rounded` up, down, or to the next one."""
+        """The budget with `count` bytes instead of all of its own, in the engine's steps: `rounded`
+        up, down, or to the next one."""
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         """How one rank divides its budget."""

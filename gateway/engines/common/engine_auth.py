@@ -1,8 +1,11 @@
-"""The door of an engine whose endpoints for development are open: every request has to bring the engine's key, whatever its path. Pure text.
+"""The door of an engine whose endpoints for development are open: every request has to bring the
+engine's key, whatever its path. Pure text.
 
-vLLM's /sleep and /wake_up exist with VLLM_SERVER_DEV_MODE=1 alone, which opens /collective_rpc and others beside them, and vLLM asks for its key below
-/v1 only. So the engine's program begins with this one, which is the outermost of vLLM's layers (`--middleware`) and needs no file: a process, a container
-and an agent's container start alike. The key comes in the environment, as ever; without one the engine does not start.
+vLLM's /sleep and /wake_up exist with VLLM_SERVER_DEV_MODE=1 alone, which opens /collective_rpc and
+others beside them, and vLLM asks for its key below /v1 only. So the engine's program begins with
+this one, which is the outermost of vLLM's layers (`--middleware`) and needs no file: a process, a
+container and an agent's container start alike. The key comes in the environment, as ever; without
+one the engine does not start.
 """
 
 from __future__ import annotations
@@ -42,17 +45,26 @@ def needed(env: Mapping[str, str]) -> bool:
 
 
 def behind(command: tuple[str, ...], key_env: str | None) -> tuple[str, ...]:
-    """The command of an engine, `PYTHON -m MODULE`, behind the door. Raises ValueError for any other, and for an engine without a key."""
+    """The command of an engine, `PYTHON -m MODULE`, behind the door. Raises ValueError for any
+    other, and for an engine without a key."""
     python, option, module = command
-    if option != "-m" or not key_env or not module.replace(".", "").replace("_", "").isalnum() or not key_env.isidentifier():
+    if (
+        option != "-m"
+        or not key_env
+        or not module.replace(".", "").replace("_", "").isalnum()
+        or not key_env.isidentifier()
+    ):
         raise ValueError(f"{command} has no place for a door")
     return python, "-c", _PROGRAM.format(key=key_env, module=module), f"--middleware={_MIDDLEWARE}"
 
 
 def closed(plan: Plan) -> Plan:
-    """The plan for whoever starts its engine without a gateway: nobody would put that to sleep, so it opens nothing and needs no key."""
+    """The plan for whoever starts its engine without a gateway: nobody would put that to sleep, so
+    it opens nothing and needs no key."""
     if not needed(plan.env):
         return plan
     argv = tuple(item for item in plan.argv if item not in _OPEN)
-    found: Plan = plan.evolve(argv=argv, env={name: value for name, value in plan.env.items() if name != DEV_MODE[0]})
+    found: Plan = plan.evolve(
+        argv=argv, env={name: value for name, value in plan.env.items() if name != DEV_MODE[0]}
+    )
     return found

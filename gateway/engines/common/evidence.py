@@ -8,7 +8,8 @@ from gateway.domain import EngineAnswer, LayerAttention, LayerKernel, Memory
 
 
 class Evidence(NamedTuple):
-    """`method`: of quantization, by the engine's own name. `answer`: what the engine's own code said of the variant."""
+    """`method`: of quantization, by the engine's own name. `answer`: what the engine's own code
+    said of the variant."""
 
     kernels: tuple[LayerKernel, ...] = ()
     attention: tuple[LayerAttention, ...] = ()

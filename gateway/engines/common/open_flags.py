@@ -1,7 +1,8 @@
 """What an admin call may reach of an engine: which of its flags users may set.
 
-The engine says which flags there are and what they take; these tables say which are closed, and why. Any flag with an open value is
-closed until somebody has looked, so that a new version's flags open no door.
+The engine says which flags there are and what they take; these tables say which are closed, and
+why. Any flag with an open value is closed until somebody has looked, so that a new version's flags
+open no door.
 """
 
 from __future__ import annotations
@@ -9,39 +10,49 @@ from __future__ import annotations
 import fnmatch
 from typing import Any
 
-# Flags that users may not give: reason -> names or patterns. Through a flag, an admin call must not read or write files,
-# load code, open ports, reach other machines, or contradict what the gateway and the plan have set themselves.
+# Flags that users may not give: reason -> names or patterns. Through a flag, an admin call must not
+# read or write files, load code, open ports, reach other machines, or contradict what the gateway
+# and the plan have set themselves.
 OURS = {
     "the gateway sets it: what is served, under which name, where and on which devices": (
-        "host port uds model tokenizer served-model-name device-ids device base-gpu-id gpu-id-step skip-tokenizer-init is-embedding"
+        "host port uds model tokenizer served-model-name device-ids device base-gpu-id gpu-id-step"
+        " skip-tokenizer-init is-embedding"
     ),
     "it names a file, a folder or an address to read, write or fetch": (
-        "*-path *-paths *-dir *-file *-folder *-url *-urls *-uri config chat-template hf-token lora-modules log-config* "
-        "watchdog-config revision *-revision profiler-config speculative-* spec-model kt-* modelopt-* quantize-and-serve "
-        "export-metrics-* debug-tensor-dump-* delete-ckpt-after-loading enable-response-store enable-lmcache enable-flexkv "
-        "hicache-storage-* weight-cache-* ple-offload-* expert-distribution-recorder-* enable-watermark rl-*"
+        "*-path *-paths *-dir *-file *-folder *-url *-urls *-uri config chat-template hf-token"
+        " lora-modules log-config* watchdog-config revision *-revision profiler-config"
+        " speculative-* spec-model kt-* modelopt-* quantize-and-serve export-metrics-*"
+        " debug-tensor-dump-* delete-ckpt-after-loading enable-response-store enable-lmcache"
+        " enable-flexkv hicache-storage-* weight-cache-* ple-offload-*"
+        " expert-distribution-recorder-* enable-watermark rl-*"
     ),
     "it loads code": (
-        "trust-* middleware logits-processors *-plugin *-cls model-class-overrides compilation-config "
-        "structured-outputs-config additional-config enable-custom-logit-processor sidecar*"
+        "trust-* middleware logits-processors *-plugin *-cls model-class-overrides"
+        " compilation-config structured-outputs-config additional-config"
+        " enable-custom-logit-processor sidecar*"
     ),
     "it opens a port or endpoint, or speaks to another machine": (
-        "*-port *-ports *-addr *-address *-endpoint *-ip grpc* tool-server kv-transfer-config kv-events-config ec-transfer-config "
-        "weight-transfer-config headless tokens-only nnodes node-rank master-* ray-* *-elastic-ep elastic-ep-* "
-        "enable-fault-tolerance enable-scale-out enable-*-endpoint enable-server-load* enable-offline-docs "
-        "distributed-executor-backend smg-* use-ray http2-* enable-http2 enable-http-* disaggregation-* decoupled-spec-* "
-        "enable-pd* pdmux-* sm-group-num encoder-* enable-adaptive-dispatch-to-encoder remote-instance-* mooncake-* "
-        "checkpoint-engine-* enable-trace enable-forward-pass-metrics forward-pass-metrics-* unified-cache-external-linker-* "
-        "enable-unified-cache-external-linker nnodes dist-timeout gated-launch-* language-only enable-mm-global-cache mm-global-cache-* "
-        "enable-elastic-expert-backup"
+        "*-port *-ports *-addr *-address *-endpoint *-ip grpc* tool-server kv-transfer-config"
+        " kv-events-config ec-transfer-config weight-transfer-config headless tokens-only nnodes"
+        " node-rank master-* ray-* *-elastic-ep elastic-ep-* enable-fault-tolerance"
+        " enable-scale-out enable-*-endpoint enable-server-load* enable-offline-docs"
+        " distributed-executor-backend smg-* use-ray http2-* enable-http2 enable-http-*"
+        " disaggregation-* decoupled-spec-* enable-pd* pdmux-* sm-group-num encoder-*"
+        " enable-adaptive-dispatch-to-encoder remote-instance-* mooncake-* checkpoint-engine-*"
+        " enable-trace enable-forward-pass-metrics forward-pass-metrics-*"
+        " unified-cache-external-linker-* enable-unified-cache-external-linker nnodes dist-timeout"
+        " gated-launch-* language-only enable-mm-global-cache mm-global-cache-*"
+        " enable-elastic-expert-backup"
     ),
     "it takes GPUs, or divides them in a way, that the plan does not count": (
-        "data-parallel-* dp-* prefill-context-parallel-size attn-dp-size attn-cp-size attention-context-parallel-size "
-        "attention-data-parallel-size moe-dp-size moe-data-parallel-size moe-dense-tp-size dcp-size dwdp-size enable-dp-* "
-        "max-ep-size shared-experts-tp-size enable-*context-parallel enable-prefill-cp cp-strategy"
+        "data-parallel-* dp-* prefill-context-parallel-size attn-dp-size attn-cp-size"
+        " attention-context-parallel-size attention-data-parallel-size moe-dp-size"
+        " moe-data-parallel-size moe-dense-tp-size dcp-size dwdp-size enable-dp-* max-ep-size"
+        " shared-experts-tp-size enable-*context-parallel enable-prefill-cp cp-strategy"
     ),
     "clients reach the gateway, never the engine": (
-        "*api-key root-path ssl-* enable-ssl-* allow-credentials allowed-origins allowed-methods allowed-headers"
+        "*api-key root-path ssl-* enable-ssl-* allow-credentials allowed-origins allowed-methods"
+        " allowed-headers"
     ),
     "the watcher reads the log for evidence: it needs the engine's words, and none of a client's": (
         "log-level* log-requests* enable-log-requests enable-log-outputs enable-log-deltas"
@@ -49,22 +60,27 @@ OURS = {
     "this command line ignores it (only `vllm serve` reads it)": "api-server-count",
 }
 
-# Flags that take free text or JSON and were read: they only tune. Any other flag with an open value is ours, so that a new
-# version's flags stay closed until somebody has looked.
+# Flags that take free text or JSON and were read: they only tune. Any other flag with an open value
+# is ours, so that a new version's flags stay closed until somebody has looked.
 REVIEWED = (
-    "allowed-media-domains attention-config aux-output-config cohere-format cpu-offload-params default-chat-template-kwargs "
-    "diffusion-config disable-access-log-for-endpoints eplb-config fingerprint-value hf-overrides ignore-patterns ir-op-priority "
-    "limit-mm-data-per-request "
-    "kernel-config kv-cache-dtype-skip-layers limit-mm-per-prompt lora-target-modules media-io-kwargs mm-processor-kwargs "
-    "numa-bind-cpus offload-params override-attention-dtype override-generation-config pooler-config quantization-config "
-    "reasoning-config reasoning-effort-map response-role show-hidden-metrics-for-version"
+    "allowed-media-domains attention-config aux-output-config cohere-format cpu-offload-params"
+    " default-chat-template-kwargs diffusion-config disable-access-log-for-endpoints eplb-config"
+    " fingerprint-value hf-overrides ignore-patterns ir-op-priority limit-mm-data-per-request"
+    " kernel-config kv-cache-dtype-skip-layers limit-mm-per-prompt lora-target-modules"
+    " media-io-kwargs mm-processor-kwargs numa-bind-cpus offload-params override-attention-dtype"
+    " override-generation-config pooler-config quantization-config reasoning-config"
+    " reasoning-effort-map response-role show-hidden-metrics-for-version"
 )
 
-# Flags of which only these values are safe: the others name a folder, a server or a package of somebody else.
+# Flags of which only these values are safe: the others name a folder, a server or a package of
+# somebody else.
 NARROWED = {
     "generation-config": "auto vllm",
     "kv-offloading-backend": "native",
-    "load-format": "auto bitsandbytes dummy fastsafetensors gguf hf instanttensor mistral pt safetensors sharded_state",
+    "load-format": (
+        "auto bitsandbytes dummy fastsafetensors gguf hf instanttensor mistral pt safetensors"
+        " sharded_state"
+    ),
 }
 
 
@@ -86,7 +102,9 @@ INSTEAD = {
 def why_closed(name: str) -> tuple[str, str]:
     """Why users may not give a flag that is closed, and what to do instead."""
     found = (why for why, patterns in OURS.items() if _matches(name, patterns))
-    why = next(found, "it takes any text, and nobody has looked yet at what that reaches in this version")
+    why = next(
+        found, "it takes any text, and nobody has looked yet at what that reaches in this version"
+    )
     option = next((option for option, patterns in INSTEAD.items() if _matches(name, patterns)), "")
     return why, f"Use {option}." if option else "Leave it out."
 
@@ -96,7 +114,8 @@ def _matches(name: str, patterns: str) -> bool:
 
 
 def flag(name: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """What the profile says of one flag. Another name of a flag is closed where that flag is (gateway/planner/flags.py)."""
+    """What the profile says of one flag. Another name of a flag is closed where that flag is
+    (gateway/planner/flags.py)."""
     if "same_as" in asked:
         return asked
     choices = asked["choices"]

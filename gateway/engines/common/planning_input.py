@@ -9,7 +9,18 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
-from gateway.domain import Adapter, EngineAnswer, Gpu, Hardware, Link, ModelRef, ModelSpec, Question, Sharing, Wish
+from gateway.domain import (
+    Adapter,
+    EngineAnswer,
+    Gpu,
+    Hardware,
+    Link,
+    ModelRef,
+    ModelSpec,
+    Question,
+    Sharing,
+    Wish,
+)
 from gateway.domain.plan import ALONE, RAM
 from gateway.domain.units import MIB
 from gateway.engines.common.chat.inputs import inputs
@@ -22,16 +33,22 @@ from gateway.engines.common.speed.machine import Pace
 from gateway.engines.common.speed.measured import Measured
 from gateway.variables import words
 
-# What the driver keeps of a card: 615 MiB of an H200. CUDA's total, of which the engine takes its share, is NVML's less this.
+# What the driver keeps of a card: 615 MiB of an H200. CUDA's total, of which the engine takes its
+# share, is NVML's less this.
 _DRIVER = 640 * MIB
 _DRIVER_SHARE = 50
-# Free bytes left alone on each GPU: what other processes and the driver may take between our look and the start.
+# Free bytes left alone on each GPU: what other processes and the driver may take between our look
+# and the start.
 HEADROOM = 256 * MIB
 
 
 class GroupMemory(NamedTuple):
-    """Bytes of the GPUs of a group. least: what the smallest has, of a CPU its RAM. seen: what CUDA says that the smallest of them has, which is
-    less than NVML says. room: of each what an engine may take, and all that it has; of GPUs that are alike in that it is there once. read: what is free was read, of memory that is the GPUs' own."""
+    """Bytes of the GPUs of a group. least: what the smallest has, of a CPU its RAM. seen: what CUDA
+        says that the smallest of them has, which is
+    less than NVML says. room: of each what an engine may take, and all that it has; of GPUs that
+        are alike in that it is there once. read: what is free was read, of memory that is the GPUs'
+        own.
+    """
 
     least: int
     seen: int
@@ -41,10 +58,13 @@ class GroupMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanningInput:
-    """What all variants share. `claims`: bytes per GPU UUID, and of RAM, that other engines were promised. `answers`: what engines said of this
-    model. `pace`: what is known of how fast GPUs and engines are. `parsers`: how models write tool calls and thoughts. `everywhere`:
-    environment variables that the gateway's settings give to all engines; what one engine gets of them is in its `wish` (`under`).
-    `sharing`: what the model keeps to for the sake of others, and who they are. `adapters`: those of its wish."""
+    """What all variants share. `claims`: bytes per GPU UUID, and of RAM, that other engines were
+        promised. `answers`: what engines said of this
+    model. `pace`: what is known of how fast GPUs and engines are. `parsers`: how models write tool
+    calls and thoughts. `everywhere`: environment variables that the gateway's settings give to all
+    engines; what one engine gets of them is in its `wish` (`under`). `sharing`: what the model
+    keeps to for the sake of others, and who they are. `adapters`: those of its wish.
+    """
 
     spec: ModelSpec
     hardware: Hardware
@@ -60,9 +80,15 @@ class PlanningInput:
     adapters: tuple[Adapter, ...] = ()
     # What was timed once, by work and GPUs: the Clocks of planner/copies.py.
     clocks: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
-    _groups: dict[tuple[int, ...], GroupMemory] = field(default_factory=dict, repr=False, compare=False)
-    _between: dict[tuple[int, ...], list[tuple[Gpu, Gpu, Link | None]]] = field(default_factory=dict, repr=False, compare=False)
-    _apart: dict[tuple[int, ...], tuple[int, int] | None] = field(default_factory=dict, repr=False, compare=False)
+    _groups: dict[tuple[int, ...], GroupMemory] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _between: dict[tuple[int, ...], list[tuple[Gpu, Gpu, Link | None]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _apart: dict[tuple[int, ...], tuple[int, int] | None] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def under(self, env: Mapping[str, str]) -> PlanningInput:
         """For an engine with these variables, the gateway's among them."""
@@ -85,26 +111,42 @@ class PlanningInput:
         """What these GPUs have, looked up once for all engine versions."""
         key = tuple([gpu.index for gpu in group])
         if key not in self._groups:
-            least = min((gpu.total_bytes or 0 for gpu in group), default=self.hardware.ram_total_bytes)
-            seen = min((size - driver_bytes(gpu) for gpu in group if (size := gpu.total_bytes)), default=0)
-            room = {(self.available[gpu.uuid] - HEADROOM, gpu.total_bytes or least) for gpu in group}
-            read = all(gpu.free_bytes is not None and gpu.memory_kind == "dedicated" for gpu in group)
+            least = min(
+                (gpu.total_bytes or 0 for gpu in group), default=self.hardware.ram_total_bytes
+            )
+            seen = min(
+                (size - driver_bytes(gpu) for gpu in group if (size := gpu.total_bytes)), default=0
+            )
+            room = {
+                (self.available[gpu.uuid] - HEADROOM, gpu.total_bytes or least) for gpu in group
+            }
+            read = all(
+                gpu.free_bytes is not None and gpu.memory_kind == "dedicated" for gpu in group
+            )
             self._groups[key] = GroupMemory(least, seen, room, read)
         return self._groups[key]
 
     def between(self, group: tuple[Gpu, ...]) -> list[tuple[Gpu, Gpu, Link | None]]:
-        """How each two of these GPUs reach each other, looked up once for all engine versions; None: nobody read it."""
+        """How each two of these GPUs reach each other, looked up once for all engine versions;
+        None: nobody read it."""
         key = tuple([gpu.index for gpu in group])
         if key not in self._between:
             links = self.links
-            self._between[key] = [(a, b, links.get(frozenset((a.index, b.index)))) for a, b in combinations(group, 2)]
+            self._between[key] = [
+                (a, b, links.get(frozenset((a.index, b.index)))) for a, b in combinations(group, 2)
+            ]
         return self._between[key]
 
     def apart(self, group: tuple[Gpu, ...]) -> tuple[int, int] | None:
-        """The first two of these GPUs for which neither NVLink nor working peer-to-peer access was read, by their indices."""
+        """The first two of these GPUs for which neither NVLink nor working peer-to-peer access was
+        read, by their indices."""
         key = tuple([gpu.index for gpu in group])
         if key not in self._apart:
-            found = ((a.index, b.index) for a, b, link in self.between(group) if link is None or not (link.nvlinks or link.p2p))
+            found = (
+                (a.index, b.index)
+                for a, b, link in self.between(group)
+                if link is None or not (link.nvlinks or link.p2p)
+            )
             self._apart[key] = next(found, None)
         return self._apart[key]
 
@@ -113,18 +155,29 @@ class PlanningInput:
         """What plans call the model."""
         spec, chat = self.spec, self.template.text is not None
         return ModelRef(
-            source=spec.source, revision=spec.revision, task=spec.task, vocab=spec.vocab, chat=chat, inputs=inputs(spec)
+            source=spec.source,
+            revision=spec.revision,
+            task=spec.task,
+            vocab=spec.vocab,
+            chat=chat,
+            inputs=inputs(spec),
         )
 
     @cached_property
     def writing(self) -> Writing | None:
         """How the model writes tool calls and thoughts; None: no table of dialects is at hand."""
-        return self.parsers.of(self.spec.evolve(chat_template=self.template.text)) if self.parsers else None
+        return (
+            self.parsers.of(self.spec.evolve(chat_template=self.template.text))
+            if self.parsers
+            else None
+        )
 
     @cached_property
     def template(self) -> Chosen:
         """The chat template that the model is served with."""
-        return chosen(self.spec, self.wish.chat_template, self.parsers.repairs if self.parsers else ())
+        return chosen(
+            self.spec, self.wish.chat_template, self.parsers.repairs if self.parsers else ()
+        )
 
     @cached_property
     def corrections(self) -> Corrections:
@@ -138,7 +191,8 @@ class PlanningInput:
 
 
 def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
-    """Bytes that a new engine may count on: what is free now, less what our engines were promised and may not use yet."""
+    """Bytes that a new engine may count on: what is free now, less what our engines were promised
+    and may not use yet."""
     total = gpu.total_bytes or 0
     free = total if gpu.free_bytes is None else gpu.free_bytes
     promised = claims.get(gpu.uuid, 0)
@@ -146,7 +200,8 @@ def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
 
 
 def available_ram(machine: Hardware, claims: Mapping[str, int]) -> int:
-    """Bytes of RAM that a new engine on the CPU may count on, of all that its cgroups allow: what others of ours were promised is theirs, used or not."""
+    """Bytes of RAM that a new engine on the CPU may count on, of all that its cgroups allow: what
+    others of ours were promised is theirs, used or not."""
     return machine.ram_total_bytes - ram_left(machine.ram_total_bytes) - claims.get(RAM, 0)
 
 
@@ -156,7 +211,8 @@ def room_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
 
 
 def driver_bytes(gpu: Gpu) -> int:
-    """What the driver keeps for itself of a card's memory, as NVML tells that: read where the card is idle, else bounded."""
+    """What the driver keeps for itself of a card's memory, as NVML tells that: read where the card
+    is idle, else bounded."""
     total = gpu.total_bytes or 0
     most = min(_DRIVER, total // _DRIVER_SHARE)
     if gpu.memory_kind != "dedicated":

@@ -9,9 +9,10 @@ from gateway.engines.common.evidence import Evidence
 
 
 class Refused(Exception):
-    """A gate said no. `kernel`: the kernel that would fail; `layer`: the layer that this kernel, or no kernel, computes. `dtypes`:
-    activations that would be taken instead. `cache`: a smaller KV cache could help. `evidence`: what was computed until then.
-    `question`: what the engine's own code could be asked about it."""
+    """A gate said no. `kernel`: the kernel that would fail; `layer`: the layer that this kernel, or
+        no kernel, computes. `dtypes`:
+    activations that would be taken instead. `cache`: a smaller KV cache could help. `evidence`:
+    what was computed until then. `question`: what the engine's own code could be asked about it."""
 
     def __init__(
         self,
@@ -27,8 +28,19 @@ class Refused(Exception):
         question: Question | None = None,
     ) -> None:
         super().__init__(reason)
-        self.verdict, self.reason, self.source, self.layer, self.kernel = verdict, reason, source, layer, kernel
-        self.dtypes, self.cache, self.evidence, self.question = dtypes, cache, evidence or Evidence(), question
+        self.verdict, self.reason, self.source, self.layer, self.kernel = (
+            verdict,
+            reason,
+            source,
+            layer,
+            kernel,
+        )
+        self.dtypes, self.cache, self.evidence, self.question = (
+            dtypes,
+            cache,
+            evidence or Evidence(),
+            question,
+        )
 
     def knowing(self, evidence: Evidence) -> Refused:
         """The same refusal, with this evidence."""
@@ -43,6 +55,9 @@ class Refused(Exception):
         return self._with(reason=answer.refused, source=answer.source)
 
     def _with(self, **changed: Any) -> Refused:
-        held = {name: getattr(self, name) for name in ("layer", "kernel", "dtypes", "cache", "evidence", "question")}
+        held = {
+            name: getattr(self, name)
+            for name in ("layer", "kernel", "dtypes", "cache", "evidence", "question")
+        }
         words = {name: getattr(self, name) for name in ("verdict", "reason", "source")}
         return Refused(**{**words, **held, **changed})

@@ -1,7 +1,8 @@
 """How much of its machine an engine may take beside its GPUs: RAM, processes, shared memory. Pure.
 
-The limits hold off what runs away: a leak, a hostile model's code. A sound engine never meets them, so every term is the most
-that was seen or can be thought of, and what RAM is used in ways that a plan does not know is not limited by the plan at all.
+The limits hold off what runs away: a leak, a hostile model's code. A sound engine never meets them,
+so every term is the most that was seen or can be thought of, and what RAM is used in ways that a
+plan does not know is not limited by the plan at all.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from gateway.domain.value import MOST_BYTES
 _PROGRAM_BYTES = 16 * GIB
 # Of each rank: Python, CUDA's context, buffers that are pinned for copies.
 _RANK_BYTES = 8 * GIB
-# Flags with such a part keep weights, KV cache or inputs in RAM, as much as they say or as there is.
+# Flags with such a part keep weights, KV cache or inputs in RAM, as much as they say or as there
+# is.
 _IN_RAM = ("offload", "swap", "hicache", "cache-gb", "lmcache", "sleep", "cpu-")
 # A compiler pool, and a BLAS thread for each core in each of its processes.
 _PROGRAM_PIDS, _RANK_PIDS = 12288, 4096
@@ -37,8 +39,10 @@ def ranks(plan: Plan) -> int:
 
 
 def cache(plan: Plan, *, remote_code: bool) -> str:
-    """Who shares compiled kernels, within one image or environment: engines on GPUs of one kind that run the engine's code alone. Code of a
-    repository could leave anything there for the next engine to run, so it has a cache for itself."""
+    """Who shares compiled kernels, within one image or environment: engines on GPUs of one kind
+    that run the engine's code alone. Code of a
+    repository could leave anything there for the next engine to run, so it has a cache for itself.
+    """
     code = [plan.model.source, plan.model.revision] if remote_code else None
     return hashlib.sha256(json.dumps([plan.scope.get("device"), code]).encode()).hexdigest()[:16]
 
@@ -49,7 +53,8 @@ def shared_memory(plan: Plan) -> int:
 
 
 def memory(plan: Plan) -> int:
-    """Everything that the engine has on its devices once more in RAM (on a CPU, and where CPU and GPU share memory, it is there),
+    """Everything that the engine has on its devices once more in RAM (on a CPU, and where CPU and
+    GPU share memory, it is there),
     the weights yet again while they are read, shared memory, and its programs.
 
     Pages of files that are read count too, but Linux drops them before it ends anything.

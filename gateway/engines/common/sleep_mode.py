@@ -1,7 +1,8 @@
 """Whether an engine is made so that it can be put to sleep. Pure.
 
-vLLM's level 1 copies the weights into pinned RAM; the KV cache goes, and comes back empty (vllm/device_allocator/cumem.py). Level 2 drops the weights, and
-/wake_up alone does not bring them back: it is not used.
+vLLM's level 1 copies the weights into pinned RAM; the KV cache goes, and comes back empty
+(vllm/device_allocator/cumem.py). Level 2 drops the weights, and /wake_up alone does not bring them
+back: it is not used.
 """
 
 from __future__ import annotations
@@ -34,25 +35,41 @@ def chosen(
     *,
     adapters: bool = False,
 ) -> Choice[bool]:
-    """leaves: why the model may have to leave its GPUs; "": it does not. scope: of what is learned from the plan. ram_bytes: of the host."""
+    """leaves: why the model may have to leave its GPUs; "": it does not. scope: of what is learned
+    from the plan. ram_bytes: of the host."""
     if not leaves and FLAG not in args:
         return _STAYS
     source = f"profile {engine.ref}"
     if FLAG in args:
-        return BoolChoice(value=bool(args[FLAG]) and engine.sleeps, reason="set by the user", source="user")
+        return BoolChoice(
+            value=bool(args[FLAG]) and engine.sleeps, reason="set by the user", source="user"
+        )
     if FLAG not in engine.flags or not engine.sleeps:
-        return BoolChoice(value=False, reason=f"{engine.ref} has no sleep mode that gives memory back", source=source)
+        return BoolChoice(
+            value=False,
+            reason=f"{engine.ref} has no sleep mode that gives memory back",
+            source=source,
+        )
     if adapters:
-        return BoolChoice(value=False, reason="nobody has tried it beside LoRA adapters", source="planner")
+        return BoolChoice(
+            value=False, reason="nobody has tried it beside LoRA adapters", source="planner"
+        )
     if beside := [name for name in args if name.startswith(_BESIDE)]:
-        return BoolChoice(value=False, reason=f"nobody has tried it beside --{beside[0]}", source="planner")
+        return BoolChoice(
+            value=False, reason=f"nobody has tried it beside --{beside[0]}", source="planner"
+        )
     if any(_SEGMENTS in value for value in env.values()):
-        return BoolChoice(value=False, reason=f"its memory pool does not go with {_SEGMENTS}", source=source)
+        return BoolChoice(
+            value=False, reason=f"its memory pool does not go with {_SEGMENTS}", source=source
+        )
     if (fact := next(facts.holding("sleep_fails", about(scope)), None)) is not None:
         return BoolChoice(value=False, reason=f"it failed here: {fact.source}", source="fact")
     needed = memory.weights_bytes * ranks
     if needed + ram_left(ram_bytes) > ram_bytes:
-        reason = f"asleep its weights would take {gib(needed)} of RAM, and the machine has {gib(ram_bytes)}"
+        reason = (
+            f"asleep its weights would take {gib(needed)} of RAM, and the machine has"
+            f" {gib(ram_bytes)}"
+        )
         return BoolChoice(value=False, reason=reason, source="memory model")
     reason = f"{leaves}; from sleep it comes back in seconds"
     return BoolChoice(value=True, reason=reason, source=source)

@@ -16,8 +16,19 @@ from gateway.models.rank import Rank
 # Sizes of tensor parallelism that are tried.
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 
-# How destructive each change is; a plan's changes add up, and of two plans that else are equal the smaller sum wins.
-_COST = {"disabled": 1, "backends": 1, "ep": 1, "pp": 1, "small": 1, "eager": 2, "dtype": 2, "kv_dtype": 3, "conservative": 4}
+# How destructive each change is; a plan's changes add up, and of two plans that else are equal the
+# smaller sum wins.
+_COST = {
+    "disabled": 1,
+    "backends": 1,
+    "ep": 1,
+    "pp": 1,
+    "small": 1,
+    "eager": 2,
+    "dtype": 2,
+    "kv_dtype": 3,
+    "conservative": 4,
+}
 _COST |= {"quantization": 8, "layers": 0}
 
 # The source of what is given up for memory.
@@ -26,10 +37,14 @@ _MEMORY = "memory model"
 
 @dataclass(frozen=True)
 class Variant:
-    """tp, pp: ranks of tensor and pipeline parallelism; ep: experts are split whole over the tensor parallel ranks.
+    """tp, pp: ranks of tensor and pipeline parallelism; ep: experts are split whole over the tensor
+        parallel ranks.
 
-    dtype, quantization: "" as the checkpoint has them. disabled: kernels for VLLM_DISABLED_KERNELS. backends: engine flags
-    that force a kernel. layers: of each stage, where the engine is told; () as the engine deals them out. small: few sequences and tokens at once. eager: no graphs. conservative: both, and memory left free. because: why each of these differs from the plain variant.
+    dtype, quantization: "" as the checkpoint has them. disabled: kernels for VLLM_DISABLED_KERNELS.
+    backends: engine flags that force a kernel. layers: of each stage, where the engine is told; ()
+    as the engine deals them out. small: few sequences and tokens at once. eager: no graphs.
+    conservative: both, and memory left free. because: why each of these differs from the plain
+    variant.
     """
 
     tp: int = 1
@@ -52,37 +67,50 @@ class Variant:
 
     @property
     def changes(self) -> int:
-        """How many things were changed in it. Stages lay it out, as tensor parallelism does, and change nothing of what it computes."""
+        """How many things were changed in it. Stages lay it out, as tensor parallelism does, and
+        change nothing of what it computes."""
         return len(self.because.keys() - {"layers", "pp"})
 
     @property
     def gives_up(self) -> bool:
-        """Something that is missed while it serves, for memory: requests at once, precision of the KV cache, graphs."""
+        """Something that is missed while it serves, for memory: requests at once, precision of the
+        KV cache, graphs."""
         return bool({"small", "kv_dtype", "eager"} & self.because.keys())
 
     def rank(self, dtype: str, capability: str | None) -> Rank:
         """One of its ranks, with activations in `dtype`."""
-        return Rank(self.tp, self.pp, self.tp if self.ep else 1, dtype, self.kv_dtype, capability or "")
+        return Rank(
+            self.tp, self.pp, self.tp if self.ep else 1, dtype, self.kv_dtype, capability or ""
+        )
 
     def backend(self, flag: str) -> str | None:
         return dict(self.backends).get(flag)
 
     def changed(self, name: str, value: object, reason: str, source: str) -> Variant:
         """This variant with one thing changed, and why."""
-        return Variant(**{**vars(self), "because": {**self.because, name: (reason, source)}, name: value})
+        return Variant(
+            **{**vars(self), "because": {**self.because, name: (reason, source)}, name: value}
+        )
 
 
 def plain(
-    engine: Engine, gpus: int, args: Mapping[str, Scalar], tensor_parallel: int | None, kv_dtype: str = "auto"
+    engine: Engine,
+    gpus: int,
+    args: Mapping[str, Scalar],
+    tensor_parallel: int | None,
+    kv_dtype: str = "auto",
 ) -> tuple[Variant, ...]:
-    """The variants with nothing changed but what the user set (`args` are flags by their canonical names). kv_dtype: the checkpoint's."""
+    """The variants with nothing changed but what the user set (`args` are flags by their canonical
+    names). kv_dtype: the checkpoint's."""
     set_by_user = Variant(
         pp=int(args.get("pipeline-parallel-size", 1)),
         ep=bool(args.get("enable-expert-parallel", False)),
         kv_dtype=_kv_dtype(str(args.get("kv-cache-dtype", "auto")), kv_dtype),
         quantization=str(args.get("quantization", "")),
         backends=tuple(
-            (name, str(args[name])) for name in ("linear-backend", "moe-backend") if args.get(name, "auto") != "auto"
+            (name, str(args[name]))
+            for name in ("linear-backend", "moe-backend")
+            if args.get(name, "auto") != "auto"
         ),
     )
     wanted = args.get("tensor-parallel-size", tensor_parallel)
@@ -96,7 +124,9 @@ def plain(
 
 def given_up(variant: Variant, plan: Plan) -> Variant:
     """Whether memory is as short now as it was then is not asked."""
-    batch = plan.max_num_seqs if plan.max_num_seqs.source == _MEMORY else plan.max_num_batched_tokens
+    batch = (
+        plan.max_num_seqs if plan.max_num_seqs.source == _MEMORY else plan.max_num_batched_tokens
+    )
     choices: dict[str, tuple[object, Choice[Any]]] = {
         "small": (True, batch),
         "eager": (True, plan.enforce_eager),

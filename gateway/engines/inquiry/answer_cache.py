@@ -1,4 +1,5 @@
-"""Answers that were given before, in DATA/answers/: by engine, image, GPU, model and command line. What is lost is asked again."""
+"""Answers that were given before, in DATA/answers/: by engine, image, GPU, model and command line.
+What is lost is asked again."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _MOST_FILES = 2000
 
 
 class AnswerCache:
-    """`source` names what answered: an image's digest, or an environment; with another one nothing is known. gaps: what the answers contradicted."""
+    """`source` names what answered: an image's digest, or an environment; with another one nothing
+    is known. gaps: what the answers contradicted."""
 
     def __init__(self, folder: Path) -> None:
         self.gaps = GapBook(folder / "gaps")
@@ -34,23 +36,43 @@ class AnswerCache:
         found = {}
         for question in questions:
             try:
-                found[question] = EngineAnswer.model_validate_json(self._path(question, source, gpus, model).read_bytes())
+                found[question] = EngineAnswer.model_validate_json(
+                    self._path(question, source, gpus, model).read_bytes()
+                )
             except (OSError, ValidationError):
                 continue
         return found
 
-    def keep(self, answers: Mapping[Question, EngineAnswer], source: str, gpus: StatedGpus | None, model: ModelFiles) -> None:
+    def keep(
+        self,
+        answers: Mapping[Question, EngineAnswer],
+        source: str,
+        gpus: StatedGpus | None,
+        model: ModelFiles,
+    ) -> None:
         """Never raises: an answer that cannot be kept is asked for again."""
         try:
             for question, answer in answers.items():
-                atomic_file.write(self._path(question, source, gpus, model), answer.model_dump_json().encode())
+                atomic_file.write(
+                    self._path(question, source, gpus, model), answer.model_dump_json().encode()
+                )
             kept = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
             for path in kept[:-_MOST_FILES]:
                 path.unlink(missing_ok=True)
         except OSError:
             return
 
-    def _path(self, question: Question, source: str, gpus: StatedGpus | None, model: ModelFiles) -> Path:
-        about: list[object] = [self._script, source, question.model_dump(mode="json"), gpus and asdict(gpus)]
-        about += [hashlib.sha256(model.config).hexdigest(), model.headers and hashlib.sha256(model.headers).hexdigest()]
+    def _path(
+        self, question: Question, source: str, gpus: StatedGpus | None, model: ModelFiles
+    ) -> Path:
+        about: list[object] = [
+            self._script,
+            source,
+            question.model_dump(mode="json"),
+            gpus and asdict(gpus),
+        ]
+        about += [
+            hashlib.sha256(model.config).hexdigest(),
+            model.headers and hashlib.sha256(model.headers).hexdigest(),
+        ]
         return self._folder / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:40]}.json"

@@ -1,4 +1,5 @@
-"""The one JSON document of questions, and what comes back, read strictly: an image may answer anything."""
+"""The one JSON document of questions, and what comes back, read strictly: an image may answer
+anything."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ MOST_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What an inquiry gets of a model: never weights, never code. headers: a safetensors file without its data; None: no such file."""
+    """What an inquiry gets of a model: never weights, never code. headers: a safetensors file
+    without its data; None: no such file."""
 
     config: bytes
     headers: bytes | None = None
@@ -29,7 +31,8 @@ class ModelFiles:
 
 @dataclass(frozen=True)
 class StatedGpus:
-    """Equal GPUs that the engine is to answer for. They are stated, not used: a GPU that serves is not disturbed by a question."""
+    """Equal GPUs that the engine is to answer for. They are stated, not used: a GPU that serves is
+    not disturbed by a question."""
 
     capability: str
     memory_bytes: int
@@ -40,7 +43,9 @@ class StatedGpus:
     def of(cls, machine: Hardware, capability: str) -> StatedGpus:
         """Those of the machine's GPUs that have this capability."""
         same = [gpu for gpu in machine.gpus if gpu.capability == capability]
-        return cls(capability, min(gpu.total_bytes or 0 for gpu in same), len(machine.gpus), same[0].name)
+        return cls(
+            capability, min(gpu.total_bytes or 0 for gpu in same), len(machine.gpus), same[0].name
+        )
 
 
 WHICH = json.dumps({"kind": None}).encode()
@@ -55,14 +60,26 @@ def document(
     model: ModelFiles | None = None,
     questions: Sequence[Question] = (),
 ) -> bytes:
-    """What `inside/__main__.py` reads. The questions are about `model`, and all of one environment: engines read theirs once."""
-    asked: dict[str, Any] = {"kind": kind, "version": version, "gpu": None, "env": dict(questions[0].env) if questions else {}}
+    """What `inside/__main__.py` reads. The questions are about `model`, and all of one environment:
+    engines read theirs once."""
+    asked: dict[str, Any] = {
+        "kind": kind,
+        "version": version,
+        "gpu": None,
+        "env": dict(questions[0].env) if questions else {},
+    }
     if gpus is not None:
         asked["gpu"] = asdict(gpus)
     if model is not None:
         files = {"config.json": base64.b64encode(model.config).decode()}
-        files |= {"model.safetensors": base64.b64encode(model.headers).decode()} if model.headers is not None else {}
-        asked["models"] = [{"files": files, "questions": [{"argv": [*question.argv]} for question in questions]}]
+        files |= (
+            {"model.safetensors": base64.b64encode(model.headers).decode()}
+            if model.headers is not None
+            else {}
+        )
+        asked["models"] = [
+            {"files": files, "questions": [{"argv": [*question.argv]} for question in questions]}
+        ]
     return json.dumps(asked).encode()
 
 
@@ -79,17 +96,22 @@ def read_version(line: bytes) -> Mapping[str, Any] | None:
 
 
 def read_engine(line: bytes) -> tuple[str, str]:
-    """Kind and version of the engine that is installed; both are empty where there is none. Raises BadAnswer."""
+    """Kind and version of the engine that is installed; both are empty where there is none. Raises
+    BadAnswer."""
     said = _object(line).get("engine")
     if said is None:
         return "", ""
     found = (said.get("kind"), said.get("version")) if isinstance(said, dict) else ()
-    if len(found) != 2 or not all(isinstance(one, str) and re.fullmatch(r"[\w.+-]{1,60}", one) for one in found):
+    if len(found) != 2 or not all(
+        isinstance(one, str) and re.fullmatch(r"[\w.+-]{1,60}", one) for one in found
+    ):
         raise BadAnswer("an engine without kind and version")
     return str(found[0]), str(found[1])
 
 
-def read_answers(lines: Iterable[bytes], questions: Sequence[Question], source: str) -> dict[Question, EngineAnswer]:
+def read_answers(
+    lines: Iterable[bytes], questions: Sequence[Question], source: str
+) -> dict[Question, EngineAnswer]:
     """The answers of whole lines, by question. Raises BadAnswer."""
     found = {}
     for line in lines:
@@ -99,11 +121,17 @@ def read_answers(lines: Iterable[bytes], questions: Sequence[Question], source: 
         number = said["question"]
         if not isinstance(number, int) or not 0 <= number < len(questions):
             raise BadAnswer("an answer to a question that was not asked")
-        body = said["answer"] if isinstance(said.get("answer"), dict) else {"refused": said.get("refused")}
+        body = (
+            said["answer"]
+            if isinstance(said.get("answer"), dict)
+            else {"refused": said.get("refused")}
+        )
         try:
             found[questions[number]] = EngineAnswer.model_validate({**body, "source": source})
         except ValidationError as error:
-            raise BadAnswer(str(error.errors(include_url=False, include_input=False)[0]["msg"])) from None
+            raise BadAnswer(
+                str(error.errors(include_url=False, include_input=False)[0]["msg"])
+            ) from None
     return found
 
 

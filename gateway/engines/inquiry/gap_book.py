@@ -1,4 +1,5 @@
-"""Where engines contradicted the rules, in DATA/answers/gaps/: one file for each gap, found once however often it is met."""
+"""Where engines contradicted the rules, in DATA/answers/gaps/: one file for each gap, found once
+however often it is met."""
 
 from __future__ import annotations
 
@@ -43,4 +44,6 @@ class GapBook:
         return found
 
     def _files(self) -> list[Path]:
-        return sorted(self._folder.glob("*.json"), key=lambda path: (path.stat().st_mtime, path.name))
+        return sorted(
+            self._folder.glob("*.json"), key=lambda path: (path.stat().st_mtime, path.name)
+        )

@@ -30,15 +30,20 @@ class AskedHost(Protocol):
     """What an inquiry needs of a `gateway.hosts.host.Host`."""
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
-        """The engine with the digest of its image, whose name may move. Raises HostError where it is not here."""
+        """The engine with the digest of its image, whose name may move. Raises HostError where it
+        is not here."""
         ...
 
     async def identity(self, engine: EngineRef) -> str:
-        """What would answer: another image or environment has another identity. Raises HostError where the engine is not here."""
+        """What would answer: another image or environment has another identity. Raises HostError
+        where the engine is not here."""
         ...
 
-    def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
-        """The lines that the engine's own Python answers to the document. gpus: those that it gets, by UUID. Raises HostError."""
+    def inquire(
+        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+    ) -> AsyncGenerator[bytes, None]:
+        """The lines that the engine's own Python answers to the document. gpus: those that it gets,
+        by UUID. Raises HostError."""
         ...
 
 
@@ -48,11 +53,13 @@ class Inquirer:
     def __init__(self, host: AskedHost, cache: AnswerCache) -> None:
         self._host = host
         self._cache = cache
-        # One at a time: an import of an engine takes a core and gigabytes, beside engines that serve.
+        # One at a time: an import of an engine takes a core and gigabytes, beside engines that
+        # serve.
         self._turn = asyncio.Lock()
 
     async def exact(self, engine: EngineRef) -> EngineRef:
-        """What this engine's name means on the host now; to be asked, and started. Raises HostError where it is not here."""
+        """What this engine's name means on the host now; to be asked, and started. Raises HostError
+        where it is not here."""
         return await self._host.resolve(engine)
 
     async def identified(self, engine: EngineRef) -> tuple[EngineRef, str]:
@@ -68,7 +75,8 @@ class Inquirer:
         questions: Sequence[Question],
         limit_s: float,
     ) -> dict[Question, EngineAnswer]:
-        """What is known of the questions after at most `limit_s`: answers that came late are missing, and those behind a failure. Raises
+        """What is known of the questions after at most `limit_s`: answers that came late are
+        missing, and those behind a failure. Raises
         HostError where there is none because of a failure."""
         engine = await self.exact(engine)
         source = await self._host.identity(engine)
@@ -77,7 +85,9 @@ class Inquirer:
         problem: HostError | None = None
         # A process for each environment: engines read theirs once.
         for env in dict.fromkeys(question.env for question in questions):
-            unknown = [question for question in questions if question.env == env and question not in found]
+            unknown = [
+                question for question in questions if question.env == env and question not in found
+            ]
             if not unknown or time.monotonic() >= end:
                 continue
             asked = document(engine.kind, gpus, model=model, questions=unknown)
@@ -98,23 +108,30 @@ class Inquirer:
         """Remember where answers were not what the rules said."""
         await asyncio.to_thread(self._cache.gaps.keep, gaps)
 
-    async def version(self, engine: EngineRef, gpus: StatedGpus | None, limit_s: float) -> tuple[Mapping[str, Any], str]:
-        """What the engine says of its version, and the identity of what said it. Raises HostError."""
+    async def version(
+        self, engine: EngineRef, gpus: StatedGpus | None, limit_s: float
+    ) -> tuple[Mapping[str, Any], str]:
+        """What the engine says of its version, and the identity of what said it. Raises
+        HostError."""
         engine = await self.exact(engine)
         source = await self._host.identity(engine)
-        lines, problem = await self._lines(engine, document(engine.kind, gpus, version=True), limit_s)
+        lines, problem = await self._lines(
+            engine, document(engine.kind, gpus, version=True), limit_s
+        )
         try:
             said = next((said for line in lines if (said := read_version(line)) is not None), None)
         except BadAnswer as error:
             raise _nonsense(engine, error) from None
         if said is None:
             raise problem or HostError(
-                f"{engine} said nothing of itself within {limit_s:g} s.", hint="Try again when the machine is idle."
+                f"{engine} said nothing of itself within {limit_s:g} s.",
+                hint="Try again when the machine is idle.",
             )
         return said, source
 
     async def held(self, engine: EngineRef, limit_s: float) -> EngineRef:
-        """The engine that this one's image holds, by what is installed there, whatever it was taken for. Raises HostError."""
+        """The engine that this one's image holds, by what is installed there, whatever it was taken
+        for. Raises HostError."""
         engine = await self.exact(engine)
         lines, problem = await self._lines(engine, WHICH, limit_s)
         try:
@@ -122,21 +139,34 @@ class Inquirer:
         except BadAnswer as error:
             raise _nonsense(engine, error) from None
         if kind is None:
-            raise problem or HostError(f"The image {engine.image} said nothing within {limit_s:g} s.", hint="Try again later.")
+            raise problem or HostError(
+                f"The image {engine.image} said nothing within {limit_s:g} s.",
+                hint="Try again later.",
+            )
         if not kind:
             raise HostError(
-                f"The image {engine.image} holds no engine that is known here: neither vLLM nor SGLang is installed for its python3.",
-                hint="See whether the image is what it says it is, or name its engine (--engine KIND==VERSION).",
+                f"The image {engine.image} holds no engine that is known here: neither vLLM nor"
+                " SGLang is installed for its python3.",
+                hint=(
+                    "See whether the image is what it says it is, or name its engine (--engine"
+                    " KIND==VERSION)."
+                ),
             )
         found: EngineRef = engine.evolve(kind=kind, version=version)
         return found
 
-    async def _lines(self, engine: EngineRef, asked: bytes, limit_s: float) -> tuple[list[bytes], HostError | None]:
+    async def _lines(
+        self, engine: EngineRef, asked: bytes, limit_s: float
+    ) -> tuple[list[bytes], HostError | None]:
         """What was said until the limit, or until something went wrong."""
         found: list[bytes] = []
         problem: HostError | None = None
         try:
-            async with asyncio.timeout(limit_s), self._turn, contextlib.aclosing(self._host.inquire(engine, asked)) as lines:
+            async with (
+                asyncio.timeout(limit_s),
+                self._turn,
+                contextlib.aclosing(self._host.inquire(engine, asked)) as lines,
+            ):
                 async for line in lines:
                     found.append(line)
                     if len(found) > _MOST_LINES:
@@ -151,5 +181,6 @@ class Inquirer:
 
 def _nonsense(engine: EngineRef, error: BadAnswer) -> HostError:
     return HostError(
-        f"What {engine} answered is no answer: {error}.", hint="See whether the image or environment is what it says it is."
+        f"What {engine} answered is no answer: {error}.",
+        hint="See whether the image or environment is what it says it is.",
     )

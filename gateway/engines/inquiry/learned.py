@@ -1,4 +1,5 @@
-"""The profile of an engine version that nobody described: what the version says of itself, and the rest as the nearest known one has it."""
+"""The profile of an engine version that nobody described: what the version says of itself, and the
+rest as the nearest known one has it."""
 
 from __future__ import annotations
 
@@ -18,14 +19,25 @@ from gateway.engines.inquiry.inquirer import Inquirer
 from gateway.errors import HostError
 from gateway.store import atomic_file
 
-# The oldest driver that runs a CUDA version, by its major number: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1.
+# The oldest driver that runs a CUDA version, by its major number:
+# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1.
 _DRIVERS = {"12": "525", "13": "580"}
 # What a version says of itself beside its flags, by the names of Engine.
-_OWN = ("default_utilization", "default_batched_tokens", "default_seqs", "block_size", "config_classes", "tokenizers")
+_OWN = (
+    "default_utilization",
+    "default_batched_tokens",
+    "default_seqs",
+    "block_size",
+    "config_classes",
+    "tokenizers",
+)
 
 
-def profile_of(near: Engine, version: str, image: str | None, said: Mapping[str, Any], identity: str) -> Engine:
-    """near: the known version of the kind that is nearest. said: `Inquirer.version`. identity: what said it.
+def profile_of(
+    near: Engine, version: str, image: str | None, said: Mapping[str, Any], identity: str
+) -> Engine:
+    """near: the known version of the kind that is nearest. said: `Inquirer.version`. identity: what
+    said it.
 
     Raises HostError for what is no engine's answer.
     """
@@ -45,29 +57,41 @@ def profile_of(near: Engine, version: str, image: str | None, said: Mapping[str,
                 **asked,
                 "cuda": cuda,
                 "min_driver": _DRIVERS.get(str(cuda).partition(".")[0]),
-                # What its own extensions hold says more than a limit that somebody read of another version.
-                **({"compiled": said["compiled"], "min_capability": None} if said.get("compiled") else {}),
+                # What its own extensions hold says more than a limit that somebody read of another
+                # version.
+                **(
+                    {"compiled": said["compiled"], "min_capability": None}
+                    if said.get("compiled")
+                    else {}
+                ),
                 "sources": {"flags": f"asked of {identity}", "rules": f"those of {near.ref}"},
             }
         )
     except (ValidationError, KeyError, TypeError, AttributeError) as error:
         raise HostError(
-            f"What {near.kind}=={version} says of itself is no profile: {str(error).splitlines()[0]}.",
+            f"What {near.kind}=={version} says of itself is no profile:"
+            f" {str(error).splitlines()[0]}.",
             hint="See whether the image is what it says it is.",
         ) from None
 
 
 def _cuda(near: Engine, said: Mapping[str, Any]) -> str | None:
-    """torch's CUDA, where the engine's extensions are for the same; else theirs, as exactly as that is known."""
+    """torch's CUDA, where the engine's extensions are for the same; else theirs, as exactly as that
+    is known."""
     runtime, torch = said.get("cuda_runtime"), said.get("cuda")
     if runtime is None:
         return torch
-    known = next((one for one in (torch, near.cuda) if one and one.partition(".")[0] == str(runtime)), None)
+    known = next(
+        (one for one in (torch, near.cuda) if one and one.partition(".")[0] == str(runtime)), None
+    )
     return known or f"{runtime}.0"
 
 
-async def learn(inquirer: Inquirer, near: Engine, engine: EngineRef, folder: Path, limit_s: float) -> tuple[Engine, str, Path]:
-    """Ask a version what it is, and keep its profile. Returns the profile, what said it, and where it is kept. Raises HostError."""
+async def learn(
+    inquirer: Inquirer, near: Engine, engine: EngineRef, folder: Path, limit_s: float
+) -> tuple[Engine, str, Path]:
+    """Ask a version what it is, and keep its profile. Returns the profile, what said it, and where
+    it is kept. Raises HostError."""
     # Flags and registries are the same on any GPU; a small one is stated.
     gpus = StatedGpus("8.6", 24 << 30, 1, "GPU") if near.device == "cuda" else None
     said, identity = await inquirer.version(engine, gpus, limit_s)
@@ -75,15 +99,19 @@ async def learn(inquirer: Inquirer, near: Engine, engine: EngineRef, folder: Pat
     if version.partition("+")[0] != engine.version.partition("+")[0]:
         raise HostError(
             f"What was asked is {engine.kind} {version}, not {engine.version}.",
-            hint=f"Learn {engine.kind}=={version}, or give what holds {engine.version} (--image, --python). A model whose image holds another "
-            "version now is removed and added again.",
+            hint=(
+                f"Learn {engine.kind}=={version}, or give what holds {engine.version} (--image,"
+                " --python). A model whose image holds another version now is removed and added"
+                " again."
+            ),
         )
     profile = profile_of(near, engine.version, engine.image, said, identity)
     try:
         return profile, identity, await asyncio.to_thread(keep, profile, folder)
     except OSError as error:
         raise HostError(
-            f"What {engine} says of itself cannot be kept: {error}.", hint="Free disk space, then try again."
+            f"What {engine} says of itself cannot be kept: {error}.",
+            hint="Free disk space, then try again.",
         ) from None
 
 
@@ -92,6 +120,8 @@ def keep(profile: Engine, folder: Path) -> Path:
     import yaml  # commands that learn nothing read no YAML
 
     path = folder / "engines" / profile.kind / f"{profile.version}.yaml"
-    text = yaml.safe_dump(profile.model_dump(mode="json", exclude_defaults=True), sort_keys=False, width=128)
+    text = yaml.safe_dump(
+        profile.model_dump(mode="json", exclude_defaults=True), sort_keys=False, width=128
+    )
     atomic_file.write(path, text.encode())
     return path

@@ -1,7 +1,9 @@
-"""The inquiry as one command for any Python of 3.9 or later: what runs inside the engine comes in on standard input.
+"""The inquiry as one command for any Python of 3.9 or later: what runs inside the engine comes in
+on standard input.
 
-Nothing is mounted or copied, so a container, a process and a gateway that is itself in a container ask alike. Standard input stays open
-as long as whoever asked is there: its end ends the inquiry, so a gateway that is killed leaves none behind.
+Nothing is mounted or copied, so a container, a process and a gateway that is itself in a container
+ask alike. Standard input stays open as long as whoever asked is there: its end ends the inquiry, so
+a gateway that is killed leaves none behind.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ _GATEWAY = Path(__file__).parents[2]
 _INSIDE = ("engines/inside", "engines/*/inside", "measuring/inside")
 
 MOST_MEMORY = 8 << 30
-"""Bytes: a model that is built without weights takes 2 GiB, and most of that is the engine's import. A process gets twice as much, since
+"""Bytes: a model that is built without weights takes 2 GiB, and most of that is the engine's
+import. A process gets twice as much, since
 its limit counts what is only reserved, such as the stacks of a thread for each core."""
 LONGEST_S = 600
 """An inquiry ends itself then, whatever has become of whoever asked."""
 
-# Reads `inside`, then the document of questions, then runs. Where memory is short, an inquiry is what Linux ends first; engines
-# that serve go before it.
+# Reads `inside`, then the document of questions, then runs. Where memory is short, an inquiry is
+# what Linux ends first; engines that serve go before it.
 _BEGIN = f"""
 import io, os, resource, runpy, signal, sys, threading
 try:
@@ -49,7 +52,8 @@ runpy.run_module("inside.engines.inside", run_name="__main__", alter_sys=True)
 
 
 def command(python: str) -> tuple[str, ...]:
-    """What a host runs, without a shell, in a session of its own. It gets `given` on standard input, which then stays open."""
+    """What a host runs, without a shell, in a session of its own. It gets `given` on standard
+    input, which then stays open."""
     return (python, "-c", _BEGIN)
 
 
@@ -60,7 +64,8 @@ def given(asked: bytes) -> bytes:
 
 @cache
 def packed() -> bytes:
-    """The length of what runs inside on a line of its own, then that many bytes: a zip file, from which Python imports."""
+    """The length of what runs inside on a line of its own, then that many bytes: a zip file, from
+    which Python imports."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(inside().items()):
@@ -69,7 +74,12 @@ def packed() -> bytes:
 
 
 def inside() -> dict[str, bytes]:
-    """The files that run inside an engine, by their paths below the package. The packages above them are empty."""
-    files = {path.relative_to(_GATEWAY): path.read_bytes() for folder in _INSIDE for path in _GATEWAY.glob(f"{folder}/*.py")}
+    """The files that run inside an engine, by their paths below the package. The packages above
+    them are empty."""
+    files = {
+        path.relative_to(_GATEWAY): path.read_bytes()
+        for folder in _INSIDE
+        for path in _GATEWAY.glob(f"{folder}/*.py")
+    }
     packages = {folder / "__init__.py": b"" for path in files for folder in path.parent.parents}
     return {str(path): content for path, content in (packages | files).items()}

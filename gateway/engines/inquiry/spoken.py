@@ -11,7 +11,10 @@ from gateway.errors import HostError
 
 _LAST_WORDS = 20
 _MOST_WORDS = 4096
-_HINT = "The forecast by the rules stays. See whether the image or environment is what it says it is, and works."
+_HINT = (
+    "The forecast by the rules stays. See whether the image or environment is what it says it is,"
+    " and works."
+)
 # SIGKILL, as a shell and as Python tell of it: Linux sends it where memory is short.
 _KILLED = (137, -9)
 
@@ -19,7 +22,8 @@ _KILLED = (137, -9)
 class Spoken:
     """Whole lines of standard output, and the last ones of standard error.
 
-    A line of more than `most_line` bytes, or more than `most_bytes` on both together, is a HostError.
+    A line of more than `most_line` bytes, or more than `most_bytes` on both together, is a
+    HostError.
     """
 
     def __init__(self, most_line: int = MOST_LINE, most_bytes: int = MOST_BYTES) -> None:
@@ -51,11 +55,16 @@ class Spoken:
         if code in _KILLED:
             most = f"{MOST_MEMORY >> 30} GiB"
             return HostError(
-                f"The engine could not be asked: it was killed. It wanted more than {most} of memory, or the machine has none left.",
+                f"The engine could not be asked: it was killed. It wanted more than {most} of"
+                " memory, or the machine has none left.",
                 hint=_HINT,
             )
-        words = (self._rest.strip() or (self._words[-1] if self._words else b"it said nothing")).decode(errors="replace")
-        return HostError(f"The engine could not be asked (exit code {code}): {words.strip()[:300]}.", hint=_HINT)
+        words = (
+            self._rest.strip() or (self._words[-1] if self._words else b"it said nothing")
+        ).decode(errors="replace")
+        return HostError(
+            f"The engine could not be asked (exit code {code}): {words.strip()[:300]}.", hint=_HINT
+        )
 
     def _count(self, text: bytes) -> None:
         self._left -= len(text)

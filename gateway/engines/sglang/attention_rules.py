@@ -17,7 +17,8 @@ BackendOption = Literal["attention", "prefill", "decode"]
 
 
 class BackendStep(Value):
-    """What the engine sets where this holds; a backend only if the user and the steps before left all of `unset` open."""
+    """What the engine sets where this holds; a backend only if the user and the steps before left
+    all of `unset` open."""
 
     where: Check = Check()
     unset: tuple[BackendOption, ...] = ("attention", "prefill", "decode")
@@ -28,7 +29,8 @@ class BackendStep(Value):
 
 
 class BackendLimit(Value):
-    """What the engine refuses of a model. `of`: the options that are limited; `attention` may still be open."""
+    """What the engine refuses of a model. `of`: the options that are limited; `attention` may still
+    be open."""
 
     where: Check
     of: tuple[BackendOption, ...] = ("prefill", "decode")
@@ -40,7 +42,8 @@ class BackendLimit(Value):
 
 
 class SglangBackend(Value):
-    """One check of `any_of` must hold for every use of the backend, one of `prefill` and `decode` where it has that part, and
+    """One check of `any_of` must hold for every use of the backend, one of `prefill` and `decode`
+    where it has that part, and
     `named` where the option attention or decode names the backend."""
 
     source: str
@@ -48,13 +51,19 @@ class SglangBackend(Value):
     prefill: tuple[Check, ...] = (Check(),)
     decode: tuple[Check, ...] = (Check(),)
     named: Check = Check()
-    known: Check = Field(Check(), description="for any other model nobody knows what the engine does")
-    page: int | None = Field(None, description="tokens of a page, unless it is asked for one of `pages`")
+    known: Check = Field(
+        Check(), description="for any other model nobody knows what the engine does"
+    )
+    page: int | None = Field(
+        None, description="tokens of a page, unless it is asked for one of `pages`"
+    )
     pages: tuple[int, ...] = ()
     page_of: tuple[BackendOption, ...] = ("attention", "decode")
     page_where: Check = Check()
     starts: Check = Field(Check(), description="what its kernels refuse as they are compiled")
-    causal_only: bool = Field(False, description="also of layers whose tokens see later ones: with wrong results")
+    causal_only: bool = Field(
+        False, description="also of layers whose tokens see later ones: with wrong results"
+    )
     version: Literal[3, 4] | None = Field(None, description="of FlashAttention")
 
 
@@ -68,7 +77,8 @@ class Replacement(Value):
 
 
 class LayerRule(Value):
-    """The backend of layers beside the model's own attention: recurrent ones, vision towers. None: not known."""
+    """The backend of layers beside the model's own attention: recurrent ones, vision towers. None:
+    not known."""
 
     where: Check
     backend: str | None
@@ -76,15 +86,20 @@ class LayerRule(Value):
 
 
 class BackendRules(RuleFile):
-    """profiles/engines/sglang/VERSION/attention_backends.yaml. Sources are file:line below sglang/srt/ of that version."""
+    """profiles/engines/sglang/VERSION/attention_backends.yaml. Sources are file:line below
+    sglang/srt/ of that version."""
 
     kv_dtypes: tuple[str, ...]  # of the KV cache; with any other the answer is "unknown"
     mla: tuple[str, ...]  # architectures that are computed as MLA
     mla_source: str
-    own_backends: tuple[str, ...]  # architectures with engine settings that these rules do not describe
+    own_backends: tuple[
+        str, ...
+    ]  # architectures with engine settings that these rules do not describe
     own_backends_source: str
     own_fields: tuple[str, ...] = ()  # of config.json, with which the same holds
-    repairs: tuple[str, ...] = ()  # backends to force where the engine's own choice is refused, best first
+    repairs: tuple[
+        str, ...
+    ] = ()  # backends to force where the engine's own choice is refused, best first
     unknown_with: tuple[str, ...]  # flags that decide, and that these rules do not describe
     models: tuple[BackendStep, ...]
     limits: tuple[BackendLimit, ...]

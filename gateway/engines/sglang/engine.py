@@ -1,4 +1,5 @@
-"""What SGLang does with a candidate: one attention backend for all layers, pools of tokens, a static share of each GPU. Pure."""
+"""What SGLang does with a candidate: one attention backend for all layers, pools of tokens, a
+static share of each GPU. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +9,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-from gateway.domain import AttentionGroup, Engine, LayerAttention, Memory, ModelSpec, Quant, Scalar, Value
+from gateway.domain import (
+    AttentionGroup,
+    Engine,
+    LayerAttention,
+    Memory,
+    ModelSpec,
+    Quant,
+    Scalar,
+    Value,
+)
 from gateway.domain.units import MIB
 from gateway.engines.common.candidate import Budget, Candidate, Default, Footprint
 from gateway.engines.common.kernels.expert_kernels import MoeRules
@@ -33,7 +43,8 @@ from gateway.models.rank import Rank
 
 @dataclass(frozen=True, eq=False)  # compared by identity: answers are remembered for each
 class SglangRules:
-    """The files of profiles/engines/sglang/VERSION/, each of which may be missing: then what it decides is not known."""
+    """The files of profiles/engines/sglang/VERSION/, each of which may be missing: then what it
+    decides is not known."""
 
     FILES: ClassVar[Mapping[str, type[Value]]] = {
         "linear": LinearRules,
@@ -74,11 +85,18 @@ class SglangRules:
     # --- attention ---
 
     def layer_attention(
-        self, groups: tuple[AttentionGroup, ...], rank: Rank, spec: ModelSpec, args: Mapping[str, Scalar], gpu_bytes: int
+        self,
+        groups: tuple[AttentionGroup, ...],
+        rank: Rank,
+        spec: ModelSpec,
+        args: Mapping[str, Scalar],
+        gpu_bytes: int,
     ) -> tuple[LayerAttention, ...]:
         if self.attention_backends is None:
             return ()
-        return server_attention(groups, self.attention_backends, rank, spec.architecture, spec.config, gpu_bytes, args)
+        return server_attention(
+            groups, self.attention_backends, rank, spec.architecture, spec.config, gpu_bytes, args
+        )
 
     def drafter_attention(
         self,
@@ -96,12 +114,18 @@ class SglangRules:
     def cache(self, candidate: Candidate) -> TokenPool:
         """Raises Refused for layers whose states these rules do not know."""
         rules, args = self._memory_rules(candidate), candidate.args
-        item = 1 if candidate.variant.kv_dtype.startswith("fp8") else ITEM_BYTES[candidate.dtype.value]
-        windows = candidate.given.spec.architecture in rules.hybrid_swa and not args.get("disable-hybrid-swa-memory")
+        item = (
+            1 if candidate.variant.kv_dtype.startswith("fp8") else ITEM_BYTES[candidate.dtype.value]
+        )
+        windows = candidate.given.spec.architecture in rules.hybrid_swa and not args.get(
+            "disable-hybrid-swa-memory"
+        )
         attention = candidate.stage.attention if windows else whole(candidate.stage.attention)
         page = max((row.block or 1 for row in candidate.evidence.attention), default=1)
         pool = TokenPool(rules, attention, candidate.variant.tp, item, page)
-        if not pool.bytes_per_token and any(group.kind not in ("encoder", "vision") for group in pool.attention):
+        if not pool.bytes_per_token and any(
+            group.kind not in ("encoder", "vision") for group in pool.attention
+        ):
             reason = "how this engine keeps the state of such layers is not known here"
             raise Refused("unknown_memory", reason, candidate.source)
         return pool
@@ -113,8 +137,14 @@ class SglangRules:
 
     def default_tokens(self, candidate: Candidate) -> Default:
         model, gpu_mib = model_of(candidate.given.spec), candidate.devices.least / MIB
-        chosen = static_memory(self._memory_rules(candidate), gpu_mib, model, tp=candidate.variant.tp)
-        return chosen.chunked_prefill, "the engine's default for GPUs of this size", candidate.source
+        chosen = static_memory(
+            self._memory_rules(candidate), gpu_mib, model, tp=candidate.variant.tp
+        )
+        return (
+            chosen.chunked_prefill,
+            "the engine's default for GPUs of this size",
+            candidate.source,
+        )
 
     def runner(self, candidate: Candidate) -> int:
         return 1
@@ -134,17 +164,29 @@ class SglangRules:
 
     def told(self, footprint: Footprint, share: float) -> Budget:
         begins, free, reserved = self._taken(footprint)
-        return Budget(begins + int(free * share) + reserved, {"gpu-memory-utilization": share}, f"static fraction {share:.3f}")
+        return Budget(
+            begins + int(free * share) + reserved,
+            {"gpu-memory-utilization": share},
+            f"static fraction {share:.3f}",
+        )
 
     def narrowed(
-        self, footprint: Footprint, budget: Budget, count: int, *, rounded: Callable[[float], int] = math.ceil
+        self,
+        footprint: Footprint,
+        budget: Budget,
+        count: int,
+        *,
+        rounded: Callable[[float], int] = math.ceil,
     ) -> Budget:
         begins, free, reserved = self._taken(footprint)
         steps = max(0, count - begins - reserved) * 1000 / free
-        return self.told(footprint, min(float(budget.flags["gpu-memory-utilization"]), rounded(steps) / 1000))
+        return self.told(
+            footprint, min(float(budget.flags["gpu-memory-utilization"]), rounded(steps) / 1000)
+        )
 
     def _taken(self, footprint: Footprint) -> tuple[int, int, int]:
-        """Bytes that its processes take, that are free as it finds them before it loads, and that it reserves."""
+        """Bytes that its processes take, that are free as it finds them before it loads, and that
+        it reserves."""
         begins = process_bytes(footprint.load.rank.tp * footprint.load.rank.pp)
         free = max(1, footprint.candidate.usable_bytes - begins)
         return begins, free, round(self._static(footprint).reserved_mib * MIB)
@@ -191,5 +233,9 @@ class SglangRules:
 
     def _memory_rules(self, candidate: Candidate) -> MemoryRules:
         if self.memory is None:
-            raise Refused("unknown_memory", f"how {candidate.engine.ref} divides a GPU is not known here", candidate.source)
+            raise Refused(
+                "unknown_memory",
+                f"how {candidate.engine.ref} divides a GPU is not known here",
+                candidate.source,
+            )
         return self.memory

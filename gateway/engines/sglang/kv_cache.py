@@ -1,4 +1,5 @@
-"""SGLang's pools of KV cache and recurrent states, in the words of engines/vllm/kv_cache.py. Pure."""
+"""SGLang's pools of KV cache and recurrent states, in the words of engines/vllm/kv_cache.py.
+Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _PROBE = 1 << 50
 
 @dataclass(frozen=True)
 class TokenPool:
-    """What one rank keeps of sequences: a pool of tokens in pages, beside one of states that is a share of its bytes."""
+    """What one rank keeps of sequences: a pool of tokens in pages, beside one of states that is a
+    share of its bytes."""
 
     rules: MemoryRules
     attention: tuple[AttentionGroup, ...]
@@ -26,7 +28,14 @@ class TokenPool:
 
     def tokens(self, kv_bytes: int) -> int | None:
         """None: these layers are not known to these rules."""
-        return kv_tokens(self.rules, self.attention, kv_bytes, tp=self.tp, element_bytes=self.element_bytes, page=self.page)
+        return kv_tokens(
+            self.rules,
+            self.attention,
+            kv_bytes,
+            tp=self.tp,
+            element_bytes=self.element_bytes,
+            page=self.page,
+        )
 
     @property
     def bytes_per_token(self) -> int:
@@ -44,8 +53,11 @@ class TokenPool:
 
 
 def whole(attention: tuple[AttentionGroup, ...]) -> tuple[AttentionGroup, ...]:
-    """Layers with a window as an engine keeps them that gives such a model no pool of their own: all of their tokens."""
-    return tuple(group.evolve(kind="full") if group.kind == "sliding" else group for group in attention)
+    """Layers with a window as an engine keeps them that gives such a model no pool of their own:
+    all of their tokens."""
+    return tuple(
+        group.evolve(kind="full") if group.kind == "sliding" else group for group in attention
+    )
 
 
 def model_of(spec: ModelSpec) -> ModelTraits:

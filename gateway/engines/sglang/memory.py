@@ -1,10 +1,12 @@
 """The sizes that SGLang chooses by itself, and what its memory settings mean. Pure.
 
-    MemoryRules (profiles/engines/sglang/VERSION/memory.yaml) + GPU + model -> StaticMemory -> bytes and tokens of KV cache
+    MemoryRules (profiles/engines/sglang/VERSION/memory.yaml) + GPU + model -> StaticMemory -> bytes
+    and tokens of KV cache
 
-SGLang divides a GPU otherwise than vLLM does: `--mem-fraction-static` is the share for weights and KV cache alone, and what
-activations and graphs take must fit into the rest. Left to itself it takes what these functions say
-(0.5.10.post1: srt/server_args.py:1141, 0.5.23: srt/arg_groups/memory_hook.py:46).
+SGLang divides a GPU otherwise than vLLM does: `--mem-fraction-static` is the share for weights and
+KV cache alone, and what activations and graphs take must fit into the rest. Left to itself it takes
+what these functions say (0.5.10.post1: srt/server_args.py:1141, 0.5.23:
+srt/arg_groups/memory_hook.py:46).
 """
 
 from __future__ import annotations
@@ -19,16 +21,19 @@ from gateway.domain import AttentionGroup, Value
 from gateway.domain.units import MIB
 
 _GIB_IN_MIB = 1024
-# CUDA context and torch.distributed: 0.5.15.post1 found 139.09 GiB free on an H200 that had 139.80 (docs/performance.md).
+# CUDA context and torch.distributed: 0.5.15.post1 found 139.09 GiB free on an H200 that had 139.80
+# (docs/performance.md).
 _PROCESS = 728 * MIB
 # Of more ranks NCCL too. Measured with vLLM on two H200; of SGLang nobody did.
 _NCCL = 1024 * MIB
-# A vision tower of this size (ViT-L/14) leaves 95 % of the share; each further one of its size takes 10 % more.
+# A vision tower of this size (ViT-L/14) leaves 95 % of the share; each further one of its size
+# takes 10 % more.
 _VIT_LAYERS, _VIT_HIDDEN = 24, 1024
 
 
 class MemoryClass(Value):
-    """What SGLang chooses for GPUs with less than `below_gib` of memory (None: for all larger ones)."""
+    """What SGLang chooses for GPUs with less than `below_gib` of memory (None: for all larger
+    ones)."""
 
     below_gib: int | None
     chunked_prefill: int = Field(description="tokens of one prefill batch")
@@ -41,32 +46,48 @@ class MemoryRules(Value):
 
     source: str
     classes: tuple[MemoryClass, ...] = Field(min_length=1)
-    graph_batch_within_seqs: bool = Field(description="no graphs for more requests than --max-running-requests")
-    eager_reserves_graphs: bool = Field(description="--disable-cuda-graph leaves as much aside as if there were graphs")
-    swa_ratio: float = Field(description="tokens in the pool of sliding layers, as a share of those in the full pool")
+    graph_batch_within_seqs: bool = Field(
+        description="no graphs for more requests than --max-running-requests"
+    )
+    eager_reserves_graphs: bool = Field(
+        description="--disable-cuda-graph leaves as much aside as if there were graphs"
+    )
+    swa_ratio: float = Field(
+        description="tokens in the pool of sliding layers, as a share of those in the full pool"
+    )
     hybrid_swa: tuple[str, ...] = Field(
         description="architectures whose sliding layers have such a pool; others keep all tokens"
     )
-    mamba_ratio: float = Field(description="bytes of recurrent states, as a share of those of the KV cache")
-    multimodal: tuple[str, ...] = Field(description="architectures that it takes for multimodal whatever their config says")
+    mamba_ratio: float = Field(
+        description="bytes of recurrent states, as a share of those of the KV cache"
+    )
+    multimodal: tuple[str, ...] = Field(
+        description="architectures that it takes for multimodal whatever their config says"
+    )
     text_only: tuple[str, ...] = Field(description="architectures whose towers it leaves out")
-    multimodal_prefill_graphs: tuple[str, ...] = Field((), description="multimodal ones whose prefill gets CUDA graphs")
+    multimodal_prefill_graphs: tuple[str, ...] = Field(
+        (), description="multimodal ones whose prefill gets CUDA graphs"
+    )
     no_prefill_graphs: tuple[str, ...] = Field((), description="others whose prefill gets none")
 
 
 class ModelTraits(Value):
-    """What these settings depend on. `towers`: config.json has a text_config, that is, the model is not text alone."""
+    """What these settings depend on. `towers`: config.json has a text_config, that is, the model is
+    not text alone."""
 
     architecture: str
     mla: bool = False
     towers: bool = False
-    vision: bool = Field(False, description="config.json has a vision_config; the sizes are as it gives them")
+    vision: bool = Field(
+        False, description="config.json has a vision_config; the sizes are as it gives them"
+    )
     vision_layers: int | None = None
     vision_hidden: int | None = None
 
 
 class StaticMemory(Value):
-    """`fraction` of the memory that is free before loading goes to weights and KV cache (--mem-fraction-static)."""
+    """`fraction` of the memory that is free before loading goes to weights and KV cache
+    (--mem-fraction-static)."""
 
     chunked_prefill: int
     graph_batch: int
@@ -85,9 +106,12 @@ def static_memory(
     chunked_prefill: int | None = None,
     eager: bool = False,
 ) -> StaticMemory:
-    """The engine's own choice for a GPU of `gpu_mib` (the smallest, as nvidia-smi says it). `seqs` and `chunked_prefill` are
+    """The engine's own choice for a GPU of `gpu_mib` (the smallest, as nvidia-smi says it). `seqs`
+    and `chunked_prefill` are
     what is set by flags, `eager` is --disable-cuda-graph."""
-    size = next(c for c in rules.classes if c.below_gib is None or gpu_mib < c.below_gib * _GIB_IN_MIB)
+    size = next(
+        c for c in rules.classes if c.below_gib is None or gpu_mib < c.below_gib * _GIB_IN_MIB
+    )
     chunk = chunked_prefill or size.chunked_prefill
     graphs = size.graph_batch if tp < 4 else size.graph_batch_from_tp4
     if rules.graph_batch_within_seqs and seqs is not None:
@@ -102,7 +126,9 @@ def static_memory(
     fraction = round((gpu_mib - reserved) / gpu_mib, 3)
     if model.vision and multimodal(rules, model):
         fraction *= _vision_factor(model)
-    return StaticMemory(chunked_prefill=chunk, graph_batch=graphs, reserved_mib=reserved, fraction=fraction)
+    return StaticMemory(
+        chunked_prefill=chunk, graph_batch=graphs, reserved_mib=reserved, fraction=fraction
+    )
 
 
 def prefill_graphs(rules: MemoryRules, model: ModelTraits, pp: int) -> bool:
@@ -120,8 +146,16 @@ def multimodal(rules: MemoryRules, model: ModelTraits) -> bool:
 
 @lru_cache(maxsize=32)
 def prefill_graph_sizes(largest: int) -> tuple[int, ...]:
-    """The token counts that get a prefill graph (srt/server_args.py:1397, srt/arg_groups/cuda_graph_hook.py:480)."""
-    steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, largest + 1, 512))
+    """The token counts that get a prefill graph (srt/server_args.py:1397,
+    srt/arg_groups/cuda_graph_hook.py:480)."""
+    steps = (
+        (4, 33, 4),
+        (48, 257, 16),
+        (288, 513, 32),
+        (576, 1025, 64),
+        (1280, 4097, 256),
+        (4608, largest + 1, 512),
+    )
     return tuple(size for step in steps for size in range(*step) if size <= largest)
 
 
@@ -133,12 +167,14 @@ def _vision_factor(model: ModelTraits) -> float:
 
 
 def process_bytes(ranks: int) -> int:
-    """What a rank's process takes of its GPU before SGLang looks how much is free, of which the static fraction is a share."""
+    """What a rank's process takes of its GPU before SGLang looks how much is free, of which the
+    static fraction is a share."""
     return _PROCESS + (_NCCL if ranks > 1 else 0)
 
 
 def fraction_within(static: StaticMemory, free_bytes: int) -> float:
-    """--mem-fraction-static for an engine that finds `free_bytes` before it loads: never more than its own choice, and as much less as
+    """--mem-fraction-static for an engine that finds `free_bytes` before it loads: never more than
+    its own choice, and as much less as
     others take. Rounded down to three digits; 0 where nothing is left."""
     share = (free_bytes - static.reserved_mib * MIB) / free_bytes
     return max(0.0, math.floor(min(static.fraction, share) * 1000) / 1000)
@@ -153,17 +189,25 @@ def kv_tokens(
     element_bytes: int,
     page: int = 1,
 ) -> int | None:
-    """Tokens of the full KV pool on one rank; None where these rules do not know (a sparse attention's index).
+    """Tokens of the full KV pool on one rank; None where these rules do not know (a sparse
+    attention's index).
 
-    Sliding layers get a pool of their own of `swa_ratio` of the tokens, recurrent ones a share of the bytes.
+    Sliding layers get a pool of their own of `swa_ratio` of the tokens, recurrent ones a share of
+    the bytes.
     """
     groups = [group for group in attention if group.kind not in ("encoder", "vision")]
     if any(group.index_dim for group in groups):
         return None
     if any(group.kind == "recurrent" for group in groups):
         pool_bytes = math.floor(pool_bytes / (1 + rules.mamba_ratio))
-    full = sum(_bytes_per_token(group, tp, element_bytes) for group in groups if group.kind in ("full", "mla"))
-    sliding = sum(_bytes_per_token(group, tp, element_bytes) for group in groups if group.kind == "sliding")
+    full = sum(
+        _bytes_per_token(group, tp, element_bytes)
+        for group in groups
+        if group.kind in ("full", "mla")
+    )
+    sliding = sum(
+        _bytes_per_token(group, tp, element_bytes) for group in groups if group.kind == "sliding"
+    )
     cell = full + sliding * rules.swa_ratio if full else sliding
     return math.floor(pool_bytes / cell) // page * page if cell else None
 
@@ -171,4 +215,9 @@ def kv_tokens(
 def _bytes_per_token(group: AttentionGroup, tp: int, element_bytes: int) -> int:
     if group.kind == "mla":
         return group.layers * group.head_dim * element_bytes
-    return group.layers * max(1, group.kv_heads // tp) * (group.head_dim + (group.value_dim or group.head_dim)) * element_bytes
+    return (
+        group.layers
+        * max(1, group.kv_heads // tp)
+        * (group.head_dim + (group.value_dim or group.head_dim))
+        * element_bytes
+    )

@@ -1,10 +1,12 @@
-"""Which backend computes each attention layer: one engine version's rules (attention.yaml, data) applied to layers. Pure.
+"""Which backend computes each attention layer: one engine version's rules (attention.yaml, data)
+applied to layers. Pure.
 
     AttentionRules + AttentionQuery (per rank) + compute capability -> BackendChoice
     AttentionRules + AttentionGroups of a model -> one LayerAttention for each
 
-The engine walks an ordered list of backends and takes the first that accepts the layer. So does `choose_backend`, and it
-keeps every reason for which each backend before that one refused. What the rules do not describe is "unknown".
+The engine walks an ordered list of backends and takes the first that accepts the layer. So does
+`choose_backend`, and it keeps every reason for which each backend before that one refused. What the
+rules do not describe is "unknown".
 """
 
 from __future__ import annotations
@@ -17,12 +19,18 @@ from gateway.domain import AttentionGroup, LayerAttention, Refusal
 from gateway.engines.common.rules.capability import numbers
 from gateway.engines.common.rules.check import Undecided
 from gateway.engines.common.rules.subject import AttentionQuery, Subject
-from gateway.engines.vllm.attention_rules import AttentionRules, OverrideStep, preferred_block, refusals
+from gateway.engines.vllm.attention_rules import (
+    AttentionRules,
+    OverrideStep,
+    preferred_block,
+    refusals,
+)
 from gateway.models.rank import Rank
 
 
 class BackendChoice(NamedTuple):
-    """`none`: the engine will refuse the model. `unknown`: these rules do not describe the layer, or too little of the layer is known."""
+    """`none`: the engine will refuse the model. `unknown`: these rules do not describe the layer,
+    or too little of the layer is known."""
 
     backend: str | None
     status: Literal["ok", "none", "unknown"]
@@ -41,10 +49,12 @@ def choose_backend(
 ) -> BackendChoice:
     """The backend of this layer on a GPU of this capability ("8.6").
 
-    packages: importable where the engine runs; None: what its official image has. forced: --attention-backend, which is
-    not for vision towers and recurrent layers.
+    packages: importable where the engine runs; None: what its official image has. forced:
+    --attention-backend, which is not for vision towers and recurrent layers.
     """
-    subject = Subject(capability, frozenset(rules.packages) if packages is None else packages, attention=query)
+    subject = Subject(
+        capability, frozenset(rules.packages) if packages is None else packages, attention=query
+    )
     if numbers(capability) is None:
         return _unknown("", f"{capability!r} is not a compute capability")
     if query.kind == "recurrent":
@@ -56,7 +66,9 @@ def choose_backend(
     forced = _named(forced)
     names = (forced,) if forced else rules.order(subject)
     if not names:
-        return _unknown("", f"these rules have no list of backends for {query.kind} layers like this")
+        return _unknown(
+            "", f"these rules have no list of backends for {query.kind} layers like this"
+        )
     refused: list[Refusal] = []
     for name in names:
         if name not in rules.backends:
@@ -66,11 +78,17 @@ def choose_backend(
         if certain:
             refused.append(Refusal(kernel=name, reason="; ".join(certain)))
         elif reasons:
-            return BackendChoice(backend=None, refused=(*refused, Refusal(kernel=name, reason=reasons[0])), status="unknown")
+            return BackendChoice(
+                backend=None,
+                refused=(*refused, Refusal(kernel=name, reason=reasons[0])),
+                status="unknown",
+            )
         else:
             version = _flash_version(rules, subject) if name in rules.flash_backends else None
             block = query.block_size or preferred_block(rules.backends[name], subject)
-            return BackendChoice(backend=name, version=version, block=block, refused=tuple(refused), status="ok")
+            return BackendChoice(
+                backend=name, version=version, block=block, refused=tuple(refused), status="ok"
+            )
     return BackendChoice(backend=None, refused=tuple(refused), status="none")
 
 
@@ -87,9 +105,10 @@ def layer_attention(
 ) -> tuple[LayerAttention, ...]:
     """One row for each group, judged with its own head size.
 
-    block_size: only where --block-size names a block. drafter: the layers are a drafter's, which reads text alone and takes
-    no backend over from its target; if any layer of a drafter sees ahead, the engine asks every layer's backend for layers
-    that do. config: config.json, for the sizes that a group does not carry.
+    block_size: only where --block-size names a block. drafter: the layers are a drafter's, which
+    reads text alone and takes no backend over from its target; if any layer of a drafter sees
+    ahead, the engine asks every layer's backend for layers that do. config: config.json, for the
+    sizes that a group does not carry.
     """
     forced = _named(forced)
     ahead = drafter and not all(group.causal for group in groups)
@@ -97,14 +116,22 @@ def layer_attention(
     step = None if drafter else _step(rules, queries, rank.capability, architecture, forced)
     rows, version = [], step.flash_attention if step else None
     for group, query in zip(groups, queries, strict=True):
-        asked = query._replace(causal=not ahead, flash_attention=version) if ahead or version is not None else query
+        asked = (
+            query._replace(causal=not ahead, flash_attention=version)
+            if ahead or version is not None
+            else query
+        )
         if architecture in rules.own_backends and group.kind not in ("recurrent", "vision"):
             choice = _unknown("", f"{architecture} brings attention backends of its own")
         elif architecture in rules.plain_towers and group.kind == "vision":
             choice = BackendChoice(backend="torch", status="ok")
         else:
-            choice = choose_backend(rules, asked, rank.capability, None, forced or (step.backend if step else None))
-            choice = _started(choice, rules, Subject(rank.capability, frozenset(rules.packages), attention=asked))
+            choice = choose_backend(
+                rules, asked, rank.capability, None, forced or (step.backend if step else None)
+            )
+            choice = _started(
+                choice, rules, Subject(rank.capability, frozenset(rules.packages), attention=asked)
+            )
         rows.append(
             LayerAttention(
                 kind=group.kind,
@@ -121,7 +148,8 @@ def layer_attention(
 
 
 def _started(choice: BackendChoice, rules: AttentionRules, subject: Subject) -> BackendChoice:
-    """The choice; none where the backend that is selected then refuses. The engine tries no other."""
+    """The choice; none where the backend that is selected then refuses. The engine tries no
+    other."""
     backend = rules.backends.get(choice.backend or "")
     if backend is None or choice.backend is None or not (why := backend.starts.refusal(subject)):
         return choice
@@ -137,8 +165,11 @@ def _query(
     drafter: bool,
     config: Mapping[str, Any],
 ) -> AttentionQuery:
-    # The engine calls a layer that sees both ways an encoder layer, except in a drafter: `causal` asks for that.
-    encoder = group.kind == "encoder" or (group.kind in ("full", "sliding") and not group.causal and not drafter)
+    # The engine calls a layer that sees both ways an encoder layer, except in a drafter: `causal`
+    # asks for that.
+    encoder = group.kind == "encoder" or (
+        group.kind in ("full", "sliding") and not group.causal and not drafter
+    )
     text = config.get("text_config")
     text = text if isinstance(text, Mapping) else config
     latent = group.value_dim if group.kind == "mla" else None
@@ -163,7 +194,9 @@ def _query(
     )
 
 
-def _multimodal_prefix(rules: AttentionRules, config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+def _multimodal_prefix(
+    rules: AttentionRules, config: Mapping[str, Any], text: Mapping[str, Any]
+) -> bool:
     """As the engine's own property of the model: is_mm_prefix_lm."""
     model = config.get("model_type")
     if isinstance(model, str) and model in rules.vision_prefix:
@@ -174,13 +207,18 @@ def _multimodal_prefix(rules: AttentionRules, config: Mapping[str, Any], text: M
 
 
 def _number(config: Mapping[str, Any], name: str, of: type) -> Any:
-    """The number in config.json; None: there is none. An integer counts as a float, and `true` is no number."""
+    """The number in config.json; None: there is none. An integer counts as a float, and `true` is
+    no number."""
     value = config.get(name)
     return value if isinstance(value, (int, of)) and not isinstance(value, bool) else None
 
 
 def _step(
-    rules: AttentionRules, queries: Sequence[AttentionQuery], capability: str, architecture: str, forced: str | None
+    rules: AttentionRules,
+    queries: Sequence[AttentionQuery],
+    capability: str,
+    architecture: str,
+    forced: str | None,
 ) -> OverrideStep | None:
     """What this version sets for the architecture before it selects a backend; None: nothing."""
     model = next((one for one in rules.models if architecture in one.architectures), None)
@@ -188,7 +226,9 @@ def _step(
     if model is None or not decoders:
         return None
     largest = max(decoders, key=lambda query: query.head_dim)
-    if largest.head_dim <= model.above_head or (model.mixed_heads and len({query.head_dim for query in decoders}) == 1):
+    if largest.head_dim <= model.above_head or (
+        model.mixed_heads and len({query.head_dim for query in decoders}) == 1
+    ):
         return None
     subject = Subject(capability, frozenset(rules.packages), attention=largest)
     step = next((step for step in model.steps if step.match.refusal(subject) is None), None)
@@ -207,14 +247,20 @@ def _vision(rules: AttentionRules, subject: Subject) -> BackendChoice:
     for tower in rules.vision:
         reason = tower.requires.refusal(subject)
         if reason is None:
-            version = _flash_version(rules, subject) if tower.backend in rules.flash_backends else None
-            return BackendChoice(backend=tower.backend, version=version, refused=tuple(refused), status="ok")
+            version = (
+                _flash_version(rules, subject) if tower.backend in rules.flash_backends else None
+            )
+            return BackendChoice(
+                backend=tower.backend, version=version, refused=tuple(refused), status="ok"
+            )
         refused.append(Refusal(kernel=tower.backend, reason=reason))
     return BackendChoice(backend=None, refused=tuple(refused), status="none")
 
 
 def _flash_version(rules: AttentionRules, subject: Subject) -> int | None:
-    return next((one.version for one in rules.flash_versions if one.match.refusal(subject) is None), None)
+    return next(
+        (one.version for one in rules.flash_versions if one.match.refusal(subject) is None), None
+    )
 
 
 def _named(forced: str | None) -> str | None:
@@ -223,4 +269,6 @@ def _named(forced: str | None) -> str | None:
 
 
 def _unknown(what: str, reason: str) -> BackendChoice:
-    return BackendChoice(backend=None, refused=(Refusal(kernel=what, reason=reason),), status="unknown")
+    return BackendChoice(
+        backend=None, refused=(Refusal(kernel=what, reason=reason),), status="unknown"
+    )

@@ -1,8 +1,10 @@
 """What each attention backend of one engine version says to a layer: attention.yaml, data. Pure.
 
-    VllmBackend (from a profile) + Subject (one layer on one rank) -> every criterion that the backend fails, with the reason
+    VllmBackend (from a profile) + Subject (one layer on one rank) -> every criterion that the
+    backend fails, with the reason
 
-The criteria are those of the engine's own `validate_configuration`, one field of VllmBackend for each.
+The criteria are those of the engine's own `validate_configuration`, one field of VllmBackend for
+each.
 """
 
 from __future__ import annotations
@@ -38,12 +40,17 @@ class VllmBackend(Value):
     roles: tuple[AttentionRole, ...] = ("decoder",)
     takes: dict[Trait, Check] = Field(default_factory=dict)  # an empty check: everywhere
     combination: tuple[Check, ...] = ()
-    starts: Check = Check()  # what it refuses once it is selected: in its constructor, or as its kernels are compiled
+    starts: Check = (
+        Check()
+    )  # what it refuses once it is selected: in its constructor, or as its kernels are compiled
     starts_source: str = ""
 
 
-def refusals(backend: VllmBackend, asks: Iterable[Trait], subject: Subject) -> Iterator[tuple[str, str]]:
-    """Every criterion that the backend fails, and why. `asks`: the traits that this version looks at."""
+def refusals(
+    backend: VllmBackend, asks: Iterable[Trait], subject: Subject
+) -> Iterator[tuple[str, str]]:
+    """Every criterion that the backend fails, and why. `asks`: the traits that this version looks
+    at."""
     query = _query(subject)
     if backend.package is not None and backend.package not in subject.packages:
         yield "package", f"the package {backend.package} is not installed"
@@ -57,7 +64,10 @@ def refusals(backend: VllmBackend, asks: Iterable[Trait], subject: Subject) -> I
     if backend.mla != (query.kind == "mla"):
         yield "mla", "is for MLA" if backend.mla else "is not for MLA"
     if backend.sparse != query.sparse:
-        yield "sparse", "is for sparse attention" if backend.sparse else "is not for sparse attention"
+        yield (
+            "sparse",
+            "is for sparse attention" if backend.sparse else "is not for sparse attention",
+        )
     if query.role not in backend.roles:
         yield "role", f"does not do {query.role.replace('_', '-')} attention"
     for trait in asks:
@@ -73,11 +83,14 @@ def refusals(backend: VllmBackend, asks: Iterable[Trait], subject: Subject) -> I
 
 
 def preferred_block(backend: VllmBackend, subject: Subject) -> int | None:
-    """The least tokens of a block that the backend takes. get_preferred_block_size in vllm/v1/attention/backend.py."""
+    """The least tokens of a block that the backend takes. get_preferred_block_size in
+    vllm/v1/attention/backend.py."""
     if not backend.block:
         return _BLOCKS[0]
     query = _query(subject)
-    blocks = ((size, subject._replace(attention=query._replace(block_size=size))) for size in _BLOCKS)
+    blocks = (
+        (size, subject._replace(attention=query._replace(block_size=size))) for size in _BLOCKS
+    )
     return next((size for size, asked in blocks if not first_refusal(backend.block, asked)), None)
 
 
@@ -117,16 +130,20 @@ class FlashVersion(Value):
 
 
 class OverrideStep(Value):
-    """What the engine sets where `match` holds of the layer with the largest head; neither field: nothing."""
+    """What the engine sets where `match` holds of the layer with the largest head; neither field:
+    nothing."""
 
     match: Check = Check()
     backend: str | None = None
     flash_attention: int | None = None
-    with_forced: tuple[str, ...] = ()  # backends that a user may force without losing `flash_attention`
+    with_forced: tuple[
+        str, ...
+    ] = ()  # backends that a user may force without losing `flash_attention`
 
 
 class ModelOverride(Value):
-    """What the engine sets for these architectures before it selects: the first step that matches, if no backend is forced."""
+    """What the engine sets for these architectures before it selects: the first step that matches,
+    if no backend is forced."""
 
     architectures: tuple[str, ...]
     source: str
@@ -136,7 +153,8 @@ class ModelOverride(Value):
 
 
 class AttentionRules(RuleFile):
-    """profiles/engines/KIND/VERSION/attention.yaml. Sources are files of that version, with lines."""
+    """profiles/engines/KIND/VERSION/attention.yaml. Sources are files of that version, with
+    lines."""
 
     packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
     asks: tuple[Trait, ...]  # the traits that selection looks at, and no others
@@ -161,12 +179,16 @@ class AttentionRules(RuleFile):
     models: tuple[ModelOverride, ...] = ()
     own_backends: tuple[str, ...] = ()  # architectures whose layers bring backends that no list has
     own_backends_source: str = ""
-    plain_towers: tuple[str, ...] = ()  # architectures whose vision tower asks torch itself for attention
+    plain_towers: tuple[
+        str, ...
+    ] = ()  # architectures whose vision tower asks torch itself for attention
     plain_towers_source: str = ""
 
     def order(self, subject: Subject) -> tuple[str, ...]:
         """The engine's list for this layer on this GPU."""
-        return next((order.backends for order in self.orders if order.match.refusal(subject) is None), ())
+        return next(
+            (order.backends for order in self.orders if order.match.refusal(subject) is None), ()
+        )
 
     @model_validator(mode="after")
     def _describes_what_it_lists(self) -> Self:

@@ -1,4 +1,5 @@
-"""What vLLM does with a candidate: attention by layer, a paged KV cache, a share of each GPU for everything. Pure."""
+"""What vLLM does with a candidate: attention by layer, a paged KV cache, a share of each GPU for
+everything. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +9,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-from gateway.domain import AttentionGroup, Engine, LayerAttention, Memory, ModelSpec, Quant, Scalar, Value
+from gateway.domain import (
+    AttentionGroup,
+    Engine,
+    LayerAttention,
+    Memory,
+    ModelSpec,
+    Quant,
+    Scalar,
+    Value,
+)
 from gateway.domain.units import GIB, gib
 from gateway.engines.common.candidate import Budget, Candidate, Default, Footprint
 from gateway.engines.common.kernels.expert_kernels import MoeRules
@@ -25,24 +35,29 @@ from gateway.errors import BadFlag
 from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
 
-# The part of its share that a conservative plan leaves free, because the plan that failed may have lacked it.
+# The part of its share that a conservative plan leaves free, because the plan that failed may have
+# lacked it.
 _CONSERVATIVE = 0.05
-# Of what a model without a KV cache needs, so much more is promised to it: its activations are an estimate.
+# Of what a model without a KV cache needs, so much more is promised to it: its activations are an
+# estimate.
 _ENCODER_SPARE = 4
 # The largest share of a GPU that is taken, where all of the GPU is free.
 _MOST = 0.97
 # Of the size of a KV cache in RAM.
 _RAM_STEP = GIB // 4
-# A trait of engine versions: CUDA graphs are counted within the memory budget, not captured beside it.
+# A trait of engine versions: CUDA graphs are counted within the memory budget, not captured beside
+# it.
 GRAPHS_IN_BUDGET = "graphs_in_budget"
 _DEFAULTS = "vllm/engine/arg_utils.py get_batch_defaults"
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: answers are remembered for each
 class VllmRules:
-    """The files of profiles/engines/vllm/VERSION/, each of which may be missing: then what it decides is not known.
+    """The files of profiles/engines/vllm/VERSION/, each of which may be missing: then what it
+    decides is not known.
 
-    Without any, an engine is sized like this too: a version that somebody wrote a profile for, and no rules.
+    Without any, an engine is sized like this too: a version that somebody wrote a profile for, and
+    no rules.
     """
 
     FILES: ClassVar[Mapping[str, type[Value]]] = {
@@ -82,7 +97,12 @@ class VllmRules:
     # --- attention ---
 
     def layer_attention(
-        self, groups: tuple[AttentionGroup, ...], rank: Rank, spec: ModelSpec, args: Mapping[str, Scalar], gpu_bytes: int
+        self,
+        groups: tuple[AttentionGroup, ...],
+        rank: Rank,
+        spec: ModelSpec,
+        args: Mapping[str, Scalar],
+        gpu_bytes: int,
     ) -> tuple[LayerAttention, ...]:
         if self.attention is None:
             return ()
@@ -125,9 +145,13 @@ class VllmRules:
         prefixes = candidate.args.get("enable-prefix-caching")
         rows = candidate.evidence.attention
         latent = next((row.backend for row in rows if row.kind == "mla" and row.backend), "")
-        # The user's block, or the least that the engine and every backend take: update_block_size_for_backend in
-        # vllm/platforms/interface.py.
-        block = _block_size(candidate.args) or max((row.block or 0 for row in rows), default=0) or candidate.engine.block_size
+        # The user's block, or the least that the engine and every backend take:
+        # update_block_size_for_backend in vllm/platforms/interface.py.
+        block = (
+            _block_size(candidate.args)
+            or max((row.block or 0 for row in rows), default=0)
+            or candidate.engine.block_size
+        )
         kept = cache(
             (*candidate.stage.attention, *candidate.speculation.groups),
             candidate.rank._replace(kv_dtype=stored_dtype(candidate.variant.kv_dtype, latent)),
@@ -136,7 +160,11 @@ class VllmRules:
             prefixes=None if prefixes is None else bool(prefixes),
         )
         if kept.refused:
-            raise Refused("no_backend", f"one KV cache cannot hold its layers: {kept.refused}", candidate.source)
+            raise Refused(
+                "no_backend",
+                f"one KV cache cannot hold its layers: {kept.refused}",
+                candidate.source,
+            )
         return kept
 
     # --- batch: the engine's own defaults, which are what its authors measured ---
@@ -149,7 +177,9 @@ class VllmRules:
     def default_tokens(self, candidate: Candidate) -> Default:
         engine, given = candidate.engine, candidate.given
         if all(group.kind in ("encoder", "vision") for group in candidate.built.attention):
-            longest = max(engine.default_batched_tokens, given.wish.max_context or given.spec.max_position)
+            longest = max(
+                engine.default_batched_tokens, given.wish.max_context or given.spec.max_position
+            )
             return longest, "an encoder reads a whole input at once", "vllm/config/scheduler.py"
         if _big(candidate, 160):
             return 16384, "the engine's default for GPUs of 160 GiB and more", _DEFAULTS
@@ -158,7 +188,8 @@ class VllmRules:
         return engine.default_batched_tokens, "the engine's default", candidate.source
 
     def runner(self, candidate: Candidate) -> int:
-        # The second runner cannot do ngram (_get_v2_model_runner_unsupported_features, vllm/config/vllm.py).
+        # The second runner cannot do ngram (_get_v2_model_runner_unsupported_features,
+        # vllm/config/vllm.py).
         if candidate.speculation.method.value == "ngram":
             return 1
         return vllm_memory.runner_of(candidate.given.spec, candidate.built, candidate.engine.traits)
@@ -172,46 +203,72 @@ class VllmRules:
         seen = candidate.devices.seen
         if "gpu-memory-utilization" in candidate.args:
             share = float(candidate.args["gpu-memory-utilization"])
-            found = ((candidate.given.available[gpu.uuid], gpu.total_bytes or seen) for gpu in candidate.group)
+            found = (
+                (candidate.given.available[gpu.uuid], gpu.total_bytes or seen)
+                for gpu in candidate.group
+            )
             free, total = min(found, key=lambda one: one[0] - one[1] * share)
             if total * share > free:  # the engine would compare the same, and end
-                reason = f"--gpu-memory-utilization={share:g} was set, which is {gib(round(total * share))} of a GPU that has {gib(free)} free"
+                reason = (
+                    f"--gpu-memory-utilization={share:g} was set, which is"
+                    f" {gib(round(total * share))} of a GPU that has {gib(free)} free"
+                )
                 raise Refused("no_memory", reason, "your flag")
             return Budget(round(seen * share), {}, f"utilization {share:.2f}, set by the user")
         spared = _CONSERVATIVE if candidate.variant.conservative else 0
         share = self._share(footprint, candidate.engine.default_utilization - spared)
         if not footprint.cache.bytes_for(1, footprint.load.batched_tokens):
-            # Of an encoder nothing grows: it takes no more, and more would only be kept from others.
+            # Of an encoder nothing grows: it takes no more, and more would only be kept from
+            # others.
             used = self.used_bytes(footprint, self.divided(footprint, 0))
-            share = min(share, math.ceil((used + used // _ENCODER_SPARE) * 100 / max(1, seen)) / 100)
+            share = min(
+                share, math.ceil((used + used // _ENCODER_SPARE) * 100 / max(1, seen)) / 100
+            )
         return self.told(footprint, share)
 
     def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
         candidate = footprint.candidate
-        if not candidate.devices.read or not usual.flags or not candidate.group or candidate.variant.conservative:
+        if (
+            not candidate.devices.read
+            or not usual.flags
+            or not candidate.group
+            or candidate.variant.conservative
+        ):
             return None
         before, share = usual.flags["gpu-memory-utilization"], self._share(footprint, _MOST)
         if share <= float(before):
             return None
         warning = (
-            f"It takes {share:.2f} of each GPU, not {before:.2f}: a short context fits otherwise, and so much was free. What else comes "
-            "to these GPUs finds no room."
+            f"It takes {share:.2f} of each GPU, not {before:.2f}: a short context fits otherwise,"
+            " and so much was free. What else comes to these GPUs finds no room."
         )
         flags: dict[str, Scalar] = {"gpu-memory-utilization": share}
-        return Budget(round(candidate.devices.seen * share), flags, f"utilization {share:.2f}", warning)
+        return Budget(
+            round(candidate.devices.seen * share), flags, f"utilization {share:.2f}", warning
+        )
 
     def told(self, footprint: Footprint, share: float) -> Budget:
         seen = footprint.candidate.devices.seen
-        return Budget(round(seen * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}")
+        return Budget(
+            round(seen * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}"
+        )
 
     def narrowed(
-        self, footprint: Footprint, budget: Budget, count: int, *, rounded: Callable[[float], int] = math.ceil
+        self,
+        footprint: Footprint,
+        budget: Budget,
+        count: int,
+        *,
+        rounded: Callable[[float], int] = math.ceil,
     ) -> Budget:
         steps = count * 100 / max(1, footprint.candidate.devices.seen)
-        return self.told(footprint, min(float(budget.flags["gpu-memory-utilization"]), rounded(steps) / 100))
+        return self.told(
+            footprint, min(float(budget.flags["gpu-memory-utilization"]), rounded(steps) / 100)
+        )
 
     def _share(self, footprint: Footprint, most: float) -> float:
-        """The part of each GPU that is free beside what the engine takes beside its share, in hundredths; `most` at most."""
+        """The part of each GPU that is free beside what the engine takes beside its share, in
+        hundredths; `most` at most."""
         candidate, beside = footprint.candidate, _beside(footprint)
         room = min((free - beside) * 100 // total for free, total in candidate.devices.room)
         spared = math.ceil(_spared(candidate) * 100 / max(1, candidate.devices.seen))
@@ -237,7 +294,8 @@ class VllmRules:
         return used + (memory.graph_bytes if counted else 0)
 
     def _of_ram(self, footprint: Footprint, context: int) -> Budget:
-        """Weights and activations, and a KV cache for four requests of the wanted length within half of the RAM that engines may have, or for
+        """Weights and activations, and a KV cache for four requests of the wanted length within
+        half of the RAM that engines may have, or for
         one within all of it that others leave."""
         candidate = footprint.candidate
         hardware = candidate.given.hardware
@@ -247,7 +305,10 @@ class VllmRules:
         if told is not None:
             kv, reason = told
             if used + kv > free:
-                words = f"{reason}, and with {gib(used)} beside it that is more than the {gib(free)} of RAM that are to be had"
+                words = (
+                    f"{reason}, and with {gib(used)} beside it that is more than the {gib(free)} of"
+                    " RAM that are to be had"
+                )
                 raise Refused("no_memory", words, "your flag")
             return Budget(used + kv, {}, f"{gib(kv)} of KV cache")
         one = footprint.cache.bytes_for(context, footprint.load.batched_tokens)
@@ -267,7 +328,9 @@ def _told_of_cache(candidate: Candidate) -> tuple[int, str] | None:
     if space := candidate.given.wish.env.get("VLLM_CPU_KVCACHE_SPACE"):
         if not space.isdecimal():
             raise BadFlag(
-                f"VLLM_CPU_KVCACHE_SPACE is {space[:40]!r}; it is a whole number of GiB.", hint="Correct it.", param="env"
+                f"VLLM_CPU_KVCACHE_SPACE is {space[:40]!r}; it is a whole number of GiB.",
+                hint="Correct it.",
+                param="env",
             )
         return int(space[:6]) * GIB, f"VLLM_CPU_KVCACHE_SPACE={space[:6]} was set"
     return None
@@ -281,12 +344,17 @@ def _big(candidate: Candidate, least_gib: int) -> bool:
     if not candidate.group:
         return False
     name = candidate.group[0].name.lower()
-    return (candidate.group[0].total_bytes or 0) >= least_gib * GIB and "a100" not in name and "gb10" not in name
+    return (
+        (candidate.group[0].total_bytes or 0) >= least_gib * GIB
+        and "a100" not in name
+        and "gb10" not in name
+    )
 
 
 @lru_cache(maxsize=16)  # asked for each budget that is tried
 def _beside(footprint: Footprint) -> int:
-    """What the engine takes of each GPU beside its share, with what starts of this version on this kind of GPU have shown."""
+    """What the engine takes of each GPU beside its share, with what starts of this version on this
+    kind of GPU have shown."""
     candidate = footprint.candidate
     known = vllm_memory.beside_bytes(
         candidate.given.spec,
@@ -296,7 +364,9 @@ def _beside(footprint: Footprint) -> int:
         through_host=candidate.through_host,
     )
     # Each of these facts is what was missing with those before it.
-    return known + sum(fact.value or 0 for fact in candidate.given.facts.holding("beside_memory", candidate.scope))
+    return known + sum(
+        fact.value or 0 for fact in candidate.given.facts.holding("beside_memory", candidate.scope)
+    )
 
 
 def _counts_graphs(candidate: Candidate) -> bool:
@@ -304,11 +374,13 @@ def _counts_graphs(candidate: Candidate) -> bool:
 
 
 def _spared(candidate: Candidate) -> int:
-    """Bytes that an engine turned out to need beside its share, when it ran out of memory while it served."""
+    """Bytes that an engine turned out to need beside its share, when it ran out of memory while it
+    served."""
     facts = candidate.given.facts.holding("spare_memory", candidate.scope)
     return max((fact.value or 0 for fact in facts), default=0)
 
 
 def _coarse(count: int) -> int:
-    """Down to whole steps: a machine's RAM reads a little different after each boot, and facts must go on to hold."""
+    """Down to whole steps: a machine's RAM reads a little different after each boot, and facts must
+    go on to hold."""
     return max(0, count // _RAM_STEP) * _RAM_STEP

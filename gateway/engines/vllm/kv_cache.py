@@ -1,16 +1,23 @@
-"""What an engine keeps of a sequence in its layers: keys and values, latents, recurrent states; and how many sequences fit.
+"""What an engine keeps of a sequence in its layers: keys and values, latents, recurrent states; and
+how many sequences fit.
 
-vLLM gives every layer pages of one size from one pool. Layers that keep the same are dealt into groups of one size; a block of
-the pool is one page in every layer of a group, and each group has its own table of blocks for each request. Sizes are of one
-rank. Sources: vllm/v1/kv_cache_interface.py, vllm/v1/core/kv_cache_utils.py (0.33.0: kv_cache_planning.py), vllm/platforms/interface.py
-(_align_hybrid_block_size; until 0.19.1 HybridAttentionMambaModelConfig in vllm/model_executor/models/config.py).
+vLLM gives every layer pages of one size from one pool. Layers that keep the same are dealt into
+groups of one size; a block of the pool is one page in every layer of a group, and each group has
+its own table of blocks for each request. Sizes are of one rank. Sources:
+vllm/v1/kv_cache_interface.py, vllm/v1/core/kv_cache_utils.py (0.33.0: kv_cache_planning.py),
+vllm/platforms/interface.py (_align_hybrid_block_size; until 0.19.1 HybridAttentionMambaModelConfig
+in vllm/model_executor/models/config.py).
 
 What versions do differently stands in the traits of their profile:
 
-* windows_of_more_batches: beside a window all batches in flight are kept, two and more with pipeline parallelism, not one
-* pages_are_padded: attention whose page does not divide the largest page gets a padded page; without it such a model is refused
-* states_at_every_block: with prefix caching, mamba layers keep a state for every block of a sequence
-* states_within_prefill: with prefix caching, kernels that can leave a state within a prefill keep a third one for it
+* windows_of_more_batches: beside a window all batches in flight are kept, two and more with
+  pipeline parallelism, not one
+* pages_are_padded: attention whose page does not divide the largest page gets a padded page;
+  without it such a model is refused
+* states_at_every_block: with prefix caching, mamba layers keep a state for every block of a
+  sequence
+* states_within_prefill: with prefix caching, kernels that can leave a state within a prefill keep a
+  third one for it
 * prefixes_of_states: prefix caching is on by default for models with recurrent layers
 * null_block: the check whether a request fits sets aside the block that stands for "none"
 """
@@ -27,10 +34,12 @@ from gateway.engines.common.memory.kv_cache import longest
 from gateway.models.rank import Rank
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-# One token in the layout of FlashMLA's sparse kernels: 512 bytes of fp8, 4 float32 scales, 64 rotary values of 2 bytes.
-# vllm/v1/kv_cache_interface.py, MLAAttentionSpec; vllm/v1/attention/backends/mla/flashmla_sparse.py
+# One token in the layout of FlashMLA's sparse kernels: 512 bytes of fp8, 4 float32 scales, 64
+# rotary values of 2 bytes. vllm/v1/kv_cache_interface.py, MLAAttentionSpec;
+# vllm/v1/attention/backends/mla/flashmla_sparse.py
 _DS_MLA_BYTES = 656
-# FlashInfer's delta rule can leave a state at multiples of so many tokens. vllm 0.33.0, v1/attention/backends/gdn_attn.py:34
+# FlashInfer's delta rule can leave a state at multiples of so many tokens. vllm 0.33.0,
+# v1/attention/backends/gdn_attn.py:34
 _DELTA_STEP = 64
 
 
@@ -38,8 +47,8 @@ _DELTA_STEP = 64
 class BlockTable:
     """Layers that keep the same: `count` tables of blocks, each for one group of layers.
 
-    A full layer keeps every token; a sliding one its window and what is in flight; a state is one block, `states` times,
-    or (0) one for every block of tokens.
+    A full layer keeps every token; a sliding one its window and what is in flight; a state is one
+    block, `states` times, or (0) one for every block of tokens.
     """
 
     kind: Literal["full", "sliding", "state"]
@@ -51,7 +60,8 @@ class BlockTable:
     count: int = 1
 
     def blocks(self, length: int, in_flight: int) -> int:
-        """Blocks of all these tables for one request. SlidingWindowSpec: one more, since a window may start within a block."""
+        """Blocks of all these tables for one request. SlidingWindowSpec: one more, since a window
+        may start within a block."""
         if self.states:
             return self.count * self.states
         if self.kind == "sliding":
@@ -61,7 +71,8 @@ class BlockTable:
 
 @dataclass(frozen=True)
 class Cache:
-    """What one rank keeps of sequences. `refused` says why this version cannot hold these layers in one pool."""
+    """What one rank keeps of sequences. `refused` says why this version cannot hold these layers in
+    one pool."""
 
     block_tokens: int
     block_bytes: int
@@ -72,7 +83,8 @@ class Cache:
 
     @property
     def bytes_per_token(self) -> int:
-        """What one more token costs in a long request, or within the window where every layer has one; 0: nothing grows."""
+        """What one more token costs in a long request, or within the window where every layer has
+        one; 0: nothing grows."""
         growing = [table for table in self.tables if table.kind != "sliding" and not table.states]
         growing = growing or [table for table in self.tables if table.kind == "sliding"]
         return sum([-(-table.count * self.block_bytes // table.block) for table in growing])
@@ -94,9 +106,11 @@ class Cache:
         return kv_bytes // self.block_bytes if self.block_bytes else 0
 
     def largest(self, kv_bytes: int, batched_tokens: int, limit: int) -> int:
-        """The longest request (at most `limit` tokens) that fits into `kv_bytes`; 0 when not even one token does.
+        """The longest request (at most `limit` tokens) that fits into `kv_bytes`; 0 when not even
+        one token does.
 
-        The engine's own estimate, except of 0.18.0 where kinds mix: it counts the first group alone, and would wait for ever.
+        The engine's own estimate, except of 0.18.0 where kinds mix: it counts the first group
+        alone, and would wait for ever.
         """
         if not self.tables:
             return limit
@@ -104,13 +118,15 @@ class Cache:
         return longest(limit, lambda length: self.blocks_for(length, batched_tokens) <= room)
 
     def requests(self, kv_bytes: int, length: int, batched_tokens: int) -> float:
-        """How many requests of `length` tokens fit, the engine's "Maximum concurrency"; infinite where nothing is kept."""
+        """How many requests of `length` tokens fit, the engine's "Maximum concurrency"; infinite
+        where nothing is kept."""
         needed = self.blocks_for(length, batched_tokens)
         return self.blocks(kv_bytes) / needed if needed else math.inf
 
 
 def stored_dtype(kv_dtype: str, backend: str) -> str:
-    """How this attention backend stores a KV cache of this dtype. _canonicalize_sparse_mla_kv_cache_dtype in
+    """How this attention backend stores a KV cache of this dtype.
+    _canonicalize_sparse_mla_kv_cache_dtype in
     vllm/model_executor/layers/attention/mla_attention.py."""
     if backend == "FLASHINFER_MLA_SPARSE_SM120":
         return "fp8_ds_mla" if kv_dtype in ("auto", "fp8", "fp8_e4m3") else kv_dtype
@@ -118,22 +134,35 @@ def stored_dtype(kv_dtype: str, backend: str) -> str:
 
 
 def cache(
-    attention: Sequence[AttentionGroup], rank: Rank, block: int, traits: Collection[str], *, prefixes: bool | None = None
+    attention: Sequence[AttentionGroup],
+    rank: Rank,
+    block: int,
+    traits: Collection[str],
+    *,
+    prefixes: bool | None = None,
 ) -> Cache:
     """The cache of these layers, which are those of one stage of `rank.pp`.
 
-    rank.kv_dtype: auto (as `dtype`), fp8 and its kinds, or fp8_ds_mla where the backend stores that. block: tokens of a block that
-    the attention backend prefers. prefixes: prefix caching; None: the version's default.
+    rank.kv_dtype: auto (as `dtype`), fp8 and its kinds, or fp8_ds_mla where the backend stores
+    that. block: tokens of a block that the attention backend prefers. prefixes: prefix caching;
+    None: the version's default.
     """
     tp, dtype = rank.tp, rank.dtype
     kept = _attention(attention, tp, dtype, rank.kv_dtype, block)
-    states = [group for group in attention if group.kind == "recurrent" and group.recurrent is not None and group.layers]
+    states = [
+        group
+        for group in attention
+        if group.kind == "recurrent" and group.recurrent is not None and group.layers
+    ]
     if prefixes is None:
         prefixes = not states or "prefixes_of_states" in traits
-    state = max((state_bytes(group.recurrent, tp, dtype) for group in states if group.recurrent), default=0)
+    state = max(
+        (state_bytes(group.recurrent, tp, dtype) for group in states if group.recurrent), default=0
+    )
     if state > 0:
         kept = _with_states(kept, states, state, block, traits, rank.capability, prefixes)
-    # max_concurrent_batches in vllm/config/vllm.py; its older model runner has one less where pp > 1.
+    # max_concurrent_batches in vllm/config/vllm.py; its older model runner has one less where pp >
+    # 1.
     batches = rank.pp + 1 if "windows_of_more_batches" in traits else 1
     aside = 1 if "null_block" in traits else 0
     merged = _merged(kept)
@@ -147,12 +176,21 @@ def cache(
     token_block = next((table.block for table in tables if table.kind == "full"), tables[0].block)
     refused = None
     if len({table.page for table in tables}) > 1:
-        refused = "pages of " + ", ".join(str(table.page) for table in tables) + " bytes do not divide each other"
-    return Cache(token_block, size * max(table.page for table in tables), tables, batches, aside, refused)
+        refused = (
+            "pages of "
+            + ", ".join(str(table.page) for table in tables)
+            + " bytes do not divide each other"
+        )
+    return Cache(
+        token_block, size * max(table.page for table in tables), tables, batches, aside, refused
+    )
 
 
-def _attention(attention: Sequence[AttentionGroup], tp: int, dtype: str, kv_dtype: str, block: int) -> list[BlockTable]:
-    """Tables of what grows: keys and values of one rank's heads (one head, repeated, where heads are fewer than ranks), or a
+def _attention(
+    attention: Sequence[AttentionGroup], tp: int, dtype: str, kv_dtype: str, block: int
+) -> list[BlockTable]:
+    """Tables of what grows: keys and values of one rank's heads (one head, repeated, where heads
+    are fewer than ranks), or a
     latent and the indexer's keys, whole on every rank."""
     item = 1 if kv_dtype.startswith("fp8") else ITEM_BYTES[dtype]
     kept = []
@@ -161,8 +199,16 @@ def _attention(attention: Sequence[AttentionGroup], tp: int, dtype: str, kv_dtyp
             token = _DS_MLA_BYTES if kv_dtype == "fp8_ds_mla" else group.head_dim * item
             kept.append(BlockTable("full", group.layers, block, block * token))
             if group.index_dim:
-                # fp8 and a float32 scale for 128 values. DeepseekV32IndexerCache in vllm/model_executor/models/deepseek_v2.py
-                kept.append(BlockTable("full", group.layers, block, block * (group.index_dim + group.index_dim // 128 * 4)))
+                # fp8 and a float32 scale for 128 values. DeepseekV32IndexerCache in
+                # vllm/model_executor/models/deepseek_v2.py
+                kept.append(
+                    BlockTable(
+                        "full",
+                        group.layers,
+                        block,
+                        block * (group.index_dim + group.index_dim // 128 * 4),
+                    )
+                )
         elif group.kind in ("full", "sliding"):
             value = group.head_dim if group.value_dim is None else group.value_dim
             page = block * max(1, group.kv_heads // tp) * (group.head_dim + value) * item
@@ -176,14 +222,17 @@ def _attention(attention: Sequence[AttentionGroup], tp: int, dtype: str, kv_dtyp
 def state_bytes(recurrent: Recurrent, tp: int, dtype: str) -> int:
     """Bytes of the state that one recurrent layer keeps of a sequence on one rank, unpadded.
 
-    Source: MambaStateShapeCalculator and MambaStateDtypeCalculator in vllm/model_executor/layers/mamba/mamba_utils.py.
+    Source: MambaStateShapeCalculator and MambaStateDtypeCalculator in
+    vllm/model_executor/layers/mamba/mamba_utils.py.
     """
     channels = recurrent.conv_channels
     if recurrent.kind == "mamba2" and recurrent.groups % tp:
         # Groups that do not divide are repeated, so that each rank has those of its heads.
         channels += 2 * max(0, tp - recurrent.groups) * recurrent.columns
     convolution = channels // tp * (recurrent.conv_kernel - 1) * ITEM_BYTES[dtype]
-    matrices = ITEM_BYTES.get(recurrent.dtype or ("float32" if recurrent.kind == "kda" else dtype), 4)
+    matrices = ITEM_BYTES.get(
+        recurrent.dtype or ("float32" if recurrent.kind == "kda" else dtype), 4
+    )
     return convolution + recurrent.heads // tp * recurrent.rows * recurrent.columns * matrices
 
 
@@ -196,28 +245,39 @@ def _with_states(
     capability: str,
     prefixes: bool,
 ) -> list[BlockTable]:
-    """The block of attention grows until its page holds a state (of `state` bytes), and the states' pages are padded to it."""
+    """The block of attention grows until its page holds a state (of `state` bytes), and the states'
+    pages are padded to it."""
     recurrents = [group.recurrent for group in groups if group.recurrent is not None]
     mamba = all(recurrent.kind in ("mamba1", "mamba2") for recurrent in recurrents)
     states, step = 2 if prefixes else 1, block
     if prefixes and mamba and "states_at_every_block" in traits:
         states, step = 0, math.lcm(block, recurrents[0].chunk or 2048)
     elif prefixes and "states_within_prefill" in traits:
-        if all(recurrent.kind == "gdn" and _flashinfer_delta(recurrent, capability) for recurrent in recurrents):
+        if all(
+            recurrent.kind == "gdn" and _flashinfer_delta(recurrent, capability)
+            for recurrent in recurrents
+        ):
             states, step = 3, math.lcm(block, _DELTA_STEP)
         elif mamba:
             states = 3
     token = kept[0].page // kept[0].block if kept else 0
     if token:
         block = max(block, step * -(-state // (step * token)))
-        kept = [replace(table, page=table.page // table.block * block, block=block) for table in kept]
+        kept = [
+            replace(table, page=table.page // table.block * block, block=block) for table in kept
+        ]
     page = block * token or state
-    return kept + [BlockTable("state", group.layers, block, page, states=states) for group in groups]
+    return kept + [
+        BlockTable("state", group.layers, block, page, states=states) for group in groups
+    ]
 
 
 def _flashinfer_delta(recurrent: Recurrent, capability: str) -> bool:
-    """Whether FlashInfer computes the gated delta rule. _resolve_gdn_prefill_backend, with CUDA 13."""
-    return capability == "9.0" or (capability.partition(".")[0] in ("10", "12") and recurrent.columns == 128)
+    """Whether FlashInfer computes the gated delta rule. _resolve_gdn_prefill_backend, with CUDA
+    13."""
+    return capability == "9.0" or (
+        capability.partition(".")[0] in ("10", "12") and recurrent.columns == 128
+    )
 
 
 def _merged(kept: Sequence[BlockTable]) -> tuple[BlockTable, ...]:
@@ -232,7 +292,8 @@ def _merged(kept: Sequence[BlockTable]) -> tuple[BlockTable, ...]:
 
 
 def _one_page(tables: Sequence[BlockTable], padded: bool) -> list[BlockTable]:
-    """All pages as large as the largest: by more tokens in a block, or by padding. unify_kv_cache_spec_page_size."""
+    """All pages as large as the largest: by more tokens in a block, or by padding.
+    unify_kv_cache_spec_page_size."""
     largest = max(table.page for table in tables)
     found = []
     for table in tables:
@@ -246,6 +307,7 @@ def _one_page(tables: Sequence[BlockTable], padded: bool) -> list[BlockTable]:
 
 
 def _group_size(layers: Sequence[int]) -> int:
-    """Layers in a group: the fewest of a kind, or the most where that pads less. _get_kv_cache_groups_uniform_page_size."""
+    """Layers in a group: the fewest of a kind, or the most where that pads less.
+    _get_kv_cache_groups_uniform_page_size."""
     fewest, most = min(layers), max(layers)
     return most if 2 * most < 3 * fewest else fewest

@@ -1,10 +1,12 @@
 """What fills a GPU: weights per rank, KV cache, and what an engine needs beside them.
 
-Weights and KV cache follow from shapes (engines/common/layers/weights.py, engines/vllm/kv_cache.py); activations, graphs and overhead are estimates, which
-is why a Memory has a band (`low`, `high`) around everything but the KV cache.
+Weights and KV cache follow from shapes (engines/common/layers/weights.py,
+engines/vllm/kv_cache.py); activations, graphs and overhead are estimates, which is why a Memory has
+a band (`low`, `high`) around everything but the KV cache.
 
-The constants were read in 33 starts of vLLM 0.26.0 (CUDA 13.0, dummy weights) on H200 GPUs, driver 580.159.04, on 2026-11-21;
-tests/unit/engines/vllm/measured_memory.json has each start's own figures, docs/performance.md the comparison.
+The constants were read in 33 starts of vLLM 0.26.0 (CUDA 13.0, dummy weights) on H200 GPUs, driver
+580.159.04, on 2026-11-21; tests/unit/engines/vllm/measured_memory.json has each start's own
+figures, docs/performance.md the comparison.
 """
 
 from __future__ import annotations
@@ -19,43 +21,57 @@ from gateway.engines.common.memory.kv_cache import KvCache
 from gateway.engines.vllm.kv_cache import ITEM_BYTES
 from gateway.models.workload import Workload
 
-# What the engine counts as non-torch memory: cuBLAS workspaces and kernels loaded during its profile run. 0.22 to 0.24 GiB
-# with one rank; 0.07 to 0.10 with two, where NCCL takes most of it before the engine begins to count. And what the rounding
-# of allocations adds to the weights: 0.01 to 0.08 GiB.
+# What the engine counts as non-torch memory: cuBLAS workspaces and kernels loaded during its
+# profile run. 0.22 to 0.24 GiB with one rank; 0.07 to 0.10 with two, where NCCL takes most of it
+# before the engine begins to count. And what the rounding of allocations adds to the weights: 0.01
+# to 0.08 GiB.
 _OVERHEAD = round(0.30 * GIB)
 _OVERHEAD_OF_RANKS = round(0.18 * GIB)
-# Taken before the engine begins to count, so beside its budget: the CUDA context (0.51 GiB), and NCCL with its peers.
+# Taken before the engine begins to count, so beside its budget: the CUDA context (0.51 GiB), and
+# NCCL with its peers.
 _CONTEXT = round(0.51 * GIB)
 _NCCL = 2 * GIB
-# Where the GPUs meet in the host's memory alone, NCCL keeps its buffers there: context and NCCL took about 0.4 GiB of each of eight
-# 3090 (github.com/Sandermage/genesis-vllm-patches/issues/24), 0.25 GiB of each of two 4090 (github.com/vllm-project/vllm/issues/13061).
+# Where the GPUs meet in the host's memory alone, NCCL keeps its buffers there: context and NCCL
+# took about 0.4 GiB of each of eight 3090 (github.com/Sandermage/genesis-vllm-patches/issues/24),
+# 0.25 GiB of each of two 4090 (github.com/vllm-project/vllm/issues/13061).
 _NCCL_THROUGH_HOST = GIB // 2
-# Ranks that fuse an all-reduce with the norm after it have FlashInfer's workspace for that: enable_allreduce_rms_fusion (vllm/config/vllm.py:131
-# of 0.26.0; the same from 0.18.0 to 0.33.0), for tensors up to FI_ALLREDUCE_FUSION_MAX_SIZE_MB by capability and ranks
-# (vllm/compilation/passes/fusion/allreduce_rms_fusion.py:104). With Llama 8B on two H200 1.04 GiB were seen beyond torch, and 0.21 without it
-# (2026-11-22): 13.3 times the largest tensor. The 33 starts had it off.
-_FUSED_MIB = {"9.0": {2: 64.0, 4: 2.0, 8: 0.5}, "10.0": {2: 64.0, 4: 32.0, 8: 1.0}, "10.3": {2: 64.0, 4: 64.0, 8: 2.0}}
+# Ranks that fuse an all-reduce with the norm after it have FlashInfer's workspace for that:
+# enable_allreduce_rms_fusion (vllm/config/vllm.py:131 of 0.26.0; the same from 0.18.0 to 0.33.0),
+# for tensors up to FI_ALLREDUCE_FUSION_MAX_SIZE_MB by capability and ranks
+# (vllm/compilation/passes/fusion/allreduce_rms_fusion.py:104). With Llama 8B on two H200 1.04 GiB
+# were seen beyond torch, and 0.21 without it (2026-11-22): 13.3 times the largest tensor. The 33
+# starts had it off.
+_FUSED_MIB = {
+    "9.0": {2: 64.0, 4: 2.0, 8: 0.5},
+    "10.0": {2: 64.0, 4: 32.0, 8: 1.0},
+    "10.3": {2: 64.0, 4: 64.0, 8: 2.0},
+}
 _FUSED_TIMES = 13.3
-# Graphs of one layer, all batch sizes together: the engine's own estimate where it makes one (0.009 to 0.024 GiB), and what
-# capturing really took (0.009 to 0.044; of dense models in 16 bits 0.031, as 0.98 GiB of Llama 8B).
+# Graphs of one layer, all batch sizes together: the engine's own estimate where it makes one (0.009
+# to 0.024 GiB), and what capturing really took (0.009 to 0.044; of dense models in 16 bits 0.031,
+# as 0.98 GiB of Llama 8B).
 _GRAPH_OF_LAYER = round(0.017 * GIB)
 _CAPTURED_OF_LAYER = round(0.031 * GIB)
 _MOST_GRAPH_OF_LAYER = round(0.045 * GIB)
-# Sizes of batches that get a graph: _set_cudagraph_sizes in vllm/config/vllm.py of 0.18.0 to 0.33.0. Graphs of 16 layers took 0.45 GiB with all sizes
-# and 0.15 with the 19 of 64 requests (benchmarks/speed/results/vllm-0.26.0-h200-twice.jsonl, --max-num-seqs=64), which is less than their part; what
-# the first of them holds for all is counted as three more.
+# Sizes of batches that get a graph: _set_cudagraph_sizes in vllm/config/vllm.py of 0.18.0 to
+# 0.33.0. Graphs of 16 layers took 0.45 GiB with all sizes and 0.15 with the 19 of 64 requests
+# (benchmarks/speed/results/vllm-0.26.0-h200-twice.jsonl, --max-num-seqs=64), which is less than
+# their part; what the first of them holds for all is counted as three more.
 _LARGEST_GRAPH = 512
 _FIRST_GRAPHS = 3
-# Bytes for each logit of the sampler's dummy run. The first runner samples with top-k and top-p, 3.7 copies in float32
-# (gpt-oss-20b); the second does neither (gemma-3-1b), and takes up to 27 once it warms up, which its budget does not know.
+# Bytes for each logit of the sampler's dummy run. The first runner samples with top-k and top-p,
+# 3.7 copies in float32 (gpt-oss-20b); the second does neither (gemma-3-1b), and takes up to 27 once
+# it warms up, which its budget does not know.
 _LOGIT = {1: 14.8, 2: 2.2}
 _LOGIT_WARM = 27
 # Seen beside all else with DeepSeek-V2-Lite, whatever the batch.
 _LATENT = round(0.15 * GIB)
-# Of a family that is not known only the files' tensors are: engines may fuse, pad and cast them otherwise.
+# Of a family that is not known only the files' tensors are: engines may fuse, pad and cast them
+# otherwise.
 _UNKNOWN_FAMILY = 0.1
-# A trait of engine versions: all but mixtures of experts, hybrids and poolers run on "model runner V2", which does not
-# estimate its graphs. Source: VllmConfig._is_default_v2_model_runner_model (vllm/config/vllm.py:600) of 0.26.0.
+# A trait of engine versions: all but mixtures of experts, hybrids and poolers run on "model runner
+# V2", which does not estimate its graphs. Source: VllmConfig._is_default_v2_model_runner_model
+# (vllm/config/vllm.py:600) of 0.26.0.
 DENSE_SECOND_RUNNER = "dense_second_runner"
 # DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES (vllm/config/vllm.py:68) of 0.26.0.
 _SECOND_RUNNER = frozenset(
@@ -80,25 +96,36 @@ def runner_of(spec: ModelSpec, built: BuiltModel, traits: Collection[str]) -> in
 
 
 def position_bytes(spec: ModelSpec, built: BuiltModel, dtype: str) -> int:
-    """Bytes of the table of sines and cosines for rotary positions, which every rank holds once for all layers.
+    """Bytes of the table of sines and cosines for rotary positions, which every rank holds once for
+    all layers.
 
-    Source: RotaryEmbedding (vllm/model_executor/layers/rotary_embedding); models without it keep no less in weights.
+    Source: RotaryEmbedding (vllm/model_executor/layers/rotary_embedding); models without it keep no
+    less in weights.
     """
-    heads = [group.head_dim - (group.value_dim or 0) if group.kind == "mla" else group.head_dim for group in built.attention]
+    heads = [
+        group.head_dim - (group.value_dim or 0) if group.kind == "mla" else group.head_dim
+        for group in built.attention
+    ]
     return spec.max_position * max(heads, default=0) * ITEM_BYTES[dtype]
 
 
 def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
-    """Peak of the engine's profile run: the widest of a full batch's forward pass, of sampling, and of compiling.
+    """Peak of the engine's profile run: the widest of a full batch's forward pass, of sampling, and
+    of compiling.
 
-    Hidden states, the widest MLP and its halves; each expert's inputs and outputs, which stay until the end (workspace_shapes
-    of TritonExperts, vllm/model_executor/layers/fused_moe); the logits; and one more embedding, which the compiler copies.
+    Hidden states, the widest MLP and its halves; each expert's inputs and outputs, which stay until
+    the end (workspace_shapes of TritonExperts, vllm/model_executor/layers/fused_moe); the logits;
+    and one more embedding, which the compiler copies.
     """
     item, tokens = ITEM_BYTES[load.rank.dtype], load.batched_tokens
     hidden = spec.hidden * item * tokens
     widest = _widest(built, load.rank.tp)
     if not built.known:
-        columns = [t.shape[0] for t in built.others if t.shard in ("column", "expert_column") and len(t.shape) == 2]
+        columns = [
+            t.shape[0]
+            for t in built.others
+            if t.shard in ("column", "expert_column") and len(t.shape) == 2
+        ]
         widest = 2 * max(columns, default=spec.hidden) // load.rank.tp
     forward = 4 * hidden + (widest + widest // 2) * item * tokens
     experts = 0
@@ -114,21 +141,35 @@ def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
     sampling = round(_LOGIT[load.runner] * logits) + hidden
     # A model that sees is given embeddings, so that its compiled part has none.
     ranks = 1 if load.rank.tp == 1 else 2
-    compiling = spec.vocab * spec.hidden * item // load.rank.tp + 2 * ranks * hidden if load.graphs and not sees else 0
+    compiling = (
+        spec.vocab * spec.hidden * item // load.rank.tp + 2 * ranks * hidden
+        if load.graphs and not sees
+        else 0
+    )
     return max(forward, sampling, compiling) + experts + beside
 
 
 @lru_cache(maxsize=256)  # asked for each budget that is tried, by all engine versions
 def _widest(built: BuiltModel, tp: int) -> int:
     """Outputs of the widest layer of text on one rank."""
-    text = [layer for layer in built.linears if not layer.experts and layer.shard in ("column", "merged", "qkv")]
+    text = [
+        layer
+        for layer in built.linears
+        if not layer.experts and layer.shard in ("column", "merged", "qkv")
+    ]
     return max(((per_rank(layer, tp) or (0, 0))[1] for layer in text), default=0)
 
 
 def beside_bytes(
-    spec: ModelSpec, built: BuiltModel, load: Workload, *, graphs_in_budget: bool = True, through_host: bool = False
+    spec: ModelSpec,
+    built: BuiltModel,
+    load: Workload,
+    *,
+    graphs_in_budget: bool = True,
+    through_host: bool = False,
 ) -> int:
-    """What an engine takes of a GPU beside its share: the CUDA context, NCCL, and graphs and sampling it does not count.
+    """What an engine takes of a GPU beside its share: the CUDA context, NCCL, and graphs and
+    sampling it does not count.
 
     through_host: its GPUs reach each other through the host's memory alone.
     """
@@ -147,7 +188,9 @@ def _fused_bytes(spec: ModelSpec, load: Workload) -> int:
     if rank.pp > 1 or not load.graphs:
         return 0
     most = _FUSED_MIB.get(rank.capability, {}).get(rank.tp, 0.0) * MIB
-    return round(_FUSED_TIMES * min(most, load.batched_tokens * spec.hidden * ITEM_BYTES[rank.dtype]))
+    return round(
+        _FUSED_TIMES * min(most, load.batched_tokens * spec.hidden * ITEM_BYTES[rank.dtype])
+    )
 
 
 def _warm_bytes(spec: ModelSpec, load: Workload) -> int:
@@ -166,7 +209,9 @@ def graph_sizes(seqs: int, query: int = 1) -> int:
 def _graphs(built: BuiltModel, load: Workload, of_layer: int) -> int:
     """Bytes of all graphs. of_layer: those of one layer in all sizes."""
     layers = sum(group.layers for group in built.attention if group.kind != "vision")
-    part = (graph_sizes(load.seqs, load.query) + _FIRST_GRAPHS) / (graph_sizes(_LARGEST_GRAPH) + _FIRST_GRAPHS)
+    part = (graph_sizes(load.seqs, load.query) + _FIRST_GRAPHS) / (
+        graph_sizes(_LARGEST_GRAPH) + _FIRST_GRAPHS
+    )
     return round(layers * of_layer * part)
 
 
@@ -182,10 +227,12 @@ def memory(
     beside_bytes: int = 0,
     graphs_in_budget: bool = True,
 ) -> Memory:
-    """The Memory of one rank under a budget; `kv_bytes` is what the expected case leaves, 0 when it leaves nothing.
+    """The Memory of one rank under a budget; `kv_bytes` is what the expected case leaves, 0 when it
+    leaves nothing.
 
-    graphs_in_budget: the engine keeps graphs within its budget. Versions before 0.21 capture them beside it, and so does the
-    second runner of 0.26.0, whose profile_cudagraph_memory is 0 (vllm/v1/worker/gpu/model_runner.py). beside_bytes: as that function gives them.
+    graphs_in_budget: the engine keeps graphs within its budget. Versions before 0.21 capture them
+    beside it, and so does the second runner of 0.26.0, whose profile_cudagraph_memory is 0
+    (vllm/v1/worker/gpu/model_runner.py). beside_bytes: as that function gives them.
     """
     activation, ranks = activation_bytes(spec, built, load), load.rank.tp * load.rank.pp
     overhead, beside = 2 * GIB, GIB // 2
@@ -195,7 +242,11 @@ def memory(
         overhead += _fused_bytes(spec, load)
     overhead += position_bytes(spec, built, load.rank.dtype)
     counted = graphs_in_budget and load.runner == 1
-    graph = _graphs(built, load, _GRAPH_OF_LAYER if counted else _CAPTURED_OF_LAYER) if load.graphs else 0
+    graph = (
+        _graphs(built, load, _GRAPH_OF_LAYER if counted else _CAPTURED_OF_LAYER)
+        if load.graphs
+        else 0
+    )
     used = weights_bytes + activation + overhead + (graph if counted else 0)
     grows = cache.bytes_for(1, load.batched_tokens) > 0
     kv, per_token = max(0, budget_bytes - used) if grows else 0, cache.bytes_per_token

@@ -1,1 +1,2 @@
-"""Docker, reached by a process that clients cannot reach: the agent, its policy, and the host that asks the agent."""
+"""Docker, reached by a process that clients cannot reach: the agent, its policy, and the host that
+asks the agent."""

@@ -1,7 +1,9 @@
-"""The agent: does what a gateway asks over a Unix socket, as far as the policy allows, on a host that it alone reaches.
+"""The agent: does what a gateway asks over a Unix socket, as far as the policy allows, on a host
+that it alone reaches.
 
-Nothing that comes in is trusted. A connection is one call: a line of limited length that must be there in limited time, from a
-process of this user. So many connections are served at once, and others are closed; whoever floods the agent floods nobody else.
+Nothing that comes in is trusted. A connection is one call: a line of limited length that must be
+there in limited time, from a process of this user. So many connections are served at once, and
+others are closed; whoever floods the agent floods nobody else.
 """
 
 from __future__ import annotations
@@ -22,7 +24,15 @@ from pydantic import ValidationError
 
 from gateway.domain import Engine, EngineRef, Instance, LaunchSpec, Mount
 from gateway.domain.image_name import AllowedImages
-from gateway.errors import AgentRefusal, Conflict, FitserveError, ForeignInstance, HostError, NotFound, SettingsError
+from gateway.errors import (
+    AgentRefusal,
+    Conflict,
+    FitserveError,
+    ForeignInstance,
+    HostError,
+    NotFound,
+    SettingsError,
+)
 from gateway.hosts.agent.calls import (
     CALL,
     MOST_BYTES_OF_CALL,
@@ -61,11 +71,17 @@ _REPORTS = 16
 
 
 class Agent:
-    """`engine` gives the profile of an engine by its name, and raises NotFound; `models` is what engines mount; `resolved` are the images
+    """`engine` gives the profile of an engine by its name, and raises NotFound; `models` is what
+    engines mount; `resolved` are the images
     that allowed names meant."""
 
     def __init__(
-        self, host: Host, engine: Callable[[str], Engine], models: Mount, allowed: AllowedImages, resolved: ResolvedImages
+        self,
+        host: Host,
+        engine: Callable[[str], Engine],
+        models: Mount,
+        allowed: AllowedImages,
+        resolved: ResolvedImages,
     ) -> None:
         self._host = host
         self._engine = engine
@@ -78,7 +94,8 @@ class Agent:
 
     @asynccontextmanager
     async def serving(self, path: Path) -> AsyncIterator[None]:
-        """Answers at the socket `path`, for this user alone. Raises SettingsError where the socket cannot be made."""
+        """Answers at the socket `path`, for this user alone. Raises SettingsError where the socket
+        cannot be made."""
         try:
             listener = _listen(path)
         except OSError as error:
@@ -86,7 +103,9 @@ class Agent:
                 f"The agent cannot listen on {path}: {error.strerror or error}.",
                 hint="Set FITSERVE_AGENT_SOCKET to another path.",
             ) from None
-        server = await asyncio.start_unix_server(self._serve, sock=listener, limit=MOST_BYTES_OF_CALL, backlog=_BACKLOG)
+        server = await asyncio.start_unix_server(
+            self._serve, sock=listener, limit=MOST_BYTES_OF_CALL, backlog=_BACKLOG
+        )
         try:
             yield
         finally:
@@ -137,7 +156,13 @@ class Agent:
                 else f"more than {MOST_BYTES_OF_CALL} bytes"
             )
             log.warning("refused", reason="no call that an agent knows", why=why)
-            await _write(writer, Failed(error="AgentRefusal", message="The agent refuses: this is no call that it knows."))
+            await _write(
+                writer,
+                Failed(
+                    error="AgentRefusal",
+                    message="The agent refuses: this is no call that it knows.",
+                ),
+            )
             return
         working = asyncio.ensure_future(self._work(call, writer))
         # A gateway that leaves gives its call up. It says nothing after the call.
@@ -218,7 +243,10 @@ class Agent:
     async def _start(self, spec: LaunchSpec) -> Instance:
         names = self._starting | {instance.name for instance in await self._host.list()}
         if len(names - {spec.name}) >= MOST_INSTANCES:
-            raise AgentRefusal(f"The agent refuses: {MOST_INSTANCES} engines are there already.", hint="Remove a model first.")
+            raise AgentRefusal(
+                f"The agent refuses: {MOST_INSTANCES} engines are there already.",
+                hint="Remove a model first.",
+            )
         log.info("starting", instance=spec.name, engine=str(spec.engine), gpus=spec.gpus)
         self._starting.add(spec.name)
         try:
@@ -261,7 +289,8 @@ async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
 
 
 def _unpacked(text: str) -> bytes:
-    """Raises AgentRefusal for what is no packed document, or unpacks to more than a model can say."""
+    """Raises AgentRefusal for what is no packed document, or unpacks to more than a model can
+    say."""
     opener = zlib.decompressobj()
     try:
         document = opener.decompress(base64.b64decode(text, validate=True), _MOST_ASKED)
@@ -275,7 +304,9 @@ def _unpacked(text: str) -> bytes:
 def _failed(error: FitserveError) -> Failed:
     kinds = (AgentRefusal, ForeignInstance, Conflict, HostError)
     kind = next((kind for kind in kinds if isinstance(error, kind)), HostError)
-    return Failed.model_validate({"error": kind.__name__, "message": error.message, "hint": error.hint})
+    return Failed.model_validate(
+        {"error": kind.__name__, "message": error.message, "hint": error.hint}
+    )
 
 
 def _user(connection: socket.socket) -> int:

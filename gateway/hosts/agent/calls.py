@@ -1,4 +1,5 @@
-"""What a gateway and its agent tell each other: one call per connection, one line of JSON up, lines of JSON down.
+"""What a gateway and its agent tell each other: one call per connection, one line of JSON up, lines
+of JSON down.
 
     Prepare(engine)         -> Progress ... Done
     Start(spec)             -> Done with the instance
@@ -11,8 +12,9 @@
     Inquire(engine, asked)  -> Line ... Done
     any                     -> Failed, instead of Done
 
-The gateway closes the connection to give a call up. HTTP would say the same in more words, and would need limits for heads,
-bodies, pipelining and idle connections; of a line, one number is the limit.
+The gateway closes the connection to give a call up. HTTP would say the same in more words, and
+would need limits for heads, bodies, pipelining and idle connections; of a line, one number is the
+limit.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec, Value
 
 # Questions about a model have its config and, packed, the names and shapes of its tensors.
 MOST_BYTES_OF_CALL = 1024 * 1024
-# A line of an engine's log takes six bytes for each of its own, at worst; what an engine says of its version is plain.
+# A line of an engine's log takes six bytes for each of its own, at worst; what an engine says of
+# its version is plain.
 MOST_BYTES_OF_ANSWER = 16 * 1024 * 1024
 
 Name = Annotated[str, Field(min_length=1, max_length=255)]
@@ -72,7 +75,8 @@ class Identity(Value):
 
 
 class Inquire(Value):
-    """`asked` is what `gateway.engines.inquiry.document` makes, packed by zlib, in base64. What runs in the container is the agent's own."""
+    """`asked` is what `gateway.engines.inquiry.document` makes, packed by zlib, in base64. What
+    runs in the container is the agent's own."""
 
     call: Literal["inquire"] = "inquire"
     engine: EngineRef

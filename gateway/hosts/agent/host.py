@@ -1,6 +1,8 @@
-"""Engines in containers, started by an agent that alone reaches Docker. This host asks the agent, over its Unix socket.
+"""Engines in containers, started by an agent that alone reaches Docker. This host asks the agent,
+over its Unix socket.
 
-An agent that is away stops nothing: engines go on, `list` raises, and `follow` waits for the agent and goes on where it was.
+An agent that is away stops nothing: engines go on, `list` raises, and `follow` waits for the agent
+and goes on where it was.
 """
 
 from __future__ import annotations
@@ -107,11 +109,18 @@ class AgentHost:
     async def identity(self, engine: EngineRef) -> str:
         return (await self._done(Identity(engine=engine), self._timeout_s)).identity
 
-    async def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
+    async def inquire(
+        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+    ) -> AsyncGenerator[bytes, None]:
         packed = base64.b64encode(zlib.compress(asked)).decode()
         if len(packed) > MOST_BYTES_OF_CALL // 2:
-            raise HostError("The model has more tensors than an agent is told of.", hint="The forecast by the rules stays.")
-        async with aclosing(self._ask(Inquire(engine=engine, asked=packed, gpus=gpus), None)) as answers:
+            raise HostError(
+                "The model has more tensors than an agent is told of.",
+                hint="The forecast by the rules stays.",
+            )
+        async with aclosing(
+            self._ask(Inquire(engine=engine, asked=packed, gpus=gpus), None)
+        ) as answers:
             async for answer in answers:
                 if isinstance(answer, Line):
                     yield answer.text.encode("latin-1")
@@ -128,11 +137,14 @@ class AgentHost:
         return done
 
     async def _ask(self, call: Call, silence_s: float | None) -> AsyncGenerator[Answer, None]:
-        """What the agent answers, Done as the last. Raises AgentAway, and what the agent says of a failure."""
+        """What the agent answers, Done as the last. Raises AgentAway, and what the agent says of a
+        failure."""
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(self._timeout_s):
-                reader, writer = await asyncio.open_unix_connection(self._path, limit=MOST_BYTES_OF_ANSWER)
+                reader, writer = await asyncio.open_unix_connection(
+                    self._path, limit=MOST_BYTES_OF_ANSWER
+                )
                 writer.write(call.model_dump_json().encode() + b"\n")
                 await writer.drain()
             while True:
@@ -163,11 +175,19 @@ class AgentHost:
     def _away(self, why: str) -> AgentAway:
         return AgentAway(
             f"The agent does not answer: {why}.",
-            hint="Start it (`fitserve agent`; with compose `docker compose up -d agent`), or set FITSERVE_AGENT_SOCKET to its socket.",
+            hint=(
+                "Start it (`fitserve agent`; with compose `docker compose up -d agent`), or set"
+                " FITSERVE_AGENT_SOCKET to its socket."
+            ),
         )
 
 
 def _error(failed: Failed) -> FitserveError:
-    kinds: tuple[type[HostError | Conflict], ...] = (AgentRefusal, Conflict, ForeignInstance, HostError)
+    kinds: tuple[type[HostError | Conflict], ...] = (
+        AgentRefusal,
+        Conflict,
+        ForeignInstance,
+        HostError,
+    )
     kind = next(kind for kind in kinds if kind.__name__ == failed.error)
     return kind(failed.message, hint=failed.hint)

@@ -1,7 +1,9 @@
-"""What an agent starts for a gateway that it does not trust: nothing but engines as plans start them. Pure.
+"""What an agent starts for a gateway that it does not trust: nothing but engines as plans start
+them. Pure.
 
-The spec has no field for privileges, capabilities, devices but GPUs, networks, namespaces or ports: what is not in it, nobody can
-ask for. What is in it is checked here, against the agent's own profiles.
+The spec has no field for privileges, capabilities, devices but GPUs, networks, namespaces or ports:
+what is not in it, nobody can ask for. What is in it is checked here, against the agent's own
+profiles.
 """
 
 from __future__ import annotations
@@ -29,9 +31,14 @@ _MOST_SHARED_BYTES = 256 * GIB
 _MOST_PIDS = 2**19
 
 
-def check_engine(asked: EngineRef, engine: Engine, allowed: AllowedImages, resolved: Mapping[str, str]) -> None:
-    """Raises AgentRefusal unless it is the engine of this profile, in an image that may be started. resolved: by digest the name of an image
-    that the agent itself found under that name: who asks could give the id of any image of this machine."""
+def check_engine(
+    asked: EngineRef, engine: Engine, allowed: AllowedImages, resolved: Mapping[str, str]
+) -> None:
+    """Raises AgentRefusal unless it is the engine of this profile, in an image that may be started.
+    resolved: by digest the name of an image
+    that the agent itself found under that name: who asks could give the id of any image of this
+    machine.
+    """
     if (asked.kind, asked.version) != (engine.kind, engine.version):
         raise _refusal(f"this is the profile of {engine.ref}, not of {str(asked)[:80]!r}")
     if not allowed.allows(asked.image or ""):
@@ -43,20 +50,36 @@ def check_engine(asked: EngineRef, engine: Engine, allowed: AllowedImages, resol
         "@" not in asked.digest and resolved.get(asked.digest) != asked.image
     ):
         raise AgentRefusal(
-            f"The agent refuses: {asked.digest[:80]!r} is no image that it has found under the name {asked.image}.",
+            f"The agent refuses: {asked.digest[:80]!r} is no image that it has found under the name"
+            f" {asked.image}.",
             hint="`fitserve retry NAME` has the model take the image of that name as it is now.",
         )
 
 
-def check_launch(spec: LaunchSpec, engine: Engine, models: Mount, allowed: AllowedImages, resolved: Mapping[str, str]) -> None:
-    """Raises AgentRefusal for a spec that no plan for this engine makes. `models` is the only mount that there may be: a folder
+def check_launch(
+    spec: LaunchSpec,
+    engine: Engine,
+    models: Mount,
+    allowed: AllowedImages,
+    resolved: Mapping[str, str],
+) -> None:
+    """Raises AgentRefusal for a spec that no plan for this engine makes. `models` is the only mount
+    that there may be: a folder
     below it could be swapped for a link to another one, after it was looked at."""
     check_engine(spec.engine, engine, allowed, resolved)
-    named = _NAME.fullmatch(spec.name) and re.fullmatch(NAME_PATTERN, spec.model) and _FINGERPRINT.fullmatch(spec.fingerprint)
+    named = (
+        _NAME.fullmatch(spec.name)
+        and re.fullmatch(NAME_PATTERN, spec.model)
+        and _FINGERPRINT.fullmatch(spec.fingerprint)
+    )
     if not named or not 0 <= spec.attempt < 2**53:
-        raise _refusal(f"the name {spec.name[:80]!r} of {spec.model[:80]!r} is not one that a gateway gives")
+        raise _refusal(
+            f"the name {spec.name[:80]!r} of {spec.model[:80]!r} is not one that a gateway gives"
+        )
     if any(mount != models for mount in spec.mounts):
-        raise _refusal(f"engines mount {models.source} at {models.target}, read-only, and nothing else")
+        raise _refusal(
+            f"engines mount {models.source} at {models.target}, read-only, and nothing else"
+        )
     check_gpus(spec.gpus)
     if spec.gpus and engine.device == "cpu":
         raise _refusal(f"{engine.ref} runs on no GPU")
@@ -77,7 +100,9 @@ def check_launch(spec: LaunchSpec, engine: Engine, models: Mount, allowed: Allow
         if not least <= value <= most:
             raise _refusal(f"the {name} must be {least} to {most}")
     try:
-        check_command(engine, spec.argv, spec.env, model=spec.model, port=spec.port, folder=models.target)
+        check_command(
+            engine, spec.argv, spec.env, model=spec.model, port=spec.port, folder=models.target
+        )
         check_environment(engine, spec.env)
     except BadFlag as error:
         raise _refusal(error.message.rstrip(".")) from None
@@ -92,5 +117,8 @@ def check_gpus(gpus: tuple[str, ...]) -> None:
 def _refusal(why: str) -> AgentRefusal:
     return AgentRefusal(
         f"The agent refuses: {why}.",
-        hint="Gateway and agent must be of one version, with the same FITSERVE_PROFILES_DIR, FITSERVE_MODELS_DIR and FITSERVE_MODELS_SOURCE.",
+        hint=(
+            "Gateway and agent must be of one version, with the same FITSERVE_PROFILES_DIR,"
+            " FITSERVE_MODELS_DIR and FITSERVE_MODELS_SOURCE."
+        ),
     )

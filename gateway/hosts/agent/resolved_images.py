@@ -1,4 +1,5 @@
-"""Which images allowed names have meant, in a file of the agent: an image that was built on this machine has no other proof of its name
+"""Which images allowed names have meant, in a file of the agent: an image that was built on this
+machine has no other proof of its name
 once the name has moved on."""
 
 from __future__ import annotations
@@ -21,20 +22,31 @@ class ResolvedImages:
         self._turn = threading.Lock()
         try:
             said = json.loads(path.read_bytes())
-            self.digests: dict[str, str] = {str(digest): str(image) for digest, image in said.items()}
+            self.digests: dict[str, str] = {
+                str(digest): str(image) for digest, image in said.items()
+            }
         except (OSError, ValueError, AttributeError):
             self.digests = {}
         """By digest the name of the image."""
 
     def keep(self, engine: EngineRef) -> None:
         """Raises HostError: an image that is not remembered could not be started again."""
-        if engine.digest is None or engine.image is None or self.digests.get(engine.digest) == engine.image:
+        if (
+            engine.digest is None
+            or engine.image is None
+            or self.digests.get(engine.digest) == engine.image
+        ):
             return
         with self._turn:
-            others = {digest: image for digest, image in self.digests.items() if digest != engine.digest}
+            others = {
+                digest: image for digest, image in self.digests.items() if digest != engine.digest
+            }
             known = {**dict([*others.items()][1 - _MOST :]), engine.digest: engine.image}
             try:
                 atomic_file.write(self._path, json.dumps(known).encode())
             except OSError as error:
-                raise HostError(f"The agent cannot write {self._path}: {error.strerror}.", hint="Free disk space.") from None
+                raise HostError(
+                    f"The agent cannot write {self._path}: {error.strerror}.",
+                    hint="Free disk space.",
+                ) from None
             self.digests = known

@@ -1,6 +1,8 @@
-"""What engines in containers compile, kept for their next start: a volume for each image and each kind of start that may share it (`LaunchSpec.cache`).
+"""What engines in containers compile, kept for their next start: a volume for each image and each
+kind of start that may share it (`LaunchSpec.cache`).
 
-Its name follows from the image itself, not from the image's name: nobody but who may start this very image can write what its next engine runs.
+Its name follows from the image itself, not from the image's name: nobody but who may start this
+very image can write what its next engine runs.
 """
 
 from __future__ import annotations
@@ -29,8 +31,11 @@ Attributes = dict[str, Any]
 
 
 def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: str) -> str | None:
-    """The volume for such starts, made where there is none; None where nothing is kept: for a start that shares with none, or an image whose user
-    is not known. Others, of this installation, that were made first make room where all are too large."""
+    """The volume for such starts, made where there is none; None where nothing is kept: for a start
+    that shares with none, or an image whose user
+    is not known. Others, of this installation, that were made first make room where all are too
+    large.
+    """
     if not spec.cache:
         return None
     key = f"{image['Id']} {spec.cache}"
@@ -41,32 +46,46 @@ def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: 
         user = _user(client, image)
         if user is None:
             return None
-        labels = {"fitserve.cache": owner, "fitserve.engine": str(spec.engine), "fitserve.user": str(user)}
+        labels = {
+            "fitserve.cache": owner,
+            "fitserve.engine": str(spec.engine),
+            "fitserve.user": str(user),
+        }
         client.create_volume(name, labels=labels)
     _make_room(client, name, others)
     return name
 
 
 def give_folders(client: APIClient, container: str, volume: str, spec: LaunchSpec) -> None:
-    """The folders in the volume, before the container starts, for the user whom its image runs as: a new volume belongs to root."""
+    """The folders in the volume, before the container starts, for the user whom its image runs as:
+    a new volume belongs to root."""
     labels = client.inspect_volume(volume)["Labels"] or {}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as folders:
         for folder in sorted({*spec.caches.values()}):
             entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode, entry.uid = tarfile.DIRTYPE, 0o700, int(labels.get("fitserve.user", "0"))
+            entry.type, entry.mode, entry.uid = (
+                tarfile.DIRTYPE,
+                0o700,
+                int(labels.get("fitserve.user", "0")),
+            )
             folders.addfile(entry)
     client.put_archive(container, FOLDER, packed.getvalue())
 
 
 def _make_room(client: APIClient, kept: str, others: list[Attributes]) -> None:
-    """Of the others, those that were made first and that no container uses go, until all are small enough together."""
+    """Of the others, those that were made first and that no container uses go, until all are small
+    enough together."""
     from docker.errors import APIError
 
     sizes = _sizes(client) if others else {}
     left = [one["Name"] for one in sorted(others, key=lambda one: str(one["CreatedAt"]))]
     for name in (*left,):
-        if sum(sizes.get(one, 0) for one in (kept, *left)) <= MOST_BYTES if sizes else len(left) < MOST_UNMEASURED:
+        if (
+            sum(sizes.get(one, 0) for one in (kept, *left)) <= MOST_BYTES
+            if sizes
+            else len(left) < MOST_UNMEASURED
+        ):
             return
         try:
             client.remove_volume(name)

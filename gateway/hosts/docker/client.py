@@ -1,4 +1,5 @@
-"""Calls Docker: the SDK in threads, with a timeout on every call, and an error that says why Docker does not answer."""
+"""Calls Docker: the SDK in threads, with a timeout on every call, and an error that says why Docker
+does not answer."""
 
 from __future__ import annotations
 
@@ -20,18 +21,21 @@ T = TypeVar("T")
 
 
 def socket_path(base_url: str | None = None) -> str:
-    """The socket behind `base_url`, else DOCKER_HOST, else the usual one. Raises HostError when it is no local socket."""
+    """The socket behind `base_url`, else DOCKER_HOST, else the usual one. Raises HostError when it
+    is no local socket."""
     url = base_url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     if not url.startswith("unix://"):
         raise HostError(
-            f"Docker at {url} cannot be used: engines are reached at their containers' addresses, which only this machine has.",
+            f"Docker at {url} cannot be used: engines are reached at their containers' addresses,"
+            " which only this machine has.",
             hint="Unset DOCKER_HOST, or set it to unix:///var/run/docker.sock.",
         )
     return url.removeprefix("unix://")
 
 
 def ping(path: str, timeout_s: float) -> None:
-    """One question and one answer, without the SDK: importing that takes a quarter of a second. Raises OSError."""
+    """One question and one answer, without the SDK: importing that takes a quarter of a second.
+    Raises OSError."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
         connection.connect(path)
@@ -51,7 +55,8 @@ def available(base_url: str | None = None) -> bool:
 
 
 def listening(base_url: str | None = None) -> bool:
-    """Whether a program listens on Docker's socket. A Docker that just started, or that is busy, may answer much later."""
+    """Whether a program listens on Docker's socket. A Docker that just started, or that is busy,
+    may answer much later."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(socket_path(base_url))
@@ -66,7 +71,9 @@ def information(base_url: str | None = None) -> dict[str, Any] | None:
     from docker.errors import DockerException
 
     try:
-        with contextlib.closing(APIClient(f"unix://{socket_path(base_url)}", version="auto", timeout=5)) as client:
+        with contextlib.closing(
+            APIClient(f"unix://{socket_path(base_url)}", version="auto", timeout=5)
+        ) as client:
             found: dict[str, Any] = client.info()
     except (HostError, DockerException, OSError):
         return None
@@ -74,13 +81,15 @@ def information(base_url: str | None = None) -> dict[str, Any] | None:
 
 
 def cgroup_driver(base_url: str | None = None) -> str | None:
-    """What manages the cgroups of containers, "systemd" or "cgroupfs"; None where Docker does not tell."""
+    """What manages the cgroups of containers, "systemd" or "cgroupfs"; None where Docker does not
+    tell."""
     driver = (information(base_url) or {}).get("CgroupDriver")
     return str(driver) if driver else None
 
 
 class DockerClient:
-    """Runs work with a connected SDK client. `timeout_s` is the longest silence that is no failure."""
+    """Runs work with a connected SDK client. `timeout_s` is the longest silence that is no
+    failure."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         self.path = path
@@ -91,12 +100,15 @@ class DockerClient:
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="docker")
 
     async def call(self, work: Callable[[APIClient], T], timeout_s: float = 0) -> T:
-        """`work` in a thread; work that waits long for its answers brings a longer timeout. Raises HostError.
+        """`work` in a thread; work that waits long for its answers brings a longer timeout. Raises
+        HostError.
 
         Work must allow being done twice: it is, when the connection broke in between.
         """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._run, work, max(self.timeout_s, timeout_s))
+        return await loop.run_in_executor(
+            self._threads, self._run, work, max(self.timeout_s, timeout_s)
+        )
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -112,15 +124,24 @@ class DockerClient:
             try:
                 return work(self._connected(timeout_s))
             except APIError as error:
-                # Docker was replaced by a version that does not speak what the client has settled on.
-                if not tries or error.status_code != 400 or "client version" not in str(error.explanation):
-                    raise HostError(f"Docker refused: {error.explanation or error}.", hint=_LOG) from error
+                # Docker was replaced by a version that does not speak what the client has settled
+                # on.
+                if (
+                    not tries
+                    or error.status_code != 400
+                    or "client version" not in str(error.explanation)
+                ):
+                    raise HostError(
+                        f"Docker refused: {error.explanation or error}.", hint=_LOG
+                    ) from error
             except (DockerException, RequestException) as error:
                 # The SDK wraps what goes wrong while it connects.
                 if not tries or isinstance(error, Timeout) or isinstance(error.__cause__, Timeout):
                     self._explain_silence(2)
                     broken = f"no reply within {timeout_s:g} s, or a broken one"
-                    raise HostError(f"Docker does not answer on {self.path}: {broken}.", hint=_LOG) from error
+                    raise HostError(
+                        f"Docker does not answer on {self.path}: {broken}.", hint=_LOG
+                    ) from error
             self._disconnect()
 
     def _connected(self, timeout_s: float) -> APIClient:
@@ -130,7 +151,9 @@ class DockerClient:
             self._explain_silence(timeout_s)
         with self._lock:
             if timeout_s not in self._clients:
-                self._clients[timeout_s] = APIClient(f"unix://{self.path}", version="auto", timeout=timeout_s)  # type: ignore[arg-type]
+                self._clients[timeout_s] = APIClient(
+                    f"unix://{self.path}", version="auto", timeout=timeout_s
+                )  # type: ignore[arg-type]
             return self._clients[timeout_s]
 
     def _disconnect(self) -> None:
@@ -148,15 +171,23 @@ class DockerClient:
         except FileNotFoundError:
             raise HostError(
                 f"{silent}: there is no socket {self.path}.",
-                hint=f"{_START}, set DOCKER_HOST to its socket, or set FITSERVE_HOST_KIND=process to do without.",
+                hint=(
+                    f"{_START}, set DOCKER_HOST to its socket, or set FITSERVE_HOST_KIND=process to"
+                    " do without."
+                ),
             ) from None
         except PermissionError:
             raise HostError(
                 f"{silent}: this user may not use the socket {self.path}.",
-                hint=f"Add the user to the socket's group (`stat -c %G {self.path}`); with compose, set DOCKER_GID to that group's number.",
+                hint=(
+                    f"Add the user to the socket's group (`stat -c %G {self.path}`); with compose,"
+                    " set DOCKER_GID to that group's number."
+                ),
             ) from None
         except ConnectionRefusedError:
-            raise HostError(f"{silent}: nothing listens on {self.path}.", hint=f"{_START}.") from None
+            raise HostError(
+                f"{silent}: nothing listens on {self.path}.", hint=f"{_START}."
+            ) from None
         except TimeoutError:
             raise HostError(f"{silent} on {self.path}: it hangs.", hint=_LOG) from None
         except OSError as error:

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 Attributes = dict[str, Any]
 
 RUNNING = ("running", "paused", "restarting")
-# Of the machine's RAM: an engine that takes more is ended alone, before Linux looks for something to end.
+# Of the machine's RAM: an engine that takes more is ended alone, before Linux looks for something
+# to end.
 _MOST_OF_RAM = 0.95
 # What is compiled into a folder is run from there.
 
 
 def container_name(name: str, owner: str) -> str:
-    """The container of an instance: with the installation's id, for two gateways may share one Docker Engine.
+    """The container of an instance: with the installation's id, for two gateways may share one
+    Docker Engine.
 
     A name that Docker would refuse is changed, and told apart by its hash.
     """
@@ -39,28 +41,39 @@ def container_name(name: str, owner: str) -> str:
 
 
 def image_of(engine: EngineRef) -> str:
-    """What Docker is asked for: the digest where one is known, so that a name that moves meanwhile changes nothing."""
+    """What Docker is asked for: the digest where one is known, so that a name that moves meanwhile
+    changes nothing."""
     if engine.image is None:
-        raise HostError(f"{engine} has no container image.", hint="Use another engine, or set FITSERVE_HOST_KIND=process.")
+        raise HostError(
+            f"{engine} has no container image.",
+            hint="Use another engine, or set FITSERVE_HOST_KIND=process.",
+        )
     return engine.digest or engine.image
 
 
 def digest_of(found: Attributes, image: str) -> str:
-    """What an inspected image is called for ever: the digest under which its repository has it, which can be pulled again; of one that was
+    """What an inspected image is called for ever: the digest under which its repository has it,
+    which can be pulled again; of one that was
     built here, its id."""
     names = sorted(found.get("RepoDigests") or ())
     return next((name for name in names if repository(name) == repository(image)), str(found["Id"]))
 
 
 def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str:
-    """Create the container, not started, and return its id. Raises docker's APIError (409: the name is taken)."""
+    """Create the container, not started, and return its id. Raises docker's APIError (409: the name
+    is taken)."""
     from docker.types import LogConfig
 
     info = client.info()
-    # Any process of the machine reaches the network of containers; who may read the label may command Docker.
+    # Any process of the machine reaches the network of containers; who may read the label may
+    # command Docker.
     key = secrets.token_hex(32)
     cache = cache_volume(client, client.inspect_image(image_of(spec.engine)), spec, owner)  # type: ignore[no-untyped-call]
-    kept = {name: f"{FOLDER}/{folder}" for name, folder in spec.caches.items()} if cache is not None else {}
+    kept = (
+        {name: f"{FOLDER}/{folder}" for name, folder in spec.caches.items()}
+        if cache is not None
+        else {}
+    )
     volumes = (Mount(source=cache, target=FOLDER, read_only=False),) if cache is not None else ()
     made = client.create_container(
         image_of(spec.engine),
@@ -93,12 +106,14 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
             device_requests=[gpu_request(info, spec.gpus)] if spec.gpus else [],
             shm_size=spec.shm_bytes,
             ipc_mode="private",
-            # Linux keeps from the first process of a container every signal it has no handler for, and gives it all
-            # orphans to reap: engines are no good at either. Where Docker lacks its init ("N/A") it must do.
+            # Linux keeps from the first process of a container every signal it has no handler for,
+            # and gives it all orphans to reap: engines are no good at either. Where Docker lacks
+            # its init ("N/A") it must do.
             init=info["InitCommit"]["ID"] != "N/A",
             cap_drop=["ALL"],
-            # Engines on a CPU bind memory to NUMA nodes; Docker's seccomp profile allows it with this capability only
-            # (vLLM 0.32.0 without: "numa_set_membind failed", and it goes on, its memory wherever Linux put it).
+            # Engines on a CPU bind memory to NUMA nodes; Docker's seccomp profile allows it with
+            # this capability only (vLLM 0.32.0 without: "numa_set_membind failed", and it goes on,
+            # its memory wherever Linux put it).
             cap_add=[] if spec.gpus else ["SYS_NICE"],
             security_opt=["no-new-privileges"],
             read_only=spec.scratch is not None,
@@ -126,7 +141,8 @@ def _mount(mount: Mount) -> DockerMount:
 
 
 def gpu_request(info: Attributes, gpus: tuple[str, ...]) -> DeviceRequest:
-    """GPUs by UUID: as `docker run --gpus device=UUID` asks, or through CDI where Docker has that and no NVIDIA runtime."""
+    """GPUs by UUID: as `docker run --gpus device=UUID` asks, or through CDI where Docker has that
+    and no NVIDIA runtime."""
     from docker.types import DeviceRequest
 
     devices = [f"nvidia.com/gpu={uuid}" for uuid in gpus]
@@ -136,9 +152,15 @@ def gpu_request(info: Attributes, gpus: tuple[str, ...]) -> DeviceRequest:
     return DeviceRequest(device_ids=[*gpus], capabilities=[["gpu"]])
 
 
-def running_instance(labels: dict[str, str], networks: dict[str, Attributes], network: str) -> Instance:
+def running_instance(
+    labels: dict[str, str], networks: dict[str, Attributes], network: str
+) -> Instance:
     address = networks.get(network, {}).get("IPAddress")
-    return _instance(labels, state="running", url=f"http://{address}:{labels['fitserve.port']}" if address else None)
+    return _instance(
+        labels,
+        state="running",
+        url=f"http://{address}:{labels['fitserve.port']}" if address else None,
+    )
 
 
 def instance_of(found: Attributes, network: str) -> Instance:
@@ -148,7 +170,9 @@ def instance_of(found: Attributes, network: str) -> Instance:
         return running_instance(labels, found["NetworkSettings"]["Networks"], network)
     if state["Status"] == "created":
         return _instance(labels, state="created")
-    return _instance(labels, state="exited", exit_code=state["ExitCode"], oom_killed=state["OOMKilled"])
+    return _instance(
+        labels, state="exited", exit_code=state["ExitCode"], oom_killed=state["OOMKilled"]
+    )
 
 
 def _instance(labels: dict[str, str], **seen: Any) -> Instance:
@@ -165,11 +189,20 @@ def _instance(labels: dict[str, str], **seen: Any) -> Instance:
 def start_error(spec: LaunchSpec, error: APIError) -> HostError:
     reason = str(error.explanation or error).strip().rstrip(".")
     if "No such image" in reason:
-        hint = f"Pull or build it: `docker pull {spec.engine.image}`. `fitserve retry {spec.model}` takes the image of that name as it is now."
+        hint = (
+            f"Pull or build it: `docker pull {spec.engine.image}`. `fitserve retry {spec.model}`"
+            " takes the image of that name as it is now."
+        )
     elif "could not select device driver" in reason:
-        hint = "Install the NVIDIA Container Toolkit, run `nvidia-ctk runtime configure --runtime=docker` and restart Docker."
+        hint = (
+            "Install the NVIDIA Container Toolkit, run `nvidia-ctk runtime configure"
+            " --runtime=docker` and restart Docker."
+        )
     elif "bind source path does not exist" in reason:
-        hint = "The folder must exist where Docker runs; for a gateway in a container, set FITSERVE_MODELS_SOURCE."
+        hint = (
+            "The folder must exist where Docker runs; for a gateway in a container, set"
+            " FITSERVE_MODELS_SOURCE."
+        )
     else:
         hint = "Docker's own log says more: `journalctl -u docker`."
     return HostError(f"Docker could not start the engine of {spec.model}: {reason}.", hint=hint)

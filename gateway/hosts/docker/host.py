@@ -1,9 +1,11 @@
 """Engines as containers of the Docker Engine on this machine. This host adds to the contract:
 
-* The container of NAME is called `fitserve-INSTALLATION-NAME`. It is ours when its labels say so: our installation and NAME.
-* Nothing is published. Engines share one internal network: this machine, and a gateway container on that network,
-  reach them at the container's address, which lasts as long as the container runs. They reach each other and this
-  machine's own addresses; what they send farther is dropped without an answer.
+* The container of NAME is called `fitserve-INSTALLATION-NAME`. It is ours when its labels say so:
+  our installation and NAME.
+* Nothing is published. Engines share one internal network: this machine, and a gateway container on
+  that network, reach them at the container's address, which lasts as long as the container runs.
+  They reach each other and this machine's own addresses; what they send farther is dropped without
+  an answer.
 * The log is a part of the container and goes with it: what must stay has to be read before `stop`.
 * Another fingerprint under the same name is a Conflict, running or not.
 """
@@ -37,7 +39,14 @@ from gateway.hosts.docker.container import (
 from gateway.hosts.docker.inquiry import create_inquiry, remove_lost, start_inquiry
 from gateway.hosts.docker.local_images import LocalImages
 from gateway.hosts.docker.network import ambiguous_network, ensure_network
-from gateway.hosts.docker.stream import CHUNK, DockerRefused, LogLines, conversation, stream, whole_frames
+from gateway.hosts.docker.stream import (
+    CHUNK,
+    DockerRefused,
+    LogLines,
+    conversation,
+    stream,
+    whole_frames,
+)
 from gateway.hosts.host import MOST_COMMAND
 
 if TYPE_CHECKING:
@@ -50,13 +59,15 @@ Instances = list[Instance]
 
 # Every container has its own network, so all engines may listen on the same port.
 ENGINE_PORT = 8000
-# Starting waits for the GPU driver, seconds per GPU when nothing keeps it loaded; removing waits for the disk.
+# Starting waits for the GPU driver, seconds per GPU when nothing keeps it loaded; removing waits
+# for the disk.
 _SLOW_S = 60.0
 _AGAIN_S = 0.1
 
 
 class DockerHost:
-    """See the module's docstring and `Host`. `instance` tells this installation of the gateway from others. allowed: what may be started, and
+    """See the module's docstring and `Host`. `instance` tells this installation of the gateway from
+    others. allowed: what may be started, and
     asked; None: whoever calls has looked."""
 
     kind: str = "docker"
@@ -93,7 +104,9 @@ class DockerHost:
         if found["State"]["Status"] in RUNNING:
             await self._docker.call(partial(_terminate, container))
             deadline, pause = time.monotonic() + grace_s, 0.05
-            while (left := deadline - time.monotonic()) > 0 and await self._docker.call(partial(_runs, container)):
+            while (left := deadline - time.monotonic()) > 0 and await self._docker.call(
+                partial(_runs, container)
+            ):
                 await asyncio.sleep(min(pause, left))
                 pause = min(pause * 1.5, 0.5)
         await self._docker.call(partial(_remove, container), _SLOW_S)
@@ -102,7 +115,9 @@ class DockerHost:
         found = await self._docker.call(partial(self._find, name))
         if found is None or found["State"]["Status"] not in RUNNING:
             return ()
-        return await self._docker.call(partial(_processes, found["Id"], found["State"]["Status"] == "paused"))
+        return await self._docker.call(
+            partial(_processes, found["Id"], found["State"]["Status"] == "paused")
+        )
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         found = await self._docker.call(partial(self._find, name))
@@ -110,19 +125,26 @@ class DockerHost:
             return
         container, lines = found["Id"], LogLines()
         while True:
-            # Ask whether it runs before reading: a log that is read after the exit is whole, a log that was followed may lack its end.
-            # So there are two passes or more. A pass that breaks, also for long while Docker restarts, is repeated.
+            # Ask whether it runs before reading: a log that is read after the exit is whole, a log
+            # that was followed may lack its end. So there are two passes or more. A pass that
+            # breaks, also for long while Docker restarts, is repeated.
             try:
                 version, running = await self._docker.call(partial(_version_and_running, container))
-                query = f"stdout=1&stderr=1&timestamps=1&since={lines.resume()}&follow={int(running)}"
+                query = (
+                    f"stdout=1&stderr=1&timestamps=1&since={lines.resume()}&follow={int(running)}"
+                )
                 request = f"GET /v{version}/containers/{container}/logs?{query}"
-                async with aclosing(stream(self._docker.path, request, head_s=self._docker.timeout_s)) as chunks:
+                async with aclosing(
+                    stream(self._docker.path, request, head_s=self._docker.timeout_s)
+                ) as chunks:
                     async for chunk in chunks:
                         for line in lines.feed(chunk):
                             yield line
             except DockerRefused as refused:
                 if refused.status not in (404, 409):
-                    raise HostError(f"Docker does not give the log of {name}: {refused}.") from refused
+                    raise HostError(
+                        f"Docker does not give the log of {name}: {refused}."
+                    ) from refused
                 break
             except (HostError, OSError):
                 await asyncio.sleep(1)
@@ -138,21 +160,29 @@ class DockerHost:
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
         found = await self._images.found(engine)
-        exact: EngineRef = engine.evolve(digest=engine.digest or digest_of(found, engine.image or ""))
+        exact: EngineRef = engine.evolve(
+            digest=engine.digest or digest_of(found, engine.image or "")
+        )
         return exact
 
     async def identity(self, engine: EngineRef) -> str:
         return str((await self._images.found(engine))["Id"])
 
-    async def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
+    async def inquire(
+        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+    ) -> AsyncGenerator[bytes, None]:
         image, spoken = self._images.name_of(engine), Spoken()
-        container, version = await self._docker.call(partial(_make_inquiry, image, self._owner, gpus), _SLOW_S)
+        container, version = await self._docker.call(
+            partial(_make_inquiry, image, self._owner, gpus), _SLOW_S
+        )
         path, place = self._docker.path, f"POST /v{version}/containers/{container}"
         attach = f"{place}/attach?stream=1&stdin=1&stdout=1&stderr=1"
         try:
             async with (
                 conversation(path, attach, head_s=self._docker.timeout_s) as (said, told),
-                conversation(path, f"{place}/wait?condition=next-exit", head_s=self._docker.timeout_s) as (ended, _),
+                conversation(
+                    path, f"{place}/wait?condition=next-exit", head_s=self._docker.timeout_s
+                ) as (ended, _),
             ):
                 await self._docker.call(partial(_start_inquiry, container, image), _SLOW_S)
                 # Written as it is taken; what is said meanwhile is read.
@@ -170,7 +200,8 @@ class DockerHost:
                     raise spoken.failure(code)
         except (DockerRefused, OSError, ValueError, KeyError) as error:
             raise HostError(
-                f"Docker does not give what {engine} answers: {error}.", hint="The forecast by the rules stays."
+                f"Docker does not give what {engine} answers: {error}.",
+                hint="The forecast by the rules stays.",
             ) from error
         finally:
             await asyncio.shield(self._docker.call(partial(_remove, container), _SLOW_S))
@@ -183,7 +214,8 @@ class DockerHost:
     def _start(self, spec: LaunchSpec, client: APIClient) -> Instance:
         from docker.errors import APIError
 
-        # A name or a network may be taken by a container that does not exist yet, or no longer: then try again.
+        # A name or a network may be taken by a container that does not exist yet, or no longer:
+        # then try again.
         deadline = time.monotonic() + _SLOW_S
         while True:
             late = time.monotonic() > deadline
@@ -198,7 +230,10 @@ class DockerHost:
                     time.sleep(_AGAIN_S)
                     continue
                 if found["Config"]["Labels"]["fitserve.fingerprint"] != spec.fingerprint:
-                    raise Conflict(f"An engine with another plan has the name {spec.name}.", hint="Stop it first.") from error
+                    raise Conflict(
+                        f"An engine with another plan has the name {spec.name}.",
+                        hint="Stop it first.",
+                    ) from error
                 container, status = found["Id"], found["State"]["Status"]
                 if status in RUNNING:
                     return instance_of(found, self._network)
@@ -218,16 +253,26 @@ class DockerHost:
         from docker.errors import NotFound
 
         instances = []
-        for summary in client.containers(all=True, filters={"label": [f"fitserve.instance={self._owner}", "fitserve.name"]}):
+        for summary in client.containers(
+            all=True, filters={"label": [f"fitserve.instance={self._owner}", "fitserve.name"]}
+        ):
             labels, status = summary["Labels"], summary["State"]
-            # An image committed from our container hands our labels on to containers that are not ours.
-            if f"/{container_name(labels['fitserve.name'], self._owner)}" not in summary["Names"] or status == "removing":
+            # An image committed from our container hands our labels on to containers that are not
+            # ours.
+            if (
+                f"/{container_name(labels['fitserve.name'], self._owner)}" not in summary["Names"]
+                or status == "removing"
+            ):
                 continue
             if status in RUNNING:
-                instances.append(running_instance(labels, summary["NetworkSettings"]["Networks"], self._network))
+                instances.append(
+                    running_instance(labels, summary["NetworkSettings"]["Networks"], self._network)
+                )
                 continue
             try:
-                instances.append(instance_of(client.inspect_container(summary["Id"]), self._network))
+                instances.append(
+                    instance_of(client.inspect_container(summary["Id"]), self._network)
+                )
             except NotFound:
                 continue
         return instances
@@ -244,12 +289,18 @@ class DockerHost:
         if labels.get("fitserve.instance") == self._owner and labels.get("fitserve.name") == name:
             return found
         raise ForeignInstance(
-            f"A container named {container_name(name, self._owner)} exists, and this gateway did not make it.",
-            hint="Rename or remove it (`docker rename`, `docker rm`), or give the model another name.",
+            f"A container named {container_name(name, self._owner)} exists, and this gateway did"
+            " not make it.",
+            hint=(
+                "Rename or remove it (`docker rename`, `docker rm`), or give the model another"
+                " name."
+            ),
         )
 
 
-def _make_inquiry(image: str, owner: str, gpus: tuple[str, ...], client: APIClient) -> tuple[str, str]:
+def _make_inquiry(
+    image: str, owner: str, gpus: tuple[str, ...], client: APIClient
+) -> tuple[str, str]:
     """The container, and the API version."""
     remove_lost(client, owner)
     return create_inquiry(client, image, owner, gpus), str(client.api_version)
@@ -282,7 +333,12 @@ def _processes(container: str, paused: bool, client: APIClient) -> tuple[EngineP
     except APIError:
         return ()
     return tuple(
-        EngineProcess(pid=int(pid), stopped=paused or stat[0] in "Tt", cpu_s=float(cpu), command=command[:MOST_COMMAND])
+        EngineProcess(
+            pid=int(pid),
+            stopped=paused or stat[0] in "Tt",
+            cpu_s=float(cpu),
+            command=command[:MOST_COMMAND],
+        )
         for pid, stat, cpu, command in shown
         if stat[0] not in "ZX"
     )

@@ -1,4 +1,5 @@
-"""An engine's image is asked: a container without network, privileges, devices or anything to write to but its own memory, which gets
+"""An engine's image is asked: a container without network, privileges, devices or anything to write
+to but its own memory, which gets
 its questions on standard input and is removed."""
 
 from __future__ import annotations
@@ -23,22 +24,26 @@ _LOST_S = script.LONGEST_S + 60
 
 
 def create_inquiry(client: APIClient, image: str, owner: str, gpus: tuple[str, ...] = ()) -> str:
-    """A container, not started, that asks its engine what comes in on its standard input. Docker removes it when it ends. gpus: those that
+    """A container, not started, that asks its engine what comes in on its standard input. Docker
+    removes it when it ends. gpus: those that
     it gets, by UUID: then each has a process of its own that imports the engine's torch."""
     from docker.types import LogConfig, Mount
 
     python, *arguments = script.command("python3")
-    # Docker makes a folder on the disk for each volume that an image declares, unless something is mounted there.
+    # Docker makes a folder on the disk for each volume that an image declares, unless something is
+    # mounted there.
     volumes = client.inspect_image(image)["Config"].get("Volumes") or {}  # type: ignore[no-untyped-call]
     memory = script.MOST_MEMORY + len(gpus) * _BYTES_OF_A_GPU
-    # Where NVIDIA's runtime is the default one it would give an image the GPUs that the image names.
+    # Where NVIDIA's runtime is the default one it would give an image the GPUs that the image
+    # names.
     hidden = {} if gpus else {"NVIDIA_VISIBLE_DEVICES": "void"}
     made = client.create_container(
         image,
         entrypoint=[python],
         command=arguments,
         name=f"fitserve-{owner}-inquiry-{secrets.token_hex(4)}",
-        # Docker ends standard input with the connection that attached to it, unless the container is to be detached.
+        # Docker ends standard input with the connection that attached to it, unless the container
+        # is to be detached.
         stdin_open=True,
         environment={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", **hidden},  # noqa: S108
         use_config_proxy=False,
@@ -48,7 +53,10 @@ def create_inquiry(client: APIClient, image: str, owner: str, gpus: tuple[str, .
             network_mode="none",
             ipc_mode="private",
             read_only=True,
-            mounts=[Mount(folder, None, type="tmpfs", tmpfs_size=_SCRATCH_BYTES) for folder in {"/tmp", *volumes}],  # noqa: S108
+            mounts=[
+                Mount(folder, None, type="tmpfs", tmpfs_size=_SCRATCH_BYTES)
+                for folder in {"/tmp", *volumes}  # noqa: S108
+            ],
             cap_drop=["ALL"],
             security_opt=["no-new-privileges"],
             pids_limit=_PIDS,
@@ -80,7 +88,8 @@ def start_inquiry(client: APIClient, container: str, image: str) -> None:
 
 
 def remove_lost(client: APIClient, owner: str, older_s: float = _LOST_S) -> None:
-    """Inquiries of this owner that run on though whoever asked is gone: a gateway that was killed, and an image that ignores it."""
+    """Inquiries of this owner that run on though whoever asked is gone: a gateway that was killed,
+    and an image that ignores it."""
     from docker.errors import APIError
 
     for found in client.containers(all=True, filters={"label": [f"fitserve.inquiry={owner}"]}):
@@ -88,5 +97,8 @@ def remove_lost(client: APIClient, owner: str, older_s: float = _LOST_S) -> None
             try:
                 client.remove_container(found["Id"], v=True, force=True)
             except APIError as error:
-                if error.status_code not in (404, 409):  # somebody else has removed it, or is about to
+                if error.status_code not in (
+                    404,
+                    409,
+                ):  # somebody else has removed it, or is about to
                     raise

@@ -46,7 +46,8 @@ class LocalImages:
             if engine.digest is not None:
                 raise _gone(engine)
             raise HostError(
-                f"The image {engine.image} is not on this machine yet.", hint=f"Pull it: `docker pull {engine.image}`."
+                f"The image {engine.image} is not on this machine yet.",
+                hint=f"Pull it: `docker pull {engine.image}`.",
             )
         return found
 
@@ -68,16 +69,25 @@ class LocalImages:
             progress.error = "Docker broke off"
         if progress.error is not None:
             raise HostError(
-                f"The image {image} is not on this machine and could not be pulled: {progress.error.rstrip('.')}.",
+                f"The image {image} is not on this machine and could not be pulled:"
+                f" {progress.error.rstrip('.')}.",
                 hint=_image_hint(image),
             )
 
-    async def _pull(self, image: str, progress: PullProgress, report: Callable[[str], None]) -> None:
+    async def _pull(
+        self, image: str, progress: PullProgress, report: Callable[[str], None]
+    ) -> None:
         """Raises DockerRefused, OSError."""
         report(progress.words())
         reported_at = time.monotonic()
         request, headers = await self._docker.call(partial(_pull_request, image))
-        answer = stream(self._docker.path, request, headers=headers, head_s=_PULL_SILENCE_S, silence_s=_PULL_SILENCE_S)
+        answer = stream(
+            self._docker.path,
+            request,
+            headers=headers,
+            head_s=_PULL_SILENCE_S,
+            silence_s=_PULL_SILENCE_S,
+        )
         async with aclosing(answer) as chunks:
             async for chunk in chunks:
                 progress.feed(chunk)
@@ -98,15 +108,25 @@ def _image(image: str, client: APIClient) -> Attributes | None:
 
 def _gone(engine: EngineRef) -> HostError:
     return HostError(
-        f"The image that {engine.image} was when {engine} was asked or started first ({engine.digest}) is not on this machine any more.",
-        hint=f"`fitserve retry NAME` takes what {engine.image} is now; `docker load` brings the old one back.",
+        f"The image that {engine.image} was when {engine} was asked or started first"
+        f" ({engine.digest}) is not on this machine any more.",
+        hint=(
+            f"`fitserve retry NAME` takes what {engine.image} is now; `docker load` brings the old"
+            " one back."
+        ),
     )
 
 
 def _image_hint(image: str) -> str:
     if image.startswith("fitserve/"):
-        return "It is built, not pulled: run `docker compose build engine-cpu` in a checkout of fitserve."
-    return f"Check its name, the network and `docker login`, or bring it here with `docker pull {image}`, `docker load` or `docker build`."
+        return (
+            "It is built, not pulled: run `docker compose build engine-cpu` in a checkout of"
+            " fitserve."
+        )
+    return (
+        "Check its name, the network and `docker login`, or bring it here with `docker pull"
+        f" {image}`, `docker load` or `docker build`."
+    )
 
 
 def _has_image(image: str, client: APIClient) -> bool:
@@ -121,4 +141,7 @@ def _pull_request(image: str, client: APIClient) -> tuple[str, str]:
     repository, tag = parse_repository_tag(image)
     login = get_config_header(client, resolve_repository_name(repository)[0])
     query = urlencode({"fromImage": repository, "tag": tag or "latest"})
-    return f"POST /v{client.api_version}/images/create?{query}", f"X-Registry-Auth: {login.decode()}\r\n" if login else ""
+    return (
+        f"POST /v{client.api_version}/images/create?{query}",
+        f"X-Registry-Auth: {login.decode()}\r\n" if login else "",
+    )

@@ -18,8 +18,9 @@ _LOCK = threading.Lock()
 def ensure_network(client: APIClient, name: str, owner: str) -> None:
     """Raises HostError when a network of that name exists and is not an internal bridge.
 
-    Docker before version 25 makes two networks of one name when asked twice at the same moment, or when a gateway was
-    killed right after it asked; then no engine can start. The oldest stays, younger ones of ours go.
+    Docker before version 25 makes two networks of one name when asked twice at the same moment, or
+    when a gateway was killed right after it asked; then no engine can start. The oldest stays,
+    younger ones of ours go.
     """
     with _LOCK:
         found = _networks(client, name) or _make(client, name, owner)
@@ -28,13 +29,18 @@ def ensure_network(client: APIClient, name: str, owner: str) -> None:
                 client.remove_network(extra["Id"])
     if found[0]["Driver"] != "bridge" or not found[0]["Internal"]:
         raise HostError(
-            f"The Docker network {name} is not an internal bridge: engines on it could be reached, and reach out.",
-            hint=f"Remove it (`docker network rm {name}`), or set FITSERVE_DOCKER_NETWORK to another name.",
+            f"The Docker network {name} is not an internal bridge: engines on it could be reached,"
+            " and reach out.",
+            hint=(
+                f"Remove it (`docker network rm {name}`), or set FITSERVE_DOCKER_NETWORK to another"
+                " name."
+            ),
         )
 
 
 def ambiguous_network(error: APIError) -> bool:
-    """Whether another network of the same name appeared after `ensure_network`, which removes it when asked again."""
+    """Whether another network of the same name appeared after `ensure_network`, which removes it
+    when asked again."""
     return "is ambiguous" in str(error.explanation)
 
 
@@ -42,7 +48,9 @@ def _make(client: APIClient, name: str, owner: str) -> list[dict[str, Any]]:
     from docker.errors import APIError
 
     try:
-        client.create_network(name, "bridge", internal=True, check_duplicate=True, labels={"fitserve.instance": owner})
+        client.create_network(
+            name, "bridge", internal=True, check_duplicate=True, labels={"fitserve.instance": owner}
+        )
     except APIError as error:
         # Another program made it just now.
         if error.status_code != 409:
@@ -53,4 +61,6 @@ def _make(client: APIClient, name: str, owner: str) -> list[dict[str, Any]]:
 def _networks(client: APIClient, name: str) -> list[dict[str, Any]]:
     """The networks of exactly that name, oldest first."""
     found = (network for network in client.networks(names=[name]) if network["Name"] == name)
-    return sorted(found, key=lambda network: (datetime.fromisoformat(network["Created"]), network["Id"]))
+    return sorted(
+        found, key=lambda network: (datetime.fromisoformat(network["Created"]), network["Id"])
+    )

@@ -1,7 +1,8 @@
 """Docker's long answers, a log and a pull, read from its socket on the event loop.
 
-The SDK would read them in threads that wait for hours and cannot be cancelled. Here leaving the generator closes the
-connection, and back-pressure is the socket's own: nothing is read before what came earlier was taken.
+The SDK would read them in threads that wait for hours and cannot be cancelled. Here leaving the
+generator closes the connection, and back-pressure is the socket's own: nothing is read before what
+came earlier was taken.
 Requests are HTTP/1.0, so that the body is plain bytes until the connection closes.
 """
 
@@ -34,7 +35,8 @@ class DockerRefused(Exception):
 async def conversation(
     path: str, request: str, *, headers: str = "", head_s: float
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Docker has taken `request` ("GET /x"): the body of its answer, and, where Docker attaches, what goes to the container.
+    """Docker has taken `request` ("GET /x"): the body of its answer, and, where Docker attaches,
+    what goes to the container.
 
     Raises DockerRefused, and OSError: TimeoutError after `head_s` without a status line.
     """
@@ -81,7 +83,8 @@ def _reason(body: bytes) -> str:
 
 
 def whole_frames(frames: bytearray) -> Iterator[tuple[int, bytes]]:
-    """Takes the whole frames of Docker's multiplexed stream out of `frames`: 8 bytes of header (stream, size), then what was written.
+    """Takes the whole frames of Docker's multiplexed stream out of `frames`: 8 bytes of header
+    (stream, size), then what was written.
     Stream 2 is standard error."""
     at = 0
     while (body := at + 8) <= len(frames):
@@ -96,7 +99,8 @@ def whole_frames(frames: bytearray) -> Iterator[tuple[int, bytes]]:
 class LogLines:
     """Lines out of Docker's multiplexed log with timestamps, over any number of requests.
 
-    Each frame holds one entry: a timestamp, a blank, then a line with its newline, or 16 KiB of a longer one. After a break, ask again from `resume`: what was given already is left out.
+    Each frame holds one entry: a timestamp, a blank, then a line with its newline, or 16 KiB of a
+    longer one. After a break, ask again from `resume`: what was given already is left out.
     """
 
     def __init__(self) -> None:
@@ -155,14 +159,24 @@ class PullProgress:
     def _event(self, event: dict[str, Any]) -> None:
         if "error" in event:
             self.error = str(event["error"])
-        layer, status, detail = event.get("id", ""), event.get("status", ""), event.get("progressDetail") or {}
+        layer, status, detail = (
+            event.get("id", ""),
+            event.get("status", ""),
+            event.get("progressDetail") or {},
+        )
         if status in ("Pulling fs layer", "Waiting"):
             self._unknown.add(layer)
         elif status == "Downloading":
             self._unknown.discard(layer)
             self._done[layer] = detail.get("current", 0)
             self._total[layer] = max(detail.get("total", 0), self._done[layer])
-        elif status in ("Verifying Checksum", "Download complete", "Extracting", "Pull complete", "Already exists"):
+        elif status in (
+            "Verifying Checksum",
+            "Download complete",
+            "Extracting",
+            "Pull complete",
+            "Already exists",
+        ):
             self._unknown.discard(layer)
             self._done[layer] = self._total.get(layer, 0)
 
@@ -177,7 +191,10 @@ class PullProgress:
         if done == total and not self._unknown:
             return f"unpacking {self._image}: {_gib(total)} GiB"
         # Docker tells the size of a layer when its download begins, a few at a time.
-        told = f"pulling {self._image}: {_gib(done)} of {'more than ' if self._unknown else ''}{_gib(total)} GiB"
+        told = (
+            f"pulling {self._image}: {_gib(done)} of"
+            f" {'more than ' if self._unknown else ''}{_gib(total)} GiB"
+        )
         return told if self._unknown else Progress(told, done, total)
 
 

@@ -1,4 +1,5 @@
-"""The Python of an environment is asked: a child process, and a folder of its own that is gone afterwards."""
+"""The Python of an environment is asked: a child process, and a folder of its own that is gone
+afterwards."""
 
 from __future__ import annotations
 
@@ -22,14 +23,17 @@ async def ask(python: Path, folder: Path, asked: bytes) -> AsyncGenerator[bytes,
     with _own(folder) as place:
         environment = {**variables(str(python), Path(place)), "TMPDIR": place}
         async with aclosing(
-            child.lines_of(script.command(str(python)), script.given(asked), cwd=Path(place), env=environment)
+            child.lines_of(
+                script.command(str(python)), script.given(asked), cwd=Path(place), env=environment
+            )
         ) as lines:
             async for line in lines:
                 yield line
 
 
 def _own(folder: Path) -> tempfile.TemporaryDirectory[str]:
-    """A new folder below `folder`. What inquiries left there whose gateway was killed is removed."""
+    """A new folder below `folder`. What inquiries left there whose gateway was killed is
+    removed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.iterdir():
@@ -38,12 +42,14 @@ def _own(folder: Path) -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True)
     except OSError as error:
         raise HostError(
-            f"The folder {folder} cannot be used: {error.strerror}.", hint="Free disk space or correct the folder's rights."
+            f"The folder {folder} cannot be used: {error.strerror}.",
+            hint="Free disk space or correct the folder's rights.",
         ) from error
 
 
 class OnePython:
-    """Stands for a host that has one engine, whatever it is called: the one that this Python imports."""
+    """Stands for a host that has one engine, whatever it is called: the one that this Python
+    imports."""
 
     def __init__(self, python: Path, folder: Path) -> None:
         self._python = Path(os.path.abspath(python.expanduser()))  # noqa: PTH100 - the link in an environment says which one it is
@@ -56,9 +62,16 @@ class OnePython:
         if not os.access(self._python, os.X_OK) or self._python.is_dir():
             raise HostError(
                 f"{self._python} is no program.",
-                hint=f"Give the Python that {engine.kind} is installed for, such as VENV/bin/python.",
+                hint=(
+                    f"Give the Python that {engine.kind} is installed for, such as VENV/bin/python."
+                ),
             )
         return str(self._python)
 
-    def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:  # noqa: ARG002 - a host's signature
+    def inquire(
+        self,
+        engine: EngineRef,  # noqa: ARG002 - a host's signature
+        asked: bytes,
+        gpus: tuple[str, ...] = (),  # noqa: ARG002
+    ) -> AsyncGenerator[bytes, None]:
         return ask(self._python, self._folder, asked)

@@ -1,6 +1,8 @@
-"""What engines compile, kept for their next start: DATA/caches/KIND-VERSION/HASH/, one folder for each environment and each kind of start that may
-share it (`LaunchSpec.cache`). Another environment of the same version, another kind of GPU, or the code of a repository has another one: whoever
-writes there decides what the next engine runs. It is the HOME of its engines too, where they keep what no variable moves.
+"""What engines compile, kept for their next start: DATA/caches/KIND-VERSION/HASH/, one folder for
+each environment and each kind of start that may
+share it (`LaunchSpec.cache`). Another environment of the same version, another kind of GPU, or the
+code of a repository has another one: whoever writes there decides what the next engine runs. It is
+the HOME of its engines too, where they keep what no variable moves.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from pathlib import Path
 
 from gateway.domain.units import GIB
 
-# Of all versions: a model with all its sizes takes a few hundred MB, a version of FlashInfer up to some GB.
+# Of all versions: a model with all its sizes takes a few hundred MB, a version of FlashInfer up to
+# some GB.
 MOST_BYTES = 32 * GIB
 
 
@@ -26,18 +29,27 @@ class Caches:
         self._most_bytes = most_bytes
 
     def path(self, environment: Path, identity: str, cache: str) -> Path:
-        """The folder of a start. identity: of the environment, which is another one when it was installed anew."""
-        return self._folder / environment.name / hashlib.sha256(f"{identity} {cache}".encode()).hexdigest()[:16]
+        """The folder of a start. identity: of the environment, which is another one when it was
+        installed anew."""
+        return (
+            self._folder
+            / environment.name
+            / hashlib.sha256(f"{identity} {cache}".encode()).hexdigest()[:16]
+        )
 
     def make(self, path: Path, caches: Mapping[str, str]) -> dict[str, str]:
         """The folders, and the variables that name them."""
         for folder in (path, *(path / name for name in caches.values())):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.utime(path)  # its last use
-        return {"HOME": str(path), **{variable: str(path / name) for variable, name in caches.items()}}
+        return {
+            "HOME": str(path),
+            **{variable: str(path / name) for variable, name in caches.items()},
+        }
 
     def trim(self, used: Collection[Path]) -> None:
-        """Removes what was not used for longest and is in no use now, until the rest is small enough."""
+        """Removes what was not used for longest and is in no use now, until the rest is small
+        enough."""
         left = {path: _size(path) for path in self._folder.glob("*/*")}
         for path in sorted(left, key=_last_use):
             if sum(left.values()) <= self._most_bytes:

@@ -1,4 +1,5 @@
-"""A child process that is asked once: its input all at once, its lines as they come, and nothing of it is left behind."""
+"""A child process that is asked once: its input all at once, its lines as they come, and nothing of
+it is left behind."""
 
 from __future__ import annotations
 
@@ -16,10 +17,14 @@ from gateway.worker_process import end
 _CHUNK = 64 * 1024
 
 
-async def lines_of(command: Sequence[str], given: bytes, *, cwd: Path, env: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
-    """The lines of its standard output, without their ends. Raises HostError where it fails, with the last it said.
+async def lines_of(
+    command: Sequence[str], given: bytes, *, cwd: Path, env: Mapping[str, str]
+) -> AsyncGenerator[bytes, None]:
+    """The lines of its standard output, without their ends. Raises HostError where it fails, with
+    the last it said.
 
-    Its whole session ends with the generator, however that ends; standard input stays open until then.
+    Its whole session ends with the generator, however that ends; standard input stays open until
+    then.
     """
     try:
         child = await asyncio.create_subprocess_exec(
@@ -32,9 +37,14 @@ async def lines_of(command: Sequence[str], given: bytes, *, cwd: Path, env: Mapp
             start_new_session=True,
         )
     except OSError as error:
-        raise HostError(f"{command[0]} could not be started: {error.strerror}.", hint="Install the engine anew.") from error
+        raise HostError(
+            f"{command[0]} could not be started: {error.strerror}.", hint="Install the engine anew."
+        ) from error
     spoken = Spoken()
-    feeding, listening = asyncio.create_task(_feed(child, given)), asyncio.create_task(_listen(child, spoken))
+    feeding, listening = (
+        asyncio.create_task(_feed(child, given)),
+        asyncio.create_task(_listen(child, spoken)),
+    )
     try:
         while child.stdout and (text := await child.stdout.read(_CHUNK)):
             for line in spoken.answered(text):
@@ -59,7 +69,8 @@ async def _feed(child: asyncio.subprocess.Process, given: bytes) -> None:
 
 
 async def _listen(child: asyncio.subprocess.Process, spoken: Spoken) -> None:
-    """To standard error. Whoever floods it is ended: then standard output ends too, and this error is told."""
+    """To standard error. Whoever floods it is ended: then standard output ends too, and this error
+    is told."""
     try:
         while child.stderr and (text := await child.stderr.read(_CHUNK)):
             spoken.muttered(text)

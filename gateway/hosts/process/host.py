@@ -1,4 +1,5 @@
-"""Engines as plain processes of this machine, each in the virtual environment of its engine version.
+"""Engines as plain processes of this machine, each in the virtual environment of its engine
+version.
 
     DATA/engines/KIND-VERSION/   the environment (`fitserve engine install` makes it)
     DATA/instances/NAME.json     the record: written before the spawn without a pid, and again with it. It holds the engine's key
@@ -7,11 +8,13 @@
     DATA/caches/                 what it compiles, and its HOME: see caches.py; the user's own HOME may hold secrets
     DATA/home/                   the HOME of an engine of which nothing is kept
 
-The engine listens on loopback, which every user of the machine reaches. So each start makes a key, and the engine answers only to who sends
-it. The engine gets the key in its environment or in a file, and not on its command line, which every user can read.
+The engine listens on loopback, which every user of the machine reaches. So each start makes a key,
+and the engine answers only to who sends it. The engine gets the key in its environment or in a
+file, and not on its command line, which every user can read.
 
-An engine leads a session of its own, holds no pipe to us and is found again by pid, start time and boot. A gateway that
-died between spawn and record is made up for by the log: whoever writes into it is the engine.
+An engine leads a session of its own, holds no pipe to us and is found again by pid, start time and
+boot. A gateway that died between spawn and record is made up for by the log: whoever writes into it
+is the engine.
 """
 
 from __future__ import annotations
@@ -51,8 +54,8 @@ FOLLOW_S = 0.1
 KILL_S = 10.0
 """How long SIGKILL may take. Longer means a process stuck in a driver."""
 
-# Below the ports of outgoing connections (net.ipv4.ip_local_port_range): such a connection could take a port between its choice
-# and the moment when the engine listens on it.
+# Below the ports of outgoing connections (net.ipv4.ip_local_port_range): such a connection could
+# take a port between its choice and the moment when the engine listens on it.
 _PORTS = range(20_000, 32_000)
 
 P = ParamSpec("P")
@@ -85,7 +88,8 @@ class ProcessHost:
         environment = engine_dir(self._data, engine)
         if not (environment / "bin/python").exists() or not is_installed(self._data, engine):
             raise HostError(
-                f"{engine} is not installed on this machine: {environment} is not a complete environment.",
+                f"{engine} is not installed on this machine: {environment} is not a complete"
+                " environment.",
                 hint=f"Run `fitserve engine install {engine}`.",
             )
         report(f"{engine} is installed.")
@@ -96,7 +100,8 @@ class ProcessHost:
             if record is not None and not record.exited:
                 if record.fingerprint != spec.fingerprint:
                     raise Conflict(
-                        f"{spec.name} already runs with other settings ({record.fingerprint}, not {spec.fingerprint}).",
+                        f"{spec.name} already runs with other settings ({record.fingerprint}, not"
+                        f" {spec.fingerprint}).",
                         hint="Stop it first.",
                     )
                 return record.instance
@@ -139,7 +144,8 @@ class ProcessHost:
                 yield reader.partial
 
     async def allocate_port(self) -> int:
-        # An engine may listen minutes after its start: ports that were given away are not free, though they look so.
+        # An engine may listen minutes after its start: ports that were given away are not free,
+        # though they look so.
         taken = self._given_ports | {record.port for record in await run_to_end(self._find_all)}
         first = int(self._id, 16) % len(_PORTS)
         ports: list[int] = [*_PORTS[first:], *_PORTS[:first]]
@@ -147,7 +153,10 @@ class ProcessHost:
             if port not in taken and _free(port):
                 self._given_ports.add(port)
                 return port
-        raise HostError("No port is free for another engine.", hint=f"Stop what listens on {_PORTS[0]} to {_PORTS[-1]}.")
+        raise HostError(
+            "No port is free for another engine.",
+            hint=f"Stop what listens on {_PORTS[0]} to {_PORTS[-1]}.",
+        )
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
         return engine
@@ -155,7 +164,12 @@ class ProcessHost:
     async def identity(self, engine: EngineRef) -> str:
         return self._identity(engine)
 
-    def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:  # noqa: ARG002 - it sees all
+    def inquire(
+        self,
+        engine: EngineRef,
+        asked: bytes,
+        gpus: tuple[str, ...] = (),  # noqa: ARG002 - it sees all
+    ) -> AsyncGenerator[bytes, None]:
         return ask(engine_dir(self._data, engine) / "bin/python", self._data / "asking", asked)
 
     async def close(self) -> None:
@@ -164,7 +178,10 @@ class ProcessHost:
     def _identity(self, engine: EngineRef) -> str:
         environment = engine_dir(self._data, engine)
         if not is_installed(self._data, engine):
-            raise HostError(f"{engine} is not installed on this machine.", hint=f"Run `fitserve engine install {engine}`.")
+            raise HostError(
+                f"{engine} is not installed on this machine.",
+                hint=f"Run `fitserve engine install {engine}`.",
+            )
         with as_host_error():
             return f"{environment.name} of {(environment / COMPLETE).stat().st_mtime_ns}"
 
@@ -193,26 +210,35 @@ class ProcessHost:
         record = self._find(name)
         family = record.family() if record is not None else []
         return tuple(
-            EngineProcess(pid=one.pid, stopped=one.stopped, cpu_s=one.cpu_s, command=one.command(MOST_COMMAND))
+            EngineProcess(
+                pid=one.pid, stopped=one.stopped, cpu_s=one.cpu_s, command=one.command(MOST_COMMAND)
+            )
             for one in family
         )
 
     def _resolve_spawn(self, record: Record) -> Record | None:
-        """A record without pid: being spawned right now, or by a gateway that died in the middle."""
+        """A record without pid: being spawned right now, or by a gateway that died in the
+        middle."""
         if record.name in self._spawning:
             return record
-        while record.boot_id == procfs.boot_id() and (writers := procfs.writers(self._log(record.name))):
-            # A process that is still in the session of its gateway is between fork and exec, and soon leaves that session.
+        while record.boot_id == procfs.boot_id() and (
+            writers := procfs.writers(self._log(record.name))
+        ):
+            # A process that is still in the session of its gateway is between fork and exec, and
+            # soon leaves that session.
             if engines := [process for process in writers if process.session != record.born_in]:
                 leader = procfs.read(engines[0].session)
                 ticks = leader.start_ticks if leader is not None else 0
-                return self._observe(self._records.write(record.evolve(pid=engines[0].session, start_ticks=ticks)))
+                return self._observe(
+                    self._records.write(record.evolve(pid=engines[0].session, start_ticks=ticks))
+                )
             time.sleep(POLL_S)
         self._forget(record)
         return None
 
     def _observe(self, record: Record) -> Record:
-        """Compare the record with its process, and note an exit: an exit code can be read only once."""
+        """Compare the record with its process, and note an exit: an exit code can be read only
+        once."""
         if record.exited or record.leader is not None:
             return record
         code = None
@@ -272,7 +298,11 @@ class ProcessHost:
             for name in self._records.names():
                 with suppress(ForeignInstance):
                     other = self._records.read(name)
-                    used |= {Path(other.cache)} if other is not None and other.cache is not None else set()
+                    used |= (
+                        {Path(other.cache)}
+                        if other is not None and other.cache is not None
+                        else set()
+                    )
             self._caches.trim(used)
         log = self._log(spec.name)
         log.unlink(missing_ok=True)
@@ -294,7 +324,9 @@ class ProcessHost:
             process = procfs.read(child.pid)
             if process is None:
                 raise ProcessLookupError(errno.ESRCH, "somebody else waited for it")
-            record = self._records.write(record.evolve(pid=process.pid, start_ticks=process.start_ticks))
+            record = self._records.write(
+                record.evolve(pid=process.pid, start_ticks=process.start_ticks)
+            )
         except OSError as error:
             if child is not None:
                 child.kill()
@@ -302,17 +334,23 @@ class ProcessHost:
             self._forget(record)
             raise HostError(
                 f"{spec.argv[0]} could not be started: {error.strerror}.",
-                hint=f"Run `fitserve engine install {spec.engine}`, and see that {self._run.parent} can be written.",
+                hint=(
+                    f"Run `fitserve engine install {spec.engine}`, and see that {self._run.parent}"
+                    " can be written."
+                ),
             ) from error
         # Popen would warn that its child outlives it. That is meant: `_observe` waits for the pid.
         child.returncode = 0
         return record
 
     def _cache(self, spec: LaunchSpec) -> Path:
-        return self._caches.path(engine_dir(self._data, spec.engine), self._identity(spec.engine), spec.cache)
+        return self._caches.path(
+            engine_dir(self._data, spec.engine), self._identity(spec.engine), spec.cache
+        )
 
     async def _end(self, record: Record, grace_s: float) -> None:
-        """SIGTERM to the main process, which knows how to end its workers, or to the workers when it is gone; then SIGKILL to all."""
+        """SIGTERM to the main process, which knows how to end its workers, or to the workers when
+        it is gone; then SIGKILL to all."""
         signalled: set[int] = set()
         begun = time.monotonic()
         while family := await run_to_end(record.family):
@@ -320,8 +358,12 @@ class ProcessHost:
             if waited_s > grace_s + KILL_S:
                 stuck = ", ".join(str(process.pid) for process in family)
                 raise HostError(
-                    f"{record.name} does not end: process {stuck} survived SIGKILL for {KILL_S:g} s.",
-                    hint="It is probably stuck in the GPU driver; look at the kernel log, a reboot may be needed.",
+                    f"{record.name} does not end: process {stuck} survived SIGKILL for"
+                    f" {KILL_S:g} s.",
+                    hint=(
+                        "It is probably stuck in the GPU driver; look at the kernel log, a reboot"
+                        " may be needed."
+                    ),
                 )
             if waited_s >= grace_s:
                 for process in family:
@@ -341,7 +383,8 @@ class ProcessHost:
 
 
 async def run_to_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run in a thread; a caller that is cancelled waits for its end, so that no work goes on after the lock is free."""
+    """Run in a thread; a caller that is cancelled waits for its end, so that no work goes on after
+    the lock is free."""
     task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(task)
@@ -361,7 +404,8 @@ def as_host_error() -> Iterator[None]:
         yield
     except OSError as error:
         raise HostError(
-            f"The process host cannot work: {error}.", hint="Free disk space or correct the folder's rights."
+            f"The process host cannot work: {error}.",
+            hint="Free disk space or correct the folder's rights.",
         ) from error
 
 
@@ -373,7 +417,9 @@ def _given(spec: LaunchSpec, key: str | None) -> dict[str, str]:
 
 def _visible(gpus: Sequence[str]) -> dict[str, str]:
     """What shows a process these GPUs alone."""
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+    return (
+        {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+    )
 
 
 def _free(port: int) -> bool:

@@ -1,4 +1,5 @@
-"""An engine's log file: read line by line while it grows, in bounded memory, and kept from filling the disk."""
+"""An engine's log file: read line by line while it grows, in bounded memory, and kept from filling
+the disk."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from gateway.hosts.host import MAX_LINE
 CHUNK = 64 * 1024
 LIMIT = 32 * 1024 * 1024
 KEEP = 1024 * 1024
-"""How much of its beginning, where an engine says how it is set up, a log keeps when it is trimmed."""
+"""How much of its beginning, where an engine says how it is set up, a log keeps when it is
+trimmed."""
 
 
 class LogFileReader:
-    """Reads from the first byte on. Holds one chunk and one line, however long the log is. Raises FileNotFoundError."""
+    """Reads from the first byte on. Holds one chunk and one line, however long the log is. Raises
+    FileNotFoundError."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb", buffering=0)
@@ -28,7 +31,12 @@ class LogFileReader:
     def __enter__(self) -> LogFileReader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self._file.close()
 
     def behind(self) -> bool:
@@ -38,7 +46,8 @@ class LogFileReader:
     def read(self) -> list[bytes]:
         """The lines that the next chunk completes."""
         if os.fstat(self._file.fileno()).st_size < self._offset:
-            # It was trimmed. We had read more than the part that is kept, so all bytes after that part are new.
+            # It was trimmed. We had read more than the part that is kept, so all bytes after that
+            # part are new.
             self._offset, self.partial = min(self._offset, KEEP), b""
         data = os.pread(self._file.fileno(), CHUNK, self._offset)
         self._offset += len(data)
@@ -48,10 +57,12 @@ class LogFileReader:
 
 
 def trim(path: Path) -> bool:
-    """Cut a log that is over LIMIT to its first KEEP bytes; its last LIMIT bytes go to NAME.log.1. Whether it did.
+    """Cut a log that is over LIMIT to its first KEEP bytes; its last LIMIT bytes go to NAME.log.1.
+    Whether it did.
 
-    The engine goes on appending to the same file. Lines that it writes between copy and cut are lost; where the disk has no room
-    for a copy, all but the beginning is lost. Both are better than a full disk.
+    The engine goes on appending to the same file. Lines that it writes between copy and cut are
+    lost; where the disk has no room for a copy, all but the beginning is lost. Both are better than
+    a full disk.
     """
     try:
         if path.stat().st_size <= LIMIT:

@@ -29,7 +29,8 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs; a zombie does not, once its last thread has ended: until then it holds what it has of a GPU."""
+        """Whether it still runs; a zombie does not, once its last thread has ended: until then it
+        holds what it has of a GPU."""
         return self.state not in "ZX" or self.threads > 1
 
     @property
@@ -56,12 +57,14 @@ def boot_id() -> str:
 
 
 def read(pid: int) -> Process | None:
-    """The process that has this pid now. None also where other users' processes are hidden from us."""
+    """The process that has this pid now. None also where other users' processes are hidden from
+    us."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    # The command name stands in parentheses and may hold anything: fields are counted from the last one.
+    # The command name stands in parentheses and may hold anything: fields are counted from the last
+    # one.
     fields = text.rpartition(")")[2].split()
     return Process(
         pid=pid,
@@ -88,10 +91,13 @@ def session(leader: int) -> list[Process]:
 
 
 def writers(file: Path) -> list[Process]:
-    """The processes that have this file open for writing. Processes of other users cannot be seen, and are not engines of ours."""
+    """The processes that have this file open for writing. Processes of other users cannot be seen,
+    and are not engines of ours."""
     with suppress(FileNotFoundError):
         wanted = file.stat()
-        return [process for process in everything() if process.alive and _writes(process.pid, wanted)]
+        return [
+            process for process in everything() if process.alive and _writes(process.pid, wanted)
+        ]
     return []
 
 
@@ -101,14 +107,20 @@ def _writes(pid: int, wanted: os.stat_result) -> bool:
             # It may be closed meanwhile.
             with suppress(OSError):
                 if os.path.samestat(entry.stat(), wanted):
-                    flags = (PROC / str(pid) / "fdinfo" / entry.name).read_text().partition("flags:")[2].split()[0]
+                    flags = (
+                        (PROC / str(pid) / "fdinfo" / entry.name)
+                        .read_text()
+                        .partition("flags:")[2]
+                        .split()[0]
+                    )
                     if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:
                         return True
     return False
 
 
 def send(process: Process, number: signal.Signals) -> None:
-    """Signal exactly this process: nothing happens when it is gone, even if its pid was given away since."""
+    """Signal exactly this process: nothing happens when it is gone, even if its pid was given away
+    since."""
     with suppress(ProcessLookupError):
         handle = os.pidfd_open(process.pid)
         try:
@@ -120,7 +132,8 @@ def send(process: Process, number: signal.Signals) -> None:
 
 
 def reap(pid: int) -> tuple[bool, int | None]:
-    """Take the exit of a child: whether it has ended, and its exit code if we are its parent (-9 for SIGKILL)."""
+    """Take the exit of a child: whether it has ended, and its exit code if we are its parent (-9
+    for SIGKILL)."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

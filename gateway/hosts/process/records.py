@@ -1,4 +1,5 @@
-"""The records of the process host: one JSON file per instance, always whole or absent, also when the gateway is killed."""
+"""The records of the process host: one JSON file per instance, always whole or absent, also when
+the gateway is killed."""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ from gateway.store import atomic_file
 
 
 class Record(Value):
-    """The record of an instance. `pid` is None between the decision to start it and its start. `born_in`: the session of the
+    """The record of an instance. `pid` is None between the decision to start it and its start.
+    `born_in`: the session of the
     gateway that starts it; the new process leaves this session before it becomes the engine.
 
-    Unknown fields are let through: engines that a later version of the gateway started are still ours.
+    Unknown fields are let through: engines that a later version of the gateway started are still
+    ours.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -82,7 +85,10 @@ class Records:
     def path(self, name: str) -> Path:
         """Raises HostError when `name` cannot be a file name."""
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
-            raise HostError(f"{name!r} cannot be the name of an instance.", hint="Use letters, digits, '_', '.' and '-'.")
+            raise HostError(
+                f"{name!r} cannot be the name of an instance.",
+                hint="Use letters, digits, '_', '.' and '-'.",
+            )
         return self._folder / f"{name}.json"
 
     def names(self) -> list[str]:
@@ -97,7 +103,8 @@ class Records:
             return None
         except ValidationError:
             raise ForeignInstance(
-                f"{path} holds the name {name}, but is not a record of ours.", hint="Look at it; remove it if nothing needs it."
+                f"{path} holds the name {name}, but is not a record of ours.",
+                hint="Look at it; remove it if nothing needs it.",
             ) from None
 
     def write(self, record: Record) -> Record:

@@ -1,1 +1,2 @@
-"""A load on a served model, and what it shows: how fast first tokens come, one answer, and many at once."""
+"""A load on a served model, and what it shows: how fast first tokens come, one answer, and many at
+once."""

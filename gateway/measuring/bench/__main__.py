@@ -1,4 +1,5 @@
-"""The load as a program of its own, so that the gateway can measure an engine without a turn of its event loop: a job on stdin, the report
+"""The load as a program of its own, so that the gateway can measure an engine without a turn of its
+event loop: a job on stdin, the report
 on stdout, both JSON."""
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What a served model does: the first token of long prompts, one answer alone, and answers of many at once.
+"""What a served model does: the first token of long prompts, one answer alone, and answers of many
+at once.
 
-Prompts are random tokens of their own, so that no cache of prefixes helps. Every answer has the same length. Each level begins with as many
-requests as it has at once; who has an answer asks again until the seconds are over, and the last answers are waited for.
+Prompts are random tokens of their own, so that no cache of prefixes helps. Every answer has the
+same length. Each level begins with as many requests as it has at once; who has an answer asks again
+until the seconds are over, and the last answers are waited for.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _FIRST = 100
 
 @dataclass
 class Load:
-    """Asks `target`, whose requests have `context` tokens at most. report: what is measured now, for people. asked: requests so far."""
+    """Asks `target`, whose requests have `context` tokens at most. report: what is measured now,
+    for people. asked: requests so far."""
 
     target: Target
     context: int
@@ -46,13 +49,18 @@ class Load:
         except NoAnswer as error:
             raise NotReady(
                 f"{self.target.model} did not answer as it was asked to: {error}.",
-                hint="Nothing was kept. Look at the engine's log; answers of a fixed length need ignore_eos.",
+                hint=(
+                    "Nothing was kept. Look at the engine's log; answers of a fixed length need"
+                    " ignore_eos."
+                ),
             ) from None
 
     async def _measure(self, levels: Sequence[int], seconds: float) -> BenchReport:
         read, written = lengths(self.context)
         self.report("warming up")
-        await _together([self._ask(min(read, 256), min(written, _WARM_UP_TOKENS)) for _ in range(_WARM_UP)])
+        await _together(
+            [self._ask(min(read, 256), min(written, _WARM_UP_TOKENS)) for _ in range(_WARM_UP)]
+        )
         self.report("one request alone")
         written_alone = max(2, min(_ALONE, self.context // 2))
         alone = await self._alone(min(_SHORT, self.context - written_alone), written_alone, seconds)
@@ -65,14 +73,18 @@ class Load:
             self.report(f"{level} at once")
             measured.append(await self._level(level, read, written, seconds))
         paces = [
-            (one.tokens - 1) / (one.whole_s - one.first_s) for one in alone if one.tokens > 1 and one.whole_s > one.first_s
+            (one.tokens - 1) / (one.whole_s - one.first_s)
+            for one in alone
+            if one.tokens > 1 and one.whole_s > one.first_s
         ]
         return BenchReport(
             prompt=read,
             answer=written,
             stream=_rounded(statistics.median(paces)) if paces else None,
             first_token_2k_s=_rounded(statistics.median(one.first_s for one in alone)),
-            first_token_32k_s=_rounded(statistics.median(one.first_s for one in long)) if long else None,
+            first_token_32k_s=(
+                _rounded(statistics.median(one.first_s for one in long)) if long else None
+            ),
             levels=tuple(measured),
         )
 
@@ -119,7 +131,8 @@ class Load:
 
 
 async def _together(asked: list[Coroutine[Any, Any, object]]) -> None:
-    """All at once. With the first that fails the others are given up: nobody would hear them, and the engine would go on with them."""
+    """All at once. With the first that fails the others are given up: nobody would hear them, and
+    the engine would go on with them."""
     tasks = [asyncio.ensure_future(one) for one in asked]
     try:
         await asyncio.gather(*tasks)

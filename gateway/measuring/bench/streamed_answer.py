@@ -1,4 +1,5 @@
-"""One streamed completion, timed: asked over a connection of its own, and read by the clock alone, so that the client costs little."""
+"""One streamed completion, timed: asked over a connection of its own, and read by the clock alone,
+so that the client costs little."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """Who is asked: a base URL without /v1, the key that it wants, the model's name there. vocabulary: tokens that it knows."""
+    """Who is asked: a base URL without /v1, the key that it wants, the model's name there.
+    vocabulary: tokens that it knows."""
 
     url: str
     model: str
@@ -43,10 +45,22 @@ class Target:
 
     def request(self, prompt: list[int], tokens: int) -> bytes:
         """Exactly so many tokens are asked for, whatever the model would say."""
-        asked = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
-        body = json.dumps({**asked, "stream": True, "stream_options": {"include_usage": True}}).encode()
+        asked = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        body = json.dumps(
+            {**asked, "stream": True, "stream_options": {"include_usage": True}}
+        ).encode()
         parts = urlsplit(self.url)
-        lines = [f"POST {parts.path.rstrip('/')}/v1/completions HTTP/1.1", f"host: {parts.netloc}", "connection: close"]
+        lines = [
+            f"POST {parts.path.rstrip('/')}/v1/completions HTTP/1.1",
+            f"host: {parts.netloc}",
+            "connection: close",
+        ]
         lines += ["content-type: application/json", f"content-length: {len(body)}"]
         lines += [f"authorization: Bearer {self.key}"] if self.key else []
         return "\r\n".join([*lines, "", ""]).encode() + body

@@ -1,4 +1,5 @@
-"""Measures the GPUs of this machine that are free: an engine's own Python where one is here, else the driver alone, in a child process."""
+"""Measures the GPUs of this machine that are free: an engine's own Python where one is here, else
+the driver alone, in a child process."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ class Calibrator:
     async def measure(self, hardware: Hardware, holders: Mapping[str, str]) -> Calibrated:
         """holders: by UUID what runs on a GPU, and what to do about it. Raises Conflict."""
         if not hardware.gpus:
-            raise Conflict("There is no GPU here that could be measured.", hint="`fitserve doctor` says what is missing.")
+            raise Conflict(
+                "There is no GPU here that could be measured.",
+                hint="`fitserve doctor` says what is missing.",
+            )
         busy = in_use(hardware, holders)
         free = [gpu for gpu in hardware.gpus if gpu.uuid not in busy]
         facts: list[Fact] = []
@@ -62,13 +66,18 @@ class Calibrator:
                 return found
         return None
 
-    async def _measured(self, one: GpuSet, engine: EngineRef | None) -> tuple[str, Measurement | None, list[str]]:
-        """And by whom, and what went wrong. The driver multiplies nothing: it is the last resort."""
+    async def _measured(
+        self, one: GpuSet, engine: EngineRef | None
+    ) -> tuple[str, Measurement | None, list[str]]:
+        """And by whom, and what went wrong. The driver multiplies nothing: it is the last
+        resort."""
         problems = []
         if engine is not None:
             uuids = tuple(gpu.uuid for gpu in one.gpus)
             try:
-                found = await _first_line(self.host.inquire(engine, document(one, "torch"), uuids), one)
+                found = await _first_line(
+                    self.host.inquire(engine, document(one, "torch"), uuids), one
+                )
             except HostError as error:
                 problems.append(error.message)
             else:
@@ -77,12 +86,15 @@ class Calibrator:
                 problems += found.problems
         else:
             problems.append(
-                "No engine is here whose Python could multiply: products and all-reduces are not measured. Install one first."
+                "No engine is here whose Python could multiply: products and all-reduces are not"
+                " measured. Install one first."
             )
         try:
             return (
                 "the driver",
-                await _first_line(ask(Path(sys.executable), self.folder, document(one, "driver")), one),
+                await _first_line(
+                    ask(Path(sys.executable), self.folder, document(one, "driver")), one
+                ),
                 problems,
             )
         except HostError as error:
@@ -96,5 +108,6 @@ async def _first_line(said: AsyncGenerator[bytes, None], one: GpuSet) -> Measure
             return read([await anext(lines, b"")], len(one.gpus))
     except TimeoutError:
         raise HostError(
-            f"Nothing was measured within {LIMIT_S:.0f} s.", hint="See whether the driver works (`nvidia-smi`)."
+            f"Nothing was measured within {LIMIT_S:.0f} s.",
+            hint="See whether the driver works (`nvidia-smi`).",
         ) from None

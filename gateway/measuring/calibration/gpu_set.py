@@ -16,7 +16,8 @@ from gateway.engines.common.speed.measured import cards, reach
 
 NEEDED_BYTES = 2 * GIB
 """What measuring takes of a GPU, with CUDA's own part."""
-# A desktop has less of a GPU, and asks it for little; whether it asked for too much shows in how measurements vary.
+# A desktop has less of a GPU, and asks it for little; whether it asked for too much shows in how
+# measurements vary.
 _DESKTOP_BYTES = GIB
 # Of pairs that reach each other in another way than those before.
 _MOST_PAIRS = 8
@@ -44,20 +45,35 @@ def _others(gpu: Gpu) -> str | None:
         return "it is in MIG mode and has no MIG device: make one (`nvidia-smi mig -cgi`)"
     users = [one for one in gpu.processes or () if (one.used_bytes or 0) > 0]
     taken = sum(one.used_bytes or 0 for one in users)
-    if gpu.memory_kind == "dedicated" and gpu.total_bytes is not None and gpu.free_bytes is not None:
+    if (
+        gpu.memory_kind == "dedicated"
+        and gpu.total_bytes is not None
+        and gpu.free_bytes is not None
+    ):
         taken = max(taken, gpu.total_bytes - gpu.free_bytes - _DESKTOP_BYTES)
     if taken > _DESKTOP_BYTES:
-        names = ", ".join(f"{one.name or 'a process'} ({one.pid})" for one in users) or "processes that this user cannot see"
-        return f"{gib(taken)} of it are in use by {names}: end them first, or measure when they are done"
+        names = (
+            ", ".join(f"{one.name or 'a process'} ({one.pid})" for one in users)
+            or "processes that this user cannot see"
+        )
+        return (
+            f"{gib(taken)} of it are in use by {names}: end them first, or measure when they are"
+            " done"
+        )
     if gpu.free_bytes is not None and gpu.free_bytes < NEEDED_BYTES:
-        return f"{gib(gpu.free_bytes)} of it are free, and measuring takes {gib(NEEDED_BYTES)}: free some"
+        return (
+            f"{gib(gpu.free_bytes)} of it are free, and measuring takes {gib(NEEDED_BYTES)}: free"
+            " some"
+        )
     return None
 
 
 def sets(gpus: Sequence[Gpu], links: Iterable[Link]) -> Iterator[GpuSet]:
     """All whole GPUs together. A process sees one MIG device at most, so each is alone."""
     between = {frozenset((link.a, link.b)): link for link in links}
-    whole = tuple(sorted((gpu for gpu in gpus if not gpu.mig), key=lambda gpu: (gpu.name, gpu.index)))
+    whole = tuple(
+        sorted((gpu for gpu in gpus if not gpu.mig), key=lambda gpu: (gpu.name, gpu.index))
+    )
     if whole:
         yield GpuSet(whole, between, tuple(_groups(whole, between)))
     yield from (GpuSet((gpu,), {}, ()) for gpu in gpus if gpu.mig)

@@ -1,4 +1,5 @@
-"""What a child is asked to measure, what it says, read strictly, and the facts that follow. Pure. measuring/inside/ranks.py is the other side."""
+"""What a child is asked to measure, what it says, read strictly, and the facts that follow. Pure.
+measuring/inside/ranks.py is the other side."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from gateway.errors import HostError
 from gateway.measuring.calibration.gpu_set import GpuSet
 
 LIMIT_S = 90.0
-"""Of one set of GPUs. One takes ten seconds, eight take half a minute; most of it an engine's Python imports torch."""
+"""Of one set of GPUs. One takes ten seconds, eight take half a minute; most of it an engine's
+Python imports torch."""
 # Twice this much is copied: more than any cache holds.
 _COPY_BYTES = 384 * MIB
 _MATMUL = 8192
@@ -30,13 +32,24 @@ _MOST_SPREAD = 0.1
 _MOST_SPREAD_OF_SECONDS = 0.3
 
 What = Literal[
-    "memory", "launch", "bfloat16", "float16", "fp8", "int8", "peer_access", "peer_broken", "peer_latency", "peer", "all_reduce"
+    "memory",
+    "launch",
+    "bfloat16",
+    "float16",
+    "fp8",
+    "int8",
+    "peer_access",
+    "peer_broken",
+    "peer_latency",
+    "peer",
+    "all_reduce",
 ]
 Text = Annotated[str, Field(max_length=600)]
 
 
 class MeasuredNumber(Value):
-    """value: bytes/s, FLOP/s or seconds; 0 or 1 of peer_access and peer_broken. gpus: of the set, by position."""
+    """value: bytes/s, FLOP/s or seconds; 0 or 1 of peer_access and peer_broken. gpus: of the set,
+    by position."""
 
     what: What
     gpus: tuple[Annotated[int, Field(ge=0, lt=64)], ...] = Field(min_length=1, max_length=64)
@@ -84,7 +97,9 @@ def read(lines: Iterable[bytes], count: int) -> Measurement:
     try:
         found = _Line.model_validate_json(next(iter(lines), b"")).measured
     except ValidationError as error:
-        raise _nonsense(str(error.errors(include_url=False, include_input=False)[0]["msg"])) from None
+        raise _nonsense(
+            str(error.errors(include_url=False, include_input=False)[0]["msg"])
+        ) from None
     if any(index >= count for number in found.numbers for index in number.gpus):
         raise _nonsense("it speaks of GPUs that it was not asked about")
     return found
@@ -97,8 +112,11 @@ def _nonsense(why: str) -> HostError:
     )
 
 
-def facts_of(found: Measurement, one: GpuSet, by: str, driver: str | None, at: float) -> tuple[list[Fact], list[str]]:
-    """What is kept, and in words what is not: numbers that vary too much tell more of whoever used the GPU meanwhile. by: the engine or
+def facts_of(
+    found: Measurement, one: GpuSet, by: str, driver: str | None, at: float
+) -> tuple[list[Fact], list[str]]:
+    """What is kept, and in words what is not: numbers that vary too much tell more of whoever used
+    the GPU meanwhile. by: the engine or
     program that measured."""
     # An all-reduce of one size is timed twice, at last in a graph, as engines have it.
     last = {(number.what, number.gpus, number.bytes): number for number in found.numbers}
@@ -107,21 +125,37 @@ def facts_of(found: Measurement, one: GpuSet, by: str, driver: str | None, at: f
     for number in sorted(last.values(), key=lambda one: (len(one.gpus), one.gpus)):
         if not number.steady:
             who = ", ".join(str(one.gpus[index].index) for index in number.gpus)
-            problems.append(f"GPU {who}, {number.what}: it varied by {number.spread:.0%}, so that nothing is kept of it")
+            problems.append(
+                f"GPU {who}, {number.what}: it varied by {number.spread:.0%}, so that nothing is"
+                " kept of it"
+            )
             continue
-        facts += _facts(number, one, f"{by}, {found.software}, varied by {number.spread:.1%}", driver, at)
+        facts += _facts(
+            number, one, f"{by}, {found.software}, varied by {number.spread:.1%}", driver, at
+        )
     return facts, problems
 
 
-def _facts(number: MeasuredNumber, one: GpuSet, source: str, driver: str | None, at: float) -> Iterator[Fact]:
+def _facts(
+    number: MeasuredNumber, one: GpuSet, source: str, driver: str | None, at: float
+) -> Iterator[Fact]:
     group = [one.gpus[index] for index in number.gpus]
     under = {"driver": driver} if driver else {}
     if number.what == "peer_broken":
         if not number.value:
             return  # they go through the host's memory, and have no P2P that could be left off
         scope = {"gpus": uuids(group), "by": P2P}
-        wrong = "a copy between them arrived wrong, though the driver says that they reach each other"
-        yield Fact(kind="peers_fail", scope=scope, grade="failed", under=under, source=f"{source}: {wrong}", at=at)
+        wrong = (
+            "a copy between them arrived wrong, though the driver says that they reach each other"
+        )
+        yield Fact(
+            kind="peers_fail",
+            scope=scope,
+            grade="failed",
+            under=under,
+            source=f"{source}: {wrong}",
+            at=at,
+        )
         return
     scope = {"what": number.what, "gpus": uuids(group)}
     if len(group) > 1:
@@ -129,4 +163,12 @@ def _facts(number: MeasuredNumber, one: GpuSet, source: str, driver: str | None,
     if number.bytes:
         scope["bytes"] = str(number.bytes)
     value = number.value * 1e9 if number.what in SECONDS else number.value
-    yield Fact(kind="machine_speed", scope=scope, value=round(value), grade="verified", under=under, source=source, at=at)
+    yield Fact(
+        kind="machine_speed",
+        scope=scope,
+        value=round(value),
+        grade="verified",
+        under=under,
+        source=source,
+        at=at,
+    )

@@ -1,1 +1,2 @@
-"""Measures GPUs, by an engine's torch or by the driver alone; ranks.py says what comes in and goes out."""
+"""Measures GPUs, by an engine's torch or by the driver alone; ranks.py says what comes in and goes
+out."""

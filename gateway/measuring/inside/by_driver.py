@@ -1,4 +1,5 @@
-"""One rank measures by NVIDIA's driver alone, through ctypes: copies within a GPU and between two. It multiplies nothing."""
+"""One rank measures by NVIDIA's driver alone, through ctypes: copies within a GPU and between two.
+It multiplies nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class Body:
         if code not in (0, fine):
             text = ctypes.c_char_p()
             self.library.cuGetErrorString(code, ctypes.byref(text))
-            raise DriverError(f"{name}: {(text.value or b'error').decode(errors='replace')} ({code})")
+            raise DriverError(
+                f"{name}: {(text.value or b'error').decode(errors='replace')} ({code})"
+            )
 
     def device(self, index: int) -> ctypes.c_int:
         found = ctypes.c_int()
@@ -71,7 +74,9 @@ class Body:
         size = self.asked["copy_bytes"]
         source, target = self.taken(size), self.taken(size)
         took, spread = seconds(
-            lambda: self.call("cuMemcpyDtoD_v2", target, source, _SIZE(size)), self.wait, self.asked["sample_s"]
+            lambda: self.call("cuMemcpyDtoD_v2", target, source, _SIZE(size)),
+            self.wait,
+            self.asked["sample_s"],
         )
         for memory in (source, target):
             self.call("cuMemFree_v2", memory)
@@ -87,7 +92,9 @@ class Body:
         if self.rank != pair[0]:
             return
         can = ctypes.c_int()
-        self.call("cuDeviceCanAccessPeer", ctypes.byref(can), self.device(pair[0]), self.device(pair[1]))
+        self.call(
+            "cuDeviceCanAccessPeer", ctypes.byref(can), self.device(pair[0]), self.device(pair[1])
+        )
         size = self.asked["copy_bytes"]
         there = self.use(pair[1])
         target = self.taken(size)

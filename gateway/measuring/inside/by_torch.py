@@ -1,4 +1,5 @@
-"""One rank measures by torch: copies, products, all-reduces. The device is a parameter, so that a CPU runs the same lines."""
+"""One rank measures by torch: copies, products, all-reduces. The device is a parameter, so that a
+CPU runs the same lines."""
 
 from __future__ import annotations
 
@@ -90,7 +91,9 @@ class Body:
         a, b = (self.random(torch.bfloat16).to(torch.float8_e4m3fn) for _ in range(2))
         one = torch.ones((), device=self.device)
         return self.flops(
-            lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+            lambda: torch._scaled_mm(
+                a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+            )
         )
 
     def random(self, dtype: Any) -> Any:
@@ -122,14 +125,18 @@ class Body:
                 yield number("all_reduce", group, took, spread, bytes=size)
 
     def graphs(self, group: list[int]) -> Iterator[dict[str, Any]]:
-        """The same of small ones in a CUDA graph, as engines have them: without what Python needs to launch each. A capture that fails
+        """The same of small ones in a CUDA graph, as engines have them: without what Python needs
+        to launch each. A capture that fails
         leaves a process fit for nothing else, so this comes last."""
         if not self.cuda or self.rank not in group:
             return
         ranks = self.joined(group)
         for size in self.asked["reduce_bytes"]:
             if size <= _SMALL:
-                data, graph = torch.zeros(size // 4, dtype=torch.float32, device=self.device), torch.cuda.CUDAGraph()
+                data, graph = (
+                    torch.zeros(size // 4, dtype=torch.float32, device=self.device),
+                    torch.cuda.CUDAGraph(),
+                )
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     for _ in range(_IN_GRAPH):
                         dist.all_reduce(data, group=ranks)
@@ -142,7 +149,10 @@ class Body:
         if not dist.is_initialized():
             store = f"file://{Path(tempfile.gettempdir())}/measuring-{os.getppid()}"
             dist.init_process_group(
-                "nccl" if self.cuda else "gloo", init_method=store, rank=self.rank, world_size=self.asked["count"]
+                "nccl" if self.cuda else "gloo",
+                init_method=store,
+                rank=self.rank,
+                world_size=self.asked["count"],
             )
         if tuple(group) not in self.groups:
             self.groups[tuple(group)] = dist.new_group(group)

@@ -1,4 +1,5 @@
-"""How long something takes on a GPU that is warm: the median of several samples, and how much they differ."""
+"""How long something takes on a GPU that is warm: the median of several samples, and how much they
+differ."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ _SAMPLES = 15
 _WARM_S = 0.3
 
 
-def seconds(run: Callable[[], object], wait: Callable[[], object], sample_s: float) -> tuple[float, float]:
+def seconds(
+    run: Callable[[], object], wait: Callable[[], object], sample_s: float
+) -> tuple[float, float]:
     """Median of one run and its spread, warm. wait: until all that was asked for is done."""
     run()
     wait()
@@ -24,8 +27,11 @@ def seconds(run: Callable[[], object], wait: Callable[[], object], sample_s: flo
     return sampled(run, wait, max(1, round(sample_s * runs / (time.perf_counter() - begun))))
 
 
-def sampled(run: Callable[[], object], wait: Callable[[], object], count: int) -> tuple[float, float]:
-    """The same of `count` runs a sample. The three slowest and the three fastest samples may be accidents, which the median does not see."""
+def sampled(
+    run: Callable[[], object], wait: Callable[[], object], count: int
+) -> tuple[float, float]:
+    """The same of `count` runs a sample. The three slowest and the three fastest samples may be
+    accidents, which the median does not see."""
     found = []
     for _ in range(_SAMPLES):
         begun = time.perf_counter()

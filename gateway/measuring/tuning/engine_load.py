@@ -20,8 +20,11 @@ _POLL_S = 0.5
 _NICE = 5
 
 
-async def measure(attempt: Attempt, instance: Instance, busy: Callable[[], bool], seconds: float) -> BenchReport | None:
-    """None where somebody else asked meanwhile, or the engine did not answer. The load is a process of its own."""
+async def measure(
+    attempt: Attempt, instance: Instance, busy: Callable[[], bool], seconds: float
+) -> BenchReport | None:
+    """None where somebody else asked meanwhile, or the engine did not answer. The load is a process
+    of its own."""
     plan = attempt.plan
     planned = plan.speed.concurrency if plan.speed else min(32, plan.max_num_seqs.value)
     job: dict[str, object] = {
@@ -43,7 +46,9 @@ async def measure(attempt: Attempt, instance: Instance, busy: Callable[[], bool]
         said, wrong = answering.result()
         if busy() or child.returncode:
             log.info(
-                "nothing was measured", model=attempt.model, reason=wrong.decode(errors="replace")[-300:] or "a request came"
+                "nothing was measured",
+                model=attempt.model,
+                reason=wrong.decode(errors="replace")[-300:] or "a request came",
             )
             return None
         return BenchReport.model_validate_json(said).evolve(fingerprint=attempt.fingerprint)  # type: ignore[no-any-return]

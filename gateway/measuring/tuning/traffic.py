@@ -1,4 +1,5 @@
-"""Reads the counters of engines that serve, and keeps the stretches of time that tell how fast they answer their clients."""
+"""Reads the counters of engines that serve, and keeps the stretches of time that tell how fast they
+answer their clients."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _COLD_S = 60.0
 
 @dataclass
 class _Readings:
-    """Of one engine. fresh: stretches since they were last looked at together; told: they once were."""
+    """Of one engine. fresh: stretches since they were last looked at together; told: they once
+    were."""
 
     names: Mapping[str, str] | None = None
     counts: Counts | None = None
@@ -43,7 +45,8 @@ class _Readings:
 
 
 class Traffic:
-    """models: all, by name. working: whether an engine of a model works for a client. asked: requests that ended, by model. profile: what is
+    """models: all, by name. working: whether an engine of a model works for a client. asked:
+    requests that ended, by model. profile: what is
     known of an engine version."""
 
     def __init__(
@@ -63,7 +66,12 @@ class Traffic:
         """Look at the engines of the model, as far as it is time."""
         for replica in model.replicas:
             attempt = replica.attempt
-            if attempt is None or not attempt.serves or attempt.plan.speed is None or replica.watcher is None:
+            if (
+                attempt is None
+                or not attempt.serves
+                or attempt.plan.speed is None
+                or replica.watcher is None
+            ):
                 continue
             readings = self._engines.setdefault(attempt.instance_name, _Readings())
             if not readings.silent and time.monotonic() - readings.at >= READ_S:
@@ -72,12 +80,21 @@ class Traffic:
 
     def forget(self) -> None:
         """What is known of engines that serve no more."""
-        serving = {attempt.instance_name for model in self._models.values() for attempt in model.serving}
-        self._engines = {name: readings for name, readings in self._engines.items() if name in serving}
+        serving = {
+            attempt.instance_name for model in self._models.values() for attempt in model.serving
+        }
+        self._engines = {
+            name: readings for name, readings in self._engines.items() if name in serving
+        }
 
     def due(self, model: ManagedModel) -> tuple[Served, ...]:
-        """What the engines of the model gave their clients, once enough of that is new; all copies have the same plan."""
-        engines = [self._engines[one.instance_name] for one in model.serving if one.instance_name in self._engines]
+        """What the engines of the model gave their clients, once enough of that is new; all copies
+        have the same plan."""
+        engines = [
+            self._engines[one.instance_name]
+            for one in model.serving
+            if one.instance_name in self._engines
+        ]
         wanted = AGAIN_STRETCHES if any(one.told for one in engines) else LEAST_STRETCHES
         if sum(one.fresh for one in engines) < wanted:
             return ()
@@ -88,7 +105,9 @@ class Traffic:
     async def _read(self, replica: ReplicaState, attempt: Attempt, readings: _Readings) -> None:
         neighbours, before = self._neighbours(replica, attempt), readings.neighbours
         counts = await self._counts(replica, attempt, readings)
-        undisturbed = neighbours is not None and neighbours == before == self._neighbours(replica, attempt)
+        undisturbed = neighbours is not None and neighbours == before == self._neighbours(
+            replica, attempt
+        )
         cold = time.time() - (attempt.ready_at or 0.0) < _COLD_S
         if counts is not None and readings.counts is not None and undisturbed:
             stretch = between(readings.counts, counts)
@@ -97,11 +116,15 @@ class Traffic:
                 readings.fresh += 1
         readings.counts, readings.neighbours = None if cold else counts, neighbours
 
-    async def _counts(self, replica: ReplicaState, attempt: Attempt, readings: _Readings) -> Counts | None:
+    async def _counts(
+        self, replica: ReplicaState, attempt: Attempt, readings: _Readings
+    ) -> Counts | None:
         watcher = replica.watcher
         try:
             if readings.names is None:
-                readings.names = (await asyncio.to_thread(self._profile, attempt.plan.engine)).counters
+                readings.names = (
+                    await asyncio.to_thread(self._profile, attempt.plan.engine)
+                ).counters
             if not readings.names or watcher is None:
                 readings.silent = not readings.names
                 return None
@@ -113,7 +136,8 @@ class Traffic:
         return counted(answer.body, readings.names) if answer.status == _OK else None
 
     def _neighbours(self, replica: ReplicaState, attempt: Attempt) -> Mapping[str, float] | None:
-        """What other models on the same GPUs have answered; None while one of them starts, ends or works, or nobody knows the GPUs."""
+        """What other models on the same GPUs have answered; None while one of them starts, ends or
+        works, or nobody knows the GPUs."""
         gpus, found, asked = set(attempt.plan.gpus), dict[str, float](), self._asked()
         for name, model in self._models.items():
             for other in model.all_replicas:

@@ -1,4 +1,5 @@
-"""Takes measurements of served models in, says where another plan should be better than what runs, and tries it where that is allowed.
+"""Takes measurements of served models in, says where another plan should be better than what runs,
+and tries it where that is allowed.
 
     serves, quiet for long     what serves is not measured yet     measure it
                                another plan should be better       try it: beside what serves where there is room, else in its place
@@ -44,7 +45,8 @@ _MEASURED_S = 5.0
 
 
 class Tuner:
-    """working: as of `Routes`. asked: requests that ended, by model. profile: what is known of an engine version."""
+    """working: as of `Routes`. asked: requests that ended, by model. profile: what is known of an
+    engine version."""
 
     def __init__(
         self,
@@ -79,7 +81,8 @@ class Tuner:
         await self._watching.close()
 
     async def take(self, name: str, report: BenchReport) -> BenchKept:
-        """Keep a measurement, learn from it, and compare the plan anew. Raises NotFound, Conflict, StoreError."""
+        """Keep a measurement, learn from it, and compare the plan anew. Raises NotFound, Conflict,
+        StoreError."""
         self._store.changeable()
         model = self._fleet.model(name)
         serving = model.serving
@@ -89,16 +92,27 @@ class Tuner:
                 f"{name} does not run any more as it did when it was measured.",
                 hint=f"Nothing was kept; `fitserve bench {name}` measures it again.",
             )
-        kept = await self._keep(name, serving[0].plan if serving else None, report, _unusable(serving, report))
+        kept = await self._keep(
+            name, serving[0].plan if serving else None, report, _unusable(serving, report)
+        )
         if not kept.why:
             await self._judge(model, serving[0])
         return kept
 
-    async def _keep(self, name: str, plan: Plan | None, report: BenchReport, why: str = "") -> BenchKept:
+    async def _keep(
+        self, name: str, plan: Plan | None, report: BenchReport, why: str = ""
+    ) -> BenchKept:
         now = time.time()
-        fields = {**report.model_dump(), "model": name, "at": now, "engine": str(plan.engine) if plan else None}
+        fields = {
+            **report.model_dump(),
+            "model": name,
+            "at": now,
+            "engine": str(plan.engine) if plan else None,
+        }
         bench = Bench.model_validate(fields)
-        before, known = await asyncio.gather(asyncio.to_thread(self._store.benches, name), asyncio.to_thread(self._store.facts))
+        before, known = await asyncio.gather(
+            asyncio.to_thread(self._store.benches, name), asyncio.to_thread(self._store.facts)
+        )
         facts = () if why or plan is None else learned(plan, bench, known, now)
         await asyncio.to_thread(self._store.add_bench, bench, facts)
         log.info("measured", model=name, stream=bench.stream, learned=len(facts), why=why or None)
@@ -115,8 +129,12 @@ class Tuner:
             if self._settings.auto_tune and not model.deleting and not model.unsettled:
                 await self._tune(model)
         self._traffic.forget()
-        self._judged = {name: plan for name, plan in self._judged.items() if name in self._fleet.models}
-        self._heard = {name: heard for name, heard in self._heard.items() if name in self._fleet.models}
+        self._judged = {
+            name: plan for name, plan in self._judged.items() if name in self._fleet.models
+        }
+        self._heard = {
+            name: heard for name, heard in self._heard.items() if name in self._fleet.models
+        }
         return _LOOK_S
 
     async def _known(self, plan: Plan) -> Plan:
@@ -127,18 +145,32 @@ class Tuner:
     async def _judge(self, model: ManagedModel, serving: Attempt) -> None:
         """Say what was measured of what serves, and where another plan should be better."""
         name, known = model.wish.name, await self._known(serving.plan)
-        model.measured = known if known.speed is not None and known.speed.grade != "predicted" else None
+        model.measured = (
+            known if known.speed is not None and known.speed.grade != "predicted" else None
+        )
         try:
             found = await self._rival(model, serving) if model.measured is not None else None
         except FitserveError as error:
             log.info("the plan could not be compared with others", model=name, reason=str(error))
             found = None
-        if found is not None and (model.rival is None or model.rival.plan.fingerprint != found.plan.fingerprint):
-            log.warning("another plan should be better", model=name, gain=found.gain, words=rival_words(found))
+        if found is not None and (
+            model.rival is None or model.rival.plan.fingerprint != found.plan.fingerprint
+        ):
+            log.warning(
+                "another plan should be better",
+                model=name,
+                gain=found.gain,
+                words=rival_words(found),
+            )
         model.rival = found
 
     async def _rival(
-        self, model: ManagedModel, attempt: Attempt, replica: ReplicaState | None = None, *, beside: bool = False
+        self,
+        model: ManagedModel,
+        attempt: Attempt,
+        replica: ReplicaState | None = None,
+        *,
+        beside: bool = False,
     ) -> Rival | None:
         """replica: of this one alone, where the model has several."""
         plan = for_copies(attempt.plan, 1) if replica is not None else attempt.plan
@@ -156,10 +188,19 @@ class Tuner:
                 return
             await asyncio.to_thread(self._store.learn_speeds, compared.learned)
         except FitserveError as error:
-            log.info("nothing was learned from what clients are served", model=model.wish.name, reason=str(error))
+            log.info(
+                "nothing was learned from what clients are served",
+                model=model.wish.name,
+                reason=str(error),
+            )
             return
         parts = {fact.scope["figure"]: (fact.value or 0) / 1000 for fact in compared.learned}
-        log.info("learned from what clients are served", model=model.wish.name, stretches=len(seen), **parts)
+        log.info(
+            "learned from what clients are served",
+            model=model.wish.name,
+            stretches=len(seen),
+            **parts,
+        )
         await self._judge(model, serving[0])
 
     # --- trying other plans ---
@@ -179,7 +220,11 @@ class Tuner:
             elif trial is None and quiet_s >= self._settings.auto_tune_quiet_s and not busy:
                 for replica in model.replicas:
                     attempt = replica.attempt
-                    if attempt is None or not attempt.serves or await self._improve(model, replica, attempt):
+                    if (
+                        attempt is None
+                        or not attempt.serves
+                        or await self._improve(model, replica, attempt)
+                    ):
                         break
         except FitserveError as error:
             log.warning("another plan could not be tried", model=name, reason=str(error))
@@ -210,13 +255,21 @@ class Tuner:
         if found is None or not self._may(name, f"try {found.plan.fingerprint}"):
             return False
         log.warning(
-            "another plan is tried", model=name, replica=replica.index, beside=beside is not None, words=rival_words(found)
+            "another plan is tried",
+            model=name,
+            replica=replica.index,
+            beside=beside is not None,
+            words=rival_words(found),
         )
-        plan = for_copies(found.plan, attempt.plan.replicas.value) if alone is not None else found.plan
+        plan = (
+            for_copies(found.plan, attempt.plan.replicas.value) if alone is not None else found.plan
+        )
         await self._trials.begin(model, replica, plan, beside=beside is not None)
         return True
 
-    async def _compare(self, model: ManagedModel, replica: ReplicaState, old: Attempt, new: Attempt) -> None:
+    async def _compare(
+        self, model: ManagedModel, replica: ReplicaState, old: Attempt, new: Attempt
+    ) -> None:
         """Measure what is tried; what is better by what was measured of both serves."""
         report = await self._measure(model, new)
         if report is None:
@@ -225,10 +278,15 @@ class Tuner:
         ours, other, better = for_copies(old.plan, 1), for_copies(new.plan, 1), None
         try:
             await self._keep(model.wish.name, other, report)
-            better = (await self._forecasts.compared(model, ours, _alone(model, replica), against=other)).rival
+            better = (
+                await self._forecasts.compared(model, ours, _alone(model, replica), against=other)
+            ).rival
         finally:
             log.warning(
-                "another plan was tried", model=model.wish.name, better=better is not None, gain=better.gain if better else None
+                "another plan was tried",
+                model=model.wish.name,
+                better=better is not None,
+                gain=better.gain if better else None,
             )
             await self._trials.settle(model, adopt=better is not None)
         # What was learned may have changed what else should be better.
@@ -245,10 +303,13 @@ class Tuner:
             self._quiet_s(name)
             return self._heard.get(name) != before
 
-        return await measure(attempt.evolve(plan=for_copies(attempt.plan, 1)), instance, busy, _MEASURED_S)
+        return await measure(
+            attempt.evolve(plan=for_copies(attempt.plan, 1)), instance, busy, _MEASURED_S
+        )
 
     def _may(self, name: str, what: str) -> bool:
-        """Whether this was not done lately. What a request interrupts may be done again when it is quiet again."""
+        """Whether this was not done lately. What a request interrupts may be done again when it is
+        quiet again."""
         self._done = {one: at for one, at in self._done.items() if time.monotonic() - at < _AGAIN_S}
         now = time.monotonic()
         return self._done.setdefault((name, what), now) == now
@@ -265,7 +326,8 @@ class Tuner:
 
 
 def _alone(model: ManagedModel, replica: ReplicaState) -> ReplicaState | None:
-    """The replica, where there are others: what serves is then compared by what one of them gives."""
+    """The replica, where there are others: what serves is then compared by what one of them
+    gives."""
     return replica if len(model.replicas) > 1 else None
 
 

@@ -1,7 +1,7 @@
 """What a model is: a folder, or a Hugging Face repository at a commit, read into a ModelSpec.
 
-Only config.json, the quantization block in it and the headers of safetensors files are read, never weights. Whatever
-is wrong with them is a BadModel that names the file.
+Only config.json, the quantization block in it and the headers of safetensors files are read, never
+weights. Whatever is wrong with them is a BadModel that names the file.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ _SHARD = re.compile(r"(?P<begin>.+)-\d{5}-of-(?P<count>\d{5})\.safetensors")
 _MOST_SHARDS = 10_000
 # Of missing shards.
 _NAMED = 3
-# Values of --load-format that read *.safetensors of the source here, where nothing else is. Source: DefaultModelLoader._prepare_weights
-# (vllm/model_executor/model_loader/default_loader.py:164-196 of 0.32.0). Other loaders know other places.
+# Values of --load-format that read *.safetensors of the source here, where nothing else is. Source:
+# DefaultModelLoader._prepare_weights (vllm/model_executor/model_loader/default_loader.py:164-196 of
+# 0.32.0). Other loaders know other places.
 _READ_HERE = ("", "auto", "hf", "safetensors")
 _FOREIGN = (".bin", ".pt", ".pth", ".gguf")
 _SENTENCE_CONFIGS = tuple(
@@ -44,7 +45,8 @@ _SENTENCE_CONFIGS = tuple(
     for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 _EMBEDDING_FILES = {"modules.json", "config_sentence_transformers.json", "1_Pooling"}
-# A bare ...Model has no head to generate with, but for these. Source: vllm/model_executor/models/registry.py.
+# A bare ...Model has no head to generate with, but for these. Source:
+# vllm/model_executor/models/registry.py.
 _GENERATING = re.compile(r"(LMHead|LM|Chat|ChatGLM|Aquila|Omni|Ultravox|Reward|MTP|Draft)Model$")
 
 
@@ -63,14 +65,19 @@ class Facts(NamedTuple):
     added_tokens: tuple[str, ...]
 
 
-def load(source: str, *, revision: str | None = None, allow_remote_code: bool = False, hub: Hub) -> ModelSpec:
-    """The spec of the model in the folder or repository `source`. Raises BadModel saying what to do."""
+def load(
+    source: str, *, revision: str | None = None, allow_remote_code: bool = False, hub: Hub
+) -> ModelSpec:
+    """The spec of the model in the folder or repository `source`. Raises BadModel saying what to
+    do."""
     return spec_of(gather(source, revision, allow_remote_code=allow_remote_code, hub=hub))
 
 
 def spec_of(facts: Facts) -> ModelSpec:
     """The spec of a model whose facts were gathered. Raises BadModel."""
-    spec: ModelSpec = read_model(*facts[:7]).evolve(chat_template=facts.chat_template, added_tokens=facts.added_tokens)
+    spec: ModelSpec = read_model(*facts[:7]).evolve(
+        chat_template=facts.chat_template, added_tokens=facts.added_tokens
+    )
     limit = facts.sentence_limit
     if limit is not None and limit < spec.max_position:
         spec = spec.evolve(max_position=limit)
@@ -86,17 +93,23 @@ def load_drafter(source: str, *, allow_remote_code: bool = False, hub: Hub) -> D
 
 
 def load_adapter(name: str, source: str, *, hub: Hub) -> Adapter:
-    """The LoRA adapter in the folder or repository (`org/name`, `org/name@revision`) `source`. Raises BadModel saying what to do."""
+    """The LoRA adapter in the folder or repository (`org/name`, `org/name@revision`) `source`.
+    Raises BadModel saying what to do."""
     files, commit = _files(*_with_revision(source), hub=hub)
     for needed in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         if needed not in files.names:
             raise BadModel(
                 f"There is no {files.where(needed)}.",
-                hint=f"An adapter is a folder or repository with {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}, as peft saves it with safe_serialization.",
+                hint=(
+                    f"An adapter is a folder or repository with {ADAPTER_CONFIG} and"
+                    f" {ADAPTER_WEIGHTS}, as peft saves it with safe_serialization."
+                ),
             )
     (header,) = files.headers([ADAPTER_WEIGHTS])
     place = str(files.path) if isinstance(files, Folder) else source.partition("@")[0]
-    return read_adapter(name, place, commit, _json_object(files, ADAPTER_CONFIG, MAX_CONFIG_BYTES), header.tensors)
+    return read_adapter(
+        name, place, commit, _json_object(files, ADAPTER_CONFIG, MAX_CONFIG_BYTES), header.tensors
+    )
 
 
 def _with_revision(source: str) -> tuple[str, str | None]:
@@ -104,7 +117,9 @@ def _with_revision(source: str) -> tuple[str, str | None]:
     return (repo, revision) if at and REPOSITORY.fullmatch(repo) else (source, None)
 
 
-def _files(source: str, revision: str | None, *, hub: Hub) -> tuple[Folder | Repository, str | None]:
+def _files(
+    source: str, revision: str | None, *, hub: Hub
+) -> tuple[Folder | Repository, str | None]:
     """And the commit of a repository. Raises BadModel."""
     # Not Path.is_dir, which raises on what can be no path.
     if source.startswith(("/", "./", "../", "~")) or os.path.isdir(source):  # noqa: PTH112
@@ -132,7 +147,8 @@ def gather(source: str, revision: str | None, *, allow_remote_code: bool, hub: H
     listing = hub.resolve(source, revision)
     if allow_remote_code and not COMMIT.fullmatch(revision or ""):
         raise BadModel(
-            f"Code of {source} may only run at a commit that you chose, and {revision or 'its default branch'} can change.",
+            f"Code of {source} may only run at a commit that you chose, and"
+            f" {revision or 'its default branch'} can change.",
             hint=f"Read the code, then set revision to its commit; now that is {listing.commit}.",
         )
     return _facts(source, listing.commit, Repository(hub, listing))
@@ -143,8 +159,13 @@ def weight_files(files: Files) -> list[str]:
     present = sorted(name for name in files.names if name.endswith(".safetensors"))
     if INDEX in files.names:
         weight_map = _json_object(files, INDEX, MAX_INDEX_BYTES).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-            raise BadModel(f"{files.where(INDEX)} has no weight_map of file names.", hint="Download or copy it again.")
+        if not isinstance(weight_map, dict) or not all(
+            isinstance(shard, str) for shard in weight_map.values()
+        ):
+            raise BadModel(
+                f"{files.where(INDEX)} has no weight_map of file names.",
+                hint="Download or copy it again.",
+            )
         shards = sorted(set(weight_map.values()))
         _check_whole(files, shards, f"that {INDEX} names")
         return shards
@@ -153,12 +174,24 @@ def weight_files(files: Files) -> list[str]:
     foreign = sorted(name for name in files.names if name.endswith(_FOREIGN))
     if not present and foreign:
         raise BadModel(
-            f"The weights are only there as {files.where(foreign[0])}, and only safetensors are served.",
-            hint="Convert them to safetensors (save_pretrained of transformers does), or take a repository that has them.",
+            f"The weights are only there as {files.where(foreign[0])}, and only safetensors are"
+            " served.",
+            hint=(
+                "Convert them to safetensors (save_pretrained of transformers does), or take a"
+                " repository that has them."
+            ),
         )
     numbered = [found for found in map(_SHARD.fullmatch, present) if found is not None]
-    for begin, count in sorted({(found["begin"], found["count"]) for found in numbered if int(found["count"]) <= _MOST_SHARDS}):
-        shards = [f"{begin}-{number:05d}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
+    for begin, count in sorted(
+        {
+            (found["begin"], found["count"])
+            for found in numbered
+            if int(found["count"]) <= _MOST_SHARDS
+        }
+    ):
+        shards = [
+            f"{begin}-{number:05d}-of-{count}.safetensors" for number in range(1, int(count) + 1)
+        ]
         _check_whole(files, shards, "that their names tell of")
     return present
 
@@ -170,17 +203,23 @@ def _check_whole(files: Files, shards: list[str], told: str) -> None:
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         are = "are" if len(missing) > 1 else "is"
         raise BadModel(
-            f"{', '.join(map(files.where, missing[:_NAMED]))}{more} {are} missing, {len(missing)} of the {len(shards)} shards {told}.",
+            f"{', '.join(map(files.where, missing[:_NAMED]))}{more} {are} missing, {len(missing)}"
+            f" of the {len(shards)} shards {told}.",
             hint="Download or copy the model again.",
         )
 
 
 def check_weights(spec: ModelSpec, load_format: str) -> None:
-    """An engine that loads weights in this format ("": nobody set one) finds some. Raises BadModel."""
+    """An engine that loads weights in this format ("": nobody set one) finds some. Raises
+    BadModel."""
     if spec.tensors_from == "config" and load_format in _READ_HERE:
         raise BadModel(
-            f"There are no weights in {printable(spec.source)}: it has a config.json, and no file *.safetensors.",
-            hint="Download or copy the whole model; `--arg load-format=dummy` serves it with weights that are made up.",
+            f"There are no weights in {printable(spec.source)}: it has a config.json, and no file"
+            " *.safetensors.",
+            hint=(
+                "Download or copy the whole model; `--arg load-format=dummy` serves it with weights"
+                " that are made up."
+            ),
         )
 
 
@@ -189,7 +228,10 @@ def _facts(source: str, commit: str | None, files: Files) -> Facts:
     if "config.json" not in files.names:
         raise BadModel(
             f"There is no {files.where('config.json')}.",
-            hint="A model folder or repository holds config.json and *.safetensors, as transformers writes them.",
+            hint=(
+                "A model folder or repository holds config.json and *.safetensors, as transformers"
+                " writes them."
+            ),
         )
     config = _json_object(files, "config.json", MAX_CONFIG_BYTES)
     code = _remote_code(files, config)
@@ -204,7 +246,8 @@ def _facts(source: str, commit: str | None, files: Files) -> Facts:
         tensors |= header.tensors
         if len(tensors) > MOST_TENSORS:
             raise BadModel(
-                f"{files.where(shard)} and the weights before it have more than {MOST_TENSORS} tensors.",
+                f"{files.where(shard)} and the weights before it have more than {MOST_TENSORS}"
+                " tensors.",
                 hint="No model has so many: keep the files of one model only.",
             )
         file_bytes += header.size
@@ -223,22 +266,31 @@ def _facts(source: str, commit: str | None, files: Files) -> Facts:
 
 
 def _added_tokens(files: Files) -> tuple[str, ...]:
-    """Tokens that tokenizer_config.json and added_tokens.json name; tokenizer.json, which has all, takes megabytes."""
+    """Tokens that tokenizer_config.json and added_tokens.json name; tokenizer.json, which has all,
+    takes megabytes."""
     found: set[str] = set()
     if "tokenizer_config.json" in files.names:
-        decoder = _json_object(files, "tokenizer_config.json", MAX_CONFIG_BYTES).get("added_tokens_decoder")
+        decoder = _json_object(files, "tokenizer_config.json", MAX_CONFIG_BYTES).get(
+            "added_tokens_decoder"
+        )
         rows = decoder.values() if isinstance(decoder, dict) else ()
-        found |= {row["content"] for row in rows if isinstance(row, dict) and isinstance(row.get("content"), str)}
+        found |= {
+            row["content"]
+            for row in rows
+            if isinstance(row, dict) and isinstance(row.get("content"), str)
+        }
     if "added_tokens.json" in files.names:
         found |= set(_json_object(files, "added_tokens.json", MAX_CONFIG_BYTES))
     return tuple(sorted(found))
 
 
 def _chat_template(files: Files) -> str | None:
-    """The chat template where engines look for it; of several that have names, all of them: one is for tools.
+    """The chat template where engines look for it; of several that have names, all of them: one is
+    for tools.
 
-    Source: transformers 5 reads chat_template.jinja, then chat_template.json, then tokenizer_config.json
-    (PreTrainedTokenizerBase.from_pretrained, ProcessorMixin.get_processor_dict).
+    Source: transformers 5 reads chat_template.jinja, then chat_template.json, then
+    tokenizer_config.json (PreTrainedTokenizerBase.from_pretrained,
+    ProcessorMixin.get_processor_dict).
     """
     if "chat_template.jinja" in files.names:
         return files.read("chat_template.jinja", MAX_TEMPLATE_BYTES).decode(errors="replace")
@@ -248,27 +300,38 @@ def _chat_template(files: Files) -> str | None:
             if isinstance(found, str):
                 return found
             if isinstance(found, list):
-                return "\n".join(str(one.get("template", "")) for one in found if isinstance(one, dict)) or None
+                return (
+                    "\n".join(
+                        str(one.get("template", "")) for one in found if isinstance(one, dict)
+                    )
+                    or None
+                )
     return None
 
 
 def _sentence_limit(files: Files) -> int | None:
-    """The length that a sentence-transformers model was made for: engines refuse more, whatever config.json says.
+    """The length that a sentence-transformers model was made for: engines refuse more, whatever
+    config.json says.
 
-    Source: get_sentence_transformer_tokenizer_config (vllm/transformers_utils/config.py), whose list of names this is.
+    Source: get_sentence_transformer_tokenizer_config (vllm/transformers_utils/config.py), whose
+    list of names this is.
     """
     for name in _SENTENCE_CONFIGS:
         if name in files.names:
             limit = _json_object(files, name, MAX_CONFIG_BYTES).get("max_seq_length")
-            return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
+            return (
+                limit
+                if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0
+                else None
+            )
     return None
 
 
 def _remote_code(files: Files, config: dict[str, Any]) -> tuple[str, ...]:
     found = ["auto_map in config.json"] if config.get("auto_map") else []
-    if "tokenizer_config.json" in files.names and _json_object(files, "tokenizer_config.json", MAX_CONFIG_BYTES).get(
-        "auto_map"
-    ):
+    if "tokenizer_config.json" in files.names and _json_object(
+        files, "tokenizer_config.json", MAX_CONFIG_BYTES
+    ).get("auto_map"):
         found.append(TOKENIZER_CODE)
     return (*found, *sorted(printable(name) for name in files.names if name.endswith(".py")))
 
@@ -291,9 +354,14 @@ def _json_object(files: Files, name: str, limit: int) -> dict[str, Any]:
             # Half a surrogate pair, which no answer or database of ours could hold.
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        raise BadModel(f"{where} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}.", hint=hint) from None
+        raise BadModel(
+            f"{where} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}.",
+            hint=hint,
+        ) from None
     except UnicodeDecodeError as error:
-        raise BadModel(f"{where} is not JSON: byte {error.start} is not UTF-8.", hint=hint) from None
+        raise BadModel(
+            f"{where} is not JSON: byte {error.start} is not UTF-8.", hint=hint
+        ) from None
     except (ValueError, RecursionError) as error:
         raise BadModel(f"{where} is not JSON that we read: {error}.", hint=hint) from None
     if not isinstance(value, dict):
@@ -302,8 +370,12 @@ def _json_object(files: Files, name: str, limit: int) -> dict[str, Any]:
 
 
 def _resolved(source: str) -> Path:
-    """The path without links, resolved once: one folder is checked, planned and mounted, even when a link is changed meanwhile."""
-    shown, hint = printable(source), "Give the folder that holds config.json, as this machine sees it."
+    """The path without links, resolved once: one folder is checked, planned and mounted, even when
+    a link is changed meanwhile."""
+    shown, hint = (
+        printable(source),
+        "Give the folder that holds config.json, as this machine sees it.",
+    )
     try:
         path = Path(source).expanduser().resolve(strict=True)
         str(path).encode()

@@ -1,4 +1,5 @@
-"""What weights and engines take on the disk, and the removal of weights. A program of its own looks: the gateway holds no library of the Hub."""
+"""What weights and engines take on the disk, and the removal of weights. A program of its own
+looks: the gateway holds no library of the Hub."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _SNAPSHOT = re.compile(r".*/models--([^/]+)/snapshots/([0-9a-f]{40})")
 
 
 class DiskJob(NamedTuple):
-    """What to look at: the Hub's cache, our notes on it, the data folder. remove: (repository, commit) that are to go."""
+    """What to look at: the Hub's cache, our notes on it, the data folder. remove: (repository,
+    commit) that are to go."""
 
     cache: str
     notes: str
@@ -25,11 +27,16 @@ class DiskJob(NamedTuple):
 
 async def look(job: DiskJob) -> Any:
     """What the program answers. Raises FitserveError."""
-    child = await started(_PROGRAM, {"HF_HOME": job.notes, "HF_HUB_VERBOSITY": "error"}, errors=True)
+    child = await started(
+        _PROGRAM, {"HF_HOME": job.notes, "HF_HUB_VERBOSITY": "error"}, errors=True
+    )
     said, words = await child.communicate(json.dumps(job).encode())
     if child.returncode != 0:
         last = words.decode(errors="replace").strip().rpartition("\n")[2][:300]
-        raise FitserveError(f"The disk could not be looked at: {last}.", hint="Let the gateway's user read and write there.")
+        raise FitserveError(
+            f"The disk could not be looked at: {last}.",
+            hint="Let the gateway's user read and write there.",
+        )
     return json.loads(said)
 
 

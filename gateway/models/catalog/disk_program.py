@@ -1,6 +1,8 @@
-"""The program that looks at what is on the disk, and removes weights: huggingface_hub counts and deletes, in a process that ends.
+"""The program that looks at what is on the disk, and removes weights: huggingface_hub counts and
+deletes, in a process that ends.
 
-It gets a `DiskJob` on stdin and writes a `Disk`, or with revisions to remove a `Removed`, as JSON to stdout.
+It gets a `DiskJob` on stdin and writes a `Disk`, or with revisions to remove a `Removed`, as JSON
+to stdout.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def looked(job: DiskJob) -> dict[str, Any]:
             "repo": repo.repo_id,
             "commit": revision.commit_hash,
             "bytes": revision.size_on_disk,
-            "last_used": max((file.blob_last_accessed for file in revision.files), default=revision.last_modified),
+            "last_used": max(
+                (file.blob_last_accessed for file in revision.files), default=revision.last_modified
+            ),
             "names": sorted(ref for ref in revision.refs if not ref.startswith(_OURS)),
             "ours": any(ref.startswith(_OURS) for ref in revision.refs),
         }
@@ -49,7 +53,10 @@ def looked(job: DiskJob) -> dict[str, Any]:
         "unfinished_bytes": info.incomplete_size_on_disk if info is not None else 0,
         "free_bytes": shutil.disk_usage(existing).free,
         "revisions": revisions,
-        "engines": [_engine(Path(job.data), folder) for folder in sorted((Path(job.data) / "engines").glob("[!.]*"))],
+        "engines": [
+            _engine(Path(job.data), folder)
+            for folder in sorted((Path(job.data) / "engines").glob("[!.]*"))
+        ],
     }
 
 
@@ -60,9 +67,13 @@ def removed(job: DiskJob) -> dict[str, Any]:
         info = _scan(Path(job.cache))
         # Revisions are named by their commits alone, and copies of a repository have the same.
         of_it = (
-            frozenset(one for one in info.repos if (one.repo_type, one.repo_id) == ("model", repo)) if info is not None else ()
+            frozenset(one for one in info.repos if (one.repo_type, one.repo_id) == ("model", repo))
+            if info is not None
+            else ()
         )
-        if info is None or not any(revision.commit_hash == commit for one in of_it for revision in one.revisions):
+        if info is None or not any(
+            revision.commit_hash == commit for one in of_it for revision in one.revisions
+        ):
             continue
         strategy = dataclasses.replace(info, repos=of_it).delete_revisions(commit)
         disk.forget(repo, commit)
@@ -83,7 +94,9 @@ def _scan(cache: Path) -> Any:
 
 def _engine(data: Path, folder: Path) -> dict[str, Any]:
     caches = data / "caches" / folder.name
-    used = [path.stat().st_mtime for path in (folder, *(caches.iterdir() if caches.is_dir() else ()))]
+    used = [
+        path.stat().st_mtime for path in (folder, *(caches.iterdir() if caches.is_dir() else ()))
+    ]
     return {
         "folder": str(folder),
         "name": folder.name,

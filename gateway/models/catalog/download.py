@@ -1,9 +1,11 @@
-"""Bring a Hugging Face repository at a commit into the Hub's cache of this machine, ready to be mounted into an engine.
+"""Bring a Hugging Face repository at a commit into the Hub's cache of this machine, ready to be
+mounted into an engine.
 
-The transfer runs in a child process: the library's cannot be stopped from within the process (its workers go on after
-Ctrl-C, and Xet transfers ignore their callbacks), and a gateway must be able to stop and to give up a model at once.
-The child is gateway.models.catalog.fetch; it reads the listing and the index too, which may be anything. An interrupted download goes
-on with the files that are not whole yet. What is here is asked of nobody.
+The transfer runs in a child process: the library's cannot be stopped from within the process (its
+workers go on after Ctrl-C, and Xet transfers ignore their callbacks), and a gateway must be able to
+stop and to give up a model at once. The child is gateway.models.catalog.fetch; it reads the listing
+and the index too, which may be anything. An interrupted download goes on with the files that are
+not whole yet. What is here is asked of nobody.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _RATE_OF = 10
 
 
 class Job(NamedTuple):
-    """What to fetch. It comes on stdin, so that the token shows in no process list. commit: "" is the default branch, and a name of a branch does too."""
+    """What to fetch. It comes on stdin, so that the token shows in no process list. commit: "" is
+    the default branch, and a name of a branch does too."""
 
     endpoint: str | None
     token: str | None
@@ -42,7 +45,8 @@ class Job(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A line of the answer: bytes that are there, of how many; or bytes that were looked at (`checking`). `failure`, `hint`: what went wrong, in the
+    """A line of the answer: bytes that are there, of how many; or bytes that were looked at
+    (`checking`). `failure`, `hint`: what went wrong, in the
     last line alone (`ended`), as is the commit."""
 
     done: int
@@ -54,16 +58,35 @@ class Said(NamedTuple):
     commit: str = ""
 
 
-async def download(hub: Hub, repo: str, commit: str, report: Callable[[str], None], *, allow_remote_code: bool = False) -> Path:
-    """The folder with the model's files, fetched as far as they are not there. `report` gets progress in words.
+async def download(
+    hub: Hub,
+    repo: str,
+    commit: str,
+    report: Callable[[str], None],
+    *,
+    allow_remote_code: bool = False,
+) -> Path:
+    """The folder with the model's files, fetched as far as they are not there. `report` gets
+    progress in words.
 
     Code (*.py) comes along only when remote code is allowed. Raises BadModel saying what to do.
     """
     if not REPOSITORY.fullmatch(repo) or not COMMIT.fullmatch(commit) or hub.disk.folder is None:
-        raise BadModel(f"{repo!r} at {commit!r} cannot be downloaded.", hint="Give org/name and a commit of 40 digits.")
+        raise BadModel(
+            f"{repo!r} at {commit!r} cannot be downloaded.",
+            hint="Give org/name and a commit of 40 digits.",
+        )
     if not await asyncio.to_thread(hub.disk.is_whole, repo, commit, remote_code=allow_remote_code):
         disk = hub.disk
-        job = Job(hub.endpoint, hub.token, str(disk.notes), str(disk.folder), repo, commit, allow_remote_code)
+        job = Job(
+            hub.endpoint,
+            hub.token,
+            str(disk.notes),
+            str(disk.folder),
+            repo,
+            commit,
+            allow_remote_code,
+        )
         rate = Rate()
         async with aclosing(_brought(job)) as lines:
             async for said in lines:
@@ -72,13 +95,26 @@ async def download(hub: Hub, repo: str, commit: str, report: Callable[[str], Non
 
 
 async def bring(hub: Hub, repo: str, revision: str | None) -> AsyncGenerator[Said, None]:
-    """Bring a repository into the cache as `download` does, of whatever commit `revision` is (None: the default branch); the last line names the commit.
+    """Bring a repository into the cache as `download` does, of whatever commit `revision` is (None:
+    the default branch); the last line names the commit.
     Raises BadModel saying what to do."""
     if not REPOSITORY.fullmatch(repo) or hub.disk.folder is None:
-        raise BadModel(f"{repo[:200]!r} is not a Hugging Face repository.", hint="It is written org/name.")
+        raise BadModel(
+            f"{repo[:200]!r} is not a Hugging Face repository.", hint="It is written org/name."
+        )
     disk = hub.disk
     async with aclosing(
-        _brought(Job(hub.endpoint, hub.token, str(disk.notes), str(disk.folder), repo, revision or "", False))
+        _brought(
+            Job(
+                hub.endpoint,
+                hub.token,
+                str(disk.notes),
+                str(disk.folder),
+                repo,
+                revision or "",
+                False,
+            )
+        )
     ) as lines:
         async for said in lines:
             yield said
@@ -108,7 +144,8 @@ def _in_words(repo: str, said: Said, rate: Rate) -> str:
 
 
 async def _brought(job: Job) -> AsyncGenerator[Said, None]:
-    """What gateway.models.catalog.fetch says, in a process that ends when this is closed. Raises BadModel with what the child says went wrong."""
+    """What gateway.models.catalog.fetch says, in a process that ends when this is closed. Raises
+    BadModel with what the child says went wrong."""
     # The library's warnings hold signed addresses.
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error"}
     child = await started(_PROGRAM, {"HF_HOME": job.notes, **quiet})
@@ -123,7 +160,10 @@ async def _brought(job: Job) -> AsyncGenerator[Said, None]:
     if said is None:
         raise BadModel(
             f"The download of {job.repo} ended with code {code}.",
-            hint="The gateway's log says more; -9 is mostly a lack of memory. Start it again: whole files are kept.",
+            hint=(
+                "The gateway's log says more; -9 is mostly a lack of memory. Start it again: whole"
+                " files are kept."
+            ),
         )
     if said.failure is not None:
         raise BadModel(said.failure, hint=said.hint)

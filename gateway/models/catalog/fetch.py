@@ -1,7 +1,9 @@
-"""The program that downloads: it gets a job on stdin, and says on stdout how far it is, and at the end what went wrong (`Said`).
+"""The program that downloads: it gets a job on stdin, and says on stdout how far it is, and at the
+end what went wrong (`Said`).
 
-It ends when its stdin closes, so it never outlives the gateway. That a commit is whole is noted last. What a Hub lists is foreign: reading it has
-a limit of memory, and no file may become longer than the longest that is listed. Every file is compared with its digest, once, also one that another
+It ends when its stdin closes, so it never outlives the gateway. That a commit is whole is noted
+last. What a Hub lists is foreign: reading it has a limit of memory, and no file may become longer
+than the longest that is listed. Every file is compared with its digest, once, also one that another
 program has brought here.
 """
 
@@ -74,7 +76,10 @@ def main() -> None:
     except BadModel as error:
         failure, hint = error.message[:_WORDS], error.hint[:_WORDS]
     except MemoryError:
-        failure = f"The listing or the index of {job.repo} takes more than {words(_MEMORY_BYTES)} of memory."
+        failure = (
+            f"The listing or the index of {job.repo} takes more than {words(_MEMORY_BYTES)} of"
+            " memory."
+        )
         hint = "No model needs so much: take another repository, or another Hub."
     _say(Said(total, total, True, failure, hint, commit=job.commit))
 
@@ -91,10 +96,20 @@ def _telling_progress(disk: HubCache, wanted: Listing) -> Iterator[None]:
     others = set(blobs.glob("*.incomplete"))
 
     def tell() -> None:
-        folder, total, before = disk.snapshot(wanted.repo, wanted.commit), sum(wanted.files.values()), -1
+        folder, total, before = (
+            disk.snapshot(wanted.repo, wanted.commit),
+            sum(wanted.files.values()),
+            -1,
+        )
         while not ended.wait(REPORT_EVERY_S):
             unfinished = set(blobs.glob("*.incomplete")) - others
-            done = min(sum(size_of(path) or 0 for path in (*(folder / name for name in wanted.files), *unfinished)), total)
+            done = min(
+                sum(
+                    size_of(path) or 0
+                    for path in (*(folder / name for name in wanted.files), *unfinished)
+                ),
+                total,
+            )
             if done != before:
                 _say(Said(done, total))
             before = done
@@ -136,20 +151,29 @@ def needed(job: Job, hub: Hub) -> Listing:
     listing = hub.resolve(job.repo, job.commit or None)
     weights = weight_files(Repository(hub, listing))
     if not weights:
-        raise BadModel(f"{job.repo} holds no weights.", hint="Take a repository that has safetensors files.")
+        raise BadModel(
+            f"{job.repo} holds no weights.", hint="Take a repository that has safetensors files."
+        )
 
     def wanted(path: str) -> bool:
         if path in weights:
             return True
         if path.endswith(_NEVER):
             return False
-        return bool(_SMALL.fullmatch(path) or _MODULE.fullmatch(path) or (job.remote_code and _CODE.fullmatch(path)))
+        return bool(
+            _SMALL.fullmatch(path)
+            or _MODULE.fullmatch(path)
+            or (job.remote_code and _CODE.fullmatch(path))
+        )
 
-    return listing._replace(files={path: size for path, size in listing.files.items() if wanted(path)})
+    return listing._replace(
+        files={path: size for path, size in listing.files.items() if wanted(path)}
+    )
 
 
 def make_room(disk: HubCache, wanted: Listing) -> None:
-    """Raises BadModel where the disk has no room for what is not there yet; files that did not change since another commit are."""
+    """Raises BadModel where the disk has no room for what is not there yet; files that did not
+    change since another commit are."""
     folder, blobs, cache = (
         disk.snapshot(wanted.repo, wanted.commit),
         disk.repository(wanted.repo) / "blobs",
@@ -158,7 +182,9 @@ def make_room(disk: HubCache, wanted: Listing) -> None:
 
     def is_here(path: str, size: int) -> bool:
         blob = wanted.blobs.get(path)
-        return size_of(folder / path) == size or (blob is not None and size_of(blobs / blob) == size)
+        return size_of(folder / path) == size or (
+            blob is not None and size_of(blobs / blob) == size
+        )
 
     missing = sum(size for path, size in wanted.files.items() if not is_here(path, size))
     if not missing:
@@ -168,12 +194,17 @@ def make_room(disk: HubCache, wanted: Listing) -> None:
         free = shutil.disk_usage(cache).free
     except OSError as error:
         raise BadModel(
-            f"{cache} cannot be made: {error.strerror}.", hint="Set FITSERVE_MODELS_DIR to a folder that can."
+            f"{cache} cannot be made: {error.strerror}.",
+            hint="Set FITSERVE_MODELS_DIR to a folder that can.",
         ) from None
     if missing + MARGIN_BYTES > free:
         raise BadModel(
-            f"The download needs {words(missing + MARGIN_BYTES)} (1 GiB of it as a margin), and {words(free)} are free at {cache}.",
-            hint="Make room there (`fitserve df` says what nothing uses), or set FITSERVE_MODELS_DIR to a larger disk.",
+            f"The download needs {words(missing + MARGIN_BYTES)} (1 GiB of it as a margin), and"
+            f" {words(free)} are free at {cache}.",
+            hint=(
+                "Make room there (`fitserve df` says what nothing uses), or set FITSERVE_MODELS_DIR"
+                " to a larger disk."
+            ),
         )
 
 
@@ -182,7 +213,8 @@ def fetch(job: Job, hub: Hub, wanted: Listing) -> None:
     lock_file = disk.lock_file(job.repo, job.commit)
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     with hub.explained(job.repo, job.commit), lock_file.open("w") as lock:
-        # Two models with the same source share the folder: the second waits, then finds everything there.
+        # Two models with the same source share the folder: the second waits, then finds everything
+        # there.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if disk.is_whole(job.repo, job.commit, remote_code=job.remote_code):
             return
@@ -190,7 +222,10 @@ def fetch(job: Job, hub: Hub, wanted: Listing) -> None:
         if _drop_wrong(disk, wanted):
             _bring(job, disk, wanted)
             if wrong := _drop_wrong(disk, wanted):
-                raise BadModel(f"The download of {job.repo} is not whole: {', '.join(wrong[:5])}.", hint="Start it again.")
+                raise BadModel(
+                    f"The download of {job.repo} is not whole: {', '.join(wrong[:5])}.",
+                    hint="Start it again.",
+                )
         _check(disk, wanted)
         _share(disk, wanted)
         _protect(disk, wanted)
@@ -213,17 +248,21 @@ def _bring(job: Job, disk: HubCache, wanted: Listing) -> None:
 
 
 def _check(disk: HubCache, wanted: Listing) -> None:
-    """Every file has the digest that its blob is named for, or that the Hub listed. Raises BadModel; a wrong file is removed."""
+    """Every file has the digest that its blob is named for, or that the Hub listed. Raises
+    BadModel; a wrong file is removed."""
     folder, total, done = disk.snapshot(wanted.repo, wanted.commit), sum(wanted.files.values()), 0
     with ThreadPoolExecutor(_DIGESTS_AT_ONCE) as pool:
         names = sorted(wanted.files)
         for name, right in zip(
-            names, pool.map(lambda name: is_right(folder / name, wanted.blobs.get(name)), names), strict=True
+            names,
+            pool.map(lambda name: is_right(folder / name, wanted.blobs.get(name)), names),
+            strict=True,
         ):
             if not right:
                 _drop(disk, wanted, name)
                 raise BadModel(
-                    f"{wanted.repo}/{name} is not what its digest says: it was changed on its way or on the disk.",
+                    f"{wanted.repo}/{name} is not what its digest says: it was changed on its way"
+                    " or on the disk.",
                     hint="It was removed, and is downloaded again with the next start.",
                 )
             done += wanted.files[name]
@@ -244,12 +283,23 @@ def is_right(path: Path, digest: str | None) -> bool:
 
 
 def _share(disk: HubCache, wanted: Listing) -> None:
-    """Let all users read the files, and pass the folders on the way from the repository's: an engine's container runs as another user, without the
-    right to read what is closed to that user. On the host itself the cache's folder keeps others out, or is its owner's to guard."""
+    """Let all users read the files, and pass the folders on the way from the repository's: an
+    engine's container runs as another user, without the
+    right to read what is closed to that user. On the host itself the cache's folder keeps others
+    out, or is its owner's to guard.
+    """
     repository, folder = disk.repository(wanted.repo), disk.snapshot(wanted.repo, wanted.commit)
     passed = {repository, repository / "blobs", folder.parent, folder}
-    passed |= {parent for name in wanted.files for parent in (folder / name).parents if folder in parent.parents}
-    for path, mode in (*((path, 0o755) for path in passed), *((folder / name, 0o644) for name in wanted.files)):
+    passed |= {
+        parent
+        for name in wanted.files
+        for parent in (folder / name).parents
+        if folder in parent.parents
+    }
+    for path, mode in (
+        *((path, 0o755) for path in passed),
+        *((folder / name, 0o644) for name in wanted.files),
+    ):
         # What another user of the cache owns has that user's rights.
         with suppress(OSError):
             had = stat.S_IMODE(path.stat().st_mode)
@@ -266,7 +316,8 @@ def _protect(disk: HubCache, wanted: Listing) -> None:
 
 
 def _drop_wrong(disk: HubCache, wanted: Listing) -> list[str]:
-    """Remove files of a wrong size, because the library takes each file that exists for a whole one. Returns a line for each, and for each missing file."""
+    """Remove files of a wrong size, because the library takes each file that exists for a whole
+    one. Returns a line for each, and for each missing file."""
     wrong = []
     for path, size in wanted.files.items():
         there = size_of(disk.snapshot(wanted.repo, wanted.commit) / path)
@@ -278,16 +329,22 @@ def _drop_wrong(disk: HubCache, wanted: Listing) -> list[str]:
 
 def _drop(disk: HubCache, wanted: Listing, name: str) -> None:
     """The file of the commit, and its blob."""
-    path, blobs = disk.snapshot(wanted.repo, wanted.commit) / name, disk.repository(wanted.repo) / "blobs"
+    path, blobs = (
+        disk.snapshot(wanted.repo, wanted.commit) / name,
+        disk.repository(wanted.repo) / "blobs",
+    )
     with suppress(OSError):
         (blobs / path.readlink().name).unlink()
     path.unlink(missing_ok=True)
 
 
 def _drop_orphans(repository: Path) -> None:
-    """Remove what killed downloads left, which no later one goes on with. The library holds a lock of the cache while it writes one."""
+    """Remove what killed downloads left, which no later one goes on with. The library holds a lock
+    of the cache while it writes one."""
     for orphan in (repository / "blobs").glob("*.incomplete"):
-        lock = repository.parent / ".locks" / repository.name / f"{orphan.name.partition('.')[0]}.lock"
+        lock = (
+            repository.parent / ".locks" / repository.name / f"{orphan.name.partition('.')[0]}.lock"
+        )
         with suppress(OSError), lock.open("a") as held:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             orphan.unlink()

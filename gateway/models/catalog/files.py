@@ -1,4 +1,5 @@
-"""The files of a model, in a folder of this machine or in a Hugging Face repository, behind one small contract."""
+"""The files of a model, in a folder of this machine or in a Hugging Face repository, behind one
+small contract."""
 
 from __future__ import annotations
 
@@ -43,17 +44,21 @@ def printable(text: str) -> str:
 
 
 class Folder:
-    """Files in a folder of this machine. Each is opened once, so the file that is checked is the file that is read."""
+    """Files in a folder of this machine. Each is opened once, so the file that is checked is the
+    file that is read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             self.names = frozenset(entry.name for entry in islice(path.iterdir(), MOST_FILES + 1))
         except OSError as error:
-            raise BadModel(f"{path} cannot be read: {error.strerror}.", hint="Let the gateway's user read it.") from None
+            raise BadModel(
+                f"{path} cannot be read: {error.strerror}.", hint="Let the gateway's user read it."
+            ) from None
         if len(self.names) > MOST_FILES:
             raise BadModel(
-                f"{path} holds more than {MOST_FILES} files, so it is no model's folder.", hint="Give the folder of one model."
+                f"{path} holds more than {MOST_FILES} files, so it is no model's folder.",
+                hint="Give the folder of one model.",
             )
 
     def where(self, name: str) -> str:
@@ -92,12 +97,14 @@ class Folder:
                 os.close(descriptor)
         except OSError as error:
             raise BadModel(
-                f"{where} cannot be read: {error.strerror}.", hint="Let the gateway's user read it, or copy it again."
+                f"{where} cannot be read: {error.strerror}.",
+                hint="Let the gateway's user read it, or copy it again.",
             ) from None
 
 
 class Repository:
-    """Files of a Hugging Face repository at a commit: those that were downloaded are read from the disk, others from the Hub."""
+    """Files of a Hugging Face repository at a commit: those that were downloaded are read from the
+    disk, others from the Hub."""
 
     def __init__(self, hub: Hub, listing: Listing) -> None:
         self.hub = hub
@@ -145,5 +152,6 @@ class Repository:
 
 def _too_large(where: str, size: int, limit: int) -> BadModel:
     return BadModel(
-        f"{where} has {size} bytes, over the limit of {limit}.", hint="It cannot be what its name says; copy it again."
+        f"{where} has {size} bytes, over the limit of {limit}.",
+        hint="It cannot be what its name says; copy it again.",
     )

@@ -1,4 +1,5 @@
-"""The cache of the Hugging Face Hub on this machine, which all programs of a user share, and what we know of the commits in it.
+"""The cache of the Hugging Face Hub on this machine, which all programs of a user share, and what
+we know of the commits in it.
 
     CACHE/models--ORG--NAME/snapshots/COMMIT/   the files of a commit, links to ../../blobs/
     CACHE/models--ORG--NAME/refs/NAME           what a branch meant when a program last asked
@@ -25,7 +26,8 @@ _LONGEST_PATH = 1024
 
 
 class Listing(NamedTuple):
-    """A repository at a commit: path -> bytes of every file, and path -> the name of its blob (a digest) where a Hub told it."""
+    """A repository at a commit: path -> bytes of every file, and path -> the name of its blob (a
+    digest) where a Hub told it."""
 
     repo: str
     commit: str
@@ -44,7 +46,8 @@ class _Whole(msgspec.Struct):
 
 
 class HubCache(NamedTuple):
-    """folder: the cache; None: no weights are kept here. notes: a folder of ours, for what is known of commits."""
+    """folder: the cache; None: no weights are kept here. notes: a folder of ours, for what is known
+    of commits."""
 
     folder: Path | None
     notes: Path
@@ -69,26 +72,37 @@ class HubCache(NamedTuple):
         if self.folder is None or not stays_inside(revision or "main"):
             return None
         with suppress(OSError, UnicodeDecodeError):
-            found = COMMIT.fullmatch((self.repository(repo) / "refs" / (revision or "main")).read_text().strip())
+            found = COMMIT.fullmatch(
+                (self.repository(repo) / "refs" / (revision or "main")).read_text().strip()
+            )
             return found[0] if found else None
         return None
 
     def listing(self, repo: str, commit: str) -> Listing | None:
-        """All files of the commit, as a Hub listed them to us or to another program; None: nobody asked."""
+        """All files of the commit, as a Hub listed them to us or to another program; None: nobody
+        asked."""
         with suppress(OSError, ValueError):
-            kept = msgspec.json.decode(self._note("listings", repo, commit).read_bytes(), type=_Kept)
+            kept = msgspec.json.decode(
+                self._note("listings", repo, commit).read_bytes(), type=_Kept
+            )
             return Listing(repo, commit, kept.files, kept.blobs)
         if self.folder is None:
             return None
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            tree: Any = msgspec.json.decode((self.repository(repo) / "trees" / f"{commit}.json").read_bytes())
+            tree: Any = msgspec.json.decode(
+                (self.repository(repo) / "trees" / f"{commit}.json").read_bytes()
+            )
             files = {str(path): int(one["size"]) for path, one in tree["files"].items()}
-            blobs = {str(path): str(one.get("lfs_sha256") or one["blob_id"]) for path, one in tree["files"].items()}
+            blobs = {
+                str(path): str(one.get("lfs_sha256") or one["blob_id"])
+                for path, one in tree["files"].items()
+            }
             return Listing(repo, commit, files, blobs) if all(map(stays_inside, files)) else None
         return None
 
     def found(self, repo: str, commit: str) -> Listing | None:
-        """The files of the commit that are here, where its listing is not known. Some may be missing."""
+        """The files of the commit that are here, where its listing is not known. Some may be
+        missing."""
         folder = self.here(repo, commit)
         if folder is None:
             return None
@@ -111,7 +125,8 @@ class HubCache(NamedTuple):
         return self.notes / "files" / _plain(repo) / commit / name
 
     def is_whole(self, repo: str, commit: str, *, remote_code: bool) -> bool:
-        """Whether all that an engine needs of the commit was found right once, and is still here; code where it is wanted."""
+        """Whether all that an engine needs of the commit was found right once, and is still here;
+        code where it is wanted."""
         try:
             whole = msgspec.json.decode(self._note("whole", repo, commit).read_bytes(), type=_Whole)
             folder = self.snapshot(repo, commit)
@@ -121,7 +136,9 @@ class HubCache(NamedTuple):
         except (OSError, ValueError):
             return False
 
-    def note_whole(self, repo: str, commit: str, files: dict[str, int], *, remote_code: bool) -> None:
+    def note_whole(
+        self, repo: str, commit: str, files: dict[str, int], *, remote_code: bool
+    ) -> None:
         """Raises OSError."""
         put(self._note("whole", repo, commit), msgspec.json.encode(_Whole(remote_code, files)))
 
@@ -149,9 +166,15 @@ def put(path: Path, data: bytes) -> None:
 
 
 def stays_inside(path: Any) -> bool:
-    """Whether a path of a listing is a plain one below the folder into which a repository is fetched."""
+    """Whether a path of a listing is a plain one below the folder into which a repository is
+    fetched."""
     try:
-        plain = isinstance(path, str) and len(path.encode()) <= _LONGEST_PATH and "\0" not in path and "\\" not in path
+        plain = (
+            isinstance(path, str)
+            and len(path.encode()) <= _LONGEST_PATH
+            and "\0" not in path
+            and "\\" not in path
+        )
     except UnicodeEncodeError:
         return False
     return plain and not any(part in ("", ".", "..") for part in path.split("/"))

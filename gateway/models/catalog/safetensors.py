@@ -1,8 +1,9 @@
 """Headers of safetensors files: names, dtypes and shapes of tensors, without one byte of weights.
 
-A file is 8 bytes (little-endian length n), n bytes of JSON {name: {dtype, shape, data_offsets}}, then the data, which
-the tensors cover without holes. The limits and checks are those of the reference implementation, which engines use,
-so a file that is refused here would fail there. Source: https://huggingface.co/docs/safetensors/index#format
+A file is 8 bytes (little-endian length n), n bytes of JSON {name: {dtype, shape, data_offsets}},
+then the data, which the tensors cover without holes. The limits and checks are those of the
+reference implementation, which engines use, so a file that is refused here would fail there.
+Source: https://huggingface.co/docs/safetensors/index#format
 """
 
 from __future__ import annotations
@@ -17,12 +18,23 @@ from gateway.errors import BadModel
 from gateway.models.spec import Tensor
 
 MAX_HEADER_BYTES = 100_000_000
-# Of a whole model. The largest that are published, with a quantized matrix for each of 384 experts in 60 layers, have 280,000.
+# Of a whole model. The largest that are published, with a quantized matrix for each of 384 experts
+# in 60 layers, have 280,000.
 MOST_TENSORS = 500_000
 # Over nine of ten headers are shorter, so one read does for most files.
 FIRST_READ_BYTES = 64 * 1024
 
-_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+_BITS = {
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+}
 _BITS |= {
     "U16": 16,
     "I16": 16,
@@ -48,7 +60,8 @@ class _Entry(msgspec.Struct, gc=False):
 
 
 def read_header(where: str, size: int, read: Callable[[int, int], bytes]) -> dict[str, Tensor]:
-    """The tensors of the file `where` of `size` bytes; `read(offset, length)` gives fewer bytes only at its end.
+    """The tensors of the file `where` of `size` bytes; `read(offset, length)` gives fewer bytes
+    only at its end.
 
     Raises BadModel saying what is wrong with the file.
     """
@@ -57,7 +70,9 @@ def read_header(where: str, size: int, read: Callable[[int, int], bytes]) -> dic
         _refuse(where, f"it has {len(first)} bytes, fewer than the 8 of the header's length")
     length = int.from_bytes(first[:8], "little")
     if length > MAX_HEADER_BYTES:
-        _refuse(where, f"its header would be {length} bytes long, over the limit of {MAX_HEADER_BYTES}")
+        _refuse(
+            where, f"its header would be {length} bytes long, over the limit of {MAX_HEADER_BYTES}"
+        )
     if length > size - 8:
         _refuse(where, f"its header ends at byte {8 + length}, but the file has {size}")
     if len(first) < 8 + length:
@@ -89,13 +104,21 @@ def _tensors(where: str, header: bytes, data_bytes: int) -> dict[str, Tensor]:
         dtype, shape, (start, stop) = entry.dtype, entry.shape, entry.data_offsets
         bits = _BITS.get(dtype)
         if start > stop or (bits is not None and math.prod(shape) * bits != (stop - start) * 8):
-            _refuse(where, f"tensor {name} of shape {list(shape)[:8]} and dtype {dtype} cannot be the bytes {start} to {stop}")
+            _refuse(
+                where,
+                f"tensor {name} of shape {list(shape)[:8]} and dtype {dtype} cannot be the bytes"
+                f" {start} to {stop}",
+            )
         end = max(end, stop)
         covered += stop - start
         tensors[name] = Tensor(dtype, shape)
     if end != data_bytes:
         other = "is cut off" if end > data_bytes else "is longer than that"
-        _refuse(where, f"its header describes {end} bytes of weights and the file has {data_bytes}, so it {other}")
+        _refuse(
+            where,
+            f"its header describes {end} bytes of weights and the file has {data_bytes}, so it"
+            f" {other}",
+        )
     if covered != end:
         _refuse(where, "its tensors overlap or leave holes")
     return tensors
@@ -111,4 +134,6 @@ def _refuse_entry(where: str, entries: dict[str, Any]) -> NoReturn:
 
 
 def _refuse(where: str, reason: str) -> NoReturn:
-    raise BadModel(f"{where} is not a whole safetensors file: {reason}.", hint="Download or copy it again.") from None
+    raise BadModel(
+        f"{where} is not a whole safetensors file: {reason}.", hint="Download or copy it again."
+    ) from None

@@ -13,7 +13,8 @@ _MOST = 10**12
 
 
 class Fields:
-    """One object in the config.json of `source`. What its methods give has been checked; else they raise BadModel."""
+    """One object in the config.json of `source`. What its methods give has been checked; else they
+    raise BadModel."""
 
     def __init__(self, config: Mapping[str, Any], source: str) -> None:
         self.config = config
@@ -21,12 +22,16 @@ class Fields:
 
     def wrong(self, name: str, must: str) -> BadModel:
         return BadModel(
-            f"config.json of {self.source} has {name}={shown(self.config.get(name))}; it must be {must}.",
+            f"config.json of {self.source} has {name}={shown(self.config.get(name))}; it must be"
+            f" {must}.",
             hint="Repair config.json, or take the model from where it was published.",
         )
 
     def missing(self, name: str) -> BadModel:
-        return BadModel(f"config.json of {self.source} has no `{name}`.", hint="Is this a transformers language model?")
+        return BadModel(
+            f"config.json of {self.source} has no `{name}`.",
+            hint="Is this a transformers language model?",
+        )
 
     def integer(self, *names: str, default: int | None = None, least: int = 1) -> int:
         """The first of `names` that is there, in items (never bytes)."""
@@ -56,7 +61,11 @@ class Fields:
         values = self.config.get(name)
         if not values:
             raise self.missing(name)
-        if not isinstance(values, list) or not isinstance(values[0], str) or not WORD.fullmatch(values[0]):
+        if (
+            not isinstance(values, list)
+            or not isinstance(values[0], str)
+            or not WORD.fullmatch(values[0])
+        ):
             raise self.wrong(name, "a list of names")
         return values[0]
 
@@ -75,4 +84,8 @@ def shown(value: object) -> str:
         return repr(value[:60])
     if isinstance(value, int) and abs(value) >= 2**64:
         return "a huge number"
-    return repr(value) if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"
+    return (
+        repr(value)
+        if value is None or isinstance(value, int | float)
+        else f"a {type(value).__name__}"
+    )

@@ -1,7 +1,9 @@
-"""Decoders that differ from those of dense.py in norms, biases and head: GLM-4, OLMo 2 and 3, Cohere 2, Seed-OSS. Pure.
+"""Decoders that differ from those of dense.py in norms, biases and head: GLM-4, OLMo 2 and 3,
+Cohere 2, Seed-OSS. Pure.
 
-Sources: models/glm4.py, olmo2.py, commandr.py, and transformers' own models, which the engine wraps for the rest
-(models/transformers/). Fields that are not there are those of transformers' configuration classes.
+Sources: models/glm4.py, olmo2.py, commandr.py, and transformers' own models, which the engine wraps
+for the rest (models/transformers/). Fields that are not there are those of transformers'
+configuration classes.
 """
 
 from __future__ import annotations
@@ -10,7 +12,16 @@ from collections.abc import Callable, Mapping
 
 from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields
-from gateway.models.families.parts import LAYER_NORMS, attention, ends, heads_of, layer_numbers, mlp, norms, softmax_groups
+from gateway.models.families.parts import (
+    LAYER_NORMS,
+    attention,
+    ends,
+    heads_of,
+    layer_numbers,
+    mlp,
+    norms,
+    softmax_groups,
+)
 
 
 def _decoder(
@@ -24,9 +35,15 @@ def _decoder(
     tied: bool = False,
 ) -> Blueprint:
     """`around` are the norms of a layer."""
-    numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
+    numbers, hidden, layer = (
+        layer_numbers(fields),
+        fields.integer("hidden_size"),
+        f"{path}.layers.*",
+    )
     linears = attention(fields, family, f"{layer}.self_attn", numbers, bias=bias, out_bias=out_bias)
-    linears += mlp(f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), bias=mlp_bias)
+    linears += mlp(
+        f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), bias=mlp_bias
+    )
     others = ends(fields, path, tied=tied) + norms(layer, len(numbers), hidden, *around)
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
 
@@ -37,16 +54,34 @@ def _flag(fields: Fields, name: str, default: bool) -> bool:
 
 def glm4(fields: Fields, family: str, path: str) -> Blueprint:
     bias = _flag(fields, "attention_bias", default=True)
-    return _decoder(fields, family, path, *LAYER_NORMS, "post_self_attn_layernorm", "post_mlp_layernorm", bias=bias)
+    return _decoder(
+        fields,
+        family,
+        path,
+        *LAYER_NORMS,
+        "post_self_attn_layernorm",
+        "post_mlp_layernorm",
+        bias=bias,
+    )
 
 
 def olmo(fields: Fields, family: str, path: str) -> Blueprint:
     """Norms of all heads together, whole on every rank."""
     bias = fields.flag("attention_bias")
-    plain = _decoder(fields, family, path, "post_attention_layernorm", "post_feedforward_layernorm", bias=bias, out_bias=bias)
+    plain = _decoder(
+        fields,
+        family,
+        path,
+        "post_attention_layernorm",
+        "post_feedforward_layernorm",
+        bias=bias,
+        out_bias=bias,
+    )
     heads, kv_heads, head_dim = heads_of(fields, family)
     layers, inner = len(layer_numbers(fields)), f"{path}.layers.*.self_attn"
-    others = norms(inner, layers, heads * head_dim, "q_norm") + norms(inner, layers, kv_heads * head_dim, "k_norm")
+    others = norms(inner, layers, heads * head_dim, "q_norm") + norms(
+        inner, layers, kv_heads * head_dim, "k_norm"
+    )
     return Blueprint(plain.linears, plain.attention, (*plain.others, *others))
 
 

@@ -1,4 +1,5 @@
-"""Decoders whose layers are all alike: attention and a gated MLP (models/llama.py, qwen2.py, qwen3.py, gemma*.py ...). Pure."""
+"""Decoders whose layers are all alike: attention and a gated MLP (models/llama.py, qwen2.py,
+qwen3.py, gemma*.py ...). Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +7,15 @@ from collections.abc import Callable, Mapping
 
 from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields
-from gateway.models.families.parts import attention, ends, heads_of, layer_numbers, mlp, norms, softmax_groups
+from gateway.models.families.parts import (
+    attention,
+    ends,
+    heads_of,
+    layer_numbers,
+    mlp,
+    norms,
+    softmax_groups,
+)
 
 _GEMMA = {"gemma", "gemma2", "gemma3_text"}
 # Norms after attention and MLP too, before what they add is added.
@@ -15,11 +24,22 @@ _QK_NORM = {"qwen3", "gemma3_text"}
 
 
 def dense(fields: Fields, family: str, path: str) -> Blueprint:
-    numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
+    numbers, hidden, layer = (
+        layer_numbers(fields),
+        fields.integer("hidden_size"),
+        f"{path}.layers.*",
+    )
     fused = family == "phi3"
     qkv_bias, out_bias, mlp_bias = _biases(fields, family)
-    linears = attention(fields, family, f"{layer}.self_attn", numbers, fused=fused, bias=qkv_bias, out_bias=out_bias) + mlp(
-        f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), fused=fused, bias=mlp_bias
+    linears = attention(
+        fields, family, f"{layer}.self_attn", numbers, fused=fused, bias=qkv_bias, out_bias=out_bias
+    ) + mlp(
+        f"{layer}.mlp",
+        numbers,
+        hidden,
+        fields.integer("intermediate_size"),
+        fused=fused,
+        bias=mlp_bias,
     )
     around = ["input_layernorm", "post_attention_layernorm"]
     if family in _FOUR_NORMS:
@@ -29,12 +49,15 @@ def dense(fields: Fields, family: str, path: str) -> Blueprint:
         # It computes with the embedding, whatever its config says (models/gemma2.py).
         others = [other for other in others if not other.name.endswith("lm_head.weight")]
     if family in _QK_NORM:
-        others += norms(f"{layer}.self_attn", len(numbers), heads_of(fields, family)[2], "q_norm", "k_norm")
+        others += norms(
+            f"{layer}.self_attn", len(numbers), heads_of(fields, family)[2], "q_norm", "k_norm"
+        )
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
 
 
 def _biases(fields: Fields, family: str) -> tuple[bool, bool, bool]:
-    """Whether (qkv, output, MLP) projections have a bias. Source: LlamaDecoderLayer, GraniteDecoderLayer, Qwen2Attention,
+    """Whether (qkv, output, MLP) projections have a bias. Source: LlamaDecoderLayer,
+    GraniteDecoderLayer, Qwen2Attention,
     Qwen3DecoderLayer, Gemma2Attention, Gemma3Attention; Mistral and Phi-3 are Llama's classes."""
     named = fields.flag("attention_bias")
     if family == "qwen2":
@@ -56,6 +79,9 @@ def qwen3_vl(fields: Fields, _: str, path: str) -> Blueprint:
 
 
 FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "granite", "gemma", "gemma2", "gemma3_text", "phi3"), dense),
+    **dict.fromkeys(
+        ("llama", "mistral", "qwen2", "qwen3", "granite", "gemma", "gemma2", "gemma3_text", "phi3"),
+        dense,
+    ),
     "qwen3_vl_text": qwen3_vl,
 }

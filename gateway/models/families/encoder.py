@@ -1,7 +1,9 @@
-"""Encoders, which attend both ways and keep no cache: BERT, RoBERTa, XLM-R, ModernBERT, Nomic (models/bert.py, roberta.py,
+"""Encoders, which attend both ways and keep no cache: BERT, RoBERTa, XLM-R, ModernBERT, Nomic
+(models/bert.py, roberta.py,
 modernbert.py, bert_with_rope.py). Pure.
 
-An output head, of masked words, is never loaded. Fields that are not there are those of transformers' configuration classes.
+An output head, of masked words, is never loaded. Fields that are not there are those of
+transformers' configuration classes.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import HEADS, HIDDEN, layer_numbers, mlp, norms, tensor
 
-# vLLM 0.18.0 and 0.19.1: RoBERTa's positions and token types are whole on every rank, unlike BERT's (models/roberta.py).
+# vLLM 0.18.0 and 0.19.1: RoBERTa's positions and token types are whole on every rank, unlike BERT's
+# (models/roberta.py).
 WHOLE_POSITIONS = "whole_positions"
-# vLLM before 0.33.0: the first product of ModernBERT's MLPs is torch's, whole on every rank (ModernBertMLP).
+# vLLM before 0.33.0: the first product of ModernBERT's MLPs is torch's, whole on every rank
+# (ModernBertMLP).
 WHOLE_MODERN_MLP = "whole_modern_mlp"
 
 
@@ -24,7 +28,14 @@ def bert(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blu
     numbers, (hidden, heads) = layer_numbers(fields), _size(fields)
     width, layer = fields.integer("intermediate_size"), f"{path}.encoder.layer.*"
     linears = (
-        _qkv(f"{layer}.attention.self.qkv_proj", numbers, hidden, heads, ("query", "key", "value"), bias=True),
+        _qkv(
+            f"{layer}.attention.self.qkv_proj",
+            numbers,
+            hidden,
+            heads,
+            ("query", "key", "value"),
+            bias=True,
+        ),
         Built(f"{layer}.attention.output.dense", numbers, hidden, (hidden,), "row", bias=True),
         Built(f"{layer}.intermediate.dense", numbers, hidden, (width,), "column", bias=True),
         Built(f"{layer}.output.dense", numbers, width, (hidden,), "row", bias=True),
@@ -34,8 +45,12 @@ def bert(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blu
         "position_embeddings": fields.integer("max_position_embeddings"),
         "token_type_embeddings": fields.integer("type_vocab_size", default=2),
     }
-    others = _embeddings(f"{path}.embeddings", words, hidden) + _layer_norm(f"{path}.embeddings.LayerNorm", 1, hidden)
-    others += _embeddings(f"{path}.embeddings", rows, hidden, whole=family != "bert" and WHOLE_POSITIONS in traits)
+    others = _embeddings(f"{path}.embeddings", words, hidden) + _layer_norm(
+        f"{path}.embeddings.LayerNorm", 1, hidden
+    )
+    others += _embeddings(
+        f"{path}.embeddings", rows, hidden, whole=family != "bert" and WHOLE_POSITIONS in traits
+    )
     for name in ("attention.output.LayerNorm", "output.LayerNorm"):
         others += _layer_norm(f"{layer}.{name}", len(numbers), hidden)
     return Blueprint(linears, (_group(len(numbers), hidden, heads),), tuple(others))
@@ -56,12 +71,24 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
         others += [tensor(f"{layer}.mlp.Wi.bias", len(numbers), sum(gated))] if bias else []
     else:
         others = []
-        linears.append(Built(f"{layer}.mlp.Wi", numbers, hidden, gated, "merged", ("Wi",), bias=bias))
+        linears.append(
+            Built(f"{layer}.mlp.Wi", numbers, hidden, gated, "merged", ("Wi",), bias=bias)
+        )
     others += _embeddings("embeddings", {"tok_embeddings": fields.integer("vocab_size")}, hidden)
     # The first layer's input is normed already.
-    counts = {"embeddings.norm": 1, f"{layer}.attn_norm": len(numbers) - 1, f"{layer}.mlp_norm": len(numbers), "final_norm": 1}
+    counts = {
+        "embeddings.norm": 1,
+        f"{layer}.attn_norm": len(numbers) - 1,
+        f"{layer}.mlp_norm": len(numbers),
+        "final_norm": 1,
+    }
     names = ("weight", "bias") if fields.flag("norm_bias") else ("weight",)
-    others += [tensor(f"{name}.{part}", count, hidden) for name, count in counts.items() if count for part in names]
+    others += [
+        tensor(f"{name}.{part}", count, hidden)
+        for name, count in counts.items()
+        if count
+        for part in names
+    ]
     every = fields.integer("global_attn_every_n_layers", default=3)
     everywhere = len(range(0, len(numbers), every))
     window = fields.integer("local_attention", default=128)
@@ -74,7 +101,10 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
 def nomic(fields: Fields, _: str, __: str) -> Blueprint:
     """Rotary positions and a gated MLP. Source: NomicBertModel in models/bert_with_rope.py."""
     numbers, (hidden, heads), layer = layer_numbers(fields), _size(fields), "encoder.layers.*"
-    if fields.config.get("num_experts") or fields.config.get("activation_function", "swiglu") != "swiglu":
+    if (
+        fields.config.get("num_experts")
+        or fields.config.get("activation_function", "swiglu") != "swiglu"
+    ):
         raise fields.wrong("activation_function", "swiglu, without experts")
     width = fields.integer("intermediate_size", "n_inner", default=4 * hidden)
     projected, bias = fields.flag("qkv_proj_bias"), fields.flag("mlp_fc1_bias")
@@ -86,7 +116,9 @@ def nomic(fields: Fields, _: str, __: str) -> Blueprint:
     rows = {"word_embeddings": fields.integer("vocab_size")}
     if types := fields.integer("type_vocab_size", default=2, least=0):
         rows["token_type_embeddings"] = types
-    others = _embeddings("embeddings", rows, hidden) + _layer_norm("embeddings.LayerNorm", 1, hidden)
+    others = _embeddings("embeddings", rows, hidden) + _layer_norm(
+        "embeddings.LayerNorm", 1, hidden
+    )
     for name in ("attn_ln", "mlp_ln"):
         others += _layer_norm(f"{layer}.{name}", len(numbers), hidden)
     return Blueprint(linears, (_group(len(numbers), hidden, heads),), tuple(others))
@@ -96,21 +128,42 @@ def _size(fields: Fields) -> tuple[int, int]:
     """(hidden size, heads)."""
     hidden, heads = fields.integer(*HIDDEN), fields.integer(*HEADS)
     if hidden % heads:
-        raise fields.wrong(next(name for name in HEADS if name in fields.config), f"a divisor of the hidden size, {hidden}")
+        raise fields.wrong(
+            next(name for name in HEADS if name in fields.config),
+            f"a divisor of the hidden size, {hidden}",
+        )
     return hidden, heads
 
 
-def _qkv(name: str, numbers: Sequence[int], hidden: int, heads: int, modules: tuple[str, ...], *, bias: bool) -> Built:
-    return Built(name, numbers, hidden, (hidden,) * 3, "qkv", modules, heads=heads, kv_heads=heads, bias=bias)
+def _qkv(
+    name: str,
+    numbers: Sequence[int],
+    hidden: int,
+    heads: int,
+    modules: tuple[str, ...],
+    *,
+    bias: bool,
+) -> Built:
+    return Built(
+        name, numbers, hidden, (hidden,) * 3, "qkv", modules, heads=heads, kv_heads=heads, bias=bias
+    )
 
 
-def _embeddings(path: str, rows: Mapping[str, int], hidden: int, *, whole: bool = False) -> list[TensorGroup]:
+def _embeddings(
+    path: str, rows: Mapping[str, int], hidden: int, *, whole: bool = False
+) -> list[TensorGroup]:
     shard: Shard = "replicated" if whole else "vocab"
-    return [tensor(f"{path}.{name}.weight", 1, count, hidden, shard=shard) for name, count in rows.items()]
+    return [
+        tensor(f"{path}.{name}.weight", 1, count, hidden, shard=shard)
+        for name, count in rows.items()
+    ]
 
 
 def _layer_norm(name: str, count: int, size: int) -> list[TensorGroup]:
-    return [*norms(name.rpartition(".")[0], count, size, name.rpartition(".")[2]), tensor(f"{name}.bias", count, size)]
+    return [
+        *norms(name.rpartition(".")[0], count, size, name.rpartition(".")[2]),
+        tensor(f"{name}.bias", count, size),
+    ]
 
 
 def _group(layers: int, hidden: int, heads: int, window: int | None = None) -> AttentionGroup:

@@ -1,4 +1,5 @@
-"""The text model of Gemma 4 (models/gemma4.py), and what the configs of Gemma 3 and 4 leave out. Pure."""
+"""The text model of Gemma 4 (models/gemma4.py), and what the configs of Gemma 3 and 4 leave out.
+Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import ends, experts, layer_numbers, mlp, norms, router, tensor
 
-# What a published config.json leaves out. Source: Gemma3TextConfig and Gemma4TextConfig of transformers.
+# What a published config.json leaves out. Source: Gemma3TextConfig and Gemma4TextConfig of
+# transformers.
 _GEMMA3 = {
     "vocab_size": 262208,
     "hidden_size": 2304,
@@ -26,30 +28,48 @@ _GEMMA4 = _GEMMA3 | {"vocab_size": 262144, "num_hidden_layers": 30, "sliding_win
 DEFAULTS: Mapping[str, Mapping[str, int]] = {"gemma3_text": _GEMMA3, "gemma4_text": _GEMMA4}
 _FULL_EVERY = 6
 
-# vLLM 0.19.1 and 0.26.0: layers that read the keys and values of earlier ones project theirs too, and drop them; experts are
-# in a module of their own (Gemma4Attention and Gemma4DecoderLayer in models/gemma4.py).
+# vLLM 0.19.1 and 0.26.0: layers that read the keys and values of earlier ones project theirs too,
+# and drop them; experts are in a module of their own (Gemma4Attention and Gemma4DecoderLayer in
+# models/gemma4.py).
 EARLY_GEMMA4 = "early_gemma4"
 
 
 def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Blueprint:
-    """Sliding and full layers have heads of different sizes; the last `num_kv_shared_layers` read the keys and values of
+    """Sliding and full layers have heads of different sizes; the last `num_kv_shared_layers` read
+    the keys and values of
     earlier ones, and project queries only. Those keep no cache, and are in no attention group."""
-    numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
+    numbers, hidden, layer = (
+        layer_numbers(fields),
+        fields.integer("hidden_size"),
+        f"{path}.layers.*",
+    )
     shared = fields.integer("num_kv_shared_layers", default=0, least=0)
     if shared >= len(numbers):
         raise fields.wrong("num_kv_shared_layers", "less than the number of layers")
     first = len(numbers) - shared
     width = fields.integer("intermediate_size")
     linears = mlp(f"{layer}.mlp", numbers[:first], hidden, width)
-    linears += mlp(f"{layer}.mlp", numbers[first:], hidden, width * (2 if fields.flag("use_double_wide_mlp") else 1))
+    linears += mlp(
+        f"{layer}.mlp",
+        numbers[first:],
+        hidden,
+        width * (2 if fields.flag("use_double_wide_mlp") else 1),
+    )
     others = ends(fields, path, tied=True)
-    around = ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    around = [
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ]
     groups = []
     early = EARLY_GEMMA4 in traits
     for heads in _heads(fields, numbers):
         own = [number for number in heads.numbers if number < first]
         projecting = heads.numbers if early else own
-        linears += _projections(heads, hidden, f"{layer}.self_attn", projecting, bias=fields.flag("attention_bias"))
+        linears += _projections(
+            heads, hidden, f"{layer}.self_attn", projecting, bias=fields.flag("attention_bias")
+        )
         others += norms(f"{layer}.self_attn", len(heads.numbers), heads.head_dim, "q_norm")
         others += norms(f"{layer}.self_attn", len(projecting), heads.head_dim, "k_norm")
         if own:
@@ -57,7 +77,11 @@ def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Bluepr
     if fields.config.get("num_experts") is not None:
         found, inner = _mixture(fields, layer, numbers, hidden, early=early)
         linears, others = linears + found, others + inner
-        around += ["pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"]
+        around += [
+            "pre_feedforward_layernorm_2",
+            "post_feedforward_layernorm_1",
+            "post_feedforward_layernorm_2",
+        ]
     found, inner = _layer_inputs(fields, path, numbers, hidden)
     others += inner + norms(layer, len(numbers), hidden, *around)
     return Blueprint(tuple(linears + found), tuple(groups), tuple(others))
@@ -88,14 +112,24 @@ class _Heads:
 
 
 def _heads(fields: Fields, numbers: Sequence[int]) -> list[_Heads]:
-    """Source: Gemma4TextConfig.__post_init__ of transformers; Gemma4DecoderLayer in models/gemma4.py:444 of 0.19.1."""
+    """Source: Gemma4TextConfig.__post_init__ of transformers; Gemma4DecoderLayer in
+    models/gemma4.py:444 of 0.19.1."""
     kinds = fields.config.get("layer_types") or [
-        "sliding_attention" if (number + 1) % _FULL_EVERY else "full_attention" for number in numbers
+        "sliding_attention" if (number + 1) % _FULL_EVERY else "full_attention"
+        for number in numbers
     ]
     known = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list) or len(kinds) != len(numbers) or not all(kind in known for kind in kinds):
-        raise fields.wrong("layer_types", f"a list of {len(numbers)} times full_attention or sliding_attention")
-    full = [number for number in numbers if kinds[number] == "full_attention" or number == numbers[-1]]
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != len(numbers)
+        or not all(kind in known for kind in kinds)
+    ):
+        raise fields.wrong(
+            "layer_types", f"a list of {len(numbers)} times full_attention or sliding_attention"
+        )
+    full = [
+        number for number in numbers if kinds[number] == "full_attention" or number == numbers[-1]
+    ]
     sliding = sorted(set(numbers) - set(full))
     heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
     head_dim = fields.integer("head_dim", default=256)
@@ -108,25 +142,42 @@ def _heads(fields: Fields, numbers: Sequence[int]) -> list[_Heads]:
 
 
 def _full_heads(fields: Fields, full: Sequence[int]) -> tuple[int, int]:
-    """(KV heads, head size) of the full layers: said once for all of them, or, as transformers writes it from 5.19 on, of each."""
-    kv_heads, head_dim = fields.integer("num_key_value_heads"), fields.integer("head_dim", default=256)
+    """(KV heads, head size) of the full layers: said once for all of them, or, as transformers
+    writes it from 5.19 on, of each."""
+    kv_heads, head_dim = (
+        fields.integer("num_key_value_heads"),
+        fields.integer("head_dim", default=256),
+    )
     if fields.config.get("per_layer_config") is None:
-        wide = fields.integer("num_global_key_value_heads", default=kv_heads) if fields.flag("attention_k_eq_v") else kv_heads
+        wide = (
+            fields.integer("num_global_key_value_heads", default=kv_heads)
+            if fields.flag("attention_k_eq_v")
+            else kv_heads
+        )
         return wide, fields.integer("global_head_dim", default=512)
-    layers = {name.lstrip("0") or "0": of for name, of in fields.mapping("per_layer_config", {}).items()}
+    layers = {
+        name.lstrip("0") or "0": of for name, of in fields.mapping("per_layer_config", {}).items()
+    }
     found = set()
     for number in full:
         own = layers.get(str(number), {})
         if not isinstance(own, Mapping):
             raise fields.wrong("per_layer_config", "an object with an object for each layer")
         layer = Fields(own, fields.source)
-        found.add((layer.integer("num_key_value_heads", default=kv_heads), layer.integer("head_dim", default=head_dim)))
+        found.add(
+            (
+                layer.integer("num_key_value_heads", default=kv_heads),
+                layer.integer("head_dim", default=head_dim),
+            )
+        )
     if len(found) != 1:
         raise fields.wrong("per_layer_config", "the same for all layers of full attention")
     return found.pop()
 
 
-def _projections(heads: _Heads, hidden: int, path: str, own: Sequence[int], *, bias: bool) -> list[Built]:
+def _projections(
+    heads: _Heads, hidden: int, path: str, own: Sequence[int], *, bias: bool
+) -> list[Built]:
     """`own` are the layers that project keys and values; the rest project queries only."""
     query, key = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
     reading = sorted(set(heads.numbers) - set(own))
@@ -134,10 +185,24 @@ def _projections(heads: _Heads, hidden: int, path: str, own: Sequence[int], *, b
     if own:
         parts, modules = (query, key, key), ("q_proj", "k_proj", "v_proj")
         built.append(
-            Built(f"{path}.qkv_proj", own, hidden, parts, "qkv", modules, heads=heads.heads, kv_heads=heads.kv_heads, bias=bias)
+            Built(
+                f"{path}.qkv_proj",
+                own,
+                hidden,
+                parts,
+                "qkv",
+                modules,
+                heads=heads.heads,
+                kv_heads=heads.kv_heads,
+                bias=bias,
+            )
         )
     if reading:
-        built.append(Built(f"{path}.q_proj", reading, hidden, (query,), "column", heads=heads.heads, bias=bias))
+        built.append(
+            Built(
+                f"{path}.q_proj", reading, hidden, (query,), "column", heads=heads.heads, bias=bias
+            )
+        )
     return built
 
 
@@ -147,7 +212,10 @@ def _mixture(
     """Experts beside the MLP of every layer."""
     count, path = fields.integer("num_experts"), f"{layer}.moe" if early else layer
     width = fields.integer("moe_intermediate_size", "expert_intermediate_size")
-    built = [router(f"{layer}.router.proj", numbers, hidden, count), *experts(path, numbers, hidden, width, count)]
+    built = [
+        router(f"{layer}.router.proj", numbers, hidden, count),
+        *experts(path, numbers, hidden, width, count),
+    ]
     others = [
         tensor(f"{layer}.router.scale", len(numbers), hidden),
         tensor(f"{path if early else f'{layer}.router'}.per_expert_scale", len(numbers), count),
@@ -155,7 +223,9 @@ def _mixture(
     return built, others
 
 
-def _layer_inputs(fields: Fields, path: str, numbers: Sequence[int], hidden: int) -> tuple[list[Built], list[TensorGroup]]:
+def _layer_inputs(
+    fields: Fields, path: str, numbers: Sequence[int], hidden: int
+) -> tuple[list[Built], list[TensorGroup]]:
     """A second, narrow embedding that every layer adds its part of."""
     size = fields.integer("hidden_size_per_layer_input", default=256, least=0)
     if not size:
@@ -167,9 +237,13 @@ def _layer_inputs(fields: Fields, path: str, numbers: Sequence[int], hidden: int
         Built(f"{layer}.per_layer_input_gate", numbers, hidden, (size,), "replicated"),
         Built(f"{layer}.per_layer_projection", numbers, size, (hidden,), "replicated"),
     ]
-    others = [tensor(f"{path}.embed_tokens_per_layer.weight", 1, vocab, count * size, shard="vocab")]
+    others = [
+        tensor(f"{path}.embed_tokens_per_layer.weight", 1, vocab, count * size, shard="vocab")
+    ]
     others += norms(path, 1, size, "per_layer_projection_norm")
     return built, others + norms(layer, count, hidden, "post_per_layer_input_norm")
 
 
-VARIED: Mapping[str, Callable[[Fields, str, str, Collection[str]], Blueprint]] = {"gemma4_text": gemma4}
+VARIED: Mapping[str, Callable[[Fields, str, str, Collection[str]], Blueprint]] = {
+    "gemma4_text": gemma4
+}

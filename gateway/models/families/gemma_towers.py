@@ -1,7 +1,8 @@
-"""The towers of Gemma 4 (models/gemma4_mm.py), which are transformers' own, whole on every rank. Pure.
+"""The towers of Gemma 4 (models/gemma4_mm.py), which are transformers' own, whole on every rank.
+Pure.
 
-Their attention is torch's, not one of the engine's backends, so there is no group of it. Sizes that are not there are those of
-Gemma4VisionConfig and Gemma4AudioConfig.
+Their attention is torch's, not one of the engine's backends, so there is no group of it. Sizes that
+are not there are those of Gemma4VisionConfig and Gemma4AudioConfig.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import layer_numbers, norms, tensor
 
-# Module paths of the checkpoint that the engine's model class names otherwise (gemma4_mm.py:1067 of 0.33.0).
+# Module paths of the checkpoint that the engine's model class names otherwise (gemma4_mm.py:1067 of
+# 0.33.0).
 PATHS = (
     ("model.vision_tower.", "vision_tower."),
     ("model.embed_vision.", "embed_vision."),
@@ -22,13 +24,14 @@ PATHS = (
     ("model.embed_audio.", "embed_audio."),
     ("model.language_model.", "language_model.model."),
 )
-# vLLM 0.19.1 takes transformers' own modules for these towers, and quantizes nothing of them (models/gemma4_mm.py).
+# vLLM 0.19.1 takes transformers' own modules for these towers, and quantizes nothing of them
+# (models/gemma4_mm.py).
 PLAIN = "plain_gemma4_towers"
 _TEXT_HIDDEN = 2304  # Gemma4TextConfig of transformers
 
 
-# Methods that take sizes of any kind; others leave a tower alone whose sizes are not multiples of 64
-# (_get_tower_quant_config in models/gemma4_mm.py of 0.33.0).
+# Methods that take sizes of any kind; others leave a tower alone whose sizes are not multiples of
+# 64 (_get_tower_quant_config in models/gemma4_mm.py of 0.33.0).
 _ANY_SIZE = ("bitsandbytes", "torchao", "compressed-tensors")
 
 
@@ -41,7 +44,10 @@ def gemma_towers(top: Fields) -> Blueprint:
             text = Fields(top.mapping("text_config", {}), top.source)
             found, inner = build(fields, text.integer("hidden_size", default=_TEXT_HIDDEN))
             method = top.mapping("quantization_config", {}).get("quant_method")
-            odd = any(fields.integer(size, default=64) % 64 for size in ("hidden_size", "intermediate_size"))
+            odd = any(
+                fields.integer(size, default=64) % 64
+                for size in ("hidden_size", "intermediate_size")
+            )
             if odd and method not in _ANY_SIZE:
                 found = [replace(layer, quantizable=False) for layer in found]
             linears, others = linears + found, others + inner
@@ -54,34 +60,67 @@ def _whole(name: str, numbers: Sequence[int], k: int, n: int, *, bias: bool = Fa
 
 def _vision(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGroup]]:
     blocks = layer_numbers(_layers(fields, 16))
-    hidden, width = fields.integer("hidden_size", default=768), fields.integer("intermediate_size", default=3072)
+    hidden, width = (
+        fields.integer("hidden_size", default=768),
+        fields.integer("intermediate_size", default=3072),
+    )
     head, patch = fields.integer("head_dim", default=64), fields.integer("patch_size", default=16)
     query = fields.integer("num_attention_heads", default=12) * head
     key = fields.integer("num_key_value_heads", default=12) * head
     path, depth = "vision_tower.encoder.layers.*", len(blocks)
-    projections = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
-    products = {"gate_proj": (hidden, width), "up_proj": (hidden, width), "down_proj": (width, hidden)}
-    linears = [_whole(f"{path}.self_attn.{name}.linear", blocks, *size) for name, size in projections.items()]
-    linears += [_whole(f"{path}.mlp.{name}.linear", blocks, *size) for name, size in products.items()]
+    projections = {
+        "q_proj": (hidden, query),
+        "k_proj": (hidden, key),
+        "v_proj": (hidden, key),
+        "o_proj": (query, hidden),
+    }
+    products = {
+        "gate_proj": (hidden, width),
+        "up_proj": (hidden, width),
+        "down_proj": (width, hidden),
+    }
+    linears = [
+        _whole(f"{path}.self_attn.{name}.linear", blocks, *size)
+        for name, size in projections.items()
+    ]
+    linears += [
+        _whole(f"{path}.mlp.{name}.linear", blocks, *size) for name, size in products.items()
+    ]
     linears.append(_whole("vision_tower.patch_embedder.input_proj", (0,), 3 * patch**2, hidden))
     linears.append(_whole("embed_vision.embedding_projection", (0,), hidden, text_hidden))
     positions = fields.integer("position_embedding_size", default=10240)
-    others = [tensor("vision_tower.patch_embedder.position_embedding_table", 1, 2, positions, hidden)]
+    others = [
+        tensor("vision_tower.patch_embedder.position_embedding_table", 1, 2, positions, hidden)
+    ]
     others += norms(f"{path}.self_attn", depth, head, "q_norm", "k_norm")
-    around = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+    around = (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    )
     return linears, others + norms(path, depth, hidden, *around)
 
 
 def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGroup]]:
     """A conformer behind two convolutions that halve 128 mel bins each."""
     blocks, hidden = layer_numbers(_layers(fields, 12)), fields.integer("hidden_size", default=1024)
-    out, kernel = fields.integer("output_proj_dims", default=1536), fields.integer("conv_kernel_size", default=5)
+    out, kernel = (
+        fields.integer("output_proj_dims", default=1536),
+        fields.integer("conv_kernel_size", default=5),
+    )
     channels = fields.config.get("subsampling_conv_channels", [128, 32])
-    if not isinstance(channels, list) or len(channels) != 2 or not all(type(size) is int and size >= 4 for size in channels):
+    if (
+        not isinstance(channels, list)
+        or len(channels) != 2
+        or not all(type(size) is int and size >= 4 for size in channels)
+    ):
         raise fields.wrong("subsampling_conv_channels", "a list of two whole numbers from 4 on")
     near, far = channels
     path, depth = "audio_tower.layers.*", len(blocks)
-    linears = [_whole(f"{path}.self_attn.{name}.linear", blocks, hidden, hidden) for name in _SQUARE]
+    linears = [
+        _whole(f"{path}.self_attn.{name}.linear", blocks, hidden, hidden) for name in _SQUARE
+    ]
     linears.append(_whole(f"{path}.self_attn.relative_k_proj", blocks, hidden, hidden))
     for name in ("feed_forward1", "feed_forward2"):
         linears.append(_whole(f"{path}.{name}.ffw_layer_1.linear", blocks, hidden, 4 * hidden))
@@ -89,13 +128,19 @@ def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGr
     linears += [
         _whole(f"{path}.lconv1d.linear_start.linear", blocks, hidden, 2 * hidden),
         _whole(f"{path}.lconv1d.linear_end.linear", blocks, hidden, hidden),
-        _whole("audio_tower.subsample_conv_projection.input_proj_linear", (0,), near // 4 * far, hidden),
+        _whole(
+            "audio_tower.subsample_conv_projection.input_proj_linear", (0,), near // 4 * far, hidden
+        ),
         _whole("audio_tower.output_proj", (0,), hidden, out, bias=True),
         _whole("embed_audio.embedding_projection", (0,), out, text_hidden),
     ]
     first = "audio_tower.subsample_conv_projection"
     others = [
-        tensor(f"{path}.self_attn.per_dim_scale", depth, hidden // fields.integer("num_attention_heads", default=8)),
+        tensor(
+            f"{path}.self_attn.per_dim_scale",
+            depth,
+            hidden // fields.integer("num_attention_heads", default=8),
+        ),
         tensor(f"{path}.lconv1d.depthwise_conv1d.weight", depth, hidden, 1, kernel),
         tensor(f"{first}.layer0.conv.weight", 1, near, 1, 3, 3),
         tensor(f"{first}.layer1.conv.weight", 1, far, near, 3, 3),
@@ -113,4 +158,8 @@ _SQUARE = ("q_proj", "k_proj", "v_proj", "post")
 
 
 def _layers(fields: Fields, count: int) -> Fields:
-    return fields if "num_hidden_layers" in fields.config else Fields({"num_hidden_layers": count}, fields.source)
+    return (
+        fields
+        if "num_hidden_layers" in fields.config
+        else Fields({"num_hidden_layers": count}, fields.source)
+    )

@@ -1,7 +1,9 @@
-"""Any family that no other reader knows: its layers by the names that configs of all families use for the same sizes. Pure.
+"""Any family that no other reader knows: its layers by the names that configs of all families use
+    for the same sizes. Pure.
 
-What follows is a forecast, and says what of it is guessed; headers tell the weights exactly, and an engine that is asked everything.
-Names of fields: the configuration classes of transformers 5.19 and of vllm/transformers_utils/configs of 0.33.0.
+What follows is a forecast, and says what of it is guessed; headers tell the weights exactly, and an
+engine that is asked everything. Names of fields: the configuration classes of transformers 5.19 and
+of vllm/transformers_utils/configs of 0.33.0.
 """
 
 from __future__ import annotations
@@ -12,7 +14,18 @@ from typing import Any, Literal, NamedTuple
 from gateway.domain import AttentionGroup, Recurrent, TensorGroup
 from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
-from gateway.models.families.parts import ENCODERS, HEADS, HIDDEN, KV_HEADS, LAYERS, experts, mlp, norms, router, tensor
+from gateway.models.families.parts import (
+    ENCODERS,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LAYERS,
+    experts,
+    mlp,
+    norms,
+    router,
+    tensor,
+)
 
 _Kind = Literal["full", "sliding", "recurrent", "both", "none"]
 
@@ -38,10 +51,29 @@ _TOWERS = (
 
 _LAYERS = (*LAYERS, "decoder_layers", "num_layers", "num_transformer_layers")
 _HEADS = (*HEADS, "decoder_attention_heads", "num_heads")
-_WIDTH = ("intermediate_size", "ffn_hidden_size", "decoder_ffn_dim", "ffn_dim", "n_inner", "mlp_hidden_size")
+_WIDTH = (
+    "intermediate_size",
+    "ffn_hidden_size",
+    "decoder_ffn_dim",
+    "ffn_dim",
+    "n_inner",
+    "mlp_hidden_size",
+)
 _DENSE_WIDTH = ("intermediate_size_mlp", "dense_intermediate_size", "block_ff_dim", *_WIDTH)
-_COUNT = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "num_routed_experts")
-_EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "expert_intermediate_size", *_WIDTH)
+_COUNT = (
+    "num_experts",
+    "n_routed_experts",
+    "num_local_experts",
+    "moe_num_experts",
+    "num_routed_experts",
+)
+_EXPERT_WIDTH = (
+    "moe_intermediate_size",
+    "expert_ffn_hidden_size",
+    "moe_ffn_hidden_size",
+    "expert_intermediate_size",
+    *_WIDTH,
+)
 _SHARED_WIDTH = (
     "shared_expert_intermediate_size",
     "share_expert_dim",
@@ -54,7 +86,13 @@ _FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 # Functions of MLPs that have no gate.
 _PLAIN = {"relu", "relu2", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "xielu"}
 
-_STATE_HEADS = ("mamba_n_heads", "mamba_num_heads", "linear_num_value_heads", "linear_num_heads", "num_linear_heads")
+_STATE_HEADS = (
+    "mamba_n_heads",
+    "mamba_num_heads",
+    "linear_num_value_heads",
+    "linear_num_heads",
+    "num_linear_heads",
+)
 _STATE_ROWS = ("mamba_d_head", "mamba_head_dim", "linear_value_head_dim", "linear_head_dim")
 _STATE_COLUMNS = ("mamba_d_state", "ssm_state_size", "state_size", "linear_key_head_dim")
 _STATE_GROUPS = ("mamba_n_groups", "n_groups", "linear_num_key_heads")
@@ -82,7 +120,10 @@ def text_of(top: Fields) -> Text:
     """What the outer config says holds inside too, where the inner one is silent."""
     found, nested = dict(top.config), False
     for _ in range(2):  # thinker_config.text_config
-        inner = next((found[name] for name in _TEXT if isinstance(found.get(name), Mapping) and found[name]), None)
+        inner = next(
+            (found[name] for name in _TEXT if isinstance(found.get(name), Mapping) and found[name]),
+            None,
+        )
         if inner is None:
             break
         plain = {name: value for name, value in found.items() if not isinstance(value, Mapping)}
@@ -97,7 +138,9 @@ def decoder(fields: Fields, path: str) -> Blueprint:
     """The text model. Raises BadModel where layers, heads or the hidden size are missing."""
     layers, hidden = layers_of(fields), _size(fields, HIDDEN)
     if layers > _MOST_LAYERS:
-        raise fields.wrong(next(name for name in _LAYERS if name in fields.config), f"at most {_MOST_LAYERS}")
+        raise fields.wrong(
+            next(name for name in _LAYERS if name in fields.config), f"at most {_MOST_LAYERS}"
+        )
     kinds = _kinds(fields, layers)
     layer = f"{path}.layers.*"
     of = {kind: [number for number, one in enumerate(kinds) if one == kind] for kind in set(kinds)}
@@ -105,15 +148,24 @@ def decoder(fields: Fields, path: str) -> Blueprint:
     recurs = sorted(number for kind in ("recurrent", "both") for number in of.get(kind, ()))
     linears: list[Built] = []
     groups: list[AttentionGroup] = []
-    others = _ends(fields, path, hidden) + norms(layer, layers, hidden, "input_layernorm", "post_attention_layernorm")
+    others = _ends(fields, path, hidden) + norms(
+        layer, layers, hidden, "input_layernorm", "post_attention_layernorm"
+    )
     guessed = ["its attention"]
     for own, those in _alike(fields, layers, attends):
         built, like = _attention(own, f"{layer}.self_attn", those, hidden)
         linears += built
         slides = [number for number in those if kinds[number] == "sliding"]
-        window = _size(fields, ("sliding_window", "sliding_window_size", "attention_chunk_size"), default=0)
-        rest = [number for number in those if number not in {*slides}] if slides and window else those
-        for kind, numbers, size in (("full", rest, None), ("sliding", slides if window else (), window)):
+        window = _size(
+            fields, ("sliding_window", "sliding_window_size", "attention_chunk_size"), default=0
+        )
+        rest = (
+            [number for number in those if number not in {*slides}] if slides and window else those
+        )
+        for kind, numbers, size in (
+            ("full", rest, None),
+            ("sliding", slides if window else (), window),
+        ):
             if numbers:
                 plain = {} if like.kind == "mla" else {"kind": kind, "window": size}
                 groups.append(like.evolve(layers=len(numbers), numbers=tuple(numbers), **plain))
@@ -123,38 +175,82 @@ def decoder(fields: Fields, path: str) -> Blueprint:
         guessed.append("its recurrent layers")
         built, state = _recurrent(fields, f"{layer}.mixer", recurs, hidden)
         linears += built
-        sizes = {"heads": state.heads, "kv_heads": state.groups, "head_dim": state.columns, "value_dim": state.rows}
-        groups.append(AttentionGroup(kind="recurrent", layers=len(recurs), numbers=tuple(recurs), **sizes, recurrent=state))
+        sizes = {
+            "heads": state.heads,
+            "kv_heads": state.groups,
+            "head_dim": state.columns,
+            "value_dim": state.rows,
+        }
+        groups.append(
+            AttentionGroup(
+                kind="recurrent",
+                layers=len(recurs),
+                numbers=tuple(recurs),
+                **sizes,
+                recurrent=state,
+            )
+        )
     built, count = _mlps(fields, f"{layer}.mlp", _with_mlp(fields, layers), hidden)
     linears += built
     if _paired(fields):
-        # A second attention, and two dense MLPs beside the experts: FlashDecoderLayer in vllm/model_executor/models/longcat_flash.py.
+        # A second attention, and two dense MLPs beside the experts: FlashDecoderLayer in
+        # vllm/model_executor/models/longcat_flash.py.
         linears += _attention(fields, f"{layer}.self_attn.1", attends, hidden)[0]
         for place in range(2):
-            linears += _mlp(f"{layer}.mlps.{place}", range(layers), hidden, _width(fields, hidden), gated=True)
-        groups = [one.evolve(layers=2 * one.layers, numbers=tuple(sorted(one.numbers * 2))) for one in groups]
+            linears += _mlp(
+                f"{layer}.mlps.{place}", range(layers), hidden, _width(fields, hidden), gated=True
+            )
+        groups = [
+            one.evolve(layers=2 * one.layers, numbers=tuple(sorted(one.numbers * 2)))
+            for one in groups
+        ]
     guessed.append("its experts" if count else "its MLPs")
     return Blueprint(tuple(linears), tuple(groups), tuple(others), tuple(guessed))
 
 
 def towers(top: Fields) -> Blueprint:
     """What sees and hears, as layers of attention and an MLP, whole on every rank."""
-    configs: list[Any] = [top.config, *(top.config[name] for name in _TEXT if isinstance(top.config.get(name), Mapping))]
-    found = [(name, config[name]) for config in configs for name in _TOWERS if isinstance(config.get(name), Mapping)]
+    configs: list[Any] = [
+        top.config,
+        *(top.config[name] for name in _TEXT if isinstance(top.config.get(name), Mapping)),
+    ]
+    found = [
+        (name, config[name])
+        for config in configs
+        for name in _TOWERS
+        if isinstance(config.get(name), Mapping)
+    ]
     groups, others, guessed = [], [], []
     for name, config in dict(found).items():
         fields = Fields(config, top.source)
         words = name.removesuffix("_config").replace("_", " ")
         guessed.append(f"its {words} tower")
-        layers = _size(fields, ("depth", "encoder_layers", "num_encoder_layers", *_LAYERS), default=0)
+        layers = _size(
+            fields, ("depth", "encoder_layers", "num_encoder_layers", *_LAYERS), default=0
+        )
         hidden = _size(fields, ("embed_dim", "encoder_dim", *HIDDEN, "width"), default=0)
         if not 0 < layers <= _MOST_LAYERS or not hidden:
             continue
         width = _size(fields, ("encoder_ffn_dim", *_WIDTH), default=4 * hidden)
         heads = _size(fields, ("encoder_attention_heads", *_HEADS), default=max(1, hidden // 64))
-        others.append(tensor(f"{words.replace(' ', '_')}.layers.*", layers, 4 * hidden * hidden + 2 * hidden * width))
+        others.append(
+            tensor(
+                f"{words.replace(' ', '_')}.layers.*",
+                layers,
+                4 * hidden * hidden + 2 * hidden * width,
+            )
+        )
         size = max(1, hidden // heads)
-        groups.append(AttentionGroup(kind="vision", layers=layers, heads=heads, kv_heads=heads, head_dim=size, causal=False))
+        groups.append(
+            AttentionGroup(
+                kind="vision",
+                layers=layers,
+                heads=heads,
+                kv_heads=heads,
+                head_dim=size,
+                causal=False,
+            )
+        )
     return Blueprint((), tuple(groups), tuple(others), tuple(guessed))
 
 
@@ -181,7 +277,9 @@ def _size(fields: Fields, names: Sequence[str], default: int | None = None) -> i
     for name in names:
         value = fields.config.get(name)
         if isinstance(value, list) and value and all(type(one) is int for one in value):
-            return Fields({name: max(value)}, fields.source).integer(name, least=0 if default is not None else 1)
+            return Fields({name: max(value)}, fields.source).integer(
+                name, least=0 if default is not None else 1
+            )
         if isinstance(value, int) and not isinstance(value, bool):
             return fields.integer(name, least=0 if default is not None else 1)
     if default is None:
@@ -191,9 +289,14 @@ def _size(fields: Fields, names: Sequence[str], default: int | None = None) -> i
 
 def _ends(fields: Fields, path: str, hidden: int) -> list[TensorGroup]:
     vocab = fields.integer("vocab_size")
-    found = [tensor(f"{path}.embed_tokens.weight", 1, vocab, hidden, shard="vocab"), tensor(f"{path}.norm.weight", 1, hidden)]
+    found = [
+        tensor(f"{path}.embed_tokens.weight", 1, vocab, hidden, shard="vocab"),
+        tensor(f"{path}.norm.weight", 1, hidden),
+    ]
     if not fields.flag("tie_word_embeddings") and not fields.flag("use_tied_embeddings"):
-        found.append(tensor(f"{path.removesuffix('model')}lm_head.weight", 1, vocab, hidden, shard="vocab"))
+        found.append(
+            tensor(f"{path.removesuffix('model')}lm_head.weight", 1, vocab, hidden, shard="vocab")
+        )
     return found
 
 
@@ -207,7 +310,8 @@ _WORDS: tuple[tuple[str, _Kind], ...] = (
 
 
 class _Block(NamedTuple):
-    """One layer of a model whose layers are each of their own size. sharing: heads that share a KV head, 0 without attention; width: of the MLP, 0
+    """One layer of a model whose layers are each of their own size. sharing: heads that share a KV
+    head, 0 without attention; width: of the MLP, 0
     without one."""
 
     sharing: int
@@ -215,17 +319,23 @@ class _Block(NamedTuple):
 
 
 def _blocks(fields: Fields, layers: int) -> list[_Block]:
-    """`block_configs` of Nemotron's Super and Ultra; empty where there are none. Source: vllm/model_executor/models/nemotron_nas.py of 0.33.0:
+    """`block_configs` of Nemotron's Super and Ultra; empty where there are none. Source:
+    vllm/model_executor/models/nemotron_nas.py of 0.33.0:
     60, 134 to 187."""
     given = fields.config.get("block_configs")
-    if not isinstance(given, list) or len(given) != layers or not all(isinstance(one, Mapping) for one in given):
+    if (
+        not isinstance(given, list)
+        or len(given) != layers
+        or not all(isinstance(one, Mapping) for one in given)
+    ):
         return []
     return [_block(fields, one) for one in given]
 
 
 def _block(fields: Fields, given: Mapping[str, Any]) -> _Block:
     attention, mlp = (
-        Fields(part if isinstance(part, Mapping) else {}, fields.source) for part in map(given.get, ("attention", "ffn"))
+        Fields(part if isinstance(part, Mapping) else {}, fields.source)
+        for part in map(given.get, ("attention", "ffn"))
     )
     absent = attention.flag("no_op") or attention.flag("replace_with_linear")
     sharing = 0 if absent else _size(attention, ("n_heads_in_group",), default=1)
@@ -236,7 +346,9 @@ def _block(fields: Fields, given: Mapping[str, Any]) -> _Block:
     return _Block(sharing, 0 if mlp.flag("no_op") else width)
 
 
-def _alike(fields: Fields, layers: int, attends: Sequence[int]) -> Iterator[tuple[Fields, list[int]]]:
+def _alike(
+    fields: Fields, layers: int, attends: Sequence[int]
+) -> Iterator[tuple[Fields, list[int]]]:
     """The layers of attention by how many KV heads they have, each with a config that says so."""
     blocks = _blocks(fields, layers)
     if not blocks and attends:
@@ -256,12 +368,24 @@ def _kinds(fields: Fields, layers: int) -> list[_Kind]:
     config = fields.config
     if blocks := _blocks(fields, layers):
         return ["full" if block.sharing else "none" for block in blocks]
-    for name in ("layer_types", "layers_block_type", "hybrid_override_pattern", "block_types", "_block_types"):
+    for name in (
+        "layer_types",
+        "layers_block_type",
+        "hybrid_override_pattern",
+        "block_types",
+        "_block_types",
+    ):
         given = config.get(name)
         if isinstance(given, list | str) and given and all(isinstance(one, str) for one in given):
-            repeated = [given[number % len(given)] for number in range(layers)] if name.endswith("block_types") else given
+            repeated = (
+                [given[number % len(given)] for number in range(layers)]
+                if name.endswith("block_types")
+                else given
+            )
             if len(repeated) == layers:
-                return [next((kind for word, kind in _WORDS if word in one), "none") for one in repeated]
+                return [
+                    next((kind for word, kind in _WORDS if word in one), "none") for one in repeated
+                ]
     for name, kind in (("hybrid_layer_pattern", "sliding"), ("attn_type_list", "full")):
         given = config.get(name)
         if isinstance(given, list) and len(given) == layers:
@@ -275,7 +399,10 @@ def _kinds(fields: Fields, layers: int) -> list[_Kind]:
         return ["full" if (number + 1) % step == 0 else "sliding" for number in range(layers)]
     pattern = config.get("sliding_window_pattern")
     if isinstance(pattern, str) and pattern and config.get("sliding_window"):
-        return ["full" if pattern[number % len(pattern)] == "G" else "sliding" for number in range(layers)]
+        return [
+            "full" if pattern[number % len(pattern)] == "G" else "sliding"
+            for number in range(layers)
+        ]
     state = any(config.get(name) for name in (*_STATE_COLUMNS, *_STATE_HEADS))
     if not any(config.get(name) for name in _HEADS):
         return ["recurrent" if state else "full"] * layers
@@ -295,7 +422,10 @@ def _full_layers(fields: Fields, layers: int) -> set[int] | None:
         step = fields.integer("full_attention_interval")
         return {number for number in range(layers) if (number + 1) % step == 0}
     if config.get("attn_layer_period"):
-        step, first = fields.integer("attn_layer_period"), fields.integer("attn_layer_offset", default=0, least=0)
+        step, first = (
+            fields.integer("attn_layer_period"),
+            fields.integer("attn_layer_offset", default=0, least=0),
+        )
         return {number for number in range(layers) if number % step == first}
     return None
 
@@ -304,9 +434,16 @@ def _with_mlp(fields: Fields, layers: int) -> dict[str, list[int]]:
     """The layers with an MLP, and those with experts."""
     kinds = fields.config.get("hybrid_override_pattern") or fields.config.get("layers_block_type")
     numbers = list(range(layers))
-    if isinstance(kinds, list | str) and len(kinds) == layers and {"-", "E", "mlp", "moe"} & {str(one) for one in kinds}:
+    if (
+        isinstance(kinds, list | str)
+        and len(kinds) == layers
+        and {"-", "E", "mlp", "moe"} & {str(one) for one in kinds}
+    ):
         plain = [number for number in numbers if kinds[number] in ("-", "mlp")]
-        return {"plain": plain, "sparse": [number for number in numbers if kinds[number] in ("E", "moe")]}
+        return {
+            "plain": plain,
+            "sparse": [number for number in numbers if kinds[number] in ("E", "moe")],
+        }
     if not _size(fields, _COUNT, default=0) or _size(fields, _COUNT, default=0) == 1:
         return {"plain": numbers, "sparse": []}
     sparse = [number for number in numbers if _sparse(fields, number)]
@@ -327,7 +464,14 @@ def _sparse(fields: Fields, number: int) -> bool:
     dense = config.get("mlp_only_layers")
     if isinstance(dense, list) and number in dense:
         return False
-    step = max(1, _size(fields, ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"), default=1))
+    step = max(
+        1,
+        _size(
+            fields,
+            ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"),
+            default=1,
+        ),
+    )
     if period := _size(fields, ("expert_layer_period",), default=0):
         return number % period == _size(fields, ("expert_layer_offset",), default=0)
     return number >= _size(fields, _FIRST, default=0) and (number + 1) % step == 0
@@ -336,15 +480,17 @@ def _sparse(fields: Fields, number: int) -> bool:
 # --- what is in a layer ---
 
 
-def _attention(fields: Fields, path: str, numbers: Sequence[int], hidden: int) -> tuple[list[Built], AttentionGroup]:
+def _attention(
+    fields: Fields, path: str, numbers: Sequence[int], hidden: int
+) -> tuple[list[Built], AttentionGroup]:
     heads = _size(fields, _HEADS)
     if fields.config.get("kv_lora_rank"):
         return _latent(fields, path, numbers, hidden, heads)
     single = fields.flag("multi_query") and not fields.flag("new_decoder_architecture")
     kv_heads = 1 if single else max(1, _size(fields, KV_HEADS, default=heads))
-    size = _size(fields, ("head_dim", "attention_head_dim", "kv_channels", "hidden_size_per_head"), default=0) or max(
-        1, hidden // heads
-    )
+    size = _size(
+        fields, ("head_dim", "attention_head_dim", "kv_channels", "hidden_size_per_head"), default=0
+    ) or max(1, hidden // heads)
     if fields.config.get("q_lora_rank") and fields.config.get("o_lora_rank"):
         return _ranked(fields, path, numbers, hidden, heads, size)
     value = _size(fields, ("v_head_dim",), default=0) or size
@@ -352,17 +498,30 @@ def _attention(fields: Fields, path: str, numbers: Sequence[int], hidden: int) -
     modules = ("q_proj", "k_proj", "v_proj")
     bias = any(fields.flag(name) for name in ("attention_bias", "qkv_bias", "use_qkv_bias"))
     built = [
-        Built(f"{path}.qkv_proj", numbers, hidden, parts, "qkv", modules, heads=heads, kv_heads=kv_heads, bias=bias),
+        Built(
+            f"{path}.qkv_proj",
+            numbers,
+            hidden,
+            parts,
+            "qkv",
+            modules,
+            heads=heads,
+            kv_heads=kv_heads,
+            bias=bias,
+        ),
         Built(f"{path}.o_proj", numbers, heads * value, (hidden,), "row"),
     ]
     shown = value if value != size else None
-    return built, AttentionGroup(kind="full", layers=1, heads=heads, kv_heads=kv_heads, head_dim=size, value_dim=shown)
+    return built, AttentionGroup(
+        kind="full", layers=1, heads=heads, kv_heads=kv_heads, head_dim=size, value_dim=shown
+    )
 
 
 def _ranked(
     fields: Fields, path: str, numbers: Sequence[int], hidden: int, heads: int, size: int
 ) -> tuple[list[Built], AttentionGroup]:
-    """Queries and outputs pass a lower rank, outputs in groups of heads, and one head is key and value of all: DeepSeek-V4,
+    """Queries and outputs pass a lower rank, outputs in groups of heads, and one head is key and
+    value of all: DeepSeek-V4,
     vllm/models/deepseek_v41/attention.py of 0.32.0. Its cache is counted as keys and values."""
     rank, out = fields.integer("q_lora_rank"), fields.integer("o_lora_rank")
     groups = _size(fields, ("o_groups",), default=1)
@@ -376,15 +535,29 @@ def _ranked(
     return built, AttentionGroup(kind="full", layers=1, heads=heads, kv_heads=1, head_dim=size)
 
 
-def _latent(fields: Fields, path: str, numbers: Sequence[int], hidden: int, heads: int) -> tuple[list[Built], AttentionGroup]:
+def _latent(
+    fields: Fields, path: str, numbers: Sequence[int], hidden: int, heads: int
+) -> tuple[list[Built], AttentionGroup]:
     """Latents are whole on every rank, heads are cut."""
     latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim", default=64)
-    nope, value = fields.integer("qk_nope_head_dim", default=128), fields.integer("v_head_dim", default=128)
+    nope, value = (
+        fields.integer("qk_nope_head_dim", default=128),
+        fields.integer("v_head_dim", default=128),
+    )
     rank = _size(fields, ("q_lora_rank",), default=0)
     built = [
         Built(f"{path}.kv_a_proj_with_mqa", numbers, hidden, (latent + rope,), "replicated"),
-        Built(f"{path}.q_b_proj", numbers, rank or hidden, (heads * (nope + rope),), "column", heads=heads),
-        Built(f"{path}.kv_b_proj", numbers, latent, (heads * (nope + value),), "column", heads=heads),
+        Built(
+            f"{path}.q_b_proj",
+            numbers,
+            rank or hidden,
+            (heads * (nope + rope),),
+            "column",
+            heads=heads,
+        ),
+        Built(
+            f"{path}.kv_b_proj", numbers, latent, (heads * (nope + value),), "column", heads=heads
+        ),
         Built(f"{path}.o_proj", numbers, heads * value, (hidden,), "row"),
     ]
     if rank:
@@ -392,20 +565,35 @@ def _latent(fields: Fields, path: str, numbers: Sequence[int], hidden: int, head
     index = _size(fields, ("index_head_dim",), default=0)
     if index:
         wide = _size(fields, ("index_n_heads",), default=1) * index
-        built.append(Built(f"{path}.indexer.wq_b", numbers, rank or hidden, (max(1, wide),), "replicated"))
+        built.append(
+            Built(f"{path}.indexer.wq_b", numbers, rank or hidden, (max(1, wide),), "replicated")
+        )
         built.append(Built(f"{path}.indexer.wk", numbers, hidden, (index,), "replicated"))
     group = AttentionGroup(
-        kind="mla", layers=1, heads=heads, kv_heads=1, head_dim=latent + rope, value_dim=latent, index_dim=index or None
+        kind="mla",
+        layers=1,
+        heads=heads,
+        kv_heads=1,
+        head_dim=latent + rope,
+        value_dim=latent,
+        index_dim=index or None,
     )
     return built, group
 
 
-def _recurrent(fields: Fields, path: str, numbers: Sequence[int], hidden: int) -> tuple[list[Built], Recurrent]:
+def _recurrent(
+    fields: Fields, path: str, numbers: Sequence[int], hidden: int
+) -> tuple[list[Built], Recurrent]:
     """As Mamba 2 has it; a layer that only convolves has no matrix to speak of."""
     linear = fields.config.get("linear_attn_config")
     if isinstance(linear, Mapping):
-        named = {"linear_num_heads": linear.get("num_heads"), "linear_head_dim": linear.get("head_dim")}
-        fields = Fields({**fields.config, **named, "linear_key_head_dim": linear.get("head_dim")}, fields.source)
+        named = {
+            "linear_num_heads": linear.get("num_heads"),
+            "linear_head_dim": linear.get("head_dim"),
+        }
+        fields = Fields(
+            {**fields.config, **named, "linear_key_head_dim": linear.get("head_dim")}, fields.source
+        )
     inner = _size(fields, ("mamba_d_ssm", "mamba_intermediate_size"), default=0)
     heads, rows = _size(fields, _STATE_HEADS, default=0), _size(fields, _STATE_ROWS, default=0)
     columns = _size(fields, _STATE_COLUMNS, default=0)
@@ -424,13 +612,20 @@ def _recurrent(fields: Fields, path: str, numbers: Sequence[int], hidden: int) -
     if not columns:
         heads, rows, columns, shared = 1, 1, 1, 0
     state = Recurrent(
-        kind="mamba2", heads=heads, rows=rows, columns=columns, groups=groups, conv_channels=inner + shared, conv_kernel=kernel
+        kind="mamba2",
+        heads=heads,
+        rows=rows,
+        columns=columns,
+        groups=groups,
+        conv_channels=inner + shared,
+        conv_kernel=kernel,
     )
     return built, state
 
 
 def _width(fields: Fields, hidden: int) -> int:
-    """Of a dense MLP. Source of what LFM2 makes of its own: vllm/model_executor/models/lfm2.py:71 of 0.33.0."""
+    """Of a dense MLP. Source of what LFM2 makes of its own: vllm/model_executor/models/lfm2.py:71
+    of 0.33.0."""
     width = _size(fields, _DENSE_WIDTH, default=4 * hidden) or 4 * hidden
     if not fields.flag("block_auto_adjust_ff_dim"):
         return width
@@ -440,7 +635,9 @@ def _width(fields: Fields, hidden: int) -> int:
     return -(-int(times * int(2 * width / 3)) // step) * step
 
 
-def _mlps(fields: Fields, path: str, numbers: Mapping[str, list[int]], hidden: int) -> tuple[list[Built], int]:
+def _mlps(
+    fields: Fields, path: str, numbers: Mapping[str, list[int]], hidden: int
+) -> tuple[list[Built], int]:
     """The MLPs, and how many experts there are."""
     function = next((fields.config[name] for name in _FUNCTIONS if name in fields.config), "silu")
     gated = not (isinstance(function, str) and function in _PLAIN)
@@ -448,7 +645,13 @@ def _mlps(fields: Fields, path: str, numbers: Mapping[str, list[int]], hidden: i
     plain, sparse = numbers["plain"], numbers["sparse"]
     blocks = _blocks(fields, len(plain))
     for width in sorted({block.width for block in blocks} - {0}):
-        built += _mlp(path, [number for number in plain if blocks[number].width == width], hidden, width, gated=gated)
+        built += _mlp(
+            path,
+            [number for number in plain if blocks[number].width == width],
+            hidden,
+            width,
+            gated=gated,
+        )
     if plain and not blocks:
         built += _mlp(path, plain, hidden, _width(fields, hidden), gated=gated)
     if not sparse:
@@ -456,9 +659,18 @@ def _mlps(fields: Fields, path: str, numbers: Mapping[str, list[int]], hidden: i
     count, width = _size(fields, _COUNT), _size(fields, _EXPERT_WIDTH)
     built.append(router(f"{path}.gate", sparse, hidden, count))
     made = experts(path, sparse, hidden, width, count)
-    built += made if gated else [Built(made[0].name, sparse, hidden, (width,), "expert_column", experts=count), made[1]]
+    built += (
+        made
+        if gated
+        else [
+            Built(made[0].name, sparse, hidden, (width,), "expert_column", experts=count),
+            made[1],
+        ]
+    )
     own = _size(fields, _SHARED_WIDTH, default=0)
-    many = _size(fields, _SHARED, default=1 if own or "interleave_moe_layer_step" in fields.config else 0)
+    many = _size(
+        fields, _SHARED, default=1 if own or "interleave_moe_layer_step" in fields.config else 0
+    )
     if many:
         built += _mlp(f"{path}.shared_experts", sparse, hidden, own or many * width, gated=gated)
     return built, count

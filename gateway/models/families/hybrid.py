@@ -1,4 +1,5 @@
-"""Gated delta nets, and every n-th layer gated full attention: Qwen3-Next and Qwen3.5 (models/qwen3_next.py, qwen3_5.py). Pure."""
+"""Gated delta nets, and every n-th layer gated full attention: Qwen3-Next and Qwen3.5
+(models/qwen3_next.py, qwen3_5.py). Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ from gateway.models.families.parts import (
 
 
 def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
-    numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
+    numbers, hidden, layer = (
+        layer_numbers(fields),
+        fields.integer("hidden_size"),
+        f"{path}.layers.*",
+    )
     full = _full_layers(fields, numbers)
     recurrent = sorted(set(numbers) - set(full))
     others = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
@@ -35,10 +40,16 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
         others += norms(f"{layer}.self_attn", len(full), head_dim, "q_norm", "k_norm")
         causal = fields.config.get("is_causal") is not False
         size = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-        groups.append(AttentionGroup(kind="full", layers=len(full), numbers=tuple(full), **size, causal=causal))
+        groups.append(
+            AttentionGroup(
+                kind="full", layers=len(full), numbers=tuple(full), **size, causal=causal
+            )
+        )
     if recurrent:
         state = delta_net_state(fields)
-        net, inner = delta_net(fields, f"{layer}.linear_attn", recurrent, state, interleaved=family == "qwen3_next")
+        net, inner = delta_net(
+            fields, f"{layer}.linear_attn", recurrent, state, interleaved=family == "qwen3_next"
+        )
         linears += net
         others += inner
         groups.append(
@@ -80,7 +91,8 @@ def delta_net_state(fields: Fields) -> Recurrent:
 def delta_net(
     fields: Fields, path: str, numbers: Sequence[int], state: Recurrent, *, interleaved: bool
 ) -> tuple[list[Built], list[TensorGroup]]:
-    """`interleaved`: the checkpoint stores what is computed with (Qwen3-Next), else the two halves of each (Qwen3.5)."""
+    """`interleaved`: the checkpoint stores what is computed with (Qwen3-Next), else the two halves
+    of each (Qwen3.5)."""
     hidden = fields.integer("hidden_size")
     key, heads = state.groups * state.columns, state.heads
     value = heads * state.rows
@@ -88,7 +100,14 @@ def delta_net(
     gates = () if interleaved else ("in_proj_b", "in_proj_a")
     ba = (2 * heads,) if interleaved else (heads, heads)
     built = [
-        Built(f"{path}.conv1d", numbers, state.conv_kernel, (key, key, value), "merged", quantizable=False),
+        Built(
+            f"{path}.conv1d",
+            numbers,
+            state.conv_kernel,
+            (key, key, value),
+            "merged",
+            quantizable=False,
+        ),
         Built(f"{path}.in_proj_qkvz", numbers, hidden, (key, key, value, value), "merged", mixed),
         Built(f"{path}.in_proj_ba", numbers, hidden, ba, "merged", gates, heads=heads),
         Built(f"{path}.out_proj", numbers, value, (hidden,), "row"),
@@ -105,8 +124,14 @@ def _full_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
         every = fields.integer("full_attention_interval", default=4)
         return [number for number in numbers if (number + 1) % every == 0]
     known = ("full_attention", "linear_attention")
-    if not isinstance(kinds, list) or len(kinds) != len(numbers) or not all(kind in known for kind in kinds):
-        raise fields.wrong("layer_types", f"a list of {len(numbers)} times full_attention or linear_attention")
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != len(numbers)
+        or not all(kind in known for kind in kinds)
+    ):
+        raise fields.wrong(
+            "layer_types", f"a list of {len(numbers)} times full_attention or linear_attention"
+        )
     return [number for number, kind in enumerate(kinds) if kind == "full_attention"]
 
 

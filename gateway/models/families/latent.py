@@ -1,4 +1,5 @@
-"""Multi-head latent attention (models/deepseek_v2.py): latents are whole on every rank, heads are cut; and, in
+"""Multi-head latent attention (models/deepseek_v2.py): latents are whole on every rank, heads are
+cut; and, in
 DeepSeek V3.2, an indexer that picks the tokens to attend to (Indexer). Pure."""
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import LAYER_NORMS, ends, late_moe, layer_numbers, norms, tensor
 
-# vLLM 0.18.0 and 0.19.1: two projections of the hidden state, of which one is quantized; one from 0.26.0 on
-# (Indexer in models/deepseek_v2.py).
+# vLLM 0.18.0 and 0.19.1: two projections of the hidden state, of which one is quantized; one from
+# 0.26.0 on (Indexer in models/deepseek_v2.py).
 SPLIT_INDEXER = "split_indexer"
 
 
@@ -21,17 +22,23 @@ def deepseek(fields: Fields, _: str, path: str) -> Blueprint:
     projections, inner = latent_attention(fields, f"{layer}.self_attn", numbers)
     others += inner + ends(fields, path)
     others += norms(layer, len(numbers), fields.integer("hidden_size"), *LAYER_NORMS)
-    return Blueprint(tuple(projections + mlps), (latent_group(fields, len(numbers)),), tuple(others))
+    return Blueprint(
+        tuple(projections + mlps), (latent_group(fields, len(numbers)),), tuple(others)
+    )
 
 
 def latent_group(fields: Fields, layers: int) -> AttentionGroup:
     """The cache keeps a latent and the rotary part of the key, once for all heads."""
     latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
     heads = fields.integer("num_attention_heads")
-    return AttentionGroup(kind="mla", layers=layers, heads=heads, kv_heads=1, head_dim=latent + rope, value_dim=latent)
+    return AttentionGroup(
+        kind="mla", layers=layers, heads=heads, kv_heads=1, head_dim=latent + rope, value_dim=latent
+    )
 
 
-def latent_attention(fields: Fields, path: str, numbers: Sequence[int]) -> tuple[list[Built], list[TensorGroup]]:
+def latent_attention(
+    fields: Fields, path: str, numbers: Sequence[int]
+) -> tuple[list[Built], list[TensorGroup]]:
     """Source: MultiHeadLatentAttention modules of DeepseekV2MLAAttention."""
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
@@ -50,12 +57,21 @@ def latent_attention(fields: Fields, path: str, numbers: Sequence[int]) -> tuple
         rank = fields.integer("q_lora_rank")
         fused = ("q_a_proj", "kv_a_proj_with_mqa")
         built = [
-            Built(f"{path}.fused_qkv_a_proj", numbers, hidden, (rank, latent + rope), "replicated", fused),
+            Built(
+                f"{path}.fused_qkv_a_proj",
+                numbers,
+                hidden,
+                (rank, latent + rope),
+                "replicated",
+                fused,
+            ),
             Built(f"{path}.q_b_proj", numbers, rank, (query,), "column", heads=heads),
         ]
         others += norms(path, len(numbers), rank, "q_a_layernorm")
     built += [
-        Built(f"{path}.kv_b_proj", numbers, latent, (heads * (nope + value),), "column", heads=heads),
+        Built(
+            f"{path}.kv_b_proj", numbers, latent, (heads * (nope + value),), "column", heads=heads
+        ),
         Built(f"{path}.o_proj", numbers, heads * value, (hidden,), "row"),
     ]
     return built, others
@@ -70,14 +86,39 @@ def deepseek_sparse(fields: Fields, family: str, path: str, traits: Collection[s
     linears = [Built(f"{indexer}.wq_b", numbers, rank, (heads * size,), "replicated")]
     if SPLIT_INDEXER in traits:
         linears.append(Built(f"{indexer}.wk", numbers, hidden, (size,), "replicated"))
-        linears.append(Built(f"{indexer}.weights_proj", numbers, hidden, (heads,), "replicated", quantizable=False))
+        linears.append(
+            Built(
+                f"{indexer}.weights_proj",
+                numbers,
+                hidden,
+                (heads,),
+                "replicated",
+                quantizable=False,
+            )
+        )
     else:
         parts = (size, heads)
-        linears.append(Built(f"{indexer}.wk_weights_proj", numbers, hidden, parts, "replicated", quantizable=False))
-    others = tuple(tensor(f"{indexer}.k_norm.{name}", len(numbers), size, dtype="F32") for name in ("weight", "bias"))
+        linears.append(
+            Built(
+                f"{indexer}.wk_weights_proj",
+                numbers,
+                hidden,
+                parts,
+                "replicated",
+                quantizable=False,
+            )
+        )
+    others = tuple(
+        tensor(f"{indexer}.k_norm.{name}", len(numbers), size, dtype="F32")
+        for name in ("weight", "bias")
+    )
     attention = tuple(group.evolve(index_dim=size) for group in inner.attention)
     return Blueprint((*inner.linears, *linears), attention, inner.others + others)
 
 
-FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = dict.fromkeys(("deepseek_v2", "deepseek_v3"), deepseek)
-VARIED: Mapping[str, Callable[[Fields, str, str, Collection[str]], Blueprint]] = {"deepseek_v32": deepseek_sparse}
+FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = dict.fromkeys(
+    ("deepseek_v2", "deepseek_v3"), deepseek
+)
+VARIED: Mapping[str, Callable[[Fields, str, str, Collection[str]], Blueprint]] = {
+    "deepseek_v32": deepseek_sparse
+}

@@ -1,4 +1,5 @@
-"""Mamba 2 with a few layers of attention: Granite 4 and Nemotron-H (models/granitemoehybrid.py, nemotron_h.py). Pure."""
+"""Mamba 2 with a few layers of attention: Granite 4 and Nemotron-H (models/granitemoehybrid.py,
+nemotron_h.py). Pure."""
 
 from __future__ import annotations
 
@@ -20,13 +21,29 @@ from gateway.models.families.parts import (
 )
 
 # transformers 5 calls them otherwise. Source: remap_legacy_layer_types of transformers.
-_KINDS = {"mamba": "mamba", "linear_attention": "mamba", "attention": "attention", "full_attention": "attention"}
-_NEMOTRON = _KINDS | {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe", "mlp": "mlp", "moe": "moe"}
+_KINDS = {
+    "mamba": "mamba",
+    "linear_attention": "mamba",
+    "attention": "attention",
+    "full_attention": "attention",
+}
+_NEMOTRON = _KINDS | {
+    "M": "mamba",
+    "*": "attention",
+    "-": "mlp",
+    "E": "moe",
+    "mlp": "mlp",
+    "moe": "moe",
+}
 
 
 def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
     """Every layer has an MLP, of experts too where there are any."""
-    numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
+    numbers, hidden, layer = (
+        layer_numbers(fields),
+        fields.integer("hidden_size"),
+        f"{path}.layers.*",
+    )
     kinds = _kinds(fields, fields.config.get("layer_types"), _KINDS)
     if len(kinds) != len(numbers):
         raise fields.wrong("layer_types", f"a list of {len(numbers)} times mamba or attention")
@@ -43,8 +60,13 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
         chunk=fields.integer("mamba_chunk_size", default=256),
     )
     others = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
-    biases = (fields.config.get("mamba_conv_bias", True) is not False, fields.flag("mamba_proj_bias"))
-    linears, groups = _mixers(fields, family, kinds, state, biases, others, (f"{layer}.mamba", f"{layer}.self_attn"))
+    biases = (
+        fields.config.get("mamba_conv_bias", True) is not False,
+        fields.flag("mamba_proj_bias"),
+    )
+    linears, groups = _mixers(
+        fields, family, kinds, state, biases, others, (f"{layer}.mamba", f"{layer}.self_attn")
+    )
     count = fields.integer("num_local_experts", default=0, least=0)
     if count:
         block = f"{layer}.block_sparse_moe"
@@ -52,14 +74,22 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
         linears += experts(block, numbers, hidden, fields.integer("intermediate_size"), count)
     shared = fields.integer("shared_intermediate_size", default=1024, least=0)
     if shared:
-        linears.append(Built(f"{layer}.shared_mlp.input_linear", numbers, hidden, (shared, shared), "merged"))
-        linears.append(Built(f"{layer}.shared_mlp.output_linear", numbers, shared, (hidden,), "row"))
+        linears.append(
+            Built(f"{layer}.shared_mlp.input_linear", numbers, hidden, (shared, shared), "merged")
+        )
+        linears.append(
+            Built(f"{layer}.shared_mlp.output_linear", numbers, shared, (hidden,), "row")
+        )
     return Blueprint(tuple(linears), groups, tuple(others))
 
 
 def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
     """A layer is one of: Mamba, attention, MLP, experts."""
-    kinds = _kinds(fields, fields.config.get("hybrid_override_pattern") or fields.config.get("layers_block_type"), _NEMOTRON)
+    kinds = _kinds(
+        fields,
+        fields.config.get("hybrid_override_pattern") or fields.config.get("layers_block_type"),
+        _NEMOTRON,
+    )
     hidden, layer = fields.integer("hidden_size"), f"{path}.layers.*"
     state = _state(
         heads=fields.integer("mamba_num_heads"),
@@ -67,27 +97,46 @@ def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
         columns=fields.integer("ssm_state_size"),
         groups=fields.integer("n_groups"),
         kernel=fields.integer("conv_kernel"),
-        # The default of NemotronHForCausalLMConfig (models/config.py:607 of 0.26.0); 0.18.0 and 0.19.1 would take half of it.
-        dtype="float32" if fields.config.get("mamba_ssm_cache_dtype") is None else fields.word("mamba_ssm_cache_dtype"),
+        # The default of NemotronHForCausalLMConfig (models/config.py:607 of 0.26.0); 0.18.0 and
+        # 0.19.1 would take half of it.
+        dtype=(
+            "float32"
+            if fields.config.get("mamba_ssm_cache_dtype") is None
+            else fields.word("mamba_ssm_cache_dtype")
+        ),
         chunk=fields.integer("mamba_chunk_size", "chunk_size", default=128),
     )
     embedding, last, *head = ends(fields, path)
-    others = [embedding, *head, *norms(path, 1, last.shape[0], "norm_f"), *norms(layer, len(kinds), hidden, "norm")]
+    others = [
+        embedding,
+        *head,
+        *norms(path, 1, last.shape[0], "norm_f"),
+        *norms(layer, len(kinds), hidden, "norm"),
+    ]
     biases = (fields.config.get("use_conv_bias", True) is not False, fields.flag("use_bias"))
     mixer = f"{layer}.mixer"
     linears, groups = _mixers(fields, family, kinds, state, biases, others, (mixer, mixer))
     plain, sparse = _of(kinds, "mlp"), _of(kinds, "moe")
     if plain:
-        linears += _mlp(mixer, plain, hidden, fields.integer("intermediate_size"), bias=fields.flag("mlp_bias"))
+        linears += _mlp(
+            mixer, plain, hidden, fields.integer("intermediate_size"), bias=fields.flag("mlp_bias")
+        )
     if sparse:
         linears += _nemotron_experts(fields, mixer, sparse, hidden)
         others.append(
-            tensor(f"{mixer}.gate.e_score_correction_bias", len(sparse), fields.integer("n_routed_experts"), dtype="F32")
+            tensor(
+                f"{mixer}.gate.e_score_correction_bias",
+                len(sparse),
+                fields.integer("n_routed_experts"),
+                dtype="F32",
+            )
         )
     return Blueprint(tuple(linears), groups, tuple(others))
 
 
-def _nemotron_experts(fields: Fields, mixer: str, numbers: Sequence[int], hidden: int) -> list[Built]:
+def _nemotron_experts(
+    fields: Fields, mixer: str, numbers: Sequence[int], hidden: int
+) -> list[Built]:
     """Experts without a gate; those of a latent size are between two projections (NemotronHMoE)."""
     count, width = fields.integer("n_routed_experts"), fields.integer("moe_intermediate_size")
     inner = fields.integer("moe_latent_size", default=hidden)
@@ -98,15 +147,21 @@ def _nemotron_experts(fields: Fields, mixer: str, numbers: Sequence[int], hidden
     ]
     if fields.config.get("moe_latent_size") is not None:
         bias = fields.flag("mlp_bias")
-        built.append(Built(f"{mixer}.fc1_latent_proj", numbers, hidden, (inner,), "replicated", bias=bias))
-        built.append(Built(f"{mixer}.fc2_latent_proj", numbers, inner, (hidden,), "replicated", bias=bias))
+        built.append(
+            Built(f"{mixer}.fc1_latent_proj", numbers, hidden, (inner,), "replicated", bias=bias)
+        )
+        built.append(
+            Built(f"{mixer}.fc2_latent_proj", numbers, inner, (hidden,), "replicated", bias=bias)
+        )
     if shared := fields.integer("n_shared_experts", default=0, least=0):
         size = fields.integer("moe_shared_expert_intermediate_size") * shared
         built += _mlp(f"{mixer}.shared_experts", numbers, hidden, size)
     return built
 
 
-def _mlp(path: str, numbers: Sequence[int], hidden: int, width: int, *, bias: bool = False) -> list[Built]:
+def _mlp(
+    path: str, numbers: Sequence[int], hidden: int, width: int, *, bias: bool = False
+) -> list[Built]:
     return [
         Built(f"{path}.up_proj", numbers, hidden, (width,), "column", bias=bias),
         Built(f"{path}.down_proj", numbers, width, (hidden,), "row", bias=bias),
@@ -114,8 +169,15 @@ def _mlp(path: str, numbers: Sequence[int], hidden: int, width: int, *, bias: bo
 
 
 def _kinds(fields: Fields, given: object, known: Mapping[str, str]) -> list[str]:
-    if not isinstance(given, str | list) or not all(isinstance(kind, str) and kind in known for kind in given) or not given:
-        raise fields.wrong("layer_types" if "layer_types" in fields.config else "hybrid_override_pattern", "kinds of layers")
+    if (
+        not isinstance(given, str | list)
+        or not all(isinstance(kind, str) and kind in known for kind in given)
+        or not given
+    ):
+        raise fields.wrong(
+            "layer_types" if "layer_types" in fields.config else "hybrid_override_pattern",
+            "kinds of layers",
+        )
     layer_numbers(Fields({"num_hidden_layers": len(given)}, fields.source))
     return [known[kind] for kind in given]
 
@@ -124,8 +186,11 @@ def _of(kinds: Sequence[str], kind: str) -> list[int]:
     return [number for number, found in enumerate(kinds) if found == kind]
 
 
-def _state(*, heads: int, rows: int, columns: int, groups: int, kernel: int, dtype: str | None, chunk: int) -> Recurrent:
-    """Source: mamba2_state_shape in vllm/model_executor/layers/mamba/mamba_utils.py; get_mamba_chunk_size in config/model.py."""
+def _state(
+    *, heads: int, rows: int, columns: int, groups: int, kernel: int, dtype: str | None, chunk: int
+) -> Recurrent:
+    """Source: mamba2_state_shape in vllm/model_executor/layers/mamba/mamba_utils.py;
+    get_mamba_chunk_size in config/model.py."""
     return Recurrent(
         kind="mamba2",
         heads=heads,
@@ -148,7 +213,8 @@ def _mixers(
     others: list[TensorGroup],
     paths: tuple[str, str],
 ) -> tuple[list[Built], tuple[AttentionGroup, ...]]:
-    """Mamba and attention under `paths`; `biases` of (convolution, projections). Adds to `others`."""
+    """Mamba and attention under `paths`; `biases` of (convolution, projections). Adds to
+    `others`."""
     built: list[Built] = []
     groups: list[AttentionGroup] = []
     if recurrent := _of(kinds, "mamba"):
@@ -165,12 +231,22 @@ def _mixers(
 
 
 def mixer_group(numbers: Sequence[int], state: Recurrent) -> AttentionGroup:
-    size = {"heads": state.heads, "kv_heads": state.groups, "head_dim": state.columns, "value_dim": state.rows}
-    return AttentionGroup(kind="recurrent", layers=len(numbers), numbers=tuple(numbers), **size, recurrent=state)
+    size = {
+        "heads": state.heads,
+        "kv_heads": state.groups,
+        "head_dim": state.columns,
+        "value_dim": state.rows,
+    }
+    return AttentionGroup(
+        kind="recurrent", layers=len(numbers), numbers=tuple(numbers), **size, recurrent=state
+    )
 
 
-def mixer(path: str, numbers: Sequence[int], hidden: int, state: Recurrent, biases: tuple[bool, bool]) -> list[Built]:
-    """The projections of MambaMixer2 (layers/mamba/mamba_mixer2.py). A rank holds whole groups; a single group is on every
+def mixer(
+    path: str, numbers: Sequence[int], hidden: int, state: Recurrent, biases: tuple[bool, bool]
+) -> list[Built]:
+    """The projections of MambaMixer2 (layers/mamba/mamba_mixer2.py). A rank holds whole groups; a
+    single group is on every
     rank, as a single key and value head would be, and more groups than that are never repeated."""
     inner, shared = state.heads * state.rows, state.groups * state.columns
     gated = 2 * inner + state.heads
@@ -181,13 +257,44 @@ def mixer(path: str, numbers: Sequence[int], hidden: int, state: Recurrent, bias
     if state.groups == 1:
         one = (shared, shared)
         return [
-            Built(conv, numbers, kernel, (inner, *one), "qkv", (), False, state.heads, 1, bias=conv_bias),
-            Built(name, numbers, hidden, (gated, *one), "qkv", ("in_proj",), heads=state.heads, kv_heads=1, bias=bias),
+            Built(
+                conv,
+                numbers,
+                kernel,
+                (inner, *one),
+                "qkv",
+                (),
+                False,
+                state.heads,
+                1,
+                bias=conv_bias,
+            ),
+            Built(
+                name,
+                numbers,
+                hidden,
+                (gated, *one),
+                "qkv",
+                ("in_proj",),
+                heads=state.heads,
+                kv_heads=1,
+                bias=bias,
+            ),
             out,
         ]
     parts = (inner, inner, shared, shared, state.heads)
     return [
-        Built(conv, numbers, kernel, (inner, shared, shared), "merged", (), False, state.groups, bias=conv_bias),
+        Built(
+            conv,
+            numbers,
+            kernel,
+            (inner, shared, shared),
+            "merged",
+            (),
+            False,
+            state.groups,
+            bias=conv_bias,
+        ),
         Built(name, numbers, hidden, parts, "merged", ("in_proj",), heads=state.groups, bias=bias),
         out,
     ]

@@ -1,5 +1,7 @@
-"""Decoders of experts that differ from those of sparse_moe.py: Phi-MoE, MiniMax-M2, ERNIE 4.5 (models/phimoe.py, minimax_m2.py,
-ernie45_moe.py). Pure. Fields that are not there are those of transformers' configuration classes."""
+"""Decoders of experts that differ from those of sparse_moe.py: Phi-MoE, MiniMax-M2, ERNIE 4.5
+(models/phimoe.py, minimax_m2.py,
+ernie45_moe.py). Pure. Fields that are not there are those of transformers' configuration classes.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,16 @@ from gateway.models.families.parts import (
 
 def phi_moe(fields: Fields, family: str, path: str) -> Blueprint:
     """Norms and head with a bias."""
-    numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
-    count, block, bias = fields.integer("num_local_experts"), f"{layer}.block_sparse_moe", fields.flag("attention_bias")
+    numbers, hidden, layer = (
+        layer_numbers(fields),
+        fields.integer("hidden_size"),
+        f"{path}.layers.*",
+    )
+    count, block, bias = (
+        fields.integer("num_local_experts"),
+        f"{layer}.block_sparse_moe",
+        fields.flag("attention_bias"),
+    )
     linears = [
         *attention(fields, family, f"{layer}.self_attn", numbers, bias=bias, out_bias=bias),
         router(f"{block}.gate", numbers, hidden, count),
@@ -41,11 +51,21 @@ def phi_moe(fields: Fields, family: str, path: str) -> Blueprint:
 
 def minimax(fields: Fields, family: str, path: str) -> Blueprint:
     """Norms of all heads together, cut as the heads are; a router in float32."""
-    numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
-    count, block, layers = fields.integer("num_local_experts"), f"{layer}.block_sparse_moe", len(numbers)
+    numbers, hidden, layer = (
+        layer_numbers(fields),
+        fields.integer("hidden_size"),
+        f"{path}.layers.*",
+    )
+    count, block, layers = (
+        fields.integer("num_local_experts"),
+        f"{layer}.block_sparse_moe",
+        len(numbers),
+    )
     heads, kv_heads, head_dim = heads_of(fields, family)
     linears = [
-        *attention(fields, family, f"{layer}.self_attn", numbers, bias=fields.flag("attention_bias")),
+        *attention(
+            fields, family, f"{layer}.self_attn", numbers, bias=fields.flag("attention_bias")
+        ),
         *experts(block, numbers, hidden, fields.integer("intermediate_size"), count),
     ]
     others = ends(fields, path) + norms(layer, layers, hidden, *LAYER_NORMS)
@@ -61,7 +81,11 @@ def minimax(fields: Fields, family: str, path: str) -> Blueprint:
 
 def ernie(fields: Fields, family: str, path: str) -> Blueprint:
     """A range of layers has experts, and a router in float32."""
-    numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
+    numbers, hidden, layer = (
+        layer_numbers(fields),
+        fields.integer("hidden_size"),
+        f"{path}.layers.*",
+    )
     sparse = _ernie_sparse(fields, numbers)
     rest, block, bias = sorted(set(numbers) - set(sparse)), f"{layer}.mlp", fields.flag("use_bias")
     linears = [
@@ -75,13 +99,19 @@ def ernie(fields: Fields, family: str, path: str) -> Blueprint:
         if shared := fields.integer("moe_num_shared_experts", default=0, least=0):
             linears += mlp(f"{block}.shared_experts", sparse, hidden, width * shared)
         others.append(tensor(f"{block}.gate.weight", len(sparse), count, hidden, dtype="F32"))
-        others.append(tensor(f"{block}.gate.e_score_correction_bias", len(sparse), count, dtype="F32"))
+        others.append(
+            tensor(f"{block}.gate.e_score_correction_bias", len(sparse), count, dtype="F32")
+        )
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
 
 
 def _ernie_sparse(fields: Fields, numbers: Sequence[int]) -> list[int]:
-    """Source: Ernie4_5_MoeDecoderLayer (models/ernie45_moe.py:337 of 0.33.0); -1 is the last layer."""
-    first, step = fields.integer("moe_layer_start_index", default=1, least=0), fields.integer("moe_layer_interval", default=1)
+    """Source: Ernie4_5_MoeDecoderLayer (models/ernie45_moe.py:337 of 0.33.0); -1 is the last
+    layer."""
+    first, step = (
+        fields.integer("moe_layer_start_index", default=1, least=0),
+        fields.integer("moe_layer_interval", default=1),
+    )
     last = fields.integer("moe_layer_end_index", default=-1, least=-1)
     last = len(numbers) - 1 if last == -1 else last
     return [number for number in numbers if first <= number <= last and (number + 1) % step == 0]

@@ -14,10 +14,17 @@ from gateway.errors import BadModel
 from gateway.models.families.blueprint import Built
 from gateway.models.families.config import Fields, shown
 
-# Spellings of the same size. Source: CONFIG_FIELD_ALIASES in vllm/transformers_utils/config.py, and transformers.
+# Spellings of the same size. Source: CONFIG_FIELD_ALIASES in vllm/transformers_utils/config.py, and
+# transformers.
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
-KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
+KV_HEADS = (
+    "n_head_kv",
+    "num_kv_heads",
+    "num_key_value_heads",
+    "multi_query_group_num",
+    "num_attention_groups",
+)
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 
 # Encoders attend in both directions and generate nothing, so engines keep no KV cache for them.
@@ -25,58 +32,103 @@ ENCODERS = {"bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "modernbert
 
 # The head size of a config that names none, where it is not hidden size / heads.
 # Source: the defaults of transformers' configuration classes.
-_HEAD_DIMS = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "qwen3": 128, "qwen3_next": 256, "gpt_oss": 64}
+_HEAD_DIMS = {
+    "gemma": 256,
+    "gemma2": 256,
+    "gemma3_text": 256,
+    "qwen3": 128,
+    "qwen3_next": 256,
+    "gpt_oss": 64,
+}
 _HEAD_DIMS |= {"qwen3_5_text": 256, "qwen3_5_moe_text": 256}
 
-# Every n-th layer of these is full attention and the rest slide; a config that says so itself has `layer_types`.
-# Source: the defaults of transformers' configuration classes, which fill `layer_types` for the engine.
+# Every n-th layer of these is full attention and the rest slide; a config that says so itself has
+# `layer_types`. Source: the defaults of transformers' configuration classes, which fill
+# `layer_types` for the engine.
 _FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "olmo3": 4, "gemma3": 6, "gemma3_text": 6}
-# These slide in all layers. A family that is in neither set counts as full attention, which is never too little.
+# These slide in all layers. A family that is in neither set counts as full attention, which is
+# never too little.
 _ALL_SLIDE = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
 _LAYER_KINDS = ("full_attention", "attention", "sliding_attention")
-# Fields of models that keep something else than keys and values per head and token: latents, recurrent states.
+# Fields of models that keep something else than keys and values per head and token: latents,
+# recurrent states.
 _OTHER_STATE = ("kv_lora_rank", "global_head_dim", "block_configs", "is_encoder_decoder")
-_RECURRENT = ("mamba_d_state", "ssm_state_size", "state_size", "layers_block_type", "attn_type_list", "hybrid_override_pattern")
+_RECURRENT = (
+    "mamba_d_state",
+    "ssm_state_size",
+    "state_size",
+    "layers_block_type",
+    "attn_type_list",
+    "hybrid_override_pattern",
+)
 
 
 def heads_of(fields: Fields, family: str) -> tuple[int, int, int]:
     """(query heads, KV heads, head size)."""
     heads, hidden = fields.integer(*HEADS), fields.integer(*HIDDEN)
-    # Multi-query attention has one KV head. Source: FalconModelArchConfigConvertor (vllm/transformers_utils).
+    # Multi-query attention has one KV head. Source: FalconModelArchConfigConvertor
+    # (vllm/transformers_utils).
     single = fields.flag("multi_query") and not fields.flag("new_decoder_architecture")
     kv_heads = 1 if single else fields.integer(*KV_HEADS, default=heads)
     named = fields.config.get("head_dim") is not None or family in _HEAD_DIMS
     if heads % kv_heads or (hidden % heads and not named):
         raise BadModel(
-            f"config.json of {fields.source} has {heads} attention heads, which its {kv_heads} KV heads or its "
-            f"hidden size of {hidden} do not divide into.",
+            f"config.json of {fields.source} has {heads} attention heads, which its {kv_heads} KV"
+            f" heads or its hidden size of {hidden} do not divide into.",
             hint="Repair config.json, or take the model from where it was published.",
         )
-    return heads, kv_heads, fields.integer("head_dim", default=_HEAD_DIMS.get(family, max(1, hidden // heads)))
+    return (
+        heads,
+        kv_heads,
+        fields.integer("head_dim", default=_HEAD_DIMS.get(family, max(1, hidden // heads))),
+    )
 
 
-def softmax_groups(fields: Fields, family: str, *, sinks: bool = False) -> tuple[AttentionGroup, ...]:
+def softmax_groups(
+    fields: Fields, family: str, *, sinks: bool = False
+) -> tuple[AttentionGroup, ...]:
     """All layers, as full and sliding attention; as encoders' for families that are."""
     heads, kv_heads, head_dim = heads_of(fields, family)
     layers = fields.integer(*LAYERS)
     if family in ENCODERS:
         kind: Literal["encoder"] = "encoder"
-        return (AttentionGroup(kind=kind, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim, causal=False),)
+        return (
+            AttentionGroup(
+                kind=kind,
+                layers=layers,
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                causal=False,
+            ),
+        )
     kinds = _layer_kinds(fields, layers)
     if kinds is None:
         sliding = _sliding_layers(fields, family, layers)
     else:
         sliding = [number for number, kind in enumerate(kinds) if kind == "sliding_attention"]
     # Some checkpoints write 0 for no window. Source: vllm/config/model.py.
-    window = fields.integer("sliding_window") if sliding and fields.config.get("sliding_window") != 0 else None
-    # Source: Gemma3TextConfig of transformers, and gemma3.py and llama.py of vllm/model_executor/models/.
-    both_ways = fields.flag("use_bidirectional_attention") or fields.config.get("is_causal") is False
+    window = (
+        fields.integer("sliding_window")
+        if sliding and fields.config.get("sliding_window") != 0
+        else None
+    )
+    # Source: Gemma3TextConfig of transformers, and gemma3.py and llama.py of
+    # vllm/model_executor/models/.
+    both_ways = (
+        fields.flag("use_bidirectional_attention") or fields.config.get("is_causal") is False
+    )
     if window is not None and family == "gemma3_text" and both_ways:
         window = window // 2 + 1
-    found: tuple[tuple[Literal["full", "sliding"], Sequence[int], int | None], ...] = (("full", range(layers), None),)
+    found: tuple[tuple[Literal["full", "sliding"], Sequence[int], int | None], ...] = (
+        ("full", range(layers), None),
+    )
     if window is not None:
         slides = {*sliding}
-        found = (("full", [n for n in range(layers) if n not in slides], None), ("sliding", sliding, window))
+        found = (
+            ("full", [n for n in range(layers) if n not in slides], None),
+            ("sliding", sliding, window),
+        )
     return tuple(
         AttentionGroup(
             kind=kind,
@@ -98,12 +150,17 @@ def _layer_kinds(fields: Fields, layers: int) -> list[str] | None:
     """The checked `layer_types`, or None where the config has none."""
     kinds = fields.config.get("layer_types")
     states = _OTHER_STATE if kinds is not None else _OTHER_STATE + _RECURRENT
-    unknown = next((name for name in states if fields.config.get(name) and not _attends(fields, name)), None)
+    unknown = next(
+        (name for name in states if fields.config.get(name) and not _attends(fields, name)), None
+    )
     if isinstance(kinds, list) and unknown is None:
-        unknown = next((f"layer_types of {shown(kind)}" for kind in kinds if kind not in _LAYER_KINDS), None)
+        unknown = next(
+            (f"layer_types of {shown(kind)}" for kind in kinds if kind not in _LAYER_KINDS), None
+        )
     if unknown is not None:
         raise BadModel(
-            f"{fields.source} keeps a state whose memory these rules do not know yet ({unknown} in config.json).",
+            f"{fields.source} keeps a state whose memory these rules do not know yet ({unknown} in"
+            " config.json).",
             hint="Serve it by an engine started elsewhere and add that as an endpoint.",
         )
     if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
@@ -112,7 +169,8 @@ def _layer_kinds(fields: Fields, layers: int) -> list[str] | None:
 
 
 def _attends(fields: Fields, name: str) -> bool:
-    """Whether this field says of every layer that attention is what it is. Source: `attn_type_list` in MiniMax's configs, where
+    """Whether this field says of every layer that attention is what it is. Source: `attn_type_list`
+    in MiniMax's configs, where
     0 is a layer with a state."""
     said = fields.config[name]
     return name == "attn_type_list" and isinstance(said, list) and all(kind == 1 for kind in said)
@@ -125,7 +183,11 @@ def _sliding_layers(fields: Fields, family: str, layers: int) -> Sequence[int]:
     if "use_sliding_window" in fields.config:
         # Qwen: the layers from `max_window_layers` on.
         used = fields.flag("use_sliding_window")
-        return range(min(layers, fields.integer("max_window_layers", default=layers, least=0)), layers) if used else ()
+        return (
+            range(min(layers, fields.integer("max_window_layers", default=layers, least=0)), layers)
+            if used
+            else ()
+        )
     if family in _FULL_EVERY:
         every = fields.integer("sliding_window_pattern", default=_FULL_EVERY[family])
         return [number for number in range(layers) if (number + 1) % every]
@@ -139,24 +201,34 @@ _MOST_LAYERS = 2000
 def layer_numbers(fields: Fields) -> range:
     layers = fields.integer(*LAYERS)
     if layers > _MOST_LAYERS:
-        raise fields.wrong(next(name for name in LAYERS if name in fields.config), f"at most {_MOST_LAYERS}")
+        raise fields.wrong(
+            next(name for name in LAYERS if name in fields.config), f"at most {_MOST_LAYERS}"
+        )
     return range(layers)
 
 
-def tensor(name: str, count: int, *shape: int, shard: Shard = "replicated", dtype: str = "") -> TensorGroup:
-    """A parameter that is not a linear layer's, in `count` layers; `dtype` is empty for the model's."""
+def tensor(
+    name: str, count: int, *shape: int, shard: Shard = "replicated", dtype: str = ""
+) -> TensorGroup:
+    """A parameter that is not a linear layer's, in `count` layers; `dtype` is empty for the
+    model's."""
     return TensorGroup(name=name, count=count, shape=shape, dtype=dtype, shard=shard)
 
 
-def ends(fields: Fields, path: str, *, tied: bool = False, embedding: str = "embed_tokens") -> list[TensorGroup]:
-    """Embedding, last norm and output head; `tied` is what a config means that does not say (transformers' default)."""
+def ends(
+    fields: Fields, path: str, *, tied: bool = False, embedding: str = "embed_tokens"
+) -> list[TensorGroup]:
+    """Embedding, last norm and output head; `tied` is what a config means that does not say
+    (transformers' default)."""
     vocab, hidden = fields.integer("vocab_size"), fields.integer("hidden_size")
     found = [
         tensor(f"{path}.{embedding}.weight", 1, vocab, hidden, shard="vocab"),
         tensor(f"{path}.norm.weight", 1, hidden),
     ]
     if fields.config.get("tie_word_embeddings", tied) is not True:
-        found.append(tensor(f"{path.removesuffix('model')}lm_head.weight", 1, vocab, hidden, shard="vocab"))
+        found.append(
+            tensor(f"{path.removesuffix('model')}lm_head.weight", 1, vocab, hidden, shard="vocab")
+        )
     return found
 
 
@@ -180,58 +252,112 @@ def attention(
     bias: bool = False,
     out_bias: bool = False,
 ) -> list[Built]:
-    """The projections around softmax attention. `fused`: the checkpoint holds one of them; `gated`: a gate beside each query."""
+    """The projections around softmax attention. `fused`: the checkpoint holds one of them; `gated`:
+    a gate beside each query."""
     heads, kv_heads, head = heads_of(fields, family)
     hidden = fields.integer("hidden_size")
     parts = (heads * head * (2 if gated else 1), kv_heads * head, kv_heads * head)
     modules = ("qkv_proj",) if fused else ("q_proj", "k_proj", "v_proj")
     return [
-        Built(f"{path}.qkv_proj", numbers, hidden, parts, "qkv", modules, heads=heads, kv_heads=kv_heads, bias=bias),
+        Built(
+            f"{path}.qkv_proj",
+            numbers,
+            hidden,
+            parts,
+            "qkv",
+            modules,
+            heads=heads,
+            kv_heads=kv_heads,
+            bias=bias,
+        ),
         Built(f"{path}.o_proj", numbers, heads * head, (hidden,), "row", bias=out_bias),
     ]
 
 
-def mlp(path: str, numbers: Sequence[int], hidden: int, width: int, *, fused: bool = False, bias: bool = False) -> list[Built]:
+def mlp(
+    path: str,
+    numbers: Sequence[int],
+    hidden: int,
+    width: int,
+    *,
+    fused: bool = False,
+    bias: bool = False,
+) -> list[Built]:
     """A gated MLP; nothing where there are no layers of it."""
     if not numbers:
         return []
     modules = ("gate_up_proj",) if fused else ("gate_proj", "up_proj")
     return [
-        Built(f"{path}.gate_up_proj", numbers, hidden, (width, width), "merged", modules, bias=bias),
+        Built(
+            f"{path}.gate_up_proj", numbers, hidden, (width, width), "merged", modules, bias=bias
+        ),
         Built(f"{path}.down_proj", numbers, width, (hidden,), "row", bias=bias),
     ]
 
 
-def experts(path: str, numbers: Sequence[int], hidden: int, width: int, count: int, *, bias: bool = False) -> list[Built]:
-    """`count` gated MLPs of which a router picks, as the two products that engines compute for all of them at once."""
+def experts(
+    path: str, numbers: Sequence[int], hidden: int, width: int, count: int, *, bias: bool = False
+) -> list[Built]:
+    """`count` gated MLPs of which a router picks, as the two products that engines compute for all
+    of them at once."""
     return [
-        Built(f"{path}.experts.w13", numbers, hidden, (width, width), "expert_column", experts=count, bias=bias),
-        Built(f"{path}.experts.w2", numbers, width, (hidden,), "expert_row", experts=count, bias=bias),
+        Built(
+            f"{path}.experts.w13",
+            numbers,
+            hidden,
+            (width, width),
+            "expert_column",
+            experts=count,
+            bias=bias,
+        ),
+        Built(
+            f"{path}.experts.w2", numbers, width, (hidden,), "expert_row", experts=count, bias=bias
+        ),
     ]
 
 
-def router(name: str, numbers: Sequence[int], hidden: int, count: int, *, bias: bool = False, exact: bool = False) -> Built:
+def router(
+    name: str,
+    numbers: Sequence[int],
+    hidden: int,
+    count: int,
+    *,
+    bias: bool = False,
+    exact: bool = False,
+) -> Built:
     """Routers are whole on every rank and not quantized."""
-    return Built(name, numbers, hidden, (count,), "replicated", quantizable=False, bias=bias, exact=exact)
+    return Built(
+        name, numbers, hidden, (count,), "replicated", quantizable=False, bias=bias, exact=exact
+    )
 
 
 def qwen_mlps(fields: Fields, family: str, layer: str, numbers: Sequence[int]) -> list[Built]:
-    """The MLPs of Qwen2-MoE and later: experts every `decoder_sparse_step` layers, with one expert that all tokens take."""
+    """The MLPs of Qwen2-MoE and later: experts every `decoder_sparse_step` layers, with one expert
+    that all tokens take."""
     hidden, path = fields.integer("hidden_size"), f"{layer}.mlp"
     sparse = _sparse_layers(fields, numbers)
     rest = [number for number in numbers if number not in sparse]
     built = mlp(path, rest, hidden, fields.integer("intermediate_size")) if rest else []
     if not sparse:
         return built
-    # transformers 5 writes the second name for what it has read under the first (attribute_map of Qwen3MoeConfig).
+    # transformers 5 writes the second name for what it has read under the first (attribute_map of
+    # Qwen3MoeConfig).
     count = fields.integer("num_experts", "num_local_experts")
-    # Only Qwen3-MoE hands its router the checkpoint's quantization (models/qwen3_moe.py:176 of 0.19.1, :170 of 0.33.0).
+    # Only Qwen3-MoE hands its router the checkpoint's quantization (models/qwen3_moe.py:176 of
+    # 0.19.1, :170 of 0.33.0).
     quantizable = family == "qwen3_moe"
-    built.append(Built(f"{path}.gate", sparse, hidden, (count,), "replicated", quantizable=quantizable))
+    built.append(
+        Built(f"{path}.gate", sparse, hidden, (count,), "replicated", quantizable=quantizable)
+    )
     built += experts(path, sparse, hidden, fields.integer("moe_intermediate_size"), count)
     shared = bool(fields.config.get("shared_expert_intermediate_size"))
     if shared:
-        built += mlp(f"{path}.shared_expert", sparse, hidden, fields.integer("shared_expert_intermediate_size"))
+        built += mlp(
+            f"{path}.shared_expert",
+            sparse,
+            hidden,
+            fields.integer("shared_expert_intermediate_size"),
+        )
     if shared or family != "qwen3_moe":
         built.append(router(f"{path}.shared_expert_gate", sparse, hidden, 1))
     return built
@@ -239,7 +365,10 @@ def qwen_mlps(fields: Fields, family: str, layer: str, numbers: Sequence[int]) -
 
 def _sparse_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
     """The layers with experts. Source: Qwen3MoeDecoderLayer (models/qwen3_moe.py)."""
-    step, dense = fields.integer("decoder_sparse_step", default=1), fields.config.get("mlp_only_layers") or []
+    step, dense = (
+        fields.integer("decoder_sparse_step", default=1),
+        fields.config.get("mlp_only_layers") or [],
+    )
     if not isinstance(dense, list) or not all(type(number) is int for number in dense):
         raise fields.wrong("mlp_only_layers", "a list of layer numbers")
     without = set(dense)
@@ -251,10 +380,14 @@ def late_moe(
 ) -> tuple[list[Built], list[TensorGroup]]:
     """Dense MLPs first, then experts, with some that all tokens take (DeepSeek, GLM-4-MoE).
 
-    A router that computes in float32 (Glm4MoE in models/glm4_moe.py) is not one of the linear layers.
+    A router that computes in float32 (Glm4MoE in models/glm4_moe.py) is not one of the linear
+    layers.
     """
     hidden, path = fields.integer("hidden_size"), f"{layer}.mlp"
-    first, step = fields.integer("first_k_dense_replace", least=0), fields.integer("moe_layer_freq", default=1)
+    first, step = (
+        fields.integer("first_k_dense_replace", least=0),
+        fields.integer("moe_layer_freq", default=1),
+    )
     sparse = [number for number in numbers if number >= first and number % step == 0]
     rest = sorted(set(numbers) - set(sparse))
     built = mlp(path, rest, hidden, fields.integer("intermediate_size")) if rest else []
@@ -267,10 +400,14 @@ def late_moe(
     else:
         built.append(router(f"{path}.gate", sparse, hidden, count))
     if float_router or fields.config.get("topk_method") == "noaux_tc":
-        others.append(tensor(f"{path}.gate.e_score_correction_bias", len(sparse), count, dtype="F32"))
+        others.append(
+            tensor(f"{path}.gate.e_score_correction_bias", len(sparse), count, dtype="F32")
+        )
     built += experts(path, sparse, hidden, width, count)
     if "n_shared_experts" not in fields.config:
         raise fields.missing("n_shared_experts")
     if fields.config["n_shared_experts"]:
-        built += mlp(f"{path}.shared_experts", sparse, hidden, width * fields.integer("n_shared_experts"))
+        built += mlp(
+            f"{path}.shared_experts", sparse, hidden, width * fields.integer("n_shared_experts")
+        )
     return built, others

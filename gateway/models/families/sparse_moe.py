@@ -1,4 +1,5 @@
-"""Decoders whose MLPs are experts, all or from some layer on: Mixtral, gpt-oss, Qwen2/3-MoE, GLM-4-MoE. Pure.
+"""Decoders whose MLPs are experts, all or from some layer on: Mixtral, gpt-oss, Qwen2/3-MoE,
+GLM-4-MoE. Pure.
 
 Sources: models/mixtral.py, gpt_oss.py, qwen2_moe.py, qwen3_moe.py, glm4_moe.py.
 """
@@ -26,7 +27,11 @@ from gateway.models.families.parts import (
 
 
 def mixtral(fields: Fields, family: str, path: str) -> Blueprint:
-    numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
+    numbers, hidden, layer = (
+        layer_numbers(fields),
+        fields.integer("hidden_size"),
+        f"{path}.layers.*",
+    )
     count, block = fields.integer("num_local_experts"), f"{layer}.block_sparse_moe"
     linears = [
         *attention(fields, family, f"{layer}.self_attn", numbers),
@@ -38,35 +43,60 @@ def mixtral(fields: Fields, family: str, path: str) -> Blueprint:
 
 
 def gpt_oss(fields: Fields, family: str, path: str) -> Blueprint:
-    numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
+    numbers, hidden, layer = (
+        layer_numbers(fields),
+        fields.integer("hidden_size"),
+        f"{path}.layers.*",
+    )
     count = fields.integer("num_local_experts")
     linears = [
         *attention(fields, family, f"{layer}.attn", numbers, bias=True, out_bias=True),
         router(f"{layer}.mlp.router", numbers, hidden, count, bias=True),
-        *experts(f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), count, bias=True),
+        *experts(
+            f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), count, bias=True
+        ),
     ]
-    others = ends(fields, path, embedding="embedding") + norms(layer, len(numbers), hidden, *LAYER_NORMS)
-    others.append(tensor(f"{layer}.attn.sinks", len(numbers), heads_of(fields, family)[0], shard="column"))
+    others = ends(fields, path, embedding="embedding") + norms(
+        layer, len(numbers), hidden, *LAYER_NORMS
+    )
+    others.append(
+        tensor(f"{layer}.attn.sinks", len(numbers), heads_of(fields, family)[0], shard="column")
+    )
     return Blueprint(tuple(linears), softmax_groups(fields, family, sinks=True), tuple(others))
 
 
 def qwen_moe(fields: Fields, family: str, path: str) -> Blueprint:
     numbers, layer = layer_numbers(fields), f"{path}.layers.*"
     bias = family == "qwen2_moe" or fields.flag("attention_bias")
-    linears = attention(fields, family, f"{layer}.self_attn", numbers, bias=bias) + qwen_mlps(fields, family, layer, numbers)
-    others = ends(fields, path) + norms(layer, len(numbers), fields.integer("hidden_size"), *LAYER_NORMS)
+    linears = attention(fields, family, f"{layer}.self_attn", numbers, bias=bias) + qwen_mlps(
+        fields, family, layer, numbers
+    )
+    others = ends(fields, path) + norms(
+        layer, len(numbers), fields.integer("hidden_size"), *LAYER_NORMS
+    )
     if family == "qwen3_moe":
-        others += norms(f"{layer}.self_attn", len(numbers), heads_of(fields, family)[2], "q_norm", "k_norm")
+        others += norms(
+            f"{layer}.self_attn", len(numbers), heads_of(fields, family)[2], "q_norm", "k_norm"
+        )
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
 
 
 def glm_moe(fields: Fields, family: str, path: str) -> Blueprint:
-    numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
+    numbers, hidden, layer = (
+        layer_numbers(fields),
+        fields.integer("hidden_size"),
+        f"{path}.layers.*",
+    )
     mlps, others = late_moe(fields, layer, numbers, float_router=True)
-    linears = attention(fields, family, f"{layer}.self_attn", numbers, bias=fields.flag("attention_bias")) + mlps
+    linears = (
+        attention(fields, family, f"{layer}.self_attn", numbers, bias=fields.flag("attention_bias"))
+        + mlps
+    )
     others += ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     if fields.flag("use_qk_norm"):
-        others += norms(f"{layer}.self_attn", len(numbers), heads_of(fields, family)[2], "q_norm", "k_norm")
+        others += norms(
+            f"{layer}.self_attn", len(numbers), heads_of(fields, family)[2], "q_norm", "k_norm"
+        )
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
 
 

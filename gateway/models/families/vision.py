@@ -1,4 +1,5 @@
-"""The vision towers of vision-language models, and their projectors: Qwen2.5-VL, Qwen3-VL, Qwen3.5, Mistral 3, Gemma 3. Pure.
+"""The vision towers of vision-language models, and their projectors: Qwen2.5-VL, Qwen3-VL, Qwen3.5,
+Mistral 3, Gemma 3. Pure.
 
 Sources: models/qwen2_5_vl.py, qwen3_vl.py, mistral3.py, pixtral.py.
 """
@@ -10,7 +11,8 @@ from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import layer_numbers, mlp, norms, tensor
 
-# Module paths of the checkpoint that the engine's model class names otherwise (gemma3_mm.py:516 of 0.33.0).
+# Module paths of the checkpoint that the engine's model class names otherwise (gemma3_mm.py:516 of
+# 0.33.0).
 SIGLIP_PATHS = (
     ("model.language_model.", "language_model.model."),
     ("model.vision_tower.", "vision_tower."),
@@ -19,7 +21,8 @@ SIGLIP_PATHS = (
 )
 _GEMMA_HIDDEN = 2304  # Gemma3TextConfig of transformers
 
-# Module paths of the checkpoint that the engine's model class names otherwise (hf_to_vllm_mapper of each).
+# Module paths of the checkpoint that the engine's model class names otherwise (hf_to_vllm_mapper of
+# each).
 QWEN2_PATHS = (
     ("model.language_model.", "language_model.model."),
     ("model.visual.", "visual."),
@@ -47,38 +50,67 @@ def _tower(top: Fields) -> Fields:
 
 
 def _group(layers: int, heads: int, head_dim: int) -> AttentionGroup:
-    return AttentionGroup(kind="vision", layers=layers, heads=heads, kv_heads=heads, head_dim=head_dim, causal=False)
+    return AttentionGroup(
+        kind="vision", layers=layers, heads=heads, kv_heads=heads, head_dim=head_dim, causal=False
+    )
 
 
 def _depth(fields: Fields, default: int) -> range:
-    return layer_numbers(Fields({"num_hidden_layers": fields.config.get("depth", default)}, fields.source))
+    return layer_numbers(
+        Fields({"num_hidden_layers": fields.config.get("depth", default)}, fields.source)
+    )
 
 
 def qwen2_tower(top: Fields) -> Blueprint:
     """Sizes that are not there are Qwen2_5_VLVisionConfig's."""
     fields = _tower(top)
     blocks, hidden = _depth(fields, 32), fields.integer("hidden_size", default=3584)
-    heads, width = fields.integer("num_heads", default=16), fields.integer("intermediate_size", default=3420)
+    heads, width = (
+        fields.integer("num_heads", default=16),
+        fields.integer("intermediate_size", default=3420),
+    )
     merged = hidden * fields.integer("spatial_merge_size", default=2) ** 2
-    patch, frames = fields.integer("patch_size", default=14), fields.integer("temporal_patch_size", default=2)
+    patch, frames = (
+        fields.integer("patch_size", default=14),
+        fields.integer("temporal_patch_size", default=2),
+    )
     path, channels = "visual.blocks.*", fields.integer("in_channels", "in_chans", default=3)
     out = fields.integer("out_hidden_size", default=3584)
     linears = [
-        Built(f"{path}.attn.qkv", blocks, hidden, (hidden,) * 3, "qkv", heads=heads, kv_heads=heads, bias=True),
+        Built(
+            f"{path}.attn.qkv",
+            blocks,
+            hidden,
+            (hidden,) * 3,
+            "qkv",
+            heads=heads,
+            kv_heads=heads,
+            bias=True,
+        ),
         Built(f"{path}.attn.proj", blocks, hidden, (hidden,), "row", bias=True),
         *mlp(f"{path}.mlp", blocks, hidden, width, bias=True),
         Built("visual.merger.mlp.*", (0,), merged, (merged,), "column", bias=True),
         Built("visual.merger.mlp.*", (2,), merged, (out,), "row", bias=True),
     ]
-    others = norms(path, len(blocks), hidden, "norm1", "norm2") + norms("visual.merger", 1, hidden, "ln_q")
-    others.append(tensor("visual.patch_embed.proj.weight", 1, hidden, channels, frames, patch, patch))
-    return Blueprint(tuple(linears), (_group(len(blocks), heads, max(1, hidden // heads)),), tuple(others))
+    others = norms(path, len(blocks), hidden, "norm1", "norm2") + norms(
+        "visual.merger", 1, hidden, "ln_q"
+    )
+    others.append(
+        tensor("visual.patch_embed.proj.weight", 1, hidden, channels, frames, patch, patch)
+    )
+    return Blueprint(
+        tuple(linears), (_group(len(blocks), heads, max(1, hidden // heads)),), tuple(others)
+    )
 
 
 def qwen_vision(top: Fields) -> Blueprint:
     """The tower of Qwen3.5 (models/qwen3_vl.py)."""
     fields = Fields(top.mapping("vision_config", {}), top.source)
-    depth, hidden, width = fields.integer("depth"), fields.integer("hidden_size"), fields.integer("intermediate_size")
+    depth, hidden, width = (
+        fields.integer("depth"),
+        fields.integer("hidden_size"),
+        fields.integer("intermediate_size"),
+    )
     if depth > _MOST_QWEN_BLOCKS:
         raise fields.wrong("depth", f"at most {_MOST_QWEN_BLOCKS}")
     blocks = range(depth)
@@ -87,28 +119,55 @@ def qwen_vision(top: Fields) -> Blueprint:
     out = fields.integer("out_hidden_size")
     qkv = (hidden, hidden, hidden)
     linears = (
-        Built(f"{path}.attn.qkv", blocks, hidden, qkv, "qkv", heads=heads, kv_heads=heads, bias=True),
+        Built(
+            f"{path}.attn.qkv", blocks, hidden, qkv, "qkv", heads=heads, kv_heads=heads, bias=True
+        ),
         Built(f"{path}.attn.proj", blocks, hidden, (hidden,), "row", bias=True),
         Built(f"{path}.mlp.linear_fc1", blocks, hidden, (width,), "column", bias=True),
         Built(f"{path}.mlp.linear_fc2", blocks, width, (hidden,), "row", bias=True),
         Built("visual.merger.linear_fc1", (0,), merged, (merged,), "column", bias=True),
         Built("visual.merger.linear_fc2", (0,), merged, (out,), "row", bias=True),
     )
-    others = [tensor(f"{path}.{name}", depth, hidden) for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias")]
+    others = [
+        tensor(f"{path}.{name}", depth, hidden)
+        for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias")
+    ]
     others += _qwen_patches(fields, hidden)
     group = AttentionGroup(
-        kind="vision", layers=depth, heads=heads, kv_heads=heads, head_dim=max(1, hidden // heads), causal=False
+        kind="vision",
+        layers=depth,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=max(1, hidden // heads),
+        causal=False,
     )
     return Blueprint(linears, (group,), tuple(others))
 
 
 def _qwen_patches(fields: Fields, hidden: int) -> list[TensorGroup]:
-    """Patches in, positions, and the norm before they are merged. Sizes that are not there are Qwen3VLVisionConfig's."""
-    patch, frames = fields.integer("patch_size", default=16), fields.integer("temporal_patch_size", default=2)
+    """Patches in, positions, and the norm before they are merged. Sizes that are not there are
+    Qwen3VLVisionConfig's."""
+    patch, frames = (
+        fields.integer("patch_size", default=16),
+        fields.integer("temporal_patch_size", default=2),
+    )
     return [
-        tensor("visual.patch_embed.proj.weight", 1, hidden, fields.integer("in_channels", default=3), frames, patch, patch),
+        tensor(
+            "visual.patch_embed.proj.weight",
+            1,
+            hidden,
+            fields.integer("in_channels", default=3),
+            frames,
+            patch,
+            patch,
+        ),
         tensor("visual.patch_embed.proj.bias", 1, hidden),
-        tensor("visual.pos_embed.weight", 1, fields.integer("num_position_embeddings", default=2304), hidden),
+        tensor(
+            "visual.pos_embed.weight",
+            1,
+            fields.integer("num_position_embeddings", default=2304),
+            hidden,
+        ),
         tensor("visual.merger.norm.weight", 1, hidden),
         tensor("visual.merger.norm.bias", 1, hidden),
     ]
@@ -127,9 +186,18 @@ def qwen3_tower(top: Fields) -> Blueprint:
     path = "visual.deepstack_merger_list.*"
     linears = (
         Built(f"{path}.linear_fc1", numbers, merged, (merged,), "column", bias=True),
-        Built(f"{path}.linear_fc2", numbers, merged, (fields.integer("out_hidden_size"),), "row", bias=True),
+        Built(
+            f"{path}.linear_fc2",
+            numbers,
+            merged,
+            (fields.integer("out_hidden_size"),),
+            "row",
+            bias=True,
+        ),
     )
-    others = tuple(tensor(f"{path}.norm.{name}", len(numbers), merged) for name in ("weight", "bias"))
+    others = tuple(
+        tensor(f"{path}.norm.{name}", len(numbers), merged) for name in ("weight", "bias")
+    )
     return Blueprint(tower.linears + linears, tower.attention, tower.others + others)
 
 
@@ -137,36 +205,67 @@ def pixtral_tower(top: Fields) -> Blueprint:
     """Sizes that are not there are PixtralVisionConfig's."""
     fields, text = _tower(top), Fields(top.mapping("text_config", {}), top.source)
     blocks = layer_numbers(Fields({"num_hidden_layers": 24} | dict(fields.config), fields.source))
-    hidden, width = fields.integer("hidden_size", default=1024), fields.integer("intermediate_size", default=4096)
+    hidden, width = (
+        fields.integer("hidden_size", default=1024),
+        fields.integer("intermediate_size", default=4096),
+    )
     heads = fields.integer("num_attention_heads", default=16)
-    head, patch = fields.integer("head_dim", default=max(1, hidden // heads)), fields.integer("patch_size", default=16)
+    head, patch = (
+        fields.integer("head_dim", default=max(1, hidden // heads)),
+        fields.integer("patch_size", default=16),
+    )
     path, text_hidden = "vision_tower.transformer.layers.*", text.integer("hidden_size")
     merged = hidden * top.integer("spatial_merge_size", default=2) ** 2
     names, bias = ("q_proj", "k_proj", "v_proj"), top.flag("multimodal_projector_bias")
     linears = [
-        Built(f"{path}.attention.qkv_proj", blocks, hidden, (heads * head,) * 3, "qkv", names, heads=heads, kv_heads=heads),
+        Built(
+            f"{path}.attention.qkv_proj",
+            blocks,
+            hidden,
+            (heads * head,) * 3,
+            "qkv",
+            names,
+            heads=heads,
+            kv_heads=heads,
+        ),
         Built(f"{path}.attention.o_proj", blocks, heads * head, (hidden,), "row"),
         *mlp(f"{path}.feed_forward", blocks, hidden, width),
         Built("multi_modal_projector.linear_1", (0,), hidden, (text_hidden,), "column", bias=bias),
-        Built("multi_modal_projector.linear_2", (0,), text_hidden, (text_hidden,), "row", bias=bias),
+        Built(
+            "multi_modal_projector.linear_2", (0,), text_hidden, (text_hidden,), "row", bias=bias
+        ),
     ]
     others: list[TensorGroup] = [
         *norms(path, len(blocks), hidden, "attention_norm", "ffn_norm"),
         *norms("vision_tower", 1, hidden, "ln_pre"),
         *norms("multi_modal_projector", 1, hidden, "norm"),
-        tensor("vision_tower.patch_conv.weight", 1, hidden, fields.integer("num_channels", default=3), patch, patch),
+        tensor(
+            "vision_tower.patch_conv.weight",
+            1,
+            hidden,
+            fields.integer("num_channels", default=3),
+            patch,
+            patch,
+        ),
         tensor("multi_modal_projector.patch_merger.merging_layer.weight", 1, hidden, merged),
     ]
     return Blueprint(tuple(linears), (_group(len(blocks), heads, head),), tuple(others))
 
 
 def siglip(top: Fields) -> Blueprint:
-    """The tower and projector of Gemma 3 (models/siglip.py, gemma3_mm.py). Sizes that are not there are SiglipVisionConfig's."""
+    """The tower and projector of Gemma 3 (models/siglip.py, gemma3_mm.py). Sizes that are not there
+    are SiglipVisionConfig's."""
     fields = Fields(top.mapping("vision_config", {}), top.source)
     text = Fields(top.mapping("text_config", {}), top.source)
     blocks, hidden = layer_numbers(fields), fields.integer("hidden_size", default=768)
-    heads, width = fields.integer("num_attention_heads", default=12), fields.integer("intermediate_size", default=3072)
-    patch, channels = fields.integer("patch_size", default=16), fields.integer("num_channels", default=3)
+    heads, width = (
+        fields.integer("num_attention_heads", default=12),
+        fields.integer("intermediate_size", default=3072),
+    )
+    patch, channels = (
+        fields.integer("patch_size", default=16),
+        fields.integer("num_channels", default=3),
+    )
     patches = (fields.integer("image_size", default=224) // patch) ** 2
     path, depth = "vision_tower.vision_model", len(blocks)
     layer = f"{path}.encoder.layers.*"
@@ -175,24 +274,42 @@ def siglip(top: Fields) -> Blueprint:
     )  # bitsandbytes and torchao quantize others too (SiglipMLP, models/siglip.py:449 of 0.18.0)
     qkv, names = (hidden, hidden, hidden), ("q_proj", "k_proj", "v_proj")
     linears = (
-        Built(f"{layer}.self_attn.qkv_proj", blocks, hidden, qkv, "qkv", names, heads=heads, kv_heads=heads, bias=True),
+        Built(
+            f"{layer}.self_attn.qkv_proj",
+            blocks,
+            hidden,
+            qkv,
+            "qkv",
+            names,
+            heads=heads,
+            kv_heads=heads,
+            bias=True,
+        ),
         Built(f"{layer}.self_attn.out_proj", blocks, hidden, (hidden,), "row", bias=True),
         Built(f"{layer}.mlp.fc1", blocks, hidden, (width,), "column", quantizable=whole, bias=True),
         Built(f"{layer}.mlp.fc2", blocks, width, (hidden,), "row", quantizable=whole, bias=True),
     )
-    others = [tensor(f"{layer}.{name}", depth, hidden) for name in _norm("layer_norm1") + _norm("layer_norm2")]
+    others = [
+        tensor(f"{layer}.{name}", depth, hidden)
+        for name in _norm("layer_norm1") + _norm("layer_norm2")
+    ]
     others += [tensor(f"{path}.{name}", 1, hidden) for name in _norm("post_layernorm")]
     others += [
         tensor(f"{path}.embeddings.patch_embedding.weight", 1, hidden, channels, patch, patch),
         tensor(f"{path}.embeddings.patch_embedding.bias", 1, hidden),
         tensor(f"{path}.embeddings.position_embedding.weight", 1, patches, hidden),
         tensor(
-            "multi_modal_projector.mm_input_projection_weight", 1, hidden, text.integer("hidden_size", default=_GEMMA_HIDDEN)
+            "multi_modal_projector.mm_input_projection_weight",
+            1,
+            hidden,
+            text.integer("hidden_size", default=_GEMMA_HIDDEN),
         ),
         *norms("multi_modal_projector", 1, hidden, "mm_soft_emb_norm"),
     ]
     size = max(1, hidden // heads)
-    group = AttentionGroup(kind="vision", layers=depth, heads=heads, kv_heads=heads, head_dim=size, causal=False)
+    group = AttentionGroup(
+        kind="vision", layers=depth, heads=heads, kv_heads=heads, head_dim=size, causal=False
+    )
     return Blueprint(linears, (group,), tuple(others))
 
 

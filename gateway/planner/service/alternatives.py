@@ -1,9 +1,10 @@
-"""Where a model has no plan: what would have to be otherwise, in numbers, and which forms of the model this machine could serve.
+"""Where a model has no plan: what would have to be otherwise, in numbers, and which forms of the
+model this machine could serve.
 
     with_alternatives(decision, asked, hub) -> the decision, and what would fit (`would_fit`)
 
-Forms are quantized variants of the repository as the Hub lists them, read and planned like any model. Without a Hub they are the shapes that
-would fit. All of it is bounded in number and in time.
+Forms are quantized variants of the repository as the Hub lists them, read and planned like any
+model. Without a Hub they are the shapes that would fit. All of it is bounded in number and in time.
 """
 
 from __future__ import annotations
@@ -22,18 +23,31 @@ from gateway.planner.sizes import lacks, wanted_context
 # Variants that are read, in how many seconds in all, and how many at once; and how many are told.
 _MOST_READ, _LIMIT_S, _AT_ONCE, _MOST_TOLD = 8, 6.0, 4, 5
 # No other form of a model helps where its architecture or the driver stands against it.
-_HOPELESS = {"unsupported_architecture", "untrusted_code", "driver_too_old", "unsupported_platform", "bad_flag"}
+_HOPELESS = {
+    "unsupported_architecture",
+    "untrusted_code",
+    "driver_too_old",
+    "unsupported_platform",
+    "bad_flag",
+}
 # As their tools write them; in the order in which they keep most of the weights.
 _SHAPES: dict[str, dict[str, Any]] = {
     "FP8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
-    "AWQ or GPTQ 4-bit": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "AWQ or GPTQ 4-bit": {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": 128,
+        "zero_point": True,
+        "version": "gemm",
+    },
 }
 _CONTEXT_FLAGS = {"max-model-len", "context-length"}
 
 
 @dataclass(frozen=True)
 class Unplanned:
-    """What had no plan. read: the spec of a repository. now: the decision for a model and a wish on this machine; empty: the same without what our engines have, None where
+    """What had no plan. read: the spec of a repository. now: the decision for a model and a wish on
+    this machine; empty: the same without what our engines have, None where
     they have nothing."""
 
     spec: ModelSpec
@@ -65,14 +79,24 @@ def with_alternatives(decision: Decision, asked: Unplanned, hub: Hub) -> Decisio
 
 def _weights(decision: Decision) -> int:
     """Bytes of the model's weights, all ranks together."""
-    sized = [one.memory.weights_bytes * _ranks(one) for one in decision.rejected if one.memory is not None]
+    sized = [
+        one.memory.weights_bytes * _ranks(one)
+        for one in decision.rejected
+        if one.memory is not None
+    ]
     return min(sized, default=0)
 
 
 def _room(decision: Decision) -> int:
     """The largest weights that would have room, all ranks together."""
-    sized = [(one.memory, _ranks(one)) for one in decision.rejected] + [(one.memory, _ranks(one)) for one in decision.plans[:1]]
-    rooms = [(one.budget_bytes - one.activation_bytes - one.overhead_bytes) * ranks for one, ranks in sized if one is not None]
+    sized = [(one.memory, _ranks(one)) for one in decision.rejected] + [
+        (one.memory, _ranks(one)) for one in decision.plans[:1]
+    ]
+    rooms = [
+        (one.budget_bytes - one.activation_bytes - one.overhead_bytes) * ranks
+        for one, ranks in sized
+        if one is not None
+    ]
     return max([0, *rooms])
 
 
@@ -85,7 +109,11 @@ def _ranks(one: Plan | Rejected) -> int:
 def _shorter(asked: Unplanned) -> Plan | None:
     """The best plan where no context is demanded."""
     wish = asked.wish
-    flags = {name: value for name, value in wish.args.items() if name.replace("_", "-") not in _CONTEXT_FLAGS}
+    flags = {
+        name: value
+        for name, value in wish.args.items()
+        if name.replace("_", "-") not in _CONTEXT_FLAGS
+    }
     if wish.min_context is None and flags == wish.args:
         return None
     plans = asked.now(asked.spec, wish.evolve(min_context=None, args=flags)).plans
@@ -97,7 +125,9 @@ def _shapes(asked: Unplanned) -> Iterator[tuple[str, str, Plan]]:
         return
     for words, config in _SHAPES.items():
         quant = Quant(method=config["quant_method"], config=config)
-        spec = asked.spec.evolve(quant=quant, config={**asked.spec.config, "quantization_config": config})
+        spec = asked.spec.evolve(
+            quant=quant, config={**asked.spec.config, "quantization_config": config}
+        )
         for plan in _planned(spec, asked):
             yield words, "", plan
 
@@ -112,7 +142,9 @@ def _variants(asked: Unplanned, hub: Hub) -> Iterator[tuple[str, str, Plan]]:
         listed = readers.submit(hub.quantized, repo)
         wait([listed], timeout=max(0.0, end - time.monotonic()))
         names = listed.result()[:_MOST_READ] if listed.done() and listed.exception() is None else ()
-        reading: dict[Future[ModelSpec], str] = {readers.submit(asked.read, name): name for name in names}
+        reading: dict[Future[ModelSpec], str] = {
+            readers.submit(asked.read, name): name for name in names
+        }
         done, _ = wait(reading, timeout=max(0.0, end - time.monotonic()))
         for future in sorted(done, key=lambda one: names.index(reading[one])):
             if future.exception() is None and time.monotonic() < end:
@@ -123,7 +155,8 @@ def _variants(asked: Unplanned, hub: Hub) -> Iterator[tuple[str, str, Plan]]:
 
 
 def _planned(spec: ModelSpec, asked: Unplanned) -> Iterator[Plan]:
-    """The best plan of another form, if there is one, by the same rules and for the same machine; with less context than was demanded where
+    """The best plan of another form, if there is one, by the same rules and for the same machine;
+    with less context than was demanded where
     so much fits in no way."""
     wish = asked.wish.evolve(source=spec.source, revision=None)
     try:
@@ -136,11 +169,16 @@ def _planned(spec: ModelSpec, asked: Unplanned) -> Iterator[Plan]:
 
 
 def _best(found: Iterable[tuple[str, str, Plan]], asked: Unplanned) -> list[Form]:
-    """First what has the wished context and sound kernels; of these what keeps most of the weights."""
+    """First what has the wished context and sound kernels; of these what keeps most of the
+    weights."""
     wanted = wanted_context(asked.spec, asked.wish, {})
     ranked = sorted(
         found,
-        key=lambda one: (lacks(one[2], wanted), one[2].verdict == "degraded", -one[2].memory.weights_bytes * _ranks(one[2])),
+        key=lambda one: (
+            lacks(one[2], wanted),
+            one[2].verdict == "degraded",
+            -one[2].memory.weights_bytes * _ranks(one[2]),
+        ),
     )
     return [
         Form(

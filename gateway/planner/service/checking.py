@@ -1,4 +1,5 @@
-"""From a forecast to a decision that engines were asked about: facts in, plan out, with the engines' own answers among the facts."""
+"""From a forecast to a decision that engines were asked about: facts in, plan out, with the
+engines' own answers among the facts."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ D = TypeVar("D")
 
 
 class Forecast(NamedTuple, Generic[D]):
-    """A decision, what engines can be asked about it (`open_questions`), and where what they said contradicts the rules."""
+    """A decision, what engines can be asked about it (`open_questions`), and where what they said
+    contradicts the rules."""
 
     decision: D
     open: Sequence[OpenQuestions]
@@ -38,15 +40,18 @@ class Checked(NamedTuple, Generic[D]):
 
 
 def model_files(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) -> ModelFiles:
-    """What an engine is told of a model. Names and shapes of tensors only where the weights are quantized: engines then read which
+    """What an engine is told of a model. Names and shapes of tensors only where the weights are
+    quantized: engines then read which
     layers are."""
     block = any(
-        part.get("quantization_config") or part.get("compression_config") for part in (config, config.get("text_config") or {})
+        part.get("quantization_config") or part.get("compression_config")
+        for part in (config, config.get("text_config") or {})
     )
     headers = None
     if block and tensors is not None:
         described = {
-            name: {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (0, 0)} for name, tensor in tensors.items()
+            name: {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (0, 0)}
+            for name, tensor in tensors.items()
         }
         text = json.dumps(described).encode()
         headers = len(text).to_bytes(8, "little") + text
@@ -63,10 +68,11 @@ async def checked(
     known_problems: Mapping[str, str] | None = None,
     known_pins: Mapping[str, str] | None = None,
 ) -> Checked[D]:
-    """Ask the engine of the best plan, decide again, until the best plan was checked or the time is over.
+    """Ask the engine of the best plan, decide again, until the best plan was checked or the time is
+    over.
 
-    `decide` gets the answers so far. The forecast stands wherever an engine cannot be asked; those of `known_problems`, by name, are not.
-    Images of `known_pins` are asked at these digests.
+    `decide` gets the answers so far. The forecast stands wherever an engine cannot be asked; those
+    of `known_problems`, by name, are not. Images of `known_pins` are asked at these digests.
     """
     answers: dict[Question, EngineAnswer] = {}
     pins = dict(known_pins or {})
@@ -77,7 +83,9 @@ async def checked(
         try:
             gpus = StatedGpus.of(machine, capability) if capability else None
             engine = await inquirer.exact(exact(found.engine, pins))
-            fresh = await inquirer.answers(engine, gpus, model, found.questions, max(0, end - time.monotonic()))
+            fresh = await inquirer.answers(
+                engine, gpus, model, found.questions, max(0, end - time.monotonic())
+            )
         except HostError as error:
             problems[name] = str(error)
             continue

@@ -1,4 +1,5 @@
-"""Plans for the machine of a gateway that runs: what is in it now goes to the process that plans, and its engines are asked."""
+"""Plans for the machine of a gateway that runs: what is in it now goes to the process that plans,
+and its engines are asked."""
 
 from __future__ import annotations
 
@@ -10,14 +11,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.domain import Asked, EngineAnswer, Hardware, Plan, Planned, Question, Rival, RunningPlan, Sharing, Wish
+from gateway.domain import (
+    Asked,
+    EngineAnswer,
+    Hardware,
+    Plan,
+    Planned,
+    Question,
+    Rival,
+    RunningPlan,
+    Sharing,
+    Wish,
+)
 from gateway.domain.image_name import AllowedImages, exact
 from gateway.domain.plan import ALONE
 from gateway.engines.inquiry.document import ModelFiles
 from gateway.errors import BadModel, HostError
 from gateway.planner.service.checking import LIMIT_S, Forecast, checked
 from gateway.planner.service.images import hear, named
-from gateway.planner.service.messages import ANSWERS, FACTS, GAPS, OPEN, SEEN, SHARING, TAKES, Frames, Request
+from gateway.planner.service.messages import (
+    ANSWERS,
+    FACTS,
+    GAPS,
+    OPEN,
+    SEEN,
+    SHARING,
+    TAKES,
+    Frames,
+    Request,
+)
 from gateway.planner.service.plan_process import PlanProcess
 
 if TYPE_CHECKING:
@@ -28,7 +50,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MachinePlanner:
-    """`gateway.controller.steps.planner_port` is its contract. `data`: the gateway's data folder. `profiles`: those that the process has too."""
+    """`gateway.controller.steps.planner_port` is its contract. `data`: the gateway's data folder.
+    `profiles`: those that the process has too."""
 
     data: Path
     process: PlanProcess
@@ -38,7 +61,8 @@ class MachinePlanner:
     images: AllowedImages | None
     """Those that may be started; None: engines are processes here."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Of many models that are checked at once one is planned at a time: the process lets few requests wait."""
+    """Of many models that are checked at once one is planned at a time: the process lets few
+    requests wait."""
 
     async def hardware(self) -> Hardware:
         return await asyncio.to_thread(self.gpus.hardware, self.data)
@@ -49,7 +73,9 @@ class MachinePlanner:
             return found
         # The driver numbers GPUs anew when one is gone at its start.
         uuids = {str(gpu.index): gpu.uuid for gpu in (await self.hardware()).gpus}
-        by_uuid: Wish = found.evolve(gpus=tuple(dict.fromkeys(uuids.get(one, one) for one in wish.gpus)))
+        by_uuid: Wish = found.evolve(
+            gpus=tuple(dict.fromkeys(uuids.get(one, one) for one in wish.gpus))
+        )
         return by_uuid
 
     async def decide(
@@ -67,7 +93,9 @@ class MachinePlanner:
     ) -> Planned:
         machine = None if hardware else await self.hardware()
         asked = (wish, facts, claims, answers or {}, pins or {}, machine, hardware)
-        return (await self._forecast(*asked, running=running, others=others, sharing=sharing))[0].decision
+        return (await self._forecast(*asked, running=running, others=others, sharing=sharing))[
+            0
+        ].decision
 
     async def check(
         self,
@@ -84,10 +112,16 @@ class MachinePlanner:
 
         async def again(fresh: Mapping[Question, EngineAnswer]) -> Forecast[Planned]:
             async with self.turn:
-                return (await self._forecast(wish, facts, claims, {**answers, **fresh}, pins, machine, sharing=sharing))[0]
+                return (
+                    await self._forecast(
+                        wish, facts, claims, {**answers, **fresh}, pins, machine, sharing=sharing
+                    )
+                )[0]
 
         async with self.turn:
-            forecast, frames = await self._forecast(wish, facts, claims, answers, pins, machine, asking=True, sharing=sharing)
+            forecast, frames = await self._forecast(
+                wish, facts, claims, answers, pins, machine, asking=True, sharing=sharing
+            )
         if forecast.open:
             engine, begun = forecast.open[0].engine, time.monotonic()
             try:
@@ -121,9 +155,13 @@ class MachinePlanner:
         others: bool = False,
         sharing: Sharing = ALONE,
     ) -> tuple[Forecast[Planned], Frames]:
-        """`asking`: the frames have what engines are told of the model. `others`: the decision has what engines would give that are not here."""
+        """`asking`: the frames have what engines are told of the model. `others`: the decision has
+        what engines would give that are not here."""
         if wish.source is None:
-            raise BadModel(f"The model {wish.name} is an endpoint; there is nothing to plan.", hint="Give a `source` instead.")
+            raise BadModel(
+                f"The model {wish.name} is an endpoint; there is nothing to plan.",
+                hint="Give a `source` instead.",
+            )
         fields: dict[str, object] = {
             "wish": wish.model_dump(mode="json"),
             "claims": dict(claims),
@@ -133,21 +171,36 @@ class MachinePlanner:
         fields["others"], fields["sharing"] = others, SHARING.dump_python(sharing, mode="json")
         fields |= {"pins": dict(pins), "held": running.held if running else {}}
         fields["running"] = running.plan.model_dump(mode="json") if running else None
-        fields["against"] = running.against.model_dump(mode="json") if running and running.against else None
+        fields["against"] = (
+            running.against.model_dump(mode="json") if running and running.against else None
+        )
         fields["seen"] = SEEN.dump_python(running.seen, mode="json") if running else []
         here = machine.model_dump_json(by_alias=True).encode() if machine else b""
         known = ANSWERS.dump_json(list(answers.items()))
         request = Request(json.dumps(fields).encode(), here, "\n".join(facts).encode(), known)
         answer, frames = await self.process.ask(wish.source, request)
-        plan, found = Plan.model_validate_json(frames.plan) if frames.plan else None, OPEN.validate_json(frames.open)
+        plan, found = (
+            Plan.model_validate_json(frames.plan) if frames.plan else None,
+            OPEN.validate_json(frames.open),
+        )
         if plan is not None:
-            # Where the engine of the best plan cannot be asked, its forecast is what is started, whatever others would say.
+            # Where the engine of the best plan cannot be asked, its forecast is what is started,
+            # whatever others would say.
             found = found[:1]
         rival = Rival.model_validate_json(frames.rival) if frames.rival else None
         takes = TAKES.validate_json(frames.takes) if frames.takes else ()
         asked = tuple(str(one.engine) for one in found)
         learned, unasked = FACTS.validate_json(frames.learned), tuple(answer.unasked)
         planned = Planned(
-            plan, answer.reason, frames.decision, asked, rival, answer.commits, takes, learned, unasked, answer.template
+            plan,
+            answer.reason,
+            frames.decision,
+            asked,
+            rival,
+            answer.commits,
+            takes,
+            learned,
+            unasked,
+            answer.template,
         )
         return Forecast(planned, found, GAPS.validate_json(frames.gaps)), frames

@@ -1,4 +1,5 @@
-"""What the gateway and the process that plans say to each other, and the limits of both. A message is frames, each after its length."""
+"""What the gateway and the process that plans say to each other, and the limits of both. A message
+is frames, each after its length."""
 
 from __future__ import annotations
 
@@ -8,14 +9,25 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
-from gateway.domain import EngineAnswer, Fact, Offer, OpenQuestions, Question, RuleGap, Served, Sharing
+from gateway.domain import (
+    EngineAnswer,
+    Fact,
+    Offer,
+    OpenQuestions,
+    Question,
+    RuleGap,
+    Served,
+    Sharing,
+)
 from gateway.domain.units import GIB, MIB
 
 # Headers of 500,000 tensors, more than any model has, take less than half of it.
 MEMORY_BYTES = 2 * GIB
-# Of the processor, not of the clock: a Hub that is far away and a machine that is busy are no fault of the model.
+# Of the processor, not of the clock: a Hub that is far away and a machine that is busy are no fault
+# of the model.
 PROCESSOR_S = 60
-# The plan of a real model takes 10 KB, the longest decision of the published models on all machines 1 MB.
+# The plan of a real model takes 10 KB, the longest decision of the published models on all machines
+# 1 MB.
 PLAN_BYTES = MIB
 DECISION_BYTES = 8 * MIB
 # Names and shapes of the tensors of a quantized model: 100 bytes for each.
@@ -25,12 +37,14 @@ LENGTH = struct.Struct(">I")
 
 
 class Start(NamedTuple):
-    """The first message: what all requests have in common. It comes on stdin, so that the token shows in no process list.
+    """The first message: what all requests have in common. It comes on stdin, so that the token
+        shows in no process list.
 
-    roots: folders of profiles, as `Profiles.roots`. data: the gateway's data folder, with installed engines and caches. models: the folder of
-    downloads.
-    installed_only: engines run as processes here, so only an engine that is installed can be planned. allowed_images: patterns of
-    `AllowedImages`, where engines run in containers. engine_env: what the settings give to all engines.
+    roots: folders of profiles, as `Profiles.roots`. data: the gateway's data folder, with installed
+    engines and caches. models: the folder of downloads.
+    installed_only: engines run as processes here, so only an engine that is installed can be
+    planned. allowed_images: patterns of `AllowedImages`, where engines run in containers.
+    engine_env: what the settings give to all engines.
     """
 
     roots: tuple[str, ...]
@@ -44,9 +58,14 @@ class Start(NamedTuple):
 
 
 class Request(NamedTuple):
-    """JSON of the wish, of the claims, of the name of a snapshot, of whether engines will be asked (`asking`), of whether
+    """JSON of the wish, of the claims, of the name of a snapshot, of whether engines will be asked
+    (`asking`), of whether
     those that are not here are told of (`others`), of the digests of images, by name
-    (`pins`), of the plan that runs (`running`), of what its model has of each GPU (`held`) and gave its clients (`seen`), of the one plan that it is compared with (`against`), of how it shares its GPUs (`sharing`, `SHARING`); of the machine, where no snapshot is named; of facts, one a line; of what engines answered (`ANSWERS`)."""
+    (`pins`), of the plan that runs (`running`), of what its model has of each GPU (`held`) and gave
+    its clients (`seen`), of the one plan that it is compared with (`against`), of how it shares its
+    GPUs (`sharing`, `SHARING`); of the machine, where no snapshot is named; of facts, one a line;
+    of what engines answered (`ANSWERS`).
+    """
 
     wish: bytes
     machine: bytes
@@ -55,7 +74,8 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The head of an answer, before its `Frames`. `error` is a FitserveError: its class and fields. `reason`: why there is no plan. `last`:
+    """The head of an answer, before its `Frames`. `error` is a FitserveError: its class and fields.
+    `reason`: why there is no plan. `last`:
     the process ends after it. `commits`, `unasked`, `template`: as those of `Planned`."""
 
     error: dict[str, str | None] | None = None
@@ -67,10 +87,11 @@ class Answer(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """The best plan and the whole decision; what engines can be asked (`OPEN`), and where they contradicted the rules (`GAPS`); and what they
-    are told of the model, where that was wanted: config.json, and a safetensors file without its data where there is one; the rival of
-    the plan that runs; what others have to give for the best plan (`TAKES`); what is learned from what the plan that runs gave its clients
-    (`FACTS`)."""
+    """The best plan and the whole decision; what engines can be asked (`OPEN`), and where they
+    contradicted the rules (`GAPS`); and what they
+    are told of the model, where that was wanted: config.json, and a safetensors file without its
+    data where there is one; the rival of the plan that runs; what others have to give for the best
+    plan (`TAKES`); what is learned from what the plan that runs gave its clients (`FACTS`)."""
 
     plan: bytes = b""
     decision: bytes = b""

@@ -1,4 +1,5 @@
-"""Plans in this process, without a gateway that runs: `plan` (`gateway.plan`) is for notebooks, tests and benchmarks, `OfflinePlanner` the
+"""Plans in this process, without a gateway that runs: `plan` (`gateway.plan`) is for notebooks,
+tests and benchmarks, `OfflinePlanner` the
 same for many models and machines. All come to `decide_with`, for a model that was read.
 """
 
@@ -66,8 +67,12 @@ def decide_with(
     sharing: Sharing = ALONE,
     adapters: tuple[Adapter, ...] = (),
 ) -> Decision:
-    """The decision for a model and a machine, by the rules and the facts of the profiles, and by `facts`; `answers` are what engines
-    said of this model; `everywhere`: environment variables for all engines; `sharing`: as `decide` wants it; `adapters`: those of the wish. Raises BadFlag, and NeedsRemoteCode where every engine that has the architecture would run the repository's code."""
+    """The decision for a model and a machine, by the rules and the facts of the profiles, and by
+    `facts`; `answers` are what engines
+    said of this model; `everywhere`: environment variables for all engines; `sharing`: as `decide`
+    wants it; `adapters`: those of the wish. Raises BadFlag, and NeedsRemoteCode where every engine
+    that has the architecture would run the repository's code.
+    """
     if wish.chat_template is not None:
         from gateway.models.catalog.template_syntax import check  # not before there is one
 
@@ -84,7 +89,11 @@ def decide_with(
         adapters=adapters,
     )
     verdicts = {one.verdict for one in found.rejected}
-    if not found.plans and "untrusted_code" in verdicts and verdicts <= {"untrusted_code", "unsupported_architecture"}:
+    if (
+        not found.plans
+        and "untrusted_code" in verdicts
+        and verdicts <= {"untrusted_code", "unsupported_architecture"}
+    ):
         raise NeedsRemoteCode.of(spec.source, spec.remote_code)
     return found
 
@@ -128,28 +137,35 @@ def plan(
     engines: Iterable[str] = (),
     **wish: Unpack[WishFields],
 ) -> Decision:
-    """How a model would be served, and why: all plans, best first, and what was ruled out. Nothing is started.
+    """How a model would be served, and why: all plans, best first, and what was ruled out. Nothing
+        is started.
 
-        decision = gateway.plan("models/llama-3.1-8b", hardware="2x3090", engines=["vllm"], min_context=8192)
+        decision = gateway.plan("models/llama-3.1-8b", hardware="2x3090", engines=["vllm"],
+        min_context=8192)
 
-    source: a folder, or a Hugging Face repository. hardware: a snapshot by name, the path of a snapshot's file, or a machine that
-    was read; None: this machine. engines: "kind" or "kind==version"; empty: all. wish: the other fields of Wish. Profiles and the
-    Hugging Face Hub are those of the environment (FITSERVE_PROFILES_DIR, FITSERVE_HF_ENDPOINT, FITSERVE_HF_TOKEN).
+    source: a folder, or a Hugging Face repository. hardware: a snapshot by name, the path of a
+    snapshot's file, or a machine that was read; None: this machine. engines: "kind" or
+    "kind==version"; empty: all. wish: the other fields of Wish. Profiles and the Hugging Face Hub
+    are those of the environment (FITSERVE_PROFILES_DIR, FITSERVE_HF_ENDPOINT, FITSERVE_HF_TOKEN).
 
     Raises BadRequest, BadModel, BadFlag, NotFound.
     """
     try:
         wanted = Wish(name="plan", source=str(source), engines=tuple(engines), **wish)
     except ValidationError as error:
-        raise BadRequest(f"{first_problem(error)}.", hint="docs/plan.md lists what can be wished for.") from None
+        raise BadRequest(
+            f"{first_problem(error)}.", hint="docs/plan.md lists what can be wished for."
+        ) from None
     return OfflinePlanner.from_environment().decide(wanted, hardware)
 
 
 class OfflinePlanner:
-    """Plans by the profiles alone, without a gateway that runs. A model and a drafter are read once each."""
+    """Plans by the profiles alone, without a gateway that runs. A model and a drafter are read once
+    each."""
 
     def __init__(self, profiles: Profiles, hub: Hub, settings: Settings | None = None) -> None:
-        """settings: what they say of this machine's GPUs and RAM, and of all engines' environment; None: nothing."""
+        """settings: what they say of this machine's GPUs and RAM, and of all engines' environment;
+        None: nothing."""
         self.profiles = profiles
         self._hub = hub
         self._settings = settings
@@ -160,9 +176,15 @@ class OfflinePlanner:
     def from_environment(cls) -> Self:
         settings = load_settings()
         data = settings.data
-        profiles = Profiles(settings.profiles_dir, cache=data / "profiles.json", learned=data / "learned")
+        profiles = Profiles(
+            settings.profiles_dir, cache=data / "profiles.json", learned=data / "learned"
+        )
         token = settings.hf_token.get_secret_value() if settings.hf_token is not None else None
-        return cls(profiles, Hub(settings.hf_endpoint, token, data / "hub", models=settings.models), settings)
+        return cls(
+            profiles,
+            Hub(settings.hf_endpoint, token, data / "hub", models=settings.models),
+            settings,
+        )
 
     def machine(self, hardware: str | Path | Hardware | None) -> tuple[str, Hardware]:
         """What decisions call the machine, and the machine."""
@@ -173,7 +195,11 @@ class OfflinePlanner:
         from gateway.machine.gpu_watch import kept_here  # not before this machine is asked for
         from gateway.machine.probe import probe
 
-        wanted, ram = (self._settings.gpus, self._settings.ram_bytes) if self._settings is not None else (None, None)
+        wanted, ram = (
+            (self._settings.gpus, self._settings.ram_bytes)
+            if self._settings is not None
+            else (None, None)
+        )
         return "this machine", kept_here(Path.cwd(), wanted, ram).mark(probe(Path.cwd()))
 
     def engines(self, wish: Wish, machine: Hardware) -> list[Engine]:
@@ -183,14 +209,36 @@ class OfflinePlanner:
     def decide(self, wish: Wish, hardware: str | Path | Hardware | None = None) -> Decision:
         return self.decide_on(wish, *self.machine(hardware))
 
-    def explained(self, decision: Decision, wish: Wish, machine: Hardware, engines: Sequence[Engine] | None = None) -> Decision:
+    def explained(
+        self,
+        decision: Decision,
+        wish: Wish,
+        machine: Hardware,
+        engines: Sequence[Engine] | None = None,
+    ) -> Decision:
         """Where there is no plan, with what would fit instead. engines: those alone."""
-        facts, considered = self._measured(machine), self.engines(wish, machine) if engines is None else engines
+        facts, considered = (
+            self._measured(machine),
+            self.engines(wish, machine) if engines is None else engines,
+        )
 
         def now(spec: ModelSpec, wish: Wish) -> Decision:
-            return decide_with(self.profiles, considered, spec, None, machine, wish, facts, everywhere=self._everywhere)
+            return decide_with(
+                self.profiles,
+                considered,
+                spec,
+                None,
+                machine,
+                wish,
+                facts,
+                everywhere=self._everywhere,
+            )
 
-        return with_alternatives(decision, Unplanned(self._spec(wish), wish, now, partial(load, hub=self._hub)), self._hub)
+        return with_alternatives(
+            decision,
+            Unplanned(self._spec(wish), wish, now, partial(load, hub=self._hub)),
+            self._hub,
+        )
 
     def decide_on(self, wish: Wish, name: str, machine: Hardware) -> Decision:
         """The decision for a machine that was read before."""
@@ -204,7 +252,8 @@ class OfflinePlanner:
         )
 
     def decide_here(self, wish: Wish, startable: Startable, facts: Iterable[Fact] = ()) -> Decision:
-        """What a gateway with this data folder would start on this machine, and what engines would give that are not here."""
+        """What a gateway with this data folder would start on this machine, and what engines would
+        give that are not here."""
         name, machine = self.machine(None)
         drafter, spec = self._drafter(wish), self._spec(wish)
         adapters = read_adapters(wish, spec, self._hub.at(wish.commits))
@@ -222,18 +271,31 @@ class OfflinePlanner:
                 adapters=adapters,
             )
 
-        return startable.told(self.explained(decided(here), wish, machine, here), here, away, wish, decided)
+        return startable.told(
+            self.explained(decided(here), wish, machine, here), here, away, wish, decided
+        )
 
     async def check_on(
-        self, wish: Wish, name: str, machine: Hardware, inquirer: Inquirer, startable: Startable | None = None
+        self,
+        wish: Wish,
+        name: str,
+        machine: Hardware,
+        inquirer: Inquirer,
+        startable: Startable | None = None,
     ) -> Checked[Decision]:
-        """As `decide_on`, once the engines that are here were asked about it; startable: of these alone."""
+        """As `decide_on`, once the engines that are here were asked about it; startable: of these
+        alone."""
         if wish.image is not None:
             from gateway.planner.service.images import hear  # asyncio, which most plans do not need
 
             (one,) = self.engines(wish, machine)
             with suppress(HostError):  # the question about the model says why
-                await hear(EngineRef(kind=one.kind, version=one.version, image=one.image), self.profiles, inquirer, LIMIT_S)
+                await hear(
+                    EngineRef(kind=one.kind, version=one.version, image=one.image),
+                    self.profiles,
+                    inquirer,
+                    LIMIT_S,
+                )
         drafter, spec, engines = self._drafter(wish), self._spec(wish), self.engines(wish, machine)
         if startable is not None:
             engines, away = startable.split(engines)
@@ -253,7 +315,12 @@ class OfflinePlanner:
             return Forecast(decision, open_questions(decision), decision.gaps)
 
         hub = self._hub.at(wish.commits)
-        found = gather(wish.source or "", wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=hub)
+        found = gather(
+            wish.source or "",
+            wish.revision,
+            allow_remote_code=wish.policy.allow_remote_code,
+            hub=hub,
+        )
         files = model_files(found.config, found.tensors)
         decision, asked = await checked(await again({}), again, inquirer, machine, files)
         plans = tuple(plan.evolve(engine=exact(plan.engine, asked.pins)) for plan in decision.plans)
@@ -275,7 +342,9 @@ class OfflinePlanner:
         source, revision, allowed = wish.source or "", wish.revision, wish.policy.allow_remote_code
         key = source, revision, allowed, tuple(wish.commits.items())
         if key not in self._specs:
-            self._specs[key] = load(source, revision=revision, allow_remote_code=allowed, hub=self._hub.at(wish.commits))
+            self._specs[key] = load(
+                source, revision=revision, allow_remote_code=allowed, hub=self._hub.at(wish.commits)
+            )
         return self._specs[key]
 
     def _drafter(self, wish: Wish) -> Drafter | None:

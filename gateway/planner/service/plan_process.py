@@ -1,4 +1,5 @@
-"""Keeps the process that plans (plan_program.py), and asks it. The event loop never reads a model folder, and reads little of an answer."""
+"""Keeps the process that plans (plan_program.py), and asks it. The event loop never reads a model
+folder, and reads little of an answer."""
 
 from __future__ import annotations
 
@@ -9,14 +10,34 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.errors import BadFlag, BadModel, BadRequest, Busy, FitserveError, NeedsRemoteCode, NoPlan, NotFound, SettingsError
+from gateway.errors import (
+    BadFlag,
+    BadModel,
+    BadRequest,
+    Busy,
+    FitserveError,
+    NeedsRemoteCode,
+    NoPlan,
+    NotFound,
+    SettingsError,
+)
 from gateway.logging import Logger
-from gateway.planner.service.messages import HEADER_BYTES, LENGTH, PROCESSOR_S, Answer, Frames, Request, Start, packed
+from gateway.planner.service.messages import (
+    HEADER_BYTES,
+    LENGTH,
+    PROCESSOR_S,
+    Answer,
+    Frames,
+    Request,
+    Start,
+    packed,
+)
 from gateway.worker_process import end, started
 
 log = Logger("fitserve.planning")
 
-# For one request, from the moment at which it is its turn. Headers of a thousand files at a far Hub come in a minute.
+# For one request, from the moment at which it is its turn. Headers of a thousand files at a far Hub
+# come in a minute.
 PATIENCE_S = 180.0
 # Requests that may wait while one is answered.
 WAITING = 8
@@ -25,11 +46,15 @@ _NICE = 10
 # Between the end of a child's pipe and its own end.
 _DYING_S = 2.0
 _PROGRAM = "gateway.planner.service.plan_program"
-_ERRORS = {error.__name__: error for error in (BadRequest, BadModel, NeedsRemoteCode, BadFlag, NotFound, NoPlan, SettingsError)}
+_ERRORS = {
+    error.__name__: error
+    for error in (BadRequest, BadModel, NeedsRemoteCode, BadFlag, NotFound, NoPlan, SettingsError)
+}
 
 
 class PlanProcess:
-    """One child that is kept for the next request; where it ended or was ended, the next request gets a new one."""
+    """One child that is kept for the next request; where it ended or was ended, the next request
+    gets a new one."""
 
     def __init__(self, start: Start) -> None:
         self._start = start
@@ -41,7 +66,9 @@ class PlanProcess:
         """The answer. `source`: the model, for messages. Raises what the child says was wrong."""
         if self._waiting > WAITING:
             raise Busy(
-                f"{WAITING} plans wait already for the one that is made.", hint="Ask again in a minute.", retry_after_s=30
+                f"{WAITING} plans wait already for the one that is made.",
+                hint="Ask again in a minute.",
+                retry_after_s=30,
             )
         self._waiting += 1
         try:
@@ -59,7 +86,8 @@ class PlanProcess:
             await end(child)
 
     async def _asked(self, source: str, request: Request) -> tuple[Answer, Frames]:
-        """Whatever comes between, a child whose answer was not read to its end is not asked again."""
+        """Whatever comes between, a child whose answer was not read to its end is not asked
+        again."""
         whole = False
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -74,7 +102,8 @@ class PlanProcess:
             whole = not answer.last
         except TimeoutError:
             raise BadModel(
-                f"Reading {source[:200]} and planning it took longer than {PATIENCE_S:.0f} seconds.",
+                f"Reading {source[:200]} and planning it took longer than {PATIENCE_S:.0f}"
+                " seconds.",
                 hint="Look at the disk or the network that it is read from, then try again.",
             ) from None
         except (EOFError, ConnectionError):
@@ -100,7 +129,10 @@ class PlanProcess:
         except OSError as error:
             raise Busy(
                 f"The process that plans cannot be started: {error.strerror}.",
-                hint="The machine is short of memory, processes or descriptors; try again when something ended.",
+                hint=(
+                    "The machine is short of memory, processes or descriptors; try again when"
+                    " something ended."
+                ),
                 retry_after_s=30,
             ) from None
         with suppress(OSError):
@@ -122,7 +154,8 @@ class PlanProcess:
         child = self._child
         assert child is not None  # noqa: S101
         with suppress(TimeoutError):
-            # Not killed at once: `kill` looks whether the child lives, and the code of a dead one would be lost by that.
+            # Not killed at once: `kill` looks whether the child lives, and the code of a dead one
+            # would be lost by that.
             async with asyncio.timeout(_DYING_S):
                 return await child.wait()
         return await end(child)
@@ -142,11 +175,18 @@ def _error(source: str, told: dict[str, str | None]) -> FitserveError:
 def _death(source: str, code: int) -> FitserveError:
     if code == -signal.SIGXCPU:
         return BadModel(
-            f"Reading {source[:200]} and planning it took more than {PROCESSOR_S} seconds of processor time.",
-            hint="A real model takes less than a tenth: look at config.json, the index and the headers of the weights.",
+            f"Reading {source[:200]} and planning it took more than {PROCESSOR_S} seconds of"
+            " processor time.",
+            hint=(
+                "A real model takes less than a tenth: look at config.json, the index and the"
+                " headers of the weights."
+            ),
         )
     words = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
     return BadModel(
         f"The process that read {source[:200]} and planned it ended {words}.",
-        hint="SIGKILL and SIGABRT are mostly a lack of memory; the gateway's log may say more. Try again.",
+        hint=(
+            "SIGKILL and SIGABRT are mostly a lack of memory; the gateway's log may say more. Try"
+            " again."
+        ),
     )

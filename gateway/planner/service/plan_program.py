@@ -1,8 +1,10 @@
 """The program that reads models and plans: it gets requests on stdin, and answers on stdout.
 
-A model folder, a Hub and what a user wrote into a config.json are foreign, and what reads them may need minutes and gigabytes. So it
-is a process of its own with little to spare: the kernel ends it first when memory is short, and each
-request has a limit of memory and of processor time. It ends when its stdin closes, so it never outlives the gateway.
+A model folder, a Hub and what a user wrote into a config.json are foreign, and what reads them may
+need minutes and gigabytes. So it is a process of its own with little to spare: the kernel ends it
+first when memory is short, and each
+request has a limit of memory and of processor time. It ends when its stdin closes, so it never
+outlives the gateway.
 """
 
 from __future__ import annotations
@@ -23,7 +25,18 @@ from typing import BinaryIO, NamedTuple
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.diagnosis.facts.scope import standing
-from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Plan, Rival, Served, Sharing, Wish
+from gateway.domain import (
+    Decision,
+    Engine,
+    Fact,
+    Hardware,
+    ModelSpec,
+    Plan,
+    Rival,
+    Served,
+    Sharing,
+    Wish,
+)
 from gateway.domain.image_name import AllowedImages
 from gateway.domain.units import MIB, gib
 from gateway.engines.common.chat.template import chosen
@@ -77,8 +90,11 @@ _OBJECTS = 100_000
 
 
 class Decided(NamedTuple):
-    """The decision; what engines are told of the model, where they will be asked about it; the rival of the plan that runs; the commits of
-    the repositories that were read; what is learned from what the plan that runs gave its clients; the chat template that engines are given."""
+    """The decision; what engines are told of the model, where they will be asked about it; the
+    rival of the plan that runs; the commits of
+    the repositories that were read; what is learned from what the plan that runs gave its clients;
+    the chat template that engines are given.
+    """
 
     decision: Decision
     files: ModelFiles | None = None
@@ -95,27 +111,44 @@ class Planner:
     def __init__(self, start: Start) -> None:
         self._start = start
         self._data = Path(start.data)
-        self._profiles = Profiles(roots=tuple(map(Path, start.roots)), learned=self._data / "learned")
+        self._profiles = Profiles(
+            roots=tuple(map(Path, start.roots)), learned=self._data / "learned"
+        )
         self._hub = Hub(
-            start.hf_endpoint, start.hf_token, self._data / "hub", models=Path(start.models) if start.models else None
+            start.hf_endpoint,
+            start.hf_token,
+            self._data / "hub",
+            models=Path(start.models) if start.models else None,
         )
         self._facts: dict[bytes, Fact] = {}
 
     def decide(self, request: Request) -> Decided:
         fields = json.loads(request.wish)
         wish, name = Wish.model_validate(fields["wish"]), fields["snapshot"]
-        machine = self._profiles.hardware(name) if name else Hardware.model_validate_json(request.machine)
+        machine = (
+            self._profiles.hardware(name) if name else Hardware.model_validate_json(request.machine)
+        )
         # Most were there the last time too.
-        self._facts = {line: self._facts.get(line) or Fact.model_validate_json(line) for line in request.facts.splitlines()}
+        self._facts = {
+            line: self._facts.get(line) or Fact.model_validate_json(line)
+            for line in request.facts.splitlines()
+        }
         hub = self._hub.at(wish.commits)
-        read = gather(wish.source or "", wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=hub)
+        read = gather(
+            wish.source or "",
+            wish.revision,
+            allow_remote_code=wish.policy.allow_remote_code,
+            hub=hub,
+        )
         spec = spec_of(read)
         if not fields["others"]:  # a plan that is only shown may be of a model that is not here yet
             check_weights(spec, str(wish.args.get("load-format", wish.args.get("load_format", ""))))
         engines = self._profiles.engines_for(machine, wish.engines, wish.image)
         allowed = self._start.allowed_images
         startable = Startable(
-            self._data, self._start.installed_only and not name, AllowedImages(allowed) if allowed is not None else None
+            self._data,
+            self._start.installed_only and not name,
+            AllowedImages(allowed) if allowed is not None else None,
         )
         engines, away = startable.split(engines)
         tell = fields["others"] and not name
@@ -125,17 +158,26 @@ class Planner:
         learned = standing(self._facts.values(), machine.driver, images, fields["pins"])
         drafter = load_drafter(wish.drafter, hub=hub) if wish.drafter else None
         adapters = read_adapters(wish, spec, hub)
-        here, machine, claims = name or "this machine", freed(machine, fields["held"]), fields["claims"]
+        here, machine, claims = (
+            name or "this machine",
+            freed(machine, fields["held"]),
+            fields["claims"],
+        )
         shares = SHARING.validate_python(fields["sharing"])
         sharing = shares._replace(again=None)
         answers = dict(ANSWERS.validate_json(request.answers))
         everywhere = dict(self._start.engine_env)
 
-        running, seen = fields["running"] and Plan.model_validate(fields["running"]), SEEN.validate_python(fields["seen"])
+        running, seen = (
+            fields["running"] and Plan.model_validate(fields["running"]),
+            SEEN.validate_python(fields["seen"]),
+        )
         taught = self._taught(running, spec, machine, seen, learned) if seen else ()
         # What is known by now of what runs is known of the others too.
         anew = {(fact.kind, tuple(sorted(fact.scope.items()))) for fact in taught}
-        learned = [fact for fact in learned if (fact.kind, tuple(sorted(fact.scope.items()))) not in anew] + [*taught]
+        learned = [
+            fact for fact in learned if (fact.kind, tuple(sorted(fact.scope.items()))) not in anew
+        ] + [*taught]
 
         def decided(
             engines: list[Engine],
@@ -148,7 +190,20 @@ class Planner:
             room = freed(machine, given or {})
             left = {uuid: count - (given or {}).get(uuid, 0) for uuid, count in claims.items()}
             return decide_with(
-                *(self._profiles, engines, spec, drafter, room, wish, learned, left, here, answers, everywhere, sharing),
+                *(
+                    self._profiles,
+                    engines,
+                    spec,
+                    drafter,
+                    room,
+                    wish,
+                    learned,
+                    left,
+                    here,
+                    answers,
+                    everywhere,
+                    sharing,
+                ),
                 adapters=adapters,
             )
 
@@ -161,7 +216,9 @@ class Planner:
         def again(before: Plan) -> Decision | None:
             named = there(wish, before)
             try:
-                here, _ = startable.split(self._profiles.engines_for(machine, named.engines, wish.image))
+                here, _ = startable.split(
+                    self._profiles.engines_for(machine, named.engines, wish.image)
+                )
                 return same(decided(here, wish=named, sharing=shares), before)
             except FitserveError:
                 return None  # its GPUs, or its engine, are not here any more
@@ -173,8 +230,12 @@ class Planner:
         if not decision.plans:
             decision = decision.evolve(holders=held_by(sharing.holders, machine))
         if fields["others"]:
-            other = self._hub.at({})  # what is read of variants is nothing that the model is kept at
-            asked = Unplanned(spec, wish, now, partial(load, hub=other), empty if any(claims.values()) else None)
+            other = self._hub.at(
+                {}
+            )  # what is read of variants is nothing that the model is kept at
+            asked = Unplanned(
+                spec, wish, now, partial(load, hub=other), empty if any(claims.values()) else None
+            )
             decision = with_alternatives(decision, asked, other)
         if tell:
             decision = startable.told(decision, engines, away, wish, decided)
@@ -185,30 +246,47 @@ class Planner:
             if against is not None:
                 one = Plan.model_validate(against)
                 others = (measured(one, known.about_plan(one.fingerprint)),)
-            better = rival(measured(running, known.about_plan(running.fingerprint)), others, wish, needed_tokens(wish, spec))
+            better = rival(
+                measured(running, known.about_plan(running.fingerprint)),
+                others,
+                wish,
+                needed_tokens(wish, spec),
+            )
         files = model_files(read.config, read.tensors) if fields["asking"] else None
         used = chosen(spec, wish.chat_template, self._profiles.parsers.repairs)
         template = used.text if used.digest and used.text else ""
-        return Decided(decision, files, better, hub.read, taught, tuple(sorted(hub.unasked)), template)
+        return Decided(
+            decision, files, better, hub.read, taught, tuple(sorted(hub.unasked)), template
+        )
 
     def _taught(
-        self, running: Plan, spec: ModelSpec, machine: Hardware, seen: Sequence[Served], known: Sequence[Fact]
+        self,
+        running: Plan,
+        spec: ModelSpec,
+        machine: Hardware,
+        seen: Sequence[Served],
+        known: Sequence[Fact],
     ) -> tuple[Fact, ...]:
         """What the engines of a plan gave their clients, beside what is expected of it."""
         profiles, engine = self._profiles, self._profiles.of(running.engine)
         gpu_facts = [fact for fact in known if fact.kind == "machine_speed"]
-        clock = served.clock_of(running, spec, engine, machine, profiles.gpus, profiles.pace, gpu_facts)
+        clock = served.clock_of(
+            running, spec, engine, machine, profiles.gpus, profiles.pace, gpu_facts
+        )
         return served.learned(running, seen, clock, known, time.time()) if clock is not None else ()
 
 
 def _told_of(unasked: Collection[str], decision: Decision) -> Decision:
     words = [
-        f"The Hub could not be asked: {name} is taken as it was when a program of this machine last asked."
+        f"The Hub could not be asked: {name} is taken as it was when a program of this machine last"
+        " asked."
         for name in sorted(unasked)
     ]
     if not words:
         return decision
-    told: Decision = decision.evolve(plans=tuple(plan.evolve(warnings=(*plan.warnings, *words)) for plan in decision.plans))
+    told: Decision = decision.evolve(
+        plans=tuple(plan.evolve(warnings=(*plan.warnings, *words)) for plan in decision.plans)
+    )
     return told
 
 
@@ -218,7 +296,9 @@ def answered(planner: Planner, request: Request) -> list[bytes]:
         decision, files, better, commits, taught, unasked, template = planner.decide(request)
         plan = decision.plans[0].model_dump_json(by_alias=True).encode() if decision.plans else b""
         whole = decision.model_dump_json(by_alias=True).encode()
-        frames = Frames(plan, whole, OPEN.dump_json(open_questions(decision)), GAPS.dump_json(decision.gaps))
+        frames = Frames(
+            plan, whole, OPEN.dump_json(open_questions(decision)), GAPS.dump_json(decision.gaps)
+        )
         frames = frames._replace(learned=FACTS.dump_json(taught))
         if better is not None:
             frames = frames._replace(rival=better.model_dump_json(by_alias=True).encode())
@@ -228,21 +308,35 @@ def answered(planner: Planner, request: Request) -> list[bytes]:
             frames = frames._replace(config=files.config, headers=files.headers or b"")
         if len(plan) > PLAN_BYTES or len(whole) > DECISION_BYTES:
             raise BadModel(  # noqa: TRY301 - told as any other
-                f"The plans for {decision.model[:200]} take {len(whole)} bytes, over the limit of {DECISION_BYTES} ({PLAN_BYTES} for one).",
-                hint="No real model has so many kinds of layers: look at its config.json. Naming one engine makes them fewer.",
+                f"The plans for {decision.model[:200]} take {len(whole)} bytes, over the limit of"
+                f" {DECISION_BYTES} ({PLAN_BYTES} for one).",
+                hint=(
+                    "No real model has so many kinds of layers: look at its config.json. Naming one"
+                    " engine makes them fewer."
+                ),
             )
     except FitserveError as error:
         told = {
             # As the gateway knows it, which does not have what reads models.
-            "class": next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == FitserveError.__module__),
+            "class": next(
+                kind.__name__
+                for kind in type(error).__mro__
+                if kind.__module__ == FitserveError.__module__
+            ),
             "message": error.message[:_WORDS],
             "hint": error.hint[:_WORDS],
             "param": error.param,
         }
         answer, frames = Answer(told), Frames()
     except MemoryError:
-        message = f"Reading the model and planning took more than the {gib(MEMORY_BYTES)} of memory that they may take."
-        hint = "Files of a real model take a tenth of that: look at config.json, the index and the headers of the weights."
+        message = (
+            f"Reading the model and planning took more than the {gib(MEMORY_BYTES)} of memory that"
+            " they may take."
+        )
+        hint = (
+            "Files of a real model take a tenth of that: look at config.json, the index and the"
+            " headers of the weights."
+        )
         told = {"class": "BadModel", "message": message, "hint": hint, "param": None}
         answer, frames = Answer(told, last=True), Frames()
     except Exception as error:
@@ -255,9 +349,13 @@ def answered(planner: Planner, request: Request) -> list[bytes]:
         answer, frames = Answer(told), Frames()
     else:
         answer = Answer(
-            reason="" if decision.plans else why_no_plan(decision)[:_WORDS], commits=commits, unasked=unasked, template=template
+            reason="" if decision.plans else why_no_plan(decision)[:_WORDS],
+            commits=commits,
+            unasked=unasked,
+            template=template,
         )
-    # Not the peak that getrusage tells: Linux has it begin with that of the gateway, whose memory the process had until its program was here.
+    # Not the peak that getrusage tells: Linux has it begin with that of the gateway, whose memory
+    # the process had until its program was here.
     if int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() > _KEPT_BYTES:
         answer = answer._replace(last=True)
     return [json.dumps(answer).encode(), *frames]
@@ -269,7 +367,8 @@ def main() -> None:
     _limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    # Own copies of the pipes: nothing that prints can come between the answers, nor anything that asks read from them.
+    # Own copies of the pipes: nothing that prints can come between the answers, nor anything that
+    # asks read from them.
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

@@ -1,4 +1,5 @@
-"""Which engine versions this machine could start: those that are installed, where engines are processes; those whose image may be pulled, in containers."""
+"""Which engine versions this machine could start: those that are installed, where engines are
+processes; those whose image may be pulled, in containers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from gateway.planner.explain import more_of
 
 
 class Startable(NamedTuple):
-    """data: the data folder, with engines that are installed. installed_only: engines are processes. images: those that may be started, in
+    """data: the data folder, with engines that are installed. installed_only: engines are
+    processes. images: those that may be started, in
     containers; None: whoever starts them has the word."""
 
     data: Path
@@ -42,7 +44,10 @@ class Startable(NamedTuple):
         wanted = away[0].ref if away else "an engine"
         return NoPlan(
             f"No engine that could serve {name} is installed here.",
-            hint=f"Run `fitserve engine install {wanted}`; this machine has no Docker Engine to run containers.",
+            hint=(
+                f"Run `fitserve engine install {wanted}`; this machine has no Docker Engine to run"
+                " containers."
+            ),
         )
 
     def told(
@@ -53,20 +58,33 @@ class Startable(NamedTuple):
         wish: Wish,
         decide: Callable[[list[Engine]], Decision],
     ) -> Decision:
-        """The decision for the engines that are here, with what each is, and what those that are not would give. decide: for such engines."""
+        """The decision for the engines that are here, with what each is, and what those that are
+        not would give. decide: for such engines."""
         try:
             others = decide([*away]).plans if away else ()
         except FitserveError:
             # A flag that only the engines have which are here, for one.
             others = ()
         best = decision.plans[0] if decision.plans else None
-        rows = [EngineHere(engine=engine.ref, here=True, why=self._why(engine, here=True)) for engine in here]
+        rows = [
+            EngineHere(engine=engine.ref, here=True, why=self._why(engine, here=True))
+            for engine in here
+        ]
         for engine in away:
             first = next((plan for plan in others if str(plan.engine) == engine.ref), None)
-            gain, words = more_of(best, first, wish.goal) if first is not None else (None, "no plan")
+            gain, words = (
+                more_of(best, first, wish.goal) if first is not None else (None, "no plan")
+            )
             do = self._cure(engine)
             rows.append(
-                EngineHere(engine=engine.ref, here=False, why=self._why(engine, here=False), do=do, gain=gain, gives=words)
+                EngineHere(
+                    engine=engine.ref,
+                    here=False,
+                    why=self._why(engine, here=False),
+                    do=do,
+                    gain=gain,
+                    gives=words,
+                )
             )
         changed: Decision = decision.evolve(engines=tuple(rows))
         return changed
@@ -74,7 +92,11 @@ class Startable(NamedTuple):
     def _why(self, engine: Engine, *, here: bool) -> str:
         if self.installed_only:
             return "installed" if here else "not installed here"
-        return f"its image {engine.image} may be started" if here else f"its image {engine.image} may not be started"
+        return (
+            f"its image {engine.image} may be started"
+            if here
+            else f"its image {engine.image} may not be started"
+        )
 
     def _cure(self, engine: Engine) -> str:
         if not self.installed_only:

@@ -8,7 +8,8 @@ from gateway.domain import Offer
 
 
 def given(offers: Iterable[Offer]) -> dict[str, int]:
-    """Bytes that come back in all, by UUID. Of several offers of a copy the largest has what the others have."""
+    """Bytes that come back in all, by UUID. Of several offers of a copy the largest has what the
+    others have."""
     most: dict[tuple[str, int, str], int] = {}
     for offer in offers:
         for uuid, count in offer.gives.items():
@@ -21,10 +22,14 @@ def given(offers: Iterable[Offer]) -> dict[str, int]:
 
 
 def reserved(offers: Iterable[Offer]) -> dict[str, int]:
-    """Bytes by UUID that stay for whoever takes these: KV cache that was given for it alone, and what it counted on beside that. Who leaves gives all
+    """Bytes by UUID that stay for whoever takes these: KV cache that was given for it alone, and
+    what it counted on beside that. Who leaves gives all
     that it has, which is for all that wait for it."""
     taken = [one for one in offers if one.how == "surplus"]
-    return {uuid: count + max(one.beside for one in taken if uuid in one.gives) for uuid, count in given(taken).items()}
+    return {
+        uuid: count + max(one.beside for one in taken if uuid in one.gives)
+        for uuid, count in given(taken).items()
+    }
 
 
 def least(offers: Sequence[Offer], enough: Callable[[Sequence[Offer]], bool]) -> tuple[Offer, ...]:

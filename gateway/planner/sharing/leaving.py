@@ -1,4 +1,5 @@
-"""How models leave their GPUs for others, and what has to leave before a sleeping model wakes up. Pure.
+"""How models leave their GPUs for others, and what has to leave before a sleeping model wakes up.
+Pure.
 
 awake(plan, machine)     -> why its engine is stopped now and not put to sleep; "": it sleeps
 leaving(awake, asleep)   -> the offers of the copies of models that could leave
@@ -30,11 +31,15 @@ def awake(plan: Plan, machine: Hardware) -> str:
     needed, free = plan.memory.weights_bytes * max(1, len(plan.gpus)), machine.ram_available_bytes
     if needed + ram_left(machine.ram_total_bytes) <= free:
         return ""
-    return f"its weights take {gib(needed)} of RAM, and {gib(free)} of {gib(machine.ram_total_bytes)} are free"
+    return (
+        f"its weights take {gib(needed)} of RAM, and {gib(free)} of {gib(machine.ram_total_bytes)}"
+        " are free"
+    )
 
 
 class Leaver(NamedTuple):
-    """A copy of a model that could leave. copies: how many the model has. held: bytes that it has of each GPU. engine: what can be put to sleep."""
+    """A copy of a model that could leave. copies: how many the model has. held: bytes that it has
+    of each GPU. engine: what can be put to sleep."""
 
     model: str
     replica: int
@@ -49,12 +54,17 @@ class Leaver(NamedTuple):
     def offer(self, how: Literal["sleep", "stop"], gives: Mapping[str, int], words: str) -> Offer:
         until = "there is room again" if self.copies > 1 else "it is asked again"
         return Offer(
-            model=self.model, replica=self.replica, how=how, gives=dict(gives), words=f"{self.words}{words}, until {until}"
+            model=self.model,
+            replica=self.replica,
+            how=how,
+            gives=dict(gives),
+            words=f"{self.words}{words}, until {until}",
         )
 
 
 def leaving(awake: Iterable[Leaver], asleep: Iterable[Leaver]) -> list[Offer]:
-    """awake: in the order in which it is asked of them. Each leaves by the better means that it has; to end altogether is asked after that, first of
+    """awake: in the order in which it is asked of them. Each leaves by the better means that it
+    has; to end altogether is asked after that, first of
     those that sleep already."""
     first: list[Offer] = []
     last = [one.offer("stop", one.held, ", which sleeps, is unloaded") for one in asleep]
@@ -70,7 +80,8 @@ def leaving(awake: Iterable[Leaver], asleep: Iterable[Leaver]) -> list[Offer]:
 
 
 def missing(attempt: Attempt, claims: Mapping[str, int], machine: Hardware) -> dict[str, int]:
-    """By the UUID of a GPU, what a sleeping engine was promised and others were promised since. claims: without its own."""
+    """By the UUID of a GPU, what a sleeping engine was promised and others were promised since.
+    claims: without its own."""
     found: dict[str, int] = {}
     for gpu in machine.gpus:
         if gpu.uuid in attempt.plan.gpus:
@@ -83,13 +94,17 @@ def missing(attempt: Attempt, claims: Mapping[str, int], machine: Hardware) -> d
 def taken(attempt: Attempt, machine: Hardware) -> dict[str, int]:
     """By the UUID of a GPU, what of all that a sleeping engine gave is not free."""
     gave = attempt.asleep.gave if attempt.asleep is not None else None
-    free = {gpu.uuid: gpu.total_bytes or 0 if gpu.free_bytes is None else gpu.free_bytes for gpu in machine.gpus}
+    free = {
+        gpu.uuid: gpu.total_bytes or 0 if gpu.free_bytes is None else gpu.free_bytes
+        for gpu in machine.gpus
+    }
     found = {uuid: count - _STEADY - free.get(uuid, 0) for uuid, count in (gave or {}).items()}
     return {uuid: count for uuid, count in found.items() if count > 0}
 
 
 def to_wake(lack: Mapping[str, int], offers: Sequence[Offer]) -> tuple[Offer, ...] | None:
-    """The fewest first offers that give it, without those that prove unnecessary; None: all are too little."""
+    """The fewest first offers that give it, without those that prove unnecessary; None: all are too
+    little."""
 
     def enough(some: Sequence[Offer]) -> bool:
         free = given(some)

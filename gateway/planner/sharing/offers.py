@@ -1,6 +1,7 @@
 """Which of the offers of other models a plan needs. Pure.
 
-shared(offers, decide, wanted) -> the decision, with the fewest offers that its best plan needs (`takes`)
+shared(offers, decide, wanted) -> the decision, with the fewest offers that its best plan needs
+(`takes`)
 
 the best plan beside the others        is asked of them
 has all that is wanted                 nothing
@@ -27,14 +28,20 @@ Decide = Callable[[dict[str, int]], Decision]
 _STEPS, _STEP = 2, 100
 
 
-def shared(offers: Sequence[Offer], decide: Decide, wanted: int, room: Mapping[str, int] | None = None) -> Decision:
-    """`wanted`: tokens of context that the user asked for, or would be content with. A plan that fits without takes nothing.
-    room: bytes that an engine may take of each GPU, by UUID, before anything is given; without it each surplus is taken whole."""
+def shared(
+    offers: Sequence[Offer], decide: Decide, wanted: int, room: Mapping[str, int] | None = None
+) -> Decision:
+    """`wanted`: tokens of context that the user asked for, or would be content with. A plan that
+        fits without takes nothing.
+    room: bytes that an engine may take of each GPU, by UUID, before anything is given; without it
+        each surplus is taken whole.
+    """
     search = _Search(decide, wanted)
     takes: tuple[Offer, ...] = ()
     for asked, may in (([one for one in offers if one.how == "surplus"], any), (list(offers), all)):
         now = search.lack(takes)
-        # For the wished context nobody is stopped: only for a plan at all, of which everything lacks.
+        # For the wished context nobody is stopped: only for a plan at all, of which everything
+        # lacks.
         if asked and may(now) and (goal := search.lack(asked)) < now:
             takes = search.fewest(asked, goal)
             if room is not None and takes:
@@ -63,7 +70,8 @@ class _Search:
         return (False, *lacks(plans[0], self._wanted)) if plans else (True, True, True, True)
 
     def fewest(self, offers: Sequence[Offer], goal: tuple[bool, ...]) -> tuple[Offer, ...]:
-        """The fewest first offers that reach the goal, and of these only those without which it is not reached."""
+        """The fewest first offers that reach the goal, and of these only those without which it is
+        not reached."""
         low, high = 1, len(offers)
         while low < high:
             middle = (low + high) // 2
@@ -75,18 +83,29 @@ class _Search:
         needed = near if self.lack(near) <= goal else needed
         return least(needed, lambda some: self.lack(some) <= goal)
 
-    def used(self, takes: tuple[Offer, ...], room: Mapping[str, int], goal: tuple[bool, ...]) -> tuple[Offer, ...]:
-        """Of each surplus what the plan uses of it; all of it where the plan would be another with less."""
+    def used(
+        self, takes: tuple[Offer, ...], room: Mapping[str, int], goal: tuple[bool, ...]
+    ) -> tuple[Offer, ...]:
+        """Of each surplus what the plan uses of it; all of it where the plan would be another with
+        less."""
         plan = self.decided(takes).plans[0]
         need = plan.memory.promised_bytes + _STEPS * plan.memory.gpu_bytes // _STEP
         missing = {uuid: need - room.get(uuid, 0) for uuid in plan.gpus}
         parts: list[Offer] = []
         for take in sorted(takes, key=lambda one: one.how == "surplus"):
-            count = max((min(most, missing.get(uuid, 0)) for uuid, most in take.gives.items()), default=0)
+            count = max(
+                (min(most, missing.get(uuid, 0)) for uuid, most in take.gives.items()), default=0
+            )
             if take.how != "surplus" or count > 0:
                 beside = max(0, min(room.get(uuid, 0) for uuid in take.gives))
                 parts.append(part(take, count).evolve(beside=beside))
-                missing = {uuid: left - parts[-1].gives.get(uuid, 0) for uuid, left in missing.items()}
+                missing = {
+                    uuid: left - parts[-1].gives.get(uuid, 0) for uuid, left in missing.items()
+                }
         with_less = self.decided(parts).plans
-        same = with_less and with_less[0].memory.kv_tokens >= plan.memory.kv_tokens and with_less[0].gpus == plan.gpus
+        same = (
+            with_less
+            and with_less[0].memory.kv_tokens >= plan.memory.kv_tokens
+            and with_less[0].gpus == plan.gpus
+        )
         return tuple(parts) if same and self.lack(parts) <= goal else takes

@@ -1,4 +1,5 @@
-"""The unit in which clients are counted by address: an IPv4 address, or the /64 network of an IPv6 address, which one customer has whole."""
+"""The unit in which clients are counted by address: an IPv4 address, or the /64 network of an IPv6
+address, which one customer has whole."""
 
 from __future__ import annotations
 

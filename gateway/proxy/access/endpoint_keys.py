@@ -1,9 +1,11 @@
-"""The keys that the gateway shows to engines that run elsewhere. A wish only says where a key is; it is read when it is used, so a file that changes counts.
+"""The keys that the gateway shows to engines that run elsewhere. A wish only says where a key is;
+it is read when it is used, so a file that changes counts.
 
     env:FITSERVE_ENDPOINT_KEY_NAME      a variable of the gateway's environment
     file:NAME                           the line in DATA/endpoint-keys/NAME
 
-Nothing else is read: who may add a model could otherwise have any secret that the gateway can read sent to a host of theirs.
+Nothing else is read: who may add a model could otherwise have any secret that the gateway can read
+sent to a host of theirs.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _KEY = re.compile(r"[!-~]+", re.ASCII)
 
 
 class NoKeyError(Exception):
-    """The key is not where it should be. The text says why, and neither where that is nor what is there: clients may read it."""
+    """The key is not where it should be. The text says why, and neither where that is nor what is
+    there: clients may read it."""
 
 
 @dataclass(frozen=True)
@@ -48,5 +51,7 @@ class EndpointKeys:
         if not found:
             raise NoKeyError("there is nothing in it")
         if len(found) > _MOST_BYTES or not _KEY.fullmatch(found):
-            raise NoKeyError("it has blanks, several lines, more than 4 KiB, or characters that no key has")
+            raise NoKeyError(
+                "it has blanks, several lines, more than 4 KiB, or characters that no key has"
+            )
         return found

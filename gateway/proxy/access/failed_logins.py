@@ -1,7 +1,9 @@
-"""Wrong keys, counted by address: a client that guesses keys is told to come back later; clients with a good key are not.
+"""Wrong keys, counted by address: a client that guesses keys is told to come back later; clients
+with a good key are not.
 
-Up to MOST wrong keys in a minute are answered with 401, more with 429. A client could still guess right on the way. So a key that is easy
-to guess (a person made it up) is not accepted from an address with too many wrong keys, unless it was used from there before.
+Up to MOST wrong keys in a minute are answered with 401, more with 429. A client could still guess
+right on the way. So a key that is easy to guess (a person made it up) is not accepted from an
+address with too many wrong keys, unless it was used from there before.
 """
 
 from __future__ import annotations
@@ -22,12 +24,16 @@ _LOCK = ROWS
 
 
 class FailedLogins:
-    """The counts. `memory`: shared by several processes, which count together; None: this process counts alone. The oldest addresses are
+    """The counts. `memory`: shared by several processes, which count together; None: this process
+    counts alone. The oldest addresses are
     forgotten."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, memory: SharedMemory | None = None) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, memory: SharedMemory | None = None
+    ) -> None:
         self._clock = clock
-        # Address -> wrong keys and the begin of their minute; address and key -> 1 where the key was right.
+        # Address -> wrong keys and the begin of their minute; address and key -> 1 where the key
+        # was right.
         self._table = memory.failed_logins if memory is not None else SharedTable(FAILED_LOGINS)
         self._lock = memory.lock(_LOCK) if memory is not None else contextlib.nullcontext()
 
@@ -43,7 +49,8 @@ class FailedLogins:
             raise _too_many(since + WINDOW_S - now)
 
     def right(self, address: str, digest: bytes) -> None:
-        """A key that is easy to guess was right. Raises RateLimited where somebody may have guessed it just now."""
+        """A key that is easy to guess was right. Raises RateLimited where somebody may have guessed
+        it just now."""
         now, here = self._clock(), address.encode() + digest
         if self._table.get(here)[0]:
             return

@@ -1,12 +1,15 @@
-"""The keys that were made here. They are kept in the store, and once more in a file beside the database, DATA_DIR/keys.json.
+"""The keys that were made here. They are kept in the store, and once more in a file beside the
+database, DATA_DIR/keys.json.
 
-Both have digests only. Both have the same keys; where the file has keys and the database has none, the database was lost or set back, and
-takes the keys of the file. So a gateway with keys does not open to everybody when its database is damaged. Where the file cannot be read
-either, only the keys of the settings are good.
+Both have digests only. Both have the same keys; where the file has keys and the database has none,
+the database was lost or set back, and takes the keys of the file. So a gateway with keys does not
+open to everybody when its database is damaged. Where the file cannot be read either, only the keys
+of the settings are good.
 
-A key can always be revoked, though the disk is full: at once in memory, then in the file by zeros over its digest, which need no new room, and
-then in the database and the file as a whole, which is tried again until it is done. A key with a struck digest in the file is revoked, whatever
-the database says.
+A key can always be revoked, though the disk is full: at once in memory, then in the file by zeros
+over its digest, which need no new room, and then in the database and the file as a whole, which is
+tried again until it is done. A key with a struck digest in the file is revoked, whatever the
+database says.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ _STORED_KEYS: TypeAdapter[tuple[StoredKey, ...]] = TypeAdapter(tuple[StoredKey, 
 
 
 class Keyring:
-    """Blocks for the time of a disk write, and may be called from any thread. `changed` is called when others are in force."""
+    """Blocks for the time of a disk write, and may be called from any thread. `changed` is called
+    when others are in force."""
 
     def __init__(self, store: Store, data: Path, keys: Keys, changed: Callable[[], object]) -> None:
         self.kept: tuple[StoredKey, ...] = ()
@@ -65,28 +69,41 @@ class Keyring:
 
     def load(self) -> None:
         """Makes the stored keys good."""
-        stored = tuple(StoredKey(grant=grant, digest=digest.hex(), created_at=at) for grant, digest, at in self._store.grants())
+        stored = tuple(
+            StoredKey(grant=grant, digest=digest.hex(), created_at=at)
+            for grant, digest, at in self._store.grants()
+        )
         in_file: tuple[StoredKey, ...] = ()
         closed = False
         try:
-            in_file = _STORED_KEYS.validate_json(self._file.read_bytes()) if self._file.exists() else ()
+            in_file = (
+                _STORED_KEYS.validate_json(self._file.read_bytes()) if self._file.exists() else ()
+            )
         except (OSError, ValidationError) as error:
             if not stored:
-                log.error("the keys cannot be read, so nobody is let in without one of the settings", error=str(error)[:300])  # noqa: TRY400
+                log.error(  # noqa: TRY400
+                    "the keys cannot be read, so nobody is let in without one of the settings",
+                    error=str(error)[:300],
+                )
                 closed = True
         struck = {(one.grant.name, one.created_at) for one in in_file if one.struck}
         kept = tuple(one for one in stored if (one.grant.name, one.created_at) not in struck)
         if not stored:
             kept = tuple(one for one in in_file if not one.struck)
             if kept:
-                log.warning("the database knew no keys, those of the file beside it are in force", keys=len(kept))
+                log.warning(
+                    "the database knew no keys, those of the file beside it are in force",
+                    keys=len(kept),
+                )
                 if self._store.problem is None:
                     for one in kept:
                         self._store.add_key(one.grant, bytes.fromhex(one.digest), one.created_at)
         self._swap(kept, closed=closed)
         if stored and kept != in_file:
             self._revoked = {
-                one.grant.name: one.evolve(digest=_STRUCK) for one in stored if (one.grant.name, one.created_at) in struck
+                one.grant.name: one.evolve(digest=_STRUCK)
+                for one in stored
+                if (one.grant.name, one.created_at) in struck
             }
             self._settle()
 
@@ -99,11 +116,17 @@ class Keyring:
                     "A key that was revoked is not out of the database yet. Nothing was changed.",
                     hint="Free disk space or repair the permissions of FITSERVE_DATA_DIR.",
                 )
-            if grant.name in FROM_SETTINGS or any(one.grant.name == grant.name for one in self.kept):
-                raise Conflict(f"There is a key {grant.name} already.", hint="Remove it first, or use another name.")
+            if grant.name in FROM_SETTINGS or any(
+                one.grant.name == grant.name for one in self.kept
+            ):
+                raise Conflict(
+                    f"There is a key {grant.name} already.",
+                    hint="Remove it first, or use another name.",
+                )
             if "admin" not in grant.scopes and "admin" not in self._keys.table.scopes:
                 raise Conflict(
-                    "The first key must have the scope admin: without one nobody could make or remove keys any more.",
+                    "The first key must have the scope admin: without one nobody could make or"
+                    " remove keys any more.",
                     hint="Make that one first, or set FITSERVE_ADMIN_KEY.",
                 )
             key = new_key()
@@ -116,20 +139,30 @@ class Keyring:
         return key
 
     def remove(self, name: str) -> bool:
-        """From now on the key is good for nothing; its requests under way are finished. Whether that is on the disk too: where not, it is tried
-        again, and a gateway that starts before it has succeeded knows the key. Raises NotFound, Conflict."""
+        """From now on the key is good for nothing; its requests under way are finished. Whether
+        that is on the disk too: where not, it is tried
+        again, and a gateway that starts before it has succeeded knows the key. Raises NotFound,
+        Conflict.
+        """
         with self._lock:
             if name in FROM_SETTINGS:
                 raise Conflict(
-                    f"The key {name} comes from the settings.", hint=f"Unset FITSERVE_{name.upper()}_KEY and restart."
+                    f"The key {name} comes from the settings.",
+                    hint=f"Unset FITSERVE_{name.upper()}_KEY and restart.",
                 )
             kept = tuple(one for one in self.kept if one.grant.name != name)
             if len(kept) == len(self.kept):
-                raise NotFound(f"There is no key {name[:200]}.", hint="`fitserve keys ls` lists them.")
-            left = {*(scope for one in kept for scope in one.grant.scopes), *self._keys.fixed_scopes}
+                raise NotFound(
+                    f"There is no key {name[:200]}.", hint="`fitserve keys ls` lists them."
+                )
+            left = {
+                *(scope for one in kept for scope in one.grant.scopes),
+                *self._keys.fixed_scopes,
+            }
             if left and "admin" not in left:
                 raise Conflict(
-                    "This is the last key with the scope admin: without one nobody could make or remove keys any more.",
+                    "This is the last key with the scope admin: without one nobody could make or"
+                    " remove keys any more.",
                     hint="Remove the other keys first, or make another one for admin.",
                 )
             gone = next(one for one in self.kept if one.grant.name == name)
@@ -141,7 +174,9 @@ class Keyring:
             log.info("key removed", key=name)
         else:
             log.warning(
-                "key removed, but the disk does not take it; a restart would bring the key back until it does", key=name
+                "key removed, but the disk does not take it; a restart would bring the key back"
+                " until it does",
+                key=name,
             )
         return durable
 
@@ -152,7 +187,8 @@ class Keyring:
                 self._timer.cancel()
 
     def _strike(self, key: StoredKey) -> bool:
-        """Zeros over the digest in the file: a full disk has room for that. Whether they are on the disk."""
+        """Zeros over the digest in the file: a full disk has room for that. Whether they are on the
+        disk."""
         if key.struck:
             return True
         try:
@@ -170,7 +206,8 @@ class Keyring:
         return True
 
     def _settle(self) -> bool:
-        """Takes revoked keys out of the database, and then out of the file. Whether nothing is left to do; else it is tried again later."""
+        """Takes revoked keys out of the database, and then out of the file. Whether nothing is left
+        to do; else it is tried again later."""
         if self._store.problem is None:
             with contextlib.suppress(StoreError):
                 for name in self._revoked:
@@ -179,7 +216,8 @@ class Keyring:
                 self._write(self.kept)
                 self._revoked.clear()
                 return True
-        # The database is another one, in memory, until the next start: the struck digest must stay in the file until then.
+        # The database is another one, in memory, until the next start: the struck digest must stay
+        # in the file until then.
         elif not [key for key in list(self._revoked.values()) if not self._strike(key)]:
             self._revoked.clear()
             return True
@@ -198,7 +236,9 @@ class Keyring:
 
     def _swap(self, kept: tuple[StoredKey, ...], *, closed: bool = False) -> None:
         self.kept = kept
-        self._keys.swap([key_of(one.grant, bytes.fromhex(one.digest)) for one in kept], closed=closed)
+        self._keys.swap(
+            [key_of(one.grant, bytes.fromhex(one.digest)) for one in kept], closed=closed
+        )
         self._changed()
 
     def _write(self, kept: tuple[StoredKey, ...]) -> None:

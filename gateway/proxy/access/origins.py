@@ -1,4 +1,5 @@
-"""Web pages of other origins: which may call (`FITSERVE_ORIGINS`), and what their browsers are told. Never with credentials: a page sends its key itself."""
+"""Web pages of other origins: which may call (`FITSERVE_ORIGINS`), and what their browsers are
+told. Never with credentials: a page sends its key itself."""
 
 from __future__ import annotations
 
@@ -10,8 +11,16 @@ EXPOSED = (
     "x-gateway-source",
     "retry-after",
     "x-should-retry",
-    *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
-    *(f"anthropic-ratelimit-{of}-{what}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
+    *(
+        f"x-ratelimit-{what}-{of}"
+        for what in ("limit", "remaining", "reset")
+        for of in ("requests", "tokens")
+    ),
+    *(
+        f"anthropic-ratelimit-{of}-{what}"
+        for of in ("requests", "tokens")
+        for what in ("limit", "remaining", "reset")
+    ),
 )
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 ANY = "*"

@@ -1,8 +1,10 @@
-"""What a key may use: requests per minute, tokens per minute, requests at once. Refused before an engine is asked, with 429.
+"""What a key may use: requests per minute, tokens per minute, requests at once. Refused before an
+engine is asked, with 429.
 
-A minute's worth can be used at once, and comes back evenly over the minute that follows. Tokens are known only when an answer ends: they
-are taken then, what is over the limit is owed, and the next request waits until it is paid. Where an answer does not tell (the client
-left, or asked for no usage in its stream) they are estimated from its bytes, at no more than a minute's worth.
+A minute's worth can be used at once, and comes back evenly over the minute that follows. Tokens are
+known only when an answer ends: they are taken then, what is over the limit is owed, and the next
+request waits until it is paid. Where an answer does not tell (the client left, or asked for no
+usage in its stream) they are estimated from its bytes, at no more than a minute's worth.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Account:
     def __init__(self, limit: KeyLimits, now: float) -> None:
         self._under_way = 0
         self.most = limit.in_flight
-        self.requests = Bucket(limit.requests_per_minute, now) if limit.requests_per_minute else None
+        self.requests = (
+            Bucket(limit.requests_per_minute, now) if limit.requests_per_minute else None
+        )
         self.tokens = Bucket(limit.tokens_per_minute, now) if limit.tokens_per_minute else None
 
     def under_way(self) -> int:
@@ -67,9 +71,13 @@ class Account:
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             if bucket is not None and bucket.level(now) < 1:
                 wait_s = bucket.wait_s(1, now)
-                raise self._refusal(f"more than its {bucket.size} {what} per minute", wait_s, shape, now)
+                raise self._refusal(
+                    f"more than its {bucket.size} {what} per minute", wait_s, shape, now
+                )
         if self.most is not None and self.under_way() >= self.most:
-            raise self._refusal(f"as many requests under way as it may have, {self.most}", 1, shape, now)
+            raise self._refusal(
+                f"as many requests under way as it may have, {self.most}", 1, shape, now
+            )
         self.count(1)
         if self.requests is not None:
             self.requests.take(1, now)
@@ -82,7 +90,9 @@ class Account:
 
     def _refusal(self, why: str, wait_s: float, shape: Shape, now: float) -> RateLimited:
         seconds = max(1, math.ceil(wait_s))
-        error = RateLimited(f"The key has used {why}.", hint=f"Try again in {seconds} s.", retry_after_s=seconds)
+        error = RateLimited(
+            f"The key has used {why}.", hint=f"Try again in {seconds} s.", retry_after_s=seconds
+        )
         error.headers = self.headers(shape, now)
         return error
 
@@ -97,7 +107,11 @@ class Account:
                 name, reset = b"anthropic-ratelimit-" + what + b"-%b", _moment(full_s)
             else:
                 name, reset = b"x-ratelimit-%b-" + what, _duration(full_s)
-            lines += [(name % b"limit", b"%d" % bucket.size), (name % b"remaining", b"%d" % left), (name % b"reset", reset)]
+            lines += [
+                (name % b"limit", b"%d" % bucket.size),
+                (name % b"remaining", b"%d" % left),
+                (name % b"reset", reset),
+            ]
         return tuple(lines)
 
 
@@ -117,7 +131,8 @@ class Permit:
 
 
 class RateLimiter:
-    """The accounts of all keys with limits. Only the event loop that serves requests calls these methods."""
+    """The accounts of all keys with limits. Only the event loop that serves requests calls these
+    methods."""
 
     def __init__(self) -> None:
         self._accounts: dict[bytes, Account] = {}
@@ -138,12 +153,16 @@ class RateLimiter:
     def keep(self, digests: Iterable[bytes]) -> None:
         """Forgets the accounts of keys that are gone."""
         kept = set(digests)
-        self._accounts = {digest: account for digest, account in self._accounts.items() if digest in kept}
+        self._accounts = {
+            digest: account for digest, account in self._accounts.items() if digest in kept
+        }
 
 
 def estimate(asked_bytes: int, sent_bytes: int, *, events: bool, most: int) -> int:
     """Tokens of a request and its answer, from their bytes; not more than `most`."""
-    return min(most, asked_bytes // TEXT_BYTES + sent_bytes // (EVENT_BYTES if events else TEXT_BYTES))
+    return min(
+        most, asked_bytes // TEXT_BYTES + sent_bytes // (EVENT_BYTES if events else TEXT_BYTES)
+    )
 
 
 def _duration(seconds: float) -> bytes:
@@ -156,4 +175,8 @@ def _duration(seconds: float) -> bytes:
 
 def _moment(seconds: float) -> bytes:
     """In so many seconds, as in Anthropic's headers."""
-    return datetime.fromtimestamp(math.ceil(time.time() + seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
+    return (
+        datetime.fromtimestamp(math.ceil(time.time() + seconds), UTC)
+        .strftime("%Y-%m-%dT%H:%M:%SZ")
+        .encode()
+    )

@@ -1,4 +1,5 @@
-"""Which scope a request to the application needs: one row for each of its routes. Inference never comes there, see `ClientConnection`.
+"""Which scope a request to the application needs: one row for each of its routes. Inference never
+comes there, see `ClientConnection`.
 
 read    tells of the gateway and changes nothing
 admin   changes something, makes the gateway read what the caller names, or shows what engines may have printed of prompts
@@ -58,13 +59,15 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
 
 
 class Scopes:
-    """Finds the row with the routes' own matching, on the value that routing uses, so that no spelling of a path tells them apart."""
+    """Finds the row with the routes' own matching, on the value that routing uses, so that no
+    spelling of a path tells them apart."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self.routes = [route for route in routes if isinstance(route, Route)]
 
     def needed(self, scope: types.Scope) -> Scope | Literal["open"]:
-        """What is in no row needs `admin`; what is no route at all is answered with a 404 to every key that may read."""
+        """What is in no row needs `admin`; what is no route at all is answered with a 404 to every
+        key that may read."""
         match, path = self.find(scope)
         if match is Match.FULL:
             method = "GET" if scope["method"] == "HEAD" else scope["method"]
@@ -72,7 +75,8 @@ class Scopes:
         return "admin" if match is Match.PARTIAL else "read"
 
     def find(self, scope: types.Scope) -> tuple[Match, str]:
-        """How well the best route matches, and its path as it was declared. Partial: it takes other methods."""
+        """How well the best route matches, and its path as it was declared. Partial: it takes other
+        methods."""
         best, path = Match.NONE, ""
         for route in self.routes:
             match, _ = route.matches(scope)

@@ -1,7 +1,8 @@
-"""The endpoints: the only table of the paths that clients may call. Every other path is answered with 404, and no engine hears of the request.
+"""The endpoints: the only table of the paths that clients may call. Every other path is answered
+    with 404, and no engine hears of the request.
 
-Engines expose unauthenticated control endpoints (/sleep, /update_weights, /invocations), so a path that reaches one is written from
-this table, never from the client's bytes.
+Engines expose unauthenticated control endpoints (/sleep, /update_weights, /invocations), so a path
+that reaches one is written from this table, never from the client's bytes.
 
     task        what a model must do to answer (ModelRoute.task); a model whose task nobody knows may be asked for anything
     body        json: an object with `model`; form: multipart/form-data with a field `model`; none: no body that counts
@@ -24,7 +25,10 @@ Shape = Literal["openai", "anthropic"]
 
 _RESPONSE = re.compile(r"/v1/responses/(resp_[\w-]{1,120})(/cancel)?", re.ASCII)
 # What the engines read of the query of a retrieval: vLLM's `retrieve_responses` takes these two.
-_QUERY = re.compile(rb"(?:stream=\w{1,5}|starting_after=\d{1,9})(?:&(?:stream=\w{1,5}|starting_after=\d{1,9}))?", re.ASCII)
+_QUERY = re.compile(
+    rb"(?:stream=\w{1,5}|starting_after=\d{1,9})(?:&(?:stream=\w{1,5}|starting_after=\d{1,9}))?",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,13 @@ class Endpoint:
         if task is None or task in self.tasks:
             return
         raise BadRequest(
-            f"The model '{model}' {'makes embeddings' if task == 'embed' else 'generates text'}, which {self.path} does not do.",
-            hint="Use /v1/embeddings." if task == "embed" else "Use /v1/chat/completions or /v1/completions.",
+            f"The model '{model}' {'makes embeddings' if task == 'embed' else 'generates text'},"
+            f" which {self.path} does not do.",
+            hint=(
+                "Use /v1/embeddings."
+                if task == "embed"
+                else "Use /v1/chat/completions or /v1/completions."
+            ),
             param="model",
         )
 
@@ -83,19 +92,22 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("models", "GET", "/v1/models", _ANY, body="none", at="models"),
 )
 _PATHS = {endpoint.path: endpoint for endpoint in ENDPOINTS}
-# The usual spelling, looked up without reading the URL: exactly the path, by the bytes of method and target.
+# The usual spelling, looked up without reading the URL: exactly the path, by the bytes of method
+# and target.
 USUAL = {(endpoint.method_bytes, endpoint.target): endpoint for endpoint in ENDPOINTS}
 
 
 def is_inference(path: str) -> bool:
-    """Whether a decoded path is the data plane's to answer, if only with a 404; the rest is the admin API's."""
+    """Whether a decoded path is the data plane's to answer, if only with a 404; the rest is the
+    admin API's."""
     return path in _PATHS or path.startswith(("/v1/", "/v2/")) or path in ("/v1", "/v2")
 
 
 def split(target: bytes) -> tuple[str, bytes]:
     """The decoded path and the raw query of a request target. Raises HttpParserInvalidURLError."""
     url = httptools.parse_url(target)
-    # The same decoding as uvicorn's of `scope["path"]`, so that a path means the same here and in FastAPI.
+    # The same decoding as uvicorn's of `scope["path"]`, so that a path means the same here and in
+    # FastAPI.
     path = (url.path or b"").decode("ascii")
     return urllib.parse.unquote(path) if "%" in path else path, url.query or b""
 
@@ -108,15 +120,29 @@ def find(path: str, query: bytes, method: str) -> Endpoint:
     """The row for a decoded path. Raises NotFound, MethodNotAllowed."""
     endpoint = _PATHS.get(path)
     if endpoint is None and path.startswith("/v1/models/"):
-        endpoint = Endpoint("models", "GET", "/v1/models", _ANY, body="none", at="models", id=path.removeprefix("/v1/models/"))
+        endpoint = Endpoint(
+            "models",
+            "GET",
+            "/v1/models",
+            _ANY,
+            body="none",
+            at="models",
+            id=path.removeprefix("/v1/models/"),
+        )
     elif endpoint is None and (match := _RESPONSE.fullmatch(path)):
         wants = "POST" if match[2] else "GET"
         known = query.decode() if wants == "GET" and _QUERY.fullmatch(query) else ""
-        endpoint = Endpoint("responses", wants, path, _TEXT, body="none", at="id", id=match[1], query=known)
+        endpoint = Endpoint(
+            "responses", wants, path, _TEXT, body="none", at="id", id=match[1], query=known
+        )
     if endpoint is None:
         raise NotFound(f"There is no {path[:200]} here.", hint=f"Served are {_SERVED}.")
     if endpoint.method != method:
-        raise MethodNotAllowed(f"{path[:200]} does not take {method}.", hint=f"Use {endpoint.method}.", allow=endpoint.method)
+        raise MethodNotAllowed(
+            f"{path[:200]} does not take {method}.",
+            hint=f"Use {endpoint.method}.",
+            allow=endpoint.method,
+        )
     return endpoint
 
 

@@ -1,4 +1,5 @@
-"""Errors as the description of the API (OpenAPI 3.1) has them: their bodies, and which statuses a call answers with."""
+"""Errors as the description of the API (OpenAPI 3.1) has them: their bodies, and which statuses a
+call answers with."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ def _kinds(kind: type[FitserveError] = FitserveError) -> Iterable[type[FitserveE
 
 
 _TEXT = {"type": "string"}
-# By the name of the schema: as `FitserveError.envelope` and `gateway.proxy.api.protocol.envelope` make them.
+# By the name of the schema: as `FitserveError.envelope` and `gateway.proxy.api.protocol.envelope`
+# make them.
 ERROR_SCHEMAS: dict[str, dict[str, Any]] = {
     "Error": {
         "type": "object",
@@ -42,11 +44,18 @@ ERROR_SCHEMAS: dict[str, dict[str, Any]] = {
         "required": ["type", "error"],
         "properties": {
             "type": {"const": "error"},
-            "error": {"type": "object", "required": ["type", "message"], "properties": {"type": _TEXT, "message": _TEXT}},
+            "error": {
+                "type": "object",
+                "required": ["type", "message"],
+                "properties": {"type": _TEXT, "message": _TEXT},
+            },
         },
     },
     "EngineError": {
-        "description": "Where `x-gateway-source` says `gateway`, an error of the gateway; else what the engine said, as it is.",
+        "description": (
+            "Where `x-gateway-source` says `gateway`, an error of the gateway; else what the engine"
+            " said, as it is."
+        ),
         "anyOf": [{"$ref": "#/components/schemas/Error"}, {}],
     },
 }
@@ -59,7 +68,9 @@ def errors(*kinds: type[FitserveError], schema: str = "Error") -> dict[int | str
         by_status.setdefault(kind.status, []).append(kind)
     return {
         status: {
-            "description": " ".join(f"`{kind.code}`: {(kind.__doc__ or '').partition('.')[0]}." for kind in found),
+            "description": " ".join(
+                f"`{kind.code}`: {(kind.__doc__ or '').partition('.')[0]}." for kind in found
+            ),
             "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}},
         }
         for status, found in by_status.items()

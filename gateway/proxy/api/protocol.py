@@ -1,6 +1,8 @@
-"""HTTP and JSON as the data plane speaks them: request ids, the `model` field, answers and error envelopes.
+"""HTTP and JSON as the data plane speaks them: request ids, the `model` field, answers and error
+envelopes.
 
-An error has the shape of the API that was called, OpenAI's or Anthropic's; `x-gateway-source: gateway` tells it from an engine's.
+An error has the shape of the API that was called, OpenAI's or Anthropic's; `x-gateway-source:
+gateway` tells it from an engine's.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ _ANTHROPIC_TYPES = {
 
 
 class RequestFields(msgspec.Struct):
-    """The fields that routing needs, each still in its own bytes. Of a repeated key the last counts."""
+    """The fields that routing needs, each still in its own bytes. Of a repeated key the last
+    counts."""
 
     model: msgspec.Raw = _NOTHING
     stream: msgspec.Raw = _NOTHING
@@ -111,7 +114,10 @@ def known_id(value: bytes | None) -> str | None:
 
 def request_id(scope: Scope) -> str:
     """As `known_id`, for an ASGI request; a new id where the request has none."""
-    return known_id(next((value for key, value in scope["headers"] if key == b"x-request-id"), None)) or new_id()
+    return (
+        known_id(next((value for key, value in scope["headers"] if key == b"x-request-id"), None))
+        or new_id()
+    )
 
 
 def read_usual_fields(body: bytes | bytearray) -> UsualFields | None:
@@ -127,14 +133,16 @@ def read_usual_fields(body: bytes | bytearray) -> UsualFields | None:
 def read_request_fields(body: bytes | bytearray) -> RequestFields:
     """What routing needs of a JSON object. Raises BadRequest.
 
-    Of a repeated key the last counts because engines read bodies with Python's json: both must see the same model.
+    Of a repeated key the last counts because engines read bodies with Python's json: both must see
+    the same model.
     """
     asked: RequestFields = _read(body, _REQUEST_FIELDS)
     return asked
 
 
 def read_fields(body: bytes | bytearray) -> dict[str, msgspec.Raw]:
-    """The fields of a JSON object, each value still in its own bytes; of a repeated key the last counts. Raises BadRequest."""
+    """The fields of a JSON object, each value still in its own bytes; of a repeated key the last
+    counts. Raises BadRequest."""
     fields: dict[str, msgspec.Raw] = _read(body, _FIELDS)
     return fields
 
@@ -145,7 +153,9 @@ def _read(body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> Any:
             body.decode()  # below, msgspec leaves values raw and does not check their UTF-8
         return decoder.decode(body)
     except msgspec.ValidationError:
-        raise BadRequest("The request body is JSON, but not an object.", hint=_OBJECT_HINT) from None
+        raise BadRequest(
+            "The request body is JSON, but not an object.", hint=_OBJECT_HINT
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"The request body is not JSON ({error}).", hint=_OBJECT_HINT) from None
     except RecursionError:
@@ -162,11 +172,15 @@ def with_model(fields: Mapping[str, msgspec.Raw], name: str) -> bytes:
 
 
 def too_large(limit_bytes: int) -> TooLarge:
-    return TooLarge(f"The request body is over {limit_bytes} bytes.", hint="Send less, or raise FITSERVE_BODY_LIMIT_BYTES.")
+    return TooLarge(
+        f"The request body is over {limit_bytes} bytes.",
+        hint="Send less, or raise FITSERVE_BODY_LIMIT_BYTES.",
+    )
 
 
 def dump(value: Any) -> bytes:
-    # json rather than msgspec: json escapes lone surrogates, which a hostile name may hold and UTF-8 cannot.
+    # json rather than msgspec: json escapes lone surrogates, which a hostile name may hold and
+    # UTF-8 cannot.
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -179,7 +193,8 @@ def envelope(error: FitserveError, shape: Shape) -> dict[str, Any]:
 
 
 def anthropic_error(status: int, body: bytes | bytearray) -> bytes:
-    """The body of an engine's error in Anthropic's shape, on one line. Engines answer what they cannot read with OpenAI's (vLLM 0.33.0,
+    """The body of an engine's error in Anthropic's shape, on one line. Engines answer what they
+    cannot read with OpenAI's (vLLM 0.33.0,
     entrypoints/serve/exceptions.py), or with their framework's."""
     try:
         said = msgspec.json.decode(body)
@@ -194,7 +209,10 @@ def anthropic_error(status: int, body: bytes | bytearray) -> bytes:
             and "type" in inner
         ):
             return dump(said)
-        found = next((one["message"] for one in (inner, said) if isinstance(one, dict) and "message" in one), None)
+        found = next(
+            (one["message"] for one in (inner, said) if isinstance(one, dict) and "message" in one),
+            None,
+        )
         said = found or said.get("detail") or inner or said
     message = said if isinstance(said, str) else dump(said).decode()
     kind = _ANTHROPIC_TYPES.get(status, "api_error")
@@ -220,25 +238,28 @@ def error_headers(error: FitserveError) -> list[tuple[bytes, bytes]]:
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.lasting:
-        # As Anthropic's API says it. The SDKs of OpenAI and Anthropic ask again or not by it (`_should_retry` in their _base_client.py); without it
-        # Claude Code asks eleven times with a wrong key, for three minutes.
+        # As Anthropic's API says it. The SDKs of OpenAI and Anthropic ask again or not by it
+        # (`_should_retry` in their _base_client.py); without it Claude Code asks eleven times with
+        # a wrong key, for three minutes.
         headers.append((b"x-should-retry", b"false"))
     return headers
 
 
 def answer(status: int, body: bytes, id_: str, headers: Headers) -> bytes:
-    """A whole answer of the gateway's own, as bytes; `headers` come beside those that every such answer has."""
+    """A whole answer of the gateway's own, as bytes; `headers` come beside those that every such
+    answer has."""
     head = [
         STATUS_LINE[status],
-        b"content-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\nx-gateway-source: gateway\r\n"
-        % (len(body), id_.encode()),
+        b"content-type: application/json\r\ncontent-length: %d\r\nx-request-id:"
+        b" %b\r\nx-gateway-source: gateway\r\n" % (len(body), id_.encode()),
     ]
     head += [b"%b: %b\r\n" % pair for pair in headers]
     return b"".join((*head, b"\r\n", body))
 
 
 async def send_error(send: Send, error: FitserveError, request_id: str) -> None:
-    """Answers over ASGI with the error's envelope and status. Only for a response that has not started."""
+    """Answers over ASGI with the error's envelope and status. Only for a response that has not
+    started."""
     body = dump(error.envelope())
     start = [
         (b"content-type", b"application/json"),

@@ -1,15 +1,19 @@
-"""Memory for the bodies of requests, shared by all connections: every byte that is kept beyond SMALL_BYTES of one request is counted here,
-for the key of the caller and in all, whatever the request waits for: the rest of its body, its turn, a replica, or an engine that reads.
+"""Memory for the bodies of requests, shared by all connections: every byte that is kept beyond
+SMALL_BYTES of one request is counted here,
+for the key of the caller and in all, whatever the request waits for: the rest of its body, its
+turn, a replica, or an engine that reads.
 
     a key keeps                          its next body that grows
     no more than is still free           reads on
     more than is still free              waits unread; but one body of the key may go beyond it, so that one is always completed
     more than is free of twice as much   503, come back: many connections brought one read each before anybody could say no
 
-So one key alone takes half of the memory at most, and leaves as much to the next. While a body waits, the others have to come in at
-PRESSED_BYTES_S, or have gone to the engine so fast: who trickled for PATIENCE_S loses the room, the oldest first, until nobody waits.
+So one key alone takes half of the memory at most, and leaves as much to the next. While a body
+waits, the others have to come in at PRESSED_BYTES_S, or have gone to the engine so fast: who
+trickled for PATIENCE_S loses the room, the oldest first, until nobody waits.
 
-`model` may be the last field of a body, and SDKs put it behind the messages; so a body is kept until it is complete.
+`model` may be the last field of a body, and SDKs put it behind the messages; so a body is kept
+until it is complete.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ from typing import Protocol
 
 from gateway.errors import Busy, FitserveError, TooSlow
 
-# A body up to here is not counted: connections are limited too, and small requests never wait for large ones.
+# A body up to here is not counted: connections are limited too, and small requests never wait for
+# large ones.
 SMALL_BYTES = 64 * 1024
 PATIENCE_S = 4.0
 PRESSED_BYTES_S = 32 * 1024
@@ -31,7 +36,8 @@ _LEAST_BYTES = 32 * 1024 * 1024
 
 
 class Holder(Protocol):
-    """The request whose body is kept. `moved`: a number that grows with each byte that comes in, and with each byte that goes out."""
+    """The request whose body is kept. `moved`: a number that grows with each byte that comes in,
+    and with each byte that goes out."""
 
     @property
     def account(self) -> str:
@@ -49,7 +55,8 @@ class Holder(Protocol):
 
 @dataclass(slots=True)
 class _Share:
-    """What one request has. `pressed`: somebody else decides how fast its bytes move; `since`: of the last look, None: not looked at yet."""
+    """What one request has. `pressed`: somebody else decides how fast its bytes move; `since`: of
+    the last look, None: not looked at yet."""
 
     size: int = 0
     pressed: bool = False
@@ -67,12 +74,15 @@ class BodyBudget:
         self._wait_s = wait_s
         self._of: Counter[str] = Counter()
         self._shares: dict[Holder, _Share] = {}
-        self._growing: dict[Holder, _Share] = {}  # those whose body is not whole yet, the oldest first
+        self._growing: dict[
+            Holder, _Share
+        ] = {}  # those whose body is not whole yet, the oldest first
         self._beyond: dict[str, Holder] = {}  # by key: the one that goes beyond what is free
         self._waiting = 0
 
     def grow(self, holder: Holder, size: int) -> bool:
-        """`holder` keeps `size` bytes now, and more are to come: whether they may come now. If not, `go_on` is called once they may.
+        """`holder` keeps `size` bytes now, and more are to come: whether they may come now. If not,
+        `go_on` is called once they may.
 
         Raises Busy where there is no room for the bytes that are here.
         """
@@ -93,7 +103,8 @@ class BodyBudget:
         return False
 
     def keep(self, holder: Holder, size: int, *, pressed: bool = False) -> None:
-        """`holder` keeps `size` bytes, and no more are to come. `pressed`: these are on their way to the engine."""
+        """`holder` keeps `size` bytes, and no more are to come. `pressed`: these are on their way
+        to the engine."""
         share = self._count(holder, size)
         self._stop_waiting(share)
         share.pressed, share.since = pressed, None
@@ -131,8 +142,16 @@ class BodyBudget:
             elif now - share.since >= PATIENCE_S:
                 moved = holder.moved
                 if moved - share.moved < PATIENCE_S * PRESSED_BYTES_S:
-                    hint = f"Send large bodies at {PRESSED_BYTES_S // 1024} KiB/s at least, or when less is asked."
-                    holder.give_up(TooSlow("The body moved too slowly while others waited for its memory.", hint=hint))
+                    hint = (
+                        f"Send large bodies at {PRESSED_BYTES_S // 1024} KiB/s at least, or when"
+                        " less is asked."
+                    )
+                    holder.give_up(
+                        TooSlow(
+                            "The body moved too slowly while others waited for its memory.",
+                            hint=hint,
+                        )
+                    )
                 else:
                     share.since, share.moved = now, moved
 
@@ -158,12 +177,16 @@ class BodyBudget:
             self._waiting -= 1
 
     def _wake(self) -> None:
-        """Those that waited go on, in the order of asking, as far as there is room for what they bring."""
+        """Those that waited go on, in the order of asking, as far as there is room for what they
+        bring."""
         if not self._waiting:
             return
         promised = 0
         for holder, share in list(self._growing.items()):
-            if share.waits and (self._free(holder) >= promised or self._beyond.setdefault(holder.account, holder) is holder):
+            if share.waits and (
+                self._free(holder) >= promised
+                or self._beyond.setdefault(holder.account, holder) is holder
+            ):
                 promised += _READ_BYTES
                 self._stop_waiting(share)
                 share.since = None
@@ -171,4 +194,8 @@ class BodyBudget:
 
 
 def no_room() -> Busy:
-    return Busy("The gateway has no memory for this body now: others are large too.", hint="Try again.", retry_after_s=5)
+    return Busy(
+        "The gateway has no memory for this body now: others are large too.",
+        hint="Try again.",
+        retry_after_s=5,
+    )

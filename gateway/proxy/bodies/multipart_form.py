@@ -1,9 +1,11 @@
-"""The field `model` of a multipart/form-data body, read as python-multipart reads it, which the engines use: while the body passes.
+"""The field `model` of a multipart/form-data body, read as python-multipart reads it, which the
+engines use: while the body passes.
 
-Whoever may ask one model must not have another one answer because two readers of forms disagree. So what readers disagree on is refused:
-the field more than once, with a file name or an encoding, a name that is only nearly `model`, a part that is no plain `form-data`, a
-delimiter with anything around it, and anything before the first delimiter or behind the last. All of the form is read, the part that
-goes on to an engine early too.
+Whoever may ask one model must not have another one answer because two readers of forms disagree. So
+what readers disagree on is refused: the field more than once, with a file name or an encoding, a
+name that is only nearly `model`, a part that is no plain `form-data`, a delimiter with anything
+around it, and anything before the first delimiter or behind the last. All of the form is read, the
+part that goes on to an engine early too.
 """
 
 from __future__ import annotations
@@ -16,16 +18,21 @@ from python_multipart.multipart import MultipartParser
 
 from gateway.errors import BadRequest
 
-# Clients that send the fields before the file are passed on as soon as this much of the body is here.
+# Clients that send the fields before the file are passed on as soon as this much of the body is
+# here.
 PREFIX_BYTES = 64 * 1024
 
-_BOUNDARY = re.compile(rb"multipart/form-data\s*;.*?boundary=(\"?)([0-9A-Za-z'()+_,./:=?-]{1,70})\1\s*(?:;|$)", re.IGNORECASE)
+_BOUNDARY = re.compile(
+    rb"multipart/form-data\s*;.*?boundary=(\"?)([0-9A-Za-z'()+_,./:=?-]{1,70})\1\s*(?:;|$)",
+    re.IGNORECASE,
+)
 _TOKEN = rb"[0-9A-Za-z._\[\]-]{1,256}"
 _QUOTED = rb'"[^"\\\x00-\x1f\x7f]{0,1024}"'
-# As clients write it. Browsers escape a quote as %22, .NET quotes nothing, older ones add filename*, which no engine reads.
+# As clients write it. Browsers escape a quote as %22, .NET quotes nothing, older ones add
+# filename*, which no engine reads.
 _DISPOSITION = re.compile(
-    rb"form-data;[ ]?name=(?P<name>%b|%b)(?P<file>(?:;[ ]?filename=(?:%b|%b))?(?:;[ ]?filename\*=[!#-~]{1,1024})?)"
-    % (_TOKEN, _QUOTED, _TOKEN, _QUOTED)
+    rb"form-data;[ ]?name=(?P<name>%b|%b)(?P<file>(?:;[ ]?filename=(?:%b|%b))?(?:;["
+    rb" ]?filename\*=[!#-~]{1,1024})?)" % (_TOKEN, _QUOTED, _TOKEN, _QUOTED)
 )
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _PLAIN_ENCODINGS = (b"", b"binary", b"8bit", b"7bit")
@@ -50,7 +57,9 @@ class FormReader:
         """Raises BadRequest."""
         match = _BOUNDARY.fullmatch(content_type or b"")
         if match is None:
-            raise BadRequest("The request body is no form.", hint="Send multipart/form-data with a boundary.")
+            raise BadRequest(
+                "The request body is no form.", hint="Send multipart/form-data with a boundary."
+            )
         self.boundary: bytes = match[2]
         self.field: Field | None = None
         self._line = b"--" + self.boundary
@@ -81,14 +90,16 @@ class FormReader:
         begin = self._line[self._at : self._at + len(data)]
         if not data.startswith(begin):
             raise BadRequest(
-                "The form does not start with its boundary.", hint="Check how the client writes multipart/form-data."
+                "The form does not start with its boundary.",
+                hint="Check how the client writes multipart/form-data.",
             )
         self._check_delimiters(data)
         try:
             self._parser.write(bytes(data))
         except FormParserError as error:
             raise BadRequest(
-                f"The form cannot be read: {error}.", hint="Check how the client writes multipart/form-data."
+                f"The form cannot be read: {error}.",
+                hint="Check how the client writes multipart/form-data.",
             ) from None
         self._at += len(data)
 
@@ -102,7 +113,9 @@ class FormReader:
         while at >= 0:
             end = at + len(self._line)
             after = joined[end : end + 2]
-            if joined[at - 2 : at] != b"\r\n" or not (b"\r\n".startswith(after) or b"--".startswith(after)):
+            if joined[at - 2 : at] != b"\r\n" or not (
+                b"\r\n".startswith(after) or b"--".startswith(after)
+            ):
                 raise _ambiguous("its boundary stands where no part begins or ends")
             if after == b"--":
                 behind = joined[end + 2 :]
@@ -136,7 +149,8 @@ class FormReader:
         match = _DISPOSITION.fullmatch(self._headers.get(b"content-disposition", b""))
         if match is None:
             raise _ambiguous(
-                'a part does not begin as `Content-Disposition: form-data; name="..."`, maybe with a plain filename'
+                'a part does not begin as `Content-Disposition: form-data; name="..."`, maybe with'
+                " a plain filename"
             )
         name = match["name"].strip(b'"')
         if name.strip().lower().partition(b"[")[0] != b"model":
@@ -153,22 +167,30 @@ class FormReader:
                 self._value_at = self._at + start
             self._value += data[start:end]
             if len(self._value) > _MODEL_BYTES:
-                raise BadRequest("`model` is too long.", hint="Send the name of a model.", param="model")
+                raise BadRequest(
+                    "`model` is too long.", hint="Send the name of a model.", param="model"
+                )
 
     def _part_ends(self) -> None:
         if not self._in_model:
             return
         if _CONTROL.search(self._value):
-            # A line break in it may also have been taken for the beginning of a delimiter, and then its place is not known.
+            # A line break in it may also have been taken for the beginning of a delimiter, and then
+            # its place is not known.
             raise _ambiguous("`model` has control characters", "model")
         try:
             value = self._value.decode()
         except UnicodeDecodeError:
-            raise BadRequest("`model` is not UTF-8.", hint="Send its name as text.", param="model") from None
+            raise BadRequest(
+                "`model` is not UTF-8.", hint="Send its name as text.", param="model"
+            ) from None
         at = max(self._value_at, 0)
         self.field = Field(value, at, at + len(self._value))
 
 
 def _ambiguous(why: str, param: str | None = None) -> BadRequest:
-    hint = "Send each field once, as common clients do: no escapes, no blanks around `=`, no quotes or backslashes in names."
+    hint = (
+        "Send each field once, as common clients do: no escapes, no blanks around `=`, no quotes or"
+        " backslashes in names."
+    )
     return BadRequest(f"The form can be read in two ways: {why}.", hint=hint, param=param)

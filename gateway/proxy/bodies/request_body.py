@@ -1,4 +1,5 @@
-"""What routing reads of a request's body, by kind: an object in JSON, a form, or nothing; and the body with the model renamed."""
+"""What routing reads of a request's body, by kind: an object in JSON, a form, or nothing; and the
+body with the model renamed."""
 
 from __future__ import annotations
 
@@ -7,7 +8,13 @@ import msgspec
 from gateway.errors import BadRequest
 from gateway.proxy.access.auth import Key
 from gateway.proxy.api.endpoints import Endpoint
-from gateway.proxy.api.protocol import no_model, read_fields, read_request_fields, read_usual_fields, with_model
+from gateway.proxy.api.protocol import (
+    no_model,
+    read_fields,
+    read_request_fields,
+    read_usual_fields,
+    with_model,
+)
 from gateway.proxy.bodies.multipart_form import PREFIX_BYTES, FormReader
 from gateway.proxy.routing import balance
 from gateway.proxy.routing.routes import Routes
@@ -24,7 +31,8 @@ _SHORT_BYTES = 64 * 1024
 def read_call(
     endpoint: Endpoint, form: FormReader | None, body: Body, routes: Routes, key: Key
 ) -> tuple[Call, ModelRoute, bytes]:
-    """`form`: what has read the body, where that is a form. The call, the route of its model, and the header with which its body goes to the engine. Raises BadRequest, NotFound."""
+    """`form`: what has read the body, where that is a form. The call, the route of its model, and
+    the header with which its body goes to the engine. Raises BadRequest, NotFound."""
     table = routes.table
     if endpoint.body == "json":
         # It was read as JSON, so it is sent as JSON, whatever the client called it.
@@ -36,7 +44,9 @@ def read_call(
                 call = Call(endpoint.name, named.model, body, named.stream is True)
                 route = _by_its_name(call, route, table)
                 if endpoint.name == "responses":
-                    call.maker = _maker(named.request_id is not None, named.previous_response_id, routes, key)
+                    call.maker = _maker(
+                        named.request_id is not None, named.previous_response_id, routes, key
+                    )
                 return call, route, content
         asked = read_request_fields(body)
         call = Call(endpoint.name, asked.name(), body, asked.streams())
@@ -58,7 +68,8 @@ def read_call(
 
 
 def _by_its_name(call: Call, route: ModelRoute, table: RouteTable) -> ModelRoute:
-    """The route of the model itself, where the call has an alias: queues, limits and figures are the model's."""
+    """The route of the model itself, where the call has an alias: queues, limits and figures are
+    the model's."""
     if route.alias_of:
         call.asked, call.model = call.model, route.alias_of
         route = table.find(route.alias_of)
@@ -83,14 +94,18 @@ def check_tools(endpoint: Endpoint, body: Body, route: ModelRoute) -> None:
         return
     raise BadRequest(
         f"The model '{route.name}' cannot call tools here: {route.toolless.rstrip('.')}.",
-        hint='Leave out `tools`, or ask a model whose `tools` is not "not proven" in GET /v1/models; where you know the parser of '
-        f"its calls, add it with --arg tool-call-parser=NAME. `fitserve show {route.name}` tells more.",
+        hint=(
+            'Leave out `tools`, or ask a model whose `tools` is not "not proven" in GET'
+            " /v1/models; where you know the parser of its calls, add it with --arg"
+            f" tool-call-parser=NAME. `fitserve show {route.name}` tells more."
+        ),
         param="tools",
     )
 
 
 def _maker(names_itself: bool, previous: str | None, routes: Routes, key: Key) -> int | None:
-    """The seed of the replica that made the response from which another one goes on. Raises NotFound, BadRequest."""
+    """The seed of the replica that made the response from which another one goes on. Raises
+    NotFound, BadRequest."""
     if names_itself:
         # The engines take it as the response's id, and would write over another one of that id.
         raise BadRequest(
@@ -102,17 +117,29 @@ def _maker(names_itself: bool, previous: str | None, routes: Routes, key: Key) -
 
 
 def may_stream(form: FormReader, size: int, routes: Routes, key: Key) -> bool:
-    """Whether the `size` bytes that are here of a form are enough: the model is named in them, and is called the same by its engine.
+    """Whether the `size` bytes that are here of a form are enough: the model is named in them, and
+    is called the same by its engine.
 
     Never for JSON: the last `model` counts, and SDKs put it behind the messages.
     """
-    route = routes.table.models.get(form.field.value) if form.field is not None and size >= PREFIX_BYTES else None
-    return route is not None and key.sees(route.name) and all(replica.served_name == route.name for replica in route.replicas)
+    route = (
+        routes.table.models.get(form.field.value)
+        if form.field is not None and size >= PREFIX_BYTES
+        else None
+    )
+    return (
+        route is not None
+        and key.sees(route.name)
+        and all(replica.served_name == route.name for replica in route.replicas)
+    )
 
 
 def renamed(endpoint: Endpoint, form: FormReader | None, body: Body, name: str) -> Body:
-    """The body with the model called what the engine calls it. No other body is ever written anew."""
+    """The body with the model called what the engine calls it. No other body is ever written
+    anew."""
     if endpoint.body == "json":
         return with_model(read_fields(body), name)
     field = form.field if form is not None else None
-    return body if field is None else b"".join((body[: field.start], name.encode(), body[field.end :]))
+    return (
+        body if field is None else b"".join((body[: field.start], name.encode(), body[field.end :]))
+    )

@@ -1,7 +1,9 @@
-"""The access log: one line of JSON per request on standard error, as it ends: of inference (`AccessLog`) and of the admin API (`AdminRequest`).
+"""The access log: one line of JSON per request on standard error, as it ends: of inference
+    (`AccessLog`) and of the admin API (`AdminRequest`).
 
-Never a prompt, an answer, a query or a key; a key's name. Of a path to the admin API the row of the route, and only where something was
-found under it the path itself: what was not may be anything, a key that was put in the wrong place too.
+Never a prompt, an answer, a query or a key; a key's name. Of a path to the admin API the row of the
+route, and only where something was found under it the path itself: what was not may be anything, a
+key that was put in the wrong place too.
 """
 
 from __future__ import annotations
@@ -31,7 +33,16 @@ class AccessLog(Metrics):
 
     def turned_away(self, error: FitserveError, id_: str, address: str) -> None:
         super().turned_away(error, id_, address)
-        _write("request", {"id": id_, "address": address, "status": error.status, "outcome": "refused", "code": error.code})
+        _write(
+            "request",
+            {
+                "id": id_,
+                "address": address,
+                "status": error.status,
+                "outcome": "refused",
+                "code": error.code,
+            },
+        )
 
     def finished(self, exchange: MeteredRequest) -> None:
         super().finished(exchange)
@@ -65,7 +76,8 @@ class AccessLog(Metrics):
 
 
 class AdminRequest:
-    """A request to the application. `send` stands for the one it was given; whoever lets it in writes `key` into the scope, the name."""
+    """A request to the application. `send` stands for the one it was given; whoever lets it in
+    writes `key` into the scope, the name."""
 
     def __init__(self, scope: Scope, send: Send, scopes: Scopes) -> None:
         self._scope = scope

@@ -1,9 +1,12 @@
-"""Metrics in Prometheus' text format. `METRICS` is the one table of their names: what is exposed, and docs/metrics.md, are held to it.
+"""Metrics in Prometheus' text format. `METRICS` is the one table of their names: what is exposed,
+and docs/metrics.md, are held to it.
 
-Counted here: what the data plane tells of each request (`Meter`). Read when asked: the state of models, GPUs and process (`gauges`).
-Written by hand because a request must not pay for it: prometheus_client takes 12 us where this takes 2.
+Counted here: what the data plane tells of each request (`Meter`). Read when asked: the state of
+models, GPUs and process (`gauges`). Written by hand because a request must not pay for it:
+prometheus_client takes 12 us where this takes 2.
 
-A label is never a client's word: `model` is the name of a model that there is, "" where there is none, and "other" beyond MOST_SERIES.
+A label is never a client's word: `model` is the name of a model that there is, "" where there is
+none, and "other" beyond MOST_SERIES.
 """
 
 from __future__ import annotations
@@ -20,7 +23,23 @@ from gateway.proxy.metrics.usage_counter import UsageCounter
 
 MOST_SERIES = 10_000
 # Seconds: of whole answers, and until the first byte.
-DURATIONS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+DURATIONS = (
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+)
 FIRST_BYTES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -39,10 +58,15 @@ METRICS: tuple[Metric, ...] = (
         "fitserve_requests_total",
         "counter",
         ("model", "endpoint", "outcome", "status"),
-        "Requests that ended. outcome: answered, left (by the client), broken (by the engine), cancelled (by an operator), refused (by the gateway); status: 2xx, "
-        "4xx, 5xx, none.",
+        "Requests that ended. outcome: answered, left (by the client), broken (by the engine),"
+        " cancelled (by an operator), refused (by the gateway); status: 2xx, 4xx, 5xx, none.",
     ),
-    Metric("fitserve_refusals_total", "counter", ("code",), "Errors that the gateway itself answered with, by their code."),
+    Metric(
+        "fitserve_refusals_total",
+        "counter",
+        ("code",),
+        "Errors that the gateway itself answered with, by their code.",
+    ),
     Metric(
         "fitserve_request_duration_seconds",
         "histogram",
@@ -55,9 +79,19 @@ METRICS: tuple[Metric, ...] = (
         ("model", "endpoint"),
         "From the request to the first byte of its answer's body; of a stream, the first token.",
     ),
-    Metric("fitserve_tokens_total", "counter", ("model", "kind"), "Tokens as answers told them; kind: prompt, completion."),
+    Metric(
+        "fitserve_tokens_total",
+        "counter",
+        ("model", "kind"),
+        "Tokens as answers told them; kind: prompt, completion.",
+    ),
     Metric("fitserve_requests_in_flight", "gauge", ("model",), "Requests that an engine works on."),
-    Metric("fitserve_requests_queued", "gauge", ("model",), "Requests that wait for a replica with room, or for the model."),
+    Metric(
+        "fitserve_requests_queued",
+        "gauge",
+        ("model",),
+        "Requests that wait for a replica with room, or for the model.",
+    ),
     Metric(
         "fitserve_client_disconnects_total",
         "counter",
@@ -68,11 +102,17 @@ METRICS: tuple[Metric, ...] = (
         "fitserve_upstream_errors_total",
         "counter",
         ("model", "kind"),
-        "Failures of engines; kind: unreachable, engine_error (before its answer), broken (in its answer), 5xx.",
+        "Failures of engines; kind: unreachable, engine_error (before its answer), broken (in its"
+        " answer), 5xx.",
     ),
     Metric("fitserve_connections", "gauge", (), "Open connections of clients."),
     Metric("fitserve_models", "gauge", ("state",), "Models by state."),
-    Metric("fitserve_replicas", "gauge", ("model", "state"), "Replicas by state; those that are ready are asked."),
+    Metric(
+        "fitserve_replicas",
+        "gauge",
+        ("model", "state"),
+        "Replicas by state; those that are ready are asked.",
+    ),
     Metric("fitserve_attempts_total", "counter", ("model",), "Starts of engines."),
     Metric(
         "fitserve_failures_total",
@@ -84,10 +124,16 @@ METRICS: tuple[Metric, ...] = (
         "fitserve_unloads_total",
         "counter",
         ("model", "why"),
-        "How often a copy of a model left; why: idle (beyond its keep_alive), room (for another model), owner (stopped).",
+        "How often a copy of a model left; why: idle (beyond its keep_alive), room (for another"
+        " model), owner (stopped).",
     ),
     Metric("fitserve_facts", "gauge", ("kind",), "Facts that were learned."),
-    Metric("fitserve_gpu_planned_bytes", "gauge", ("gpu",), "Memory that engines may take of a GPU, by their plans."),
+    Metric(
+        "fitserve_gpu_planned_bytes",
+        "gauge",
+        ("gpu",),
+        "Memory that engines may take of a GPU, by their plans.",
+    ),
     Metric(
         "fitserve_engine_requests_running",
         "gauge",
@@ -95,7 +141,10 @@ METRICS: tuple[Metric, ...] = (
         "Requests that an engine computes, as it says itself.",
     ),
     Metric(
-        "fitserve_engine_requests_waiting", "gauge", ("model", "replica"), "Requests that wait in an engine, as it says itself."
+        "fitserve_engine_requests_waiting",
+        "gauge",
+        ("model", "replica"),
+        "Requests that wait in an engine, as it says itself.",
     ),
     Metric(
         "fitserve_engine_kv_cache_use_ratio",
@@ -116,7 +165,10 @@ METRICS: tuple[Metric, ...] = (
         "Requests that an engine put back because its KV cache was full.",
     ),
     Metric(
-        "fitserve_engine_prompt_tokens_total", "counter", ("model", "replica"), "Tokens of prompts that an engine has read."
+        "fitserve_engine_prompt_tokens_total",
+        "counter",
+        ("model", "replica"),
+        "Tokens of prompts that an engine has read.",
     ),
     Metric(
         "fitserve_engine_cached_prompt_tokens_total",
@@ -124,7 +176,12 @@ METRICS: tuple[Metric, ...] = (
         ("model", "replica"),
         "Tokens of prompts that an engine had in its prefix cache.",
     ),
-    Metric("fitserve_engine_generated_tokens_total", "counter", ("model", "replica"), "Tokens that an engine has generated."),
+    Metric(
+        "fitserve_engine_generated_tokens_total",
+        "counter",
+        ("model", "replica"),
+        "Tokens that an engine has generated.",
+    ),
     Metric(
         "fitserve_engine_first_token_seconds",
         "summary",
@@ -137,10 +194,27 @@ METRICS: tuple[Metric, ...] = (
         ("model", "replica"),
         "Between two tokens of a request in an engine.",
     ),
-    Metric("fitserve_engine_queue_seconds", "summary", ("model", "replica"), "How long requests waited in an engine."),
-    Metric("fitserve_gpu_info", "gauge", ("gpu", "index", "name"), "1, with what a GPU is as labels."),
-    Metric("fitserve_gpu_use_ratio", "gauge", ("gpu",), "The part of the last moment in which a kernel ran on a GPU."),
-    Metric("fitserve_gpu_memory_used_bytes", "gauge", ("gpu",), "Memory of a GPU that is in use, by anybody."),
+    Metric(
+        "fitserve_engine_queue_seconds",
+        "summary",
+        ("model", "replica"),
+        "How long requests waited in an engine.",
+    ),
+    Metric(
+        "fitserve_gpu_info", "gauge", ("gpu", "index", "name"), "1, with what a GPU is as labels."
+    ),
+    Metric(
+        "fitserve_gpu_use_ratio",
+        "gauge",
+        ("gpu",),
+        "The part of the last moment in which a kernel ran on a GPU.",
+    ),
+    Metric(
+        "fitserve_gpu_memory_used_bytes",
+        "gauge",
+        ("gpu",),
+        "Memory of a GPU that is in use, by anybody.",
+    ),
     Metric("fitserve_gpu_memory_bytes", "gauge", ("gpu",), "Memory of a GPU."),
     Metric("fitserve_gpu_temperature_celsius", "gauge", ("gpu",), "Temperature of a GPU."),
     Metric("fitserve_gpu_power_watts", "gauge", ("gpu",), "Power that a GPU takes."),
@@ -151,8 +225,15 @@ METRICS: tuple[Metric, ...] = (
         ("gpu", "why"),
         "1 while a GPU lowers its clocks; why: temperature, power supply, hardware.",
     ),
-    Metric("fitserve_gpu_lost", "gauge", ("gpu",), "1 for a GPU that is not used because it failed."),
-    Metric("fitserve_gpu_errors_total", "counter", ("gpu", "xid"), "Errors (Xids) of a GPU that did not end its use."),
+    Metric(
+        "fitserve_gpu_lost", "gauge", ("gpu",), "1 for a GPU that is not used because it failed."
+    ),
+    Metric(
+        "fitserve_gpu_errors_total",
+        "counter",
+        ("gpu", "xid"),
+        "Errors (Xids) of a GPU that did not end its use.",
+    ),
     Metric("fitserve_loop_age_seconds", "gauge", (), "Since the loop last looked at the world."),
     Metric("fitserve_build_info", "gauge", ("version", "python"), "1, with what runs as labels."),
     Metric("process_start_time_seconds", "gauge", (), "When the process started, in Unix time."),
@@ -193,7 +274,8 @@ class _Series:
 
 
 class Metrics(Meter):
-    """Counts. Touched by the event loop that serves requests alone; `samples` must be asked there too."""
+    """Counts. Touched by the event loop that serves requests alone; `samples` must be asked there
+    too."""
 
     def __init__(self) -> None:
         self.usage = UsageCounter()
@@ -241,7 +323,9 @@ class Metrics(Meter):
         series.prompt += prompt or 0
         series.completion += completion or 0
         if exchange.replica is not None:
-            self.usage.count(exchange.key.name, exchange.model, prompt, completion, cached, status == 2)
+            self.usage.count(
+                exchange.key.name, exchange.model, prompt, completion, cached, status == 2
+            )
         if status == 5:
             self._failed(exchange.model, "5xx")
         if outcome == "answered":
@@ -274,7 +358,9 @@ class Metrics(Meter):
                     tokens[model, kind] = tokens.get((model, kind), 0) + count
             for (outcome, status), count in series.outcomes.items():
                 yield "fitserve_requests_total", (model, endpoint, outcome, _CLASSES[status]), count
-            yield from _buckets("fitserve_request_duration_seconds", (model, endpoint), series.duration)
+            yield from _buckets(
+                "fitserve_request_duration_seconds", (model, endpoint), series.duration
+            )
             yield from _buckets("fitserve_first_byte_seconds", (model, endpoint), series.first_byte)
         for model, count in in_flight.items():
             yield "fitserve_requests_in_flight", (model,), count
@@ -312,7 +398,9 @@ def render(samples: Iterable[Sample]) -> str:
         for ending in endings:
             names = (*metric.labels, "le") if ending == "_bucket" else metric.labels
             for name, labels, value in found.pop(metric.name + ending, ()):
-                pairs = ",".join(f'{key}="{_escaped(label)}"' for key, label in zip(names, labels, strict=True))
+                pairs = ",".join(
+                    f'{key}="{_escaped(label)}"' for key, label in zip(names, labels, strict=True)
+                )
                 lines.append(f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}")
     assert not found, f"not in the table: {', '.join(found)}"  # noqa: S101
     return "\n".join((*lines, ""))

@@ -1,7 +1,9 @@
-"""Who used what: requests and tokens by day, key and model, counted as requests end and taken from here to be kept.
+"""Who used what: requests and tokens by day, key and model, counted as requests end and taken from
+here to be kept.
 
-Only what engines tell is counted. A stream tells its tokens where its client asked for that (`stream_options.include_usage`), or the engine always
-does; an answer without is `untold`: its tokens are nowhere.
+Only what engines tell is counted. A stream tells its tokens where its client asked for that
+(`stream_options.include_usage`), or the engine always does; an answer without is `untold`: its
+tokens are nowhere.
 """
 
 from __future__ import annotations
@@ -23,8 +25,17 @@ class UsageCounter:
         self._rows: dict[tuple[str, str], list[int]] = {}
         self._dated: dict[tuple[int, str, str], list[int]] = {}
 
-    def count(self, key: str, model: str, prompt: int | None, completion: int | None, cached: int | None, good: bool) -> None:
-        """A request that an engine has answered. good: with an answer that should tell its tokens."""
+    def count(
+        self,
+        key: str,
+        model: str,
+        prompt: int | None,
+        completion: int | None,
+        cached: int | None,
+        good: bool,
+    ) -> None:
+        """A request that an engine has answered. good: with an answer that should tell its
+        tokens."""
         row = self._rows.get((key, model))
         if row is None:
             about = (key, model) if len(self._rows) < MOST_ROWS else ("other", "")

@@ -1,7 +1,8 @@
-"""Engines that left the routes: whether each has answered everything that it was asked, before it stops, sleeps, or gives way to another.
+"""Engines that left the routes: whether each has answered everything that it was asked, before it
+    stops, sleeps, or gives way to another.
 
-One way for all reasons: an engine has drained once no table of routes has it, every worker has said so, and nothing is in flight there; or
-once it has had its time.
+One way for all reasons: an engine has drained once no table of routes has it, every worker has said
+so, and nothing is in flight there; or once it has had its time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def _never() -> bool:
 
 
 class Drains:
-    """most_s: the longest time that an engine gets, from when no table has it any more. What takes longer is cut off by its end."""
+    """most_s: the longest time that an engine gets, from when no table has it any more. What takes
+    longer is cut off by its end."""
 
     def __init__(self, routes: Routes, most_s: float) -> None:
         self._routes = routes
@@ -33,7 +35,8 @@ class Drains:
         self._since = {name: since for name, since in self._since.items() if name in running}
 
     def over(self, instance: str) -> bool:
-        """Whether nothing is in flight at an engine, and nothing will be; or nobody waits for that any longer."""
+        """Whether nothing is in flight at an engine, and nothing will be; or nobody waits for that
+        any longer."""
         if self._routes.drained(instance):
             return True
         if self._routes.holds(instance):

@@ -1,4 +1,5 @@
-"""Which requests are in flight: those that have named a model and are not answered to the end. Looked at when somebody asks; nothing is kept of them."""
+"""Which requests are in flight: those that have named a model and are not answered to the end.
+Looked at when somebody asks; nothing is kept of them."""
 
 from __future__ import annotations
 
@@ -14,11 +15,14 @@ from gateway.proxy.routing.table import RoutedReplica, RouteTable
 # Requests that are shown; the oldest are what somebody looks for.
 MOST_SHOWN = 50
 
-Phase = Literal["waiting for the model", "waiting for a place", "waiting for the first token", "answering"]
+Phase = Literal[
+    "waiting for the model", "waiting for a place", "waiting for the first token", "answering"
+]
 
 
 def _means(words: str) -> dict[str, str]:
-    """Metadata of a field, from which the description of the API has its meaning. No `Field`: workers do without pydantic, 10 MiB each."""
+    """Metadata of a field, from which the description of the API has its meaning. No `Field`:
+    workers do without pydantic, 10 MiB each."""
     return {"description": words}
 
 
@@ -26,7 +30,9 @@ def _means(words: str) -> dict[str, str]:
 class RequestInFlight:
     """One of them. Never a prompt, an answer or a key."""
 
-    id: str = field(metadata=_means("as its answer's `x-request-id`, which its client may have chosen"))
+    id: str = field(
+        metadata=_means("as its answer's `x-request-id`, which its client may have chosen")
+    )
     model: str
     endpoint: str = field(metadata=_means("as in metrics: chat, completions, embeddings, ..."))
     key: str = field(metadata=_means("the name of the key; empty: without one"))
@@ -34,7 +40,9 @@ class RequestInFlight:
     phase: Phase
     replica: str | None = field(metadata=_means("the engine that was asked; null: none yet"))
     began_at: float = field(metadata=_means("Unix time"))
-    first_byte_s: float | None = field(metadata=_means("seconds to the first byte of the answer; null: none yet"))
+    first_byte_s: float | None = field(
+        metadata=_means("seconds to the first byte of the answer; null: none yet")
+    )
     received_bytes: int = field(metadata=_means("of the request's body, when it was routed"))
     sent_bytes: int = field(metadata=_means("of the answer's body so far"))
 
@@ -48,7 +56,8 @@ class RequestsInFlight:
 
 
 class Ask(Protocol):
-    """An exchange of the data plane, as far as it is looked at here. `started` and `first_byte_at`: seconds of the loop's clock, 0: not yet."""
+    """An exchange of the data plane, as far as it is looked at here. `started` and `first_byte_at`:
+    seconds of the loop's clock, 0: not yet."""
 
     id: str
     model: str
@@ -83,7 +92,10 @@ def oldest(asks: Iterable[Ask], table: RouteTable, ahead: float) -> RequestsInFl
     """ahead: seconds by which Unix time is ahead of the loop's clock."""
     found = [ask for ask in asks if ask.model and ask.state not in ("reading", "done")]
     return RequestsInFlight(
-        tuple(_row(ask, table, ahead) for ask in nsmallest(MOST_SHOWN, found, key=lambda ask: ask.started)),
+        tuple(
+            _row(ask, table, ahead)
+            for ask in nsmallest(MOST_SHOWN, found, key=lambda ask: ask.started)
+        ),
         max(0, len(found) - MOST_SHOWN),
     )
 
@@ -92,7 +104,9 @@ def together(found: Iterable[RequestsInFlight]) -> RequestsInFlight:
     """Of several processes."""
     parts = list(found)
     rows = sorted((row for part in parts for row in part.data), key=lambda row: row.began_at)
-    return RequestsInFlight(tuple(rows[:MOST_SHOWN]), max(0, len(rows) - MOST_SHOWN) + sum(part.more for part in parts))
+    return RequestsInFlight(
+        tuple(rows[:MOST_SHOWN]), max(0, len(rows) - MOST_SHOWN) + sum(part.more for part in parts)
+    )
 
 
 def _row(ask: Ask, table: RouteTable, ahead: float) -> RequestInFlight:
@@ -114,5 +128,9 @@ def _row(ask: Ask, table: RouteTable, ahead: float) -> RequestInFlight:
 def _phase(ask: Ask, table: RouteTable) -> Phase:
     if ask.state == "queued":
         route = table.models.get(ask.model)
-        return "waiting for a place" if route is not None and route.replicas else "waiting for the model"
+        return (
+            "waiting for a place"
+            if route is not None and route.replicas
+            else "waiting for the model"
+        )
     return "answering" if ask.first_byte_at else "waiting for the first token"

@@ -1,12 +1,13 @@
-"""Requests that wait until a replica can take them: one queue per model, bounded, first come first served.
+"""Requests that wait until a replica can take them: one queue per model, bounded, first come first
+served.
 
 why it waits                at most                        then
 every replica is full       Limits.queue_timeout_s         429
 no replica is ready         ModelRoute.wait_s              503
 the queue is full           -                              the same, at once
 
-How long is the request's own affair (`Exchange.sweep`); when it can go is told by `Routes`, which looks at a queue whenever a
-replica has done something or the table has changed.
+How long is the request's own affair (`Exchange.sweep`); when it can go is told by `Routes`, which
+looks at a queue whenever a replica has done something or the table has changed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _LONGEST_S = 60
 
 
 class Waiter(Protocol):
-    """A request that waits. It leaves the queue by `Routes.forget`, or when one of these methods is called: once, and the method must not raise."""
+    """A request that waits. It leaves the queue by `Routes.forget`, or when one of these methods is
+    called: once, and the method must not raise."""
 
     call: Call
     avoid: str | None
@@ -56,23 +58,28 @@ class Pace:
         """In which so many go: at least 1, and 1 too as long as none has gone."""
         if not self._gone:
             return 1
-        return min(_LONGEST_S, max(1, math.ceil(count * (time.monotonic() - self._since) / self._gone)))
+        return min(
+            _LONGEST_S, max(1, math.ceil(count * (time.monotonic() - self._since) / self._gone))
+        )
 
 
 class Queue:
-    """The requests that wait for one model, in order of coming, each with the time when it came. A queue exists only while a request waits."""
+    """The requests that wait for one model, in order of coming, each with the time when it came. A
+    queue exists only while a request waits."""
 
     def __init__(self) -> None:
         self.waiting: dict[Waiter, float] = {}
         self.pace = Pace()
 
     def retry_after_s(self) -> int:
-        """The time until half of the waiting requests will have gone: then the queue has room, and the engines still have work."""
+        """The time until half of the waiting requests will have gone: then the queue has room, and
+        the engines still have work."""
         return self.pace.seconds(len(self.waiting) / 2)
 
 
 def places(route: ModelRoute, most: int | None) -> int:
-    """How many requests may wait for a model. `most`: the number in the settings; None: twice as many as its replicas take at once."""
+    """How many requests may wait for a model. `most`: the number in the settings; None: twice as
+    many as its replicas take at once."""
     if most is not None:
         return most
     return max(LEAST_PLACES, 2 * sum(replica.capacity or 0 for replica in route.replicas))

@@ -1,4 +1,5 @@
-"""Who owns a response of `/v1/responses`, and which replica made the response: only this replica can go on from the response, and only for the same key."""
+"""Who owns a response of `/v1/responses`, and which replica made the response: only this replica
+can go on from the response, and only for the same key."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ _SHOWN_ID = 200
 
 
 class Responses:
-    """`table`: that of several workers; None: of this process alone. The oldest ones are forgotten."""
+    """`table`: that of several workers; None: of this process alone. The oldest ones are
+    forgotten."""
 
     def __init__(self, table: SharedTable | None = None) -> None:
         self._table = table or SharedTable(RESPONSES)
@@ -22,7 +24,8 @@ class Responses:
         self._table.put(response + key.digest, replica, int(time.monotonic()))
 
     def maker_of(self, response: str, key: Key) -> int:
-        """The seed of the replica that made the response. Raises NotFound, also where the response was made for another key."""
+        """The seed of the replica that made the response. Raises NotFound, also where the response
+        was made for another key."""
         maker, when = self._table.get(response.encode(errors="replace") + key.digest)
         if not when:
             raise no_response(response)

@@ -1,4 +1,5 @@
-"""Which replica a request goes to: the table in force, how busy each replica is, and the requests that wait.
+"""Which replica a request goes to: the table in force, how busy each replica is, and the requests
+that wait.
 
 Only the event loop that serves requests touches `Routes`, so nothing here locks.
 """
@@ -19,7 +20,8 @@ from gateway.proxy.routing.table import Call, ModelRoute, RoutedReplica, RouteTa
 
 @dataclass(slots=True)
 class _Load:
-    """The work of one replica. `heard`: when the replica last gave a client a byte, or began to work."""
+    """The work of one replica. `heard`: when the replica last gave a client a byte, or began to
+    work."""
 
     requests: int
     tokens: int
@@ -27,13 +29,18 @@ class _Load:
 
 
 class Routes:
-    """The table in force; the requests in flight per replica id, which outlive the table they were picked from; and the queues.
+    """The table in force; the requests in flight per replica id, which outlive the table they were
+    picked from; and the queues.
 
-    `queue_per_model`: how many requests may wait; 0: none; None: see `gateway.proxy.routing.queue.places`.
+    `queue_per_model`: how many requests may wait; 0: none; None: see
+    `gateway.proxy.routing.queue.places`.
     """
 
     def __init__(
-        self, table: RouteTable | None = None, queue_per_model: int | None = None, responses: Responses | None = None
+        self,
+        table: RouteTable | None = None,
+        queue_per_model: int | None = None,
+        responses: Responses | None = None,
     ) -> None:
         self._loads: dict[str, _Load] = {}
         self._last_pick: dict[str, int] = {}
@@ -63,11 +70,18 @@ class Routes:
     # --- choosing ---
 
     def pick(self, route: ModelRoute, call: Call, avoid: str | None = None) -> RoutedReplica | None:
-        """The replica for a call, but not `avoid`; None: the call has to `wait`. Raises NotReady, Overloaded.
+        """The replica for a call, but not `avoid`; None: the call has to `wait`. Raises NotReady,
+        Overloaded.
 
-        A call that goes on from a response goes to the replica that made the response: no other replica knows it.
+        A call that goes on from a response goes to the replica that made the response: no other
+        replica knows it.
         """
-        if len(route.replicas) == 1 and avoid is None and not self._queues and self._has_room(route.replicas[0]):
+        if (
+            len(route.replicas) == 1
+            and avoid is None
+            and not self._queues
+            and self._has_room(route.replicas[0])
+        ):
             return route.replicas[0]
         queue = self._queues.get(call.model)
         replica = self._choose(route, call, avoid) if queue is None or call.light else None
@@ -76,7 +90,11 @@ class Routes:
             if not ready and not route.wait_s:
                 raise route.not_ready()
             if (len(queue.waiting) if queue is not None else 0) >= self._places(route):
-                raise self.refusal(route, "as many requests wait for them as may") if ready else route.not_ready()
+                raise (
+                    self.refusal(route, "as many requests wait for them as may")
+                    if ready
+                    else route.not_ready()
+                )
         return replica
 
     def _places(self, route: ModelRoute) -> int:
@@ -88,12 +106,18 @@ class Routes:
         maker = self._maker(route, call)
         if maker is not None and maker.id != avoid:
             return maker if call.light or self._has_room(maker) else None
-        free = [one for one in route.replicas if (self._has_room(one) or call.light) and one.id != avoid]
+        free = [
+            one for one in route.replicas if (self._has_room(one) or call.light) and one.id != avoid
+        ]
         if len(free) < 2:
             return free[0] if free else None
-        loads = [load.tokens if (load := self._loads.get(one.id)) is not None else 0 for one in free]
+        loads = [
+            load.tokens if (load := self._loads.get(one.id)) is not None else 0 for one in free
+        ]
         if call.prefix is not None:
-            chosen = free[balance.affine(loads, [one.seed for one in free], call.tokens, call.prefix)]
+            chosen = free[
+                balance.affine(loads, [one.seed for one in free], call.tokens, call.prefix)
+            ]
         else:
             chosen = free[balance.least(loads, [self._last_pick.get(one.id, 0) for one in free])]
         self._picks += 1
@@ -112,7 +136,8 @@ class Routes:
     # --- waiting ---
 
     def wait(self, waiter: Waiter) -> None:
-        """For a call that got no replica from `pick`. Later `waiter.go` is called with a replica."""
+        """For a call that got no replica from `pick`. Later `waiter.go` is called with a
+        replica."""
         name = waiter.call.model
         queue = self._queues.setdefault(name, Queue())
         queue.waiting[waiter] = time.monotonic()
@@ -121,7 +146,8 @@ class Routes:
             if route is not None and not route.replicas:
                 self.demanded()
         else:
-            self._call()  # the requests before may wait for one replica only, while another replica has room
+            # the requests before may wait for one replica only, while another replica has room
+            self._call()
 
     def forget(self, waiter: Waiter) -> None:
         """It does not wait any more."""
@@ -138,7 +164,9 @@ class Routes:
     def demand(self) -> dict[str, float]:
         """The models that requests wait for, and the seconds that the oldest of each has waited."""
         now = time.monotonic()
-        return {name: now - next(iter(queue.waiting.values())) for name, queue in self._queues.items()}
+        return {
+            name: now - next(iter(queue.waiting.values())) for name, queue in self._queues.items()
+        }
 
     def refusal(self, route: ModelRoute, why: str) -> FitserveError:
         """For a request that every replica is too busy for."""
@@ -146,7 +174,8 @@ class Routes:
         return overloaded(route, queue.retry_after_s() if queue is not None else 1, why)
 
     def _call(self) -> None:
-        """Something has changed: the queues are looked at soon, but not from within the call that made the change."""
+        """Something has changed: the queues are looked at soon, but not from within the call that
+        made the change."""
         if self._queues and not self._called:
             self._called = True
             asyncio.get_running_loop().call_soon(self._call_queues)
@@ -172,7 +201,8 @@ class Routes:
                     break
 
     def model_of(self, response: str, maker: int) -> str:
-        """The model of the replica that made the response. Raises NotFound where the replica is gone."""
+        """The model of the replica that made the response. Raises NotFound where the replica is
+        gone."""
         for route in self._table.models.values():
             if any(replica.seed == maker for replica in route.replicas):
                 return route.name
@@ -213,19 +243,26 @@ class Routes:
     def working(self, name: str) -> bool:
         """Whether an engine of the model works for a client."""
         route = self.table.models.get(name)
-        return route is not None and any(self.silent_s(replica.id) is not None for replica in route.replicas)
+        return route is not None and any(
+            self.silent_s(replica.id) is not None for replica in route.replicas
+        )
 
     def in_flight(self, replica_id: str) -> int:
         load = self._loads.get(replica_id)
         return load.requests if load is not None else 0
 
     def drained(self, replica_id: str) -> bool:
-        """Whether nothing is in flight at a replica, and nothing will be: it is in no table any more."""
+        """Whether nothing is in flight at a replica, and nothing will be: it is in no table any
+        more."""
         return not self.in_flight(replica_id) and not self.holds(replica_id)
 
     def holds(self, replica_id: str) -> bool:
         """Whether requests may go to a replica."""
-        return any(replica.id == replica_id for route in self._table.models.values() for replica in route.replicas)
+        return any(
+            replica.id == replica_id
+            for route in self._table.models.values()
+            for replica in route.replicas
+        )
 
     @property
     def total_in_flight(self) -> int:

@@ -1,4 +1,5 @@
-"""Where requests for a model can go: one immutable table of models and their replicas, swapped whole; and the call that is routed."""
+"""Where requests for a model can go: one immutable table of models and their replicas, swapped
+whole; and the call that is routed."""
 
 from __future__ import annotations
 
@@ -25,16 +26,21 @@ _WHAT_HELPS = {
     "no_plan": "That stays so until the model, its settings or the machine change",
     "quarantined": "It was given up; its owner can try it again with `fitserve retry {name}`",
     "stopped": "Its owner has stopped it, and can load it with `fitserve start {name}`",
-    "stopping": "Its owner stops or removes it; `fitserve start {name}` loads again what was stopped",
+    "stopping": (
+        "Its owner stops or removes it; `fitserve start {name}` loads again what was stopped"
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedReplica:
-    """One engine that answers for a model. `url` is its base without /v1, `served_name` what it calls the model.
+    """One engine that answers for a model. `url` is its base without /v1, `served_name` what it
+    calls the model.
 
-    `capacity`: how many requests it gets at once; None where that is not known. `key`: what it wants of its callers, "" for nothing. `adapters`: names of adapters, and what the engine calls them. `seed`: a
-    number for the id. `key_line`: the key as a line of a request's head. `elsewhere`: not ours, and perhaps another gateway.
+    `capacity`: how many requests it gets at once; None where that is not known. `key`: what it
+    wants of its callers, "" for nothing. `adapters`: names of adapters, and what the engine calls
+    them. `seed`: a number for the id. `key_line`: the key as a line of a request's head.
+    `elsewhere`: not ours, and perhaps another gateway.
     """
 
     url: str
@@ -49,7 +55,9 @@ class RoutedReplica:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", zlib.crc32(self.id.encode()))
-        object.__setattr__(self, "key_line", f"authorization: Bearer {self.key}\r\n".encode() if self.key else b"")
+        object.__setattr__(
+            self, "key_line", f"authorization: Bearer {self.key}\r\n".encode() if self.key else b""
+        )
 
     def name_of(self, asked: str) -> str:
         """What the engine calls what a request asks for by this name."""
@@ -58,8 +66,11 @@ class RoutedReplica:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What GET /v1/models says of a model beside its name and state. `tools` to `json_schema`: "proven", "not proven" or "unknown", as
-    `gateway.domain.running.Abilities`. `adapter`: what is an adapter is loaded from. `inputs`: what a message may hold; empty: not known."""
+    """What GET /v1/models says of a model beside its name and state. `tools` to `json_schema`:
+    "proven", "not proven" or "unknown", as
+    `gateway.domain.running.Abilities`. `adapter`: what is an adapter is loaded from. `inputs`: what
+    a message may hold; empty: not known.
+    """
 
     max_model_len: int | None = None
     inputs: tuple[str, ...] = ()
@@ -72,11 +83,14 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class ModelRoute:
-    """A model that clients may ask for. The model is routed while it has replicas; without replicas, `state` and `detail` say why.
+    """A model that clients may ask for. The model is routed while it has replicas; without
+    replicas, `state` and `detail` say why.
 
-    `task` is "generate" or "embed"; None when nobody knows, as for an engine that we did not start. `wait_s`: how long a request may
-    wait for the first replica; 0 where that is not wanted, or where none can be expected. `frozen`: ids of replicas that run, and gave no
-    sign of life for seconds: their clients wait no longer for them. `toolless`: why requests with tools are refused; "" where they are not.
+    `task` is "generate" or "embed"; None when nobody knows, as for an engine that we did not start.
+    `wait_s`: how long a request may wait for the first replica; 0 where that is not wanted, or
+    where none can be expected. `frozen`: ids of replicas that run, and gave no sign of life for
+    seconds: their clients wait no longer for them. `toolless`: why requests with tools are refused;
+    "" where they are not.
     """
 
     name: str
@@ -112,8 +126,11 @@ class ModelRoute:
 
 
 class Call(msgspec.Struct):
-    """The part of a request that the choice of a replica needs. `body` is the whole request in JSON, empty where it is a form or has none; `maker`: the
-    seed of the replica that made the response from which this goes on; `tokens` and `prefix`: see `gateway.proxy.routing.balance`; `asked`: the alias by which the body calls the model."""
+    """The part of a request that the choice of a replica needs. `body` is the whole request in
+    JSON, empty where it is a form or has none; `maker`: the
+    seed of the replica that made the response from which this goes on; `tokens` and `prefix`: see
+    `gateway.proxy.routing.balance`; `asked`: the alias by which the body calls the model.
+    """
 
     endpoint: str
     model: str
@@ -126,7 +143,8 @@ class Call(msgspec.Struct):
 
     @property
     def light(self) -> bool:
-        """Whether the call costs the engine nearly nothing: a count of tokens, or a look at a response."""
+        """Whether the call costs the engine nearly nothing: a count of tokens, or a look at a
+        response."""
         return self.endpoint in _LIGHT or (self.maker is not None and not self.body)
 
 
@@ -139,10 +157,13 @@ class RouteTable:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
-        object.__setattr__(self, "frozen", frozenset(id_ for route in self.models.values() for id_ in route.frozen))
+        object.__setattr__(
+            self, "frozen", frozenset(id_ for route in self.models.values() for id_ in route.frozen)
+        )
 
     def find(self, name: str, key: Key = ANYONE) -> ModelRoute:
-        """The route of the model `name`. Raises ModelNotFound, also where `key` may not know of the model."""
+        """The route of the model `name`. Raises ModelNotFound, also where `key` may not know of the
+        model."""
         route = self.models.get(name)
         if route is None or not key.sees(route.alias_of or name):
             shown = name if len(name) <= SHOWN_NAME else name[:SHOWN_NAME] + "..."
@@ -158,12 +179,17 @@ class RouteTable:
 
 
 def models_answer(table: RouteTable, name: str, key: Key) -> dict[str, Any]:
-    """The answer to GET /v1/models: all models that the holder of `key` may ask, in whatever state, or the model of that name. OpenAI's and
+    """The answer to GET /v1/models: all models that the holder of `key` may ask, in whatever state,
+    or the model of that name. OpenAI's and
     Anthropic's fields side by side: both their SDKs read it. Raises ModelNotFound."""
     if name:
         return _model(table.find(name, key))
     data = [_model(route) for route in table.models.values() if route.seen_by(key)]
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    ends = (
+        {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        if data
+        else {"first_id": None, "last_id": None}
+    )
     return {"object": "list", "data": data, "has_more": False, **ends}
 
 

@@ -1,4 +1,5 @@
-"""What the control process and a worker tell each other: over a socket pair, each message with its length before it, in MessagePack.
+"""What the control process and a worker tell each other: over a socket pair, each message with its
+length before it, in MessagePack.
 
 message              from      when
 Begin                control   first: how to serve, and the tables in force; the worker takes no connection before
@@ -10,8 +11,9 @@ RequestsAsked        control   somebody wants to see the requests in flight, or 
 RequestsTold         worker    the answer to each of these, in their order
 Report               worker    twice a second, and at once for a new table of routes and for the first request that waits for a model
 
-Each but the last two is a whole value that replaces the one before, but for `usage` of a report. What is not one of these is an error (msgspec checks the types): then the two are
-not of the same version, and the worker is started again.
+Each but the last two is a whole value that replaces the one before, but for `usage` of a report.
+What is not one of these is an error (msgspec checks the types): then the two are not of the same
+version, and the worker is started again.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class RouteTableMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class KeyTableMessage(msgspec.Struct, frozen=True, tag=True):
-    """`gateway.proxy.access.auth.KeyTable`: digests, never a key. `rows`: of those with limits (`gateway.proxy.workers.shared_limits`)."""
+    """`gateway.proxy.access.auth.KeyTable`: digests, never a key. `rows`: of those with limits
+    (`gateway.proxy.workers.shared_limits`)."""
 
     keys: tuple[Key, ...]
     closed: bool
@@ -49,7 +52,8 @@ class KeyTableMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """How to serve. `control`: the path of the control process's socket; `limits` are this worker's own; `workers`: how many there are; `grace_s`: for the end;
+    """How to serve. `control`: the path of the control process's socket; `limits` are this worker's
+        own; `workers`: how many there are; `grace_s`: for the end;
     `tls`: the files of certificate and key."""
 
     workers: int
@@ -97,9 +101,10 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """`loads` by replica id; `samples`: all metrics of the worker; None: as before. `tables`: how many tables of routes it has taken over.
-    `waiting`: for which models requests wait, and how many seconds the oldest has waited. `usage`: what was counted since the last report, the one
-    thing that is not whole."""
+    """`loads` by replica id; `samples`: all metrics of the worker; None: as before. `tables`: how
+    many tables of routes it has taken over.
+    `waiting`: for which models requests wait, and how many seconds the oldest has waited. `usage`:
+    what was counted since the last report, the one thing that is not whole."""
 
     loads: dict[str, ReplicaLoad]
     samples: tuple[Sample, ...] | None
@@ -160,7 +165,8 @@ def frame(message: ToWorker | FromWorker) -> bytes:
 
 
 def receive_begin(end: socket.socket) -> Begin:
-    """The first message, before there is an event loop. Raises EOFError, msgspec.ValidationError."""
+    """The first message, before there is an event loop. Raises EOFError,
+    msgspec.ValidationError."""
     length = int.from_bytes(_exactly(end, _LENGTH_BYTES), "big")
     return msgspec.msgpack.decode(_exactly(end, length), type=Begin)
 
@@ -176,13 +182,16 @@ def _exactly(end: socket.socket, length: int) -> bytes:
 
 
 def table_of(table: RouteTable) -> RouteTableMessage:
-    """What is told of an engine may be no text, and cannot be sent then; nor could a client ask for a model of that name."""
+    """What is told of an engine may be no text, and cannot be sent then; nor could a client ask for
+    a model of that name."""
     return RouteTableMessage(
         tuple(
             replace(
                 route,
                 detail=_text(route.detail),
-                replicas=tuple(one for one in route.replicas if one.served_name == _text(one.served_name)),
+                replicas=tuple(
+                    one for one in route.replicas if one.served_name == _text(one.served_name)
+                ),
             )
             for route in table.models.values()
         )

@@ -1,7 +1,9 @@
-"""How a worker forwards requests that are not inference to the control process, over its Unix socket.
+"""How a worker forwards requests that are not inference to the control process, over its Unix
+socket.
 
-Pieces go both ways as they come, so that a log that is followed streams; a client that leaves ends the request in the control process too.
-The control process checks the key. A header tells it the client's address; it believes the header because nobody else can reach the socket.
+Pieces go both ways as they come, so that a log that is followed streams; a client that leaves ends
+the request in the control process too. The control process checks the key. A header tells it the
+client's address; it believes the header because nobody else can reach the socket.
 """
 
 from __future__ import annotations
@@ -22,7 +24,16 @@ _ADDRESS = b"x-fitserve-client"
 # Headers of one connection, written anew on the next.
 _OF_CONNECTION = frozenset(
     {
-        *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"),
+        *(
+            b"connection",
+            b"keep-alive",
+            b"proxy-connection",
+            b"te",
+            b"trailer",
+            b"transfer-encoding",
+            b"upgrade",
+            b"expect",
+        ),
         *(b"date", b"server", _ADDRESS),
     }
 )
@@ -71,7 +82,9 @@ async def _ask(scope: Scope, receive: Receive, writer: asyncio.StreamWriter) -> 
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     own = [(_ADDRESS, scope["client"][0].encode())] if scope.get("client") else []
     own += [(b"transfer-encoding", b"chunked")] if chunked else []
-    lines = _lines((*((name, value) for name, value in headers if name not in _OF_CONNECTION), *own))
+    lines = _lines(
+        (*((name, value) for name, value in headers if name not in _OF_CONNECTION), *own)
+    )
     writer.write(b"%b %b HTTP/1.1\r\n%b\r\n" % (scope["method"].encode(), target, lines))
     while (message := await receive())["type"] == "http.request":
         if data := message.get("body", b""):
@@ -88,7 +101,8 @@ def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 async def _answer(scope: Scope, reader: asyncio.StreamReader, send: Send) -> bool:
-    """Reads the answer and passes it on; whether there was an answer. Where the answer breaks off, uvicorn closes the client's connection, because the application ends before its answer."""
+    """Reads the answer and passes it on; whether there was an answer. Where the answer breaks off,
+    uvicorn closes the client's connection, because the application ends before its answer."""
     answer = _ForwardedAnswer(head_only=scope["method"] == "HEAD")
     with contextlib.suppress(OSError):
         while not answer.over and (data := await reader.read(_PIECE_BYTES)):
@@ -117,7 +131,9 @@ class _ForwardedAnswer:
     def on_headers_complete(self) -> None:
         status = self.parser.get_status_code()
         self.started = True
-        self.messages.append({"type": "http.response.start", "status": status, "headers": self._headers})
+        self.messages.append(
+            {"type": "http.response.start", "status": status, "headers": self._headers}
+        )
         if self._head_only:
             self.on_message_complete()
 
@@ -131,14 +147,17 @@ class _ForwardedAnswer:
 
 
 class ForwardedAddress:
-    """Around the application of the control process: takes the client's address from the header of a forwarded request."""
+    """Around the application of the control process: takes the client's address from the header of
+    a forwarded request."""
 
     def __init__(self, inner: ASGIApp) -> None:
         self._inner = inner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            address = next((value.decode() for name, value in scope["headers"] if name == _ADDRESS), None)
+            address = next(
+                (value.decode() for name, value in scope["headers"] if name == _ADDRESS), None
+            )
             headers = [pair for pair in scope["headers"] if pair[0] != _ADDRESS]
             scope = {**scope, "headers": headers, "client": (address, 0) if address else None}
         await self._inner(scope, receive, send)

@@ -1,4 +1,5 @@
-"""The server of the control process: the application without its data plane, asked by the workers alone."""
+"""The server of the control process: the application without its data plane, asked by the workers
+alone."""
 
 from __future__ import annotations
 
@@ -16,11 +17,18 @@ from gateway.settings import Settings
 
 
 class ControlServer(uvicorn.Server):
-    """The server. When it stops, the workers stop too: they finish their answers, and this server the requests that they have passed on."""
+    """The server. When it stops, the workers stop too: they finish their answers, and this server
+    the requests that they have passed on."""
 
-    def __init__(self, settings: Settings, app: ASGIApp, workers: Workers, stopping: Callable[[], object]) -> None:
+    def __init__(
+        self, settings: Settings, app: ASGIApp, workers: Workers, stopping: Callable[[], object]
+    ) -> None:
         """stopping: ends streams that would never end."""
-        super().__init__(uvicorn_config(ForwardedAddress(app), "httptools", lifespan="on", grace_s=settings.stop_grace_s))
+        super().__init__(
+            uvicorn_config(
+                ForwardedAddress(app), "httptools", lifespan="on", grace_s=settings.stop_grace_s
+            )
+        )
         self._workers = workers
         self._stopping = stopping
 

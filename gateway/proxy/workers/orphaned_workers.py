@@ -8,9 +8,11 @@ from pathlib import Path
 
 
 def end_orphaned_workers(data: Path) -> bool:
-    """Ends the workers of a gateway on `data` that is gone: they finish what they are answering. Whether there were any.
+    """Ends the workers of a gateway on `data` that is gone: they finish what they are answering.
+    Whether there were any.
 
-    Only the holder of the lock of `data` may call this. A pid file descriptor makes sure that no other process gets the signal.
+    Only the holder of the lock of `data` may call this. A pid file descriptor makes sure that no
+    other process gets the signal.
     """
     found = False
     for entry in Path("/proc").iterdir():
@@ -22,7 +24,11 @@ def end_orphaned_workers(data: Path) -> bool:
             continue
         try:
             arguments = (entry / "cmdline").read_bytes().split(b"\0")
-            if arguments[1:4] == [b"-m", b"gateway.proxy.workers.worker", os.fsencode(data.resolve())]:
+            if arguments[1:4] == [
+                b"-m",
+                b"gateway.proxy.workers.worker",
+                os.fsencode(data.resolve()),
+            ]:
                 signal.pidfd_send_signal(descriptor, signal.SIGTERM)
                 found = True
         except OSError:

@@ -1,8 +1,10 @@
-"""Limits of keys where several workers serve: requests are counted in shared memory, so a key has the same limits as with one process.
+"""Limits of keys where several workers serve: requests are counted in shared memory, so a key has
+the same limits as with one process.
 
 row of a key    used of its minute's requests, and when that was so; the same of tokens; requests under way at each worker
 
-The control process gives the rows to keys. A key for which none is left (there are `shared_memory.ROWS`) has its limits at each worker.
+The control process gives the rows to keys. A key for which none is left (there are
+`shared_memory.ROWS`) has its limits at each worker.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class LimitRows:
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
         self._of: dict[bytes, int] = {}
-        # A row that was given back is the last to be given again: by then the requests of its former key have ended.
+        # A row that was given back is the last to be given again: by then the requests of its
+        # former key have ended.
         self._free = deque(range(ROWS))
 
     def of(self, keys: Iterable[Key]) -> dict[bytes, int]:
@@ -59,7 +62,9 @@ class SharedRateLimiter(RateLimiter):
 
     def _open(self, digest: bytes, limit: KeyLimits, now: float) -> Account:
         row = self.rows.get(digest)
-        return Account(limit, now) if row is None else _Account(limit, self._memory, row, self._worker)
+        return (
+            Account(limit, now) if row is None else _Account(limit, self._memory, row, self._worker)
+        )
 
 
 class _Bucket(Bucket):
@@ -81,7 +86,9 @@ class _Bucket(Bucket):
         return min(self.size, self.size - used + max(0.0, now - at) * self.size / MINUTE_S)
 
     def take(self, count: int, now: float) -> None:
-        _BUCKET.pack_into(self._memory, 0, self.size - self.level(now) + count, max(now, self._used()[1]))
+        _BUCKET.pack_into(
+            self._memory, 0, self.size - self.level(now) + count, max(now, self._used()[1])
+        )
 
 
 class _Account(Account):
@@ -91,8 +98,16 @@ class _Account(Account):
         self._lock = memory.lock(row)
         self._counts = found[_COUNTS_AT:]
         self._at = worker * _COUNT.size
-        self.requests = _Bucket(self.requests.size, found[: _BUCKET.size]) if self.requests is not None else None
-        self.tokens = _Bucket(self.tokens.size, found[_BUCKET.size : _COUNTS_AT]) if self.tokens is not None else None
+        self.requests = (
+            _Bucket(self.requests.size, found[: _BUCKET.size])
+            if self.requests is not None
+            else None
+        )
+        self.tokens = (
+            _Bucket(self.tokens.size, found[_BUCKET.size : _COUNTS_AT])
+            if self.tokens is not None
+            else None
+        )
 
     def under_way(self) -> int:
         return sum(_COUNTS.unpack(self._counts))

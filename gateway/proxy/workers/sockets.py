@@ -1,4 +1,5 @@
-"""The sockets of a gateway with workers: one per worker on the port that clients know, and the control process's own."""
+"""The sockets of a gateway with workers: one per worker on the port that clients know, and the
+control process's own."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _BACKLOG = 2048
 
 
 def share(bound: socket.socket, count: int) -> list[socket.socket]:
-    """`count` listening sockets where `bound` is, which showed that the port is free and is closed. Raises SettingsError."""
+    """`count` listening sockets where `bound` is, which showed that the port is free and is closed.
+    Raises SettingsError."""
     family, address = bound.family, bound.getsockname()
     bound.close()
     listeners: list[socket.socket] = []
@@ -41,13 +43,15 @@ def share(bound: socket.socket, count: int) -> list[socket.socket]:
 
 
 def spread(listeners: list[socket.socket], count: int) -> list[list[socket.socket]]:
-    """The sockets that were opened by somebody else, for `count` workers. Each socket has a worker; where there are fewer sockets, workers share one."""
+    """The sockets that were opened by somebody else, for `count` workers. Each socket has a worker;
+    where there are fewer sockets, workers share one."""
     given = [listeners[index::count] for index in range(count)]
     return [own or [listeners[index % len(listeners)]] for index, own in enumerate(given)]
 
 
 def listen_control(data: Path) -> tuple[socket.socket, Path]:
-    """Where the control process is asked, by this user's processes alone: in `data`, or where that cannot be written, in a folder for
+    """Where the control process is asked, by this user's processes alone: in `data`, or where that
+    cannot be written, in a folder for
     temporary files. Raises SettingsError."""
     for folder in (data / "run", None):
         try:
@@ -56,13 +60,15 @@ def listen_control(data: Path) -> tuple[socket.socket, Path]:
         except OSError as error:
             reason = error.strerror
     raise SettingsError(
-        f"The control process cannot listen, neither in {data} nor for a while elsewhere: {reason}.",
+        f"The control process cannot listen, neither in {data} nor for a while elsewhere:"
+        f" {reason}.",
         hint="Repair the permissions of FITSERVE_DATA_DIR, or set FITSERVE_WORKERS=1.",
     )
 
 
 def listen_at(path: Path, backlog: int) -> socket.socket:
-    """A Unix socket for this user's processes alone, in the place of what is there. Raises OSError."""
+    """A Unix socket for this user's processes alone, in the place of what is there. Raises
+    OSError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,6 +91,7 @@ def forget(path: Path) -> None:
 
 
 def short(path: Path) -> str:
-    """A name for `path` that is short enough for a Unix socket, whatever its folder is called. Good while the process lives."""
+    """A name for `path` that is short enough for a Unix socket, whatever its folder is called. Good
+    while the process lives."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     return f"/proc/self/fd/{folder}/{path.name}"

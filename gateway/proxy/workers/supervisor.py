@@ -1,13 +1,15 @@
 """More than one core: the workers of a gateway, as the control process sees them.
 
-The control process owns the state: the loop, the store, the admin API. Workers own the connections. Each has a listening socket of
-its own on the one port (SO_REUSEPORT), so the kernel spreads connections by their addresses, evenly whether or not the workers are
-idle; of one shared socket, whoever wakes first would take them all, and keep them. The control process holds the sockets too: what
-comes for a worker that has died waits for its successor.
+The control process owns the state: the loop, the store, the admin API. Workers own the connections.
+Each has a listening socket of its own on the one port (SO_REUSEPORT), so the kernel spreads
+connections by their addresses, evenly whether or not the workers are idle; of one shared socket,
+whoever wakes first would take them all, and keep them. The control process holds the sockets too:
+what comes for a worker that has died waits for its successor.
 
     a worker dies            its streams end; it is started again, at once or, when it dies young, after a while that doubles
     a worker hangs           it reports nothing for HUNG_S and is killed
-    the control process dies the workers go on; the next gateway on the data folder ends them (`gateway.proxy.workers.orphaned_workers`)
+    the control process dies the workers go on; the next gateway on the data folder ends them
+    (`gateway.proxy.workers.orphaned_workers`)
     SIGTERM                  all workers finish what they are answering, within the grace time
 """
 
@@ -82,12 +84,17 @@ class _Worker:
     elsewhere: dict[str, int] | None = None  # as it was told
     told: int = 0  # tables of routes
     tables: int = 0  # that it has taken over
-    waiting: dict[str, float] = field(default_factory=dict)  # by model, since when, of the clock of this process
-    asked: deque[asyncio.Future[RequestsTold]] = field(default_factory=deque)  # who waits for `RequestsTold`
+    waiting: dict[str, float] = field(
+        default_factory=dict
+    )  # by model, since when, of the clock of this process
+    asked: deque[asyncio.Future[RequestsTold]] = field(
+        default_factory=deque
+    )  # who waits for `RequestsTold`
 
 
 class PublishedRoutes(Routes):
-    """The loop's view: a new table goes to all workers, and what they have in flight is known from their reports."""
+    """The loop's view: a new table goes to all workers, and what they have in flight is known from
+    their reports."""
 
     def __init__(self, workers: Workers) -> None:
         super().__init__()
@@ -128,7 +135,8 @@ class Workers:
         control: Path,
         usage: UsageCounter,
     ) -> None:
-        """limits: of the whole gateway; memory: what all of them know; listeners: those of each; control: where they ask the
+        """limits: of the whole gateway; memory: what all of them know; listeners: those of each;
+        control: where they ask the
         control process; usage: gets what they count."""
         self.control = control
         self.routes = PublishedRoutes(self)
@@ -155,7 +163,9 @@ class Workers:
     # --- what the application calls ---
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._keep(index)) for index in range(len(self._listeners))]
+        self._tasks = [
+            asyncio.create_task(self._keep(index)) for index in range(len(self._listeners))
+        ]
         self._tending = Supervised(self._tend, "tending the workers")
 
     @property
@@ -184,7 +194,8 @@ class Workers:
             yield name, labels, count
 
     def silent_s(self, replica_id: str) -> float | None:
-        """Seconds since the replica gave any client a byte, as far as reports tell; None while nobody waits for one."""
+        """Seconds since the replica gave any client a byte, as far as reports tell; None while
+        nobody waits for one."""
         now = time.monotonic()
         silences = [
             worker.loads[replica_id].silent_s + now - worker.heard
@@ -262,7 +273,11 @@ class Workers:
         self.drain()
         if self._tending is not None:
             await self._tending.close()
-        _, late = await asyncio.wait(self._tasks, timeout=self._settings.stop_grace_s + 5) if self._tasks else ((), ())
+        _, late = (
+            await asyncio.wait(self._tasks, timeout=self._settings.stop_grace_s + 5)
+            if self._tasks
+            else ((), ())
+        )
         for worker in self._running.values():
             log.warning("a worker does not end and is killed", worker=worker.index)
             worker.process.kill()
@@ -284,7 +299,12 @@ class Workers:
             young = time.monotonic() - began < _YOUNG_S
             wait_s = min(2 * wait_s, _BACKOFF_MAX_S) if young else _BACKOFF_S
             if not self._drained.is_set():
-                log.error("a worker has ended and is started again", worker=index, exit_code=code, in_s=wait_s)
+                log.error(
+                    "a worker has ended and is started again",
+                    worker=index,
+                    exit_code=code,
+                    in_s=wait_s,
+                )
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         await self._drained.wait()
@@ -294,13 +314,24 @@ class Workers:
         ours, theirs = socket.socketpair()
         listening = [one.fileno() for one in self._listeners[index]]
         ends = (theirs.fileno(), self._memory.descriptor)
-        given = (str(self._settings.data.resolve()), str(index), ",".join(map(str, listening)), *map(str, ends))
+        given = (
+            str(self._settings.data.resolve()),
+            str(index),
+            ",".join(map(str, listening)),
+            *map(str, ends),
+        )
         arguments = ("-m", "gateway.proxy.workers.worker", *given)
-        # Without the settings: what it needs it is told, and keys in clear are not among it. In a session of its own, so that
-        # Ctrl+C comes to the control process alone.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+        # Without the settings: what it needs it is told, and keys in clear are not among it. In a
+        # session of its own, so that Ctrl+C comes to the control process alone.
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
+        }
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *arguments, pass_fds=(*listening, *ends), env=environment, start_new_session=True
+            sys.executable,
+            *arguments,
+            pass_fds=(*listening, *ends),
+            env=environment,
+            start_new_session=True,
         )
         theirs.close()
         worker = _Worker(index, process, await Channel.of(ours), time.monotonic())
@@ -325,9 +356,11 @@ class Workers:
             grace_s=settings.stop_grace_s,
             log_level=settings.log_level,
             access_log=settings.access_log,
-            tls=None
-            if settings.tls_cert is None
-            else (str(settings.tls_cert), str(settings.tls_key) if settings.tls_key else None),
+            tls=(
+                None
+                if settings.tls_cert is None
+                else (str(settings.tls_cert), str(settings.tls_key) if settings.tls_key else None)
+            ),
             routes=table_of(self.routes.table),
             keys=keys_of(self._keys, self._rows),
         )
@@ -339,7 +372,9 @@ class Workers:
                 try:
                     report = await worker.channel.from_worker()
                 except msgspec.MsgspecError as error:
-                    log.error("a worker is not of this version", worker=worker.index, error=str(error))  # noqa: TRY400
+                    log.error(  # noqa: TRY400
+                        "a worker is not of this version", worker=worker.index, error=str(error)
+                    )
                     return
                 if isinstance(report, RequestsTold):
                     waiting = worker.asked.popleft()
@@ -355,7 +390,9 @@ class Workers:
     def _take(self, worker: _Worker, report: Report) -> None:
         """Which tables it knows and what waits there."""
         before, worker.tables = (worker.tables, worker.waiting.keys()), report.tables
-        worker.waiting = {name: worker.heard - waited_s for name, waited_s in report.waiting.items()}
+        worker.waiting = {
+            name: worker.heard - waited_s for name, waited_s in report.waiting.items()
+        }
         if before[0] != worker.tables or worker.waiting.keys() - before[1]:
             self.routes.demanded()
 
@@ -378,14 +415,16 @@ class Workers:
         return code
 
     async def _tend(self) -> float:
-        """Tells each worker the requests in flight at the others, and ends workers that hang. The seconds until it is wanted again."""
+        """Tells each worker the requests in flight at the others, and ends workers that hang. The
+        seconds until it is wanted again."""
         for worker in self._running.values():
             others = (other.loads for other in self._running.values() if other is not worker)
             in_flight = _summed(others)
             if worker.elsewhere != in_flight:
                 worker.elsewhere = in_flight
                 worker.channel.send(Elsewhere(in_flight))
-            # Not by the clock: where this process gets no time, a worker gets none either, or is not heard.
+            # Not by the clock: where this process gets no time, a worker gets none either, or is
+            # not heard.
             worker.silent_looks += 1
             if worker.silent_looks * REPORT_S > HUNG_S:
                 log.error("a worker hangs and is killed", worker=worker.index)
@@ -401,7 +440,10 @@ def _summed(loads: Iterable[dict[str, ReplicaLoad]]) -> dict[str, int]:
 
 
 def _lasting(name: str) -> bool:
-    return name in _LASTING or name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") in _LASTING
+    return (
+        name in _LASTING
+        or name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") in _LASTING
+    )
 
 
 def _end(process: asyncio.subprocess.Process) -> None:

@@ -1,9 +1,11 @@
-"""A worker: a process that answers inference, with the tables that the control process gives it, and passes everything else on to it.
+"""A worker: a process that answers inference, with the tables that the control process gives it,
+and passes everything else on to it.
 
     python -m gateway.proxy.workers.worker DATA_DIR INDEX LISTENERS CHANNEL MEMORY     (the last three are file descriptors)
 
-It ends on SIGTERM, after what it is answering. When the control process is gone it goes on with the last tables, until a gateway on
-the same data folder starts, which ends it (`gateway.proxy.workers.orphaned_workers`).
+It ends on SIGTERM, after what it is answering. When the control process is gone it goes on with the
+last tables, until a gateway on the same data folder starts, which ends it
+(`gateway.proxy.workers.orphaned_workers`).
 """
 
 from __future__ import annotations
@@ -65,8 +67,9 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class SharedRoutes(Routes):
     """Routes that other workers send requests to as well.
 
-    Of a replica's capacity each worker has its share whatever the others do, and beyond it what they leave, as far as is known here:
-    so a replica is given too many only for a moment, and no worker waits for another one.
+    Of a replica's capacity each worker has its share whatever the others do, and beyond it what
+    they leave, as far as is known here: so a replica is given too many only for a moment, and no
+    worker waits for another one.
     """
 
     def __init__(self, begin: Begin, memory: SharedMemory) -> None:
@@ -85,12 +88,16 @@ class SharedRoutes(Routes):
     def _has_room(self, replica: RoutedReplica) -> bool:
         if replica.capacity is None:
             return True
-        left = 0 if self._elsewhere is None else replica.capacity - self._elsewhere.get(replica.id, 0)
+        left = (
+            0 if self._elsewhere is None else replica.capacity - self._elsewhere.get(replica.id, 0)
+        )
         return self.in_flight(replica.id) < max(replica.capacity // self._workers, left, 1)
 
     def loads(self) -> dict[str, ReplicaLoad]:
         now = time.monotonic()
-        return {id_: ReplicaLoad(load.requests, now - load.heard) for id_, load in self._loads.items()}
+        return {
+            id_: ReplicaLoad(load.requests, now - load.heard) for id_, load in self._loads.items()
+        }
 
 
 class Worker:
@@ -112,7 +119,9 @@ class Worker:
 
     async def listen(self, channel: Channel) -> None:
         """Until the control process is gone."""
-        reporting = Supervised(partial(self._report, channel), "reports to the control process", worker=self._index)
+        reporting = Supervised(
+            partial(self._report, channel), "reports to the control process", worker=self._index
+        )
         self.routes.demanded = partial(self._tell, channel)
         try:
             while True:
@@ -131,7 +140,10 @@ class Worker:
                         ended = await self.plane.cancel(cancel) if cancel else 0
                         channel.send(RequestsTold(await self.plane.requests(), ended))
         except (EOFError, OSError):
-            log.warning("the control process is gone; worker %d goes on with the last routes and keys", self._index)
+            log.warning(
+                "the control process is gone; worker %d goes on with the last routes and keys",
+                self._index,
+            )
         finally:
             self.routes.elsewhere(None)
             await reporting.close()
@@ -171,14 +183,24 @@ class Worker:
                 yield "fitserve_requests_queued", (name,), waiting
         yield "fitserve_connections", (), len(self.plane.connections)
         yield "process_cpu_seconds_total", (), round(time.process_time(), 6)
-        yield "process_resident_memory_bytes", (), int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
-        yield "process_open_fds", (), len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are all that is wanted
+        yield (
+            "process_resident_memory_bytes",
+            (),
+            int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
+        )
+        yield ("process_open_fds", (), len(os.listdir("/proc/self/fd")))  # noqa: PTH208 - names are all that is wanted
 
 
 class WorkerServer(uvicorn.Server):
     """A uvicorn server that also listens to the control process."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker, end: socket.socket, certificate: Certificate | None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        worker: Worker,
+        end: socket.socket,
+        certificate: Certificate | None,
+    ) -> None:
         super().__init__(config)
         self._certificate = certificate
         self._worker = worker
@@ -194,7 +216,8 @@ class WorkerServer(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn; then the clients whose answers are unfinished are told so, in the time that these writes take."""
+        """As uvicorn; then the clients whose answers are unfinished are told so, in the time that
+        these writes take."""
         await super().shutdown(sockets)
         if self._certificate is not None:
             await self._certificate.close()
@@ -233,7 +256,9 @@ def main() -> None:
     configure_logging(begin.log_level)
     worker = Worker(index, begin, memory)
     certificate = (
-        Certificate(Path(begin.tls[0]), Path(begin.tls[1]) if begin.tls[1] else None) if begin.tls is not None else None
+        Certificate(Path(begin.tls[0]), Path(begin.tls[1]) if begin.tls[1] else None)
+        if begin.tls is not None
+        else None
     )
     tls = certificate.context if certificate is not None else None
     app, protocol = ControlForwarder(Path(begin.control)), client_protocol(worker.plane, tls)

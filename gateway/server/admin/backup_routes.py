@@ -25,10 +25,14 @@ router = APIRouter(prefix="/admin", tags=["admin"])
 @router.get(
     "/backup",
     response_class=StreamingResponse,
-    responses={200: {"content": {"application/gzip": {}}, "description": "A .tar.gz"}, **errors(StoreError)},
+    responses={
+        200: {"content": {"application/gzip": {}}, "description": "A .tar.gz"},
+        **errors(StoreError),
+    },
 )
 async def backup(request: Request) -> StreamingResponse:
-    """Models, facts, measurements and digests of keys, of one moment, as a .tar.gz for `fitserve restore`. Weights and engines are not in it."""
+    """Models, facts, measurements and digests of keys, of one moment, as a .tar.gz for `fitserve
+    restore`. Weights and engines are not in it."""
     request.app.state.store.changeable()
     # A file without a name: however the download ends, nothing of it is left.
     file = tempfile.TemporaryFile(dir=request.app.state.settings.data)  # noqa: SIM115 - the answer has it
@@ -41,13 +45,19 @@ async def backup(request: Request) -> StreamingResponse:
 
 
 class Download(StreamingResponse):
-    """A file that stands at its end, which is closed with the answer: also where nobody takes it, or all of it."""
+    """A file that stands at its end, which is closed with the answer: also where nobody takes it,
+    or all of it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         name = f"fitserve-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz"
-        headers = {"content-length": str(file.tell()), "content-disposition": f'attachment; filename="{name}"'}
+        headers = {
+            "content-length": str(file.tell()),
+            "content-disposition": f'attachment; filename="{name}"',
+        }
         file.seek(0)
-        super().__init__(iter(partial(file.read, _PIECE), b""), headers=headers, media_type="application/gzip")
+        super().__init__(
+            iter(partial(file.read, _PIECE), b""), headers=headers, media_type="application/gzip"
+        )
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

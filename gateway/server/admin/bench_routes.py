@@ -46,19 +46,27 @@ def rival_view(name: str, rival: Rival | None) -> RivalView | None:
     engine, ranks = str(plan.engine), plan.tensor_parallel.value
     return RivalView(
         words=rival_words(rival),
-        do=f"FITSERVE_AUTO_TUNE=true has the gateway try it in a quiet hour; or `fitserve set {name} --engine {engine} --tp {ranks}`.",
+        do=(
+            "FITSERVE_AUTO_TUNE=true has the gateway try it in a quiet hour; or `fitserve set"
+            f" {name} --engine {engine} --tp {ranks}`."
+        ),
         gain=rival.gain,
         fingerprint=plan.fingerprint,
         engine=engine,
     )
 
 
-@router.post("/{name:path}/bench", status_code=201, responses=errors(NotFound, Conflict, StoreError))
+@router.post(
+    "/{name:path}/bench", status_code=201, responses=errors(NotFound, Conflict, StoreError)
+)
 async def keep_bench(request: Request, name: str, body: BenchReport) -> BenchView:
-    """Keep what was measured of the model, and learn from it what such plans do here. It has to be of the plan that runs."""
+    """Keep what was measured of the model, and learn from it what such plans do here. It has to be
+    of the plan that runs."""
     kept: BenchKept = await request.app.state.tuner.take(name, body)
     rival = request.app.state.fleet.model(name).rival
-    return BenchView(bench=kept.bench, last=kept.last, not_learned=kept.why, rival=rival_view(name, rival))
+    return BenchView(
+        bench=kept.bench, last=kept.last, not_learned=kept.why, rival=rival_view(name, rival)
+    )
 
 
 @router.get("/{name:path}/bench", responses=errors(NotFound))

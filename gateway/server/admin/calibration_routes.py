@@ -18,7 +18,8 @@ router = APIRouter(prefix="/admin", tags=["admin"])
 
 @router.post("/calibrate", responses=errors(Conflict, HostError, StoreError))
 async def calibrate(request: Request) -> Calibrated:
-    """Measure the GPUs that nobody uses; what was found is kept as facts. Takes ten seconds and more, and nothing is started on them meanwhile."""
+    """Measure the GPUs that nobody uses; what was found is kept as facts. Takes ten seconds and
+    more, and nothing is started on them meanwhile."""
     forecasts: Forecasts = request.app.state.forecasts
     orders: Orders = request.app.state.orders
     store: Store = request.app.state.store

@@ -1,6 +1,8 @@
-"""GET /admin/openapi.json: what every route takes and answers, its errors too, and which scope it needs; inference as the table of endpoints has it.
+"""GET /admin/openapi.json: what every route takes and answers, its errors too, and which scope it
+needs; inference as the table of endpoints has it.
 
-A route names the errors of its own (`responses=errors(NotFound)`). What every request can be told is added here.
+A route names the errors of its own (`responses=errors(NotFound)`). What every request can be told
+is added here.
 """
 
 from __future__ import annotations
@@ -31,7 +33,17 @@ from gateway.proxy.api.endpoints import ENDPOINTS, Endpoint
 from gateway.proxy.api.error_bodies import ERROR_SCHEMAS, errors
 
 # What every request to a route can be told; without a key only the first four.
-_COMMON = errors(BadRequest, TooSlow, HeadTooLarge, Busy, NotReady, TooLarge, Unauthorized, Forbidden, RateLimited)
+_COMMON = errors(
+    BadRequest,
+    TooSlow,
+    HeadTooLarge,
+    Busy,
+    NotReady,
+    TooLarge,
+    Unauthorized,
+    Forbidden,
+    RateLimited,
+)
 _OPEN = (400, 408, 431, 503)
 _INFERENCE: tuple[type[FitserveError], ...] = (
     BadRequest,
@@ -46,7 +58,8 @@ _INFERENCE: tuple[type[FitserveError], ...] = (
 _INFERENCE += (RateLimited, Overloaded, UpstreamError, NotReady, Busy)
 # Of their own, or of engines; by the shape of the API.
 _OF_SHAPE = {
-    shape: errors(*_INFERENCE, schema=schema) for shape, schema in (("openai", "EngineError"), ("anthropic", "AnthropicError"))
+    shape: errors(*_INFERENCE, schema=schema)
+    for shape, schema in (("openai", "EngineError"), ("anthropic", "AnthropicError"))
 }
 # FastAPI's own words for what `gateway.server.app` answers with 400.
 _UNUSED = ("HTTPValidationError", "ValidationError")
@@ -67,20 +80,50 @@ _BELOW = (
 def description(app: FastAPI) -> dict[str, Any]:
     """OpenAPI 3.1."""
     api = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    scopes = {(method.lower(), path.replace(":path}", "}")): scope for (method, path), scope in SCOPES.items()}
+    scopes = {
+        (method.lower(), path.replace(":path}", "}")): scope
+        for (method, path), scope in SCOPES.items()
+    }
     for path, methods in api["paths"].items():
         for method, operation in methods.items():
             scope = scopes[method, path]
-            own = {status: said for status, said in operation["responses"].items() if not _of_fastapi(said)}
-            common = {str(status): _ref("responses", f"every-{status}") for status in (_OPEN if scope == "open" else _COMMON)}
-            operation |= {"responses": common | own, "security": [] if scope == "open" else [{"key": [scope]}]}
+            own = {
+                status: said
+                for status, said in operation["responses"].items()
+                if not _of_fastapi(said)
+            }
+            common = {
+                str(status): _ref("responses", f"every-{status}")
+                for status in (_OPEN if scope == "open" else _COMMON)
+            }
+            operation |= {
+                "responses": common | own,
+                "security": [] if scope == "open" else [{"key": [scope]}],
+            }
     for endpoint in (*ENDPOINTS, *_BELOW):
         api["paths"].setdefault(endpoint.path, {})[endpoint.method.lower()] = _inference(endpoint)
     named = {"every": _COMMON, **_OF_SHAPE}
     api["components"] |= {
-        "schemas": {name: said for name, said in api["components"]["schemas"].items() if name not in _UNUSED} | ERROR_SCHEMAS,
-        "responses": {f"{name}-{status}": said for name, told in named.items() for status, said in told.items()},
-        "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "Needed once the gateway has a key."}},
+        "schemas": (
+            {
+                name: said
+                for name, said in api["components"]["schemas"].items()
+                if name not in _UNUSED
+            }
+            | ERROR_SCHEMAS
+        ),
+        "responses": {
+            f"{name}-{status}": said
+            for name, told in named.items()
+            for status, said in told.items()
+        },
+        "securitySchemes": {
+            "key": {
+                "type": "http",
+                "scheme": "bearer",
+                "description": "Needed once the gateway has a key.",
+            }
+        },
     }
     return api
 
@@ -99,17 +142,24 @@ def _inference(endpoint: Endpoint) -> dict[str, Any]:
     kinds = ["application/json"] if ours else ["application/json", "text/event-stream", "*/*"]
     operation: dict[str, Any] = {
         "tags": ["inference"],
-        "description": "The models that the key may ask."
-        if ours
-        else "Passed on to an engine of the model; its answer comes as it is.",
+        "description": (
+            "The models that the key may ask."
+            if ours
+            else "Passed on to an engine of the model; its answer comes as it is."
+        ),
         "responses": {
             "200": {"description": "The answer", "content": {kind: {} for kind in kinds}},
-            **{str(status): _ref("responses", f"{endpoint.shape}-{status}") for status in _OF_SHAPE[endpoint.shape]},
+            **{
+                str(status): _ref("responses", f"{endpoint.shape}-{status}")
+                for status in _OF_SHAPE[endpoint.shape]
+            },
         },
         "security": [{"key": ["inference"]}],
     }
     if "{id}" in endpoint.path:
-        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+        operation["parameters"] = [
+            {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
     if endpoint.body != "none":
         kind = "application/json" if endpoint.body == "json" else "multipart/form-data"
         operation["requestBody"] = {"required": True, "content": {kind: {"schema": _ASKED}}}

@@ -1,4 +1,5 @@
-"""The admin API: what models and engines take on the disk, who uses it, and the removal of a model's weights."""
+"""The admin API: what models and engines take on the disk, who uses it, and the removal of a
+model's weights."""
 
 from __future__ import annotations
 
@@ -27,8 +28,12 @@ class RevisionView(Value):
     commit: str
     bytes: int
     last_used: float
-    names: tuple[str, ...] = Field(description="branches and tags that mean it, as far as programs of this machine asked")
-    ours: bool = Field(description="this or another gateway has served it; else another program brought it")
+    names: tuple[str, ...] = Field(
+        description="branches and tags that mean it, as far as programs of this machine asked"
+    )
+    ours: bool = Field(
+        description="this or another gateway has served it; else another program brought it"
+    )
     models: tuple[str, ...] = Field((), description="the models of this gateway that need it")
 
 
@@ -71,20 +76,27 @@ async def disk(request: Request) -> DiskView:
     models: Mapping[str, ManagedModel] = request.app.state.fleet.models
     found, users = await look(_job(request)), _users(models)
     revisions = [
-        RevisionView(**one, models=tuple(sorted(users.get((one["repo"], one["commit"]), ())))) for one in found.pop("revisions")
+        RevisionView(**one, models=tuple(sorted(users.get((one["repo"], one["commit"]), ()))))
+        for one in found.pop("revisions")
     ]
     running: dict[str, set[str]] = {}
     for model in models.values():
-        for engine in (replica.attempt.plan.engine for replica in model.replicas if replica.attempt is not None):
+        for engine in (
+            replica.attempt.plan.engine for replica in model.replicas if replica.attempt is not None
+        ):
             running.setdefault(f"{engine.kind}-{engine.version}", set()).add(model.wish.name)
-    engines = [EngineOnDisk(**one, models=tuple(sorted(running.get(one["name"], ())))) for one in found.pop("engines")]
+    engines = [
+        EngineOnDisk(**one, models=tuple(sorted(running.get(one["name"], ()))))
+        for one in found.pop("engines")
+    ]
     unused = sum(one.bytes for one in revisions if not one.models)
     order = sorted(revisions, key=lambda one: -one.bytes)
     return DiskView(**found, unused_bytes=unused, revisions=tuple(order), engines=tuple(engines))
 
 
 async def remove_with_weights(request: Request, name: str) -> RemovedWeights:
-    """Remove a model, wait until nothing of it runs, and delete the revisions that no other model needs."""
+    """Remove a model, wait until nothing of it runs, and delete the revisions that no other model
+    needs."""
     fleet: Fleet = request.app.state.fleet
     orders: Orders = request.app.state.orders
     model = fleet.model(name)
@@ -94,20 +106,34 @@ async def remove_with_weights(request: Request, name: str) -> RemovedWeights:
         await asyncio.sleep(_POLL_S)
     users = _users(fleet.models)
     kept = tuple(
-        KeptRevision(repo=one[0], commit=one[1], models=tuple(sorted(users[one]))) for one in sorted(mine) if one in users
+        KeptRevision(repo=one[0], commit=one[1], models=tuple(sorted(users[one])))
+        for one in sorted(mine)
+        if one in users
     )
     going = sorted(mine - users.keys())
-    gone = await look(_job(request)._replace(remove=going)) if going else {"freed_bytes": 0, "removed": []}
+    gone = (
+        await look(_job(request)._replace(remove=going))
+        if going
+        else {"freed_bytes": 0, "removed": []}
+    )
     return RemovedWeights(name=name, kept=kept, **gone)
 
 
 def revisions(model: ManagedModel) -> set[tuple[str, str]]:
-    """(repository, commit) that a model needs: those of its wish, of what its engines run, and folders in a Hub's cache."""
+    """(repository, commit) that a model needs: those of its wish, of what its engines run, and
+    folders in a Hub's cache."""
     attempts = [attempt for replica in model.replicas for attempt in replica.attempts]
-    refs = [ref for attempt in attempts for ref in (attempt.plan.model, attempt.plan.drafter) if isinstance(ref, ModelRef)]
+    refs = [
+        ref
+        for attempt in attempts
+        for ref in (attempt.plan.model, attempt.plan.drafter)
+        if isinstance(ref, ModelRef)
+    ]
     found = {(name.partition("@")[0], commit) for name, commit in model.wish.commits.items()}
     adapters = [adapter for attempt in attempts for adapter in attempt.plan.adapters]
-    named = [(ref.source, ref.revision) for ref in refs] + [(one.source, one.revision) for one in adapters]
+    named = [(ref.source, ref.revision) for ref in refs] + [
+        (one.source, one.revision) for one in adapters
+    ]
     found |= {(source, revision) for source, revision in named if revision is not None}
     sources = [*(source for source, _ in named), model.wish.source or "", model.wish.drafter or ""]
     sources += model.wish.loras.values()

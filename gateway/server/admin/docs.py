@@ -1,4 +1,5 @@
-"""GET /admin/docs: the admin API as one page, made of its own description. No script, and nothing of another server: the page is read with a key
+"""GET /admin/docs: the admin API as one page, made of its own description. No script, and nothing
+of another server: the page is read with a key
 that may do everything."""
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from fastapi.responses import HTMLResponse
 router = APIRouter(include_in_schema=False)
 
 _STYLE = (
-    "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}h2{margin-top:2em}code{background:#8883;padding:0 .2em}"
-    "table{border-collapse:collapse}td{vertical-align:top;padding:.1em 1em .1em 0}:root{color-scheme:light dark}"
+    "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0"
+    " 1em}h2{margin-top:2em}code{background:#8883;padding:0"
+    " .2em}table{border-collapse:collapse}td{vertical-align:top;padding:.1em 1em .1em"
+    " 0}:root{color-scheme:light dark}"
 )
 _HEADERS = {
-    "content-security-policy": "default-src 'none'; style-src 'sha256-"
-    + base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-    + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "content-security-policy": (
+        "default-src 'none'; style-src 'sha256-"
+        + base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+        + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
@@ -35,17 +40,25 @@ async def docs(request: Request) -> HTMLResponse:
 def page(api: dict[str, Any]) -> str:
     """The description (OpenAPI 3.1) in HTML."""
     title = f"{api['info']['title']} {api['info']['version']}: admin API"
-    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style><h1>{escape(title)}</h1>"
+    head = (
+        "<!doctype html><html lang=en><meta"
+        f" charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style><h1>{escape(title)}</h1>"
+    )
     intro = "<p>The same for programs: <a href=/admin/openapi.json>/admin/openapi.json</a></p>"
     calls = (
-        _operation(method, path, operation) for path, methods in api["paths"].items() for method, operation in methods.items()
+        _operation(method, path, operation)
+        for path, methods in api["paths"].items()
+        for method, operation in methods.items()
     )
     schemas = (_schema(name, schema) for name, schema in api["components"]["schemas"].items())
     return "\n".join((head, intro, *calls, "<h1>Values</h1>", *schemas))
 
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
-    lines = [f"<h2><code>{method.upper()} {escape(path)}</code></h2>", f"<p>{escape(operation.get('description', ''))}</p>"]
+    lines = [
+        f"<h2><code>{method.upper()} {escape(path)}</code></h2>",
+        f"<p>{escape(operation.get('description', ''))}</p>",
+    ]
     rows = [
         (
             one["name"],
@@ -56,9 +69,14 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
         for one in operation.get("parameters", ())
     ]
     lines += _table(rows)
-    for what, said in (("Body", operation.get("requestBody", {})), ("Answer", _success(operation["responses"]))):
+    for what, said in (
+        ("Body", operation.get("requestBody", {})),
+        ("Answer", _success(operation["responses"])),
+    ):
         lines += [
-            f"<p>{what}: {_type(content['schema'])}</p>" for content in said.get("content", {}).values() if "schema" in content
+            f"<p>{what}: {_type(content['schema'])}</p>"
+            for content in said.get("content", {}).values()
+            if "schema" in content
         ]
     return "\n".join(lines)
 
@@ -74,14 +92,19 @@ def _schema(name: str, schema: dict[str, Any]) -> str:
         for field, told in schema.get("properties", {}).items()
     ]
     return "\n".join(
-        (f'<h2 id="{escape(name)}">{escape(name)}</h2>', f"<p>{escape(schema.get('description', ''))}</p>", *_table(rows))
+        (
+            f'<h2 id="{escape(name)}">{escape(name)}</h2>',
+            f"<p>{escape(schema.get('description', ''))}</p>",
+            *_table(rows),
+        )
     )
 
 
 def _table(rows: Iterable[tuple[str, str, str, str]]) -> Iterator[str]:
     """(name, whether it is required, type in HTML, description) of each row."""
     cells = [
-        f"<tr><td><code>{escape(name)}</code><td>{escape(need)}<td>{kind}<td>{escape(told)}" for name, need, kind, told in rows
+        f"<tr><td><code>{escape(name)}</code><td>{escape(need)}<td>{kind}<td>{escape(told)}"
+        for name, need, kind, told in rows
     ]
     if cells:
         yield f"<table>{''.join(cells)}</table>"
@@ -95,6 +118,8 @@ def _type(schema: dict[str, Any]) -> str:
     if choices := schema.get("anyOf") or schema.get("oneOf"):
         return " or ".join(_type(one) for one in choices)
     if "enum" in schema or "const" in schema:
-        return " or ".join(escape(repr(value)) for value in schema.get("enum", [schema.get("const")]))
+        return " or ".join(
+            escape(repr(value)) for value in schema.get("enum", [schema.get("const")])
+        )
     kind = escape(str(schema.get("type", "any")))
     return f"{kind} of {_type(schema['items'])}" if isinstance(schema.get("items"), dict) else kind

@@ -1,4 +1,5 @@
-"""The admin API of events: what happened, as a stream of server-sent events that can be taken up again, or as a list."""
+"""The admin API of events: what happened, as a stream of server-sent events that can be taken up
+again, or as a list."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ _MOST = 1000
 class EventList(Value):
     data: tuple[Event, ...]
     oldest: int = Field(description="the number of the oldest event that is kept")
-    newest: int = Field(description="the number of the newest event; `after` with it gives what comes then")
+    newest: int = Field(
+        description="the number of the newest event; `after` with it gives what comes then"
+    )
 
 
 @router.get(
@@ -35,32 +38,61 @@ class EventList(Value):
 )
 async def events(
     request: Request,
-    model: Annotated[str | None, Query(max_length=200, description="only events of this model")] = None,
-    after: Annotated[
-        int | None, Query(ge=0, le=2**53, description="begin after the event of this number; 0: with the oldest that is kept")
+    model: Annotated[
+        str | None, Query(max_length=200, description="only events of this model")
     ] = None,
-    last: Annotated[int | None, Query(ge=1, le=_MOST, description="begin with so many that were there before")] = None,
+    after: Annotated[
+        int | None,
+        Query(
+            ge=0,
+            le=2**53,
+            description="begin after the event of this number; 0: with the oldest that is kept",
+        ),
+    ] = None,
+    last: Annotated[
+        int | None, Query(ge=1, le=_MOST, description="begin with so many that were there before")
+    ] = None,
     follow: Annotated[bool, Query(description="false: a list of what is there, as JSON")] = True,
-    last_event_id: Annotated[str | None, Header(description="as `after`, of a client that comes back")] = None,
+    last_event_id: Annotated[
+        str | None, Header(description="as `after`, of a client that comes back")
+    ] = None,
 ) -> StreamingResponse | EventList:
-    """What happens, as server-sent events whose data are JSON: from now on, or after the event of a number. Where events that would follow are
-    gone, an event `resync` says so, and the stream goes on with what comes next: read the state anew then."""
+    """What happens, as server-sent events whose data are JSON: from now on, or after the event of a
+    number. Where events that would follow are
+    gone, an event `resync` says so, and the stream goes on with what comes next: read the state
+    anew then.
+    """
     log: EventLog = request.app.state.events
-    if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= 16:
+    if (
+        last_event_id is not None
+        and last_event_id.isascii()
+        and last_event_id.isdigit()
+        and len(last_event_id) <= 16
+    ):
         after = int(last_event_id)
     if not follow:
         bounds = await log.bounds()
-        found = await (log.last(last or _MOST, model) if after is None else log.next(after, last or _MOST, model))
+        found = await (
+            log.last(last or _MOST, model)
+            if after is None
+            else log.next(after, last or _MOST, model)
+        )
         return EventList(data=tuple(found), oldest=bounds.oldest, newest=bounds.newest)
     before = await log.last(last, model) if last is not None and after is None else []
     number = after if after is not None else before[-1].id if before else log.newest
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(stream(log, before, number, model), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(
+        stream(log, before, number, model), media_type="text/event-stream", headers=headers
+    )
 
 
-async def stream(log: EventLog, before: list[Event], number: int, model: str | None) -> AsyncIterator[bytes]:
+async def stream(
+    log: EventLog, before: list[Event], number: int, model: str | None
+) -> AsyncIterator[bytes]:
     """`before`, and what comes after the event of this number, until the gateway stops."""
-    yield b"retry: %d\n\n" % _RETRY_MS + b"".join(_frame(event.id, event.model_dump_json().encode()) for event in before)
+    yield b"retry: %d\n\n" % _RETRY_MS + b"".join(
+        _frame(event.id, event.model_dump_json().encode()) for event in before
+    )
     while True:
         found = await log.after(number, model)
         moved, number = found.number != number, found.number

@@ -1,4 +1,5 @@
-"""The admin API of what was learned: list, give, drop. Facts that ship with the profiles are shown and cannot be dropped."""
+"""The admin API of what was learned: list, give, drop. Facts that ship with the profiles are shown
+and cannot be dropped."""
 
 from __future__ import annotations
 
@@ -53,13 +54,19 @@ async def list_facts(request: Request) -> Response:
     forecasts: Forecasts = request.app.state.forecasts
     profiles: Profiles = request.app.state.profiles
     store: Store = request.app.state.store
-    hardware, learned = await asyncio.gather(forecasts.hardware(), asyncio.to_thread(store.numbered_facts))
+    hardware, learned = await asyncio.gather(
+        forecasts.hardware(), asyncio.to_thread(store.numbered_facts)
+    )
 
     def told() -> bytes:
-        # Row by row, beside the event loop: all at once they would hold the interpreter for a tenth of a second.
+        # Row by row, beside the event loop: all at once they would hold the interpreter for a tenth
+        # of a second.
         own = {model.wish.image for model in [*fleet.models.values()] if model.wish.image}
         images, shipped = profiles.images | own, [(None, fact) for fact in profiles.facts]
-        views = (FactView(id=id_, stale=gone(fact, hardware.driver, images), fact=fact) for id_, fact in [*shipped, *learned])
+        views = (
+            FactView(id=id_, stale=gone(fact, hardware.driver, images), fact=fact)
+            for id_, fact in [*shipped, *learned]
+        )
         return b'{"data":[%b]}' % b",".join(view.model_dump_json().encode() for view in views)
 
     return Response(await asyncio.to_thread(told), media_type="application/json")
@@ -72,8 +79,12 @@ async def give_facts(request: Request, body: FactsGiven) -> dict[str, int]:
     store.changeable()
     if sum((await asyncio.to_thread(store.fact_counts)).values()) + len(body.facts) > _MOST_KEPT:
         raise Conflict(
-            f"With these there could be more than {_MOST_KEPT} facts, and every plan looks them up.",
-            hint="`fitserve facts ls` lists those that are here; drop stale ones with `fitserve facts rm`.",
+            f"With these there could be more than {_MOST_KEPT} facts, and every plan looks"
+            " them up.",
+            hint=(
+                "`fitserve facts ls` lists those that are here; drop stale ones with `fitserve"
+                " facts rm`."
+            ),
         )
     added = await asyncio.to_thread(store.add_facts, body.facts)
     wake: Callable[[], None] = request.app.state.wake
@@ -82,7 +93,9 @@ async def give_facts(request: Request, body: FactsGiven) -> dict[str, int]:
 
 
 @router.delete("/{number}", responses=errors(NotFound, StoreError))
-async def drop_fact(request: Request, number: Annotated[int, Path(ge=1, le=_MOST_ROWS)]) -> dict[str, Any]:
+async def drop_fact(
+    request: Request, number: Annotated[int, Path(ge=1, le=_MOST_ROWS)]
+) -> dict[str, Any]:
     """Forget one: what it ruled out may be planned again."""
     store: Store = request.app.state.store
     store.changeable()

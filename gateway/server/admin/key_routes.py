@@ -1,4 +1,5 @@
-"""The admin API of keys: make, list, revoke. A key is in the answer that makes it, and nowhere after."""
+"""The admin API of keys: make, list, revoke. A key is in the answer that makes it, and nowhere
+after."""
 
 from __future__ import annotations
 
@@ -48,14 +49,26 @@ async def list_keys(request: Request) -> KeyList:
     keyring: Keyring = request.app.state.keyring
     keys: Keys = request.app.state.keys
     scopes: dict[str, tuple[Scope, ...]] = {"admin": ("admin",), "api": ("inference",)}
-    fixed = [KeyView(name=name, scopes=scopes[name]) for name in FROM_SETTINGS if name in keys.fixed_names]
-    made = [KeyView.model_validate(one.grant.model_dump() | {"created_at": one.created_at}) for one in keyring.kept]
+    fixed = [
+        KeyView(name=name, scopes=scopes[name])
+        for name in FROM_SETTINGS
+        if name in keys.fixed_names
+    ]
+    made = [
+        KeyView.model_validate(one.grant.model_dump() | {"created_at": one.created_at})
+        for one in keyring.kept
+    ]
     return KeyList(data=(*fixed, *made))
 
 
 @router.delete("/{name}", responses=errors(NotFound, Conflict, StoreError))
 async def remove_key(request: Request, name: str) -> dict[str, Any]:
-    """Revoke one. It is good for nothing from now on; what it asked for until now is finished. `durable`: whether a restart knows that too; where
+    """Revoke one. It is good for nothing from now on; what it asked for until now is finished.
+    `durable`: whether a restart knows that too; where
     the disk does not take it, that is tried again until it does."""
     keyring: Keyring = request.app.state.keyring
-    return {"name": name, "state": "removed", "durable": await asyncio.to_thread(keyring.remove, name)}
+    return {
+        "name": name,
+        "state": "removed",
+        "durable": await asyncio.to_thread(keyring.remove, name),
+    }

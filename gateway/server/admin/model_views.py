@@ -1,4 +1,5 @@
-"""A model as the admin API shows it: its state, replicas, attempts and what another wish changes."""
+"""A model as the admin API shows it: its state, replicas, attempts and what another wish
+changes."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ class Follows(Value):
 
     attempt: int
     failure: str = Field(description="the kind of failure before it")
-    differs: tuple[Difference, ...] = Field(description="every choice that is another one now; empty: the same plan again")
+    differs: tuple[Difference, ...] = Field(
+        description="every choice that is another one now; empty: the same plan again"
+    )
 
 
 class AttemptView(Value):
@@ -30,7 +33,11 @@ class AttemptView(Value):
     state: str
     grade: str
     engine: str
-    digest: str | None = Field(description="of the image that it is started from; None: not known yet, or it runs as a process")
+    digest: str | None = Field(
+        description=(
+            "of the image that it is started from; None: not known yet, or it runs as a process"
+        )
+    )
     fingerprint: str
     max_model_len: int
     otherwise: str = Field(description="what its plan does otherwise than the engine by itself")
@@ -52,7 +59,9 @@ class ReplicaView(Value):
     engine: str | None = Field(None, description='"kind==version" of the attempt')
     max_model_len: int | None = None
     gpus: tuple[str, ...] = Field((), description="UUIDs; empty on a CPU")
-    memory_bytes: int | None = Field(None, description="what its engine was promised of each GPU, or of RAM")
+    memory_bytes: int | None = Field(
+        None, description="what its engine was promised of each GPU, or of RAM"
+    )
     ready_at: float | None = Field(None, description="since when it serves, in Unix seconds")
     follows: Follows | None = Field(description="where the attempt follows a failure")
 
@@ -65,24 +74,34 @@ class ModelView(Value):
     detail: str
     created_at: float
     used_at: float | None = Field(None, description="when it was last asked, in Unix seconds")
-    keep_alive: float | None = Field(None, description="how long it stays loaded without a request, in seconds; -1: for ever")
+    keep_alive: float | None = Field(
+        None, description="how long it stays loaded without a request, in seconds; -1: for ever"
+    )
     on_request: bool = Field(False, description="whether a request loads it where it is not loaded")
     wish: Wish
     replicas: tuple[ReplicaView, ...]
     plan: Plan | None = None
     abilities: Abilities | None = Field(
-        None, description="what its engine showed that it does for apps, now or the last time; None: no engine was asked"
+        None,
+        description=(
+            "what its engine showed that it does for apps, now or the last time; None: no engine"
+            " was asked"
+        ),
     )
     rival: RivalView | None = Field(
-        None, description="a plan that should be better than what runs, by what was measured of that"
+        None,
+        description="a plan that should be better than what runs, by what was measured of that",
     )
     attempts: tuple[AttemptView, ...] = ()
     change: ChangeView | None = Field(None, description="another wish for it")
-    decision: Decision | None = Field(None, description="the planner's last answer, with what it rejected and why")
+    decision: Decision | None = Field(
+        None, description="the planner's last answer, with what it rejected and why"
+    )
 
 
 class ChangeAnswer(Value):
-    """What a change of a model does. anew: engines are started for it. plan: what serves against what will."""
+    """What a change of a model does. anew: engines are started for it. plan: what serves against
+    what will."""
 
     name: str
     anew: bool
@@ -90,7 +109,9 @@ class ChangeAnswer(Value):
     plan: tuple[Difference, ...]
     commits: dict[str, str] = Field(description="of the new wish, by repository")
     reason: str = Field("", description="why there is no plan for it")
-    decision: Decision | None = Field(None, description="with `dry_run`: the planner's answer to it")
+    decision: Decision | None = Field(
+        None, description="with `dry_run`: the planner's answer to it"
+    )
 
 
 class ChangeView(Value):
@@ -106,10 +127,18 @@ class ModelList(Value):
     data: tuple[ModelView, ...]
 
 
-def view(model: ManagedModel, keep_alive_s: float, attempts: Sequence[Attempt] = (), *, full: bool = False) -> ModelView:
+def view(
+    model: ManagedModel,
+    keep_alive_s: float,
+    attempts: Sequence[Attempt] = (),
+    *,
+    full: bool = False,
+) -> ModelView:
     """attempts: those that are remembered, the oldest first. full: with the plan."""
     state, detail = status(model)
-    live = next((replica.attempt for replica in model.replicas if replica.attempt is not None), None)
+    live = next(
+        (replica.attempt for replica in model.replicas if replica.attempt is not None), None
+    )
     return ModelView(
         name=model.wish.name,
         state=state,
@@ -123,7 +152,9 @@ def view(model: ManagedModel, keep_alive_s: float, attempts: Sequence[Attempt] =
         plan=_plan(model, live) if live and full else None,
         abilities=model.abilities,
         rival=rival_view(model.wish.name, model.rival),
-        attempts=tuple(_attempt(attempt, attempts[place + 1 :]) for place, attempt in enumerate(attempts)),
+        attempts=tuple(
+            _attempt(attempt, attempts[place + 1 :]) for place, attempt in enumerate(attempts)
+        ),
         change=_change(model),
     )
 
@@ -141,13 +172,19 @@ def _change(model: ManagedModel) -> ChangeView | None:
         state, detail = "underway", f"{done} of {len(model.replicas)} replicas are changed"
         if model.trial is not None and model.trial.seeks:
             detail += f"; the next one starts beside what serves: {model.trial.phase}"
-    return ChangeView(at=change.at, state=state, detail=detail, wish=of_wishes(model.wish, change.wish))
+    return ChangeView(
+        at=change.at, state=state, detail=detail, wish=of_wishes(model.wish, change.wish)
+    )
 
 
 def _plan(model: ManagedModel, live: Attempt) -> Plan:
     """With what was measured of it."""
     known = model.measured
-    speed = known.speed if known is not None and known.fingerprint == live.fingerprint else live.plan.speed
+    speed = (
+        known.speed
+        if known is not None and known.fingerprint == live.fingerprint
+        else live.plan.speed
+    )
     shown: Plan = live.plan.evolve(grade=live.grade, speed=speed)
     return shown
 
@@ -174,7 +211,11 @@ def _follows(failed: Attempt, later: Iterable[Attempt]) -> Follows | None:
     following = next((one for one in later if one.replica == failed.replica), None)
     if failed.failure is None or following is None:
         return None
-    return Follows(attempt=following.id, failure=failed.failure.kind, differs=of_plans(failed.plan, following.plan))
+    return Follows(
+        attempt=following.id,
+        failure=failed.failure.kind,
+        differs=of_plans(failed.plan, following.plan),
+    )
 
 
 def _attempt(attempt: Attempt, later: Iterable[Attempt]) -> AttemptView:

@@ -1,4 +1,5 @@
-"""The admin API of downloads: bring a repository's weights into the cache of this machine, without a model that serves them."""
+"""The admin API of downloads: bring a repository's weights into the cache of this machine, without
+a model that serves them."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class PullRequest(Value):
     model_config = ConfigDict(defer_build=False)
 
     source: str = Field(max_length=200, description="Hugging Face repository, org/name")
-    revision: Revision | None = Field(None, description="branch, tag or commit; None: the default branch")
+    revision: Revision | None = Field(
+        None, description="branch, tag or commit; None: the default branch"
+    )
 
 
 @router.post(
@@ -37,8 +40,10 @@ class PullRequest(Value):
     },
 )
 async def pull(request: Request, body: PullRequest) -> StreamingResponse:
-    """Download a repository: lines of JSON with the bytes that are here (`done`, `total`; `checking`: that were looked at), and at the end `commit`, or
-    `error`. A download that was cut off goes on where it was; one whose client leaves is cut off."""
+    """Download a repository: lines of JSON with the bytes that are here (`done`, `total`;
+    `checking`: that were looked at), and at the end `commit`, or
+    `error`. A download that was cut off goes on where it was; one whose client leaves is cut off.
+    """
     lines = bring(request.app.state.hub, body.source, body.revision)
     try:
         first = await anext(lines)

@@ -32,9 +32,14 @@ class Used(Value):
     requests: int = Field(description="that an engine has answered, or was asked")
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int = Field(description="of the prompt tokens those that were in a cache, where engines tell that")
+    cached_tokens: int = Field(
+        description="of the prompt tokens those that were in a cache, where engines tell that"
+    )
     untold_requests: int = Field(
-        description="whose tokens are not known, and are in no sum: most are streams without `include_usage`"
+        description=(
+            "whose tokens are not known, and are in no sum: most are streams without"
+            " `include_usage`"
+        )
     )
 
 
@@ -47,14 +52,24 @@ class UsageList(Value):
 @router.get(
     "",
     response_model=UsageList,
-    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}, "description": "JSON or CSV"}},
+    responses={
+        200: {"content": {"text/csv": {"schema": {"type": "string"}}}, "description": "JSON or CSV"}
+    },
 )
 async def usage(
     request: Request,
-    first: Annotated[date | None, Query(alias="from", description="a day of UTC; default: 30 days ago")] = None,
-    last: Annotated[date | None, Query(alias="to", description="a day of UTC; default: today")] = None,
+    first: Annotated[
+        date | None, Query(alias="from", description="a day of UTC; default: 30 days ago")
+    ] = None,
+    last: Annotated[
+        date | None, Query(alias="to", description="a day of UTC; default: today")
+    ] = None,
     by: Annotated[
-        str, Query(max_length=40, description="what there is a row for: day, key, model, with commas between")
+        str,
+        Query(
+            max_length=40,
+            description="what there is a row for: day, key, model, with commas between",
+        ),
     ] = "day,key,model",
     key: Annotated[str | None, Query(max_length=200)] = None,
     model: Annotated[str | None, Query(max_length=200)] = None,
@@ -67,9 +82,13 @@ async def usage(
     parts = _parts(by)
     await request.app.state.usage.flush()
     table: UsageTable = request.app.state.store.usage
-    rows = await asyncio.to_thread(table.sums, (first - _EPOCH).days, (last - _EPOCH).days, parts, key, model)
+    rows = await asyncio.to_thread(
+        table.sums, (first - _EPOCH).days, (last - _EPOCH).days, parts, key, model
+    )
     used = [_used(row, parts) for row in rows]
-    wanted = as_format or ("csv" if accept.partition(",")[0].partition(";")[0].strip() == "text/csv" else "json")
+    wanted = as_format or (
+        "csv" if accept.partition(",")[0].partition(";")[0].strip() == "text/csv" else "json"
+    )
     if wanted == "json":
         return UsageList(data=tuple(used), first=first, last=last)
     headers = {"content-disposition": f'attachment; filename="usage-{first}-{last}.csv"'}
@@ -80,7 +99,11 @@ def _parts(by: str) -> tuple[Part, ...]:
     """Raises BadRequest."""
     named = {part.strip() for part in by.split(",") if part.strip()}
     if unknown := sorted(named - set(PARTS)):
-        raise BadRequest(f"Usage is not counted by {unknown[0]!r}.", hint=f"There are {', '.join(PARTS)}.", param="by")
+        raise BadRequest(
+            f"Usage is not counted by {unknown[0]!r}.",
+            hint=f"There are {', '.join(PARTS)}.",
+            param="by",
+        )
     return tuple(part for part in PARTS if part in named)
 
 

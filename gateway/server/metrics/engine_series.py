@@ -1,4 +1,5 @@
-"""What engines tell of their own work, read from their /metrics every ten seconds, and shown under one name for all kinds and versions of engines
+"""What engines tell of their own work, read from their /metrics every ten seconds, and shown under
+one name for all kinds and versions of engines
 (`counters` and `series` of a profile). Whoever looks at it costs no engine anything.
 """
 
@@ -56,7 +57,9 @@ class _Read:
 class EngineSeries:
     """models: all, by name. profile: what is known of an engine version."""
 
-    def __init__(self, models: Mapping[str, ManagedModel], profile: Callable[[EngineRef], Engine]) -> None:
+    def __init__(
+        self, models: Mapping[str, ManagedModel], profile: Callable[[EngineRef], Engine]
+    ) -> None:
         self._models = models
         self._profile = profile
         self._reads: dict[str, _Read] = {}
@@ -82,13 +85,21 @@ class EngineSeries:
     def _ready(self) -> Iterator[tuple[str, ReplicaState]]:
         for name, model in self._models.items():
             for replica in model.replicas:
-                if replica.attempt is not None and replica.attempt.state == "ready" and replica.watcher is not None:
+                if (
+                    replica.attempt is not None
+                    and replica.attempt.state == "ready"
+                    and replica.watcher is not None
+                ):
                     yield name, replica
 
     async def _look(self) -> float:
         ready = [replica for _, replica in self._ready()]
         found = await asyncio.gather(*(self._read(replica) for replica in ready))
-        self._reads = {_name(replica): read for replica, read in zip(ready, found, strict=True) if read is not None}
+        self._reads = {
+            _name(replica): read
+            for replica, read in zip(ready, found, strict=True)
+            if read is not None
+        }
         return max(_READ_S, len(ready) / _MOST_PER_S)
 
     async def _read(self, replica: ReplicaState) -> _Read | None:
@@ -97,7 +108,11 @@ class EngineSeries:
             return None
         before = self._reads.get(attempt.instance_name)
         try:
-            engine = before.engine if before is not None else await asyncio.to_thread(self._profile, attempt.plan.engine)
+            engine = (
+                before.engine
+                if before is not None
+                else await asyncio.to_thread(self._profile, attempt.plan.engine)
+            )
             body = await _metrics(watcher) if engine.counters or engine.series else b""
         except (NoAnswerError, FitserveError):
             return None

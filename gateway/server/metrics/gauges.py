@@ -1,4 +1,5 @@
-"""The page /metrics, and the gauges that are read for it: the state of models, engines, GPUs and of this process."""
+"""The page /metrics, and the gauges that are read for it: the state of models, engines, GPUs and of
+this process."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def requests_ended(counted: Metrics, workers: Counting | None) -> dict[str, floa
 
 
 def counted_by(here: Metrics, workers: Counting | None) -> list[Sample]:
-    """What was counted of requests, by all processes: of one name and labels there may be several."""
+    """What was counted of requests, by all processes: of one name and labels there may be
+    several."""
     return [*here.samples(), *(workers.samples() if workers is not None else ())]
 
 
@@ -98,7 +100,10 @@ class StartCounter:
 
     def samples(self, models: dict[str, ManagedModel]) -> Iterator[Sample]:
         known: dict[int, Attempt] = {
-            attempt.id: attempt for model in models.values() for replica in model.replicas for attempt in replica.attempts
+            attempt.id: attempt
+            for model in models.values()
+            for replica in model.replicas
+            for attempt in replica.attempts
         }
         for attempt in known.values():
             if attempt.id not in self._started:
@@ -169,5 +174,5 @@ def _process() -> Iterator[Sample]:
     yield "process_start_time_seconds", (), round(booted + int(fields[19]) / _TICKS, 2)
     yield "process_cpu_seconds_total", (), round(time.process_time(), 6)
     yield "process_resident_memory_bytes", (), int(fields[21]) * _PAGE
-    yield "process_open_fds", (), len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are all that is wanted
+    yield ("process_open_fds", (), len(os.listdir("/proc/self/fd")))  # noqa: PTH208 - names are all that is wanted
     yield "process_max_fds", (), resource.getrlimit(resource.RLIMIT_NOFILE)[0]

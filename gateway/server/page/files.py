@@ -1,6 +1,8 @@
-"""GET /: the page. Its files are read once, and served as they are: no build step, and nothing of another server.
+"""GET /: the page. Its files are read once, and served as they are: no build step, and nothing of
+another server.
 
-Their addresses have a hash of all of them: a browser keeps them for ever, and asks for others when one of them is another one.
+Their addresses have a hash of all of them: a browser keeps them for ever, and asks for others when
+one of them is another one.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Names of models and lines of logs are hostile text: the browser runs and shows nothing but the page's own files, and no text becomes markup.
+# Names of models and lines of logs are hostile text: the browser runs and shows nothing but the
+# page's own files, and no text becomes markup.
 HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src"
+        " 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+        " require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -49,11 +55,24 @@ class PageFiles:
 
 @cache
 def page_files() -> PageFiles:
-    found = {str(path.relative_to(FOLDER)): path.read_bytes() for path in sorted(FOLDER.rglob("*")) if path.suffix in _TYPES}
-    version = hashlib.sha256(b"".join(name.encode() + data for name, data in found.items())).hexdigest()[:12]
+    found = {
+        str(path.relative_to(FOLDER)): path.read_bytes()
+        for path in sorted(FOLDER.rglob("*"))
+        if path.suffix in _TYPES
+    }
+    version = hashlib.sha256(
+        b"".join(name.encode() + data for name, data in found.items())
+    ).hexdigest()[:12]
     # All modules at once, not each when the one before it names it.
-    modules = "\n".join(f'<link rel="modulepreload" href="PAGE/{name}">' for name in found if name.endswith(".js"))
-    index = found.pop(_INDEX).decode().replace("<!-- modules -->", modules).replace("PAGE/", f"/page/{version}/")
+    modules = "\n".join(
+        f'<link rel="modulepreload" href="PAGE/{name}">' for name in found if name.endswith(".js")
+    )
+    index = (
+        found.pop(_INDEX)
+        .decode()
+        .replace("<!-- modules -->", modules)
+        .replace("PAGE/", f"/page/{version}/")
+    )
     return PageFiles(version, index.encode(), found)
 
 
@@ -74,5 +93,8 @@ async def file(version: str, name: str) -> Response:
     files = page_files()
     data = files.kept.get(name)
     if data is None or version != files.version:
-        raise NotFound("The page has no such file.", hint="Load the page again: another version of the gateway runs now.")
+        raise NotFound(
+            "The page has no such file.",
+            hint="Load the page again: another version of the gateway runs now.",
+        )
     return Response(data, media_type=_TYPES[Path(name).suffix], headers={**HEADERS, **_FOR_EVER})

@@ -1,4 +1,5 @@
-"""What the page shows of the gateway now: the machine with who holds what of it, the models, the requests."""
+"""What the page shows of the gateway now: the machine with who holds what of it, the models, the
+requests."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from gateway.proxy.routing.routes import Routes
 
 
 class Holder(TypedDict):
-    """Who has memory of a GPU, or of the machine where an engine has no GPU. planned: bytes that it may take at most."""
+    """Who has memory of a GPU, or of the machine where an engine has no GPU. planned: bytes that it
+    may take at most."""
 
     model: str
     replica: int
@@ -67,7 +69,8 @@ class Bringing(TypedDict):
 
 
 class LiveReplica(TypedDict):
-    """phase: what it is at while it starts. progress: of a download. bytes: what its engine may take on each of its GPUs."""
+    """phase: what it is at while it starts. progress: of a download. bytes: what its engine may
+    take on each of its GPUs."""
 
     index: int
     state: str
@@ -93,7 +96,8 @@ class LiveEndpoint(TypedDict):
 
 
 class LiveModel(TypedDict):
-    """running, waiting: requests. change: whether another wish takes the place of the one in force, or was refused."""
+    """running, waiting: requests. change: whether another wish takes the place of the one in force,
+    or was refused."""
 
     name: str
     aliases: list[str]
@@ -121,12 +125,19 @@ def live_machine(hardware: Hardware, models: Mapping[str, ManagedModel]) -> Live
             name=gpu.name,
             capability=gpu.capability,
             total=gpu.total_bytes,
-            used=gpu.total_bytes - gpu.free_bytes if gpu.total_bytes is not None and gpu.free_bytes is not None else None,
+            used=(
+                gpu.total_bytes - gpu.free_bytes
+                if gpu.total_bytes is not None and gpu.free_bytes is not None
+                else None
+            ),
             unified=gpu.memory_kind == "unified",
             lost=gpu.lost,
             kept=gpu.kept,
             holders=holders.get(gpu.uuid, []),
-            processes=[Process(pid=one.pid, name=one.name, bytes=one.used_bytes) for one in gpu.processes or ()],
+            processes=[
+                Process(pid=one.pid, name=one.name, bytes=one.used_bytes)
+                for one in gpu.processes or ()
+            ],
         )
         for gpu in hardware.gpus
     ]
@@ -144,7 +155,9 @@ def live_machine(hardware: Hardware, models: Mapping[str, ManagedModel]) -> Live
     )
 
 
-def live_models(models: Iterable[ManagedModel], routes: Routes, samples: Iterable[Sample]) -> list[LiveModel]:
+def live_models(
+    models: Iterable[ManagedModel], routes: Routes, samples: Iterable[Sample]
+) -> list[LiveModel]:
     counted: dict[tuple[str, str], int] = {}
     for name, labels, value in samples:
         if name in ("fitserve_requests_in_flight", "fitserve_requests_queued"):
@@ -159,7 +172,9 @@ def _holders(models: Iterable[ManagedModel]) -> dict[str, list[Holder]]:
         for replica in model.all_replicas:
             if replica.attempt is not None and replica.attempt.live:
                 plan = replica.attempt.plan
-                holder = Holder(model=model.wish.name, replica=replica.index, planned=plan.memory.promised_bytes)
+                holder = Holder(
+                    model=model.wish.name, replica=replica.index, planned=plan.memory.promised_bytes
+                )
                 for gpu in plan.gpus or ("",):
                     found.setdefault(gpu, []).append(holder)
     return found
@@ -182,7 +197,9 @@ def _model(model: ManagedModel, routes: Routes, count: Callable[[str, str], int]
         running=count("fitserve_requests_in_flight", name),
         waiting=count("fitserve_requests_queued", name) + routes.waiting(name),
         replicas=[_replica(replica, routes) for replica in model.replicas],
-        endpoints=[LiveEndpoint(url=one.url, state=one.state, detail=one.detail) for one in model.endpoints],
+        endpoints=[
+            LiveEndpoint(url=one.url, state=one.state, detail=one.detail) for one in model.endpoints
+        ],
     )
 
 

@@ -1,7 +1,9 @@
-"""GET /admin/live: the state that the page shows, as server-sent events. It is looked at once for all pages, and not at all without one.
+"""GET /admin/live: the state that the page shows, as server-sent events. It is looked at once for
+all pages, and not at all without one.
 
-The first event has everything, each later one the parts that are otherwise than in the one before; a page that reads slowly misses events, not
-what became of the state. `at` is the time of this machine.
+The first event has everything, each later one the parts that are otherwise than in the one before;
+a page that reads slowly misses events, not what became of the state. `at` is the time of this
+machine.
 
     gateway  what runs, and its problems      models  each model with its replicas, endpoints and requests
     machine  GPUs, and who holds them         points  of the last minutes: rates, and seconds to the first byte
@@ -41,7 +43,11 @@ TICK_S = 1.0
 SLOW_S = 5.0
 # An event comes at least so often, so that both ends see a connection that is dead.
 _SILENT_S = 15.0
-_HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+]
 
 
 @dataclass(eq=False)
@@ -67,7 +73,8 @@ class LiveStream:
         keys: Keys,
         about: Mapping[str, Any],
     ) -> None:
-        """samples: what is counted, of all processes; in_flight: as well. about: what stays as it is as long as the gateway runs."""
+        """samples: what is counted, of all processes; in_flight: as well. about: what stays as it
+        is as long as the gateway runs."""
         self._models = fleet.models
         self._forecasts = forecasts
         self._health = health
@@ -106,7 +113,8 @@ class LiveStream:
         return reader not in self._readers
 
     def news(self, reader: Reader) -> bytes:
-        """What the reader has not seen yet, as an event, or a comment where it is only long ago; empty: nothing."""
+        """What the reader has not seen yet, as an event, or a comment where it is only long ago;
+        empty: nothing."""
         if self._parts and reader.seen < self._version:
             frame = self._frames.get(reader.seen)
             if frame is None:
@@ -120,7 +128,11 @@ class LiveStream:
 
     def _frame(self, seen: int) -> bytes:
         parts = [b'"at":%.1f' % time.time()]
-        parts += [b'"%b":%b' % (name.encode(), data) for name, (version, data) in self._parts.items() if version > seen]
+        parts += [
+            b'"%b":%b' % (name.encode(), data)
+            for name, (version, data) in self._parts.items()
+            if version > seen
+        ]
         points = [point for version, point in self._points if version > seen]
         parts += [b'"points":' + msgspec.json.encode(points)] if points else []
         return b"data: {%b}\n\n" % b",".join(parts)
@@ -166,7 +178,11 @@ class LiveStream:
         now = time.monotonic()
         samples, slow = self._samples(), now - self._slow_at >= SLOW_S - TICK_S / 2
         found: dict[str, Any] = {
-            "gateway": {**self._about, "problems": self._health.problems, "keys": not self._keys.open},
+            "gateway": {
+                **self._about,
+                "problems": self._health.problems,
+                "keys": not self._keys.open,
+            },
             "models": live_models(list(self._models.values()), self._routes, samples),
             "requests": await self._in_flight.requests(),
         }
@@ -223,9 +239,12 @@ async def _left(receive: types.Receive) -> None:
 @router.get(
     "/live",
     response_class=Response,
-    responses={200: {"content": {"text/event-stream": {}}, "description": "A stream that does not end"}},
+    responses={
+        200: {"content": {"text/event-stream": {}}, "description": "A stream that does not end"}
+    },
 )
 async def live(request: Request) -> Response:
-    """The state as the page shows it, as server-sent events: all of it first, then the parts that changed, as JSON by their names: `gateway`, `machine`,
+    """The state as the page shows it, as server-sent events: all of it first, then the parts that
+    changed, as JSON by their names: `gateway`, `machine`,
     `models`, `requests`, `points`; and `at`, this machine's time in Unix seconds."""
     return LiveAnswer(request.app.state.live)

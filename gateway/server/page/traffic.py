@@ -1,4 +1,5 @@
-"""What clients asked for and got, as points over time: rates and percentiles, from counters that only grow."""
+"""What clients asked for and got, as points over time: rates and percentiles, from counters that
+only grow."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ MOST_POINTS = 120
 
 
 class Flow(TypedDict):
-    """Of one model. Rates are per second; seconds to the first byte of an answer are None where none began."""
+    """Of one model. Rates are per second; seconds to the first byte of an answer are None where
+    none began."""
 
     requests: float
     refused: float
@@ -56,7 +58,11 @@ class Traffic:
         self._before, self._at = counts, at
         if before is None or seconds <= 0:
             return None
-        flows = {name: flow(count, before.get(name) or _Count(), seconds) for name, count in counts.items() if name}
+        flows = {
+            name: flow(count, before.get(name) or _Count(), seconds)
+            for name, count in counts.items()
+            if name
+        }
         point = Point(at=round(at, 1), models=flows)
         self.points.append(point)
         return point
@@ -84,7 +90,8 @@ def flow(now: _Count, before: _Count, seconds: float) -> Flow:
 
 
 def percentile(sums: Sequence[float], share: float) -> float | None:
-    """Of a histogram by `FIRST_BYTES`, as the sums up to each bound: a straight line between two bounds. None: it is empty."""
+    """Of a histogram by `FIRST_BYTES`, as the sums up to each bound: a straight line between two
+    bounds. None: it is empty."""
     total = sums[-1]
     if total <= 0:
         return None

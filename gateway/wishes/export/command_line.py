@@ -11,25 +11,46 @@ from gateway.wishes.export.engine_start import EngineStart
 def command_line(start: EngineStart) -> list[str]:
     if start.image is None:
         return ["env", *(f"{name}={value}" for name, value in start.variables.items()), *start.argv]
-    words = ["docker", "run", "--rm", "--init", "--name", start.name, "--publish", f"127.0.0.1:{start.port}:{start.port}"]
+    words = [
+        "docker",
+        "run",
+        "--rm",
+        "--init",
+        "--name",
+        start.name,
+        "--publish",
+        f"127.0.0.1:{start.port}:{start.port}",
+    ]
     if start.gpus:
         # In quotes of its own: Docker reads the value as CSV.
         words += ["--gpus", f'"device={",".join(start.gpus)}"']
     for mount in start.mounts:
         words += [
             "--mount",
-            f"type={mount.kind},source={mount.source},target={mount.target}{',readonly' if mount.read_only else ''}",
+            (
+                f"type={mount.kind},source={mount.source},target={mount.target}{',readonly' if mount.read_only else ''}"
+            ),
         ]
     for name, value in start.variables.items():
         words += ["--env", f"{name}={value}"]
-    words += ["--shm-size", str(start.shm_bytes), "--pids-limit", str(start.pids), "--cap-drop", "ALL"]
+    words += [
+        "--shm-size",
+        str(start.shm_bytes),
+        "--pids-limit",
+        str(start.pids),
+        "--cap-drop",
+        "ALL",
+    ]
     for capability in start.capabilities:
         words += ["--cap-add", capability]
     words += ["--security-opt", "no-new-privileges"]
     if start.memory_bytes is not None:
         words += ["--memory", str(start.memory_bytes)]
     if start.scratch is not None:
-        words += ["--read-only", *(f"--tmpfs={folder}:{SCRATCH_OPTIONS}" for folder in start.scratch)]
+        words += [
+            "--read-only",
+            *(f"--tmpfs={folder}:{SCRATCH_OPTIONS}" for folder in start.scratch),
+        ]
     return [*words, "--entrypoint", start.argv[0], start.image, *start.argv[1:]]
 
 

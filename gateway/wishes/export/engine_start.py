@@ -31,7 +31,8 @@ class EngineStart(Value):
 
     @property
     def capabilities(self) -> Sequence[str]:
-        """What the engine's container needs beside nothing: engines on a CPU bind memory to NUMA nodes."""
+        """What the engine's container needs beside nothing: engines on a CPU bind memory to NUMA
+        nodes."""
         return () if self.gpus else ("SYS_NICE",)
 
     @property
@@ -41,7 +42,11 @@ class EngineStart(Value):
         return {
             **self.env,
             **order,
-            **({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus and self.image is None else {}),
+            **(
+                {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
+                if self.gpus and self.image is None
+                else {}
+            ),
         }
 
 
@@ -49,7 +54,10 @@ def engine_start(spec: LaunchSpec, *, container: bool) -> EngineStart:
     """Raises NotReady where the engine has no image."""
     image = (spec.engine.digest or spec.engine.image) if container else None
     if container and image is None:
-        raise NotReady(f"{spec.engine} has no container image.", hint="`--format argv` gives its command on this machine.")
+        raise NotReady(
+            f"{spec.engine} has no container image.",
+            hint="`--format argv` gives its command on this machine.",
+        )
     return EngineStart(
         model=spec.model,
         image=image,

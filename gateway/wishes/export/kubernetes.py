@@ -1,4 +1,5 @@
-"""A start as a Deployment and a Service of Kubernetes: `kubectl apply -f FILE`. GPUs are a number there; the node has to be one like this machine, with the
+"""A start as a Deployment and a Service of Kubernetes: `kubectl apply -f FILE`. GPUs are a number
+there; the node has to be one like this machine, with the
 model in the same folder."""
 
 from __future__ import annotations
@@ -15,13 +16,26 @@ def kubernetes(start: EngineStart) -> list[dict[str, Any]]:
     labels = {"app.kubernetes.io/name": start.name}
     meta = {"name": start.name, "labels": labels}
     folders: dict[str, tuple[dict[str, Any], str, bool]] = {
-        f"model-{number}": ({"hostPath": {"path": mount.source}}, mount.target, mount.read_only)
-        if mount.kind == "bind"
-        else ({"persistentVolumeClaim": {"claimName": mount.source}}, mount.target, mount.read_only)
+        f"model-{number}": (
+            ({"hostPath": {"path": mount.source}}, mount.target, mount.read_only)
+            if mount.kind == "bind"
+            else (
+                {"persistentVolumeClaim": {"claimName": mount.source}},
+                mount.target,
+                mount.read_only,
+            )
+        )
         for number, mount in enumerate(start.mounts)
     }
-    folders["shm"] = ({"emptyDir": {"medium": "Memory", "sizeLimit": str(start.shm_bytes)}}, "/dev/shm", False)  # noqa: S108 - a mount
-    folders |= {f"scratch-{number}": ({"emptyDir": {}}, folder, False) for number, folder in enumerate(start.scratch or ())}
+    folders["shm"] = (
+        {"emptyDir": {"medium": "Memory", "sizeLimit": str(start.shm_bytes)}},
+        "/dev/shm",  # noqa: S108 - a mount
+        False,
+    )
+    folders |= {
+        f"scratch-{number}": ({"emptyDir": {}}, folder, False)
+        for number, folder in enumerate(start.scratch or ())
+    }
     limits = {
         **({"nvidia.com/gpu": len(start.gpus)} if start.gpus else {}),
         **({"memory": str(start.memory_bytes)} if start.memory_bytes is not None else {}),
@@ -31,19 +45,30 @@ def kubernetes(start: EngineStart) -> list[dict[str, Any]]:
         "name": "engine",
         "image": start.image,
         "command": [_literal(word) for word in start.argv],
-        "env": [{"name": name, "value": _literal(value)} for name, value in start.variables.items()],
+        "env": [
+            {"name": name, "value": _literal(value)} for name, value in start.variables.items()
+        ],
         "ports": [{"containerPort": start.port, "name": "http"}],
         "resources": {"limits": limits} if limits else {},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": start.scratch is not None,
-            "capabilities": {"drop": ["ALL"], **({"add": list(start.capabilities)} if start.capabilities else {})},
+            "capabilities": {
+                "drop": ["ALL"],
+                **({"add": list(start.capabilities)} if start.capabilities else {}),
+            },
         },
         "startupProbe": {**probe, "failureThreshold": _START_TRIES},
         "readinessProbe": probe,
-        "volumeMounts": [{"name": name, "mountPath": path, "readOnly": closed} for name, (_, path, closed) in folders.items()],
+        "volumeMounts": [
+            {"name": name, "mountPath": path, "readOnly": closed}
+            for name, (_, path, closed) in folders.items()
+        ],
     }
-    pod = {"containers": [container], "volumes": [{"name": name, **source} for name, (source, _, _) in folders.items()]}
+    pod = {
+        "containers": [container],
+        "volumes": [{"name": name, **source} for name, (source, _, _) in folders.items()],
+    }
     deployment = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -57,7 +82,12 @@ def kubernetes(start: EngineStart) -> list[dict[str, Any]]:
         },
     }
     ports = [{"name": "http", "port": start.port, "targetPort": "http"}]
-    service = {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {"selector": labels, "ports": ports}}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": meta,
+        "spec": {"selector": labels, "ports": ports},
+    }
     return [deployment, service]
 
 

@@ -1,4 +1,5 @@
-"""python -m tests.conformance.engine --sources FOLDER --version 0.33.0 --capability 8.6 QUESTIONS_MODULE > answers.json
+"""python -m tests.conformance.engine --sources FOLDER --version 0.33.0 --capability 8.6
+QUESTIONS_MODULE > answers.json
 
 QUESTIONS_MODULE has `answers(version) -> JSON value`, called once the engine is booted.
 """
@@ -18,10 +19,17 @@ from gateway.engines.vllm.inside import boot as vllm_boot
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", choices=["vllm", "sglang"], default="vllm")
-    parser.add_argument("--sources", required=True, help="folder that holds the engine's Python package")
+    parser.add_argument(
+        "--sources", required=True, help="folder that holds the engine's Python package"
+    )
     parser.add_argument("--version", required=True)
     parser.add_argument("--capability", required=True, help="compute capability, e.g. 8.6")
-    parser.add_argument("--packages", choices=["image", "all", "none"], default="image", help="optional packages installed")
+    parser.add_argument(
+        "--packages",
+        choices=["image", "all", "none"],
+        default="image",
+        help="optional packages installed",
+    )
     parser.add_argument("questions", help="e.g. tests.conformance.linear_questions")
     args = parser.parse_args()
     # Engines print to standard output: that is ours alone.

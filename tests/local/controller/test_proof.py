@@ -1,4 +1,5 @@
-"""What served once is known to work: the same plan is verified from its first moment, also after a restart of the gateway."""
+"""What served once is known to work: the same plan is verified from its first moment, also after a
+restart of the gateway."""
 
 from __future__ import annotations
 

@@ -76,7 +76,9 @@ async def only_engine(world: World) -> MemoryEngine:
     return next(iter(world.engines.values()))
 
 
-async def test_every_phase_is_shown_from_the_pull_to_the_last_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_phase_is_shown_from_the_pull_to_the_last_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pulled = ("pulling engine:1: 0.5 of 9.0 GiB", "pulling engine:1: 8.5 of 9.0 GiB", "unpacking")
     pull, checked = Pull(monkeypatch, *pulled), asyncio.Event()
 
@@ -101,14 +103,22 @@ async def test_every_phase_is_shown_from_the_pull_to_the_last_check(tmp_path: Pa
             if phase is not None and phase not in ("serving", *phases[-1:]):
                 phases.append(phase)
                 await shown(gateway, phase)
-        assert phases == ["loading weights", "measuring memory", "compiling", "making the KV cache", "capturing graphs"]
+        assert phases == [
+            "loading weights",
+            "measuring memory",
+            "compiling",
+            "making the KV cache",
+            "capturing graphs",
+        ]
         async with Slow(EngineScript(model=engine.spec.model), engine.say, port=engine.spec.port):
             await shown(gateway, "verifying: a prompt of")
             checked.set()
             await gateway.until("m", "ready")
 
 
-async def test_a_pull_that_moves_may_take_longer_than_the_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pull_that_moves_may_take_longer_than_the_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     monkeypatch.setattr("gateway.controller.steps.start_steps.time", clock)
     monkeypatch.setattr("gateway.controller.steps.start_steps._STALL_POLL_S", 0.01)
@@ -147,7 +157,9 @@ async def test_a_pull_that_stands_still_fails_with_what_was_last_heard_and_is_tr
         assert len(gateway.world.engines) == 1
 
 
-async def test_an_engine_that_prints_may_take_longer_than_the_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_prints_may_take_longer_than_the_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     monkeypatch.setattr("gateway.controller.watch.watcher.time", clock)
     monkeypatch.setattr("gateway.controller.watch.watcher._START_POLL_S", 0.01)
@@ -160,26 +172,38 @@ async def test_an_engine_that_prints_may_take_longer_than_the_patience(tmp_path:
             await until(lambda line=line: copied.exists() and line in copied.read_text())  # type: ignore[misc]
             clock.now += 1700
             await looked_at(clock)
-        async with FakeEngine(EngineScript(model=engine.spec.model), engine.say, port=engine.spec.port):
+        async with FakeEngine(
+            EngineScript(model=engine.spec.model), engine.say, port=engine.spec.port
+        ):
             assert len((await gateway.until("m", "ready"))["attempts"]) == 1
 
 
-async def test_an_engine_that_prints_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_prints_nothing_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     monkeypatch.setattr("gateway.controller.watch.watcher.time", clock)
     monkeypatch.setattr("gateway.controller.watch.watcher._START_POLL_S", 0.01)
     async with running(tmp_path, silent, start_timeout_s=1800) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         for attempt in range(2):
-            await until(lambda attempt=attempt: any(f"-a{attempt + 1}" in name for name in gateway.world.engines))  # type: ignore[misc]
+            await until(
+                lambda attempt=attempt: any(
+                    f"-a{attempt + 1}" in name for name in gateway.world.engines
+                )
+            )  # type: ignore[misc]
             await looked_at(clock)
             clock.now += 1700
             await looked_at(clock)
             assert len((await gateway.show("m"))["attempts"]) == attempt + 1
             clock.now += 200
-        # The plan, and one conservative try; then it says why and stops: never the same plan for the same cause.
+        # The plan, and one conservative try; then it says why and stops: never the same plan for
+        # the same cause.
         view = await gateway.until("m", "no_plan")
-        assert [attempt["failure"]["kind"] for attempt in view["attempts"]] == ["start_timeout", "start_timeout"]
+        assert [attempt["failure"]["kind"] for attempt in view["attempts"]] == [
+            "start_timeout",
+            "start_timeout",
+        ]
         assert len({attempt["fingerprint"] for attempt in view["attempts"]}) == 2
 
 
@@ -199,8 +223,16 @@ async def test_a_removed_model_ends_its_pull(tmp_path: Path) -> None:
 async def test_an_engine_that_compiles_says_what_while_its_log_is_silent(tmp_path: Path) -> None:
     """A child that is called nvcc, with the arguments that FlashInfer gives it."""
     go_on = tmp_path / "compiled"
-    waits = "import sys, time, pathlib\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)"
-    compiler = ["nvcc", "-c", waits, str(go_on), "/d/.cache/flashinfer/0.6.9/90a/cached_ops/sampling/sampling.cu"]
+    waits = (
+        "import sys, time, pathlib\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)"
+    )
+    compiler = [
+        "nvcc",
+        "-c",
+        waits,
+        str(go_on),
+        "/d/.cache/flashinfer/0.6.9/90a/cached_ops/sampling/sampling.cu",
+    ]
     source = f"""
 import subprocess, sys, time
 print("Starting to load model m...", flush=True)

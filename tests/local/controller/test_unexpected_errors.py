@@ -1,4 +1,5 @@
-"""Every task of the gateway meets errors that nobody expected: each stays where it is, is logged with its cause, and the work goes on."""
+"""Every task of the gateway meets errors that nobody expected: each stays where it is, is logged
+with its cause, and the work goes on."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
         yield events
 
 
-def breaks(monkeypatch: pytest.MonkeyPatch, owner: object, method: str, hit: Callable[..., bool]) -> list[bool]:
+def breaks(
+    monkeypatch: pytest.MonkeyPatch, owner: object, method: str, hit: Callable[..., bool]
+) -> list[bool]:
     """The method raises where `hit` says so, as long as the list that is returned is not empty."""
     broken = [True]
     real = getattr(owner, method)
@@ -63,7 +66,9 @@ def breaks(monkeypatch: pytest.MonkeyPatch, owner: object, method: str, hit: Cal
 
 
 async def serves(gateway: Running, name: str) -> bool:
-    answer = await gateway.client.post("/v1/completions", json={"model": name, "prompt": "hi", "max_tokens": 3})
+    answer = await gateway.client.post(
+        "/v1/completions", json={"model": name, "prompt": "hi", "max_tokens": 3}
+    )
     return answer.status_code == 200
 
 
@@ -76,7 +81,11 @@ async def tells(gateway: Running, name: str, words: str) -> None:
 
 def of_bad(_self: object, *given: Any) -> bool:
     """Whether the call is about the model `bad`."""
-    return any(getattr(one, "model", one) == "bad" or getattr(getattr(one, "wish", None), "name", "") == "bad" for one in given)
+    return any(
+        getattr(one, "model", one) == "bad"
+        or getattr(getattr(one, "wish", None), "name", "") == "bad"
+        for one in given
+    )
 
 
 PLACES: dict[str, tuple[type, str, Callable[..., bool]]] = {
@@ -109,7 +118,9 @@ async def test_an_error_in_the_work_of_one_model_stays_there_and_passes(
         assert await serves(gateway, "before")
         for path in ("/healthz", "/readyz", "/metrics", "/admin/models", "/v1/models"):
             assert (await gateway.client.get(path)).status_code == 200
-        times = len([event for event in logged if isinstance(event.get("exc_info"), SurprisingError)])
+        times = len(
+            [event for event in logged if isinstance(event.get("exc_info"), SurprisingError)]
+        )
         assert times > 0
         broken.clear()
         await gateway.until("bad", "ready")
@@ -121,7 +132,9 @@ async def test_an_error_in_the_work_of_one_model_stays_there_and_passes(
             assert [one["state"] for one in (await gateway.show("bad"))["attempts"]] == ["ready"]
 
 
-@pytest.mark.parametrize(("owner", "method"), [(Attempts, "fail"), (Launcher, "stop"), (loop.Loop, "_forget")])
+@pytest.mark.parametrize(
+    ("owner", "method"), [(Attempts, "fail"), (Launcher, "stop"), (loop.Loop, "_forget")]
+)
 async def test_an_error_while_a_model_ends_stays_there_and_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
@@ -132,7 +145,9 @@ async def test_an_error_while_a_model_ends_stays_there_and_passes(
             await gateway.until(name, "ready")
         broken = breaks(monkeypatch, owner, method, lambda *_: True)
         if method == "fail":
-            next(engine for name, engine in gateway.world.engines.items() if name.startswith("bad-")).kill()
+            next(
+                engine for name, engine in gateway.world.engines.items() if name.startswith("bad-")
+            ).kill()
         else:
             await gateway.client.delete("/admin/models/bad")
         await tells(gateway, "bad", "internal error: SurprisingError")
@@ -195,7 +210,9 @@ async def test_a_model_whose_route_cannot_be_made_has_none_and_the_others_have_t
         await gateway.until("good", "ready")
         assert await serves(gateway, "good")
         await tells(gateway, "bad", "internal error: SurprisingError: no route")
-        refused = await gateway.client.post("/v1/completions", json={"model": "bad", "prompt": "hi"})
+        refused = await gateway.client.post(
+            "/v1/completions", json={"model": "bad", "prompt": "hi"}
+        )
         assert refused.status_code == 503
         broken.clear()
         async with asyncio.timeout(HANG_S):
@@ -222,12 +239,16 @@ async def test_a_pass_that_breaks_is_told_and_the_next_one_is_whole(
         assert await serves(gateway, "m")
         broken.clear()
         async with asyncio.timeout(HANG_S):
-            while (await gateway.client.get("/readyz")).status_code != 200 or (await gateway.show("m"))["detail"]:
+            while (await gateway.client.get("/readyz")).status_code != 200 or (
+                await gateway.show("m")
+            )["detail"]:
                 await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("error", [SurprisingError("over and over"), asyncio.CancelledError()])
-async def test_when_the_loop_ends_health_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+async def test_when_the_loop_ends_health_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     """What runs is served on, until the process ends (tests/local/server/test_app.py)."""
     monkeypatch.setattr(loop, "_MOST_BROKEN_PASSES", 3)
     world = World()
@@ -249,7 +270,9 @@ async def test_when_the_loop_ends_health_fails(tmp_path: Path, monkeypatch: pyte
         assert len((await gateway.show("m"))["attempts"]) == 1
 
 
-async def test_a_host_that_is_away_never_ends_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_that_is_away_never_ends_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loop, "_MOST_BROKEN_PASSES", 2)
     world = World()
     for _ in range(20):

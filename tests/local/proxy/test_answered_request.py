@@ -1,4 +1,5 @@
-"""What a client hears where an engine's answer cannot be passed on as it is, or breaks off before any of it was passed on."""
+"""What a client hears where an engine's answer cannot be passed on as it is, or breaks off before
+any of it was passed on."""
 
 from __future__ import annotations
 
@@ -31,17 +32,28 @@ def test_an_answer_that_is_no_event_stream_becomes_one_event() -> None:
 
 
 ENGINES_WORDS = (
-    b'{"error":{"message":"max_tokens: field required","type":"Bad Request","param":"max_tokens","code":400}}',
-    b'{"object":"error","message":"max_tokens: field required","type":"BadRequestError","param":null,"code":400}',
+    (
+        b'{"error":{"message":"max_tokens: field required","type":"Bad'
+        b' Request","param":"max_tokens","code":400}}'
+    ),
+    (
+        b'{"object":"error","message":"max_tokens: field'
+        b' required","type":"BadRequestError","param":null,"code":400}'
+    ),
     b'{"detail":"max_tokens: field required"}',
     b"max_tokens: field required",
-    b'{"type":"error","error":{"type":"invalid_request_error","message":"max_tokens: field required"}}',
+    (
+        b'{"type":"error","error":{"type":"invalid_request_error","message":"max_tokens: field'
+        b' required"}}'
+    ),
 )
 
 
 @pytest.mark.parametrize("said", ENGINES_WORDS)
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_an_engines_error_has_the_shape_of_anthropic_where_that_was_asked(said: bytes, chunked: bool) -> None:
+async def test_an_engines_error_has_the_shape_of_anthropic_where_that_was_asked(
+    said: bytes, chunked: bool
+) -> None:
     async def engine(call: Call) -> None:
         if chunked:
             await call.start("text/plain", "400 Bad Request")
@@ -103,7 +115,9 @@ async def test_an_error_for_anthropic_that_breaks_off_is_answered_all_the_same()
             gateway.route(model(upstream.url))
             answer = await client.post("/v1/messages", json=ASK)
             assert (answer.status_code, answer.headers["x-gateway-source"]) == (502, "gateway")
-            assert answer.json()["error"]["message"].startswith("The engine broke off before it answered.")
+            assert answer.json()["error"]["message"].startswith(
+                "The engine broke off before it answered."
+            )
             await gateway.settled()
 
 
@@ -119,16 +133,24 @@ async def test_a_request_that_is_ended_while_its_engine_may_be_dying_is_answered
     with Gateway() as gateway:
         async with Upstream(engine) as upstream, http_client(gateway) as client:
             gateway.route(model(upstream.url))
-            asking = asyncio.create_task(client.post(CHAT, json=ASK, headers={"x-request-id": "mine"}))
+            asking = asyncio.create_task(
+                client.post(CHAT, json=ASK, headers={"x-request-id": "mine"})
+            )
             await asyncio.wait_for(begun.wait(), HANG_S)
             [front] = gateway.plane.connections
 
             async def ended() -> bool:
                 exchange = front.exchange
-                return isinstance(exchange, Exchange) and exchange.status == 500 and await gateway.plane.cancel("mine") == 1
+                return (
+                    isinstance(exchange, Exchange)
+                    and exchange.status == 500
+                    and await gateway.plane.cancel("mine") == 1
+                )
 
             while not asyncio.run_coroutine_threadsafe(ended(), gateway._loop).result(HANG_S):
                 await asyncio.sleep(0.005)
             answer = await asking
-            assert answer.json()["error"]["message"].startswith("Whoever runs this gateway has ended this request.")
+            assert answer.json()["error"]["message"].startswith(
+                "Whoever runs this gateway has ended this request."
+            )
             await gateway.settled()

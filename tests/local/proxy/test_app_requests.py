@@ -1,5 +1,8 @@
-"""What real apps sent to a gateway (tests/apps, recorded from the versions that docs/apps.md names; long texts cut, keys and ids taken out), sent again:
-each request is answered, reaches the engine with all of its body, and is refused in words that the app shows."""
+"""What real apps sent to a gateway (tests/apps, recorded from the versions that docs/apps.md names;
+long texts cut, keys and ids taken out), sent again:
+each request is answered, reaches the engine with all of its body, and is refused in words that the
+app shows.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,9 @@ async def gateway(folder: Path) -> AsyncIterator[tuple[Running, list[bytes], str
 
     async with Upstream(script) as upstream, running(folder, unused, admin_key=ADMIN) as one:
         one.client.headers["authorization"] = f"Bearer {ADMIN}"
-        response = await one.client.post("/admin/models", json={"name": "m", "endpoint": f"{upstream.url}/v1"})
+        response = await one.client.post(
+            "/admin/models", json={"name": "m", "endpoint": f"{upstream.url}/v1"}
+        )
         assert response.status_code == 202, response.text
         await one.until("m", "ready")
         key = await make(one, "app")
@@ -66,7 +71,9 @@ async def gateway(folder: Path) -> AsyncIterator[tuple[Running, list[bytes], str
 async def send(one: Running, request: dict[str, Any], key: str) -> httpx.Response:
     headers = {name: value.replace("KEY", key) for name, value in request["headers"].items()}
     body = json.dumps(request["body"]).encode() if "body" in request else None
-    return await one.client.request(request["method"], request["target"], headers=headers, content=body)
+    return await one.client.request(
+        request["method"], request["target"], headers=headers, content=body
+    )
 
 
 @pytest.mark.parametrize("file", APPS, ids=lambda file: file.stem)
@@ -92,18 +99,25 @@ async def test_each_request_of_an_app_is_answered(file: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("file", APPS, ids=lambda file: file.stem)
 async def test_an_app_with_a_wrong_key_or_model_is_told_so_once(file: Path, tmp_path: Path) -> None:
     async with gateway(tmp_path) as (one, asked, key):
-        # One for each target: after ten wrong keys from one address more of them are answered otherwise.
-        for target, request in {request["target"]: request for request in recorded(file) if "body" in request}.items():
+        # One for each target: after ten wrong keys from one address more of them are answered
+        # otherwise.
+        for target, request in {
+            request["target"]: request for request in recorded(file) if "body" in request
+        }.items():
             for answer, words in (
                 (await send(one, request, "wrong-key"), "The key is not one of this gateway."),
                 (
-                    await send(one, {**request, "body": {**request["body"], "model": "other"}}, key),
+                    await send(
+                        one, {**request, "body": {**request["body"], "model": "other"}}, key
+                    ),
                     "'other' does not exist here.",
                 ),
             ):
                 assert answer.status_code in (401, 404)
                 assert words in answer.json()["error"]["message"]
-                assert ("type" in answer.json()) == target.startswith("/v1/messages"), "in the shape of the API that was asked"
+                assert ("type" in answer.json()) == target.startswith("/v1/messages"), (
+                    "in the shape of the API that was asked"
+                )
                 # Neither SDK asks again: that would be minutes of nothing to see.
                 assert answer.headers["x-should-retry"] == "false"
         assert not asked

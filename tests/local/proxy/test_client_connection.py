@@ -1,4 +1,5 @@
-"""The front over raw sockets: hostile bytes, limits, time-outs, pipelining, and FastAPI beside it."""
+"""The front over raw sockets: hostile bytes, limits, time-outs, pipelining, and FastAPI beside
+it."""
 
 from __future__ import annotations
 
@@ -72,7 +73,11 @@ async def status(reader: asyncio.StreamReader) -> bytes:
     async with asyncio.timeout(HANG_S):
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        return head.split(b"\r\n")[0].removeprefix(b"HTTP/1.1 ") + b" | " + (await reader.readexactly(length))[:24]
+        return (
+            head.split(b"\r\n")[0].removeprefix(b"HTTP/1.1 ")
+            + b" | "
+            + (await reader.readexactly(length))[:24]
+        )
 
 
 async def statuses(port: int, data: bytes, count: int) -> list[bytes]:
@@ -84,7 +89,9 @@ async def statuses(port: int, data: bytes, count: int) -> list[bytes]:
     return lines
 
 
-def post(*headers: bytes, body: bytes = BODY, path: bytes = CHAT.encode(), length: bool = True) -> bytes:
+def post(
+    *headers: bytes, body: bytes = BODY, path: bytes = CHAT.encode(), length: bool = True
+) -> bytes:
     lines = [b"POST %b HTTP/1.1" % path, *headers]
     if length:
         lines.append(b"content-length: %d" % len(body))
@@ -132,7 +139,12 @@ async def test_what_cannot_be_read_is_refused_and_reaches_nobody(
         assert answer.startswith(b"HTTP/1.1 %d " % status)
         assert answer.count(b"x-gateway-source: gateway\r\n") == 1
         assert b"connection: close\r\n" in answer
-        assert set(json.loads(answer.partition(b"\r\n\r\n")[2])["error"]) == {"message", "type", "param", "code"}
+        assert set(json.loads(answer.partition(b"\r\n\r\n")[2])["error"]) == {
+            "message",
+            "type",
+            "param",
+            "code",
+        }
         assert upstream.requests == []
 
 
@@ -150,10 +162,24 @@ async def test_what_cannot_be_read_is_refused_and_reaches_nobody(
         post(b"host: x", b"content-length: +4", length=False),
         post(b"host: x", b"content-length: 4, 4", length=False),
         post(b"host: x", b"content-length: 99999999999999999999", length=False),
-        post(b"host: x", b"transfer-encoding: chunked", length=False, body=b"-1\r\n{}\r\n0\r\n\r\n"),
-        post(b"host: x", b"transfer-encoding: chunked", length=False, body=b"2;a=\0\r\n{}\r\n0\r\n\r\n"),
-        post(b"host: x", b"transfer-encoding: chunked", length=False, body=b"2\r\n{}x\r\n0\r\n\r\n"),
-        post(b"host: x", b"transfer-encoding: chunked", length=False, body=b"ffffffffffffffffff\r\n{}"),
+        post(
+            b"host: x", b"transfer-encoding: chunked", length=False, body=b"-1\r\n{}\r\n0\r\n\r\n"
+        ),
+        post(
+            b"host: x",
+            b"transfer-encoding: chunked",
+            length=False,
+            body=b"2;a=\0\r\n{}\r\n0\r\n\r\n",
+        ),
+        post(
+            b"host: x", b"transfer-encoding: chunked", length=False, body=b"2\r\n{}x\r\n0\r\n\r\n"
+        ),
+        post(
+            b"host: x",
+            b"transfer-encoding: chunked",
+            length=False,
+            body=b"ffffffffffffffffff\r\n{}",
+        ),
         post(b"host: x", b"transfer-encoding: chunked", length=False, body=b"2\n{}\n0\n\n"),
     ],
     ids=lambda value: repr(value)[:50],
@@ -197,7 +223,9 @@ async def test_a_head_without_an_end_is_not_kept(gateway: Gateway, path: str) ->
         (b"/sleep", b"200 OK | /sleep"),
     ],
 )
-async def test_only_what_the_table_names_reaches_an_engine(gateway: Gateway, target: bytes, status: bytes) -> None:
+async def test_only_what_the_table_names_reaches_an_engine(
+    gateway: Gateway, target: bytes, status: bytes
+) -> None:
     async with stage(gateway, answers) as [upstream]:
         data = post(b"host: x", b"connection: close", path=target)
         answer = await talk(gateway.port, data)
@@ -212,7 +240,9 @@ async def test_only_what_the_table_names_reaches_an_engine(gateway: Gateway, tar
 # --- requests in a row ---
 
 
-async def test_requests_sent_ahead_are_answered_in_turn_whoever_answers_them(gateway: Gateway) -> None:
+async def test_requests_sent_ahead_are_answered_in_turn_whoever_answers_them(
+    gateway: Gateway,
+) -> None:
     async def script(call: Call) -> None:
         if b"slow" in call.body:
             await asyncio.sleep(0.2)
@@ -222,11 +252,19 @@ async def test_requests_sent_ahead_are_answered_in_turn_whoever_answers_them(gat
     echo = b"GET /echo HTTP/1.1\r\nhost: x\r\n\r\n"
     async with stage(gateway, script) as [upstream]:
         got = await statuses(gateway.port, slow + echo + GOOD + echo + slow, 5)
-        assert [line[9:15] for line in got] == [b"engine", b"/echo ", b"engine", b"/echo ", b"engine"]
+        assert [line[9:15] for line in got] == [
+            b"engine",
+            b"/echo ",
+            b"engine",
+            b"/echo ",
+            b"engine",
+        ]
         assert [b"slow" in request for request in upstream.requests] == [True, False, True]
 
 
-async def test_a_request_behind_one_that_is_being_answered_comes_in_pieces(gateway: Gateway) -> None:
+async def test_a_request_behind_one_that_is_being_answered_comes_in_pieces(
+    gateway: Gateway,
+) -> None:
     async with stage(gateway, answers):
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         for byte in GOOD + GOOD:
@@ -244,7 +282,11 @@ async def test_garbage_behind_a_good_request_is_refused_after_the_answer(gateway
         await call.reply(b"{}")
 
     async with stage(gateway, script) as [upstream]:
-        for bad in (b"NONSENSE\r\n\r\n", b"GET /x HTTP/1.1\r\n\r\n", post(b"host: x", b"transfer-encoding: chunked")):
+        for bad in (
+            b"NONSENSE\r\n\r\n",
+            b"GET /x HTTP/1.1\r\n\r\n",
+            post(b"host: x", b"transfer-encoding: chunked"),
+        ):
             answer = await talk(gateway.port, GOOD + bad)
             first, _, second = answer.partition(b"{}")
             assert first.startswith(b"HTTP/1.1 200 OK")
@@ -276,7 +318,10 @@ async def test_a_client_that_waits_for_a_go_ahead_gets_it(gateway: Gateway) -> N
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             head, _, body = raw_request(BODY, path).partition(b"\r\n\r\n")
             writer.write(head + b"\r\nexpect: 100-continue\r\n\r\n")
-            assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            assert (
+                await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S)
+                == b"HTTP/1.1 100 Continue\r\n\r\n"
+            )
             writer.write(body)
             assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 200 OK\r\n"
             writer.close()
@@ -298,7 +343,12 @@ async def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_is_the_end(gatewa
 
 async def test_an_upgrade_that_nobody_speaks_is_ignored(gateway: Gateway) -> None:
     """As Java's HTTP client asks for it, in every request."""
-    ask = post(b"host: x", b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAEAAEAAAAIAAAAB")
+    ask = post(
+        b"host: x",
+        b"connection: Upgrade, HTTP2-Settings",
+        b"upgrade: h2c",
+        b"http2-settings: AAEAAEAAAAIAAAAB",
+    )
     async with stage(gateway, answers) as [upstream]:
         for data in (ask, GOOD), (ask[:-40], ask[-40:]), (ask + GOOD, b""), (ask[:20], ask[20:]):
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -310,7 +360,9 @@ async def test_an_upgrade_that_nobody_speaks_is_ignored(gateway: Gateway) -> Non
             writer.close()
         assert {call.body for call in upstream.calls} == {BODY}
     async with http_client(gateway) as client:
-        response = await client.post("/echo", content=b"abc", headers={"connection": "upgrade", "upgrade": "h2c"})
+        response = await client.post(
+            "/echo", content=b"abc", headers={"connection": "upgrade", "upgrade": "h2c"}
+        )
         assert response.content == b"/echo abc"
 
 
@@ -329,17 +381,25 @@ async def test_too_many_connections_are_told_to_come_back() -> None:
             for _, writer in kept:
                 writer.close()
             await until(lambda gateway=gateway: not gateway.plane.connections)  # type: ignore[misc]
-            assert (await statuses(gateway.port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", 1))[0].startswith(b"200")
+            assert (await statuses(gateway.port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", 1))[
+                0
+            ].startswith(b"200")
 
 
 async def test_who_is_refused_keeps_nobody_else_out() -> None:
-    """Those beyond the limit of their address hear it while their client lingers; they take no place of the others."""
+    """Those beyond the limit of their address hear it while their client lingers; they take no
+    place of the others."""
     with Gateway(connections=6, connections_per_address=2) as gateway:
         gateway.route(model(refused_url()))
-        crowd = [await asyncio.open_connection("127.0.0.1", gateway.port, local_addr=("127.0.0.2", 0)) for _ in range(30)]
+        crowd = [
+            await asyncio.open_connection("127.0.0.1", gateway.port, local_addr=("127.0.0.2", 0))
+            for _ in range(30)
+        ]
         await until(lambda: gateway.plane.connection_limiter._refused > 0)
         for _ in range(3):
-            assert (await statuses(gateway.port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", 1))[0].startswith(b"200")
+            assert (await statuses(gateway.port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", 1))[
+                0
+            ].startswith(b"200")
         for _, writer in crowd:
             writer.close()
 
@@ -432,7 +492,8 @@ async def test_a_client_that_takes_nothing_is_cut_off(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("connection", [b"close", b"keep-alive"])
 async def test_a_client_that_takes_all_but_the_end_is_cut_off_too(connection: bytes) -> None:
-    """What is left is so little that the transport asks for no pause; it waits with closing until the client has taken it."""
+    """What is left is so little that the transport asks for no pause; it waits with closing until
+    the client has taken it."""
     with Gateway(still=True) as gateway:
 
         async def script(call: Call) -> None:
@@ -441,7 +502,9 @@ async def test_a_client_that_takes_all_but_the_end_is_cut_off_too(connection: by
             while not front.transport.get_write_buffer_size():
                 await call.chunk(b"x" * 8192)
                 sent += 8192
-                await until(lambda sent=sent: front.exchange is not None and front.exchange.sent == sent)  # type: ignore[misc]
+                await until(
+                    lambda sent=sent: front.exchange is not None and front.exchange.sent == sent
+                )  # type: ignore[misc]
             await call.end()
 
         async with stage(gateway, script):
@@ -471,7 +534,10 @@ def test_what_a_client_never_took_is_not_kept_by_the_kernel_either() -> None:
         def get_write_buffer_size(self) -> int:
             return 0
 
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
         ours, _ = server.accept()
         ours.setblocking(False)
         written = 0
@@ -494,7 +560,10 @@ def test_the_kernel_takes_little_ahead_of_what_a_client_reads(tmp_path: Path) ->
     for listener in (alone, *share(listen(Settings(port=0, data_dir=tmp_path)), 2)):
         with listener:
             listener.listen()
-            assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == guard.UNSENT_BYTES
+            assert (
+                listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+                == guard.UNSENT_BYTES
+            )
     with socket.create_server(("127.0.0.1", 0)) as server:
         guard.hold_little(server)
         with socket.create_connection(server.getsockname()) as client:
@@ -505,7 +574,9 @@ def test_the_kernel_takes_little_ahead_of_what_a_client_reads(tmp_path: Path) ->
                 with contextlib.suppress(BlockingIOError):
                     while True:
                         ours.send(bytes(1024))
-                queued = struct.unpack("i", fcntl.ioctl(ours.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
+                queued = struct.unpack("i", fcntl.ioctl(ours.fileno(), termios.TIOCOUTQ, bytes(4)))[
+                    0
+                ]
                 assert queued < 4 * guard.UNSENT_BYTES
 
 
@@ -513,7 +584,8 @@ async def test_a_body_for_fastapi_has_the_same_limit() -> None:
     with Gateway(body_bytes=1024) as gateway:
         for data in (
             raw_request(b"{", "/echo", length=10**12),
-            b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n800\r\n" + b" " * 0x800,
+            b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n800\r\n"
+            + b" " * 0x800,
         ):
             answer = await talk(gateway.port, data)
             assert answer.startswith(b"HTTP/1.1 413 ")
@@ -551,7 +623,9 @@ async def test_inference_needs_a_key(headers: list[bytes], status: int) -> None:
             assert answer.startswith(b"HTTP/1.1 %d " % status)
             assert len(upstream.requests) == (status == 200)
             for path in (b"/v1/models", b"/v1/nothing"):
-                answer = await talk(gateway.port, b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path)
+                answer = await talk(
+                    gateway.port, b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path
+                )
                 assert answer.startswith(b"HTTP/1.1 401 ")
 
 
@@ -563,8 +637,14 @@ async def test_without_keys_only_this_machines_own_programs_come_in() -> None:
                 (b"evil.example", b"", 403),
                 (b"localhost", b"http://evil", 403),
             ):
-                headers = [b"host: " + host, b"connection: close", *([b"origin: " + origin] if origin else [])]
-                assert (await talk(gateway.port, post(*headers))).startswith(b"HTTP/1.1 %d " % status)
+                headers = [
+                    b"host: " + host,
+                    b"connection: close",
+                    *([b"origin: " + origin] if origin else []),
+                ]
+                assert (await talk(gateway.port, post(*headers))).startswith(
+                    b"HTTP/1.1 %d " % status
+                )
 
 
 def none_left(*_: object) -> bytes:
@@ -606,7 +686,9 @@ async def test_a_refused_body_is_not_waited_for() -> None:
 
 async def unauthorized(scope: Any, receive: Any, send: Any) -> None:
     """Stands for FastAPI behind a key: answers before it reads anything."""
-    await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
+    await send(
+        {"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]}
+    )
     await send({"type": "http.response.body", "body": b"no"})
 
 
@@ -638,10 +720,14 @@ async def test_a_body_that_trickles_has_no_more_time_than_one_that_stops(
 
 @pytest.mark.parametrize(("framing", "piece"), [(LENGTH, b"a"), (CHUNKED, b"1\r\na\r\n")])
 @pytest.mark.parametrize("path", [CHAT, "/admin/models"])
-async def test_a_refused_body_that_trickles_holds_its_place_for_a_moment(path: str, framing: bytes, piece: bytes) -> None:
+async def test_a_refused_body_that_trickles_holds_its_place_for_a_moment(
+    path: str, framing: bytes, piece: bytes
+) -> None:
     with Gateway(keys=Keys("admin-secret", None), app=unauthorized, still=True) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % (path.encode(), framing) + piece)
+        writer.write(
+            b"POST %b HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % (path.encode(), framing) + piece
+        )
         front = await only(gateway)
         async with asyncio.timeout(HANG_S):
             answer = await reader.read()
@@ -657,7 +743,8 @@ async def test_a_refused_body_that_trickles_holds_its_place_for_a_moment(path: s
 
 
 async def test_a_refused_client_cannot_send_for_ever() -> None:
-    """Chunks and trailers have no announced end: what is not read any more fills the kernel's buffers, and then nothing is taken."""
+    """Chunks and trailers have no announced end: what is not read any more fills the kernel's
+    buffers, and then nothing is taken."""
     with Gateway(app=unauthorized, still=True) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
@@ -674,7 +761,11 @@ async def test_a_client_that_is_still_sending_hears_the_answer_of_fastapi() -> N
     with Gateway(app=unauthorized) as gateway:
         for close in (b"", b"connection: close\r\n"):
             answer = await talk(
-                gateway.port, b"POST /x HTTP/1.1\r\nhost: x\r\n" + close + b"content-length: 9000000\r\n\r\n" + bytes(8_000_000)
+                gateway.port,
+                b"POST /x HTTP/1.1\r\nhost: x\r\n"
+                + close
+                + b"content-length: 9000000\r\n\r\n"
+                + bytes(8_000_000),
             )
             assert answer.startswith(b"HTTP/1.1 401 ")
             assert answer.endswith(b"\r\n\r\nno")
@@ -716,7 +807,9 @@ async def test_bodies_that_trickle_make_room_for_one_that_waits() -> None:
         budget = gateway.plane.body_budget
         count = budget.size // 2**21 + 1
         async with stage(gateway, answers) as [upstream]:
-            trickling = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(count)]
+            trickling = [
+                await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(count)
+            ]
             for _, writer in trickling:
                 writer.write(raw_request(b"A" * 2**20, length=LIMIT))
             await until(lambda: 2 * budget.used > budget.size)
@@ -746,15 +839,21 @@ async def test_a_body_that_waits_for_room_is_not_timed_and_goes_on_when_there_is
         budget.keep(hog, budget.size)
         async with stage(gateway, answers):
             data = raw_request(b'{"x":"' + b"y" * 300_000, length=2**20)
-            first, second = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(2)]
+            first, second = [
+                await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(2)
+            ]
             first[1].write(data)
             await until(lambda: len(budget._growing) == 1)
             second[1].write(data)
             await until(lambda: budget._waiting == 1)
             gateway.later(1)
             gateway.later(guard.BODY_S + 1)
-            assert (await asyncio.wait_for(first[0].readline(), HANG_S)).startswith(b"HTTP/1.1 408 ")
-            await until(lambda: budget._waiting == 0)  # the second goes beyond what is free in place of the first
+            assert (await asyncio.wait_for(first[0].readline(), HANG_S)).startswith(
+                b"HTTP/1.1 408 "
+            )
+            await until(
+                lambda: budget._waiting == 0
+            )  # the second goes beyond what is free in place of the first
             for _, writer in (first, second):
                 writer.transport.abort()
         budget.leave(hog)
@@ -775,7 +874,9 @@ async def test_many_connections_that_bring_one_read_each_are_told_to_come_back()
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/echo", "/v1/nothing"])
-async def test_whatever_becomes_of_a_large_body_it_is_counted_no_longer(gateway: Gateway, path: str) -> None:
+async def test_whatever_becomes_of_a_large_body_it_is_counted_no_longer(
+    gateway: Gateway, path: str
+) -> None:
     body = json.dumps({"model": "nobody", "x": "y" * 3_000_000}).encode()
     for data in raw_request(body, path), raw_request(body, path).replace(b"POST", b"GET", 1):
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -789,7 +890,10 @@ async def test_whatever_becomes_of_a_large_body_it_is_counted_no_longer(gateway:
 async def test_a_flood_of_connections_is_not_answered_one_by_one() -> None:
     with Gateway(connections=2) as gateway:
         gateway.route(model(refused_url()))
-        kept = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(2 + guard.most_refused(2))]
+        kept = [
+            await asyncio.open_connection("127.0.0.1", gateway.port)
+            for _ in range(2 + guard.most_refused(2))
+        ]
         await until(lambda: len(gateway.plane.connections) == 2 + guard.most_refused(2))
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         with contextlib.suppress(ConnectionResetError):
@@ -813,7 +917,9 @@ async def test_a_client_that_takes_no_answer_asks_nothing_more() -> None:
             writer.write(one * 10)
             asked += 10
             await asyncio.sleep(0)
-            front = front or next((one for one in plane.connections if isinstance(one, ClientConnection)), None)
+            front = front or next(
+                (one for one in plane.connections if isinstance(one, ClientConnection)), None
+            )
             if front is not None:
                 front.transport.set_write_buffer_limits(high=4096)
         assert not front.transport.is_reading()
@@ -826,6 +932,8 @@ async def test_a_client_that_takes_no_answer_asks_nothing_more() -> None:
         async with asyncio.timeout(HANG_S):
             for _ in range(asked + 1000):
                 head = await reader.readuntil(b"\r\n\r\n")
-                await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+                await reader.readexactly(
+                    int(head.lower().partition(b"content-length: ")[2].split()[0])
+                )
         writer.close()
         await writer.wait_closed()

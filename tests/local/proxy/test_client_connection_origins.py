@@ -1,4 +1,5 @@
-"""Web pages of other origins at a whole gateway: preflights, the data plane and the admin API; and Anthropic's SDK, which a page may hold too."""
+"""Web pages of other origins at a whole gateway: preflights, the data plane and the admin API; and
+Anthropic's SDK, which a page may hold too."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ pytestmark = pytest.mark.anyio
 APP, OTHER = "https://app.example", "https://evil.example"
 KEY = "admin-key-1"
 ALLOWED = "access-control-allow-origin"
-CHAT_PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+CHAT_PREFLIGHT = {
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type",
+}
 
 
 def healthy(spec: Any) -> EngineScript:
@@ -32,7 +36,9 @@ async def preflight(gateway: Running, path: str, origin: str) -> httpx.Response:
     return await gateway.client.options(path, headers={**CHAT_PREFLIGHT, "origin": origin})
 
 
-async def test_a_named_page_may_ask_models_and_the_admin_api_and_another_may_not(tmp_path: Path) -> None:
+async def test_a_named_page_may_ask_models_and_the_admin_api_and_another_may_not(
+    tmp_path: Path,
+) -> None:
     bearer = {"authorization": f"Bearer {KEY}"}
     async with running(tmp_path, healthy, origins=APP, admin_key=KEY) as gateway:
         gateway.client.headers.update(bearer)
@@ -50,12 +56,24 @@ async def test_a_named_page_may_ask_models_and_the_admin_api_and_another_may_not
         for origin, told in ((APP, APP), (OTHER, None), (None, None)):
             headers = {"origin": origin} if origin else {}
             # Twice on one connection: the second head is not read again.
-            answers = [await gateway.client.post("/v1/completions", json=body, headers=headers) for _ in range(2)]
-            answers += [
-                await gateway.client.get(path, headers=headers) for path in ("/v1/models", "/admin/models", "/v1/nothing")
+            answers = [
+                await gateway.client.post("/v1/completions", json=body, headers=headers)
+                for _ in range(2)
             ]
-            answers.append(await gateway.client.post("/v1/completions", json={**body, "stream": True}, headers=headers))
-            answers.append(await gateway.client.get("/v1/models", headers={**headers, "authorization": "Bearer wrong"}))
+            answers += [
+                await gateway.client.get(path, headers=headers)
+                for path in ("/v1/models", "/admin/models", "/v1/nothing")
+            ]
+            answers.append(
+                await gateway.client.post(
+                    "/v1/completions", json={**body, "stream": True}, headers=headers
+                )
+            )
+            answers.append(
+                await gateway.client.get(
+                    "/v1/models", headers={**headers, "authorization": "Bearer wrong"}
+                )
+            )
             assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 404, 200, 401]
             assert [answer.headers.get(ALLOWED) for answer in answers] == [told] * len(answers)
 
@@ -66,10 +84,18 @@ async def test_without_the_setting_no_page_is_told_anything(tmp_path: Path) -> N
         assert (asked.status_code, ALLOWED in asked.headers) == (401, False)
 
 
-async def test_all_pages_may_ask_the_models_of_a_gateway_without_keys_and_not_its_admin_api(tmp_path: Path) -> None:
+async def test_all_pages_may_ask_the_models_of_a_gateway_without_keys_and_not_its_admin_api(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, healthy, origins="*") as gateway:
-        answers = [await gateway.client.get(path, headers={"origin": OTHER}) for path in ("/v1/models", "/admin/models")]
-        assert [(answer.status_code, answer.headers[ALLOWED]) for answer in answers] == [(200, "*"), (403, "*")]
+        answers = [
+            await gateway.client.get(path, headers={"origin": OTHER})
+            for path in ("/v1/models", "/admin/models")
+        ]
+        assert [(answer.status_code, answer.headers[ALLOWED]) for answer in answers] == [
+            (200, "*"),
+            (403, "*"),
+        ]
 
 
 async def test_preflights_are_answered_where_workers_serve(tmp_path: Path) -> None:
@@ -77,13 +103,21 @@ async def test_preflights_are_answered_where_workers_serve(tmp_path: Path) -> No
         await call.reply(b'{"object":"list","data":[{"id":"m"}]}')
 
     async with Upstream(engine) as upstream:
-        begun = served(tmp_path, {"m": [upstream.url]}, KEY, FITSERVE_WORKERS="2", FITSERVE_ORIGINS=APP)
+        begun = served(
+            tmp_path, {"m": [upstream.url]}, KEY, FITSERVE_WORKERS="2", FITSERVE_ORIGINS=APP
+        )
         gateway = await asyncio.to_thread(begun.__enter__)
         try:
-            async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=HANG_S) as client:
-                asked = await client.options("/v1/chat/completions", headers={**CHAT_PREFLIGHT, "origin": APP})
+            async with httpx.AsyncClient(
+                base_url=gateway.url, trust_env=False, timeout=HANG_S
+            ) as client:
+                asked = await client.options(
+                    "/v1/chat/completions", headers={**CHAT_PREFLIGHT, "origin": APP}
+                )
                 listed = await client.get("/v1/models", headers={"origin": APP, "x-api-key": KEY})
-                assert [(one.status_code, one.headers[ALLOWED]) for one in (asked, listed)] == [(200, APP)] * 2
+                assert [(one.status_code, one.headers[ALLOWED]) for one in (asked, listed)] == [
+                    (200, APP)
+                ] * 2
         finally:
             await asyncio.to_thread(begun.__exit__, None, None, None)
 
@@ -93,10 +127,14 @@ async def test_models_are_listed_for_anthropics_sdk(tmp_path: Path) -> None:
         gateway.client.headers.update({"x-api-key": KEY})
         headers = {"authorization": f"Bearer {KEY}"}
         made = await gateway.client.post(
-            "/admin/models", headers=headers, json={"name": "m", "endpoint": "http://127.0.0.1:9/v1"}
+            "/admin/models",
+            headers=headers,
+            json={"name": "m", "endpoint": "http://127.0.0.1:9/v1"},
         )
         assert made.status_code == 202
-        async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key=KEY, max_retries=0) as client:
+        async with anthropic.AsyncAnthropic(
+            base_url=gateway.url, api_key=KEY, max_retries=0
+        ) as client:
             for _ in range(100):
                 if found := [one async for one in client.models.list()]:
                     break
@@ -106,6 +144,8 @@ async def test_models_are_listed_for_anthropics_sdk(tmp_path: Path) -> None:
             assert (await client.models.retrieve("m")).id == "m"
             with pytest.raises(anthropic.NotFoundError):
                 await client.models.retrieve("n")
-        async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="wrong-key-9", max_retries=0) as client:
+        async with anthropic.AsyncAnthropic(
+            base_url=gateway.url, api_key="wrong-key-9", max_retries=0
+        ) as client:
             with pytest.raises(anthropic.AuthenticationError):
                 await client.models.list()

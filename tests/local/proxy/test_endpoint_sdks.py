@@ -1,4 +1,5 @@
-"""The rest of the surface, by the official SDKs: what an engine answers on each endpoint comes through byte for byte.
+"""The rest of the surface, by the official SDKs: what an engine answers on each endpoint comes
+through byte for byte.
 
 The engine here answers from a table, so that endpoints are covered which no small engine has.
 """
@@ -50,7 +51,13 @@ RESPONSE: dict[str, Any] = {
     "status": "completed",
     "output": [],
 }
-RESPONSE |= {"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "error": None, "incomplete_details": None}
+RESPONSE |= {
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+    "error": None,
+    "incomplete_details": None,
+}
 
 
 def event(kind: str, **fields: Any) -> bytes:
@@ -64,7 +71,11 @@ MESSAGE_EVENTS = b"".join(
         event("ping"),
         event("content_block_delta", index=0, delta={"type": "text_delta", "text": "hé"}),
         event("content_block_stop", index=0),
-        event("message_delta", delta={"stop_reason": "end_turn", "stop_sequence": None}, usage={"output_tokens": 2}),
+        event(
+            "message_delta",
+            delta={"stop_reason": "end_turn", "stop_sequence": None},
+            usage={"output_tokens": 2},
+        ),
         event("message_stop"),
     )
 )
@@ -74,16 +85,26 @@ RESPONSE_EVENTS = event("response.created", sequence_number=0, response=RESPONSE
 TABLE: dict[str, bytes] = {
     path: json.dumps(value, ensure_ascii=False).encode()
     for path, value in {
-        "GET /v1/models": {"object": "list", "data": [{"id": "m", "object": "model", "created": 1, "owned_by": "x"}]},
+        "GET /v1/models": {
+            "object": "list",
+            "data": [{"id": "m", "object": "model", "created": 1, "owned_by": "x"}],
+        },
         "POST /v1/messages": MESSAGE,
         "POST /v1/messages/count_tokens": {"input_tokens": 3},
         "POST /v1/responses": RESPONSE,
         "GET /v1/responses/resp_1": RESPONSE,
         "POST /v1/responses/resp_1/cancel": {**RESPONSE, "status": "cancelled"},
-        "POST /v1/rerank": {"id": "r", "model": "m", "results": [{"index": 0, "relevance_score": 0.5}]},
+        "POST /v1/rerank": {
+            "id": "r",
+            "model": "m",
+            "results": [{"index": 0, "relevance_score": 0.5}],
+        },
         "POST /v2/rerank": {"id": "r", "results": []},
         "POST /rerank": {"id": "r", "results": []},
-        "POST /v1/score": {"object": "list", "data": [{"index": 0, "object": "score", "score": 1.0}]},
+        "POST /v1/score": {
+            "object": "list",
+            "data": [{"index": 0, "object": "score", "score": 1.0}],
+        },
         "POST /score": {"object": "list", "data": []},
         "POST /tokenize": {"count": 2, "max_model_len": 9, "tokens": [1, 2]},
         "POST /detokenize": {"prompt": "hé"},
@@ -98,14 +119,23 @@ class Engine(BaseHTTPRequestHandler):
     asked: list[tuple[str, bytes, str]] = []  # noqa: RUF012 - one list for all connections is the point
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"])) if "content-length" in self.headers else self._chunks()
-        self.asked.append((f"{self.command} {self.path}", body, self.headers.get("content-type", "")))
+        body = (
+            self.rfile.read(int(self.headers["content-length"]))
+            if "content-length" in self.headers
+            else self._chunks()
+        )
+        self.asked.append(
+            (f"{self.command} {self.path}", body, self.headers.get("content-type", ""))
+        )
         streamed = body.startswith(b"{") and json.loads(body).get("stream")
         if streamed and self.path in ("/v1/messages", "/v1/responses"):
             events = MESSAGE_EVENTS if self.path == "/v1/messages" else RESPONSE_EVENTS
             self._answer(200, "text/event-stream; charset=utf-8", events)
         elif self.path == "/v1/messages" and b'"max_tokens"' not in body:
-            error = {"type": "error", "error": {"type": "invalid_request_error", "message": "max_tokens: Field required"}}
+            error = {
+                "type": "error",
+                "error": {"type": "invalid_request_error", "message": "max_tokens: Field required"},
+            }
             self._answer(400, "application/json", json.dumps(error).encode())
         elif self.path == "/v1/audio/speech":
             self._answer(200, "audio/wav", WAV)
@@ -155,12 +185,16 @@ def engine() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def gateway(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("gateway")
-    with served(folder, {"m": [f"{engine}/v1"]}, admin_key=f"{KEY}-admin", FITSERVE_API_KEY=KEY) as running:
+    with served(
+        folder, {"m": [f"{engine}/v1"]}, admin_key=f"{KEY}-admin", FITSERVE_API_KEY=KEY
+    ) as running:
         yield running
 
 
 @pytest.mark.parametrize("call", ANTHROPIC.values(), ids=ANTHROPIC)
-def test_anthropic_calls_are_told_the_same(call: AnthropicCall, gateway: Served, engine: str) -> None:
+def test_anthropic_calls_are_told_the_same(
+    call: AnthropicCall, gateway: Served, engine: str
+) -> None:
     straight, through = (told_anthropic(call, url, "m") for url in (engine, gateway.url))
     assert straight.status
     assert through == straight
@@ -168,7 +202,9 @@ def test_anthropic_calls_are_told_the_same(call: AnthropicCall, gateway: Served,
 
 
 @pytest.mark.parametrize("call", ANTHROPIC_REFUSED.values(), ids=ANTHROPIC_REFUSED)
-def test_what_the_gateway_refuses_has_anthropics_shape(call: AnthropicCall, gateway: Served) -> None:
+def test_what_the_gateway_refuses_has_anthropics_shape(
+    call: AnthropicCall, gateway: Served
+) -> None:
     told = told_anthropic(call, gateway.url, "m")
     assert (told.status, told.error, told.source) == (404, "NotFoundError", "gateway")
     answer = json.loads(told.body)
@@ -186,7 +222,10 @@ def test_the_anthropic_sdks_own_key_header_is_taken(gateway: Served) -> None:
 
 
 def test_the_anthropic_sdk_reads_the_stream(gateway: Served) -> None:
-    with anthropic_client(gateway.url) as client, client.messages.stream(model="m", max_tokens=4, messages=MESSAGES) as stream:
+    with (
+        anthropic_client(gateway.url) as client,
+        client.messages.stream(model="m", max_tokens=4, messages=MESSAGES) as stream,
+    ):
         assert "".join(stream.text_stream) == "hé"
         assert stream.get_final_message().stop_reason == "end_turn"
 
@@ -206,12 +245,16 @@ def test_a_response_is_found_and_cancelled_where_it_was_made(gateway: Served) ->
 
 
 AUDIO: dict[str, Callable[[openai.OpenAI], Any]] = {
-    "transcription": lambda c: c.audio.transcriptions.create(model="m", file=("a.wav", WAV * 400), language="de"),
+    "transcription": lambda c: c.audio.transcriptions.create(
+        model="m", file=("a.wav", WAV * 400), language="de"
+    ),
     "translation": lambda c: c.audio.translations.create(model="m", file=("a.wav", WAV)),
 }
 
 
-@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # the SDK's word on translations
+@pytest.mark.filterwarnings(
+    "ignore:deprecated:DeprecationWarning"
+)  # the SDK's word on translations
 @pytest.mark.parametrize("kind", AUDIO)
 def test_a_recording_comes_through_as_it_was_sent(kind: str, gateway: Served) -> None:
     with openai_client(gateway.url) as client:
@@ -244,7 +287,9 @@ PLAIN: dict[str, dict[str, Any]] = {
 def test_endpoints_without_an_sdk_come_through(path: str, gateway: Served) -> None:
     sent = json.dumps({"model": "m", **PLAIN[path]}, ensure_ascii=False).encode()
     headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
-    answer = httpx.post(gateway.url + path, content=sent, headers=headers, trust_env=False, timeout=HANG_S)
+    answer = httpx.post(
+        gateway.url + path, content=sent, headers=headers, trust_env=False, timeout=HANG_S
+    )
     assert (answer.status_code, answer.content) == (200, TABLE[f"POST {path}"])
     assert answer.headers["x-gateway-source"] == "engine"
     assert Engine.asked[-1] == (f"POST {path}", sent, "application/json")
@@ -266,6 +311,8 @@ def test_endpoints_without_an_sdk_come_through(path: str, gateway: Served) -> No
 def test_what_is_not_of_the_surface_reaches_no_engine(path: str, gateway: Served) -> None:
     before = len(Engine.asked)
     headers = {"authorization": f"Bearer {KEY}-admin"}
-    answer = httpx.post(gateway.url + path, json={"model": "m"}, headers=headers, trust_env=False, timeout=HANG_S)
+    answer = httpx.post(
+        gateway.url + path, json={"model": "m"}, headers=headers, trust_env=False, timeout=HANG_S
+    )
     assert answer.status_code in (404, 405)
     assert len(Engine.asked) == before

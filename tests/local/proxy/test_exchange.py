@@ -1,4 +1,5 @@
-"""What engines and clients do to requests that are under way: leaving, dying, talking nonsense, being slow, being swapped."""
+"""What engines and clients do to requests that are under way: leaving, dying, talking nonsense,
+being slow, being swapped."""
 
 from __future__ import annotations
 
@@ -113,7 +114,9 @@ async def test_a_killed_engine_ends_a_hundred_streams_with_an_error_each(gateway
     ],
     ids=lambda value: repr(value)[:40],
 )
-async def test_an_engine_whose_framing_is_broken_is_not_believed(gateway: Gateway, garbage: bytes, starts: bool) -> None:
+async def test_an_engine_whose_framing_is_broken_is_not_believed(
+    gateway: Gateway, garbage: bytes, starts: bool
+) -> None:
     async def script(call: Call) -> None:
         await call.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n" + garbage)
         await call.closed.wait()
@@ -121,15 +124,21 @@ async def test_an_engine_whose_framing_is_broken_is_not_believed(gateway: Gatewa
     async with stage(gateway, script) as [upstream]:
         [(reader, writer)] = await open_many(gateway, 1)
         if not starts:
-            assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 502 Bad Gateway\r\n"
+            assert (
+                await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 502 Bad Gateway\r\n"
+            )
         else:
             assert b"engine_error" in await asyncio.wait_for(reader.read(), HANG_S)
         await asyncio.wait_for(upstream.calls[0].closed.wait(), HANG_S)
         writer.close()
 
 
-@pytest.mark.parametrize("after", [b"x", b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nevil!", b"\r\n\r\n0\r\n\r\n"])
-async def test_what_an_engine_says_behind_its_answer_reaches_nobody(gateway: Gateway, after: bytes) -> None:
+@pytest.mark.parametrize(
+    "after", [b"x", b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nevil!", b"\r\n\r\n0\r\n\r\n"]
+)
+async def test_what_an_engine_says_behind_its_answer_reaches_nobody(
+    gateway: Gateway, after: bytes
+) -> None:
     async def script(call: Call) -> None:
         if len(call.requests) == 1 and not spoilt:
             spoilt.append(call)
@@ -154,7 +163,9 @@ async def test_an_engine_that_talks_unasked_loses_its_connection(gateway: Gatewa
         assert (await client.post(CHAT, json=ASK)).json()["id"] == "c1"
 
 
-async def test_an_engine_that_asks_for_its_connection_to_be_closed_gets_that(gateway: Gateway) -> None:
+async def test_an_engine_that_asks_for_its_connection_to_be_closed_gets_that(
+    gateway: Gateway,
+) -> None:
     async def script(call: Call) -> None:
         await call.reply(b"{}", headers="connection: close\r\n")
 
@@ -175,7 +186,10 @@ async def test_an_answer_that_ends_with_the_connection_is_whole(gateway: Gateway
 
 async def test_what_an_engine_says_before_its_answer_is_passed_over(gateway: Gateway) -> None:
     async def script(call: Call) -> None:
-        await call.send(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\ncontent-type: a/b\r\n\r\n")
+        await call.send(
+            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\ncontent-type:"
+            b" a/b\r\n\r\n"
+        )
         await call.reply(b"{}")
 
     async with stage(gateway, script) as [upstream], http_client(gateway) as client:
@@ -194,7 +208,12 @@ async def test_an_idle_connection_that_the_engine_closed_is_not_used(gateway: Ga
     async with stage(gateway, script) as [upstream], http_client(gateway) as client:
         for turn in range(5):
             assert (await client.post(CHAT, json=ASK)).status_code == 200
-            await until(lambda turn=turn: len(upstream.calls) == turn + 1 and not gateway.plane.pool(upstream.url).connections)  # type: ignore[misc]
+            await until(
+                lambda turn=turn: (
+                    len(upstream.calls) == turn + 1
+                    and not gateway.plane.pool(upstream.url).connections
+                )
+            )  # type: ignore[misc]
 
 
 # --- slow ones ---
@@ -229,7 +248,8 @@ async def test_an_engine_that_drips_is_waited_for_and_a_silent_one_is_given_up()
 async def test_an_engine_that_drips_is_not_taken_for_a_silent_one_and_new_requests_do_not_hide_silence(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the watcher of an engine goes by (`Routes.silent_s`): one token in 50 s is a sign of life, a request is not."""
+    """What the watcher of an engine goes by (`Routes.silent_s`): one token in 50 s is a sign of
+    life, a request is not."""
     clock, drop = Clock(), asyncio.Semaphore(0)
     monkeypatch.setattr("gateway.proxy.routing.routes.time", clock)
 
@@ -260,7 +280,9 @@ async def test_an_engine_that_drips_is_not_taken_for_a_silent_one_and_new_reques
         assert gateway.routes.silent_s("m-0") is None
         silent = [writer]
         for count in range(10):
-            [(_, writer)] = await open_many(gateway, 1, raw_request(json.dumps({**ASK, "user": "silent"}).encode()))
+            [(_, writer)] = await open_many(
+                gateway, 1, raw_request(json.dumps({**ASK, "user": "silent"}).encode())
+            )
             silent.append(writer)
             await until(lambda count=count: len(upstream.requests) == count + 2)  # type: ignore[misc]
             gateway.later(0)
@@ -284,8 +306,12 @@ async def test_slow_readers_hold_little_memory_and_slow_nobody_else(gateway: Gat
         clients = await open_many(gateway, 50)
         await until(lambda: len(upstream.requests) == 50)
         # What a client does not take is not taken from the engine.
-        await until(lambda: sum(not reads_on(front) for front in list(gateway.plane.connections)) == 50)
-        held = [front.transport.get_write_buffer_size() for front in list(gateway.plane.connections)]  # type: ignore[attr-defined]
+        await until(
+            lambda: sum(not reads_on(front) for front in list(gateway.plane.connections)) == 50
+        )
+        held = [
+            front.transport.get_write_buffer_size() for front in list(gateway.plane.connections)
+        ]  # type: ignore[attr-defined]
         assert len(held) == 50
         assert max(held) <= 512 * 1024
         assert sum(held) <= 50 * 256 * 1024
@@ -296,8 +322,11 @@ async def test_slow_readers_hold_little_memory_and_slow_nobody_else(gateway: Gat
 
 
 @asynccontextmanager
-async def full(*, then: Callable[[Call], Awaitable[None]], ahead: bytes = b"") -> AsyncIterator[tuple[DataPlane, Upstream]]:
-    """A client that has been given a whole answer and reads none of it: the gateway may write no more to it. `then` plays all other requests;
+async def full(
+    *, then: Callable[[Call], Awaitable[None]], ahead: bytes = b""
+) -> AsyncIterator[tuple[DataPlane, Upstream]]:
+    """A client that has been given a whole answer and reads none of it: the gateway may write no
+    more to it. `then` plays all other requests;
     `ahead`: what the client sent with the first one."""
     plane_, fronts = list[DataPlane](), list[ClientConnection]()
 
@@ -311,7 +340,8 @@ async def full(*, then: Callable[[Call], Awaitable[None]], ahead: bytes = b"") -
         while not front.transport.get_write_buffer_size():
             await call.chunk(b"x" * 4096)
             await asyncio.sleep(0)
-        # In one piece, so that nothing is left to come when the gateway finds out that the client is full.
+        # In one piece, so that nothing is left to come when the gateway finds out that the client
+        # is full.
         await call.send(b"4000\r\n" + b"x" * 16384 + b"\r\n0\r\n\r\n")
 
     async with Upstream(script) as upstream, local(upstream.url) as (plane, port):
@@ -322,17 +352,26 @@ async def full(*, then: Callable[[Call], Awaitable[None]], ahead: bytes = b"") -
         reader, writer = await asyncio.open_connection(sock=connection)
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(raw_request(json.dumps({**ASK, "user": "fills"}).encode()) + ahead)
-        await until(lambda: bool(fronts) and fronts[0].write_paused and plane.routes.total_in_flight == bool(ahead))
+        await until(
+            lambda: (
+                bool(fronts)
+                and fronts[0].write_paused
+                and plane.routes.total_in_flight == bool(ahead)
+            )
+        )
         yield plane, upstream
         writer.transport.abort()
 
 
 async def test_an_engine_whose_answer_waits_for_its_client_answers_the_next_one() -> None:
-    """The engine was not read while the client could take no more. Its connection is used again, and must be read then."""
+    """The engine was not read while the client could take no more. Its connection is used again,
+    and must be read then."""
     async with full(then=answers) as (plane, upstream):
         async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as client:
             port = next(iter(plane.connections)).transport.get_extra_info("sockname")[1]  # type: ignore[attr-defined]
-            assert (await client.post(f"http://127.0.0.1:{port}{CHAT}", json=ASK)).status_code == 200
+            assert (
+                await client.post(f"http://127.0.0.1:{port}{CHAT}", json=ASK)
+            ).status_code == 200
         assert [len(call.requests) for call in upstream.calls] == [2]
 
 
@@ -347,7 +386,12 @@ async def test_a_client_that_reads_nothing_cannot_ask_for_more_than_it_takes() -
     async with full(then=script, ahead=GOOD) as (plane, upstream):
         await until(lambda: len(upstream.requests) == 2)
         pool = plane.pool(upstream.url)
-        await until(lambda: upstream.calls[-1].sent >= most or not all(one.transport.is_reading() for one in pool.connections))
+        await until(
+            lambda: (
+                upstream.calls[-1].sent >= most
+                or not all(one.transport.is_reading() for one in pool.connections)
+            )
+        )
         assert upstream.calls[-1].sent < most
 
 
@@ -386,12 +430,15 @@ async def test_large_bodies_share_the_room_there_is(gateway: Gateway) -> None:
         assert gateway.plane.body_budget.used == 0
 
 
-async def test_a_client_that_leaves_while_it_waits_for_room_makes_none_wait_for_it(gateway: Gateway) -> None:
+async def test_a_client_that_leaves_while_it_waits_for_room_makes_none_wait_for_it(
+    gateway: Gateway,
+) -> None:
     room = gateway.plane.body_budget
     async with stage(gateway, answers) as [upstream]:
         hog = Hog()
         room.keep(hog, room.size)
-        # Little of it is left unread: a client's end can be seen only when all before it fits the kernel's buffers.
+        # Little of it is left unread: a client's end can be seen only when all before it fits the
+        # kernel's buffers.
         data = raw_request(b'{"x":"' + b"y" * (SMALL_BYTES + 300_000), length=2**20)
         clients = await open_many(gateway, 3, data)
         await until(lambda: room._waiting == 2)  # the oldest may always go on
@@ -403,7 +450,9 @@ async def test_a_client_that_leaves_while_it_waits_for_room_makes_none_wait_for_
         assert upstream.calls == []
 
 
-async def test_an_engine_that_answers_before_the_body_is_complete_is_heard(gateway: Gateway) -> None:
+async def test_an_engine_that_answers_before_the_body_is_complete_is_heard(
+    gateway: Gateway,
+) -> None:
     async def script(call: Call) -> None:
         await call.reply(b'{"error":1}', "400 Bad Request")
 
@@ -412,7 +461,9 @@ async def test_an_engine_that_answers_before_the_body_is_complete_is_heard(gatew
         assert (response.status_code, response.content) == (400, b'{"error":1}')
 
 
-async def test_a_client_that_announces_more_than_it_sends_reaches_no_engine(gateway: Gateway) -> None:
+async def test_a_client_that_announces_more_than_it_sends_reaches_no_engine(
+    gateway: Gateway,
+) -> None:
     async with stage(gateway, answers) as [upstream]:
         [(reader, writer)] = await open_many(gateway, 1, raw_request(b"{}", length=1000))
         writer.write_eof()
@@ -475,7 +526,9 @@ async def test_a_server_that_stops_closes_idle_connections_and_gives_streams_the
     with Gateway() as gateway:
         async with Upstream(script) as upstream:
             gateway.route(model(upstream.url))
-            clients = await open_many(gateway, 1, raw_request(b'{"model":"m","user":"short"}')) + await open_many(gateway, 1)
+            clients = await open_many(
+                gateway, 1, raw_request(b'{"model":"m","user":"short"}')
+            ) + await open_many(gateway, 1)
             clients.append(await asyncio.open_connection("127.0.0.1", gateway.port))
             short, long, idle = (reader for reader, _ in clients)
             for reader in short, long:
@@ -510,20 +563,28 @@ class Notes(Meter):
         self.lines.append(("refused", type(error).__name__))
 
     def ended(self, exchange: object) -> None:
-        self.lines.append(("ended", exchange.outcome, exchange.status, exchange.sent, *usage(exchange.tail)))  # type: ignore[attr-defined]
+        self.lines.append(
+            ("ended", exchange.outcome, exchange.status, exchange.sent, *usage(exchange.tail))
+        )  # type: ignore[attr-defined]
 
 
 async def test_each_request_is_told_to_the_meter(gateway: Gateway) -> None:
     notes = Notes()
     body = json.dumps(
-        {"choices": ["x" * 9000], "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}}
+        {
+            "choices": ["x" * 9000],
+            "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12},
+        }
     ).encode()
 
     async def script(call: Call) -> None:
         if b"stream" in call.body:
             await call.start()
             await call.chunk(event("a"))
-            await call.chunk(b'data: {"choices":[],"usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2}}\n\n')
+            await call.chunk(
+                b"data:"
+                b' {"choices":[],"usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2}}\n\n'
+            )
             await call.chunk(b"data: [DONE]\n\n")
             await call.end()
         elif b"dies" in call.body:
@@ -535,7 +596,11 @@ async def test_each_request_is_told_to_the_meter(gateway: Gateway) -> None:
         async with stage(metered, script), http_client(metered) as client:
             await client.post(CHAT, json=ASK)
             metered.catch_up()
-            assert notes.lines == [("begun",), ("first byte",), ("ended", "answered", 200, len(body), 7, 5, None)]
+            assert notes.lines == [
+                ("begun",),
+                ("first byte",),
+                ("ended", "answered", 200, len(body), 7, 5, None),
+            ]
             notes.lines.clear()
             await client.post(CHAT, json={**ASK, "stream": True})
             metered.catch_up()
@@ -544,7 +609,11 @@ async def test_each_request_is_told_to_the_meter(gateway: Gateway) -> None:
             notes.lines.clear()
             await client.post(CHAT, json={**ASK, "user": "dies"})
             metered.catch_up()
-            assert notes.lines == [("begun",), ("ended", "refused", 0, 0, None, None, None), ("refused", "UpstreamError")]
+            assert notes.lines == [
+                ("begun",),
+                ("ended", "refused", 0, 0, None, None, None),
+                ("refused", "UpstreamError"),
+            ]
             notes.lines.clear()
             await client.post(CHAT, json={"model": "nope"})
             metered.catch_up()
@@ -575,7 +644,9 @@ def frozen_first(gateway: Gateway, *urls: str) -> None:
     gateway.later(0.5)
 
 
-@pytest.mark.parametrize(("script", "stream"), [(never_answers, False), (never_answers, True), (begins_a_stream, True)])
+@pytest.mark.parametrize(
+    ("script", "stream"), [(never_answers, False), (never_answers, True), (begins_a_stream, True)]
+)
 async def test_a_request_whose_replica_froze_before_its_first_byte_is_answered_by_another_one(
     script: Callable[[Call], Awaitable[None]], stream: bool
 ) -> None:
@@ -594,18 +665,24 @@ async def test_a_request_whose_replica_froze_before_its_first_byte_is_answered_b
             answer = await asking
             assert answer.status_code == 200
             assert other.calls[0].body == frozen.calls[0].body
-            assert (answer.text.count("from the other"), answer.text.endswith("data: [DONE]\n\n")) == (
-                (1, True) if stream else (0, False)
-            )
+            assert (
+                answer.text.count("from the other"),
+                answer.text.endswith("data: [DONE]\n\n"),
+            ) == ((1, True) if stream else (0, False))
             await until(frozen.calls[0].closed.is_set)
             await gateway.settled()
 
 
 @pytest.mark.parametrize(("size", "others"), [(SMALL_BYTES + 1, True), (10, False)])
 async def test_a_request_that_no_other_replica_can_get_is_told_so(size: int, others: bool) -> None:
-    """Because it is too large to be kept once the engine has it, or because there is no other replica."""
+    """Because it is too large to be kept once the engine has it, or because there is no other
+    replica."""
     with Gateway(still=True) as gateway:
-        async with Upstream(never_answers) as frozen, Upstream(answers) as other, http_client(gateway) as client:
+        async with (
+            Upstream(never_answers) as frozen,
+            Upstream(answers) as other,
+            http_client(gateway) as client,
+        ):
             gateway.route(model(frozen.url))
             asking = asyncio.create_task(client.post(CHAT, json={**ASK, "user": "x" * size}))
             await until(lambda: bool(frozen.calls))
@@ -619,7 +696,11 @@ async def test_a_request_that_no_other_replica_can_get_is_told_so(size: int, oth
 
 async def test_a_stream_that_began_ends_with_an_error_when_its_replica_freezes() -> None:
     with Gateway(still=True) as gateway:
-        async with Upstream(streams_for_ever) as frozen, Upstream(answers) as other, http_client(gateway) as client:
+        async with (
+            Upstream(streams_for_ever) as frozen,
+            Upstream(answers) as other,
+            http_client(gateway) as client,
+        ):
             gateway.route(model(frozen.url))
             async with client.stream("POST", CHAT, json={**ASK, "stream": True}) as answer:
                 pieces = answer.aiter_text()
@@ -633,7 +714,10 @@ async def test_a_stream_that_began_ends_with_an_error_when_its_replica_freezes()
             await gateway.settled()
 
 
-DEAD = b'{"error": {"message": "EngineCore encountered an issue. See stack trace (above) for the root cause.", "code": 500}}'
+DEAD = (
+    b'{"error": {"message": "EngineCore encountered an issue. See stack trace (above) for the root'
+    b' cause.", "code": 500}}'
+)
 
 
 async def closes(call: Call) -> None:
@@ -647,7 +731,8 @@ async def says_that_it_dies(call: Call) -> None:
 
 async def says_so_in_pieces(call: Call) -> None:
     await call.send(
-        b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(DEAD)
+        b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\ncontent-length:"
+        b" %d\r\n\r\n" % len(DEAD)
     )
     await asyncio.sleep(0.01)
     await call.send(DEAD)
@@ -655,7 +740,8 @@ async def says_so_in_pieces(call: Call) -> None:
 
 async def begins_to_say_so(call: Call) -> None:
     await call.send(
-        b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(DEAD)
+        b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\ncontent-length:"
+        b" %d\r\n\r\n" % len(DEAD)
     )
     await asyncio.sleep(0.01)
     call.close()
@@ -675,7 +761,11 @@ async def test_a_request_whose_engine_dies_before_it_answered_is_answered_by_ano
         asked.append(call)
         await (death if len(asked) == 1 else streams_one if stream else answers)(call)
 
-    async with Upstream(first_dies) as one, Upstream(first_dies) as other, http_client(gateway) as client:
+    async with (
+        Upstream(first_dies) as one,
+        Upstream(first_dies) as other,
+        http_client(gateway) as client,
+    ):
         gateway.route(model(one.url, other.url))
         answer = await client.post(CHAT, json={**ASK, "stream": stream})
         assert answer.status_code == 200
@@ -688,7 +778,12 @@ async def test_a_request_whose_engine_dies_before_it_answered_is_answered_by_ano
 async def test_a_request_that_kills_engines_is_asked_of_two_at_most(
     gateway: Gateway, death: Callable[[Call], Awaitable[None]], status: int
 ) -> None:
-    async with Upstream(death) as one, Upstream(death) as two, Upstream(death) as three, http_client(gateway) as client:
+    async with (
+        Upstream(death) as one,
+        Upstream(death) as two,
+        Upstream(death) as three,
+        http_client(gateway) as client,
+    ):
         gateway.route(model(one.url, two.url, three.url))
         answer = await client.post(CHAT, json=ASK)
         assert answer.status_code == status
@@ -702,13 +797,16 @@ async def test_another_error_of_an_engine_is_passed_on_as_it_is(gateway: Gateway
 
     async with Upstream(fails) as one, Upstream(answers) as other, http_client(gateway) as client:
         gateway.route(model(one.url))
-        assert [(await client.post(CHAT, json=ASK)).text for _ in range(2)] == ['{"error": {"message": "a bug"}}'] * 2
+        assert [(await client.post(CHAT, json=ASK)).text for _ in range(2)] == [
+            '{"error": {"message": "a bug"}}'
+        ] * 2
         assert not other.calls
         await gateway.settled()
 
 
 class EndsTheNext(Meter):
-    """Somebody ends a request in the moment in which its turn has come: after the answer to the request before, and before an engine is asked."""
+    """Somebody ends a request in the moment in which its turn has come: after the answer to the
+    request before, and before an engine is asked."""
 
     def __init__(self) -> None:
         self.plane: DataPlane
@@ -732,7 +830,10 @@ async def test_a_request_that_is_ended_as_its_turn_comes_is_asked_of_no_engine()
         meter.plane = gateway.plane
         async with stage(gateway, answers) as [upstream]:
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-            named = [GOOD.replace(b"host: x", b"host: x\r\nx-request-id: %d" % number) for number in range(3)]
+            named = [
+                GOOD.replace(b"host: x", b"host: x\r\nx-request-id: %d" % number)
+                for number in range(3)
+            ]
             named[2] = named[2].replace(b"host: x", b"host: x\r\nconnection: close")
             writer.write(b"".join(named))
             told = await asyncio.wait_for(reader.read(), HANG_S)

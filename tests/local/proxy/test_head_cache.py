@@ -1,4 +1,5 @@
-"""Heads that come again: taken for the same only where they are, and never once the keys have changed."""
+"""Heads that come again: taken for the same only where they are, and never once the keys have
+changed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from tests.support.upstream import Call
 pytestmark = pytest.mark.anyio
 
 KEY = "k" * 40
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nauthorization: Bearer %b\r\nContent-Length: %d\r\naccept: a/b\r\n\r\n"
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nauthorization: Bearer %b\r\nContent-Length:"
+    b" %d\r\naccept: a/b\r\n\r\n"
+)
 ENGINE = b"HTTP/1.1 200 OK\r\ncontent-type: a/b\r\ncontent-length: %d\r\n\r\n%b"
 
 
@@ -56,7 +60,9 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return read
 
 
-async def test_a_head_that_comes_again_is_read_once_and_its_bodies_are_the_engine_s(gateway: Gateway) -> None:
+async def test_a_head_that_comes_again_is_read_once_and_its_bodies_are_the_engine_s(
+    gateway: Gateway,
+) -> None:
     async with stage(gateway, answers) as [upstream]:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         for user in "abcdef":
@@ -69,12 +75,21 @@ async def test_a_head_that_comes_again_is_read_once_and_its_bodies_are_the_engin
         writer.close()
 
 
-async def test_only_the_same_head_in_one_piece_is_not_read_again(gateway: Gateway, parsed: list[bytes]) -> None:
+async def test_only_the_same_head_in_one_piece_is_not_read_again(
+    gateway: Gateway, parsed: list[bytes]
+) -> None:
     await until(lambda: not gateway.plane.connections)
     async with stage(gateway, answers):
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         # A length with more digits moves what comes after it.
-        for user, reads in (("u", 1), ("v", 1), ("longer", 1), ("x" * 90, 2), ("x" * 91, 2), ("u", 3)):
+        for user, reads in (
+            ("u", 1),
+            ("v", 1),
+            ("longer", 1),
+            ("x" * 90, 2),
+            ("x" * 91, 2),
+            ("u", 3),
+        ):
             writer.write(ask(user))
             assert (await answer(reader))[0] == 200
             assert (user, len(parsed)) == (user, reads)
@@ -93,13 +108,18 @@ async def test_only_the_same_head_in_one_piece_is_not_read_again(gateway: Gatewa
 
 
 @pytest.mark.parametrize("other", ["x-request-id: 1", "traceparent: 1", "expect: 100-continue"])
-async def test_what_changes_with_each_request_is_read_each_time(gateway: Gateway, parsed: list[bytes], other: str) -> None:
+async def test_what_changes_with_each_request_is_read_each_time(
+    gateway: Gateway, parsed: list[bytes], other: str
+) -> None:
     async with stage(gateway, answers):
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         for turn in range(3):
             writer.write(ask().replace(b"accept: a/b", other.encode()))
             if other.startswith("expect"):
-                assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S) == b"HTTP/1.1 100 Continue\r\n\r\n"
+                assert (
+                    await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S)
+                    == b"HTTP/1.1 100 Continue\r\n\r\n"
+                )
             assert (await answer(reader))[0] == 200
             assert len(parsed) == turn + 1
         writer.close()
@@ -130,7 +150,12 @@ async def test_another_key_and_keys_that_were_changed_are_looked_at(gateway: Gat
 
 
 async def test_answers_with_the_same_head_are_told_apart_by_their_bytes(gateway: Gateway) -> None:
-    said = [ENGINE % (2, b"{}"), ENGINE % (2, b"[]"), ENGINE % (1, b"1"), ENGINE % (10, b"0123456789")]
+    said = [
+        ENGINE % (2, b"{}"),
+        ENGINE % (2, b"[]"),
+        ENGINE % (1, b"1"),
+        ENGINE % (10, b"0123456789"),
+    ]
     said += [ENGINE.replace(b"a/b", b"a/c") % (2, b"[]"), ENGINE % (0, b""), ENGINE % (2, b"{}")]
 
     async def script(call: Call) -> None:
@@ -145,7 +170,9 @@ async def test_answers_with_the_same_head_are_told_apart_by_their_bytes(gateway:
         writer.close()
 
 
-async def test_what_comes_behind_an_answer_whose_head_is_known_reaches_nobody(gateway: Gateway) -> None:
+async def test_what_comes_behind_an_answer_whose_head_is_known_reaches_nobody(
+    gateway: Gateway,
+) -> None:
     async def script(call: Call) -> None:
         turn = len(upstream.requests)
         await call.send(ENGINE % (2, b"{}") + (b"evil" if turn == 3 else b""))
@@ -162,8 +189,15 @@ async def test_what_comes_behind_an_answer_whose_head_is_known_reaches_nobody(ga
 GOOD = ENGINE % (12, b"x" * 12)
 
 
-@given(st.binary(max_size=40), st.integers(0, len(GOOD)), st.integers(0, len(GOOD)), st.binary(max_size=300))
-def test_nothing_else_is_taken_for_a_known_head(put: bytes, start: int, stop: int, body: bytes) -> None:
+@given(
+    st.binary(max_size=40),
+    st.integers(0, len(GOOD)),
+    st.integers(0, len(GOOD)),
+    st.binary(max_size=300),
+)
+def test_nothing_else_is_taken_for_a_known_head(
+    put: bytes, start: int, stop: int, body: bytes
+) -> None:
     echo = head_cache.remember_answer(GOOD, 200, (), b"12", 12)
     assert echo is not None
     assert echo.body(GOOD) == b"x" * 12

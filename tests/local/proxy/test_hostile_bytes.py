@@ -1,6 +1,8 @@
-"""Hostile bytes at the gateway's door: requests that parsers disagree on, each with what must come of it, and mutations of them.
+"""Hostile bytes at the gateway's door: requests that parsers disagree on, each with what must come
+of it, and mutations of them.
 
-The engine behind logs raw bytes; see tests/hostile for what must hold. `scripts/fuzz` sends as many mutations as you like.
+The engine behind logs raw bytes; see tests/hostile for what must hold. `scripts/fuzz` sends as many
+mutations as you like.
 """
 
 from __future__ import annotations
@@ -17,7 +19,18 @@ from tests.hostile.answers import Conversation, Script, answers
 from tests.hostile.corpus import Seed, request
 from tests.hostile.engine import LoggedEngine
 from tests.hostile.forms import Form, forms
-from tests.hostile.fuzz import SENTINEL, Lane, Tally, every_request, fuzz, judged, lane_name, lanes_of, models_of, send
+from tests.hostile.fuzz import (
+    SENTINEL,
+    Lane,
+    Tally,
+    every_request,
+    fuzz,
+    judged,
+    lane_name,
+    lanes_of,
+    models_of,
+    send,
+)
 from tests.hostile.strict import sent
 from tests.support.patience import HANG_S
 from tests.support.served import Served, served
@@ -46,7 +59,9 @@ async def engines(lanes: list[Lane]) -> list[LoggedEngine]:
 
 
 @pytest.fixture(scope="module")
-async def gateway(lanes: list[Lane], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+async def gateway(
+    lanes: list[Lane], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
     """Without keys, so that no change to a key hides what comes after it."""
     running = served(tmp_path_factory.mktemp("served"), models_of(lanes))
     made = await to_thread.run_sync(running.__enter__)
@@ -72,7 +87,17 @@ def test_the_strict_reader_reads_what_is_plain_and_nothing_else() -> None:
     assert all(count >= asks for count, asks in asked.values()), asked
     counts = {seed.name: sent(seed.data) for seed in SEEDS}
     assert counts["two in a pipeline"] == counts["chunked, then one in a pipeline"] == 2
-    for name in ("CL.TE", "TE.CL", "bare LF", "folded", "bare CR", "two CL", "chunk that lies", "NUL in a value", "HTTP/0.9"):
+    for name in (
+        "CL.TE",
+        "TE.CL",
+        "bare LF",
+        "folded",
+        "bare CR",
+        "two CL",
+        "chunk that lies",
+        "NUL in a value",
+        "HTTP/0.9",
+    ):
         assert counts[name] == 0, name
 
 
@@ -82,7 +107,8 @@ SLOW = 150
 async def test_heads_that_never_end_are_closed_and_others_are_served_meanwhile(
     gateway: Served, engines: list[LoggedEngine]
 ) -> None:
-    """A third of the clients says nothing, a third stops within its head, a third sends a byte a second, and would for hours."""
+    """A third of the clients says nothing, a third stops within its head, a third sends a byte a
+    second, and would for hours."""
     head = SEEDS[0].data.partition(b"\r\n\r\n")[0]
     opened: list[int] = []
 
@@ -103,7 +129,9 @@ async def test_heads_that_never_end_are_closed_and_others_are_served_meanwhile(
         await asyncio.sleep(0.01)
     served_meanwhile = 0
     while not all(task.done() for task in slow):
-        reply, found = await judged(gateway.port, SEEDS[0].data + SENTINEL, engines[0], quiet_s=HANG_S)
+        reply, found = await judged(
+            gateway.port, SEEDS[0].data + SENTINEL, engines[0], quiet_s=HANG_S
+        )
         assert (found, reply.from_engine) == ([], 1)
         served_meanwhile += 1
         await asyncio.sleep(0.2)
@@ -112,7 +140,13 @@ async def test_heads_that_never_end_are_closed_and_others_are_served_meanwhile(
 
 
 ADMIN_TARGETS = (
-    *(b"/admin/models", b"//admin/models", b"/v1/../admin/models", b"/v1/models/../../admin/models", b"/%61dmin/models"),
+    *(
+        b"/admin/models",
+        b"//admin/models",
+        b"/v1/../admin/models",
+        b"/v1/models/../../admin/models",
+        b"/%61dmin/models",
+    ),
     *(
         b"/admin%2fmodels",
         b"/healthz/../admin/models",
@@ -121,7 +155,11 @@ ADMIN_TARGETS = (
         b"/admin/models/",
         b"/ADMIN/models",
     ),
-    *(b"http://127.0.0.1/admin/models", b"http://127.0.0.1/healthz/../admin/models", b"/v1/models#/../admin/models"),
+    *(
+        b"http://127.0.0.1/admin/models",
+        b"http://127.0.0.1/healthz/../admin/models",
+        b"/v1/models#/../admin/models",
+    ),
 )
 NOT_ADMIN = (b"/healthz?", b"/v1/models#")
 """What a URL of these leads to is open to the key that asks."""
@@ -130,7 +168,10 @@ HOSTS = (b"127.0.0.1", b"127.0.0.1/healthz?", b"127.0.0.1#", b"x/v1?a=", b"a@127
 
 @pytest.mark.parametrize("key", ["", "sk-inference-0123456789"], ids=["no key", "inference key"])
 async def test_no_spelling_of_a_target_gains_a_scope(key: str, tmp_path: Path) -> None:
-    settings = {"FITSERVE_ADMIN_KEY": "sk-admin-0123456789", "FITSERVE_API_KEY": "sk-inference-0123456789"}
+    settings = {
+        "FITSERVE_ADMIN_KEY": "sk-admin-0123456789",
+        "FITSERVE_API_KEY": "sk-inference-0123456789",
+    }
     running = served(tmp_path, {}, admin_key=settings["FITSERVE_ADMIN_KEY"], **settings)
     gateway = await to_thread.run_sync(running.__enter__)
     try:
@@ -154,30 +195,47 @@ async def test_no_spelling_of_a_target_gains_a_scope(key: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("form", forms(lane_name(0)), ids=lambda form: form.name)
-async def test_each_form_names_the_model_that_starlette_reads(form: Form, gateway: Served, engines: list[LoggedEngine]) -> None:
+async def test_each_form_names_the_model_that_starlette_reads(
+    form: Form, gateway: Served, engines: list[LoggedEngine]
+) -> None:
     _, found = await judged(gateway.port, form.data + SENTINEL, engines[0], asks=form.asks)
     assert not found
 
 
-async def test_each_answer_of_a_hostile_engine_stays_with_its_request(gateway: Served, lanes: list[Lane]) -> None:
-    """Whole and in two pieces, closed and left open; each several times, for what is remembered of the one before."""
-    conversation, random_ = Conversation(gateway.port, lanes[0].evil, lanes[0].engine, 9_900_000), random.Random(1)
+async def test_each_answer_of_a_hostile_engine_stays_with_its_request(
+    gateway: Served, lanes: list[Lane]
+) -> None:
+    """Whole and in two pieces, closed and left open; each several times, for what is remembered of
+    the one before."""
+    conversation, random_ = (
+        Conversation(gateway.port, lanes[0].evil, lanes[0].engine, 9_900_000),
+        random.Random(1),
+    )
     scripts = [
-        Script(data, cuts, closes) for data in answers() for cuts in ((), (), (len(data) // 2,)) for closes in (True, False)
+        Script(data, cuts, closes)
+        for data in answers()
+        for cuts in ((), (), (len(data) // 2,))
+        for closes in (True, False)
     ]
-    found = {script: wrong for script in scripts if (wrong := await conversation.run(random_, script))}
+    found = {
+        script: wrong for script in scripts if (wrong := await conversation.run(random_, script))
+    }
     conversation.close()
     assert not found, [(script.data[:300], wrong) for script, wrong in found.items()]
 
 
-async def test_mutations_break_nothing(gateway: Served, lanes: list[Lane], engines: list[LoggedEngine]) -> None:
+async def test_mutations_break_nothing(
+    gateway: Served, lanes: list[Lane], engines: list[LoggedEngine]
+) -> None:
     before = gateway.resident_mib
     tally = Tally()
     await fuzz(gateway.port, lanes, INPUTS, seed=1, tally=tally)
     assert not tally.violations, tally.violations[:5]
     assert tally.inputs.total() == INPUTS
     assert min(tally.inputs.values()) > INPUTS / 10
-    assert tally.answered["request"] > INPUTS / 50, "too few mutations reach the engine to show anything"
+    assert tally.answered["request"] > INPUTS / 50, (
+        "too few mutations reach the engine to show anything"
+    )
     assert tally.answered["form"] > INPUTS / 100, "the same of forms, most of which are refused"
     assert tally.statuses[400] > INPUTS / 50
     assert gateway.resident_mib - before < GROWTH_MIB

@@ -1,4 +1,5 @@
-"""Requests that cannot be written to the engine that was chosen for them, and those for whose body there is no room while they wait."""
+"""Requests that cannot be written to the engine that was chosen for them, and those for whose body
+there is no room while they wait."""
 
 from __future__ import annotations
 
@@ -11,16 +12,30 @@ import pytest
 
 from gateway.proxy.access.auth import ANYONE, Key, KeyLimits
 from gateway.proxy.bodies.body_budget import SMALL_BYTES
-from tests.support.dataplane import ASK, CHAT, Gateway, Hog, answers, http_client, model, stage, until
+from tests.support.dataplane import (
+    ASK,
+    CHAT,
+    Gateway,
+    Hog,
+    answers,
+    http_client,
+    model,
+    stage,
+    until,
+)
 from tests.support.upstream import Call
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_body_that_is_nested_too_deeply_to_be_written_anew_takes_nobodys_place() -> None:
-    """Reading the model takes less of the stack than writing the body anew with another model: between the two is a body that can be read only."""
+    """Reading the model takes less of the stack than writing the body anew with another model:
+    between the two is a body that can be read only."""
     with Gateway() as gateway:
-        async with stage(gateway, answers, served="other") as [upstream], http_client(gateway) as client:
+        async with (
+            stage(gateway, answers, served="other") as [upstream],
+            http_client(gateway) as client,
+        ):
             told = set()
             for depth in range(600, 1000):
                 nested = b'{"model": "m", "x": ' + b"[" * depth + b"]" * depth + b"}"
@@ -52,7 +67,9 @@ async def test_a_request_for_which_there_is_no_memory_is_not_under_way() -> None
         budget, hog = gateway.plane.body_budget, Hog()
         async with stage(gateway, holds) as [upstream], http_client(gateway) as client:
             route = model(upstream.url)
-            gateway.route(replace(route, replicas=tuple(replace(one, capacity=1) for one in route.replicas)))
+            gateway.route(
+                replace(route, replicas=tuple(replace(one, capacity=1) for one in route.replicas))
+            )
             first = asyncio.create_task(client.post(CHAT, json=ASK))
             await until(lambda: bool(upstream.requests))
             budget.keep(hog, 2 * budget.size + 1)

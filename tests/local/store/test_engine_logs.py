@@ -42,4 +42,7 @@ async def test_a_log_that_is_followed_before_it_is_there_is_read_from_its_first_
 
 async def test_a_start_that_ended_before_it_printed_has_no_log(tmp_path: Path) -> None:
     for follow in (None, lambda: False):
-        assert [piece async for piece in engine_logs.read_log(tmp_path / "gone.log", tail=None, follow=follow)] == []
+        assert [
+            piece
+            async for piece in engine_logs.read_log(tmp_path / "gone.log", tail=None, follow=follow)
+        ] == []

@@ -1,4 +1,5 @@
-"""Forked processes are as those that begin with a new interpreter: what they print, how they end, what they find."""
+"""Forked processes are as those that begin with a new interpreter: what they print, how they end,
+what they find."""
 
 from __future__ import annotations
 
@@ -18,21 +19,37 @@ from tests.support.paths import ROOT
 from tests.support.typing_terminal import TypingTerminal
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["pss"], ["plan", "/nowhere"], ["plan", ".", "--hardware", "cpu"], ["ps"]])
-def test_a_command_does_the_same_as_in_an_interpreter_of_its_own(tmp_path: Path, arguments: list[str]) -> None:
-    environment = {**os.environ, "FITSERVE_DATA_DIR": str(tmp_path), "FITSERVE_PORT": "1", "COLUMNS": "60"}
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["pss"], ["plan", "/nowhere"], ["plan", ".", "--hardware", "cpu"], ["ps"]],
+)
+def test_a_command_does_the_same_as_in_an_interpreter_of_its_own(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    environment = {
+        **os.environ,
+        "FITSERVE_DATA_DIR": str(tmp_path),
+        "FITSERVE_PORT": "1",
+        "COLUMNS": "60",
+    }
     command = [sys.executable, "-m", "gateway.__main__", *arguments]
-    alone = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    alone = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     forked = run(arguments, environment)
-    assert (forked.returncode, forked.stdout, forked.stderr) == (alone.returncode, alone.stdout, alone.stderr)
+    assert (forked.returncode, forked.stdout, forked.stderr) == (
+        alone.returncode,
+        alone.stdout,
+        alone.stderr,
+    )
     assert alone.stdout or alone.stderr
 
 
 def test_it_is_its_own_process_with_the_environment_that_it_was_given(tmp_path: Path) -> None:
     (tmp_path / "shown.py").write_text(
-        "import json, os, sys\n"
-        "json.dump([dict(os.environ), os.getcwd(), sys.argv[1:], sys.stdin.read(), os.umask(0), os.getsid(0) == os.getpid(), __name__], sys.stdout)\n"
-        "print('é', file=sys.stderr)\nsys.exit(7)\n"
+        "import json, os, sys\njson.dump([dict(os.environ), os.getcwd(), sys.argv[1:],"
+        " sys.stdin.read(), os.umask(0), os.getsid(0) == os.getpid(), __name__],"
+        " sys.stdout)\nprint('é', file=sys.stderr)\nsys.exit(7)\n"
     )
     said, told = tmp_path / "said", tmp_path / "told"
     (tmp_path / "given").write_text("ü")
@@ -43,13 +60,23 @@ def test_it_is_its_own_process_with_the_environment_that_it_was_given(tmp_path: 
         process = Forked("shown", ["a", "b"], {"ONE": "1"}, streams, folder=tmp_path)
     os.umask(before)
     assert process.wait() == 7
-    assert json.loads(said.read_text()) == [{"ONE": "1"}, str(tmp_path), ["a", "b"], "ü", 0o007, True, "__main__"]
+    assert json.loads(said.read_text()) == [
+        {"ONE": "1"},
+        str(tmp_path),
+        ["a", "b"],
+        "ü",
+        0o007,
+        True,
+        "__main__",
+    ]
     assert told.read_text() == "é\n"
 
 
 def test_a_signal_that_ends_it_is_told() -> None:
     ours, theirs = pty.openpty()
-    process = Forked("gateway.planner.service.plan_program", (), os.environ, (theirs, theirs, theirs))
+    process = Forked(
+        "gateway.planner.service.plan_program", (), os.environ, (theirs, theirs, theirs)
+    )
     os.close(theirs)
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait() == process.wait() == -signal.SIGTERM
@@ -59,7 +86,9 @@ def test_a_signal_that_ends_it_is_told() -> None:
 
 def test_whether_it_has_ended_is_told_without_waiting_and_an_ended_one_gets_no_signal() -> None:
     ours, theirs = pty.openpty()
-    process = Forked("gateway.planner.service.plan_program", (), os.environ, (theirs, theirs, theirs))
+    process = Forked(
+        "gateway.planner.service.plan_program", (), os.environ, (theirs, theirs, theirs)
+    )
     os.close(theirs)
     assert process.poll() is None
     process.kill()
@@ -71,29 +100,43 @@ def test_whether_it_has_ended_is_told_without_waiting_and_an_ended_one_gets_no_s
 @pytest.mark.parametrize("asks", [False, True])
 def test_a_gateway_has_its_planner_forked_too(tmp_path: Path, asks: bool) -> None:
     (tmp_path / "plans.py").write_text(
-        "import asyncio, os\nfrom pathlib import Path\nfrom gateway.planner.service import plan_process\n"
-        "async def main():\n"
-        "    child = await plan_process.started('gateway.planner.service.plan_program', {})\n"
-        "    parent = int(Path(f'/proc/{child.pid}/stat').read_text().rpartition(')')[2].split()[1])\n"
-        "    child.stdin.write_eof()\n"
-        "    print(parent == os.getpid(), parent == os.getppid(), await child.wait())\n"
-        "asyncio.run(main())\n"
+        "import asyncio, os\nfrom pathlib import Path\nfrom gateway.planner.service import"
+        " plan_process\nasync def main():\n    child = await"
+        " plan_process.started('gateway.planner.service.plan_program', {})\n    parent ="
+        " int(Path(f'/proc/{child.pid}/stat').read_text().rpartition(')')[2].split()[1])\n   "
+        " child.stdin.write_eof()\n    print(parent == os.getpid(), parent == os.getppid(), await"
+        " child.wait())\nasyncio.run(main())\n"
     )
     said = tmp_path / "said"
     with said.open("wb") as out:
-        process = Forked("plans", (), {**os.environ, "PYTHONPATH": str(ROOT)}, (0, out.fileno(), 2), folder=tmp_path, asks=asks)
+        process = Forked(
+            "plans",
+            (),
+            {**os.environ, "PYTHONPATH": str(ROOT)},
+            (0, out.fileno(), 2),
+            folder=tmp_path,
+            asks=asks,
+        )
         assert process.wait() == 0
     assert said.read_text() == f"{not asks} {asks} 0\n"
 
 
 def test_ctrl_c_is_heard_though_the_tests_run_in_the_background_of_a_shell(tmp_path: Path) -> None:
-    (tmp_path / "asks.py").write_text("import signal\nprint(signal.getsignal(signal.SIGINT) is signal.default_int_handler)")
+    (tmp_path / "asks.py").write_text(
+        "import signal\nprint(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    )
     (tmp_path / "starts.py").write_text(
         "import pathlib, sys\nfrom tests.support.forked import Forked\n"
         "sys.exit(Forked('asks', (), {}, (0, 1, 2), folder=pathlib.Path(__file__).parent).wait())"
     )
     shell = ["sh", "-c", 'trap "" INT; exec "$0" "$1"', sys.executable, str(tmp_path / "starts.py")]
-    done = subprocess.run(shell, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        shell,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "True\n"
 
 

@@ -1,4 +1,5 @@
-"""What the in-memory twin adds to the contract: faults on request, and a world that outlives the host."""
+"""What the in-memory twin adds to the contract: faults on request, and a world that outlives the
+host."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def make_spec(world: World, **changes: object) -> LaunchSpec:
 async def test_without_a_script_an_engine_serves_the_model_of_its_spec(world: World) -> None:
     host: Host = MemoryHost(world=world)
     instance = await host.start(make_spec(world))
-    async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(retries=5), trust_env=False, timeout=HANG_S) as client:
+    async with httpx.AsyncClient(
+        transport=httpx.AsyncHTTPTransport(retries=5), trust_env=False, timeout=HANG_S
+    ) as client:
         models = (await client.get(f"{instance.url}/v1/models")).json()
     assert models["data"][0]["id"] == "llama"
 
@@ -88,7 +91,10 @@ async def test_an_engine_whose_port_is_taken_says_so_and_exits(world: World) -> 
     await host.start(first.evolve(name="a2"))
     lines = [line async for line in host.follow("a2")]
     assert b"address already in use" in lines[-1]
-    assert [(instance.name, instance.exit_code) for instance in await host.list()] == [("a1", None), ("a2", 1)]
+    assert [(instance.name, instance.exit_code) for instance in await host.list()] == [
+        ("a1", None),
+        ("a2", 1),
+    ]
 
 
 async def test_lines_come_at_their_times(world: World) -> None:

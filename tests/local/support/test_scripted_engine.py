@@ -24,7 +24,9 @@ pytestmark = pytest.mark.anyio
 async def client_of(**script: Any) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         FakeEngine(EngineScript(**{"model": "m", **script}), lambda line: None) as engine,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{engine.port}", trust_env=False, timeout=HANG_S) as client,
+        httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{engine.port}", trust_env=False, timeout=HANG_S
+        ) as client,
     ):
         yield client
 
@@ -42,7 +44,12 @@ async def frames(client: httpx.AsyncClient, path: str, **body: Any) -> list[Any]
     events = response.text.split("\n\n")
     assert events[-1] == ""
     return [
-        event.removeprefix("data: ") if "[DONE]" in event else json.loads(event.removeprefix("data: ")) for event in events[:-1]
+        (
+            event.removeprefix("data: ")
+            if "[DONE]" in event
+            else json.loads(event.removeprefix("data: "))
+        )
+        for event in events[:-1]
     ]
 
 
@@ -60,7 +67,11 @@ async def test_a_completion_of_text_or_token_ids(prompt: str | list[int], length
         answer = await post(client, "completions", prompt=prompt, max_tokens=5)
     assert len(answer["choices"][0]["text"].split()) == 5
     assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"] == {"prompt_tokens": length, "completion_tokens": 5, "total_tokens": length + 5}
+    assert answer["usage"] == {
+        "prompt_tokens": length,
+        "completion_tokens": 5,
+        "total_tokens": length + 5,
+    }
 
 
 @pytest.mark.parametrize("prompts", [["a", "b c"], [[1], [2, 3]]])
@@ -74,7 +85,13 @@ async def test_one_choice_per_prompt(prompts: list[Any]) -> None:
 async def test_log_probabilities_are_finite_and_one_per_token() -> None:
     async with client_of() as client:
         answer = await post(client, "completions", prompt="a", max_tokens=3, logprobs=1)
-        chat = await post(client, "chat/completions", messages=[{"role": "user", "content": "a"}], max_tokens=3, logprobs=True)
+        chat = await post(
+            client,
+            "chat/completions",
+            messages=[{"role": "user", "content": "a"}],
+            max_tokens=3,
+            logprobs=True,
+        )
     assert len(answer["choices"][0]["logprobs"]["token_logprobs"]) == 3
     assert len(chat["choices"][0]["logprobs"]["content"]) == 3
 
@@ -84,7 +101,11 @@ async def test_chat_whole_and_streamed_say_the_same() -> None:
     async with client_of() as client:
         whole = await post(client, "chat/completions", messages=messages, max_tokens=6)
         streamed = await frames(
-            client, "chat/completions", messages=messages, max_completion_tokens=6, stream_options={"include_usage": True}
+            client,
+            "chat/completions",
+            messages=messages,
+            max_completion_tokens=6,
+            stream_options={"include_usage": True},
         )
     *chunks, last, done = streamed
     assert done == "[DONE]"
@@ -130,7 +151,9 @@ async def test_a_prompt_that_does_not_fit_is_refused_as_vllm_does() -> None:
         ("POST", "/v1/nothing", b"{}", 404),
     ],
 )
-async def test_a_wrong_request_is_an_error_answer(method: str, path: str, content: bytes, status: int) -> None:
+async def test_a_wrong_request_is_an_error_answer(
+    method: str, path: str, content: bytes, status: int
+) -> None:
     async with client_of() as client:
         response = await client.request(method, path, content=content)
         assert response.status_code == status
@@ -140,7 +163,9 @@ async def test_a_wrong_request_is_an_error_answer(method: str, path: str, conten
 
 async def test_gibberish_is_one_token_and_empty_is_none() -> None:
     async with client_of(gibberish=True) as client:
-        assert (await post(client, "completions", prompt="a", max_tokens=9))["choices"][0]["text"] == "!" * 9
+        assert (await post(client, "completions", prompt="a", max_tokens=9))["choices"][0][
+            "text"
+        ] == "!" * 9
     async with client_of(empty=True) as client:
         answer = await post(client, "completions", prompt="a", max_tokens=9)
     assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == ("", 0)
@@ -182,10 +207,14 @@ async def test_tokens_come_at_the_pace_asked_for() -> None:
 
 
 async def test_a_client_that_does_not_read_stops_the_stream() -> None:
-    async with FakeEngine(EngineScript(model="m", max_model_len=1_000_000), lambda line: None) as engine:
+    async with FakeEngine(
+        EngineScript(model="m", max_model_len=1_000_000), lambda line: None
+    ) as engine:
         _reader, writer = await asyncio.open_connection("127.0.0.1", engine.port, limit=1024)
         body = json.dumps({"prompt": "a", "max_tokens": 500_000, "stream": True}).encode()
-        writer.write(b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
         async with asyncio.timeout(HANG_S):
             while not (engine.connections and not next(iter(engine.connections)).writable.is_set()):
                 await asyncio.sleep(0.01)
@@ -196,7 +225,17 @@ async def test_a_client_that_does_not_read_stops_the_stream() -> None:
 
 def test_the_flags_of_the_fake_engine_become_a_script(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"from a file\n\xff\n")
-    lines = ["--print", "one", "--log-file-lines", str(tmp_path / "log"), "--print=two", "--long-line", "3", "--flood", "2"]
+    lines = [
+        "--print",
+        "one",
+        "--log-file-lines",
+        str(tmp_path / "log"),
+        "--print=two",
+        "--long-line",
+        "3",
+        "--flood",
+        "2",
+    ]
     real = [
         "--model=/weights",
         "--served-model-name=m",
@@ -207,13 +246,22 @@ def test_the_flags_of_the_fake_engine_become_a_script(tmp_path: Path) -> None:
     ]
     script, host, port = parse([*lines, *real, "--spawn-child", "--exit-code", "3"])
     assert (script.model, host, port) == ("m", "127.0.0.2", 9)
-    assert [line for _, line in script.lines] == ["one", "from a file", "\udcff", "two", "xxx", "line 0", "line 1"]
+    assert [line for _, line in script.lines] == [
+        "one",
+        "from a file",
+        "\udcff",
+        "two",
+        "xxx",
+        "line 0",
+        "line 1",
+    ]
     assert (script.workers, script.exit_code, script.serve) == (1, 3, True)
 
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_an_engine_that_ends_while_it_is_asked_leaves_no_socket_open(turns: int) -> None:
-    """What its clients have just connected to is accepted, in one turn of the loop or another, or never."""
+    """What its clients have just connected to is accepted, in one turn of the loop or another, or
+    never."""
     clients = []
     async with FakeEngine(EngineScript(model="m"), lambda line: None) as engine:
         await asyncio.sleep(0)

@@ -18,7 +18,9 @@ from tests.support.paths import ROOT
 LOG = "größe \x1b[31mred\x1b[0m\r\n".encode() + b"\x9b2J\xff\xc2\x9bK\n"
 
 
-def test_a_log_is_shown_and_does_not_steer_wherever_its_pieces_are_cut(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_a_log_is_shown_and_does_not_steer_wherever_its_pieces_are_cut(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
     for cut in range(len(LOG)):
         pour([LOG[:cut], LOG[cut:]])
         shown = capfdbinary.readouterr().out.decode()
@@ -34,7 +36,10 @@ def test_raw_bytes_pass_where_they_are_asked_for(capfdbinary: pytest.CaptureFixt
 
 @pytest.mark.parametrize("columns", [40, 80])
 def test_a_terminal_gets_whole_words(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    words = "The engine vllm==0.26.0 is not installed on this machine. Run `fitserve engine install vllm==0.26.0`.\nOr /a/path/that-is-longer-than-a-line-of-forty-columns/models"
+    words = (
+        "The engine vllm==0.26.0 is not installed on this machine. Run `fitserve engine install"
+        " vllm==0.26.0`.\nOr /a/path/that-is-longer-than-a-line-of-forty-columns/models"
+    )
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, columns))
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -47,17 +52,45 @@ def test_a_terminal_gets_whole_words(monkeypatch: pytest.MonkeyPatch, columns: i
     assert all(len(line) <= columns or " " not in line for line in said.splitlines())
 
 
-# Columns of `fitserve ps`: those that fit when their cells wrap, the last below, and those of which each row is a paragraph.
+# Columns of `fitserve ps`: those that fit when their cells wrap, the last below, and those of which
+# each row is a paragraph.
 HEAD = ("NAME", "STATE", "ENGINE", "CONTEXT", "GPUS", "MEMORY", "UP", "ASKED", "STAYS", "DETAIL")
-NARROW = ("qwen", "ready", "vllm==0.33.0", "4,096", "0,1", "2.3 GiB", "1m6s", "3m ago", "for ever", "")
-LOST = ("dead", "unreachable", "-", "-", "-", "-", "-", "-", "-", "http://127.0.0.1:9 does not answer (Connection refused)")
+NARROW = (
+    "qwen",
+    "ready",
+    "vllm==0.33.0",
+    "4,096",
+    "0,1",
+    "2.3 GiB",
+    "1m6s",
+    "3m ago",
+    "for ever",
+    "",
+)
+LOST = (
+    "dead",
+    "unreachable",
+    "-",
+    "-",
+    "-",
+    "-",
+    "-",
+    "-",
+    "-",
+    "http://127.0.0.1:9 does not answer (Connection refused)",
+)
 WIDE = ("a-model-with-a-long-name", "ready 2/3", "sglang==0.5.10.post1", *NARROW[3:9], "no room")
 
 
-@pytest.mark.parametrize("rows", [[NARROW], [LOST], [NARROW, LOST], [WIDE], [WIDE, LOST], [NARROW[:9], WIDE[:9]]])
+@pytest.mark.parametrize(
+    "rows", [[NARROW], [LOST], [NARROW, LOST], [WIDE], [WIDE, LOST], [NARROW[:9], WIDE[:9]]]
+)
 @pytest.mark.parametrize("columns", [60, 80, 100, 200])
 def test_a_table_has_whole_words_and_all_of_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rows: list[tuple[str, ...]], columns: int
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rows: list[tuple[str, ...]],
+    columns: int,
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     table(HEAD[: len(rows[0])], rows)
@@ -77,8 +110,14 @@ def read(ours: int) -> str:
 
 
 @pytest.mark.parametrize("cut", [1, 3, 1000])
-def test_an_answer_in_pieces_has_whole_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
-    words = "An answer of some words, as a model writes \x1b[31mit, then aWordThatIsLongerThanALineOfTwentyOneColumns.\nAnd \u4f60\u597d\u4f60\u597d\u4f60\u597d\u4f60\u597d\u4f60\u597d."
+def test_an_answer_in_pieces_has_whole_words_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    words = (
+        "An answer of some words, as a model writes \x1b[31mit, then"
+        " aWordThatIsLongerThanALineOfTwentyOneColumns.\nAnd"
+        " \u4f60\u597d\u4f60\u597d\u4f60\u597d\u4f60\u597d\u4f60\u597d."
+    )
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 21))
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -98,8 +137,14 @@ def test_an_answer_in_pieces_has_whole_words_on_a_terminal(monkeypatch: pytest.M
         plain = plain[: back.start() - int(back[1])] + plain[back.end() :]
     lines = plain.replace("\r", "").splitlines()
     assert max(sum(1 + (char >= "\u2e80") for char in line) for line in lines) <= 20
-    assert "".join(lines).replace(" ", "") == (words.replace("\x1b", "\\x1b") + "Hm.").replace(" ", "").replace("\n", "")
-    assert [line.rstrip() for line in lines[:3]] == ["An answer of some", "words, as a model", "writes \\x1b[31mit,"]
+    assert "".join(lines).replace(" ", "") == (words.replace("\x1b", "\\x1b") + "Hm.").replace(
+        " ", ""
+    ).replace("\n", "")
+    assert [line.rstrip() for line in lines[:3]] == [
+        "An answer of some",
+        "words, as a model",
+        "writes \\x1b[31mit,",
+    ]
 
 
 def test_what_is_no_terminal_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +153,9 @@ def test_what_is_no_terminal_gets_whole_lines(capsys: pytest.CaptureFixture[str]
 
 
 def test_commands_have_no_other_way_to_the_terminal() -> None:
-    ways = re.compile(r"\b(typer\.(secho|echo)|click\.|print\(|sys\.std(out|err)\b(?!\.isatty)|rich\b(?!_markup))")
+    ways = re.compile(
+        r"\b(typer\.(secho|echo)|click\.|print\(|sys\.std(out|err)\b(?!\.isatty)|rich\b(?!_markup))"
+    )
     found = {
         f"{path.name}: {line.strip()}"
         for path in (ROOT / "gateway" / "cli").rglob("*.py")

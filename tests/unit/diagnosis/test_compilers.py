@@ -6,15 +6,28 @@ import pytest
 
 from gateway.diagnosis.compilers import compiling
 
-NINJA = "ninja -v -C /d/flashinfer/.cache/flashinfer/0.6.9/90a -f /d/flashinfer/.cache/flashinfer/0.6.9/90a/cached_ops/sampling/build.ninja"
-NVCC = "/usr/local/cuda/bin/nvcc --generate-dependencies -DTORCH_EXTENSION_NAME=sampling -c /s/csrc/sampling.cu -o cached_ops/sampling/sampling.cuda.o"
+NINJA = (
+    "ninja -v -C /d/flashinfer/.cache/flashinfer/0.6.9/90a -f"
+    " /d/flashinfer/.cache/flashinfer/0.6.9/90a/cached_ops/sampling/build.ninja"
+)
+NVCC = (
+    "/usr/local/cuda/bin/nvcc --generate-dependencies -DTORCH_EXTENSION_NAME=sampling -c"
+    " /s/csrc/sampling.cu -o cached_ops/sampling/sampling.cuda.o"
+)
 
 
 @pytest.mark.parametrize(
     ("commands", "what"),
     [
         ((), ""),
-        (("/v/bin/python -m vllm.entrypoints.openai.api_server --model=/models/ninja", "VLLM::EngineCore", "gcc x.c"), ""),
+        (
+            (
+                "/v/bin/python -m vllm.entrypoints.openai.api_server --model=/models/ninja",
+                "VLLM::EngineCore",
+                "gcc x.c",
+            ),
+            "",
+        ),
         (
             ("VLLM::EngineCore", NINJA, NVCC, "cicc --c++17 --orig_src_file_name sampling.cu"),
             "compiling kernels: flashinfer sampling",
@@ -23,14 +36,25 @@ NVCC = "/usr/local/cuda/bin/nvcc --generate-dependencies -DTORCH_EXTENSION_NAME=
         (("ptxas -arch=sm_90a /tmp/x.ptx",), "compiling kernels"),
         (
             (
-                "nvcc /d/vllm/deep_gemm/tmp/1-2-3/kernel.cu -o /d/vllm/deep_gemm/cache/kernel.sm90_fp8_gemm_1d2d.0a1b/kernel.cubin",
+                (
+                    "nvcc /d/vllm/deep_gemm/tmp/1-2-3/kernel.cu -o"
+                    " /d/vllm/deep_gemm/cache/kernel.sm90_fp8_gemm_1d2d.0a1b/kernel.cubin"
+                ),
             ),
             "compiling kernels: deep_gemm",
         ),
-        (("ninja -C /d/sglang/jit/sm_90a/gptq_marlin/build-1/",), "compiling kernels: sglang gptq_marlin"),
-        (("nvcc -o /h/.cache/torch_extensions/py312_cu130/fused_moe/moe.o",), "compiling kernels: fused_moe"),
         (
-            tuple(NVCC.replace("cached_ops/sampling", f"cached_ops/op{number}") for number in range(5)),
+            ("ninja -C /d/sglang/jit/sm_90a/gptq_marlin/build-1/",),
+            "compiling kernels: sglang gptq_marlin",
+        ),
+        (
+            ("nvcc -o /h/.cache/torch_extensions/py312_cu130/fused_moe/moe.o",),
+            "compiling kernels: fused_moe",
+        ),
+        (
+            tuple(
+                NVCC.replace("cached_ops/sampling", f"cached_ops/op{number}") for number in range(5)
+            ),
             "compiling kernels: flashinfer op0 and 4 others",
         ),
     ],

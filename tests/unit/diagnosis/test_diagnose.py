@@ -36,7 +36,9 @@ from tests.support.makers import GIB, attempt, engine, machine, planned, spec, w
 from tests.support.paths import LOGS
 from tests.support.patience import HANG_S
 
-CASES: dict[str, dict[str, Any]] = {case["log"]: case for case in yaml.safe_load((LOGS / "index.yaml").read_text())}
+CASES: dict[str, dict[str, Any]] = {
+    case["log"]: case for case in yaml.safe_load((LOGS / "index.yaml").read_text())
+}
 FAILED = [name for name, case in CASES.items() if case["kind"] != "none"]
 SIGNATURES = Profiles().signatures
 UNKNOWN_TEXTS = {"failed-unknown-0.33.0", "failed-unknown-chained-0.26.0", "failed-wrapper-only"}
@@ -81,10 +83,17 @@ def test_every_log_of_the_corpus_names_its_cause(name: str) -> None:
     case = CASES[name]
     for kind in (case["engine"].partition("==")[0], None):
         failure = read(text(name), kind)
-        assert (failure.kind, failure.phase, failure.line_number) == (case["kind"], case["phase"], case.get("line"))
+        assert (failure.kind, failure.phase, failure.line_number) == (
+            case["kind"],
+            case["phase"],
+            case.get("line"),
+        )
         assert case.get("culprit", {}).items() <= failure.culprit.items()
         if failure.line is not None:
-            assert failure.line == clean(text(name).split(b"\n")[(failure.line_number or 0) - 1])[:1000]
+            assert (
+                failure.line
+                == clean(text(name).split(b"\n")[(failure.line_number or 0) - 1])[:1000]
+            )
 
 
 def test_the_corpus_is_what_it_should_be() -> None:
@@ -93,12 +102,22 @@ def test_the_corpus_is_what_it_should_be() -> None:
     assert len([name for name in CASES if name.startswith("healthy-")]) >= 20
     assert len([name for name in CASES if name.startswith("trap-")]) >= 15
     assert {case["kind"] for case in CASES.values()} >= KINDS
-    assert {case["phase"] for case in CASES.values() if case["kind"] == "gpu_oom"} >= {"load", "profile", "graphs", "serving"}
+    assert {case["phase"] for case in CASES.values() if case["kind"] == "gpu_oom"} >= {
+        "load",
+        "profile",
+        "graphs",
+        "serving",
+    }
     assert sum(path.stat().st_size for path in LOGS.iterdir() if path.is_file()) < 2_000_000
 
 
 def test_a_log_says_the_same_in_pieces_of_any_size() -> None:
-    for name in ("trap-binary", "trap-crlf", "failed-ranks-interleaved", "failed-000-wna16-n32-0.19.1"):
+    for name in (
+        "trap-binary",
+        "trap-crlf",
+        "failed-ranks-interleaved",
+        "failed-000-wna16-n32-0.19.1",
+    ):
         data = text(name)
         for size in (1, 7, 4096):
             pieces = (data[start : start + size] for start in range(0, len(data), size))
@@ -113,7 +132,8 @@ def test_what_is_passed_over_unread_says_nothing(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", FAILED)
 def test_a_start_that_fails_is_known_when_the_proof_was_read(name: str) -> None:
-    """Long before the engine gives up: at the line itself where its text is known, and at what it calls fatal otherwise."""
+    """Long before the engine gives up: at the line itself where its text is known, and at what it
+    calls fatal otherwise."""
     case = CASES[name]
     reader = LogReader(SIGNATURES, case["engine"].partition("==")[0])
     for number, line in enumerate(text(name).split(b"\n"), 1):
@@ -148,14 +168,22 @@ def test_phases_are_recognised() -> None:
         reader.read(line)
         seen += [reader.progress.phase] if reader.progress.phase not in seen else []
     assert seen == ["starting", "load", "profile", "compile", "kv", "graphs", "serving"]
-    assert reader.progress.reported == {"version": "0.26.0", "model": "/models/m", "tensor_parallel": "1"}
+    assert reader.progress.reported == {
+        "version": "0.26.0",
+        "model": "/models/m",
+        "tensor_parallel": "1",
+    }
 
 
 def test_of_an_engine_that_serves_only_what_it_calls_fatal_is_believed() -> None:
     reader = LogReader(SIGNATURES, "vllm")
     reader.serve()
     proof = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-    for line in (b"Traceback (most recent call last):", proof, b"(APIServer pid=1) ERROR 06-18 03:14:07 [x.py:1] " + proof):
+    for line in (
+        b"Traceback (most recent call last):",
+        proof,
+        b"(APIServer pid=1) ERROR 06-18 03:14:07 [x.py:1] " + proof,
+    ):
         reader.read(line)
     before = reader.failure
     for line in FATAL.split(b"\n"):
@@ -168,7 +196,9 @@ def test_of_an_engine_that_serves_only_what_it_calls_fatal_is_believed() -> None
 @given(st.binary(max_size=4000))
 def test_no_bytes_make_it_raise(data: bytes) -> None:
     failure = read(data)
-    report(Diagnosis(failure, told(failure, {"engine": "vllm==0.26.0", "model": "m"}), answered=False))
+    report(
+        Diagnosis(failure, told(failure, {"engine": "vllm==0.26.0", "model": "m"}), answered=False)
+    )
 
 
 @st.composite
@@ -178,7 +208,14 @@ def garbled(draw: st.DrawFn) -> bytes:
     for _ in range(draw(st.integers(1, 6))):
         at = draw(st.integers(0, len(lines) - 1))
         lines[at : at + 1] = draw(
-            st.sampled_from([[], [lines[at]] * 2, [lines[at][: len(lines[at]) // 2]], [lines[at] + b"\xff\x00\x1b[31m"]])
+            st.sampled_from(
+                [
+                    [],
+                    [lines[at]] * 2,
+                    [lines[at][: len(lines[at]) // 2]],
+                    [lines[at] + b"\xff\x00\x1b[31m"],
+                ]
+            )
         )
         lines = lines or [b""]
     return b"\n".join(lines)
@@ -192,7 +229,8 @@ def test_no_garbled_log_makes_it_raise(data: bytes) -> None:
 
 @pytest.mark.parametrize("kind", ["quiet", "noisy", "starting"])
 def test_a_log_ten_times_as_long_costs_not_much_more_than_ten_times_as_much(kind: str) -> None:
-    """In CPU time, the best of several: what grows with the square would cost a hundred times. benchmarks/diagnosis.py tells how
+    """In CPU time, the best of several: what grows with the square would cost a hundred times.
+    benchmarks/diagnosis.py tells how
     fast 200 MB are read."""
 
     def cost(megabytes: int) -> float:
@@ -221,10 +259,18 @@ def test_a_line_without_end_is_dropped_and_not_kept() -> None:
 def test_lines_are_numbered_and_handed_over_once() -> None:
     handed: list[tuple[int, bytes]] = []
     lines = LineFilter(lambda raw: handed.append((lines.number, raw)))
-    for piece in (b"the first lines are read whole\n" * 60, b"nothing\nan Er", b"ror\n\nTrace", b"back"):
+    for piece in (
+        b"the first lines are read whole\n" * 60,
+        b"nothing\nan Er",
+        b"ror\n\nTrace",
+        b"back",
+    ):
         lines.feed(piece)
     lines.close()
-    assert [(number, raw) for number, raw in handed[60:] if raw] == [(62, b"an Error"), (64, b"Traceback")]
+    assert [(number, raw) for number, raw in handed[60:] if raw] == [
+        (62, b"an Error"),
+        (64, b"Traceback"),
+    ]
     assert len(handed) == 62
 
 
@@ -239,7 +285,11 @@ def test_a_line_is_found_however_often_its_like_stands_beside_it(texts: list[str
 
 
 def test_no_anchor_has_a_digit_which_are_left_out_where_lines_are_compared() -> None:
-    assert not [anchor for anchor in ALARMS + FATAL_WORDS + PROGRESS if any(48 <= byte < 58 for byte in anchor)]
+    assert not [
+        anchor
+        for anchor in ALARMS + FATAL_WORDS + PROGRESS
+        if any(48 <= byte < 58 for byte in anchor)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -251,15 +301,27 @@ def test_no_anchor_has_a_digit_which_are_left_out_where_lines_are_compared() -> 
             "ERROR",
             "boom",
         ),
-        (b"(APIServer pid=1) (EngineCore_DP0 pid=68) boom", "(APIServer pid=1) (EngineCore_DP0 pid=68)", None, "boom"),
+        (
+            b"(APIServer pid=1) (EngineCore_DP0 pid=68) boom",
+            "(APIServer pid=1) (EngineCore_DP0 pid=68)",
+            None,
+            "boom",
+        ),
         (b"[2026-06-18 03:14:07 DP0 TP1] boom", "DP0 TP1", None, "boom"),
-        (b"[rank0]:[W1121 02:22:46.357759533 ProcessGroupNCCL.cpp:1575] Warning: x", "[rank0]:", "WARNING", "Warning: x"),
+        (
+            b"[rank0]:[W1121 02:22:46.357759533 ProcessGroupNCCL.cpp:1575] Warning: x",
+            "[rank0]:",
+            "WARNING",
+            "Warning: x",
+        ),
         (b"2026-06-18T03:14:07.123456789Z vllm-1  | INFO:     Started", "", "INFO", "Started"),
         (b"50%|###  |\r100%|#####|\rboom\r", "", None, "boom"),
         (b"\xff plain", "", None, "\ufffd plain"),
     ],
 )
-def test_what_stands_before_the_text_is_told_apart(line: bytes, process: str, level: str | None, said: str) -> None:
+def test_what_stands_before_the_text_is_told_apart(
+    line: bytes, process: str, level: str | None, said: str
+) -> None:
     parsed = parse(clean(line))
     assert (parsed.process, parsed.level, parsed.text) == (process, level, said)
     assert len(clean(b"(" * 100_000)) == MAX_LINE
@@ -278,7 +340,9 @@ def test_a_signature_that_is_no_expression_is_refused() -> None:
 
 
 def test_groups_are_numbers_and_sizes() -> None:
-    found = values({"a": "7", "b2": "x", "free_gib": "1.5", "tried_bytes": "2.00 MiB", "none": None})
+    found = values(
+        {"a": "7", "b2": "x", "free_gib": "1.5", "tried_bytes": "2.00 MiB", "none": None}
+    )
     assert found == {"a": 7, "b": "x", "free_bytes": 3 * 2**29, "tried_bytes": 2**21}
     assert filled("{free_bytes} of {b}[[ and {gone}]]", found) == "1.50 GiB of x"
     assert filled("{free_bytes} of {gone}", found) is None
@@ -319,7 +383,16 @@ async def watched(name: str, *, ends: bool) -> Observation:
     lines = text(name).split(b"\n")
     settings = Settings.model_validate({"data_dir": "/nonexistent"})
     host = Printing(lines if ends else lines[: CASES[name]["line"]], ends=ends)
-    watcher = Watcher(failed_attempt(), "x", "http://127.0.0.1:1", host, SIGNATURES, settings, EngineClient(1), woken.set)  # type: ignore[arg-type]
+    watcher = Watcher(
+        failed_attempt(),
+        "x",
+        "http://127.0.0.1:1",
+        host,
+        SIGNATURES,
+        settings,
+        EngineClient(1),
+        woken.set,
+    )  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(HANG_S):
             while watcher.observation.proof is None and not watcher.observation.log_ended:
@@ -333,7 +406,11 @@ async def watched(name: str, *, ends: bool) -> Observation:
 @pytest.mark.anyio
 async def test_the_watcher_waits_for_no_end_of_an_engine_whose_log_has_the_proof() -> None:
     """The engine goes on hanging there, and says no more."""
-    for name in ("failed-e-kv-too-small-for-len-ns", "failed-001-marlin-moe-first-request", "failed-sglang-oom-graphs-0.5.23"):
+    for name in (
+        "failed-e-kv-too-small-for-len-ns",
+        "failed-001-marlin-moe-first-request",
+        "failed-sglang-oom-graphs-0.5.23",
+    ):
         seen = await watched(name, ends=False)
         proof = seen.proof
         assert proof is not None
@@ -345,7 +422,10 @@ async def test_the_watcher_waits_for_no_end_of_an_engine_whose_log_has_the_proof
 async def test_the_watcher_gives_what_has_no_known_text_at_the_end_of_the_log() -> None:
     proof = (await watched("failed-unknown-0.33.0", ends=True)).proof
     assert proof is not None
-    assert (proof.kind, proof.line_number) == ("unsupported_architecture", CASES["failed-unknown-0.33.0"]["line"])
+    assert (proof.kind, proof.line_number) == (
+        "unsupported_architecture",
+        CASES["failed-unknown-0.33.0"]["line"],
+    )
     assert proof.proves == "plan"
     assert (await watched("healthy-c-awq", ends=True)).proof is None
 
@@ -376,31 +456,87 @@ def test_the_engines_maximum_becomes_a_fact_about_this_plan_only() -> None:
 
 
 def test_a_maximum_that_the_plan_kept_rules_out_the_plan() -> None:
-    (fact,) = learned("failed-e-len-beyond-model", max_model_len=failed_attempt().plan.max_model_len.evolve(value=8192))
+    (fact,) = learned(
+        "failed-e-len-beyond-model",
+        max_model_len=failed_attempt().plan.max_model_len.evolve(value=8192),
+    )
     assert fact.kind == "plan_failed"
 
 
 def test_a_kernel_that_crashed_is_avoided_wherever_it_has_the_same_size() -> None:
     rows = (
-        LayerKernel(layer="experts.w13", count=1, k=2880, n=5760, scheme="mxfp4", kernel="MARLIN", status="ok"),
-        LayerKernel(layer="experts.w2", count=1, k=2880, n=2880, scheme="mxfp4", kernel="MARLIN", status="ok"),
+        LayerKernel(
+            layer="experts.w13",
+            count=1,
+            k=2880,
+            n=5760,
+            scheme="mxfp4",
+            kernel="MARLIN",
+            status="ok",
+        ),
+        LayerKernel(
+            layer="experts.w2",
+            count=1,
+            k=2880,
+            n=2880,
+            scheme="mxfp4",
+            kernel="MARLIN",
+            status="ok",
+        ),
     )
     (fact,) = learned("failed-c-moe2880-ct-mxfp4", kernels=rows)
     assert fact.kind == "kernel_fails"
-    scope = {"engine": "vllm==9.9.0", "capability": "8.6", "kernel": "MARLIN", "scheme": "mxfp4", "k": "2880", "n": "2880"}
+    scope = {
+        "engine": "vllm==9.9.0",
+        "capability": "8.6",
+        "kernel": "MARLIN",
+        "scheme": "mxfp4",
+        "k": "2880",
+        "n": "2880",
+    }
     assert fact.scope == scope
 
 
 def test_a_kernel_without_a_size_is_avoided_altogether() -> None:
-    rows = (LayerKernel(layer="qkv", count=1, k=64, n=64, scheme="fp8", kernel="CutlassFP8ScaledMMLinearKernel", status="ok"),)
+    rows = (
+        LayerKernel(
+            layer="qkv",
+            count=1,
+            k=64,
+            n=64,
+            scheme="fp8",
+            kernel="CutlassFP8ScaledMMLinearKernel",
+            status="ok",
+        ),
+    )
     (fact,) = learned("failed-004-error-internal-vision", kernels=rows)
-    assert fact.scope == {"engine": "vllm==9.9.0", "capability": "8.6", "kernel": "CutlassFP8ScaledMMLinearKernel"}
+    assert fact.scope == {
+        "engine": "vllm==9.9.0",
+        "capability": "8.6",
+        "kernel": "CutlassFP8ScaledMMLinearKernel",
+    }
 
 
 def test_no_kernel_of_a_size_disproves_the_one_that_the_plan_had() -> None:
     rows = (
-        LayerKernel(layer="in_proj_ba", count=1, k=2048, n=32, scheme="wna16", kernel="TritonW4A16LinearKernel", status="ok"),
-        LayerKernel(layer="qkv", count=1, k=2048, n=4096, scheme="wna16", kernel="MarlinLinearKernel", status="ok"),
+        LayerKernel(
+            layer="in_proj_ba",
+            count=1,
+            k=2048,
+            n=32,
+            scheme="wna16",
+            kernel="TritonW4A16LinearKernel",
+            status="ok",
+        ),
+        LayerKernel(
+            layer="qkv",
+            count=1,
+            k=2048,
+            n=4096,
+            scheme="wna16",
+            kernel="MarlinLinearKernel",
+            status="ok",
+        ),
     )
     (fact,) = learned("failed-000-wna16-n32-0.19.1", kernels=rows)
     assert (fact.scope["kernel"], fact.scope["n"]) == ("TritonW4A16LinearKernel", "32")
@@ -413,7 +549,11 @@ def test_where_the_plan_knows_no_such_kernel_the_plan_itself_is_ruled_out() -> N
 
 def test_an_engine_that_lacks_the_architecture_is_ruled_out_for_it() -> None:
     fact, failed = learned("failed-e-arch-unknown")
-    assert (fact.kind, fact.scope["architecture"], failed.kind) == ("engine_fails", "FooBarForCausalLM", "plan_failed")
+    assert (fact.kind, fact.scope["architecture"], failed.kind) == (
+        "engine_fails",
+        "FooBarForCausalLM",
+        "plan_failed",
+    )
 
 
 def test_memory_that_ran_out_rules_out_the_plan_and_says_how_much_it_was() -> None:
@@ -427,19 +567,25 @@ def test_memory_that_ran_out_rules_out_the_plan_and_says_how_much_it_was() -> No
     assert missing.value == 2 * GIB - int(1.1 * GIB)
 
 
-@pytest.mark.parametrize("name", ["failed-port-0.19.1", "failed-gpu-shared-0.26.0", "failed-disk-full-0.33.0", "failed-xid79"])
+@pytest.mark.parametrize(
+    "name",
+    ["failed-port-0.19.1", "failed-gpu-shared-0.26.0", "failed-disk-full-0.33.0", "failed-xid79"],
+)
 def test_what_the_plan_cannot_help_teaches_nothing(name: str) -> None:
     assert learned(name) == ()
 
 
 @pytest.mark.parametrize("name", FAILED)
 def test_no_failure_leaves_its_plan_allowed(name: str) -> None:
-    """Each either lies outside the plan, or leaves a fact: about the plan, or about what is in it."""
+    """Each either lies outside the plan, or leaves a fact: about the plan, or about what is in
+    it."""
     failure = proven(name)
     assert bool(learn(failed_attempt(), failure, 0.0)) is not (failure.proves == "nothing")
 
 
-@pytest.mark.parametrize("name", sorted({(case["kind"], case["phase"]): name for name, case in CASES.items()}.values()))
+@pytest.mark.parametrize(
+    "name", sorted({(case["kind"], case["phase"]): name for name, case in CASES.items()}.values())
+)
 def test_the_same_plan_is_never_made_again_for_the_same_cause(name: str) -> None:
     facts = learned(name)
     again = {plan.fingerprint for plan in planned(facts=facts).plans}
@@ -453,7 +599,12 @@ def facts_of(*facts: Fact) -> list[str]:
 
 def test_an_engine_that_is_known_to_fail_is_not_planned() -> None:
     def fact(**scope: str) -> Fact:
-        return Fact(kind="engine_fails", scope={"engine": "vllm==9.9.0", **scope}, grade="failed", source="seen")
+        return Fact(
+            kind="engine_fails",
+            scope={"engine": "vllm==9.9.0", **scope},
+            grade="failed",
+            source="seen",
+        )
 
     assert facts_of(fact(architecture="LlamaForCausalLM")) == ["known_bad"]
     assert facts_of(fact(capability="8.6")) == ["known_bad"]
@@ -465,9 +616,18 @@ def test_an_engine_that_is_known_to_fail_is_not_planned() -> None:
 def test_a_log_alone_proves_no_more_than_it_says() -> None:
     failure = proven("failed-c-moe2880-ct-mxfp4")
     (fact,) = told(failure, {"engine": "vllm==0.26.0", "model": "m"})
-    assert fact.scope == {"engine": "vllm==0.26.0", "capability": "unknown", "kernel": "MARLIN", "k": "2880", "n": "2880"}
+    assert fact.scope == {
+        "engine": "vllm==0.26.0",
+        "capability": "unknown",
+        "kernel": "MARLIN",
+        "k": "2880",
+        "n": "2880",
+    }
     assert told(failure, {}) == ()
-    (fact,) = told(proven("failed-e-kv-too-small-for-len-ns"), {"engine": "vllm==0.26.0", "model": "m", "tensor_parallel": "1"})
+    (fact,) = told(
+        proven("failed-e-kv-too-small-for-len-ns"),
+        {"engine": "vllm==0.26.0", "model": "m", "tensor_parallel": "1"},
+    )
     assert (fact.kind, fact.value, fact.scope["model"]) == ("max_context", 51312, "m")
     assert told(proven("failed-e-kv-too-small-for-len-ns"), {"engine": "vllm==0.26.0"}) == ()
 
@@ -481,10 +641,13 @@ def run(*arguments: str, given: bytes = b"") -> Iterator[Any]:
 
 
 def test_the_command_cites_the_line_and_fails() -> None:
-    code, output, _ = run(str(LOGS / "failed-e-kv-too-small-for-len-ns.log"), "--engine", "vllm==0.26.0")
+    code, output, _ = run(
+        str(LOGS / "failed-e-kv-too-small-for-len-ns.log"), "--engine", "vllm==0.26.0"
+    )
     assert code == 1
     assert output.startswith(
-        "kv_too_small (kv): A context of 131072 tokens needs 16.00 GiB of KV cache, and 6.26 GiB are there.\nline 51: "
+        "kv_too_small (kv): A context of 131072 tokens needs 16.00 GiB of KV cache, and 6.26 GiB"
+        " are there.\nline 51: "
     )
     assert "fact: max_context 51312" in output
 
@@ -493,15 +656,25 @@ def test_the_command_speaks_json_and_reads_standard_input() -> None:
     code, output, _ = run("-", "--json", given=text("failed-e-kv-too-small-for-len-ns"))
     assert code == 1
     found = yaml.safe_load(output)
-    keys = ["schema", "kind", "healthy", "message", "phase", "culprit", "engine_max_model_len", "line", "line_number"]
+    keys = [
+        "schema",
+        "kind",
+        "healthy",
+        "message",
+        "phase",
+        "culprit",
+        "engine_max_model_len",
+        "line",
+        "line_number",
+    ]
     keys += ["facts", "advice", "steps"]
     assert list(found) == keys
-    assert (found["schema"], found["kind"], found["engine_max_model_len"], found["line_number"]) == (
-        SCHEMA,
-        "kv_too_small",
-        51312,
-        51,
-    )
+    assert (
+        found["schema"],
+        found["kind"],
+        found["engine_max_model_len"],
+        found["line_number"],
+    ) == (SCHEMA, "kv_too_small", 51312, 51)
     assert {"kernel", "backend", "layer", "flag", "value"} <= set(found["culprit"])
     assert found["facts"][0]["scope"]["engine"] == "vllm==0.26.0"
     assert found["message"].startswith("A context of 131072 tokens needs")
@@ -510,9 +683,13 @@ def test_the_command_speaks_json_and_reads_standard_input() -> None:
     assert found["advice"]
 
 
-@pytest.mark.parametrize("name", ["healthy-vllm-0.19.1-loading", "healthy-warnings-survived", "healthy-sglang-0.5.23-graphs"])
+@pytest.mark.parametrize(
+    "name",
+    ["healthy-vllm-0.19.1-loading", "healthy-warnings-survived", "healthy-sglang-0.5.23-graphs"],
+)
 def test_no_proof_of_failure_is_no_proof_of_health(name: str) -> None:
-    """Only an answer is: a server that started may be deaf, and of a start that is not over nobody knows how it ends."""
+    """Only an answer is: a server that started may be deaf, and of a start that is not over nobody
+    knows how it ends."""
     code, output, _ = run(str(LOGS / f"{name}.log"))
     assert (code, output.split(":")[0]) == (4, "cannot tell")
 

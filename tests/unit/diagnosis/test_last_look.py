@@ -1,4 +1,5 @@
-"""What counts only once a log has ended: few lines of a paste, warnings before a traceback that is cut off, the stack of a crash."""
+"""What counts only once a log has ended: few lines of a paste, warnings before a traceback that is
+cut off, the stack of a crash."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ def read(*lines: str) -> Failure:
         ("EngineCore encountered an issue. See stack trace above", "unknown"),
         ("It says `Model FrobForCausalLM does not support LoRA` and that is all", "lora"),
         # A program calls it an error, and no more is known of it.
-        ("[ERROR] 2026-03-11-06:48:29 (PID:14, Device:-1, RankID:-1) FROB99999 unknown frob", "unknown"),
+        (
+            "[ERROR] 2026-03-11-06:48:29 (PID:14, Device:-1, RankID:-1) FROB99999 unknown frob",
+            "unknown",
+        ),
         ("CRITICAL: frob", "none"),
     ],
 )
@@ -38,35 +42,62 @@ def test_who_pastes_one_line_means_it(line: str, kind: str) -> None:
 
 
 def test_among_many_lines_it_is_one_of_many() -> None:
-    assert read(*["frob"] * 5, "NVSHMEM API called before NVSHMEM initialization has completed").kind == "none"
+    assert (
+        read(*["frob"] * 5, "NVSHMEM API called before NVSHMEM initialization has completed").kind
+        == "none"
+    )
     assert read(*["frob"] * 5, "name 'check_frob' is not defined").kind == "none"
 
 
 def test_what_a_terminal_broke_off_a_record_is_no_failure() -> None:
-    record = "[2026-05-15 20:31:38] Using default MoE kernel config. Config file not found at /opt/fused_moe_triton/E=384,N=14336,device_name=NVIDIA_"
+    record = (
+        "[2026-05-15 20:31:38] Using default MoE kernel config. Config file not found at"
+        " /opt/fused_moe_triton/E=384,N=14336,device_name=NVIDIA_"
+    )
     assert (
-        read(record, "RTX_PRO_6000.json, you can create them with https://github.com/sgl-project/fused_moe_triton").kind
+        read(
+            record,
+            "RTX_PRO_6000.json, you can create them with"
+            " https://github.com/sgl-project/fused_moe_triton",
+        ).kind
         == "none"
     )
 
 
 def test_what_an_engine_never_goes_on_after_counts_whatever_its_level() -> None:
-    found = "INFO 05-20 20:12:25 [__init__.py:252] No platform detected, vLLM is running on UnspecifiedPlatform"
-    assert read('Defaulted container "vllm" out of: vllm, routing-proxy (init)', found).kind == "no_device"
-    none_left = "INFO 02-26 09:54:05 worker.py:267] model weights take 5.20GiB; the rest of the memory reserved for KV Cache is -1.05GiB."
-    assert read(*["INFO 02-26 09:54:02 model_runner.py:1115] hello"] * 5, none_left).kind == "gpu_oom"
+    found = (
+        "INFO 05-20 20:12:25 [__init__.py:252] No platform detected, vLLM is running on"
+        " UnspecifiedPlatform"
+    )
+    assert (
+        read('Defaulted container "vllm" out of: vllm, routing-proxy (init)', found).kind
+        == "no_device"
+    )
+    none_left = (
+        "INFO 02-26 09:54:05 worker.py:267] model weights take 5.20GiB; the rest of the memory"
+        " reserved for KV Cache is -1.05GiB."
+    )
+    assert (
+        read(*["INFO 02-26 09:54:02 model_runner.py:1115] hello"] * 5, none_left).kind == "gpu_oom"
+    )
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "2025-06-16 11:21:08,014 - INFO - flashinfer.jit: Loading JIT ops: batch_prefill_with_kv_cache_dtype_q_bf16",
+        (
+            "2025-06-16 11:21:08,014 - INFO - flashinfer.jit: Loading JIT ops:"
+            " batch_prefill_with_kv_cache_dtype_q_bf16"
+        ),
         "Some attention backends are not valid for cuda with AttentionSelectorConfig(head_size=64)",
         "INFO 11-25 10:00:00 [cuda.py:10] Using FlashAttention with nccl and gptq",
         "[2026-11-25 10:00:00 TP0] nccl, triton and gptq are there",
         "Loading the tokenizer",
         "2026-11-25T10:00:00Z  INFO dynamo_llm::engines::worker: waiting for nccl",
-        "[2026-11-25 10:00:00,123] LMCache DEBUG: Failed to allocate memory, no memory is available (gds.py:5:lmcache)",
+        (
+            "[2026-11-25 10:00:00,123] LMCache DEBUG: Failed to allocate memory, no memory is"
+            " available (gds.py:5:lmcache)"
+        ),
     ],
 )
 def test_what_an_engine_tells_in_one_line_is_no_failure(line: str) -> None:
@@ -75,14 +106,22 @@ def test_what_an_engine_tells_in_one_line_is_no_failure(line: str) -> None:
 
 def test_what_was_warned_of_last_counts_where_a_traceback_only_begins() -> None:
     warned = (
-        "WARNING 11-25 10:00:00 [_custom_ops.py:20] Failed to import from vllm._C: libcuda.so.1: cannot open shared object file"
+        "WARNING 11-25 10:00:00 [_custom_ops.py:20] Failed to import from vllm._C: libcuda.so.1:"
+        " cannot open shared object file"
     )
     begun = "Traceback (most recent call last):"
     failure = read("INFO 11-25 10:00:00 [a.py:1] hello", warned, *["frob"] * 4, begun)
     assert (failure.kind, failure.line_number) == ("no_device", 2)
     frame = '  File "/opt/vllm/v1/engine/core.py", line 7, in __init__'
     assert (
-        read("INFO 11-25 10:00:00 [a.py:1] hello", warned, *["frob"] * 4, begun, frame, "RuntimeError: frob").kind
+        read(
+            "INFO 11-25 10:00:00 [a.py:1] hello",
+            warned,
+            *["frob"] * 4,
+            begun,
+            frame,
+            "RuntimeError: frob",
+        ).kind
         != "no_device"
     )
 
@@ -112,7 +151,10 @@ def test_the_symbols_of_a_native_stack_say_it_too() -> None:
         "(RayWorkerWrapper pid=7)     @     0x7ffff7c9e520  267994832  (unknown)",
     )
     assert failure.kind == "nccl"
-    assert failure.line == "(RayWorkerWrapper pid=7) PC: @     0x7fcfcd849b8a  (unknown)  addProxyOpIfNeeded()"
+    assert (
+        failure.line
+        == "(RayWorkerWrapper pid=7) PC: @     0x7fcfcd849b8a  (unknown)  addProxyOpIfNeeded()"
+    )
 
 
 def test_no_engine_is_treated_by_where_it_crashed() -> None:
@@ -126,10 +168,11 @@ def test_no_engine_is_treated_by_where_it_crashed() -> None:
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_a_log_that_came_as_one_line_is_read_as_the_lines_that_it_was(end: str) -> None:
     one = (
-        'File "/opt/vllm/quantization/fp8_utils.py", line 1151, in validate_fp8_block_shape '
-        "(Worker_TP4 pid=13) ERROR 06-22 10:58:00 [multiproc_executor.py:888] raise ValueError( "
-        "(Worker_TP4 pid=13) ERROR 06-22 10:58:00 [multiproc_executor.py:888] ValueError: Weight input_size_per_partition = 192 is not divisible by "
-        "weight quantization block_k = 128. (Worker_TP0 pid=14) ERROR 06-22 10:58:00 [multiproc_executor.py:888] frob"
+        'File "/opt/vllm/quantization/fp8_utils.py", line 1151, in validate_fp8_block_shape'
+        " (Worker_TP4 pid=13) ERROR 06-22 10:58:00 [multiproc_executor.py:888] raise ValueError("
+        " (Worker_TP4 pid=13) ERROR 06-22 10:58:00 [multiproc_executor.py:888] ValueError: Weight"
+        " input_size_per_partition = 192 is not divisible by weight quantization block_k = 128."
+        " (Worker_TP0 pid=14) ERROR 06-22 10:58:00 [multiproc_executor.py:888] frob"
     )
     assert diagnose([(one + end).encode()], SIGNATURES)[0].kind == "no_kernel"
     sentence = "Rope scaling fails in `rope_scaling`, KeyError: 'type'."
@@ -142,7 +185,10 @@ def test_the_lines_come_in_pieces_as_they_will() -> None:
     assert {(one.kind, one.line_number) for one in found} == {(found[0].kind, found[0].line_number)}
 
 
-WAITS = "(EngineCore pid=1) INFO 06-27 19:5{}:58 [shm_broadcast.py:705] No available shared memory broadcast block found in 60 seconds."
+WAITS = (
+    "(EngineCore pid=1) INFO 06-27 19:5{}:58 [shm_broadcast.py:705] No available shared memory"
+    " broadcast block found in 60 seconds."
+)
 GOES_ON = "(EngineCore pid=1) INFO 06-27 20:00:00 [core.py:1] init engine took 9 s"
 
 
@@ -157,7 +203,8 @@ def test_an_engine_that_says_again_and_again_that_it_waits_stands_still() -> Non
 def test_an_engine_whose_core_does_not_come_up_stands_still() -> None:
     start = ["(APIServer pid=1) INFO 06-27 19:40:00 [a.py:1] hello"] * 5
     waits = [
-        f"(APIServer pid=1) DEBUG 06-27 19:41:{at}1 [utils.py:773] Waiting for 1 local, 0 remote core engine proc(s) to start."
+        f"(APIServer pid=1) DEBUG 06-27 19:41:{at}1 [utils.py:773] Waiting for 1 local, 0 remote"
+        " core engine proc(s) to start."
         for at in range(5)
     ]
     assert read(*start, *waits).kind == "hang"
@@ -165,14 +212,30 @@ def test_an_engine_whose_core_does_not_come_up_stands_still() -> None:
     long = ["(EngineCore pid=9) frob goes on"] * 20_000
     assert read(*start, *long, *waits).kind == "hang"
     assert read(*start, *long, *waits, *long).kind == "none"
-    loads = "(EngineCore pid=9) Loading safetensors checkpoint shards:  25% Completed | 1/4 [00:20<01:00, 20.1s/it]"
+    loads = (
+        "(EngineCore pid=9) Loading safetensors checkpoint shards:  25% Completed | 1/4"
+        " [00:20<01:00, 20.1s/it]"
+    )
     assert read(*start, *waits[:2], loads, *waits[2:]).kind == "none"
 
 
 def test_an_engine_that_compose_saw_killed_was_killed() -> None:
-    died = "sglang  | [2026-10-21 13:37:34] Received sigquit from a child process. It usually means the child failed."
-    assert read(*["sglang  | [2026-10-21 13:37:14 TP0] hello"] * 5, died, "sglang exited with code 137").kind == "killed"
-    assert read(*["sglang  | [2026-10-21 13:37:14 TP0] hello"] * 5, died, "sglang exited with code 1").kind == "unknown"
+    died = (
+        "sglang  | [2026-10-21 13:37:34] Received sigquit from a child process. It usually means"
+        " the child failed."
+    )
+    assert (
+        read(
+            *["sglang  | [2026-10-21 13:37:14 TP0] hello"] * 5, died, "sglang exited with code 137"
+        ).kind
+        == "killed"
+    )
+    assert (
+        read(
+            *["sglang  | [2026-10-21 13:37:14 TP0] hello"] * 5, died, "sglang exited with code 1"
+        ).kind
+        == "unknown"
+    )
 
 
 def test_an_engine_that_ends_in_a_dump_of_its_threads_stands_still() -> None:
@@ -192,23 +255,43 @@ def test_an_engine_that_ends_in_a_dump_of_its_threads_stands_still() -> None:
 
 
 def test_an_engine_whose_threads_somebody_dumped_stands_still() -> None:
-    served = ['[2026-11-25 10:00:01] INFO: "POST /generate HTTP/1.1" 200 OK', "[2026-11-25 10:00:09] frob"]
-    dump = ["$ py-spy dump --pid 7", "Process 7: frob", 'Thread 7 (active+gil): "MainThread"', "    frob (frob.py:7)"]
+    served = [
+        '[2026-11-25 10:00:01] INFO: "POST /generate HTTP/1.1" 200 OK',
+        "[2026-11-25 10:00:09] frob",
+    ]
+    dump = [
+        "$ py-spy dump --pid 7",
+        "Process 7: frob",
+        'Thread 7 (active+gil): "MainThread"',
+        "    frob (frob.py:7)",
+    ]
     assert read(*served, *dump).kind == "hang"
     assert read(*served, *dump, served[1]).kind == "none"
 
 
 def test_an_error_that_is_said_to_be_ignored_counts_before_a_traceback_that_is_cut_off() -> None:
-    said = "ERROR 09-23 06:32:39 [parallel_state.py:2575] Error ignored in is_in_the_same_node: [gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 1800000ms for send operation to complete"
+    said = (
+        "ERROR 09-23 06:32:39 [parallel_state.py:2575] Error ignored in is_in_the_same_node:"
+        " [gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 1800000ms for send operation"
+        " to complete"
+    )
     cut = [
         "ERROR 09-23 06:32:39 [multiproc_executor.py:946] Traceback (most recent call last):",
-        'ERROR 09-23 06:32:39 [multiproc_executor.py:946]   File "/opt/vllm/v1/executor/multiproc_executor.py", line 913, in worker_main',
+        (
+            "ERROR 09-23 06:32:39 [multiproc_executor.py:946]   File"
+            ' "/opt/vllm/v1/executor/multiproc_executor.py", line 913, in worker_main'
+        ),
         "ERROR 09-23 06:32:39 [multiproc_executor.py:946]     worker = WorkerProc(*args, **kwargs)",
     ]
     assert read(*["INFO 09-23 06:00:00 [a.py:1] hello"] * 5, said, *cut).kind == "nccl"
     # A whole traceback says more.
     assert (
-        read(*["INFO 09-23 06:00:00 [a.py:1] hello"] * 5, said, *cut, "ERROR 09-23 06:32:39 [x.py:1] ImportError: frob").kind
+        read(
+            *["INFO 09-23 06:00:00 [a.py:1] hello"] * 5,
+            said,
+            *cut,
+            "ERROR 09-23 06:32:39 [x.py:1] ImportError: frob",
+        ).kind
         == "package"
     )
 
@@ -220,8 +303,17 @@ def test_a_stack_without_its_beginning_is_read_but_not_those_of_other_threads() 
 
 def test_a_traceback_of_one_request_that_is_cut_off_is_no_failure() -> None:
     begun = "ERROR 10-09 09:39:54 [hermes_tool_parser.py:157] Traceback (most recent call last):"
-    frame = 'ERROR 10-09 09:39:54 [hermes_tool_parser.py:157]   File "/opt/vllm/entrypoints/openai/tool_parsers/hermes_tool_parser.py", line 134, in extract_tool_calls'
+    frame = (
+        "ERROR 10-09 09:39:54 [hermes_tool_parser.py:157]   File"
+        ' "/opt/vllm/entrypoints/openai/tool_parsers/hermes_tool_parser.py", line 134, in'
+        " extract_tool_calls"
+    )
     assert (
-        read(*["INFO 10-09 09:00:00 [a.py:1] hello"] * 5, begun, frame, frame.replace("extract_tool_calls", "<listcomp>")).kind
+        read(
+            *["INFO 10-09 09:00:00 [a.py:1] hello"] * 5,
+            begun,
+            frame,
+            frame.replace("extract_tool_calls", "<listcomp>"),
+        ).kind
         == "none"
     )

@@ -1,4 +1,5 @@
-"""What words speak for: texts that no row knows, healthy logs, and that no engine is treated by it."""
+"""What words speak for: texts that no row knows, healthy logs, and that no engine is treated by
+it."""
 
 import pytest
 import yaml
@@ -17,7 +18,9 @@ from tests.support.paths import LOGS
 SIGNATURES = Profiles().signatures
 KINDS = [one.kind for one in SIGNATURES.kinds]
 FAILED = [
-    case for case in yaml.safe_load((LOGS / "index.yaml").read_text()) if case["kind"] != "none" and case.get("line", 0) > 3
+    case
+    for case in yaml.safe_load((LOGS / "index.yaml").read_text())
+    if case["kind"] != "none" and case.get("line", 0) > 3
 ]
 
 
@@ -29,7 +32,13 @@ def read(*lines: str) -> Failure:
     ("line", "kind"),
     [
         ("RuntimeError: the c10d frobnicator lost the other ranks", "nccl"),
-        ("RuntimeError: frob: this wheel wants another libfrob, a version mismatch of its packages", "package"),
+        (
+            (
+                "RuntimeError: frob: this wheel wants another libfrob, a version mismatch of its"
+                " packages"
+            ),
+            "package",
+        ),
         ("RuntimeError: frob: shard 3 of the checkpoint is truncated", "weights_corrupt"),
         ("RuntimeError: frob said the adapter config of this peft model is odd", "lora"),
         ("OSError: frob: disk quota for models", "disk_full"),
@@ -50,14 +59,39 @@ def test_the_words_that_spoke_for_it_are_told() -> None:
 
 
 def test_frames_speak_where_a_message_says_nothing() -> None:
-    kinds = Likely((KindWords(kind="lora", frames=("lora", "punica", "apply")), KindWords(kind="nccl", sure=("nccl",))))
+    kinds = Likely(
+        (
+            KindWords(kind="lora", frames=("lora", "punica", "apply")),
+            KindWords(kind="nccl", sure=("nccl",)),
+        )
+    )
     frames = ("x/site-packages/vllm/lora/punica_base.py:apply",)
-    assert kinds.kind([Shape("AssertionError", "", frames, "load")]) == ("lora", ("lora", "punica", "apply"))
-    assert kinds.kind([Shape("AssertionError", "", ("/home/nccl_lora/venv/site-packages/vllm/x.py:run",), "load")]) is None
+    assert kinds.kind([Shape("AssertionError", "", frames, "load")]) == (
+        "lora",
+        ("lora", "punica", "apply"),
+    )
+    assert (
+        kinds.kind(
+            [
+                Shape(
+                    "AssertionError",
+                    "",
+                    ("/home/nccl_lora/venv/site-packages/vllm/x.py:run",),
+                    "load",
+                )
+            ]
+        )
+        is None
+    )
 
 
 def test_where_a_library_was_built_says_nothing() -> None:
-    assert read("RuntimeError: frob:build/CMakeFiles/frob.dir/compiler_depend.ts:39 frob error, code 7").kind == "unknown"
+    assert (
+        read(
+            "RuntimeError: frob:build/CMakeFiles/frob.dir/compiler_depend.ts:39 frob error, code 7"
+        ).kind
+        == "unknown"
+    )
     assert read("RuntimeError: frob: cmake, build and compiler frob").kind == "toolchain"
 
 
@@ -69,26 +103,42 @@ def test_one_word_of_a_field_says_nothing() -> None:
 def test_of_equal_points_the_first_kind_is_meant() -> None:
     one, other = KindWords(kind="one", sure=("frob",)), KindWords(kind="other", sure=("frob",))
     shape = Shape("", "a frob", (), "load")
-    assert [Likely(kinds).kind([shape]) for kinds in ((one, other), (other, one))] == [("one", ("frob",)), ("other", ("frob",))]
+    assert [Likely(kinds).kind([shape]) for kinds in ((one, other), (other, one))] == [
+        ("one", ("frob",)),
+        ("other", ("frob",)),
+    ]
 
 
 @pytest.mark.parametrize("case", FAILED, ids=lambda case: case["log"])
-def test_the_beginning_of_a_log_that_fails_later_is_no_likely_failure(case: dict[str, int | str]) -> None:
+def test_the_beginning_of_a_log_that_fails_later_is_no_likely_failure(
+    case: dict[str, int | str],
+) -> None:
     lines = (LOGS / f"{case['log']}.log").read_bytes().split(b"\n")[: int(case["line"]) - 1]
-    healthy = next((at for at, line in enumerate(lines) if b"Traceback" in line or b"rror" in line), len(lines))
+    healthy = next(
+        (at for at, line in enumerate(lines) if b"Traceback" in line or b"rror" in line), len(lines)
+    )
     assert "words" not in diagnose([b"\n".join(lines[:healthy])], SIGNATURES)[0].culprit
 
 
 @given(
     st.lists(
-        st.sampled_from([word for one in SIGNATURES.kinds for word in ("nccl", "gated", "lora", *one.exceptions)]), max_size=30
+        st.sampled_from(
+            [
+                word
+                for one in SIGNATURES.kinds
+                for word in ("nccl", "gated", "lora", *one.exceptions)
+            ]
+        ),
+        max_size=30,
     )
 )
 def test_what_is_printed_as_information_speaks_for_nothing(words: list[str]) -> None:
     assert read(f"INFO 11-22 03:04:05 [x.py:9] {' '.join(words)}").kind == "none"
 
 
-@given(st.text(max_size=300), st.sampled_from(["RuntimeError", "ValueError", "KeyError", "FrobError"]))
+@given(
+    st.text(max_size=300), st.sampled_from(["RuntimeError", "ValueError", "KeyError", "FrobError"])
+)
 def test_whatever_is_likely_shows_its_words_in_the_text(text: str, exception: str) -> None:
     found = Likely(SIGNATURES.kinds).kind([Shape(exception, text, (), "load")])
     if found is not None:
@@ -117,11 +167,15 @@ def test_what_was_raised_before_a_process_was_told_dead_is_more_likely_than_its_
         "Worker proc VllmWorker-0 died unexpectedly, shutting down executor.",
     )
     assert (failure.kind, failure.line_number) == ("kernel_runtime", 1)
-    assert read("Worker proc VllmWorker-0 died unexpectedly, shutting down executor.").kind == "killed"
+    assert (
+        read("Worker proc VllmWorker-0 died unexpectedly, shutting down executor.").kind == "killed"
+    )
 
 
 def test_words_go_before_a_row_that_is_vague() -> None:
-    line = "AssertionError: the model's hidden_size 2880 must be a multiple of 128 for the Marlin tile"
+    line = (
+        "AssertionError: the model's hidden_size 2880 must be a multiple of 128 for the Marlin tile"
+    )
     assert read(line).kind == "no_kernel"
     reader = LogReader(SIGNATURES)
     reader.feed(line.encode())
@@ -172,14 +226,28 @@ def test_what_a_kind_cannot_be_in_the_phase_is_not_meant() -> None:
 @pytest.mark.parametrize(
     ("error", "frame", "serving", "loading"),
     [
-        ("RuntimeError: size mismatch of the quantized checkpoint", "x.py:f", "unknown", "weights_corrupt"),
-        ("ValueError: the regex of this grammar must be compatible", "constrained/backend.py:f", "unknown", "config_refused"),
+        (
+            "RuntimeError: size mismatch of the quantized checkpoint",
+            "x.py:f",
+            "unknown",
+            "weights_corrupt",
+        ),
+        (
+            "ValueError: the regex of this grammar must be compatible",
+            "constrained/backend.py:f",
+            "unknown",
+            "config_refused",
+        ),
     ],
 )
-def test_what_an_engine_reads_before_it_serves_does_not_fail_later(error: str, frame: str, serving: str, loading: str) -> None:
+def test_what_an_engine_reads_before_it_serves_does_not_fail_later(
+    error: str, frame: str, serving: str, loading: str
+) -> None:
     file, function = frame.split(":")
     told = [f'  File "/site-packages/sglang/srt/{file}", line 7, in {function}', error]
-    began = "[2026-01-10 13:23:26 TP0] Scheduler hit an exception: Traceback (most recent call last):"
+    began = (
+        "[2026-01-10 13:23:26 TP0] Scheduler hit an exception: Traceback (most recent call last):"
+    )
     loop = '  File "/site-packages/sglang/srt/managers/scheduler.py", line 7, in event_loop_overlap'
     load = '  File "/site-packages/sglang/srt/managers/scheduler.py", line 7, in load_model'
     assert read(began, loop, *told).kind == serving
@@ -189,14 +257,28 @@ def test_what_an_engine_reads_before_it_serves_does_not_fail_later(error: str, f
 @pytest.mark.parametrize(
     ("error", "code", "kind"),
     [
-        ("IndexError: list index out of range", 'if modalities[image_idx] == "image":', "multimodal"),
+        (
+            "IndexError: list index out of range",
+            'if modalities[image_idx] == "image":',
+            "multimodal",
+        ),
         ("IndexError: list index out of range", "return self.queue[0]", "unknown"),
-        ("TypeError: '<' not supported between instances of 'NoneType' and 'int'", "if self.limit < 0:", "unknown"),
+        (
+            "TypeError: '<' not supported between instances of 'NoneType' and 'int'",
+            "if self.limit < 0:",
+            "unknown",
+        ),
         ("TypeError: 'NoneType' object is not subscriptable", "self.rows[0] += 1", "unknown"),
-        ("ValueError: not enough values to unpack (expected 2, got 1)", "first, second = pair", "unknown"),
+        (
+            "ValueError: not enough values to unpack (expected 2, got 1)",
+            "first, second = pair",
+            "unknown",
+        ),
     ],
 )
-def test_what_python_says_of_a_fault_is_of_no_field_but_the_code_is(error: str, code: str, kind: str) -> None:
+def test_what_python_says_of_a_fault_is_of_no_field_but_the_code_is(
+    error: str, code: str, kind: str
+) -> None:
     lines = (
         "Traceback (most recent call last):",
         '  File "/opt/sglang/srt/managers/scheduler.py", line 7, in step',

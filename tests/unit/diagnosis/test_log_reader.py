@@ -11,12 +11,27 @@ SIGNATURES = Profiles().signatures
 @pytest.mark.parametrize(
     ("log", "before", "made", "warm"),
     [
-        ("healthy-vllm-0.18.0-serving", "GPU KV cache size", "Capturing CUDA graphs", "init engine"),
+        (
+            "healthy-vllm-0.18.0-serving",
+            "GPU KV cache size",
+            "Capturing CUDA graphs",
+            "init engine",
+        ),
         ("healthy-llama-3.1-8b-tp2", "GPU KV cache size", "Capturing CUDA graphs", "init engine"),
         ("healthy-qwen3.5-9b", "GPU KV cache size", "Capturing CUDA graphs", "init engine"),
         ("healthy-a2-tiny-llama-eager-again", "GPU KV cache size", "init engine", "init engine"),
-        ("healthy-sglang-0.5.10.post1-serving", "KV Cache is allocated", "Memory pool end", "Prefill batch"),
-        ("healthy-sglang-0.5.23-serving", "KV Cache is allocated", "Memory pool end", "Prefill batch"),
+        (
+            "healthy-sglang-0.5.10.post1-serving",
+            "KV Cache is allocated",
+            "Memory pool end",
+            "Prefill batch",
+        ),
+        (
+            "healthy-sglang-0.5.23-serving",
+            "KV Cache is allocated",
+            "Memory pool end",
+            "Prefill batch",
+        ),
     ],
 )
 def test_the_log_says_when_the_kv_cache_stands(log: str, before: str, made: str, warm: str) -> None:
@@ -49,7 +64,10 @@ desired GPU memory utilization (0.9, 3.6 GiB). Decrease GPU memory utilization o
         "".join(f"│ {line:<400} │\n" for line in OOM.splitlines()),
         "".join(f"w-7[error] {line}\\n\n" for line in OOM.splitlines()),
         "".join(f"\x1b[1;36m{line[:24]}\x1b[0;0m{line[24:]}\x1b[0m\n" for line in OOM.splitlines()),
-        "".join(f"Apr  3 17:38:57 host vllm[41]: #033[1;36m{line[:24]}#033[0;0m{line[24:]}\n" for line in OOM.splitlines()),
+        "".join(
+            f"Apr  3 17:38:57 host vllm[41]: #033[1;36m{line[:24]}#033[0;0m{line[24:]}\n"
+            for line in OOM.splitlines()
+        ),
         "".join(f"Mar 18 11:23:46 vllm-serve[41]: {line}\n" for line in OOM.splitlines()),
         "".join(f"2025-10-24T17:12:08.363544040 +08:00 CST {line}\n" for line in OOM.splitlines()),
         "\0\ufffd" * 500 + "\n" + OOM,
@@ -75,8 +93,17 @@ def test_a_paste_is_read_however_it_was_carried(pasted: str) -> None:
 
 
 def test_a_request_that_holds_a_traceback_stays_one_line() -> None:
-    prompt = "INFO 09-28 15:47:24 [logger.py:1] Received request r: prompt: 'why? " + OOM.replace("\n", "\\n") + "'\n"
-    assert diagnose([("INFO 09-28 15:47:20 [x.py:1] Starting\n" + prompt).encode()], SIGNATURES)[0].kind == "none"
+    prompt = (
+        "INFO 09-28 15:47:24 [logger.py:1] Received request r: prompt: 'why? "
+        + OOM.replace("\n", "\\n")
+        + "'\n"
+    )
+    assert (
+        diagnose([("INFO 09-28 15:47:20 [x.py:1] Starting\n" + prompt).encode()], SIGNATURES)[
+            0
+        ].kind
+        == "none"
+    )
 
 
 def test_a_message_that_a_terminal_broke_is_named_by_the_whole_of_it() -> None:
@@ -98,11 +125,15 @@ V1 = "(EngineCore pid=1) ERROR 11-20 06:33:19 [core.py:1586] "
 WORKER = "(Worker_TP0 pid=7) ERROR 11-20 06:33:19 [multiproc_executor.py:856] "
 TRACE = "Traceback (most recent call last):"
 SITE = "/usr/lib/python3/site-packages"
-NAN = "RuntimeError: shape mismatch: value tensor of shape [211] cannot be broadcast to indexing result of shape [212]"
+NAN = (
+    "RuntimeError: shape mismatch: value tensor of shape [211] cannot be broadcast to indexing"
+    " result of shape [212]"
+)
 
 
 def served(*lines: str) -> tuple[str, str | None]:
-    """What is told of an engine that served before it printed these lines: the kind, and the line that is cited."""
+    """What is told of an engine that served before it printed these lines: the kind, and the line
+    that is cited."""
     found = diagnose(["\n".join(lines).encode()], SIGNATURES)[0]
     return found.kind, found.line
 
@@ -111,37 +142,91 @@ def served(*lines: str) -> tuple[str, str | None]:
     ("lines", "kind"),
     [
         ((VLLM, f"{V0}Engine background task failed", V0 + TRACE, V0 + NAN), "kernel_runtime"),
-        ((VLLM, "CRITICAL 11-24 17:46:32 launcher.py:99] MQLLMEngine is already dead, terminating server process"), "unknown"),
-        ((VLLM, "ERROR 11-20 06:33:19 x.py:116] Worker VllmWorkerProcess pid 29 died, exit code: 1"), "killed"),
+        (
+            (
+                VLLM,
+                (
+                    "CRITICAL 11-24 17:46:32 launcher.py:99] MQLLMEngine is already dead,"
+                    " terminating server process"
+                ),
+            ),
+            "unknown",
+        ),
+        (
+            (
+                VLLM,
+                "ERROR 11-20 06:33:19 x.py:116] Worker VllmWorkerProcess pid 29 died, exit code: 1",
+            ),
+            "killed",
+        ),
         ((VLLM, f"{V1}EngineCore hit an exception: {TRACE}", V1 + NAN), "kernel_runtime"),
         (
-            (VLLM, V1 + TRACE, f'{V1}  File "{SITE}/vllm/v1/engine/core.py", line 7, in run_busy_loop', V1 + NAN),
+            (
+                VLLM,
+                V1 + TRACE,
+                f'{V1}  File "{SITE}/vllm/v1/engine/core.py", line 7, in run_busy_loop',
+                V1 + NAN,
+            ),
             "kernel_runtime",
         ),
-        ((VLLM, WORKER + TRACE, WORKER + NAN, f"{V1}Worker proc VllmWorker-0 died unexpectedly"), "kernel_runtime"),
+        (
+            (VLLM, WORKER + TRACE, WORKER + NAN, f"{V1}Worker proc VllmWorker-0 died unexpectedly"),
+            "kernel_runtime",
+        ),
         (
             (
                 SGLANG,
                 "Exception in thread Thread-5 (forward_thread_func):",
                 TRACE,
-                f'  File "{SITE}/sglang/srt/managers/tp_worker_overlap_thread.py", line 7, in forward_thread_func',
+                (
+                    f'  File "{SITE}/sglang/srt/managers/tp_worker_overlap_thread.py", line 7, in'
+                    " forward_thread_func"
+                ),
                 NAN,
             ),
             "kernel_runtime",
         ),
-        ((SGLANG, f"[2025-01-24 04:52:54 TP1] TpModelWorkerClient hit an exception: {TRACE}", NAN), "kernel_runtime"),
-        ((SGLANG, "[2025-01-24 04:52:54] Subprocess scheduler_0 (pid=12) crashed with exit code -6."), "exited"),
-        ((SGLANG, "[2025-01-24 04:52:54] Subprocess scheduler_0 (pid=12) crashed with exit code -9."), "killed"),
+        (
+            (
+                SGLANG,
+                f"[2025-01-24 04:52:54 TP1] TpModelWorkerClient hit an exception: {TRACE}",
+                NAN,
+            ),
+            "kernel_runtime",
+        ),
+        (
+            (
+                SGLANG,
+                "[2025-01-24 04:52:54] Subprocess scheduler_0 (pid=12) crashed with exit code -6.",
+            ),
+            "exited",
+        ),
+        (
+            (
+                SGLANG,
+                "[2025-01-24 04:52:54] Subprocess scheduler_0 (pid=12) crashed with exit code -9.",
+            ),
+            "killed",
+        ),
         ((SGLANG, "Fatal Python error: Segmentation fault"), "exited"),
         (
-            (VLLM, 'python3: /frob/Frob.cpp:43: std::pair<int, int> frob(int): Assertion `a && "frob"\' failed.'),
+            (
+                VLLM,
+                (
+                    "python3: /frob/Frob.cpp:43: std::pair<int, int> frob(int): Assertion `a &&"
+                    ' "frob"\' failed.'
+                ),
+            ),
             "kernel_runtime",
         ),
         (
             (
                 VLLM,
-                "[rank0]:[E1121 02:22:46.357 ProcessGroupNCCL.cpp:1896] [PG ID 2 PG GUID 3 Rank 0] Process group watchdog thread terminated "
-                "with exception: CUDA error: an illegal memory access was encountered",
+                (
+                    "[rank0]:[E1121 02:22:46.357 ProcessGroupNCCL.cpp:1896] [PG ID 2 PG GUID 3 Rank"
+                    " 0] Process group watchdog thread terminated with exception: CUDA error: an"
+                    " illegal memory access was encountered"
+                ),
             ),
             "kernel_runtime",
         ),
@@ -155,8 +240,17 @@ def test_an_engine_that_served_and_is_over_has_its_cause(lines: tuple[str, ...],
 @pytest.mark.parametrize(
     "lines",
     [
-        ("ERROR:    Exception in ASGI application", TRACE, f'  File "{SITE}/starlette/routing.py", line 7, in app', NAN),
-        (V0 + TRACE, f'{V0}  File "{SITE}/vllm/entrypoints/openai/serving_chat.py", line 7, in create', V0 + NAN),
+        (
+            "ERROR:    Exception in ASGI application",
+            TRACE,
+            f'  File "{SITE}/starlette/routing.py", line 7, in app',
+            NAN,
+        ),
+        (
+            V0 + TRACE,
+            f'{V0}  File "{SITE}/vllm/entrypoints/openai/serving_chat.py", line 7, in create',
+            V0 + NAN,
+        ),
         (
             TRACE,
             f'  File "{SITE}/starlette/routing.py", line 7, in app',
@@ -169,8 +263,17 @@ def test_an_engine_that_served_and_is_over_has_its_cause(lines: tuple[str, ...],
             f'{V1}  File "{SITE}/vllm/v1/engine/core.py", line 7, in f',
             V1 + NAN,
         ),
-        (TRACE, f'  File "{SITE}/sglang/srt/managers/scheduler.py", line 7, in event_loop_overlap', "KeyboardInterrupt"),
-        ("ERROR 11-20 06:33:19 multiproc_worker_utils.py:116] Worker VllmWorkerProcess pid 29 died, exit code: -15",),
+        (
+            TRACE,
+            f'  File "{SITE}/sglang/srt/managers/scheduler.py", line 7, in event_loop_overlap',
+            "KeyboardInterrupt",
+        ),
+        (
+            (
+                "ERROR 11-20 06:33:19 multiproc_worker_utils.py:116] Worker VllmWorkerProcess pid"
+                " 29 died, exit code: -15"
+            ),
+        ),
     ],
 )
 def test_a_request_that_fails_by_itself_ends_no_engine(lines: tuple[str, ...]) -> None:
@@ -190,18 +293,25 @@ def test_a_wait_that_was_over_is_told_by_what_it_caused() -> None:
     first = f"{V1}EngineCore encountered a fatal error.", V1 + TRACE, frame, f"{V1}TimeoutError"
     assert served(VLLM, *first)[0] == "nccl"
     caused = f"{V1}The above exception was the direct cause of the following exception:", V1 + TRACE
-    assert served(VLLM, *first, *caused, f"{V1}TimeoutError: RPC call to execute_model timed out.")[0] == "hang"
+    assert (
+        served(VLLM, *first, *caused, f"{V1}TimeoutError: RPC call to execute_model timed out.")[0]
+        == "hang"
+    )
 
 
 def test_the_error_that_a_process_quotes_of_a_worker_is_the_cause() -> None:
-    told = "RuntimeError: Worker failed with error ''RMSNormGated' object has no attribute 'x'', please check the stack trace above for the root cause"
+    told = (
+        "RuntimeError: Worker failed with error ''RMSNormGated' object has no attribute 'x'',"
+        " please check the stack trace above for the root cause"
+    )
     died = f"{V1}Worker proc VllmWorker-0 died unexpectedly, shutting down executor."
     assert served(V1 + told, died) == ("unsupported_architecture", V1 + told)
     assert served(died)[0] == "killed"
 
 
 def test_state_that_an_engine_prints_beside_an_error_is_not_the_error() -> None:
-    """vLLM prints its configuration and its scheduler, at the level of errors, before it tells what failed."""
+    """vLLM prints its configuration and its scheduler, at the level of errors, before it tells what
+    failed."""
     log = """\
 ERROR 06-05 16:27:39 [dump_input.py:70] V1 LLM engine (v0.9.0) with config: model='m', quantization=None, enable_prefix_caching=True, tokenizer='m',
 ERROR 06-05 16:27:39 [dump_input.py:78] Dumping scheduler output for model execution:
@@ -232,7 +342,10 @@ FORWARD = (
 @pytest.mark.parametrize(
     "typed",
     [
-        "command: `python3 -m sglang.launch_server --model-path=/models/m --trust-remote-code --enable-lora`",
+        (
+            "command: `python3 -m sglang.launch_server --model-path=/models/m --trust-remote-code"
+            " --enable-lora`"
+        ),
         "$ HF_HOME=/x vllm serve org/m --trust-remote-code",
         "docker run --gpus all vllm/vllm-openai --trust-remote-code",
         "    --trust-remote-code \\",
@@ -244,15 +357,27 @@ FORWARD = (
 def test_what_a_user_typed_after_an_error_is_no_part_of_it(typed: str) -> None:
     error = "TypeError: M.forward() missing 1 required positional argument: 'metadata'"
     assert diagnose(["\n".join((*FORWARD, error, typed)).encode()], SIGNATURES)[0].kind == "package"
-    assert diagnose(["\n".join((*FORWARD, "RuntimeError: boom", typed)).encode()], SIGNATURES)[0].kind == "unknown"
+    assert (
+        diagnose(["\n".join((*FORWARD, "RuntimeError: boom", typed)).encode()], SIGNATURES)[0].kind
+        == "unknown"
+    )
 
 
 @pytest.mark.parametrize(
     "left",
     [
-        "[W1121 02:22:46.357000000 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called before program exit, which can leak",
-        "/usr/lib/python3.12/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked shared_memory objects",
-        "W1104 22:57:20.399000 14042 torch/_inductor/compile_worker/subproc_pool.py:126] SubprocPool unclean exit",
+        (
+            "[W1121 02:22:46.357000000 ProcessGroupNCCL.cpp:1496] Warning: WARNING:"
+            " destroy_process_group() was not called before program exit, which can leak"
+        ),
+        (
+            "/usr/lib/python3.12/multiprocessing/resource_tracker.py:254: UserWarning:"
+            " resource_tracker: There appear to be 1 leaked shared_memory objects"
+        ),
+        (
+            "W1104 22:57:20.399000 14042 torch/_inductor/compile_worker/subproc_pool.py:126]"
+            " SubprocPool unclean exit"
+        ),
     ],
 )
 def test_what_a_process_prints_as_it_ends_neither_survives_nor_explains(left: str) -> None:
@@ -261,7 +386,10 @@ def test_what_a_process_prints_as_it_ends_neither_survives_nor_explains(left: st
 
 
 def test_names_that_a_resource_tracker_misses_are_not_the_failure() -> None:
-    tracker = (FORWARD[0], '  File "/usr/lib/python3.12/multiprocessing/resource_tracker.py", line 209, in main')
+    tracker = (
+        FORWARD[0],
+        '  File "/usr/lib/python3.12/multiprocessing/resource_tracker.py", line 209, in main',
+    )
     lines = (*FORWARD, "RuntimeError: boom", *tracker, "KeyError: '/mp-0je2dy8c'")
     assert diagnose(["\n".join(lines).encode()], SIGNATURES)[0].line == "RuntimeError: boom"
     assert diagnose(["\n".join(lines[3:]).encode()], SIGNATURES)[0].kind == "none"
@@ -274,30 +402,49 @@ def test_what_is_wrong_with_one_request_stands_in_more_lines() -> None:
         "  Input should be 'user' [type=literal_error, input_value='x',",
     )
     assert diagnose(["\n".join(said).encode()], SIGNATURES)[0].kind == "none"
-    assert diagnose(["\n".join(said).replace("ChatCompletionRequest", "VllmConfig").encode()], SIGNATURES)[0].kind == "bad_flag"
+    assert (
+        diagnose(
+            ["\n".join(said).replace("ChatCompletionRequest", "VllmConfig").encode()], SIGNATURES
+        )[0].kind
+        == "bad_flag"
+    )
 
 
 def test_a_pipe_to_a_process_that_is_gone_tells_that_it_died() -> None:
-    recv = (FORWARD[0], '  File "/usr/lib/python3.12/multiprocessing/connection.py", line 383, in _recv', "EOFError")
+    recv = (
+        FORWARD[0],
+        '  File "/usr/lib/python3.12/multiprocessing/connection.py", line 383, in _recv',
+        "EOFError",
+    )
     failure = diagnose(["\n".join(recv).encode()], SIGNATURES)[0]
     assert failure.kind == "unknown"
     assert "further up" in failure.message
     assert diagnose(["\n".join(recv[1:]).encode()], SIGNATURES)[0].kind == "unknown"
-    other = (FORWARD[0], '  File "/usr/lib/python3.12/asyncio/streams.py", line 9, in read', "EOFError")
+    other = (
+        FORWARD[0],
+        '  File "/usr/lib/python3.12/asyncio/streams.py", line 9, in read',
+        "EOFError",
+    )
     assert diagnose(["\n".join(other).encode()], SIGNATURES)[0].kind == "none"
 
 
 def test_an_assertion_is_told_by_its_code_whatever_follows() -> None:
     asserted = (*FORWARD, "    assert self.quant_method is not None", "AssertionError")
     for after in ((), ("", "Process Process-1:1:", "and more prose about it")):
-        assert diagnose(["\n".join((*asserted, *after)).encode()], SIGNATURES)[0].kind == "unsupported_quantization"
+        assert (
+            diagnose(["\n".join((*asserted, *after)).encode()], SIGNATURES)[0].kind
+            == "unsupported_quantization"
+        )
 
 
 @pytest.mark.parametrize("frame", ["_wait_and_warmup", "_execute_server_warmup"])
 @pytest.mark.parametrize(
     "error",
     [
-        "requests.exceptions.ConnectionError: HTTPConnectionPool(host='0.0.0.0', port=30000): Max retries exceeded with url: /get_model_info",
+        (
+            "requests.exceptions.ConnectionError: HTTPConnectionPool(host='0.0.0.0', port=30000):"
+            " Max retries exceeded with url: /get_model_info"
+        ),
         "AssertionError: res=<Response [403]>, res.text='<h1>403 Forbidden</h1> 401 Client Error'",
         "requests.exceptions.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
     ],
@@ -305,7 +452,10 @@ def test_an_assertion_is_told_by_its_code_whatever_follows() -> None:
 def test_an_engine_that_did_not_reach_itself_lacks_no_file(frame: str, error: str) -> None:
     lines = (
         "[2024-12-05 17:27:24] INFO:     Application startup complete.",
-        "[2024-12-05 17:29:25] Initialization failed. warmup error: Traceback (most recent call last):",
+        (
+            "[2024-12-05 17:29:25] Initialization failed. warmup error: Traceback (most recent call"
+            " last):"
+        ),
         f'  File "/opt/sglang/srt/entrypoints/http_server.py", line 562, in {frame}',
         error,
     )
@@ -315,9 +465,15 @@ def test_an_engine_that_did_not_reach_itself_lacks_no_file(frame: str, error: st
 
 
 def test_the_errors_of_an_engines_own_request_are_known_without_their_traceback() -> None:
-    own = "requests.exceptions.ConnectionError: HTTPConnectionPool(host='127.0.0.1', port=30000): Max retries exceeded with url: /health"
+    own = (
+        "requests.exceptions.ConnectionError: HTTPConnectionPool(host='127.0.0.1', port=30000): Max"
+        " retries exceeded with url: /health"
+    )
     assert diagnose([own.encode()], SIGNATURES)[0].kind == "unknown"
-    assert diagnose([own.replace("127.0.0.1", "huggingface.co").encode()], SIGNATURES)[0].kind == "download"
+    assert (
+        diagnose([own.replace("127.0.0.1", "huggingface.co").encode()], SIGNATURES)[0].kind
+        == "download"
+    )
 
 
 def test_the_loops_of_old_engines_end_them_too() -> None:
@@ -329,25 +485,48 @@ def test_the_loops_of_old_engines_end_them_too() -> None:
         "RuntimeError: CUDA out of memory",
     )
     for function, kind in (("exposed_step", "gpu_oom"), ("handle", "none")):
-        assert diagnose(["\n".join((served, *trace)).format(function).encode()], SIGNATURES)[0].kind == kind
+        assert (
+            diagnose(["\n".join((served, *trace)).format(function).encode()], SIGNATURES)[0].kind
+            == kind
+        )
 
 
 @pytest.mark.parametrize("level", ["W", "I"])
-def test_what_a_library_of_compiled_code_prints_does_not_show_that_an_engine_goes_on(level: str) -> None:
-    native = f"[rank0]:[{level}307 09:43:03.196837779 ProcessGroupNCCL.cpp:1250] Warning: process group has NOT been destroyed"
-    trace = ("[rank0]: " + TRACE, '[rank0]:   File "vllm/x.py", line 7, in f', "[rank0]: FooError: boom")
+def test_what_a_library_of_compiled_code_prints_does_not_show_that_an_engine_goes_on(
+    level: str,
+) -> None:
+    native = (
+        f"[rank0]:[{level}307 09:43:03.196837779 ProcessGroupNCCL.cpp:1250] Warning: process group"
+        " has NOT been destroyed"
+    )
+    trace = (
+        "[rank0]: " + TRACE,
+        '[rank0]:   File "vllm/x.py", line 7, in f',
+        "[rank0]: FooError: boom",
+    )
     assert served(*trace, native) == ("unknown", trace[-1])
     assert served(*trace, "[rank0]: INFO 11-20 06:33:19 x.py:65] It goes on.") == ("none", None)
 
 
-REQUEST = (TRACE, f'  File "{SITE}/starlette/routing.py", line 7, in app', f'  File "{SITE}/transformers/x.py", line 7, in f')
-START = (TRACE, f'  File "{SITE}/vllm/entrypoints/openai/serving_chat.py", line 7, in __init__', REQUEST[2])
+REQUEST = (
+    TRACE,
+    f'  File "{SITE}/starlette/routing.py", line 7, in app',
+    f'  File "{SITE}/transformers/x.py", line 7, in f',
+)
+START = (
+    TRACE,
+    f'  File "{SITE}/vllm/entrypoints/openai/serving_chat.py", line 7, in __init__',
+    REQUEST[2],
+)
 
 
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        ("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "weights_corrupt"),
+        (
+            "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+            "weights_corrupt",
+        ),
         ("NotImplementedError: this is not supported", "config_refused"),
     ],
 )
@@ -357,21 +536,33 @@ def test_who_answers_a_request_reads_no_files_of_the_model(error: str, kind: str
 
 
 def test_what_wraps_an_error_tells_when_it_was_raised() -> None:
-    raised = (V0 + TRACE, f'{V0}  File "{SITE}/vllm/worker/model_runner.py", line 7, in execute_model')
+    raised = (
+        V0 + TRACE,
+        f'{V0}  File "{SITE}/vllm/worker/model_runner.py", line 7, in execute_model',
+    )
     error = f"{V0}NotImplementedError: this is not supported"
     caused = f"{V0}The above exception was the direct cause of the following exception:"
     for frame, kind in (("profile_run", "config_refused"), ("engine_step", "unknown")):
-        wrapped = (V0 + TRACE, f'{V0}  File "{SITE}/vllm/worker/x.py", line 7, in {frame}', f"{V0}FooError: boom")
+        wrapped = (
+            V0 + TRACE,
+            f'{V0}  File "{SITE}/vllm/worker/x.py", line 7, in {frame}',
+            f"{V0}FooError: boom",
+        )
         assert served(*raised, error, caused, *wrapped)[0] == kind
     assert served(*raised, error)[0] == "unknown"
 
 
 def test_a_traceback_may_begin_behind_other_words() -> None:
-    asked = f"{V0}Exception in worker VllmWorkerProcess while processing method load_model: boom, {TRACE}"
+    asked = (
+        f"{V0}Exception in worker VllmWorkerProcess while processing method load_model: boom,"
+        f" {TRACE}"
+    )
     frame = f'{V0}  File "{SITE}/vllm/model_executor/models/x.py", line 7, in load_weights'
     assert served(asked, frame, f"{V0}RuntimeError: boom")[0] == "weights_corrupt"
     known = asked.replace(
-        "boom", "The model's max seq len (9) is larger than the maximum number of tokens that can be stored in KV cache (8)"
+        "boom",
+        "The model's max seq len (9) is larger than the maximum number of tokens that can be stored"
+        " in KV cache (8)",
     )
     assert served(known, frame)[0] == "kv_too_small"
 
@@ -381,13 +572,25 @@ def test_a_task_whose_exception_nobody_asked_for_names_nothing() -> None:
         "Task exception was never retrieved",
         "future: <Task finished exception=ZMQError('rocm, cuda and torch.compile failed')>",
     )
-    assert served(*ignored, TRACE, '  File "zmq/_future.py", line 7, in poll', "zmq.error.ZMQError: boom")[0] == "none"
+    assert (
+        served(
+            *ignored, TRACE, '  File "zmq/_future.py", line 7, in poll', "zmq.error.ZMQError: boom"
+        )[0]
+        == "none"
+    )
 
 
 def test_what_another_program_logs_as_information_is_read_as_what_it_is() -> None:
     carried = "2025-08-13 04:39:39,839 - __main__ - INFO - "
-    raised = (*FORWARD, "    x()", "RuntimeError: CUDA error: no kernel image is available for execution on the device")
-    assert diagnose(["\n".join(f"{carried}{line}" for line in raised).encode()], SIGNATURES)[0].kind == "no_kernel_image"
+    raised = (
+        *FORWARD,
+        "    x()",
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+    )
+    assert (
+        diagnose(["\n".join(f"{carried}{line}" for line in raised).encode()], SIGNATURES)[0].kind
+        == "no_kernel_image"
+    )
     own = f"{carried}It goes on."
     assert diagnose(["\n".join(("RuntimeError: boom", own)).encode()], SIGNATURES)[0].kind == "none"
 
@@ -395,7 +598,10 @@ def test_what_another_program_logs_as_information_is_read_as_what_it_is() -> Non
 def test_stamps_with_tabs_are_left_out() -> None:
     stamp = "1779264164797\t2026-05-20T08:02:44.797Z\t"
     raised = (*FORWARD, "    x()", "RuntimeError: CUDA out of memory")
-    assert diagnose(["\n\n".join(f"{stamp}{line}" for line in raised).encode()], SIGNATURES)[0].kind == "gpu_oom"
+    assert (
+        diagnose(["\n\n".join(f"{stamp}{line}" for line in raised).encode()], SIGNATURES)[0].kind
+        == "gpu_oom"
+    )
 
 
 def test_a_thread_that_ends_is_the_failure_where_nothing_else_is() -> None:
@@ -404,73 +610,128 @@ def test_a_thread_that_ends_is_the_failure_where_nothing_else_is() -> None:
     assert diagnose(["\n".join(thread).encode()], SIGNATURES)[0].kind == "gpu_oom"
     assert diagnose(["\n".join((served, *thread)).encode()], SIGNATURES)[0].kind == "none"
     assert (
-        diagnose(["\n".join((served, *thread)).replace("forward", "transfer_worker").encode()], SIGNATURES)[0].kind == "gpu_oom"
+        diagnose(
+            ["\n".join((served, *thread)).replace("forward", "transfer_worker").encode()],
+            SIGNATURES,
+        )[0].kind
+        == "gpu_oom"
     )
-    assert diagnose(["\n".join((*thread, "RuntimeError: UVA is not available")).encode()], SIGNATURES)[0].kind == "platform"
+    assert (
+        diagnose(["\n".join((*thread, "RuntimeError: UVA is not available")).encode()], SIGNATURES)[
+            0
+        ].kind
+        == "platform"
+    )
     told = "Exception ignored in: <function f>"
     assert diagnose(["\n".join((told, *thread[1:])).encode()], SIGNATURES)[0].kind == "none"
 
 
 def test_an_assertion_of_a_kernel_is_believed_of_an_engine_that_serves() -> None:
-    served = "[2026-04-13 10:35:43 TP2] Decode batch, #running-req: 1, gen throughput (token/s): 21.39"
-    for text in ("`probability tensor contains either `inf`, `nan` or element < 0`", "`srcIndex < srcSelectDimSize`"):
-        said = f"/pytorch/aten/src/ATen/native/cuda/X.cu:112: f: block: [0,0,0], thread: [0,0,0] Assertion {text} failed."
-        assert diagnose(["\n".join((served, said)).encode()], SIGNATURES)[0].kind == "kernel_runtime"
+    served = (
+        "[2026-04-13 10:35:43 TP2] Decode batch, #running-req: 1, gen throughput (token/s): 21.39"
+    )
+    for text in (
+        "`probability tensor contains either `inf`, `nan` or element < 0`",
+        "`srcIndex < srcSelectDimSize`",
+    ):
+        said = (
+            "/pytorch/aten/src/ATen/native/cuda/X.cu:112: f: block: [0,0,0], thread: [0,0,0]"
+            f" Assertion {text} failed."
+        )
+        assert (
+            diagnose(["\n".join((served, said)).encode()], SIGNATURES)[0].kind == "kernel_runtime"
+        )
 
 
 def test_caches_that_are_not_handed_over_are_a_failure_between_engines() -> None:
-    failed = "[2025-06-12 14:05:26] Prefill transfer failed for request rank=0 with exception KVTransferError(bootstrap_room=8): Failed to send"
+    failed = (
+        "[2025-06-12 14:05:26] Prefill transfer failed for request rank=0 with exception"
+        " KVTransferError(bootstrap_room=8): Failed to send"
+    )
     assert diagnose([failed.encode()], SIGNATURES)[0].kind == "nccl"
     died = "RuntimeError: CUDA out of memory"
     assert diagnose(["\n".join((failed, *FORWARD, died)).encode()], SIGNATURES)[0].kind == "gpu_oom"
 
 
 def test_a_port_is_found_to_be_taken_after_the_start() -> None:
-    taken = "ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8080): address already in use"
-    assert served("INFO:     Application startup complete.", taken, "INFO:     Application shutdown complete.") == (
-        "port_in_use",
-        taken,
+    taken = (
+        "ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8080): address"
+        " already in use"
     )
+    assert served(
+        "INFO:     Application startup complete.", taken, "INFO:     Application shutdown complete."
+    ) == ("port_in_use", taken)
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "ERROR 08-19 10:11:12 [backend_xgrammar.py:167] Failed to advance FSM for request chatcmpl-8f2e for tokens 271. Please file an issue.",
+        (
+            "ERROR 08-19 10:11:12 [backend_xgrammar.py:167] Failed to advance FSM for request"
+            " chatcmpl-8f2e for tokens 271. Please file an issue."
+        ),
         "scheduler.py: Unexpected: grammar rejected tokens [4754]. Terminating request.",
-        'vllm-0 proxy E1027 22:25:32.427556 1 proxy.go:268] "waiting for vLLM to be ready" err="dial tcp [::1]:8200: connect: connection refused"',
-        'Warning  Unhealthy  Readiness probe failed: Get "http://10.0.0.1:8000/health": dial tcp 10.0.0.1:8000: connect: connection refused',
+        (
+            'vllm-0 proxy E1027 22:25:32.427556 1 proxy.go:268] "waiting for vLLM to be ready"'
+            ' err="dial tcp [::1]:8200: connect: connection refused"'
+        ),
+        (
+            'Warning  Unhealthy  Readiness probe failed: Get "http://10.0.0.1:8000/health": dial'
+            " tcp 10.0.0.1:8000: connect: connection refused"
+        ),
     ],
 )
-def test_what_befell_a_request_or_whoever_waits_for_the_engine_is_no_failure_of_it(line: str) -> None:
+def test_what_befell_a_request_or_whoever_waits_for_the_engine_is_no_failure_of_it(
+    line: str,
+) -> None:
     assert diagnose([line.encode()], SIGNATURES)[0].kind == "none"
 
 
 def test_a_worker_that_says_that_others_may_wait_for_it_says_no_more() -> None:
-    told = "ERROR 08-06 09:31:47 [worker_base.py:619] Error executing method 'init_device'. This might cause deadlock in distributed execution."
+    told = (
+        "ERROR 08-06 09:31:47 [worker_base.py:619] Error executing method 'init_device'. This might"
+        " cause deadlock in distributed execution."
+    )
     assert diagnose([told.encode()], SIGNATURES)[0].kind == "unknown"
-    trace = f'{TRACE}\n  File "{SITE}/x.py", line 7, in f\nRuntimeError: CUDA error: an illegal memory access was encountered'
+    trace = (
+        f'{TRACE}\n  File "{SITE}/x.py", line 7, in f\nRuntimeError: CUDA error: an illegal memory'
+        " access was encountered"
+    )
     assert diagnose([f"{told}\n{trace}".encode()], SIGNATURES)[0].kind == "kernel_runtime"
 
 
 def test_a_wait_between_processes_is_told_where_nothing_else_is() -> None:
     """vLLM prints it as information while it loads, too: only who pastes it alone means it."""
     said = (
-        "No available shared memory broadcast block found in 60 seconds. This typically happens when some processes are hanging"
+        "No available shared memory broadcast block found in 60 seconds. This typically happens"
+        " when some processes are hanging"
     )
     assert diagnose([said.encode()], SIGNATURES)[0].kind == "hang"
-    assert diagnose([f"INFO 03-08 17:27:28 [shm_broadcast.py:548] {said}".encode()], SIGNATURES)[0].kind == "none"
-    assert diagnose([f"{said}\nRuntimeError: CUDA out of memory".encode()], SIGNATURES)[0].kind == "gpu_oom"
+    assert (
+        diagnose([f"INFO 03-08 17:27:28 [shm_broadcast.py:548] {said}".encode()], SIGNATURES)[
+            0
+        ].kind
+        == "none"
+    )
+    assert (
+        diagnose([f"{said}\nRuntimeError: CUDA out of memory".encode()], SIGNATURES)[0].kind
+        == "gpu_oom"
+    )
 
 
 def test_what_a_client_was_answered_is_no_failure_of_the_engine() -> None:
     error = "{'object': 'error', 'message': 'The model `m-GPTQ-Int8` does not exist.', 'code': 404}"
-    assert served(error)[0] == served(f"openai.BadRequestError: Error code: 400 - {error}")[0] == "none"
+    assert (
+        served(error)[0]
+        == served(f"openai.BadRequestError: Error code: 400 - {error}")[0]
+        == "none"
+    )
 
 
 def test_of_what_somebody_writes_beside_an_error_no_word_counts() -> None:
     prose = (
-        "I tried two models, org/m-AWQ and org/m-GPTQ, and it does not work with either, also not quantized by bitsandbytes."
+        "I tried two models, org/m-AWQ and org/m-GPTQ, and it does not work with either, also not"
+        " quantized by bitsandbytes."
     )
     assert served(prose)[0] == "unsupported_quantization"
     assert served(prose, "FooError: boom")[0] == "unknown"
@@ -487,17 +748,32 @@ def test_amd_words_its_errors_as_nvidia_does(api: str) -> None:
 
 
 def test_memory_of_the_host_that_ray_ran_out_of_is_no_gpus() -> None:
-    assert served("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.")[0] == "host_oom"
+    assert (
+        served(
+            "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on"
+            " memory."
+        )[0]
+        == "host_oom"
+    )
 
 
 @pytest.mark.parametrize(
     ("sentence", "kind"),
     [
         (
-            "With speculative decoding of my AWQ model I get **ValueError: not enough values to unpack (expected 3, got 2)**",
+            (
+                "With speculative decoding of my AWQ model I get **ValueError: not enough values to"
+                " unpack (expected 3, got 2)**"
+            ),
             "unknown",
         ),
-        ("With speculative decoding I get `RuntimeError: could not broadcast input array from shape (513,)`", "kernel_runtime"),
+        (
+            (
+                "With speculative decoding I get `RuntimeError: could not broadcast input array"
+                " from shape (513,)`"
+            ),
+            "kernel_runtime",
+        ),
         ("With rope_scaling in config.json I get `KeyError: 'type'`", "config_refused"),
     ],
 )

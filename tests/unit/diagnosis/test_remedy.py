@@ -21,10 +21,18 @@ def templates(row: Signature) -> list[str]:
     return [row.message, row.advice, *row.steps, kind.message, kind.advice, *kind.steps]
 
 
-@pytest.mark.parametrize("row", NAMED, ids=lambda row: f"{row.kind}: {row.pattern[:40] or row.where[:40] or row.message[:40]}")
+@pytest.mark.parametrize(
+    "row",
+    NAMED,
+    ids=lambda row: f"{row.kind}: {row.pattern[:40] or row.where[:40] or row.message[:40]}",
+)
 def test_every_text_is_whole_with_and_without_each_value(row: Signature) -> None:
     named = sorted(set().union(*(groups(text) for text in templates(row))))
-    cases = [dict.fromkeys(named, 7), {}, *({name: 7 for name in named if name != left_out} for left_out in named)]
+    cases = [
+        dict.fromkeys(named, 7),
+        {},
+        *({name: 7 for name in named if name != left_out} for left_out in named),
+    ]
     for known in cases:
         message, advice, cure = SIGNATURES.words(row, dict(known))
         assert message != "The engine failed."
@@ -46,7 +54,12 @@ def test_every_kind_that_the_gateway_finds_itself_has_a_cure() -> None:
         ROOT / "gateway/diagnosis/diagnose.py",
     ]
     text = "".join(path.read_text() for path in sources)
-    found = {*re.findall(r'(?:Failure\(\s*kind=|_Refuted\(|kind = |, )"([a-z]+(?:_[a-z]+)*)"(?: if| else|,)', text)}
+    found = {
+        *re.findall(
+            r'(?:Failure\(\s*kind=|_Refuted\(\s*|kind = |, )"([a-z]+(?:_[a-z]+)*)"(?: if| else|,)',
+            text,
+        )
+    }
     made = {
         "start_timeout",
         "stalled",
@@ -64,13 +77,20 @@ def test_every_kind_that_the_gateway_finds_itself_has_a_cure() -> None:
 
 
 def test_a_failure_without_steps_gets_those_of_its_kind_with_the_numbers_of_its_case() -> None:
-    failure = Failure(kind="start_timeout", phase="loading weights", message="It printed nothing.", advice="Read the log.")
+    failure = Failure(
+        kind="start_timeout",
+        phase="loading weights",
+        message="It printed nothing.",
+        advice="Read the log.",
+    )
     known: dict[str, Scalar] = {"model": "m", "engine": "vllm==0.26.0", "patience": 600, "ranks": 2}
     steps = SIGNATURES.cured(failure, known).steps
     assert steps[0] == "Read the log."
     assert "raise FITSERVE_START_TIMEOUT_S above 600, then `fitserve retry m`" in steps[2]
     assert "Its 2 ranks may wait" in steps[-1]
-    assert not any("ranks" in step for step in SIGNATURES.cured(failure, {"engine": "vllm==0.26.0"}).steps)
+    assert not any(
+        "ranks" in step for step in SIGNATURES.cured(failure, {"engine": "vllm==0.26.0"}).steps
+    )
     told = failure.evolve(steps=("Do this.",))
     assert SIGNATURES.cured(told, known) is told
 

@@ -21,17 +21,33 @@ def read(*lines: str) -> Failure:
 
 def traced(frame: str, function: str, error: str) -> Failure:
     """A failure of which only the frame and the exception are known."""
-    return read("Traceback (most recent call last):", f'  File "{SITE}/{frame}", line 7, in {function}', error)
+    return read(
+        "Traceback (most recent call last):",
+        f'  File "{SITE}/{frame}", line 7, in {function}',
+        error,
+    )
 
 
 @pytest.mark.parametrize(
-    "split", ["tuned", "held", "second-tuned", "second-held", "third", "fifth-tuned", "fifth-held", "sixth-tuned"]
+    "split",
+    [
+        "tuned",
+        "held",
+        "second-tuned",
+        "second-held",
+        "third",
+        "fifth-tuned",
+        "fifth-held",
+        "sixth-tuned",
+    ],
 )
 def test_nine_of_ten_failures_that_users_reported_are_named(split: str) -> None:
     rows = score(OWN, SIGNATURES, split)
     assert len(rows) >= 33
     right = sum(column == "right" for _, _, column in rows)
-    assert right / len(rows) >= 0.9, [(case["file"], found) for case, found, column in rows if column != "right"]
+    assert right / len(rows) >= 0.9, [
+        (case["file"], found) for case, found, column in rows if column != "right"
+    ]
     assert all(column == "right" for case, _, column in rows if case["kinds"] == ["none"])
 
 
@@ -65,12 +81,18 @@ def test_reports_that_only_trained_the_rules_are_named() -> None:
     missed = [(case["file"], found) for case, found, column in rows if column != "right"]
     assert rows
     assert len(missed) <= 0.1 * len(rows), missed
-    assert not [case["file"] for case, _, column in rows if case["kinds"] == ["none"] and column != "right"]
+    assert not [
+        case["file"] for case, _, column in rows if case["kinds"] == ["none"] and column != "right"
+    ]
 
 
 @pytest.mark.parametrize(
     ("file", "kind"),
-    [("managers/cache.py", "unknown"), ("layers/attention/x_backend.py", "kernel_runtime"), ("models/x.py", "no_backend")],
+    [
+        ("managers/cache.py", "unknown"),
+        ("layers/attention/x_backend.py", "kernel_runtime"),
+        ("models/x.py", "no_backend"),
+    ],
 )
 def test_an_assertion_of_a_scheduler_that_serves_is_of_no_field(file: str, kind: str) -> None:
     failure = read(
@@ -116,7 +138,9 @@ def test_a_model_that_computes_has_been_built(function: str, file: str, kind: st
         ("", "size mismatch for lm_head.weight: copying a param with shape", "weights_corrupt"),
     ],
 )
-def test_shapes_are_those_of_weights_where_weights_are_read(begun: str, error: str, kind: str) -> None:
+def test_shapes_are_those_of_weights_where_weights_are_read(
+    begun: str, error: str, kind: str
+) -> None:
     assert read(begun, f"RuntimeError: {error}").kind == kind
 
 
@@ -149,61 +173,187 @@ def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
         ("vllm/lora/worker_manager.py", "_load_adapter", "RuntimeError: boom", "lora"),
         ("vllm/multimodal/processing.py", "apply", "ValueError: boom", "multimodal"),
         ("vllm/transformers_utils/tokenizer.py", "get_tokenizer", "ValueError: boom", "tokenizer"),
-        ("vllm/model_executor/models/llama.py", "load_weights", "AssertionError", "weights_corrupt"),
+        (
+            "vllm/model_executor/models/llama.py",
+            "load_weights",
+            "AssertionError",
+            "weights_corrupt",
+        ),
         ("vllm/distributed/parallel_state.py", "all_reduce", "RuntimeError: boom", "nccl"),
-        ("vllm/distributed/utils.py", "ensure_divisibility", "AssertionError: boom", "illegal_parallelism"),
+        (
+            "vllm/distributed/utils.py",
+            "ensure_divisibility",
+            "AssertionError: boom",
+            "illegal_parallelism",
+        ),
         ("torch/_ops.py", "__call__", "RuntimeError: boom", "kernel_runtime"),
-        ("torch/_inductor/graph.py", "codegen", "torch._inductor.exc.InductorError: boom", "kernel_runtime"),
+        (
+            "torch/_inductor/graph.py",
+            "codegen",
+            "torch._inductor.exc.InductorError: boom",
+            "kernel_runtime",
+        ),
         ("sglang/srt/server_args.py", "__post_init__", "AssertionError: boom", "config_refused"),
         ("sglang/srt/speculative/eagle_worker.py", "__init__", "AssertionError", "config_refused"),
         ("sglang/srt/managers/scheduler.py", "__init__", "RuntimeError: boom", "unknown"),
-        ("vllm/model_executor/models/phi3v.py", "forward", "TypeError: only integer tensors can be an index", "unknown"),
-        ("vllm/model_executor/models/phi3v.py", "__init__", "TypeError: boom", "unsupported_architecture"),
+        (
+            "vllm/model_executor/models/phi3v.py",
+            "forward",
+            "TypeError: only integer tensors can be an index",
+            "unknown",
+        ),
+        (
+            "vllm/model_executor/models/phi3v.py",
+            "__init__",
+            "TypeError: boom",
+            "unsupported_architecture",
+        ),
         (
             "vllm/model_executor/models/x.py",
             "f",
             "ValueError: Attempted to assign 776 image tokens to 826 placeholders",
             "multimodal",
         ),
-        ("vllm/x.py", "f", "FileNotFoundError: [Errno 2] No such file or directory: 'org/m/adapter_config.json'", "lora"),
+        (
+            "vllm/x.py",
+            "f",
+            "FileNotFoundError: [Errno 2] No such file or directory: 'org/m/adapter_config.json'",
+            "lora",
+        ),
         (
             "vllm/x.py",
             "f",
             "FileNotFoundError: [Errno 2] No such file or directory: 'org/m/model.safetensors'",
             "weights_missing",
         ),
-        ("vllm/x.py", "f", "TypeError: argument 'tokens': 'NoneType' object cannot be converted to 'PyString'", "unknown"),
-        ("vllm/entrypoints/openai/protocol.py", "check", "AttributeError: 'bytes' object has no attribute 'get'", "unknown"),
-        ("huggingface_hub/hf_api.py", "__init__", "TypeError: X() got an unexpected keyword argument 'y'", "package"),
+        (
+            "vllm/x.py",
+            "f",
+            "TypeError: argument 'tokens': 'NoneType' object cannot be converted to 'PyString'",
+            "unknown",
+        ),
+        (
+            "vllm/entrypoints/openai/protocol.py",
+            "check",
+            "AttributeError: 'bytes' object has no attribute 'get'",
+            "unknown",
+        ),
+        (
+            "huggingface_hub/hf_api.py",
+            "__init__",
+            "TypeError: X() got an unexpected keyword argument 'y'",
+            "package",
+        ),
         ("huggingface_hub/hf_api.py", "model_info", "OSError: boom", "weights_missing"),
-        ("vllm/v1/core/kv_cache_utils.py", "unify_hybrid_kv_cache_specs", "ValueError: boom", "config_refused"),
-        ("vllm/distributed/kv_transfer/kv_connector/factory.py", "create_connector_v0", "AssertionError", "config_refused"),
-        ("vllm/distributed/device_communicators/shm_broadcast.py", "acquire_read", "TimeoutError", "hang"),
-        # What the engine counts for requests: words of a field in it (an image's placeholders, a page's size) are no cause.
-        ("vllm/v1/core/kv_cache_utils.py", "popleft", "ValueError: no free blocks, block size 16", "unknown"),
+        (
+            "vllm/v1/core/kv_cache_utils.py",
+            "unify_hybrid_kv_cache_specs",
+            "ValueError: boom",
+            "config_refused",
+        ),
+        (
+            "vllm/distributed/kv_transfer/kv_connector/factory.py",
+            "create_connector_v0",
+            "AssertionError",
+            "config_refused",
+        ),
+        (
+            "vllm/distributed/device_communicators/shm_broadcast.py",
+            "acquire_read",
+            "TimeoutError",
+            "hang",
+        ),
+        # What the engine counts for requests: words of a field in it (an image's placeholders, a
+        # page's size) are no cause.
+        (
+            "vllm/v1/core/kv_cache_utils.py",
+            "popleft",
+            "ValueError: no free blocks, block size 16",
+            "unknown",
+        ),
         (
             "vllm/v1/core/sched/async_scheduler.py",
             "_update_request_with_output",
             "AssertionError: image placeholders",
             "unknown",
         ),
-        ("vllm/v1/worker/gpu_model_runner.py", "_bookkeeping_sync", "AssertionError: exceed the max model length", "unknown"),
+        (
+            "vllm/v1/worker/gpu_model_runner.py",
+            "_bookkeeping_sync",
+            "AssertionError: exceed the max model length",
+            "unknown",
+        ),
         ("vllm/v1/spec_decode/eagle.py", "propose", "AssertionError", "unknown"),
         ("torch/nn/functional.py", "conv2d", "RuntimeError: boom", "kernel_runtime"),
         ("torch/nn/modules/module.py", "__getattr__", "RuntimeError: boom", "unknown"),
         ("triton/runtime/cache.py", "get_file", "FileNotFoundError: boom", "toolchain"),
-        ("triton/backends/nvidia/compiler.py", "make_llir", "RuntimeError: PassManager::run failed", "kernel_runtime"),
-        ("vllm/platforms/interface.py", "get_device_capability", "NotImplementedError", "no_device"),
-        ("pynvml.py", "nvmlDeviceGetName", "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xf8", "platform"),
-        ("transformers/configuration_utils.py", "_dict_from_json_file", "UnicodeDecodeError: 'utf-8' codec", "weights_corrupt"),
-        ("vllm/attention/backends/flashinfer.py", "begin_forward", "TypeError: 'NoneType' object is not callable", "package"),
-        ("vllm/distributed/parallel_state.py", "__init__", "ZeroDivisionError: division by zero", "unknown"),
-        ("vllm/executor/ray_utils.py", "run", "AttributeError: 'SpecDecodeWorker' object has no attribute 'x'", "unknown"),
-        ("vllm/model_executor/models/x.py", "f", "UnboundLocalError: cannot access local variable 'x'", "unknown"),
-        ("setuptools/command.py", "copy_file", "distutils.errors.DistutilsFileError: can't copy 'x'", "unknown"),
-        ("torch/_ops.py", "__call__", "RuntimeError: prob_m = 1152 is not divisible by thread_m = 512", "no_kernel"),
+        (
+            "triton/backends/nvidia/compiler.py",
+            "make_llir",
+            "RuntimeError: PassManager::run failed",
+            "kernel_runtime",
+        ),
+        (
+            "vllm/platforms/interface.py",
+            "get_device_capability",
+            "NotImplementedError",
+            "no_device",
+        ),
+        (
+            "pynvml.py",
+            "nvmlDeviceGetName",
+            "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xf8",
+            "platform",
+        ),
+        (
+            "transformers/configuration_utils.py",
+            "_dict_from_json_file",
+            "UnicodeDecodeError: 'utf-8' codec",
+            "weights_corrupt",
+        ),
+        (
+            "vllm/attention/backends/flashinfer.py",
+            "begin_forward",
+            "TypeError: 'NoneType' object is not callable",
+            "package",
+        ),
+        (
+            "vllm/distributed/parallel_state.py",
+            "__init__",
+            "ZeroDivisionError: division by zero",
+            "unknown",
+        ),
+        (
+            "vllm/executor/ray_utils.py",
+            "run",
+            "AttributeError: 'SpecDecodeWorker' object has no attribute 'x'",
+            "unknown",
+        ),
+        (
+            "vllm/model_executor/models/x.py",
+            "f",
+            "UnboundLocalError: cannot access local variable 'x'",
+            "unknown",
+        ),
+        (
+            "setuptools/command.py",
+            "copy_file",
+            "distutils.errors.DistutilsFileError: can't copy 'x'",
+            "unknown",
+        ),
+        (
+            "torch/_ops.py",
+            "__call__",
+            "RuntimeError: prob_m = 1152 is not divisible by thread_m = 512",
+            "no_kernel",
+        ),
         ("PIL/Image.py", "new", "TypeError: color must be int", "multimodal"),
-        ("sglang/srt/models/llava.py", "pad_input_ids", "ValueError: 32000 is not in list", "multimodal"),
+        (
+            "sglang/srt/models/llava.py",
+            "pad_input_ids",
+            "ValueError: 32000 is not in list",
+            "multimodal",
+        ),
         (
             "sglang/srt/layers/attention/vision.py",
             "_determine_attention_backend",
@@ -217,15 +367,60 @@ def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
             "package",
         ),
         # Wherever it is said that a package is to be installed.
-        ("vllm/v1/attention/ops/x.py", "f", "RuntimeError: FrobDSL sibling kernel failed to import", "package"),
-        ("sglang/srt/layers/moe/x.py", "f", "RuntimeError: frob runner backend requires frobinfer to be installed.", "package"),
-        ("vllm/distributed/x.py", "f", "RuntimeError: Frob is not available. Please install the `frob` package.", "package"),
-        ("vllm/attention/x.py", "f", "RuntimeError: The installed frob-infer lacks frob", "package"),
-        ("vllm/attention/x.py", "f", "RuntimeError: the weights of the installed model are odd", "kernel_runtime"),
-        ("sglang/srt/mem_cache/x.py", "f", "ValueError: Not enough host memory for the frob pool", "host_oom"),
-        ("sglang/srt/utils/network.py", "f", "OSError: Could not bind port 7 on any address", "port_in_use"),
-        ("vllm/v1/engine/utils.py", "f", "ValueError: Not enough resources to allocate 4 DP ranks", "illegal_parallelism"),
-        ("vllm/attention/backends/abstract.py", "get_state_cls", "NotImplementedError", "no_backend"),
+        (
+            "vllm/v1/attention/ops/x.py",
+            "f",
+            "RuntimeError: FrobDSL sibling kernel failed to import",
+            "package",
+        ),
+        (
+            "sglang/srt/layers/moe/x.py",
+            "f",
+            "RuntimeError: frob runner backend requires frobinfer to be installed.",
+            "package",
+        ),
+        (
+            "vllm/distributed/x.py",
+            "f",
+            "RuntimeError: Frob is not available. Please install the `frob` package.",
+            "package",
+        ),
+        (
+            "vllm/attention/x.py",
+            "f",
+            "RuntimeError: The installed frob-infer lacks frob",
+            "package",
+        ),
+        (
+            "vllm/attention/x.py",
+            "f",
+            "RuntimeError: the weights of the installed model are odd",
+            "kernel_runtime",
+        ),
+        (
+            "sglang/srt/mem_cache/x.py",
+            "f",
+            "ValueError: Not enough host memory for the frob pool",
+            "host_oom",
+        ),
+        (
+            "sglang/srt/utils/network.py",
+            "f",
+            "OSError: Could not bind port 7 on any address",
+            "port_in_use",
+        ),
+        (
+            "vllm/v1/engine/utils.py",
+            "f",
+            "ValueError: Not enough resources to allocate 4 DP ranks",
+            "illegal_parallelism",
+        ),
+        (
+            "vllm/attention/backends/abstract.py",
+            "get_state_cls",
+            "NotImplementedError",
+            "no_backend",
+        ),
         (
             "sglang/srt/layers/attention/vision.py",
             "__init__",
@@ -264,21 +459,43 @@ def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
             "AttributeError: 'FrobConfig' object has no attribute 'pad_token_id'",
             "unsupported_architecture",
         ),
-        ("vllm/entrypoints/x.py", "f", "KeyError: 'invalid tool call parser: frob (chose from { a,b })'", "bad_flag"),
-        ("sglang/srt/layers/quantization/x.py", "f", "ValueError: Frob is not installed. Please install it.", "package"),
+        (
+            "vllm/entrypoints/x.py",
+            "f",
+            "KeyError: 'invalid tool call parser: frob (chose from { a,b })'",
+            "bad_flag",
+        ),
+        (
+            "sglang/srt/layers/quantization/x.py",
+            "f",
+            "ValueError: Frob is not installed. Please install it.",
+            "package",
+        ),
         (
             "vllm/model_executor/models/x.py",
             "__init__",
             "AssertionError: Frob does not support pipeline parallel",
             "illegal_parallelism",
         ),
-        ("vllm/model_executor/models/x.py", "get_placeholder_str", "ValueError: Only image modality is there", "multimodal"),
-        ("vllm/model_executor/models/x.py", "__init__", "ValueError: Only image modality is there", "unsupported_architecture"),
+        (
+            "vllm/model_executor/models/x.py",
+            "get_placeholder_str",
+            "ValueError: Only image modality is there",
+            "multimodal",
+        ),
+        (
+            "vllm/model_executor/models/x.py",
+            "__init__",
+            "ValueError: Only image modality is there",
+            "unsupported_architecture",
+        ),
         ("nixl/_api.py", "register_memory", "KeyError: 'FROB'", "package"),
         ("nixl/_api.py", "register_memory", "RuntimeError: frob", "nccl"),
     ],
 )
-def test_frames_decide_a_text_that_nobody_knows(frame: str, function: str, error: str, kind: str) -> None:
+def test_frames_decide_a_text_that_nobody_knows(
+    frame: str, function: str, error: str, kind: str
+) -> None:
     failure = traced(frame, function, error)
     assert (failure.kind, failure.proves) == (kind, "plan")
 
@@ -286,7 +503,10 @@ def test_frames_decide_a_text_that_nobody_knows(frame: str, function: str, error
 @pytest.mark.parametrize(
     ("error", "step"),
     [
-        ("RuntimeError: BLOCK_SIZE_K // group_size must be one of [1, 2, 4, 8]", "Use vLLM 0.33 or newer"),
+        (
+            "RuntimeError: BLOCK_SIZE_K // group_size must be one of [1, 2, 4, 8]",
+            "Use vLLM 0.33 or newer",
+        ),
         (
             "AssertionError: the last dimension of `x` 2112 must be divisible by `group_size` 128",
             "Use a tensor parallel size with which each rank has a multiple of 128 inputs.",
@@ -294,7 +514,11 @@ def test_frames_decide_a_text_that_nobody_knows(frame: str, function: str, error
     ],
 )
 def test_what_0_26_is_known_to_fail_at_is_named_with_its_cure(error: str, step: str) -> None:
-    failure = traced("vllm/model_executor/layers/fused_moe/fused_moe.py", "invoke_fused_moe_wna16_cuda_kernel", error)
+    failure = traced(
+        "vllm/model_executor/layers/fused_moe/fused_moe.py",
+        "invoke_fused_moe_wna16_cuda_kernel",
+        error,
+    )
     assert failure.kind == "kernel_runtime"
     assert failure.steps[0].startswith(step)
 
@@ -307,7 +531,13 @@ def test_structure_teaches_no_more_than_that_the_plan_failed() -> None:
 
 def test_all_conditions_of_a_row_must_hold() -> None:
     row = Signature(
-        kind="x", structure=True, exception="KeyError", where="/a/", phases=("load",), pattern="b", engines=("vllm",)
+        kind="x",
+        structure=True,
+        exception="KeyError",
+        where="/a/",
+        phases=("load",),
+        pattern="b",
+        engines=("vllm",),
     )
     shape = Shape("KeyError", "b", ("/a/x.py:f",), "load")
     known = Structure((row,))
@@ -331,7 +561,9 @@ def test_a_bare_exception_is_a_failure_where_nothing_shows_that_it_was_survived(
 
 def test_a_traceback_that_is_cut_off_tells_by_its_frames() -> None:
     failure = read(
-        "Traceback (most recent call last):", f'  File "{SITE}/flashinfer/jit/core.py", line 7, in build', "    raise Ru"
+        "Traceback (most recent call last):",
+        f'  File "{SITE}/flashinfer/jit/core.py", line 7, in build',
+        "    raise Ru",
     )
     assert failure.kind == "toolchain"
 
@@ -339,9 +571,10 @@ def test_a_traceback_that_is_cut_off_tells_by_its_frames() -> None:
 @pytest.mark.parametrize("columns", [80, 120])
 def test_what_a_terminal_breaks_is_read_as_one_line(columns: int) -> None:
     whole = (
-        "(EngineCore_DP0 pid=1094) ERROR 11-22 03:04:05 [core.py:1094] ValueError: To serve at least one request with the models's max seq len "
-        "(262144), (24.0 GiB KV cache is needed, which is larger than the available KV cache memory (3.18 GiB). Based on the available "
-        "memory, the estimated maximum model length is 34736."
+        "(EngineCore_DP0 pid=1094) ERROR 11-22 03:04:05 [core.py:1094] ValueError: To serve at"
+        " least one request with the models's max seq len (262144), (24.0 GiB KV cache is needed,"
+        " which is larger than the available KV cache memory (3.18 GiB). Based on the available"
+        " memory, the estimated maximum model length is 34736."
     )
     failure = read(*(whole[start : start + columns] for start in range(0, len(whole), columns)))
     assert (failure.kind, failure.culprit["engine_max_model_len"]) == ("kv_too_small", 34736)
@@ -378,7 +611,10 @@ def test_what_a_terminal_breaks_is_read_as_one_line(columns: int) -> None:
 def test_what_carried_a_line_is_left_out(before: str) -> None:
     failure = read(f"{before}RuntimeError: UVA is not available")
     assert failure.kind == "platform"
-    assert read(f"{before}KeyError: &#x27;layers.0.mlp.down_proj.weight&#x27;").kind == "weights_corrupt"
+    assert (
+        read(f"{before}KeyError: &#x27;layers.0.mlp.down_proj.weight&#x27;").kind
+        == "weights_corrupt"
+    )
 
 
 def test_a_traceback_that_is_indented_as_a_whole_has_its_exception() -> None:
@@ -386,7 +622,8 @@ def test_a_traceback_that_is_indented_as_a_whole_has_its_exception() -> None:
         "2025-05-30 06:29:14 1 uvicorn.error ERROR:    Traceback (most recent call last):",
         '    File "/kserve/model_server.py", line 297, in _serve',
         "      await asyncio.gather(*self.servers)",
-        "  TypeError: OpenAIServingChat.__init__() got an unexpected keyword argument 'enable_reasoning'",
+        "  TypeError: OpenAIServingChat.__init__() got an unexpected keyword argument"
+        " 'enable_reasoning'",
     )
     assert (found.kind, found.culprit["exception"]) == ("package", "TypeError")
 
@@ -402,12 +639,19 @@ KILLED = "[1]    40574 killed     python -m sglang.launch_server"
 def test_what_was_raised_goes_before_the_death_that_followed() -> None:
     assert read(*CUT, KILLED).kind == "package"
     assert read(KILLED, *CUT).kind == "killed"
-    assert read(CUT[2].replace("TypeError", "FooError").replace("unexpected", "odd"), KILLED).kind == "killed"
+    assert (
+        read(CUT[2].replace("TypeError", "FooError").replace("unexpected", "odd"), KILLED).kind
+        == "killed"
+    )
 
 
 def test_a_quote_that_begins_in_the_middle_of_a_frame_has_its_frames() -> None:
     assert (
-        read(CUT[0].replace("ers/", "transformers/"), 'kernels/layer.py", line 76, in __init__', "ValueError: boom").kind
+        read(
+            CUT[0].replace("ers/", "transformers/"),
+            'kernels/layer.py", line 76, in __init__',
+            "ValueError: boom",
+        ).kind
         == "package"
     )
 
@@ -415,10 +659,19 @@ def test_a_quote_that_begins_in_the_middle_of_a_frame_has_its_frames() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "[2025-07-02 07:41:59 TP0] max_total_tokens=131072 is larger than the profiled value 56198. Use the profiled value instead.",
-        "[W623 15:37:01.823833318 socket.cpp:460] [c10d] waitForInput: poll for socket SocketImpl(fd=100) returned 0, likely a timeout",
+        (
+            "[2025-07-02 07:41:59 TP0] max_total_tokens=131072 is larger than the profiled value"
+            " 56198. Use the profiled value instead."
+        ),
+        (
+            "[W623 15:37:01.823833318 socket.cpp:460] [c10d] waitForInput: poll for socket"
+            " SocketImpl(fd=100) returned 0, likely a timeout"
+        ),
         "INFO 11-22 03:04:05 [x.py:9] layers.0.mlp.down_proj.weight",
-        "ERROR 12-17 09:40:09 worker_base.py:467] Error executing method init_device. This might cause deadlock in distributed execution.",
+        (
+            "ERROR 12-17 09:40:09 worker_base.py:467] Error executing method init_device. This"
+            " might cause deadlock in distributed execution."
+        ),
     ],
 )
 def test_what_only_looks_like_those_failures_is_none(line: str) -> None:
@@ -426,7 +679,10 @@ def test_what_only_looks_like_those_failures_is_none(line: str) -> None:
 
 
 def test_a_log_that_tells_only_of_a_death_says_that_the_cause_is_not_in_it() -> None:
-    found = read("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+    found = read(
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core"
+        " proc(s): {}"
+    )
     assert found.kind == "unknown"
     assert "further up" in found.message
     assert "\n" not in "".join(found.steps)
@@ -442,7 +698,12 @@ def test_what_is_raised_as_a_layer_is_built_or_looked_for_is_told_by_what_it_say
     assert read(*quoted).kind == "unsupported_quantization"
     assert traced(layer, "forward", "AssertionError").kind == "kernel_runtime"
     found = "vllm/config/vllm.py"
-    assert traced(found, "get_layers_from_vllm_config", "KeyError: 'model.layers.20.self_attn.attn'").kind == "unknown"
+    assert (
+        traced(
+            found, "get_layers_from_vllm_config", "KeyError: 'model.layers.20.self_attn.attn'"
+        ).kind
+        == "unknown"
+    )
     assert read("KeyError: 'model.layers.20.mlp.experts.w2_weight'").kind == "weights_corrupt"
 
 
@@ -451,17 +712,26 @@ def test_what_processes_send_each_other_is_no_weight_file() -> None:
     assert traced("zmq/_future.py", "_chain", error).kind == "unknown"
     assert traced("torch/serialization.py", "_legacy_load", error).kind == "weights_corrupt"
     assert (
-        read("ERROR serialization.py:462 -- Can't deserialize object: ObjectRef(00b3), metadata: b'7'").kind
+        read(
+            "ERROR serialization.py:462 -- Can't deserialize object: ObjectRef(00b3), metadata:"
+            " b'7'"
+        ).kind
         != "weights_corrupt"
     )
 
 
 def test_an_operator_that_a_build_lacks_is_a_package() -> None:
-    missing = "NotImplementedError: Could not run '_C_cache_ops::reshape_and_cache' with arguments from the 'CPU' backend."
+    missing = (
+        "NotImplementedError: Could not run '_C_cache_ops::reshape_and_cache' with arguments from"
+        " the 'CPU' backend."
+    )
     failure = traced("torch/_ops.py", "__call__", missing)
     assert (failure.kind, failure.message) == (
         "package",
-        "The engine that is installed has no _C_cache_ops::reshape_and_cache for CPU: it was built for something else.",
+        (
+            "The engine that is installed has no _C_cache_ops::reshape_and_cache for CPU: it was"
+            " built for something else."
+        ),
     )
 
 
@@ -474,7 +744,11 @@ def test_what_a_request_brings_is_told_by_the_function_that_takes_it() -> None:
 
 @pytest.mark.parametrize(
     ("key", "kind"),
-    [("scale_fmt", "unsupported_quantization"), ("w2_weight", "weights_corrupt"), ("layers.1.weight_scale", "weights_corrupt")],
+    [
+        ("scale_fmt", "unsupported_quantization"),
+        ("w2_weight", "weights_corrupt"),
+        ("layers.1.weight_scale", "weights_corrupt"),
+    ],
 )
 def test_a_key_of_the_quantization_is_no_name_of_a_weight(key: str, kind: str) -> None:
     assert read(f"KeyError: '{key}'").kind == kind

@@ -67,7 +67,10 @@ def test_a_password_is_not_repeated() -> None:
     assert "secret" not in str(refused.value)
 
 
-@given(st.text() | st.text(alphabet="htps:/@[]%.\\?#v1 \tab0-\x00\ud800", min_size=8).map("http://".__add__))
+@given(
+    st.text()
+    | st.text(alphabet="htps:/@[]%.\\?#v1 \tab0-\x00\ud800", min_size=8).map("http://".__add__)
+)
 def test_whatever_is_stored_is_plain(text: str) -> None:
     try:
         stored = endpoint_url(text)

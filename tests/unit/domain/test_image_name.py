@@ -27,7 +27,9 @@ DIGEST = "sha256:" + "0" * 64
         (DIGEST, DIGEST),
     ],
 )
-def test_a_repository_is_the_name_without_tag_digest_and_what_docker_adds(image: str, name: str) -> None:
+def test_a_repository_is_the_name_without_tag_digest_and_what_docker_adds(
+    image: str, name: str
+) -> None:
     assert repository(image) == name
 
 
@@ -64,7 +66,9 @@ def test_a_repository_is_the_name_without_tag_digest_and_what_docker_adds(image:
         ("*", "../vllm", False),
     ],
 )
-def test_a_pattern_allows_a_repository_or_a_name_whole(patterns: str, image: str, *, allowed: bool) -> None:
+def test_a_pattern_allows_a_repository_or_a_name_whole(
+    patterns: str, image: str, *, allowed: bool
+) -> None:
     images = AllowedImages(patterns.split(","))
     assert images.allows(image) is allowed
     message, hint = images.refusal(image)

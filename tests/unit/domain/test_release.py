@@ -6,7 +6,16 @@ from gateway.domain.release import release
 
 
 def test_versions_stand_in_the_order_of_their_releases() -> None:
-    mixed = ["0.33.0", "0.5.10", "0.19.1", "0.5.10.post1", "nightly", "0.5.9", "0.5.23", "0.5.10rc1"]
+    mixed = [
+        "0.33.0",
+        "0.5.10",
+        "0.19.1",
+        "0.5.10.post1",
+        "nightly",
+        "0.5.9",
+        "0.5.23",
+        "0.5.10rc1",
+    ]
     assert sorted(mixed, key=release) == [
         "nightly",
         "0.5.9",

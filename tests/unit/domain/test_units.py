@@ -26,18 +26,28 @@ def test_it_is_read_as_ollama_reads_it(given: object, seconds: float) -> None:
     assert duration(given) == seconds
 
 
-@pytest.mark.parametrize("given", ["", "m", "5 m", "5d", "1h 30m", "five", "1e9", "inf", "nan", True, None, [5], "5m5", "--5m"])
+@pytest.mark.parametrize(
+    "given",
+    ["", "m", "5 m", "5d", "1h 30m", "five", "1e9", "inf", "nan", True, None, [5], "5m5", "--5m"],
+)
 def test_what_is_no_duration_is_refused(given: object) -> None:
     with pytest.raises(ValueError, match="like 5m, 1h30m or 300"):
         duration(given)
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(-1, "for ever"), (0, "0s"), (5400, "1h30m"), (61, "1m1s"), (0.2, "0s")])
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(-1, "for ever"), (0, "0s"), (5400, "1h30m"), (61, "1m1s"), (0.2, "0s")]
+)
 def test_it_is_said_as_it_is_written(seconds: float, words: str) -> None:
     assert in_words(seconds) == words
 
 
 def test_a_policy_keeps_seconds() -> None:
     assert Policy.model_validate({"keep_alive": "5m"}).keep_alive == 300
-    assert Policy.model_validate_json(Policy.model_validate({"keep_alive": "-1"}).model_dump_json()).keep_alive == -1
+    assert (
+        Policy.model_validate_json(
+            Policy.model_validate({"keep_alive": "-1"}).model_dump_json()
+        ).keep_alive
+        == -1
+    )
     assert Policy().keep_alive is None

@@ -21,7 +21,9 @@ def patterns(code: str) -> Iterator[str]:
     """What `Field(pattern=...)` is given."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Field":
-            yield from (ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "pattern")
+            yield from (
+                ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "pattern"
+            )
 
 
 def test_no_field_has_a_pattern_that_takes_megabytes() -> None:
@@ -29,14 +31,18 @@ def test_no_field_has_a_pattern_that_takes_megabytes() -> None:
     assert sum(map(len, found.values())) > 3
     literal = re.compile(r"r?['\"]")
     wrong = {
-        path: said for path, all_said in found.items() for said in all_said if WIDE.search(said) or not literal.match(said)
+        path: said
+        for path, all_said in found.items()
+        for said in all_said
+        if WIDE.search(said) or not literal.match(said)
     }
     assert not wrong, "take a `Form` of gateway.domain.value"
 
 
 def test_such_a_pattern_is_seen() -> None:
     assert [
-        bool(WIDE.search(said)) for said in patterns(r'x = Field("", pattern=r"^[\w. -]{0,100}$"), Field(pattern=r"^\w+$")')
+        bool(WIDE.search(said))
+        for said in patterns(r'x = Field("", pattern=r"^[\w. -]{0,100}$"), Field(pattern=r"^\w+$")')
     ] == [True, False]
 
 
@@ -53,7 +59,10 @@ def test_a_name_of_another_form_is_refused_with_what_it_may_be(name: str) -> Non
 
 def test_what_has_evolved_is_what_pydantic_copies() -> None:
     wish = Wish(name="m", source="s", gpus=2)
-    changed, copied = wish.evolve(gpus=4, context=8192), wish.model_copy(update={"gpus": 4, "context": 8192})
+    changed, copied = (
+        wish.evolve(gpus=4, context=8192),
+        wish.model_copy(update={"gpus": 4, "context": 8192}),
+    )
     assert changed == copied
     assert changed.model_fields_set == copied.model_fields_set
     assert changed.model_dump_json() == copied.model_dump_json()

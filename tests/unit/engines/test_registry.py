@@ -24,9 +24,17 @@ GIB = 1024**3
 class MadeUpRules(VllmRules):
     """Computes attention by one backend, eight requests at once, in half of each GPU."""
 
-    def layer_attention(self, groups: tuple[AttentionGroup, ...], *_: object) -> tuple[LayerAttention, ...]:
+    def layer_attention(
+        self, groups: tuple[AttentionGroup, ...], *_: object
+    ) -> tuple[LayerAttention, ...]:
         return tuple(
-            LayerAttention(kind=one.kind, layers=one.layers, head_dim=one.head_dim, backend="made-up", status="ok")
+            LayerAttention(
+                kind=one.kind,
+                layers=one.layers,
+                head_dim=one.head_dim,
+                backend="made-up",
+                status="ok",
+            )
             for one in groups
         )
 
@@ -59,10 +67,14 @@ def profiles_with_a_third_kind(folder: Path) -> Profiles:
 
 def planned(profiles: Profiles, engine: Engine) -> Plan:
     hardware = profiles.hardware("2x3090")
-    return decide(published("llama-3.1-8b"), hardware, [engine], wish(), rules=profiles.rules([engine])).plans[0]
+    return decide(
+        published("llama-3.1-8b"), hardware, [engine], wish(), rules=profiles.rules([engine])
+    ).plans[0]
 
 
-def test_a_made_up_kind_gets_a_plan_by_its_own_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_made_up_kind_gets_a_plan_by_its_own_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(KINDS, "made-up", MadeUpRules)
     profiles = profiles_with_a_third_kind(tmp_path)
     plan = planned(profiles, profiles.engine("made-up==1.0.0"))

@@ -32,9 +32,16 @@ def test_what_a_card_does_not_tell_is_not_known() -> None:
     told = reading(gb10())
     assert (told.used_bytes, told.total_bytes, told.use) == (None, None, 0.0)
     nvml = two_3090()
-    nvml.cards[0].use = nvml.cards[0].temperature = nvml.cards[0].power = nvml.cards[0].power_limit = None
+    nvml.cards[0].use = nvml.cards[0].temperature = nvml.cards[0].power = nvml.cards[
+        0
+    ].power_limit = None
     told = reading(nvml)
-    assert (told.use, told.temperature_c, told.power_w, told.power_limit_w) == (None, None, None, None)
+    assert (told.use, told.temperature_c, told.power_w, told.power_limit_w) == (
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(

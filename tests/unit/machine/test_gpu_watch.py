@@ -1,4 +1,5 @@
-"""GPUs that fail: what Xids mean, when a GPU is lost, and when it is used again. NVML is a fake; no GPU failed for these tests."""
+"""GPUs that fail: what Xids mean, when a GPU is lost, and when it is used again. NVML is a fake; no
+GPU failed for these tests."""
 
 from __future__ import annotations
 
@@ -60,8 +61,12 @@ def uuids(nvml: FakeNvml) -> list[str]:
     return [str(card.uuid) for card in nvml.cards]
 
 
-@pytest.mark.parametrize("number", [46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 158])
-def test_these_xids_take_the_gpu_out_of_service(watch: Callable[[FakeNvml], GpuWatch], number: int) -> None:
+@pytest.mark.parametrize(
+    "number", [46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 158]
+)
+def test_these_xids_take_the_gpu_out_of_service(
+    watch: Callable[[FakeNvml], GpuWatch], number: int
+) -> None:
     nvml = two_3090()
     first, second = uuids(nvml)
     one = watch(nvml)
@@ -87,11 +92,15 @@ def test_these_xids_are_only_counted(watch: Callable[[FakeNvml], GpuWatch], numb
         nvml.events.put((nvml.cards[0], number))
     until(lambda: one.counts[str(nvml.cards[0].uuid), number] == 3)
     assert not one.lost
-    assert any(f"Xid {number} (" in note and "3 times" in note for note in one.hardware(Path("/")).notes)
+    assert any(
+        f"Xid {number} (" in note and "3 times" in note for note in one.hardware(Path("/")).notes
+    )
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED])
-def test_a_card_that_nvml_loses_is_lost_until_it_reads_it_again(watch: Callable[[FakeNvml], GpuWatch], error: int) -> None:
+def test_a_card_that_nvml_loses_is_lost_until_it_reads_it_again(
+    watch: Callable[[FakeNvml], GpuWatch], error: int
+) -> None:
     nvml = two_3090()
     one = watch(nvml)
     nvml.cards[0].error = error
@@ -135,7 +144,9 @@ def test_an_xid_of_a_card_that_no_longer_says_its_name_is_told_of_the_one_that_i
     assert one.lost[str(card.uuid)].xid == 79
 
 
-def test_a_driver_that_says_what_a_card_needs_is_believed(watch: Callable[[FakeNvml], GpuWatch]) -> None:
+def test_a_driver_that_says_what_a_card_needs_is_believed(
+    watch: Callable[[FakeNvml], GpuWatch],
+) -> None:
     nvml = two_3090()
     for card in nvml.cards:
         card.recovery = pynvml.NVML_GPU_RECOVERY_ACTION_NONE
@@ -150,7 +161,9 @@ def test_a_driver_that_says_what_a_card_needs_is_believed(watch: Callable[[FakeN
     until(lambda: not one.lost)
 
 
-def test_an_old_driver_must_lose_the_card_once_before_it_counts_as_reset(watch: Callable[[FakeNvml], GpuWatch]) -> None:
+def test_an_old_driver_must_lose_the_card_once_before_it_counts_as_reset(
+    watch: Callable[[FakeNvml], GpuWatch],
+) -> None:
     nvml = two_3090()
     one = watch(nvml)
     nvml.events.put((nvml.cards[0], 48))
@@ -164,7 +177,9 @@ def test_an_old_driver_must_lose_the_card_once_before_it_counts_as_reset(watch: 
     until(lambda: not one.lost)
 
 
-def test_the_mig_devices_of_a_lost_card_are_lost_with_it(watch: Callable[[FakeNvml], GpuWatch]) -> None:
+def test_the_mig_devices_of_a_lost_card_are_lost_with_it(
+    watch: Callable[[FakeNvml], GpuWatch],
+) -> None:
     nvml = mig_h100()
     one = watch(nvml)
     nvml.events.put((nvml.cards[0], 95))
@@ -175,7 +190,9 @@ def test_the_mig_devices_of_a_lost_card_are_lost_with_it(watch: Callable[[FakeNv
     assert one.failure((str(nvml.cards[1].uuid),)) is None
 
 
-def test_a_lost_card_is_not_held_so_that_it_can_be_reset(watch: Callable[[FakeNvml], GpuWatch]) -> None:
+def test_a_lost_card_is_not_held_so_that_it_can_be_reset(
+    watch: Callable[[FakeNvml], GpuWatch],
+) -> None:
     nvml = two_3090()
     one = watch(nvml)
     nvml.cards[0].error = pynvml.NVML_ERROR_GPU_IS_LOST
@@ -190,8 +207,12 @@ def test_a_lost_card_is_not_held_so_that_it_can_be_reset(watch: Callable[[FakeNv
     assert nvml.open == 0
 
 
-@pytest.mark.parametrize("nvml", [FakeNvml([]), FakeNvml([], init_error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)])
-def test_a_machine_without_gpus_is_left_alone(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "nvml", [FakeNvml([]), FakeNvml([], init_error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)]
+)
+def test_a_machine_without_gpus_is_left_alone(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And who closes the watch does not wait for its next look."""
     monkeypatch.setattr("gateway.machine.gpu_watch._ABSENT_S", 10 * HANG_S)
     one = GpuWatch(nvml)
@@ -218,19 +239,29 @@ def test_a_card_without_events_is_polled() -> None:
 def test_every_xid_has_a_meaning_and_an_action() -> None:
     assert TABLE.source.startswith("docs.nvidia.com/")
     for number, xid in TABLE.xids.items():
-        asks = any(word in xid.action for word in ("RESET_GPU", "RESTART_BM", "reset or node reboot"))
+        asks = any(
+            word in xid.action for word in ("RESET_GPU", "RESTART_BM", "reset or node reboot")
+        )
         assert xid.lost == asks, number
 
 
 def test_the_probe_alone_says_what_the_driver_says_of_a_card() -> None:
     nvml = two_3090()
     nvml.cards[1].recovery = pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT
-    assert [gpu.lost for gpu in probe(nvml=nvml).gpus] == [None, "The driver says that it needs a reboot."]
+    assert [gpu.lost for gpu in probe(nvml=nvml).gpus] == [
+        None,
+        "The driver says that it needs a reboot.",
+    ]
     check = doctor._gpus(probe(nvml=nvml))
-    assert (check.state, "GPU 1: The driver says that it needs a reboot." in check.found) == ("warn", True)
+    assert (check.state, "GPU 1: The driver says that it needs a reboot." in check.found) == (
+        "warn",
+        True,
+    )
 
 
-def test_the_doctor_warns_of_containers_that_can_lose_their_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_warns_of_containers_that_can_lose_their_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = probe(nvml=two_3090())
     managed = "systemd"
     monkeypatch.setattr("gateway.cli.doctor.examination.cgroup_driver", lambda: managed)

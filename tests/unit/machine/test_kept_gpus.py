@@ -1,4 +1,5 @@
-"""Which GPUs are kept from fitserve, by its setting and by the variables of CUDA and of the container toolkit."""
+"""Which GPUs are kept from fitserve, by its setting and by the variables of CUDA and of the
+container toolkit."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ FIRST, SECOND, THIRD = (f"GPU-{digit * 8}-0000-0000-0000-000000000000" for digit
 
 
 def machine(*names: str, uuids: tuple[str, ...] = (FIRST, SECOND, THIRD)) -> Hardware:
-    cards = [Card(uuid, f"NVIDIA GeForce RTX {name}") for uuid, name in zip(uuids, names, strict=False)]
+    cards = [
+        Card(uuid, f"NVIDIA GeForce RTX {name}") for uuid, name in zip(uuids, names, strict=False)
+    ]
     return probe(nvml=FakeNvml(cards))
 
 
@@ -79,7 +82,9 @@ def test_a_card_that_cannot_be_read_keeps_nobody_from_the_others() -> None:
         ("0,GPU-", [1, 2]),
     ],
 )
-def test_cuda_visible_devices_means_what_cuda_takes_it_for(visible: str, left_out: list[int]) -> None:
+def test_cuda_visible_devices_means_what_cuda_takes_it_for(
+    visible: str, left_out: list[int]
+) -> None:
     assert kept(ALIKE, CUDA_VISIBLE_DEVICES=visible) == left_out
 
 
@@ -92,10 +97,22 @@ def test_cudas_numbers_of_unlike_gpus_are_refused_for_they_go_by_speed() -> None
 
 @pytest.mark.parametrize(
     ("visible", "left_out"),
-    [("all", []), ("void", []), ("", []), ("0,1,2", []), ("5,6,7", []), ("1", [0, 2]), (SECOND, [0, 2]), ("none", [0, 1, 2])],
+    [
+        ("all", []),
+        ("void", []),
+        ("", []),
+        ("0,1,2", []),
+        ("5,6,7", []),
+        ("1", [0, 2]),
+        (SECOND, [0, 2]),
+        ("none", [0, 1, 2]),
+    ],
 )
-def test_what_the_container_toolkit_did_already_is_not_done_again(visible: str, left_out: list[int]) -> None:
-    """The numbers of NVIDIA_VISIBLE_DEVICES are the host's; in the container, GPUs are counted anew."""
+def test_what_the_container_toolkit_did_already_is_not_done_again(
+    visible: str, left_out: list[int]
+) -> None:
+    """The numbers of NVIDIA_VISIBLE_DEVICES are the host's; in the container, GPUs are counted
+    anew."""
     assert kept(ALIKE, NVIDIA_VISIBLE_DEVICES=visible) == left_out
 
 
@@ -106,10 +123,17 @@ def test_mig_devices_are_named_by_their_uuids() -> None:
         Card(part, "NVIDIA H100 MIG 3g.40gb", total=40000 * MIB),
         Card(other, "NVIDIA H100 MIG 3g.40gb", total=40000 * MIB),
     ]
-    here = probe(nvml=FakeNvml([Card(FIRST, "NVIDIA H100", (9, 0), mig=True, mig_devices=[*parts])]))
+    here = probe(
+        nvml=FakeNvml([Card(FIRST, "NVIDIA H100", (9, 0), mig=True, mig_devices=[*parts])])
+    )
     assert [gpu.uuid for gpu in KeptGpus.of(here, part, {}).mark(here).usable().gpus] == [part]
-    assert [gpu.uuid for gpu in KeptGpus.of(here, None, {"CUDA_VISIBLE_DEVICES": other}).mark(here).usable().gpus] == [other]
-    assert kept(here, CUDA_VISIBLE_DEVICES="0") == [1, 2], "which MIG device CUDA means by a number is not known"
+    assert [
+        gpu.uuid
+        for gpu in KeptGpus.of(here, None, {"CUDA_VISIBLE_DEVICES": other}).mark(here).usable().gpus
+    ] == [other]
+    assert kept(here, CUDA_VISIBLE_DEVICES="0") == [1, 2], (
+        "which MIG device CUDA means by a number is not known"
+    )
 
 
 def test_nothing_is_planned_on_a_gpu_that_is_kept() -> None:

@@ -1,4 +1,5 @@
-"""The probe against scripted NVML and scripted /proc: what it reads, and what it leaves out and says so."""
+"""The probe against scripted NVML and scripted /proc: what it reads, and what it leaves out and
+says so."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ from tests.support.fake_nvml import (
 from tests.support.paths import SNAPSHOTS
 
 KIB = 1024
-MEMINFO = "MemTotal:       16000000 kB\nMemFree:         1000000 kB\nMemAvailable:   12000000 kB\nHugePages_Total:       0\n"
+MEMINFO = (
+    "MemTotal:       16000000 kB\nMemFree:         1000000 kB\nMemAvailable:   12000000"
+    " kB\nHugePages_Total:       0\n"
+)
 X86_CPUINFO = """processor\t: 0
 model name\t: Intel(R) Xeon(R) Platinum 8480C
 flags\t\t: fpu sse2 avx avx2 avx512f avx512_bf16 amx_bf16 amx_tile amx_int8 hypervisor
@@ -43,7 +47,9 @@ flags\t\t: fpu sse2 avx avx2 avx512f avx512_bf16 amx_bf16 amx_tile amx_int8 hype
 processor\t: 1
 model name\t: never read
 """
-ARM_CPUINFO = "processor\t: 0\nFeatures\t: fp asimd aes asimdhp sve2 bf16 i8mm\nCPU implementer\t: 0x41\n"
+ARM_CPUINFO = (
+    "processor\t: 0\nFeatures\t: fp asimd aes asimdhp sve2 bf16 i8mm\nCPU implementer\t: 0x41\n"
+)
 
 
 @pytest.fixture
@@ -73,7 +79,12 @@ def test_two_3090_have_no_nvlink_and_no_peer_to_peer() -> None:
     first, second = hardware.gpus
     assert (first.index, first.name, first.capability) == (0, "NVIDIA GeForce RTX 3090", "8.6")
     assert (first.total_bytes, first.memory_kind, first.mig) == (25769803776, "dedicated", None)
-    assert (first.pcie.generation, first.pcie.width, second.pcie.width, second.pcie.max_width) == (4, 16, 8, 8)
+    assert (first.pcie.generation, first.pcie.width, second.pcie.width, second.pcie.max_width) == (
+        4,
+        16,
+        8,
+        8,
+    )
     assert first.processes == ()
     assert links(hardware) == [(0, 1, 0, False, "chipset not supported")]
     assert (hardware.driver, hardware.cuda_driver) == ("580.95.05", "13.0")
@@ -84,7 +95,9 @@ def test_eight_h100_reach_each_other_over_18_links_of_the_switch() -> None:
     hardware = probe(nvml=eight_h100())
     assert len(hardware.gpus) == 8
     assert len(hardware.links) == 28
-    assert {(link.nvlinks, link.p2p, link.p2p_status) for link in hardware.links} == {(18, True, None)}
+    assert {(link.nvlinks, link.p2p, link.p2p_status) for link in hardware.links} == {
+        (18, True, None)
+    }
     assert {gpu.mig for gpu in hardware.gpus} == {False}
     assert hardware.notes == ()
 
@@ -99,18 +112,24 @@ def test_links_of_a_bridge_are_counted_between_the_cards_they_join_only() -> Non
 
 
 @pytest.mark.parametrize("end", [VM_SWITCH, UNKNOWN])
-def test_a_switch_that_a_virtual_machine_hides_still_joins_cards_that_nvml_says_reach_each_other(end: str) -> None:
+def test_a_switch_that_a_virtual_machine_hides_still_joins_cards_that_nvml_says_reach_each_other(
+    end: str,
+) -> None:
     cards = [h100(0, links=[end] * 18), h100(1, links=[end] * 18)]
     assert links(probe(nvml=FakeNvml(cards))) == [(0, 1, 18, True, None)]
 
 
 def test_cards_in_different_partitions_of_a_switch_have_no_link() -> None:
     cards = [h100(0, links=[SWITCH] * 18), h100(1, links=[SWITCH] * 18)]
-    assert links(probe(nvml=FakeNvml(cards, p2p=5, p2p_nvlink=5))) == [(0, 1, 0, False, "not supported")]
+    assert links(probe(nvml=FakeNvml(cards, p2p=5, p2p_nvlink=5))) == [
+        (0, 1, 0, False, "not supported")
+    ]
 
 
 def test_a_card_without_nvlink_leaves_the_count_unknown() -> None:
-    hardware = probe(nvml=FakeNvml([Card("GPU-a", "L4", mig=False), Card("GPU-b", "L4", mig=False)]))
+    hardware = probe(
+        nvml=FakeNvml([Card("GPU-a", "L4", mig=False), Card("GPU-b", "L4", mig=False)])
+    )
     assert links(hardware) == [(0, 1, None, True, None)]
     assert hardware.notes == ("GPU 0: NVLink: not supported", "GPU 1: NVLink: not supported")
 
@@ -122,24 +141,35 @@ def test_a_card_at_the_far_end_without_an_address_leaves_the_count_unknown() -> 
 
 
 @pytest.mark.parametrize(
-    ("refused", "reading"), [("nvmlDeviceGetNvLinkRemotePciInfo", "NVLink"), ("nvmlDeviceGetPciInfo", "PCI address")]
+    ("refused", "reading"),
+    [("nvmlDeviceGetNvLinkRemotePciInfo", "NVLink"), ("nvmlDeviceGetPciInfo", "PCI address")],
 )
-def test_links_whose_far_end_cannot_be_told_leave_the_count_unknown(refused: str, reading: str) -> None:
+def test_links_whose_far_end_cannot_be_told_leave_the_count_unknown(
+    refused: str, reading: str
+) -> None:
     cards = [Card("GPU-a", "A", links=[1] * 4), Card("GPU-b", "A", links=[0] * 4)]
     hardware = probe(nvml=FakeNvml(cards, refused=frozenset({refused})))
     assert links(hardware) == [(0, 1, None, True, None)]
-    assert {f"GPU 0: {reading}: not supported", f"GPU 1: {reading}: not supported"} <= set(hardware.notes)
+    assert {f"GPU 0: {reading}: not supported", f"GPU 1: {reading}: not supported"} <= set(
+        hardware.notes
+    )
 
 
 def test_an_unknown_peer_to_peer_status_is_neither_yes_nor_no() -> None:
     cards = [Card("GPU-a", "A", links=[None]), Card("GPU-b", "A", links=[None])]
-    assert probe(nvml=FakeNvml(cards, p2p=6)).links == (Link(a=0, b=1, nvlinks=0, p2p=None, p2p_status="unknown"),)
+    assert probe(nvml=FakeNvml(cards, p2p=6)).links == (
+        Link(a=0, b=1, nvlinks=0, p2p=None, p2p_status="unknown"),
+    )
 
 
 def test_a_card_that_shares_the_hosts_memory_is_read_from_meminfo(proc: Path) -> None:
     hardware = probe(nvml=gb10(), proc=proc)
     (gpu,) = hardware.gpus
-    assert (gpu.memory_kind, gpu.total_bytes, gpu.free_bytes) == ("unified", 16000000 * KIB, 12000000 * KIB)
+    assert (gpu.memory_kind, gpu.total_bytes, gpu.free_bytes) == (
+        "unified",
+        16000000 * KIB,
+        12000000 * KIB,
+    )
     assert (gpu.capability, gpu.mig, gpu.pcie.width) == ("12.1", None, None)
     assert "GPU 0: PCIe width: not supported" in hardware.notes
     assert any("unified" in note for note in hardware.notes)
@@ -152,8 +182,12 @@ def test_a_card_that_reports_zero_bytes_shares_the_hosts_memory(proc: Path) -> N
 
 
 def test_an_old_driver_is_asked_for_the_old_form_of_memory() -> None:
-    hardware = probe(nvml=FakeNvml(two_3090().cards, refused=frozenset({"nvmlDeviceGetMemoryInfo_v2"})))
-    assert [(gpu.memory_kind, gpu.total_bytes) for gpu in hardware.gpus] == [("dedicated", 24576 * MIB)] * 2
+    hardware = probe(
+        nvml=FakeNvml(two_3090().cards, refused=frozenset({"nvmlDeviceGetMemoryInfo_v2"}))
+    )
+    assert [(gpu.memory_kind, gpu.total_bytes) for gpu in hardware.gpus] == [
+        ("dedicated", 24576 * MIB)
+    ] * 2
 
 
 def test_memory_that_fails_to_be_read_is_not_taken_for_unified() -> None:
@@ -192,7 +226,9 @@ def test_a_card_in_mig_mode_is_listed_as_its_mig_devices() -> None:
 def test_a_card_in_mig_mode_without_devices_is_listed_itself() -> None:
     hardware = probe(nvml=FakeNvml([h100(0, mig=True)]))
     assert [(gpu.index, gpu.mig) for gpu in hardware.gpus] == [(0, True)]
-    assert hardware.notes == ("GPU 0 is in MIG mode without a MIG device that can be read: no engine can use it",)
+    assert hardware.notes == (
+        "GPU 0 is in MIG mode without a MIG device that can be read: no engine can use it",
+    )
 
 
 def test_a_card_without_a_uuid_is_left_out() -> None:
@@ -216,7 +252,11 @@ def test_processes_on_the_card_are_named_from_proc(proc: Path) -> None:
 
 def test_names_may_come_as_bytes() -> None:
     hardware = probe(nvml=FakeNvml([Card(b"GPU-a", b"NVIDIA \xff")], driver=b"550.1"))
-    assert (hardware.gpus[0].uuid, hardware.gpus[0].name, hardware.driver) == ("GPU-a", "NVIDIA \ufffd", "550.1")
+    assert (hardware.gpus[0].uuid, hardware.gpus[0].name, hardware.driver) == (
+        "GPU-a",
+        "NVIDIA \ufffd",
+        "550.1",
+    )
 
 
 # --- no cards ---
@@ -229,9 +269,18 @@ def test_names_may_come_as_bytes() -> None:
             pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
             "NVML shared library not found. If this machine has a GPU, install the NVIDIA driver",
         ),
-        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "driver not loaded. If this machine has a GPU, load the driver"),
-        (pynvml.NVML_ERROR_NO_PERMISSION, "insufficient permissions. Let this user read and write /dev/nvidiactl"),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "RM has detected an NVML/RM version mismatch. The driver was updated"),
+        (
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+            "driver not loaded. If this machine has a GPU, load the driver",
+        ),
+        (
+            pynvml.NVML_ERROR_NO_PERMISSION,
+            "insufficient permissions. Let this user read and write /dev/nvidiactl",
+        ),
+        (
+            pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+            "RM has detected an NVML/RM version mismatch. The driver was updated",
+        ),
         (pynvml.NVML_ERROR_UNKNOWN, "unknown error. In a container: the host took its GPUs away"),
         (pynvml.NVML_ERROR_IRQ_ISSUE, "interrupt request issue. `nvidia-smi` may say more"),
     ],
@@ -272,15 +321,23 @@ def test_nvml_is_shut_down_when_reading_breaks() -> None:
     make=st.sampled_from([two_3090, eight_h100, gb10, mig_h100]),
     refused=st.frozensets(st.sampled_from(FUNCTIONS)),
 )
-def test_any_refused_readings_still_yield_a_hardware(make: Callable[[], FakeNvml], refused: frozenset[str]) -> None:
+def test_any_refused_readings_still_yield_a_hardware(
+    make: Callable[[], FakeNvml], refused: frozenset[str]
+) -> None:
     nvml = make()
     nvml.refused = refused
     hardware = probe(nvml=nvml)
     assert Hardware.model_validate_json(hardware.model_dump_json()) == hardware
-    assert len({gpu.index for gpu in hardware.gpus}) == len({gpu.uuid for gpu in hardware.gpus}) == len(hardware.gpus)
+    assert (
+        len({gpu.index for gpu in hardware.gpus})
+        == len({gpu.uuid for gpu in hardware.gpus})
+        == len(hardware.gpus)
+    )
     assert nvml.open == 0
     for gpu in hardware.gpus:
-        noted = {note.split(": ")[1] for note in hardware.notes if note.startswith(f"GPU {gpu.index}: ")}
+        noted = {
+            note.split(": ")[1] for note in hardware.notes if note.startswith(f"GPU {gpu.index}: ")
+        }
         assert gpu.processes is not None or "processes" in noted
         if gpu.uuid.startswith("GPU-"):
             assert gpu.capability is not None or "compute capability" in noted
@@ -295,7 +352,14 @@ def test_any_refused_readings_still_yield_a_hardware(make: Callable[[], FakeNvml
 def test_cpu_name_and_features_come_from_the_first_core(proc: Path) -> None:
     hardware = probe(nvml=no_gpu(), proc=proc)
     assert hardware.cpu_name == "Intel(R) Xeon(R) Platinum 8480C"
-    assert hardware.cpu_features == ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
+    assert hardware.cpu_features == (
+        "avx2",
+        "avx512f",
+        "avx512_bf16",
+        "amx_tile",
+        "amx_bf16",
+        "amx_int8",
+    )
     assert hardware.arch == os.uname().machine
 
 
@@ -309,14 +373,23 @@ def test_an_arm_cpu_has_features_and_its_missing_name_is_noted(proc: Path) -> No
 
 def test_without_limits_ram_is_the_hosts_and_cores_are_the_affinity(proc: Path) -> None:
     hardware = probe(nvml=no_gpu(), proc=proc)
-    assert (hardware.ram_total_bytes, hardware.ram_available_bytes) == (16000000 * KIB, 12000000 * KIB)
+    assert (hardware.ram_total_bytes, hardware.ram_available_bytes) == (
+        16000000 * KIB,
+        12000000 * KIB,
+    )
     assert hardware.cpu_cores == len(os.sched_getaffinity(0))
 
 
 def test_an_unreadable_proc_is_noted_and_counts_no_ram(tmp_path: Path) -> None:
     hardware = probe(nvml=no_gpu(), proc=tmp_path / "absent")
-    assert (hardware.ram_total_bytes, hardware.ram_available_bytes, hardware.cpu_name) == (0, 0, None)
-    assert {"RAM: no such file or directory", "CPU: no such file or directory"} <= set(hardware.notes)
+    assert (hardware.ram_total_bytes, hardware.ram_available_bytes, hardware.cpu_name) == (
+        0,
+        0,
+        None,
+    )
+    assert {"RAM: no such file or directory", "CPU: no such file or directory"} <= set(
+        hardware.notes
+    )
 
 
 @pytest.fixture
@@ -329,7 +402,8 @@ def cgroup_v2(proc: Path, *, path: str = "/app.slice/fitserve", root: str = "/")
     top = proc.parent / "cgroup"
     (proc / "self" / "cgroup").write_text(f"0::{path}\n")
     (proc / "self" / "mountinfo").write_text(
-        f"20 1 0:19 / /proc rw - proc proc rw\n31 20 0:26 {root} {top} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+        f"20 1 0:19 / /proc rw - proc proc rw\n31 20 0:26 {root} {top} rw,nosuid shared:4 - cgroup2"
+        " cgroup2 rw,nsdelegate\n"
     )
     folder = top / path.removeprefix(root).lstrip("/")
     folder.mkdir(parents=True)
@@ -337,7 +411,8 @@ def cgroup_v2(proc: Path, *, path: str = "/app.slice/fitserve", root: str = "/")
 
 
 def cgroup_v1(proc: Path) -> Path:
-    """Mount the cpu and memory controllers as Docker does; the folder returned holds both mounts."""
+    """Mount the cpu and memory controllers as Docker does; the folder returned holds both
+    mounts."""
     top = proc.parent / "cgroup"
     (proc / "self" / "cgroup").write_text("5:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/\n")
     (proc / "self" / "mountinfo").write_text(
@@ -351,7 +426,8 @@ def cgroup_v1(proc: Path) -> Path:
 
 @pytest.mark.usefixtures("sixteen_cores")
 @pytest.mark.parametrize(
-    ("quota", "cores"), [("max 100000", 16), ("450000 100000", 4), ("50000 100000", 1), ("9900000 100000", 16)]
+    ("quota", "cores"),
+    [("max 100000", 16), ("450000 100000", 4), ("50000 100000", 1), ("9900000 100000", 16)],
 )
 def test_a_v2_cpu_quota_bounds_the_cores(proc: Path, quota: str, cores: int) -> None:
     (cgroup_v2(proc) / "cpu.max").write_text(quota + "\n")
@@ -379,7 +455,9 @@ def test_a_v2_memory_limit_bounds_ram_and_page_cache_counts_as_available(proc: P
     folder = cgroup_v2(proc)
     (folder / "memory.max").write_text(f"{4000 * MIB}\n")
     (folder / "memory.current").write_text(f"{1500 * MIB}\n")
-    (folder / "memory.stat").write_text(f"anon 1\nfile {900 * MIB}\ninactive_file {500 * MIB}\nactive_file 7\n")
+    (folder / "memory.stat").write_text(
+        f"anon 1\nfile {900 * MIB}\ninactive_file {500 * MIB}\nactive_file 7\n"
+    )
     hardware = probe(nvml=no_gpu(), proc=proc)
     assert (hardware.ram_total_bytes, hardware.ram_available_bytes) == (4000 * MIB, 3000 * MIB)
 
@@ -432,8 +510,11 @@ def test_the_real_nvml_of_this_machine_can_be_asked() -> None:
     assert hardware.gpus or any(note.startswith("No GPU") for note in hardware.notes)
 
 
-def test_a_cpu_only_host_is_read_without_starting_or_asking_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes milliseconds, which benchmarks/small.py counts: files of the kernel, no program and no connection."""
+def test_a_cpu_only_host_is_read_without_starting_or_asking_anybody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes milliseconds, which benchmarks/small.py counts: files of the kernel, no program and
+    no connection."""
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError
@@ -445,7 +526,12 @@ def test_a_cpu_only_host_is_read_without_starting_or_asking_anybody(monkeypatch:
 
 def test_importing_the_probe_does_not_import_pynvml() -> None:
     code = "import sys, gateway.machine.probe; sys.exit('pynvml' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=SNAPSHOTS.parent.parent).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], check=False, cwd=SNAPSHOTS.parent.parent
+        ).returncode
+        == 0
+    )
 
 
 @pytest.mark.parametrize("name", ["2x3090", "8xh100", "cpu"])
@@ -457,7 +543,13 @@ def test_a_snapshot_is_what_the_command_line_would_print(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "make"), [("2x3090", two_3090), ("8xh100", eight_h100)])
-def test_a_snapshot_says_what_the_probe_says_of_such_cards(name: str, make: Callable[[], FakeNvml]) -> None:
+def test_a_snapshot_says_what_the_probe_says_of_such_cards(
+    name: str, make: Callable[[], FakeNvml]
+) -> None:
     snapshot = Hardware.model_validate_json((SNAPSHOTS / f"{name}.json").read_text())
     read = probe(nvml=make())
-    assert (snapshot.gpus, snapshot.links, snapshot.notes[1:]) == (read.gpus, read.links, read.notes)
+    assert (snapshot.gpus, snapshot.links, snapshot.notes[1:]) == (
+        read.gpus,
+        read.links,
+        read.notes,
+    )

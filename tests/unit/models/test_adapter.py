@@ -1,4 +1,5 @@
-"""An adapter is read from its config and its headers; what no engine serves, and what was trained for another model, is refused with the reason."""
+"""An adapter is read from its config and its headers; what no engine serves, and what was trained
+for another model, is refused with the reason."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ def base(**config: Any) -> Any:
 def test_layers_of_one_name_are_one() -> None:
     found = adapter(shapes(64, 128, rank=4), r=4)
     (layer,) = found.layers
-    assert (layer.module, layer.inputs, layer.outputs, layer.rank) == ("model.layers.*.mlp.down_proj", 128, 64, 4)
+    assert (layer.module, layer.inputs, layer.outputs, layer.rank) == (
+        "model.layers.*.mlp.down_proj",
+        128,
+        64,
+        4,
+    )
     assert (found.rank, found.deepest, found.base) == (4, 1, "org/demo")
     check_base(found, base())
 
@@ -61,7 +67,13 @@ def test_what_engines_do_not_compute_is_refused(config: dict[str, Any], why: str
     ("sizes", "why"),
     [
         ({"base_model.model.x.lora_A.weight": (8, 4)}, "no pair of matrices of one rank for x"),
-        ({"base_model.model.x.lora_A.weight": (8, 4), "base_model.model.x.lora_B.weight": (4, 9)}, "no pair of matrices"),
+        (
+            {
+                "base_model.model.x.lora_A.weight": (8, 4),
+                "base_model.model.x.lora_B.weight": (4, 9),
+            },
+            "no pair of matrices",
+        ),
         ({"model.x.weight": (8, 4)}, "no LoRA tensors"),
     ],
 )
@@ -76,12 +88,17 @@ def test_half_an_adapter_is_refused(sizes: dict[str, tuple[int, ...]], why: str)
         (shapes(32, 128), r"down_proj of 32 x 128, and that of org/demo is 64 x 128"),
         (shapes(64, 128, layers=3), "changes layer 2, and org/demo has 2 layers"),
         (
-            {"base_model.model.h.0.c.lora_A.weight": (8, 4), "base_model.model.h.0.c.lora_B.weight": (4, 8)},
+            {
+                "base_model.model.h.0.c.lora_A.weight": (8, 4),
+                "base_model.model.h.0.c.lora_B.weight": (4, 8),
+            },
             "None of the layers",
         ),
     ],
 )
-def test_an_adapter_of_another_model_is_refused_and_its_own_is_named(sizes: dict[str, tuple[int, ...]], why: str) -> None:
+def test_an_adapter_of_another_model_is_refused_and_its_own_is_named(
+    sizes: dict[str, tuple[int, ...]], why: str
+) -> None:
     with pytest.raises(BadModel, match=why) as refused:
         check_base(adapter(sizes), base())
     assert "trained for org/demo" in refused.value.hint

@@ -1,4 +1,5 @@
-"""The weights of a model: config.json and headers say the same, and each weight is cut as the engine cuts it."""
+"""The weights of a model: config.json and headers say the same, and each weight is cut as the
+engine cuts it."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from gateway.models.spec import Tensor, group_tensors, read_model
 from tests.support.published import tensors
 
 Shapes = dict[str, tuple[int, ...]]
-# Headers as Hugging Face checkpoints name them, written by hand for one small size: hidden 32, 4 heads of 16, 2 KV heads,
-# MLP 48, vocabulary 100, 3 experts of 24, shared expert 40.
+# Headers as Hugging Face checkpoints name them, written by hand for one small size: hidden 32, 4
+# heads of 16, 2 KV heads, MLP 48, vocabulary 100, 3 experts of 24, shared expert 40.
 SMALL: dict[str, Any] = {
     "architectures": ["AnyForCausalLM"],
     "torch_dtype": "bfloat16",
@@ -29,7 +30,12 @@ SMALL: dict[str, Any] = {
     "vocab_size": 100,
 }
 MOE = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-QKVO: Shapes = {"q_proj.weight": (64, 32), "k_proj.weight": (32, 32), "v_proj.weight": (32, 32), "o_proj.weight": (32, 64)}
+QKVO: Shapes = {
+    "q_proj.weight": (64, 32),
+    "k_proj.weight": (32, 32),
+    "v_proj.weight": (32, 32),
+    "o_proj.weight": (32, 64),
+}
 QKV_BIAS: Shapes = {"q_proj.bias": (64,), "k_proj.bias": (32,), "v_proj.bias": (32,)}
 QK_NORM: Shapes = {"q_norm.weight": (16,), "k_norm.weight": (16,)}
 NORMS: Shapes = {"input_layernorm.weight": (32,), "post_attention_layernorm.weight": (32,)}
@@ -39,7 +45,9 @@ def under(prefix: str, shapes: Shapes) -> Shapes:
     return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
 
 
-def swiglu(width: int, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> Shapes:
+def swiglu(
+    width: int, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> Shapes:
     gate, up, down = (f"{name}.weight" for name in names)
     return {gate: (width, 32), up: (width, 32), down: (32, width)}
 
@@ -67,7 +75,11 @@ MIXTRAL: Shapes = {"block_sparse_moe.gate.weight": (3, 32)}
 for number in range(3):
     MIXTRAL |= under(f"block_sparse_moe.experts.{number}", swiglu(48, ("w1", "w3", "w2")))
 OUT_BIAS: Shapes = {"o_proj.bias": (32,)}
-MLP_BIAS: Shapes = {"mlp.gate_proj.bias": (48,), "mlp.up_proj.bias": (48,), "mlp.down_proj.bias": (32,)}
+MLP_BIAS: Shapes = {
+    "mlp.gate_proj.bias": (48,),
+    "mlp.up_proj.bias": (48,),
+    "mlp.down_proj.bias": (32,),
+}
 
 FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Tensor]]] = {
     "llama": ({"model_type": "llama"}, both(QKVO, DENSE)),
@@ -83,7 +95,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Tensor]]] = {
     "mistral": ({"model_type": "mistral"}, both(QKVO, DENSE)),
     "qwen2": ({"model_type": "qwen2"}, both(QKVO | QKV_BIAS, DENSE)),
     "qwen3": ({"model_type": "qwen3"}, both(QKVO | QK_NORM, DENSE)),
-    "mixtral": ({"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}, both(QKVO, MIXTRAL)),
+    "mixtral": (
+        {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2},
+        both(QKVO, MIXTRAL),
+    ),
     "qwen2_moe": (
         {"model_type": "qwen2_moe", **MOE, "shared_expert_intermediate_size": 40},
         both(QKVO | QKV_BIAS, EXPERTS | SHARED),
@@ -92,14 +107,15 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Tensor]]] = {
     "qwen3_moe, first layer dense": (
         {"model_type": "qwen3_moe", **MOE, "mlp_only_layers": [0]},
         checkpoint(
-            under("self_attn", QKVO | QK_NORM) | DENSE,
-            under("self_attn", QKVO | QK_NORM) | EXPERTS,
+            under("self_attn", QKVO | QK_NORM) | DENSE, under("self_attn", QKVO | QK_NORM) | EXPERTS
         ),
     ),
 }
 
 
-def read(fields: dict[str, Any], headers: dict[str, Tensor] | None = None, task: Any = None) -> ModelSpec:
+def read(
+    fields: dict[str, Any], headers: dict[str, Tensor] | None = None, task: Any = None
+) -> ModelSpec:
     return read_model("m", None, fields, headers, None, (), task)
 
 
@@ -111,7 +127,11 @@ def test_headers_and_config_say_the_same_bytes(family: str) -> None:
     assert build(both).known
     for tp in (1, 2):
         stored = sum(other_bytes(tensor, tp, "bfloat16", 2) for tensor in both.tensors)
-        assert weights_bytes(build(alone), Rank(tp=tp)) == weights_bytes(build(both), Rank(tp=tp)) == stored
+        assert (
+            weights_bytes(build(alone), Rank(tp=tp))
+            == weights_bytes(build(both), Rank(tp=tp))
+            == stored
+        )
 
 
 def test_a_head_that_engines_do_not_load_is_left_out() -> None:
@@ -119,7 +139,13 @@ def test_a_head_that_engines_do_not_load_is_left_out() -> None:
     for spec in (
         read(SMALL | fields | {"tie_word_embeddings": True}, headers),
         read(
-            {"architectures": ["A"], "model_type": "llava", "tie_word_embeddings": True, "text_config": SMALL | fields}, headers
+            {
+                "architectures": ["A"],
+                "model_type": "llava",
+                "tie_word_embeddings": True,
+                "text_config": SMALL | fields,
+            },
+            headers,
         ),
         read(SMALL | fields, headers, "embed"),
     ):

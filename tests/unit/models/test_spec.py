@@ -14,12 +14,20 @@ from gateway.models.spec import Tensor, read_model
 from tests.support.published import CONFIGS, TENSORS, config, published, tensors
 
 
-def read(fields: dict[str, Any], headers: dict[str, Tensor] | None = None, task: Any = None) -> ModelSpec:
+def read(
+    fields: dict[str, Any], headers: dict[str, Tensor] | None = None, task: Any = None
+) -> ModelSpec:
     return read_model("m", None, fields, headers, None, (), task)
 
 
 ENCODERS: list[dict[str, Any]] = [
-    {"model_type": name, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64}
+    {
+        "model_type": name,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "intermediate_size": 64,
+    }
     for name in ("bert", "roberta", "xlm-roberta", "mpnet", "modernbert")
 ]
 ENCODERS += [
@@ -30,16 +38,30 @@ ENCODERS += [
 
 @pytest.mark.parametrize("fields", ENCODERS, ids=lambda fields: fields["model_type"])
 def test_encoders_embed_and_keep_no_kv_cache(fields: dict[str, Any]) -> None:
-    spec = read({"architectures": ["A"], "vocab_size": 9, "max_position_embeddings": 514, **fields}, {})
+    spec = read(
+        {"architectures": ["A"], "vocab_size": 9, "max_position_embeddings": 514, **fields}, {}
+    )
     assert {(group.kind, group.head_dim) for group in spec.attention} == {("encoder", 8)}
     assert sum(group.layers for group in spec.attention) == 2
     assert (spec.task, spec.hidden) == ("embed", 32)
 
 
-@pytest.mark.parametrize(("family", "longest"), [("bert", 514), ("roberta", 512), ("xlm-roberta", 512)])
+@pytest.mark.parametrize(
+    ("family", "longest"), [("bert", 514), ("roberta", 512), ("xlm-roberta", 512)]
+)
 def test_positions_that_padding_takes_hold_no_text(family: str, longest: int) -> None:
-    fields: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 9}
-    fields |= {"architectures": ["A"], "model_type": family, "max_position_embeddings": 514, "intermediate_size": 64}
+    fields: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "vocab_size": 9,
+    }
+    fields |= {
+        "architectures": ["A"],
+        "model_type": family,
+        "max_position_embeddings": 514,
+        "intermediate_size": 64,
+    }
     assert read(fields, {}).max_position == longest
 
 
@@ -54,15 +76,26 @@ SLIDES: list[tuple[dict[str, Any], list[tuple[str, int, int | None]]]] = [
     ({"model_type": "mistral", "sliding_window": 4096}, [("sliding", 32, 4096)]),
     ({"model_type": "mistral", "sliding_window": 0}, [("full", 32, None)]),
     ({"model_type": "gemma2", "sliding_window": 4096}, [("full", 16, None), ("sliding", 16, 4096)]),
-    ({"model_type": "gemma3_text", "sliding_window": 512}, [("full", 5, None), ("sliding", 27, 512)]),
+    (
+        {"model_type": "gemma3_text", "sliding_window": 512},
+        [("full", 5, None), ("sliding", 27, 512)],
+    ),
     (
         {"model_type": "gemma3_text", "sliding_window": 512, "sliding_window_pattern": 4},
         [("full", 8, None), ("sliding", 24, 512)],
     ),
     ({"model_type": "new", "sliding_window": 512}, [("full", 32, None)]),
-    ({"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": False}, [("full", 32, None)]),
     (
-        {"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": True, "max_window_layers": 0},
+        {"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": False},
+        [("full", 32, None)],
+    ),
+    (
+        {
+            "model_type": "qwen2",
+            "sliding_window": 512,
+            "use_sliding_window": True,
+            "max_window_layers": 0,
+        },
         [("sliding", 32, 512)],
     ),
     ({"layer_types": ["full_attention"] * 32, "sliding_window": 512}, [("full", 32, None)]),
@@ -74,14 +107,18 @@ SLIDES: list[tuple[dict[str, Any], list[tuple[str, int, int | None]]]] = [
 
 
 @pytest.mark.parametrize(("changes", "groups"), SLIDES)
-def test_sliding_layers_are_those_of_the_engine(changes: dict[str, Any], groups: list[tuple[str, int, int | None]]) -> None:
+def test_sliding_layers_are_those_of_the_engine(
+    changes: dict[str, Any], groups: list[tuple[str, int, int | None]]
+) -> None:
     spec = read(config("llama-3.1-8b", **changes), {})
     assert [(group.kind, group.layers, group.window) for group in spec.attention] == groups
 
 
 def test_a_nested_text_model_is_read_as_its_own_family() -> None:
     text = config("mistral-7b-v0.1")
-    spec = read({"architectures": ["VisionModel"], "model_type": "mistral3", "text_config": text}, {})
+    spec = read(
+        {"architectures": ["VisionModel"], "model_type": "mistral3", "text_config": text}, {}
+    )
     assert (spec.model_type, spec.attention[0].kind, spec.vocab) == ("mistral3", "sliding", 32000)
 
 
@@ -96,7 +133,9 @@ def test_a_nested_text_model_is_read_as_its_own_family() -> None:
         ({"torch_dtype": None}, "I32", "float32"),
     ],
 )
-def test_the_dtype_is_what_the_config_says_else_what_is_stored(fields: dict[str, Any], stored: str, dtype: str) -> None:
+def test_the_dtype_is_what_the_config_says_else_what_is_stored(
+    fields: dict[str, Any], stored: str, dtype: str
+) -> None:
     assert read(config("llama-3.2-1b", **fields), tensors({"a": (1,)}, stored)).dtype == dtype
 
 
@@ -126,16 +165,40 @@ def test_no_experts_is_a_dense_model_and_one_kv_head_is_multi_query() -> None:
 
 
 def test_a_hybrid_with_its_tower_is_read_from_its_config_and_from_its_headers() -> None:
-    block = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "packing_format": "auto_round:auto_gptq"}
-    fields = config("qwen3.6-35b-a3b", quantization_config=block | {"block_name_to_quantize": "model.language_model.layers"})
+    block = {
+        "quant_method": "auto-round",
+        "bits": 4,
+        "group_size": 128,
+        "sym": True,
+        "packing_format": "auto_round:auto_gptq",
+    }
+    fields = config(
+        "qwen3.6-35b-a3b",
+        quantization_config=block | {"block_name_to_quantize": "model.language_model.layers"},
+    )
     layer = "model.language_model.layers"
-    headers = tensors({f"{layer}.{number}.linear_attn.in_proj_b.qweight": (256, 32) for number in (0, 1, 2)}, "I32")
-    headers |= tensors({"mtp.fc.weight": (2048, 4096), "model.visual.pos_embed.weight": (2304, 1152)})
+    headers = tensors(
+        {f"{layer}.{number}.linear_attn.in_proj_b.qweight": (256, 32) for number in (0, 1, 2)},
+        "I32",
+    )
+    headers |= tensors(
+        {"mtp.fc.weight": (2048, 4096), "model.visual.pos_embed.weight": (2304, 1152)}
+    )
     alone, read_through = read(fields), read(fields, headers)
-    assert [(one.kind, one.layers) for one in alone.attention] == [("full", 10), ("recurrent", 30), ("vision", 27)]
-    assert alone.experts == Experts(count=256, per_token=8, intermediate=512, shared_intermediate=512)
+    assert [(one.kind, one.layers) for one in alone.attention] == [
+        ("full", 10),
+        ("recurrent", 30),
+        ("vision", 27),
+    ]
+    assert alone.experts == Experts(
+        count=256, per_token=8, intermediate=512, shared_intermediate=512
+    )
     assert (alone.attention, alone.experts) == (read_through.attention, read_through.experts)
-    assert (alone.tensors_from, alone.tensors, read_through.tensors_from) == ("config", (), "headers")
+    assert (alone.tensors_from, alone.tensors, read_through.tensors_from) == (
+        "config",
+        (),
+        "headers",
+    )
     assert [(group.name, group.count) for group in read_through.tensors] == [
         ("model.language_model.layers.*.linear_attn.in_proj_b.qweight", 3),
         ("model.visual.pos_embed.weight", 1),
@@ -182,7 +245,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "said"), REFUSED)
-def test_what_cannot_be_a_model_is_refused_by_the_name_of_its_field(changes: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_a_model_is_refused_by_the_name_of_its_field(
+    changes: dict[str, Any], said: str
+) -> None:
     with pytest.raises(BadModel) as caught:
         published("llama-3.1-8b", **changes)
     assert said in caught.value.message
@@ -190,7 +255,9 @@ def test_what_cannot_be_a_model_is_refused_by_the_name_of_its_field(changes: dic
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("changes", [{"mlp_only_layers": 1}, {"mlp_only_layers": [True]}, {"decoder_sparse_step": 0}])
+@pytest.mark.parametrize(
+    "changes", [{"mlp_only_layers": 1}, {"mlp_only_layers": [True]}, {"decoder_sparse_step": 0}]
+)
 def test_wrong_sparse_layers_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(BadModel, match=next(iter(changes))):
         published("qwen3-30b-a3b", **changes)
@@ -203,7 +270,9 @@ def test_a_shape_of_no_weights_is_refused_by_the_tensor(shape: tuple[int, ...]) 
 
 
 @given(CONFIGS, st.none() | TENSORS, st.sampled_from([None, "generate", "embed"]))
-@example(config("qwen3-30b-a3b", num_hidden_layers=10**12, mlp_only_layers=[0, -1, 2**70]), None, None)
+@example(
+    config("qwen3-30b-a3b", num_hidden_layers=10**12, mlp_only_layers=[0, -1, 2**70]), None, None
+)
 def test_any_json_is_a_model_that_can_be_shown_or_a_bad_model(
     fields: dict[str, Any], headers: dict[str, Tensor] | None, task: Any
 ) -> None:

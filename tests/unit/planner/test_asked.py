@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.domain import AskedAttention, AskedCache, AskedKernel, Decision, EngineAnswer, Plan, Question, Settled
+from gateway.domain import (
+    AskedAttention,
+    AskedCache,
+    AskedKernel,
+    Decision,
+    EngineAnswer,
+    Plan,
+    Question,
+    Settled,
+)
 from gateway.planner.asked import open_questions
 from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
@@ -16,11 +25,24 @@ PROFILES = Profiles()
 SOURCE = "sha256:0123"
 
 
-def decided(answers: dict[Question, EngineAnswer], *, quant: str = "", engine: str = "vllm==0.33.0", **wanted: Any) -> Decision:
+def decided(
+    answers: dict[Question, EngineAnswer],
+    *,
+    quant: str = "",
+    engine: str = "vllm==0.33.0",
+    **wanted: Any,
+) -> Decision:
     block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
     engines = [PROFILES.engine(engine)]
     here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
-    return decide(published("llama-3.1-8b", **block), here, engines, wish(**wanted), rules=rules, answers=answers)
+    return decide(
+        published("llama-3.1-8b", **block),
+        here,
+        engines,
+        wish(**wanted),
+        rules=rules,
+        answers=answers,
+    )
 
 
 def answer(plan: Plan, **changed: Any) -> EngineAnswer:
@@ -28,18 +50,30 @@ def answer(plan: Plan, **changed: Any) -> EngineAnswer:
     length, bytes_ = 16_384, 16_384 * plan.memory.kv_bytes_per_token
     said = EngineAnswer(
         kernels=tuple(
-            AskedKernel(layer=row.layer, kernel=row.kernel or "", k=row.k or 0, n=row.n or 0, count=row.count)
+            AskedKernel(
+                layer=row.layer,
+                kernel=row.kernel or "",
+                k=row.k or 0,
+                n=row.n or 0,
+                count=row.count,
+            )
             for row in plan.kernels
         ),
         attention=tuple(
             AskedAttention(
-                kind=row.kind, head_dim=row.head_dim, backend=row.backend or "", version=row.version or 0, layers=row.layers
+                kind=row.kind,
+                head_dim=row.head_dim,
+                backend=row.backend or "",
+                version=row.version or 0,
+                layers=row.layers,
             )
             for row in plan.attention
         ),
         weights=plan.memory.weights_bytes,
         kv=AskedCache(
-            block_bytes=bytes_ // 1024, aside=1, needed=((16, bytes_ // 1024), (length // 2, bytes_ // 2), (length, bytes_))
+            block_bytes=bytes_ // 1024,
+            aside=1,
+            needed=((16, bytes_ // 1024), (length // 2, bytes_ // 2), (length, bytes_)),
         ),
         settled=Settled(
             architecture="LlamaForCausalLM",
@@ -66,12 +100,21 @@ def asked(plan: Plan) -> Question:
 def test_the_question_is_the_plans_own_command_line_without_what_follows_from_the_answer() -> None:
     best = decided({}).plans[0]
     question = asked(best)
-    left_out = ("--max-model-len=", "--gpu-memory-utilization=", "--kv-cache-memory-bytes=", "--speculative-config=")
-    assert question.argv == tuple(sorted(item for item in best.argv if not item.startswith(left_out)))
+    left_out = (
+        "--max-model-len=",
+        "--gpu-memory-utilization=",
+        "--kv-cache-memory-bytes=",
+        "--speculative-config=",
+    )
+    assert question.argv == tuple(
+        sorted(item for item in best.argv if not item.startswith(left_out))
+    )
     assert (question.engine, question.capability) == ("vllm==0.33.0", "8.6")
 
 
-def test_a_model_that_keeps_positions_for_itself_is_asked_about_with_the_length_that_users_have() -> None:
+def test_a_model_that_keeps_positions_for_itself_is_asked_about_with_the_length_that_users_have() -> (
+    None
+):
     engines = [PROFILES.engine("vllm==0.33.0")]
     here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     best = decide(published("bge-m3"), here, engines, wish(), rules=rules).plans[0]
@@ -93,7 +136,9 @@ def test_an_answer_that_agrees_raises_the_grade_and_changes_no_size() -> None:
 def test_the_engines_bytes_win_over_ours() -> None:
     forecast = decided({}).plans[0]
     heavier = answer(forecast, weights=forecast.memory.weights_bytes + 1_000_000_000)
-    best = next(plan for plan in decided({asked(forecast): heavier}).plans if plan.grade == "checked")
+    best = next(
+        plan for plan in decided({asked(forecast): heavier}).plans if plan.grade == "checked"
+    )
     assert best.memory.weights_bytes == heavier.weights
     assert best.memory.kv_bytes < forecast.memory.kv_bytes
 
@@ -108,14 +153,23 @@ def test_a_refusal_is_told_in_the_engines_own_words_and_the_search_goes_on() -> 
 
 
 def test_a_refusal_that_the_rules_foresaw_is_cured_as_they_cure_it() -> None:
-    """The engine's words stand in the refusal; which changes are tried follows from the layer that the rules name."""
+    """The engine's words stand in the refusal; which changes are tried follows from the layer that
+    the rules name."""
     forecast = decided({}, quant="gptq", tensor_parallel=2, args={"linear-backend": "machete"})
     foreseen = forecast.rejected[0]
     assert foreseen.verdict == "no_kernel"
     assert foreseen.question is not None
     said = EngineAnswer(refused="ValueError: no kernel", source=SOURCE)
-    decision = decided({foreseen.question: said}, quant="gptq", tensor_parallel=2, args={"linear-backend": "machete"})
-    assert (decision.rejected[0].verdict, decision.rejected[0].reasons) == ("no_kernel", (said.refused,))
+    decision = decided(
+        {foreseen.question: said},
+        quant="gptq",
+        tensor_parallel=2,
+        args={"linear-backend": "machete"},
+    )
+    assert (decision.rejected[0].verdict, decision.rejected[0].reasons) == (
+        "no_kernel",
+        (said.refused,),
+    )
     assert len(decision.plans) == len(forecast.plans)
 
 
@@ -124,7 +178,9 @@ def test_an_answer_overrules_a_refusal_of_the_rules() -> None:
     foreseen = decided({}, quant="gptq", tensor_parallel=2, args=args).rejected[0]
     plain = decided({}, quant="gptq", tensor_parallel=2).plans[0]
     assert foreseen.question is not None
-    best = decided({foreseen.question: answer(plain)}, quant="gptq", tensor_parallel=2, args=args).plans[0]
+    best = decided(
+        {foreseen.question: answer(plain)}, quant="gptq", tensor_parallel=2, args=args
+    ).plans[0]
     assert best.grade == "checked"
     assert "--linear-backend=machete" in best.argv
 
@@ -136,11 +192,20 @@ def test_what_a_kernel_does_later_is_still_known_once_it_was_chosen() -> None:
     forecast = decided({}, quant="gptq").plans[0]
     kernel = next(row.kernel for row in forecast.kernels if row.kernel and row.kernel != "torch")
     fact = Fact.model_validate(
-        {"kind": "kernel_fails", "scope": {"kernel": kernel, "engine": "vllm==0.33.0"}, "grade": "failed", "source": "a log"}
+        {
+            "kind": "kernel_fails",
+            "scope": {"kernel": kernel, "engine": "vllm==0.33.0"},
+            "grade": "failed",
+            "source": "a log",
+        }
     )
     engines = [PROFILES.engine("vllm==0.33.0")]
     model = published("llama-3.1-8b", quantization_config=QUANTS["gptq"])
-    here, rules, said = PROFILES.hardware("2x3090"), PROFILES.rules(engines), {asked(forecast): answer(forecast)}
+    here, rules, said = (
+        PROFILES.hardware("2x3090"),
+        PROFILES.rules(engines),
+        {asked(forecast): answer(forecast)},
+    )
     decision = decide(model, here, engines, wish(), [fact], rules=rules, answers=said)
     assert any(one.verdict == "known_bad" and kernel in one.reasons[0] for one in decision.rejected)
 
@@ -173,7 +238,8 @@ def test_that_the_kernel_of_experts_crashes_is_still_known_once_it_was_chosen() 
 
 
 def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() -> None:
-    """Marlin's repacking takes 64 outputs at a time, which is said in a CUDA file: two GPUs have 32 each of this layer."""
+    """Marlin's repacking takes 64 outputs at a time, which is said in a CUDA file: two GPUs have 32
+    each of this layer."""
     engines = [PROFILES.engine("sglang==0.5.23")]
     here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     model = published("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
@@ -184,13 +250,19 @@ def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() ->
     foreseen = outcome({}).rejected[0]
     assert foreseen.question is not None
     asked_row = AskedKernel(
-        layer="model.language_model.layers.*.linear_attn.in_proj_ba", kernel="apply_gptq_marlin_linear", k=2048, n=32, count=30
+        layer="model.language_model.layers.*.linear_attn.in_proj_ba",
+        kernel="apply_gptq_marlin_linear",
+        k=2048,
+        n=32,
+        count=30,
     )
     for kernel, verdict in (("apply_gptq_marlin_linear", "no_kernel"), ("another", "")):
         row: AskedKernel = asked_row.evolve(kernel=kernel)
         said = EngineAnswer(kernels=(row,), weights=1 << 30, source=SOURCE)
         decision = outcome({foreseen.question: said})
-        assert [one.verdict for one in decision.rejected if one.question is None][:1] == ([verdict] if verdict else [])
+        assert [one.verdict for one in decision.rejected if one.question is None][:1] == (
+            [verdict] if verdict else []
+        )
 
 
 def test_one_engine_is_asked_at_a_time_until_the_best_plan_was_checked() -> None:
@@ -215,9 +287,14 @@ def test_an_answer_that_agrees_is_no_gap_and_without_answers_there_is_none() -> 
 def test_kernels_backends_and_bytes_are_compared_each() -> None:
     forecast = decided({}).plans[0]
     said = answer(forecast)
-    other = [row.evolve(kernel="Other") if row.layer.endswith("qkv_proj") else row for row in said.kernels]
+    other = [
+        row.evolve(kernel="Other") if row.layer.endswith("qkv_proj") else row
+        for row in said.kernels
+    ]
     assert said.kv is not None
-    cache: AskedCache = said.kv.evolve(needed=tuple((tokens, size * 2) for tokens, size in said.kv.needed))
+    cache: AskedCache = said.kv.evolve(
+        needed=tuple((tokens, size * 2) for tokens, size in said.kv.needed)
+    )
     changed = said.evolve(
         kernels=tuple(other),
         attention=tuple(row.evolve(backend="FLEX_ATTENTION", version=0) for row in said.attention),
@@ -226,13 +303,25 @@ def test_kernels_backends_and_bytes_are_compared_each() -> None:
     )
     question = asked(forecast)
     found = {gap.about: gap for gap in decided({question: changed}).gaps}
-    assert set(found) == {"kernel of qkv_proj", "attention of full layers of head size 128", "weights", "KV cache"}
+    assert set(found) == {
+        "kernel of qkv_proj",
+        "attention of full layers of head size 128",
+        "weights",
+        "KV cache",
+    }
     kernel = found["kernel of qkv_proj"]
     ours = next(row.kernel for row in forecast.kernels if row.layer.endswith("qkv_proj"))
     assert (kernel.forecast, kernel.answer) == (ours, "Other")
-    assert (kernel.engine, kernel.rules, kernel.source, kernel.capability) == ("vllm==0.33.0", "vllm==0.33.0", SOURCE, "8.6")
+    assert (kernel.engine, kernel.rules, kernel.source, kernel.capability) == (
+        "vllm==0.33.0",
+        "vllm==0.33.0",
+        SOURCE,
+        "8.6",
+    )
     assert kernel.argv == question.argv
-    assert kernel.model.startswith("LlamaForCausalLM, model_type=llama, num_hidden_layers=32, hidden_size=4096")
+    assert kernel.model.startswith(
+        "LlamaForCausalLM, model_type=llama, num_hidden_layers=32, hidden_size=4096"
+    )
     assert found["weights"].forecast == f"{forecast.memory.weights_bytes} bytes on a rank"
 
 
@@ -242,21 +331,31 @@ def test_sizes_that_differ_by_a_rounding_are_alike() -> None:
     assert decided({asked(forecast): near}).gaps == ()
 
 
-def test_a_refusal_that_the_rules_did_not_foresee_is_a_gap_in_the_engines_words_without_paths() -> None:
+def test_a_refusal_that_the_rules_did_not_foresee_is_a_gap_in_the_engines_words_without_paths() -> (
+    None
+):
     forecast = decided({})
-    refused = EngineAnswer(refused="ValueError: no kernel, see /home/me/secret-model/config.json", source=SOURCE)
+    refused = EngineAnswer(
+        refused="ValueError: no kernel, see /home/me/secret-model/config.json", source=SOURCE
+    )
     (gap,) = decided({asked(forecast.plans[0]): refused}).gaps
-    assert (gap.about, gap.forecast, gap.answer) == ("refusal", "loads", "ValueError: no kernel, see PATH")
+    assert (gap.about, gap.forecast, gap.answer) == (
+        "refusal",
+        "loads",
+        "ValueError: no kernel, see PATH",
+    )
 
 
 def test_a_refusal_that_both_know_is_no_gap_and_one_that_the_engine_does_not_know_is() -> None:
     args = {"linear-backend": "machete"}
-    (foreseen, *_) = decided({}, quant="gptq", tensor_parallel=2, args=args).rejected
+    foreseen, *_ = decided({}, quant="gptq", tensor_parallel=2, args=args).rejected
     assert foreseen.question is not None
     said = EngineAnswer(refused="ValueError: Failed to find a kernel", source=SOURCE)
     assert decided({foreseen.question: said}, quant="gptq", tensor_parallel=2, args=args).gaps == ()
     plain = decided({}, quant="gptq", tensor_parallel=2).plans[0]
-    (gap,) = decided({foreseen.question: answer(plain)}, quant="gptq", tensor_parallel=2, args=args).gaps
+    (gap,) = decided(
+        {foreseen.question: answer(plain)}, quant="gptq", tensor_parallel=2, args=args
+    ).gaps
     assert (gap.about, gap.answer) == ("refusal", "loads")
     assert "no kernel for" in gap.forecast
 
@@ -273,7 +372,11 @@ def test_sglangs_own_share_of_the_gpu_wins_over_ours() -> None:
     assert said.settled is not None
     assert said.kv is not None
     less = said.evolve(settled=said.settled.evolve(static_fraction=0.5), kv=said.kv.evolve(aside=0))
-    best = next(plan for plan in decided({asked(forecast): less}, engine="sglang==0.5.23").plans if plan.grade == "checked")
+    best = next(
+        plan
+        for plan in decided({asked(forecast): less}, engine="sglang==0.5.23").plans
+        if plan.grade == "checked"
+    )
     assert "--mem-fraction-static=0.5" in best.argv
     assert best.memory.kv_bytes < forecast.memory.kv_bytes
 
@@ -283,5 +386,9 @@ def test_what_is_quantized_while_it_loads_has_the_size_that_it_gets() -> None:
     args = {"quantization": "fp8"}
     forecast = decided({}, args=args).plans[0]
     whole = answer(forecast, weights=2 * forecast.memory.weights_bytes)
-    best = next(plan for plan in decided({asked(forecast): whole}, args=args).plans if plan.grade == "checked")
+    best = next(
+        plan
+        for plan in decided({asked(forecast): whole}, args=args).plans
+        if plan.grade == "checked"
+    )
     assert best.memory.weights_bytes == forecast.memory.weights_bytes

@@ -1,4 +1,5 @@
-"""A command line read backwards: what plans write is known again, and nothing else is taken for it."""
+"""A command line read backwards: what plans write is known again, and nothing else is taken for
+it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ OWN = ("--model=/models/m", "--served-model-name=m", "--host=0.0.0.0", "--port=8
 
 
 def check(*items: str, own: tuple[str, ...] = OWN, on: Engine = SMALL) -> None:
-    check_command(on, (*on.container_command, *items, *own), {}, model="m", port=8000, folder="/models")
+    check_command(
+        on, (*on.container_command, *items, *own), {}, model="m", port=8000, folder="/models"
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +127,13 @@ def test_a_spelling_of_its_own_is_known() -> None:
         check("--tp-size=2", on=sglang)
 
 
-@given(st.dictionaries(st.sampled_from(sorted(FLAGS)), st.booleans() | st.integers(-2, 9) | st.text(max_size=5), max_size=4))
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(FLAGS)),
+        st.booleans() | st.integers(-2, 9) | st.text(max_size=5),
+        max_size=4,
+    )
+)
 def test_what_is_refused_of_a_user_is_refused_here(args: dict[str, bool | int | str]) -> None:
     """Whatever the value, no flag of the gateway's passes but those that plans have."""
     names = {FLAGS[name].same_as or name for name in args}
@@ -157,10 +166,17 @@ def test_the_environment_is_that_of_profile_and_plan(env: dict[str, str], passes
 
 
 def test_what_keeps_an_engine_quiet_is_known_whole_and_nothing_else_of_it() -> None:
-    quiet = engine(flags={**FLAGS, "hush": Flag(type="str", ours=True)}, quiet=("--hush", "/health", "/metrics"))
+    quiet = engine(
+        flags={**FLAGS, "hush": Flag(type="str", ours=True)},
+        quiet=("--hush", "/health", "/metrics"),
+    )
     check("--hush", "/health", "/metrics", "--dtype=half", on=quiet)
     check("--dtype=half", on=quiet)
-    for items in (("--hush", "/health", "/etc"), ("--dtype=half", "--hush", "/health", "/metrics"), ("--hush=/etc",)):
+    for items in (
+        ("--hush", "/health", "/etc"),
+        ("--dtype=half", "--hush", "/health", "/metrics"),
+        ("--hush=/etc",),
+    ):
         with pytest.raises(BadFlag):
             check(*items, on=quiet)
 
@@ -175,7 +191,12 @@ def test_an_engine_whose_endpoints_for_development_are_open_is_behind_its_door()
 
     check_behind(opened, env)
     check_environment(sleeps, env)
-    for argv, its in ((closed, env), (opened, {}), (opened[:3], env), ((*opened[:2], "pass", opened[3]), env)):
+    for argv, its in (
+        (closed, env),
+        (opened, {}),
+        (opened[:3], env),
+        ((*opened[:2], "pass", opened[3]), env),
+    ):
         with pytest.raises(BadFlag):
             check_behind(argv, its)
     for engine_of, its in ((SMALL, env), (sleeps, {DEV_MODE[0]: "2"})):

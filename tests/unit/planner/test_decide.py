@@ -29,7 +29,8 @@ def test_a_gpu_may_be_named_by_its_number() -> None:
 
 
 def test_two_gpus_rank_first_when_one_leaves_too_little_context() -> None:
-    # 8B in bf16 leaves a 24 GiB card about 5 GiB: 40 k tokens. Twice the layers leave nothing like that.
+    # 8B in bf16 leaves a 24 GiB card about 5 GiB: 40 k tokens. Twice the layers leave nothing like
+    # that.
     decision = planned("2x3090", model=spec(num_hidden_layers=44))
     assert decision.plans[0].tensor_parallel.value == 2
     assert decision.plans[0].max_model_len.value >= 32768
@@ -45,13 +46,17 @@ def test_without_peer_to_peer_custom_all_reduce_is_off_and_says_why() -> None:
 
 def test_every_choice_has_a_reason_and_a_source() -> None:
     best = plan("8xh100")
-    choices = [value for name in Plan.model_fields if isinstance(value := getattr(best, name), Choice)]
+    choices = [
+        value for name in Plan.model_fields if isinstance(value := getattr(best, name), Choice)
+    ]
     assert len(choices) == 20
     assert all(choice.reason and choice.source for choice in choices)
 
 
 def test_illegal_sizes_are_rejected_with_the_reason() -> None:
-    decision = planned("8xh100", model=spec(num_attention_heads=28, num_key_value_heads=4, hidden_size=3584))
+    decision = planned(
+        "8xh100", model=spec(num_attention_heads=28, num_key_value_heads=4, hidden_size=3584)
+    )
     assert {one.tensor_parallel.value for one in decision.plans} == {1, 2, 4}
     reasons = {one.tensor_parallel: one for one in decision.rejected}
     assert reasons[8].verdict == "illegal_parallelism"
@@ -74,7 +79,10 @@ def test_min_context_is_a_hard_limit_and_max_context_a_cap() -> None:
 def test_a_context_beyond_the_models_own_limit_is_answered_with_that() -> None:
     best = plan("8xh100", max_context=10**7)
     assert best.max_model_len.value == 131072
-    assert "A context of 10000000 tokens was asked for, and the model's own limit is 131072." in best.warnings
+    assert (
+        "A context of 10000000 tokens was asked for, and the model's own limit is 131072."
+        in best.warnings
+    )
 
 
 def test_what_is_hardly_too_little_is_said_by_the_difference() -> None:
@@ -144,7 +152,9 @@ def test_what_another_engine_was_promised_is_not_promised_twice() -> None:
     claims = {here.gpus[0].uuid: 20 * GIB}
     best = decide(spec(), here, [engine()], wish(), claims=claims).plans[0]
     assert best.gpus == (here.gpus[1].uuid,)
-    assert not decide(spec(), here, [engine()], wish(), claims={gpu.uuid: 20 * GIB for gpu in here.gpus}).plans
+    assert not decide(
+        spec(), here, [engine()], wish(), claims={gpu.uuid: 20 * GIB for gpu in here.gpus}
+    ).plans
 
 
 def beside(left_gib: int, **fields: Any) -> Decision:
@@ -153,7 +163,14 @@ def beside(left_gib: int, **fields: Any) -> Decision:
     here, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
     claims = {here.gpus[0].uuid: (here.gpus[0].total_bytes or 0) - left_gib * GIB}
     asked = wish(**fields)
-    return decide(published("llama-3.1-8b"), here, engines, asked, claims=claims, rules=profiles.rules(engines))
+    return decide(
+        published("llama-3.1-8b"),
+        here,
+        engines,
+        asked,
+        claims=claims,
+        rules=profiles.rules(engines),
+    )
 
 
 def test_beside_a_neighbour_no_weights_are_halved_and_no_context_is_cut_to_nothing() -> None:
@@ -174,7 +191,11 @@ def test_a_model_that_is_too_large_alone_too_is_planned_with_halved_weights() ->
     here, engines = machine("3090"), profiles.engines(("vllm==0.26.0",), device="cuda")
     claims = {here.gpus[0].uuid: GIB}
     large = published("qwen2.5-7b", num_hidden_layers=48)
-    assert decide(large, here, engines, wish(), claims=claims, rules=profiles.rules(engines)).plans[0].halved
+    assert (
+        decide(large, here, engines, wish(), claims=claims, rules=profiles.rules(engines))
+        .plans[0]
+        .halved
+    )
 
 
 def test_the_cpu_gets_a_kv_cache_for_several_requests_in_bytes() -> None:
@@ -187,7 +208,9 @@ def test_the_cpu_gets_a_kv_cache_for_several_requests_in_bytes() -> None:
 
 def test_the_engines_own_maximum_becomes_the_next_plans_context() -> None:
     first = plan("cpu", model=spec(num_hidden_layers=4))
-    fact = Fact(kind="max_context", scope=first.scope, value=8064, grade="failed", source="the log line")
+    fact = Fact(
+        kind="max_context", scope=first.scope, value=8064, grade="failed", source="the log line"
+    )
     second = plan("cpu", model=spec(num_hidden_layers=4), facts=(fact,))
     assert second.max_model_len.value == 8064
     assert "the log line" in second.max_model_len.source
@@ -207,15 +230,32 @@ def test_a_failed_plan_is_never_proposed_again() -> None:
         best = decision.plans[0]
         assert best.fingerprint not in seen
         seen.add(best.fingerprint)
-        facts += (Fact(kind="plan_failed", scope={"fingerprint": best.fingerprint}, grade="failed", source="it broke"),)
+        facts += (
+            Fact(
+                kind="plan_failed",
+                scope={"fingerprint": best.fingerprint},
+                grade="failed",
+                source="it broke",
+            ),
+        )
     # One GPU, two GPUs, and one conservative try of each.
     assert len(seen) == 4
-    assert all("it broke" in reason for one in decision.rejected for reason in one.reasons if one.verdict == "known_bad")
+    assert all(
+        "it broke" in reason
+        for one in decision.rejected
+        for reason in one.reasons
+        if one.verdict == "known_bad"
+    )
 
 
 def test_the_careful_try_runs_without_graphs_and_with_a_smaller_batch() -> None:
     first = plan("2x3090", tensor_parallel=1)
-    fact = Fact(kind="plan_failed", scope={"fingerprint": first.fingerprint}, grade="failed", source="it broke")
+    fact = Fact(
+        kind="plan_failed",
+        scope={"fingerprint": first.fingerprint},
+        grade="failed",
+        source="it broke",
+    )
     conservative = plan("2x3090", tensor_parallel=1, facts=(fact,))
     assert conservative.enforce_eager.value
     assert conservative.max_num_seqs.value < first.max_num_seqs.value
@@ -225,26 +265,36 @@ def test_the_careful_try_runs_without_graphs_and_with_a_smaller_batch() -> None:
 
 def test_remote_code_and_unknown_architectures_are_refused() -> None:
     hostile = spec().evolve(remote_code=("auto_map in config.json",))
-    assert planned(model=hostile).rejected[0].verdict == "untrusted_code", "what this engine has of its own is not known"
+    assert planned(model=hostile).rejected[0].verdict == "untrusted_code", (
+        "what this engine has of its own is not known"
+    )
     assert planned(model=hostile, policy={"allow_remote_code": True}).plans
     other = decide(spec(), machine(), [engine(architectures=("GemmaForCausalLM",))], wish())
     assert other.rejected[0].verdict == "unsupported_architecture"
 
 
 def test_code_beside_a_model_is_no_obstacle_for_an_engine_that_has_its_own() -> None:
-    model = spec(model_type="llama").evolve(remote_code=("auto_map in config.json", "modeling_x.py"))
-    spoken = model.evolve(remote_code=("auto_map in config.json", "auto_map in tokenizer_config.json"))
+    model = spec(model_type="llama").evolve(
+        remote_code=("auto_map in config.json", "modeling_x.py")
+    )
+    spoken = model.evolve(
+        remote_code=("auto_map in config.json", "auto_map in tokenizer_config.json")
+    )
     own = {"architectures": (model.architecture,), "config_classes": ("llama",)}
 
     def verdicts(model: ModelSpec, **about: Any) -> set[str]:
         decision = decide(model, machine(), [engine(**about)], wish())
-        assert not any("trust" in word for plan in decision.plans for word in plan.argv), "no engine is told to run it"
+        assert not any("trust" in word for plan in decision.plans for word in plan.argv), (
+            "no engine is told to run it"
+        )
         return {one.verdict for one in decision.rejected} if not decision.plans else set()
 
     assert verdicts(model, **own) == set()
     assert verdicts(model, architectures=("LlamaForCausalLM",)) == {"untrusted_code"}
     assert verdicts(model, **own | {"config_classes": ("qwen3",)}) == {"untrusted_code"}
-    assert verdicts(model, config_classes=("llama",)) == {"untrusted_code"}, "its architectures are not known"
+    assert verdicts(model, config_classes=("llama",)) == {"untrusted_code"}, (
+        "its architectures are not known"
+    )
     assert verdicts(spoken, **own) == {"untrusted_code"}
     assert verdicts(spoken, **own, tokenizers=("llama",)) == set()
 
@@ -268,7 +318,9 @@ def test_the_same_input_gives_the_same_decision() -> None:
             "tensor_parallel": st.integers(1, 9),
             "dtype": st.sampled_from(["auto", "bfloat16", "float16", "float32"]),
             "args": st.dictionaries(
-                st.sampled_from(sorted(engine().flags)), st.integers() | st.text(max_size=8) | st.booleans(), max_size=3
+                st.sampled_from(sorted(engine().flags)),
+                st.integers() | st.text(max_size=8) | st.booleans(),
+                max_size=3,
             ),
         },
     ),
@@ -288,8 +340,15 @@ def test_no_wish_breaks_the_planner(fields: dict[str, Any], hardware: str) -> No
 
 
 def test_every_variable_says_who_set_it() -> None:
-    everywhere = {"NCCL_DEBUG": "WARN", "HTTP_PROXY": "http://proxy:1", "OMP_NUM_THREADS": "4", "VLLM_NO_SUCH": "1"}
-    found = decide(spec(), machine(), [engine()], wish(env={"NCCL_DEBUG": "INFO"}), everywhere=everywhere)
+    everywhere = {
+        "NCCL_DEBUG": "WARN",
+        "HTTP_PROXY": "http://proxy:1",
+        "OMP_NUM_THREADS": "4",
+        "VLLM_NO_SUCH": "1",
+    }
+    found = decide(
+        spec(), machine(), [engine()], wish(env={"NCCL_DEBUG": "INFO"}), everywhere=everywhere
+    )
     best = found.plans[0]
     assert {name: choice.source for name, choice in best.variables.items()} == {
         "NCCL_DEBUG": "user",
@@ -299,18 +358,24 @@ def test_every_variable_says_who_set_it() -> None:
     }
     assert best.env == {name: choice.value for name, choice in best.variables.items()}
     assert best.env["NCCL_DEBUG"] == "INFO"
-    assert [line for line in best.warnings if "VLLM_NO_SUCH of FITSERVE_ENGINE_ENV is left out" in line]
+    assert [
+        line for line in best.warnings if "VLLM_NO_SUCH of FITSERVE_ENGINE_ENV is left out" in line
+    ]
     assert best.fingerprint != plan().fingerprint
 
 
-def test_a_fact_learned_with_a_variable_holds_with_it_only_and_one_learned_without_holds_always() -> None:
+def test_a_fact_learned_with_a_variable_holds_with_it_only_and_one_learned_without_holds_always() -> (
+    None
+):
     env = {"NCCL_BUFFSIZE": "8388608"}
     small: dict[str, Any] = {"model": spec(num_hidden_layers=4)}
     plain, tuned = plan("cpu", **small), plan("cpu", **small, env=env)
     assert tuned.scope == plain.scope | {"env": "NCCL_BUFFSIZE=8388608"}
 
     def shortened(one: Plan, **fields: Any) -> int:
-        fact = Fact(kind="max_context", scope=one.scope, value=8064, grade="failed", source="the log line")
+        fact = Fact(
+            kind="max_context", scope=one.scope, value=8064, grade="failed", source="the log line"
+        )
         return plan("cpu", **small, facts=(fact,), **fields).max_model_len.value
 
     assert shortened(tuned, env=env) == 8064
@@ -327,7 +392,10 @@ def test_an_engine_that_failed_with_a_variable_is_planned_without_it() -> None:
     assert not planned(facts=(fact,), env=env).plans
 
 
-SOUND, WEAK = EngineRef(kind="vllm", version="9.8.0", image="e"), EngineRef(kind="vllm", version="9.9.0", image="e")
+SOUND, WEAK = (
+    EngineRef(kind="vllm", version="9.8.0", image="e"),
+    EngineRef(kind="vllm", version="9.9.0", image="e"),
+)
 ORDER = {str(WEAK): (True, 0), str(SOUND): (False, 1)}
 
 
@@ -338,7 +406,9 @@ def first(sound: int, weak: int, **wished: Any) -> EngineRef:
         base.evolve(engine=ref, max_model_len=IntChoice(value=tokens, reason="", source=""))
         for ref, tokens in ((WEAK, weak), (SOUND, sound))
     ]
-    found: EngineRef = _ranked(PlanningInput(spec(), machine("3090"), wish(**wished)), plans, ORDER)[0].engine
+    found: EngineRef = _ranked(
+        PlanningInput(spec(), machine("3090"), wish(**wished)), plans, ORDER
+    )[0].engine
     return found
 
 

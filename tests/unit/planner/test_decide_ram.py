@@ -22,11 +22,15 @@ def here(gibs: int) -> Hardware:
 
 
 def decided(gibs: int, claimed: int, context: int | None = None, **args: int) -> Decision:
-    return decide(spec(), here(gibs), [ENGINE], wish(max_context=context, args=args), claims={RAM: claimed})
+    return decide(
+        spec(), here(gibs), [ENGINE], wish(max_context=context, args=args), claims={RAM: claimed}
+    )
 
 
 @given(gibs=st.integers(16, 256), moves=st.lists(WORDS, max_size=12))
-def test_what_engines_are_promised_is_never_more_than_there_is(gibs: int, moves: list[tuple[bool, int]]) -> None:
+def test_what_engines_are_promised_is_never_more_than_there_is(
+    gibs: int, moves: list[tuple[bool, int]]
+) -> None:
     """Models come and go; who came first keeps its own, and what goes gives all of it back."""
     promised: list[tuple[int, int]] = []
     for comes, context in moves:
@@ -54,7 +58,9 @@ def test_one_whole_context_may_take_more_than_half_of_the_ram_and_two_plans_shar
 
 
 @pytest.mark.parametrize("claimed", [60 * GIB, 61 * GIB, 64 * GIB])
-def test_a_model_for_which_others_leave_too_little_is_refused_with_what_it_needs(claimed: int) -> None:
+def test_a_model_for_which_others_leave_too_little_is_refused_with_what_it_needs(
+    claimed: int,
+) -> None:
     found = decided(64, claimed)
     assert not found.plans
     assert "of RAM, beside other engines" in found.rejected[0].reasons[0]

@@ -1,4 +1,5 @@
-"""What `fitserve plan` and `fitserve matrix` print for people: within a terminal's width, whole lines in a pipe, two sentences for
+"""What `fitserve plan` and `fitserve matrix` print for people: within a terminal's width, whole
+lines in a pipe, two sentences for
 mistakes."""
 
 from __future__ import annotations
@@ -49,9 +50,14 @@ def model(folder: Path, name: str, quant: str = "") -> Path:
 
 
 def wide(result: Result, columns: int) -> list[str]:
-    """Lines that are too long; the engine's flags are one line to be copied, and a path cannot be broken."""
+    """Lines that are too long; the engine's flags are one line to be copied, and a path cannot be
+    broken."""
     lines = result.stdout.splitlines()
-    return [line for line in lines if len(line) > columns and not line.startswith("--") and "/" not in line]
+    return [
+        line
+        for line in lines
+        if len(line) > columns and not line.startswith("--") and "/" not in line
+    ]
 
 
 def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
@@ -61,24 +67,37 @@ def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
     text = shown.stdout
     assert "vllm==0.19.1 on 2 GPUs, 32,768 tokens of context" in " ".join(text.split())
     assert "Kernels per rank of language_model.model.layers.*\n" in text
-    assert "linear_attn.in_proj_ba x30          2048 x 64     wna16 4-bit g128  Marlin (1)\n" in text
-    assert "(1) CutlassW4A8, Machete: runs on compute capability 9.0, this GPU has 8.6;\n    AllSpark" in text
+    assert (
+        "linear_attn.in_proj_ba x30          2048 x 64     wna16 4-bit g128  Marlin (1)\n" in text
+    )
+    assert (
+        "(1) CutlassW4A8, Machete: runs on compute capability 9.0, this GPU has 8.6;\n    AllSpark"
+        in text
+    )
     assert re.search(r"\n\[W+a*g*o*K+\.+\] 24\.00 GiB\nW weights", text)
     assert re.search(r"\n2     vllm==0.19.1  TP=1 x2  32,768   [\d.]+ +[\d.,]+\n", text)
-    assert re.search(r"\n3     vllm==0.19.1  TP=2     32,768   [\d.]+ +[\d.,]+\s+float16 activations\s+\(degraded\)\n", text)
+    assert re.search(
+        r"\n3     vllm==0.19.1  TP=2     32,768   [\d.]+ +[\d.,]+\s+float16"
+        r" activations\s+\(degraded\)\n",
+        text,
+    )
     assert re.search(r"\n32 at once        [\d,]+ \([\d,]+ to [\d,]+\) tokens/s in all\n", text)
     assert "\n  no_kernel: vllm==0.19.1 TP=2\n" in text
     assert "\n      Marlin: N=32 is not a multiple of 64 (32 over)\n" in text
     assert "\x1b" not in text
     roomy = run("plan", qwen, "--hardware", "2x5090", "--engine", "vllm==0.19.1").stdout
-    assert "2 copies of vllm==0.19.1 on 1 GPU each, 32,768 tokens of context" in " ".join(roomy.split())
+    assert "2 copies of vllm==0.19.1 on 1 GPU each, 32,768 tokens of context" in " ".join(
+        roomy.split()
+    )
 
 
 @pytest.mark.parametrize("columns", [40, 56, 120])
 def test_every_width_is_kept(run: Run, qwen: Path, columns: int) -> None:
     shown = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm", columns=columns)
     assert not [line for line in wide(shown, columns) if " " in line.strip() and columns > 56]
-    assert max(len(line) for line in shown.stdout.splitlines() if line.startswith("[W")) <= max(columns, 40)
+    assert max(len(line) for line in shown.stdout.splitlines() if line.startswith("[W")) <= max(
+        columns, 40
+    )
 
 
 def test_a_pipe_has_a_line_for_each_row(run: Run, qwen: Path) -> None:
@@ -96,13 +115,17 @@ def test_no_plan_is_exit_code_3_with_the_rejected_list_and_what_to_do(run: Run, 
     assert "fitserve matrix" in shown.stdout
     assert "3 GPUs are needed and 2 are here (probe)" in shown.stdout
     assert " ".join(shown.stdout.split()).count("TP=3") == len(VLLM)
-    answered = json.loads(run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm", "--tp", "3", "--json").stdout)
+    answered = json.loads(
+        run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm", "--tp", "3", "--json").stdout
+    )
     assert answered["plans"] == []
     assert {one["verdict"] for one in answered["rejected"]} == {"no_device"}
 
 
 def test_a_context_beyond_the_models_own_is_not_blamed_on_memory(run: Run, qwen: Path) -> None:
-    shown = run("plan", qwen, "--hardware", "8xh100", "--engine", "vllm==0.33.0", "--min-context", "9999999")
+    shown = run(
+        "plan", qwen, "--hardware", "8xh100", "--engine", "vllm==0.33.0", "--min-context", "9999999"
+    )
     assert shown.exit_code == 3
     assert "the model's own limit is 32768" in " ".join(shown.stdout.split())
 
@@ -115,24 +138,58 @@ def test_a_context_beyond_the_models_own_is_not_blamed_on_memory(run: Run, qwen:
             1,
             "no hardware snapshot named 6x3090; did you mean 8x3090? Known: 2x3090, 2x4090, 2x5090",
         ),
-        (("plan", "{qwen}", "--hardware", "/no/such.json"), 1, "snapshot /no/such.json cannot be read: No such file"),
+        (
+            ("plan", "{qwen}", "--hardware", "/no/such.json"),
+            1,
+            "snapshot /no/such.json cannot be read: No such file",
+        ),
         (("plan", "{qwen}", "--hardware", "{qwen}/config.json"), 2, "is not a hardware snapshot"),
         (
             ("plan", "{qwen}", "--engine", "vllm==newest", "--hardware", "3090"),
             1,
             "There is no profile for the engine vllm==newest. The nearest known one is vllm==",
         ),
-        (("plan", "{qwen}", "--engine", "vlm", "--hardware", "3090"), 1, "There is no engine vlm. Known kinds: sglang, vllm"),
-        (("plan", "{qwen}", "--arg", "max-model-length=5", "--hardware", "3090"), 2, "did you mean max-model-len?"),
-        (("plan", "{qwen}", "--arg", "gpu-memory-utilization=5", "--hardware", "3090"), 2, "at least 0.01 and at most 1"),
-        (("plan", "{qwen}", "--speculative", "magic", "--hardware", "3090"), 2, "'auto', 'off', 'mtp' or 'ngram'"),
-        (("plan", "/no/model", "--hardware", "3090"), 1, "There is no folder /no/model. Give the folder"),
-        (("plan", "model", "--hardware", "3090"), 1, "neither a model folder nor a Hugging Face repository"),
-        (("plan", "{qwen}", "--drafter", "/no/drafter", "--hardware", "3090"), 1, "There is no folder /no/drafter."),
+        (
+            ("plan", "{qwen}", "--engine", "vlm", "--hardware", "3090"),
+            1,
+            "There is no engine vlm. Known kinds: sglang, vllm",
+        ),
+        (
+            ("plan", "{qwen}", "--arg", "max-model-length=5", "--hardware", "3090"),
+            2,
+            "did you mean max-model-len?",
+        ),
+        (
+            ("plan", "{qwen}", "--arg", "gpu-memory-utilization=5", "--hardware", "3090"),
+            2,
+            "at least 0.01 and at most 1",
+        ),
+        (
+            ("plan", "{qwen}", "--speculative", "magic", "--hardware", "3090"),
+            2,
+            "'auto', 'off', 'mtp' or 'ngram'",
+        ),
+        (
+            ("plan", "/no/model", "--hardware", "3090"),
+            1,
+            "There is no folder /no/model. Give the folder",
+        ),
+        (
+            ("plan", "model", "--hardware", "3090"),
+            1,
+            "neither a model folder nor a Hugging Face repository",
+        ),
+        (
+            ("plan", "{qwen}", "--drafter", "/no/drafter", "--hardware", "3090"),
+            1,
+            "There is no folder /no/drafter.",
+        ),
         (("matrix", "{qwen}", "--hardware", "3090,abacus"), 1, "no hardware snapshot named abacus"),
     ],
 )
-def test_mistakes_are_one_or_two_sentences(run: Run, qwen: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
+def test_mistakes_are_one_or_two_sentences(
+    run: Run, qwen: Path, arguments: tuple[str, ...], code: int, words: str
+) -> None:
     done = run(*(argument.format(qwen=qwen) for argument in arguments))
     # The command's `main` prints such an error and ends with its code.
     assert isinstance(done.exception, FitserveError)
@@ -148,9 +205,21 @@ def test_a_matrix_needs_a_machine(run: Run, qwen: Path) -> None:
     assert "names no machine" in done.stderr
 
 
-def test_a_matrix_says_which_combinations_run_and_why_not(run: Run, tmp_path: Path, qwen: Path) -> None:
+def test_a_matrix_says_which_combinations_run_and_why_not(
+    run: Run, tmp_path: Path, qwen: Path
+) -> None:
     crash = model(tmp_path / "gpt-oss", "gpt-oss-20b", "mxfp4-ct")
-    arguments = ("matrix", crash, qwen, "--hardware", "2x3090,gb10", "--engine", "vllm==0.18.0", "--engine", "vllm==0.19.1")
+    arguments = (
+        "matrix",
+        crash,
+        qwen,
+        "--hardware",
+        "2x3090,gb10",
+        "--engine",
+        "vllm==0.18.0",
+        "--engine",
+        "vllm==0.19.1",
+    )
     shown = run(*arguments)
     assert shown.exit_code == 0, shown.output
     assert not wide(shown, 86)
@@ -164,12 +233,18 @@ def test_a_matrix_says_which_combinations_run_and_why_not(run: Run, tmp_path: Pa
     assert len(piped) == 9
     assert all("would crash" in line for line in piped if "runtime_fail" in line)
     cells = json.loads(run(*arguments, "--json").stdout)
-    assert {(cell["state"], cell["verdict"]) for cell in cells} == {("failing", "runtime_fail"), ("ok", "ok")}
+    assert {(cell["state"], cell["verdict"]) for cell in cells} == {
+        ("failing", "runtime_fail"),
+        ("ok", "ok"),
+    }
 
 
 def test_a_matrix_without_any_plan_is_exit_code_3(run: Run, tmp_path: Path) -> None:
     crash = model(tmp_path / "gpt-oss", "gpt-oss-20b", "mxfp4-ct")
-    assert run("matrix", crash, "--hardware", "rtx-pro-6000", "--engine", "vllm==0.18.0").exit_code == 3
+    assert (
+        run("matrix", crash, "--hardware", "rtx-pro-6000", "--engine", "vllm==0.18.0").exit_code
+        == 3
+    )
 
 
 def test_two_models_of_one_name_are_told_apart(run: Run, tmp_path: Path) -> None:
@@ -178,7 +253,9 @@ def test_two_models_of_one_name_are_told_apart(run: Run, tmp_path: Path) -> None
         (tmp_path / name).mkdir()
         folders.append(model(tmp_path / name / "same", "llama-3.2-1b"))
     shown = run("matrix", *folders, "--hardware", "3090", "--engine", "vllm==0.33.0", columns=0)
-    assert [line.split()[0] for line in shown.stdout.splitlines()[1:]] == [str(folder) for folder in folders]
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1:]] == [
+        str(folder) for folder in folders
+    ]
 
 
 def test_what_a_model_says_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,8 +264,22 @@ def test_what_a_model_says_cannot_steer_a_terminal(capsys: pytest.CaptureFixture
 
 
 def test_the_bar_is_the_device() -> None:
-    sizes = {"gpu_bytes": 100, "budget_bytes": 90, "kv_bytes_per_token": 1, "kv_tokens": 30, "low": 1, "high": 2}
-    memory = Memory(weights_bytes=40, activation_bytes=10, graph_bytes=0, overhead_bytes=10, kv_bytes=30, **sizes)
+    sizes = {
+        "gpu_bytes": 100,
+        "budget_bytes": 90,
+        "kv_bytes_per_token": 1,
+        "kv_tokens": 30,
+        "low": 1,
+        "high": 2,
+    }
+    memory = Memory(
+        weights_bytes=40,
+        activation_bytes=10,
+        graph_bytes=0,
+        overhead_bytes=10,
+        kv_bytes=30,
+        **sizes,
+    )
     assert explain.memory_bar(memory, 10) == "[WWWWaoKKK.] 0.00 GiB"
     assert explain.memory_bar(memory.evolve(kv_bytes=500), 10) == "[WWWWaoKKKK] 0.00 GiB"
     assert [row[0] for row in explain.memory_rows(memory)] == [

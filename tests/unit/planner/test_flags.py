@@ -66,7 +66,21 @@ ESCAPES += [
     "no-role",
 ]
 ESCAPES += ["host", "--host", "api_key", "--api-key", "model", "port", "served-model-name", "config", "-O3", "hf-overrides.x"]  # fmt: skip
-NUMBERS: list[Any] = [0, -1, 2**63, -(10**400), 10**5000, 1e308, float("nan"), float("inf"), True, "1e400", "-0", "0x10", "١٢"]
+NUMBERS: list[Any] = [
+    0,
+    -1,
+    2**63,
+    -(10**400),
+    10**5000,
+    1e308,
+    float("nan"),
+    float("inf"),
+    True,
+    "1e400",
+    "-0",
+    "0x10",
+    "١٢",
+]
 JSONS = [
     "{}",
     "[1, 2]",
@@ -81,9 +95,14 @@ JSONS = [
     '"x"',
     "9" * 5000,
 ]
-NAMES = st.sampled_from([*FLAGS, *(f"--{name}" for name in FLAGS), *(name.replace("-", "_") for name in FLAGS)])
+NAMES = st.sampled_from(
+    [*FLAGS, *(f"--{name}" for name in FLAGS), *(name.replace("-", "_") for name in FLAGS)]
+)
 VALUES = (
-    st.sampled_from([*ESCAPES, *NUMBERS, *JSONS, "8192", "true", "auto", "half", "8"]) | st.text() | st.integers() | st.floats()
+    st.sampled_from([*ESCAPES, *NUMBERS, *JSONS, "8192", "true", "auto", "half", "8"])
+    | st.text()
+    | st.integers()
+    | st.floats()
 )
 
 
@@ -91,7 +110,11 @@ VALUES = (
 @given(st.data())
 def test_whatever_is_given_only_known_flags_come_out(engine: Engine, data: st.DataObject) -> None:
     known = NAMES if engine is SMALL else st.sampled_from(sorted(engine.flags))
-    args = data.draw(st.dictionaries(known | st.sampled_from(ESCAPES) | st.text(), VALUES | st.booleans(), max_size=3))
+    args = data.draw(
+        st.dictionaries(
+            known | st.sampled_from(ESCAPES) | st.text(), VALUES | st.booleans(), max_size=3
+        )
+    )
     try:
         checked = check_args(engine, args)
     except BadFlag as error:
@@ -117,7 +140,9 @@ def test_whatever_is_given_only_known_flags_come_out(engine: Engine, data: st.Da
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.ref)
 def test_flags_of_the_gateway_are_always_refused(engine: Engine) -> None:
-    ours = [name for name, flag in engine.flags.items() if flag.ours] + [name for name in ("model",) if name in engine.flags]
+    ours = [name for name, flag in engine.flags.items() if flag.ours] + [
+        name for name in ("model",) if name in engine.flags
+    ]
     assert ours
     for name in ours:
         for spelling in (name, f"--{name}", name.replace("-", "_")):
@@ -127,13 +152,19 @@ def test_flags_of_the_gateway_are_always_refused(engine: Engine) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES[1:], ids=lambda engine: engine.ref)
 def test_what_a_launch_sets_is_closed_in_every_profile(engine: Engine) -> None:
-    launch = [engine.spelling.get(name, name) for name in ("model", "served-model-name", "host", "port")]
+    launch = [
+        engine.spelling.get(name, name) for name in ("model", "served-model-name", "host", "port")
+    ]
     assert all(engine.flags[name].ours for name in launch)
 
 
 @pytest.mark.parametrize(
     ("given_as", "near"),
-    [("max-model-length", "max-model-len"), ("--max_num_seq", "max-num-seqs"), ("enforce-eagre", "enforce-eager")],
+    [
+        ("max-model-length", "max-model-len"),
+        ("--max_num_seq", "max-num-seqs"),
+        ("enforce-eagre", "enforce-eager"),
+    ],
 )
 def test_an_unknown_flag_names_the_nearest(given_as: str, near: str) -> None:
     with pytest.raises(BadFlag, match=f"did you mean {near}"):
@@ -146,7 +177,9 @@ def test_a_flag_of_another_engine_is_told_by_what_it_is_called_here() -> None:
     profiles = Profiles()
     with pytest.raises(BadFlag, match=r"has no flag 'max-model-len'; here it is context-length\."):
         check_args(profiles.engine("sglang==0.5.23"), {"max-model-len": 1})
-    with pytest.raises(BadFlag, match=r"has no flag 'mem_fraction_static'; here it is gpu-memory-utilization\."):
+    with pytest.raises(
+        BadFlag, match=r"has no flag 'mem_fraction_static'; here it is gpu-memory-utilization\."
+    ):
         check_args(profiles.engine("vllm==0.33.0"), {"mem_fraction_static": 0.5})
 
 
@@ -208,7 +241,9 @@ WRONG: list[tuple[str, Scalar, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "said"), WRONG)
-def test_a_wrong_value_is_refused_with_what_the_flag_takes(name: str, value: Scalar, said: str) -> None:
+def test_a_wrong_value_is_refused_with_what_the_flag_takes(
+    name: str, value: Scalar, said: str
+) -> None:
     with pytest.raises(BadFlag) as caught:
         check_args(SMALL, {name: value})
     assert said in str(caught.value)
@@ -221,7 +256,12 @@ def test_a_flag_in_two_spellings_is_refused() -> None:
         check_args(SMALL, {"max-model-len": 1, "--max_model_len": 2})
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
 @example([{"a": "\n"}])
 def test_json_keeps_its_meaning_in_one_plain_line(value: Any) -> None:
     written = json.dumps({"a": value})

@@ -1,4 +1,5 @@
-"""What is refused before anything is sized, and what a plan says of the engine and the GPU that it was given."""
+"""What is refused before anything is sized, and what a plan says of the engine and the GPU that it
+was given."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ PROFILES = Profiles()
 def on(hardware: Hardware, *refs: str, model: Any = None, **wanted: Any) -> Decision:
     engines = [PROFILES.engine(ref) for ref in refs]
     rules = PROFILES.rules(engines)
-    return decide(model or spec(), hardware, engines, wish(**wanted), rules=rules, gpus=PROFILES.gpus)
+    return decide(
+        model or spec(), hardware, engines, wish(**wanted), rules=rules, gpus=PROFILES.gpus
+    )
 
 
 def verdicts(decision: Decision) -> set[str]:
@@ -48,7 +51,9 @@ def test_a_driver_that_could_not_be_read_refuses_nothing() -> None:
 def test_an_image_for_another_processor_is_refused() -> None:
     decision = on(machine("gb10"), "sglang==0.5.23")
     assert verdicts(decision) == {"unsupported_platform"}
-    assert "its image is built for x86_64, this machine is aarch64" in decision.rejected[0].reasons[0]
+    assert (
+        "its image is built for x86_64, this machine is aarch64" in decision.rejected[0].reasons[0]
+    )
     assert "unsupported_platform" not in verdicts(on(machine("gb10"), "vllm==0.33.0"))
 
 
@@ -62,25 +67,34 @@ def test_a_capability_below_the_engines_is_refused() -> None:
     decision = on(machine("v100"), "vllm==0.33.0")
     assert verdicts(decision) == {"no_kernel"}
     assert (
-        "vllm==0.33.0 is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0; Tesla V100-SXM2-16GB has 7.0"
-        in decision.rejected[0].reasons[0]
+        "vllm==0.33.0 is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0; Tesla"
+        " V100-SXM2-16GB has 7.0" in decision.rejected[0].reasons[0]
     )
 
 
-def test_bfloat16_is_refused_to_a_user_where_the_gpu_has_none_and_replaced_where_nobody_asked() -> None:
+def test_bfloat16_is_refused_to_a_user_where_the_gpu_has_none_and_replaced_where_nobody_asked() -> (
+    None
+):
     decision = on(machine("t4"), "vllm==0.19.1", dtype="bfloat16", max_context=1024)
     assert "bfloat16 needs compute capability 8.0" in decision.rejected[0].reasons[0]
     small = published("qwen2.5-1.5b")
     assert on(machine("t4"), "vllm==0.19.1", model=small).plans[0].dtype.value == "float16"
 
 
-def test_a_model_that_is_refused_in_float16_is_computed_in_float32_where_there_is_no_bfloat16() -> None:
+def test_a_model_that_is_refused_in_float16_is_computed_in_float32_where_there_is_no_bfloat16() -> (
+    None
+):
     small = published("gemma-3-1b")
     best = on(machine("t4"), "vllm==0.33.0", model=small).plans[0]
     assert best.dtype.value == "float32"
-    assert "refuses float16 for gemma3_text: it is numerically unstable; it takes twice the memory" in best.dtype.reason
     assert (
-        on(machine("3090"), "vllm==0.33.0", model=published("gemma-3-1b", torch_dtype="float16")).plans[0].dtype.value
+        "refuses float16 for gemma3_text: it is numerically unstable; it takes twice the memory"
+        in best.dtype.reason
+    )
+    assert (
+        on(machine("3090"), "vllm==0.33.0", model=published("gemma-3-1b", torch_dtype="float16"))
+        .plans[0]
+        .dtype.value
         == "bfloat16"
     )
     refused = on(machine("3090"), "vllm==0.33.0", model=small, dtype="float16").rejected[0]
@@ -92,7 +106,10 @@ def test_a_model_that_is_refused_in_float16_is_computed_in_float32_where_there_i
 
 def test_a_kv_cache_that_a_version_lacks_or_that_is_not_understood_is_refused() -> None:
     turbo = {"kv-cache-dtype": "turboquant_k8v4"}
-    assert verdicts(on(machine("3090"), "vllm==0.19.1", "vllm==0.33.0", args=turbo)) == {"bad_flag", "no_backend"}
+    assert verdicts(on(machine("3090"), "vllm==0.19.1", "vllm==0.33.0", args=turbo)) == {
+        "bad_flag",
+        "no_backend",
+    }
     refused = on(machine("3090"), "vllm==0.33.0", args=turbo).rejected[0]
     assert "a KV cache in turboquant_k8v4" in refused.reasons[0]
     packed = on(machine("3090"), "sglang==0.5.23", args={"kv-cache-dtype": "mxfp8"}).rejected[0]
@@ -116,15 +133,17 @@ NO_MEDIA = '{"image": 0, "video": 0, "audio": 0}'
 
 @pytest.mark.parametrize("version", SGLANG)
 def test_sglang_is_told_to_refuse_media_of_a_model_that_takes_it(version: str) -> None:
-    """It would open the files of this machine that a request names. Its own first request is an image, so it makes none."""
+    """It would open the files of this machine that a request names. Its own first request is an
+    image, so it makes none."""
     ref, model = f"sglang=={version}", published("qwen3-vl-8b")
     best = on(machine("8xh100"), ref, model=model, tensor_parallel=1).plans[0]
     assert best.verdict == "degraded"
-    assert best.warnings[0].startswith(f"As text only: {ref} opens local files that a request names")
-    assert [argument for argument in best.argv if "mm-data" in argument or "warmup" in argument] == [
-        f"--{LIMIT}={NO_MEDIA}",
-        "--skip-server-warmup",
-    ]
+    assert best.warnings[0].startswith(
+        f"As text only: {ref} opens local files that a request names"
+    )
+    assert [
+        argument for argument in best.argv if "mm-data" in argument or "warmup" in argument
+    ] == [f"--{LIMIT}={NO_MEDIA}", "--skip-server-warmup"]
     asked = {LIMIT: '{"audio": 0, "image": 0, "video": 0}', "skip_server_warmup": True}
     own = on(machine("8xh100"), ref, model=model, tensor_parallel=1, args=asked).plans[0]
     assert (own.verdict, own.argv.count("--skip-server-warmup")) == ("ok", 1)
@@ -144,7 +163,13 @@ def test_what_sglang_itself_takes_for_multimodal_is_told_so_too() -> None:
 @pytest.mark.parametrize("version", SGLANG)
 def test_sglang_does_not_serve_media(version: str) -> None:
     asked = {LIMIT: '{"image": 1}'}
-    refused = on(machine("8xh100"), f"sglang=={version}", model=published("qwen3-vl-8b"), tensor_parallel=1, args=asked)
+    refused = on(
+        machine("8xh100"),
+        f"sglang=={version}",
+        model=published("qwen3-vl-8b"),
+        tensor_parallel=1,
+        args=asked,
+    )
     assert not refused.plans
     assert [one.verdict for one in refused.rejected] == ["unsafe_media"]
     assert (
@@ -157,7 +182,9 @@ def test_sglang_does_not_serve_media(version: str) -> None:
 
 def test_a_model_that_sees_is_served_by_vllm_where_both_can() -> None:
     engines = ("sglang==0.5.23", "vllm==0.33.0")
-    ranked = on(machine("8xh100"), *engines, model=published("qwen3-vl-8b"), tensor_parallel=1).plans
+    ranked = on(
+        machine("8xh100"), *engines, model=published("qwen3-vl-8b"), tensor_parallel=1
+    ).plans
     assert [plan.engine.kind for plan in ranked] == ["vllm", "sglang"]
 
 
@@ -166,7 +193,11 @@ def test_sglang_is_told_that_a_model_embeds_and_knows_nothing_of_vllms_variables
     for version in SGLANG:
         best = on(machine("3090"), f"sglang=={version}", model=embeds).plans[0]
         assert "--is-embedding" in best.argv
-        assert not [name for name in {**PROFILES.engine(f"sglang=={version}").env, **best.env} if name.startswith("VLLM")]
+        assert not [
+            name
+            for name in {**PROFILES.engine(f"sglang=={version}").env, **best.env}
+            if name.startswith("VLLM")
+        ]
         assert "--is-embedding" not in on(machine("3090"), f"sglang=={version}").plans[0].argv
     assert "--is-embedding" not in on(machine("3090"), "vllm==0.33.0", model=embeds).plans[0].argv
 
@@ -193,7 +224,10 @@ def test_a_plan_says_what_is_known_against_its_engine_and_where_it_is_mended() -
 
     assert said() == ""
     older = WEAK.evolve(id="CVE-2", fixed_in="9.9.11")
-    assert said(WEAK, older) == "Known weaknesses of vllm==9.9.1: CVE-1, CVE-2; from 9.10.0 on it has none of them."
+    assert (
+        said(WEAK, older)
+        == "Known weaknesses of vllm==9.9.1: CVE-1, CVE-2; from 9.10.0 on it has none of them."
+    )
     assert "of 1 no fixed version is known" in said(WEAK, WEAK.evolve(id="CVE-3", fixed_in=None))
     assert "and 8 more; from 0.32.0 on" in advice(PROFILES.engine("vllm==0.19.1"))
     assert advice(PROFILES.engine("vllm==0.33.0")) == ""
@@ -207,21 +241,54 @@ def test_a_plan_says_what_is_known_against_its_engine_and_where_it_is_mended() -
     [
         ("3090", {"quant_method": "fp8", "activation_scheme": "dynamic"}, "FP8"),
         ("4090", {"quant_method": "fp8", "activation_scheme": "dynamic"}, ""),
-        ("8xh100", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "group_size": 16}, "FP4"),
-        ("5090", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "group_size": 16}, ""),
-        ("3090", {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}, ""),
+        (
+            "8xh100",
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "ignore": ["lm_head"],
+                "group_size": 16,
+            },
+            "FP4",
+        ),
+        (
+            "5090",
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "ignore": ["lm_head"],
+                "group_size": 16,
+            },
+            "",
+        ),
+        (
+            "3090",
+            {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False},
+            "",
+        ),
     ],
 )
-def test_a_format_that_the_gpu_lacks_is_smaller_and_not_faster(hardware: str, block: dict[str, Any], said: str) -> None:
-    best = on(machine(hardware), "vllm==0.33.0", model=spec(quantization_config=block), tensor_parallel=1).plans[0]
+def test_a_format_that_the_gpu_lacks_is_smaller_and_not_faster(
+    hardware: str, block: dict[str, Any], said: str
+) -> None:
+    best = on(
+        machine(hardware), "vllm==0.33.0", model=spec(quantization_config=block), tensor_parallel=1
+    ).plans[0]
     told = [warning for warning in best.warnings if "smaller, not faster" in warning]
-    assert [warning.partition(" weights")[0].removeprefix("The ") for warning in told] == ([said] if said else [])
+    assert [warning.partition(" weights")[0].removeprefix("The ") for warning in told] == (
+        [said] if said else []
+    )
 
 
 def test_mxfp4_on_ampere_says_so() -> None:
-    model = published("gpt-oss-20b", quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    model = published(
+        "gpt-oss-20b",
+        quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+    )
     best = on(machine("8xa100-80g"), "vllm==0.33.0", model=model, tensor_parallel=1).plans[0]
-    assert any(warning.startswith("The FP4 weights are smaller, not faster") for warning in best.warnings)
+    assert any(
+        warning.startswith("The FP4 weights are smaller, not faster") for warning in best.warnings
+    )
 
 
 # --- what was seen to work ---
@@ -243,11 +310,20 @@ def test_a_plan_that_worked_is_verified_while_driver_and_image_are_the_same() ->
 
 def test_a_plan_that_failed_after_it_worked_is_refused() -> None:
     worked = attempt(7)
-    failed = Fact(kind="plan_failed", scope={"fingerprint": worked.fingerprint}, grade="failed", source="it broke")
+    failed = Fact(
+        kind="plan_failed",
+        scope={"fingerprint": worked.fingerprint},
+        grade="failed",
+        source="it broke",
+    )
     for facts in ((*proved(worked, 1.0), failed), (failed, *proved(worked, 1.0))):
-        assert worked.fingerprint not in {plan.fingerprint for plan in planned("2x3090", facts=facts).plans}
+        assert worked.fingerprint not in {
+            plan.fingerprint for plan in planned("2x3090", facts=facts).plans
+        }
 
 
 def test_another_dtype_of_the_user_is_not_repaired() -> None:
-    made = engine(flags={**engine().flags, "dtype": Flag(type="str", choices=("auto", "bfloat16", "float16"))})
+    made = engine(
+        flags={**engine().flags, "dtype": Flag(type="str", choices=("auto", "bfloat16", "float16"))}
+    )
     assert decide(spec(), machine("t4"), [made], wish(dtype="bfloat16")).plans == ()

@@ -36,19 +36,34 @@ def test_a_container_listens_for_its_network_and_a_process_for_this_machine_only
 
 
 def test_a_launch_is_the_plan_made_concrete() -> None:
-    spec = launch(None, SMALL.evolve(env={"A": "1", "B": "1"}), env={"B": "2"}, gpus=("GPU-0", "GPU-1"))
+    spec = launch(
+        None, SMALL.evolve(env={"A": "1", "B": "1"}), env={"B": "2"}, gpus=("GPU-0", "GPU-1")
+    )
     assert spec.env == {"A": "1", "B": "2"}
-    assert (spec.gpus, spec.port, spec.attempt, spec.model) == (("GPU-0", "GPU-1"), 8001, 1, "org/m")
-    assert spec.fingerprint == make_plan().evolve(env={"B": "2"}, gpus=("GPU-0", "GPU-1")).fingerprint
+    assert (spec.gpus, spec.port, spec.attempt, spec.model) == (
+        ("GPU-0", "GPU-1"),
+        8001,
+        1,
+        "org/m",
+    )
+    assert (
+        spec.fingerprint == make_plan().evolve(env={"B": "2"}, gpus=("GPU-0", "GPU-1")).fingerprint
+    )
     assert spec.mounts == (Mount(source="/models", target="/models"),)
     assert spec.shm_bytes == 4 * 1024**3
 
 
-def test_what_the_gateway_asks_again_and_again_is_not_in_the_access_log_unless_a_user_wants_it() -> None:
-    quiet = SMALL.evolve(quiet=("--hush", "/health"), flags={**SMALL.flags, "hush": Flag(type="str")})
+def test_what_the_gateway_asks_again_and_again_is_not_in_the_access_log_unless_a_user_wants_it() -> (
+    None
+):
+    quiet = SMALL.evolve(
+        quiet=("--hush", "/health"), flags={**SMALL.flags, "hush": Flag(type="str")}
+    )
     start = quiet.process_command[1:]
     assert launch("/e", quiet).argv[1 : len(start) + 3] == (*start, "--hush", "/health")
-    assert "--hush" not in launch("/e", quiet.evolve(flags=SMALL.flags)).argv  # this version has no such flag
+    assert (
+        "--hush" not in launch("/e", quiet.evolve(flags=SMALL.flags)).argv
+    )  # this version has no such flag
 
 
 def test_nothing_in_a_plan_displaces_where_an_engine_listens() -> None:

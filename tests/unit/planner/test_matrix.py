@@ -13,7 +13,12 @@ REF = EngineRef(kind="vllm", version="9.9.0", image="engine:9.9.0")
 
 def rejected(tp: int, verdict: str, pp: int = 1) -> Rejected:
     return Rejected(
-        engine=REF, tensor_parallel=tp, pipeline_parallel=pp, verdict=verdict, reasons=(f"{verdict} on {tp}",), source="test"
+        engine=REF,
+        tensor_parallel=tp,
+        pipeline_parallel=pp,
+        verdict=verdict,
+        reasons=(f"{verdict} on {tp}",),
+        source="test",
     )
 
 
@@ -21,20 +26,33 @@ def test_a_plan_is_told_by_the_best_one() -> None:
     (cell,) = cells(planned("2x3090"), ["vllm==9.9.0"])
     best = plan("2x3090")
     assert (cell.state, cell.verdict, cell.engine) == ("ok", "ok", best.engine)
-    assert (cell.tensor_parallel, cell.pipeline_parallel, cell.max_model_len) == (1, 1, best.max_model_len.value)
+    assert (cell.tensor_parallel, cell.pipeline_parallel, cell.max_model_len) == (
+        1,
+        1,
+        best.max_model_len.value,
+    )
     assert cell.why == " ".join(best.warnings)
 
 
 def test_a_degraded_plan_says_why() -> None:
     one = plan().evolve(verdict="degraded", warnings=("It is slow.", "Nobody ran it."))
     (cell,) = cells(Decision(model="m", hardware="h", plans=(one,)), ["vllm==9.9.0"])
-    assert (cell.state, cell.verdict, cell.why) == ("degraded", "degraded", "It is slow. Nobody ran it.")
+    assert (cell.state, cell.verdict, cell.why) == (
+        "degraded",
+        "degraded",
+        "It is slow. Nobody ran it.",
+    )
 
 
 def test_the_refusal_with_the_most_ranks_says_most() -> None:
     found = (rejected(1, "no_memory"), rejected(2, "no_memory"), rejected(4, "no_kernel"))
     (cell,) = cells(Decision(model="m", hardware="h", rejected=found), ["vllm==9.9.0"])
-    assert (cell.state, cell.verdict, cell.tensor_parallel, cell.why) == ("failing", "no_kernel", 4, "no_kernel on 4")
+    assert (cell.state, cell.verdict, cell.tensor_parallel, cell.why) == (
+        "failing",
+        "no_kernel",
+        4,
+        "no_kernel on 4",
+    )
 
 
 @pytest.mark.parametrize("verdict", ["no_device", "illegal_parallelism"])
@@ -50,7 +68,10 @@ def test_every_engine_that_was_considered_has_a_cell_in_the_order_asked_for() ->
     other = EngineRef(kind="sglang", version="1.0")
     found = (rejected(1, "no_memory"), rejected(1, "bad_flag").evolve(engine=other))
     decision = Decision(model="m", hardware="h", rejected=found)
-    assert [str(cell.engine) for cell in cells(decision, ["sglang==1.0", "vllm==9.9.0"])] == ["sglang==1.0", "vllm==9.9.0"]
+    assert [str(cell.engine) for cell in cells(decision, ["sglang==1.0", "vllm==9.9.0"])] == [
+        "sglang==1.0",
+        "vllm==9.9.0",
+    ]
     assert cells(decision, ["vllm==1.2.3"]) == []
 
 

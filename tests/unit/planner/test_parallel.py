@@ -20,7 +20,8 @@ from tests.support.makers import wish
 from tests.support.published import CONFIGS, TENSORS, config, published, tensors
 
 GIB = 1024**3
-# The sizes from 1 to 8 at which vLLM's own model classes can be built; versions 0.18.0, 0.19.1, 0.26.0 and 0.33.0 agree.
+# The sizes from 1 to 8 at which vLLM's own model classes can be built; versions 0.18.0, 0.19.1,
+# 0.26.0 and 0.33.0 agree.
 SIZES: dict[str, set[int]] = {
     "llama-3.1-8b": {1, 2, 4, 8},
     "llama-3.2-1b": {1, 2, 4, 8},
@@ -34,8 +35,14 @@ SIZES: dict[str, set[int]] = {
     "granite-3.1-2b": {1, 2, 4, 8},
     "qwen1.5-moe-a2.7b": {1, 2, 4, 8},
 }
-# Shapes of which only one thing refuses, in the same way: base, changes, what may be, and the reason for three GPUs.
-TWELVE = {"hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 12, "intermediate_size": 3072}
+# Shapes of which only one thing refuses, in the same way: base, changes, what may be, and the
+# reason for three GPUs.
+TWELVE = {
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "intermediate_size": 3072,
+}
 PROBES: list[tuple[str, dict[str, Any], set[int], str | None]] = [
     ("llama-3.1-8b", {**TWELVE, "vocab_size": 32000}, {1, 2, 4}, "vocabulary (32000 rows"),
     ("llama-3.1-8b", {**TWELVE, "vocab_size": 32064}, {1, 2, 3, 4, 6}, None),
@@ -63,7 +70,9 @@ def test_legal_sizes_are_the_engines(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "changes", "sizes", "reason"), PROBES)
-def test_each_reason_to_refuse_is_the_engines(name: str, changes: dict[str, Any], sizes: set[int], reason: str | None) -> None:
+def test_each_reason_to_refuse_is_the_engines(
+    name: str, changes: dict[str, Any], sizes: set[int], reason: str | None
+) -> None:
     spec = published(name, None, **changes)
     assert {tp for tp in range(1, 9) if illegal(spec, tp) is None} == sizes
     assert reason in (illegal(spec, 3) or "") if reason else illegal(spec, 3) is None
@@ -78,7 +87,9 @@ def test_experts_stored_as_one_tensor_divide_by_their_size() -> None:
 
 
 @given(CONFIGS, st.none() | TENSORS, st.integers(1, 8))
-def test_every_model_that_was_read_has_an_answer_for_every_size(fields: dict[str, Any], headers: Any, tp: int) -> None:
+def test_every_model_that_was_read_has_an_answer_for_every_size(
+    fields: dict[str, Any], headers: Any, tp: int
+) -> None:
     try:
         spec = read_model("m", None, fields, headers, None, (), None)
     except BadModel:
@@ -89,11 +100,20 @@ def test_every_model_that_was_read_has_an_answer_for_every_size(fields: dict[str
 
 def host(free: list[int], links: list[tuple[int, int, int]] = [], **fields: Any) -> Hardware:  # noqa: B006
     gpus = [
-        Gpu(index=n, uuid=f"GPU-{n}", name="A", total_bytes=24 * GIB, free_bytes=gib * GIB, **fields)
+        Gpu(
+            index=n, uuid=f"GPU-{n}", name="A", total_bytes=24 * GIB, free_bytes=gib * GIB, **fields
+        )
         for n, gib in enumerate(free)
     ]
     pairs = [Link(a=a, b=b, nvlinks=count) for a, b, count in links]
-    return Hardware(arch="x86_64", cpu_cores=8, ram_total_bytes=64 * GIB, ram_available_bytes=64 * GIB, gpus=gpus, links=pairs)
+    return Hardware(
+        arch="x86_64",
+        cpu_cores=8,
+        ram_total_bytes=64 * GIB,
+        ram_available_bytes=64 * GIB,
+        gpus=gpus,
+        links=pairs,
+    )
 
 
 def unproven(hardware: Hardware, gpus: slice) -> tuple[int, int] | None:
@@ -112,7 +132,10 @@ def test_what_was_promised_and_what_others_use_is_not_available() -> None:
     # The driver keeps up to a fiftieth of the 24 GiB, which nobody gets.
     assert available_bytes(gpu, {"GPU-0": 10 * GIB}) == 14 * GIB - 24 * GIB // 50
     assert available_bytes(gpu, {"GPU-0": 30 * GIB}) == 0
-    assert available_bytes(gpu.evolve(free_bytes=None), {"GPU-0": 10 * GIB}) == 14 * GIB - 24 * GIB // 50
+    assert (
+        available_bytes(gpu.evolve(free_bytes=None), {"GPU-0": 10 * GIB})
+        == 14 * GIB - 24 * GIB // 50
+    )
     assert available_bytes(gpu.evolve(total_bytes=None, free_bytes=None), {}) == 0
 
 
@@ -146,13 +169,21 @@ def test_many_gpus_are_grouped_at_once() -> None:
     assert chosen(many, 64) == list(range(64))
 
 
-@given(free=st.lists(st.integers(1, 24), min_size=2, max_size=7), size=st.integers(1, 4), nvlinks=st.sampled_from([0, 4]))
+@given(
+    free=st.lists(st.integers(1, 24), min_size=2, max_size=7),
+    size=st.integers(1, 4),
+    nvlinks=st.sampled_from([0, 4]),
+)
 def test_of_gpus_that_are_linked_alike_the_emptiest_are_taken_as_if_all_groups_were_compared(
     free: list[int], size: int, nvlinks: int
 ) -> None:
     pairs = [(a, b, nvlinks) for a in range(len(free)) for b in range(a)]
     groups = list(combinations(range(len(free)), size))
-    best = max(groups, key=lambda group: (min(free[gpu] for gpu in group), [-gpu for gpu in group]), default=None)
+    best = max(
+        groups,
+        key=lambda group: (min(free[gpu] for gpu in group), [-gpu for gpu in group]),
+        default=None,
+    )
     assert chosen(host(free, pairs), size) == (None if best is None else list(best))
 
 

@@ -1,4 +1,5 @@
-"""docs/plan.md is the contract of `fitserve plan --json`: it names every field, verdict and choice that plans have."""
+"""docs/plan.md is the contract of `fitserve plan --json`: it names every field, verdict and choice
+that plans have."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from gateway.domain import Choice, Decision, LayerAttention, LayerKernel, Memory, ModelRef, Plan, Rejected
+from gateway.domain import (
+    Choice,
+    Decision,
+    LayerAttention,
+    LayerKernel,
+    Memory,
+    ModelRef,
+    Plan,
+    Rejected,
+)
 from gateway.models.read_drafter import read_drafter
 from gateway.models.spec import read_model
 from gateway.planner.decide import decide
@@ -29,7 +39,9 @@ FREE = ("env", "variables")
 
 def documented(text: str) -> set[str]:
     """What stands between backticks, word by word."""
-    return {word for quoted in re.findall(r"`([^`]+)`", text) for word in re.findall(r"[\w.]+", quoted)}
+    return {
+        word for quoted in re.findall(r"`([^`]+)`", text) for word in re.findall(r"[\w.]+", quoted)
+    }
 
 
 def keys(value: Any) -> Iterator[str]:
@@ -45,17 +57,30 @@ def keys(value: Any) -> Iterator[str]:
 def decided(name: str, hardware: str, *engines: str, quant: str = "", **fields: Any) -> Decision:
     block = {"quantization_config": QUANTS[quant]} if quant else {}
     spec = read_model("org/m", None, config(name, **block), None, None, (), None)
-    drafter = read_drafter("org/d", None, DRAFTERS["dflash gemma-4-31b"]) if "drafter" in fields else None
+    drafter = (
+        read_drafter("org/d", None, DRAFTERS["dflash gemma-4-31b"]) if "drafter" in fields else None
+    )
     here = PROFILES.hardware(hardware)
     found = PROFILES.engines(engines, device="cuda" if here.gpus else "cpu")
     return decide(
-        spec, here, found, wish(**fields), PROFILES.facts, rules=PROFILES.rules(found), drafter=drafter, pace=PROFILES.pace
+        spec,
+        here,
+        found,
+        wish(**fields),
+        PROFILES.facts,
+        rules=PROFILES.rules(found),
+        drafter=drafter,
+        pace=PROFILES.pace,
     )
 
 
 DECISIONS = {
-    "plans and rejections": lambda: decided("qwen3.6-35b-a3b", "2x3090", quant="auto-round-language"),
-    "a drafter": lambda: decided("gemma-4-31b", "2x3090", "vllm", quant="auto-round-language", drafter="org/d"),
+    "plans and rejections": lambda: decided(
+        "qwen3.6-35b-a3b", "2x3090", quant="auto-round-language"
+    ),
+    "a drafter": lambda: decided(
+        "gemma-4-31b", "2x3090", "vllm", quant="auto-round-language", drafter="org/d"
+    ),
     "experts": lambda: decided("deepseek-v3", "8xh100", quant="fp8-block"),
     "a crash": lambda: decided("gpt-oss-20b", "rtx-pro-6000", "vllm", quant="mxfp4-ct"),
     "a fact": lambda: decided("qwen3.5-9b", "gb10", "vllm==0.18.0", args={"quantization": "fp8"}),
@@ -71,7 +96,17 @@ def test_every_key_is_documented(name: str) -> None:
 
 
 def test_every_field_that_could_be_there_is_documented() -> None:
-    for kind in (Decision, Plan, Choice, ModelRef, LayerKernel, LayerAttention, Memory, Rejected, Cell):
+    for kind in (
+        Decision,
+        Plan,
+        Choice,
+        ModelRef,
+        LayerKernel,
+        LayerAttention,
+        Memory,
+        Rejected,
+        Cell,
+    ):
         names = {field.alias or name for name, field in kind.model_fields.items()}
         assert names <= documented(DOCS), (kind.__name__, sorted(names - documented(DOCS)))
 
@@ -85,13 +120,27 @@ def test_every_verdict_of_the_gates_is_documented() -> None:
 
 def test_what_was_promised_stays() -> None:
     """The names of fitserve.plan/1, as users' programs read them: none is renamed or removed."""
-    plan = "rank grade verdict engine tensor_parallel pipeline_parallel replicas dtype max_model_len argv env kernels attention memory"
+    plan = (
+        "rank grade verdict engine tensor_parallel pipeline_parallel replicas dtype max_model_len"
+        " argv env kernels attention memory"
+    )
     assert {*plan.split(), "warnings"} <= set(Plan.model_fields)
-    assert {"layer", "count", "k", "n", "scheme", "kernel", "padded_to", "refused"} <= set(LayerKernel.model_fields)
+    assert {"layer", "count", "k", "n", "scheme", "kernel", "padded_to", "refused"} <= set(
+        LayerKernel.model_fields
+    )
     assert {"layers", "kind", "head_dim", "backend", "refused"} <= set(LayerAttention.model_fields)
     sizes = "gpu weights activation graph overhead kv"
-    assert {*(f"{size}_bytes" for size in sizes.split()), "kv_bytes_per_token", "kv_tokens", "low", "high"} <= set(
-        Memory.model_fields
+    assert {
+        *(f"{size}_bytes" for size in sizes.split()),
+        "kv_bytes_per_token",
+        "kv_tokens",
+        "low",
+        "high",
+    } <= set(Memory.model_fields)
+    assert {"engine", "tensor_parallel", "verdict", "layer", "reasons", "source"} <= set(
+        Rejected.model_fields
     )
-    assert {"engine", "tensor_parallel", "verdict", "layer", "reasons", "source"} <= set(Rejected.model_fields)
-    assert json.loads(DECISIONS["a crash"]().model_dump_json(by_alias=True))["schema"] == "fitserve.plan/1"
+    assert (
+        json.loads(DECISIONS["a crash"]().model_dump_json(by_alias=True))["schema"]
+        == "fitserve.plan/1"
+    )

@@ -1,4 +1,5 @@
-"""What holds of every plan, whatever the input: models, machines and wishes that somebody made up to break the planner, and real ones."""
+"""What holds of every plan, whatever the input: models, machines and wishes that somebody made up
+to break the planner, and real ones."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ SIZES = st.integers(0, 70) | st.sampled_from([96, 100, 127, 1000, 2880, 10**6])
 def several(count: int) -> settings:
     """Examples differ too much for shrinking to be worth its time; what fails is printed whole."""
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-    return settings(max_examples=count, deadline=None, suppress_health_check=checks, phases=[Phase.explicit, Phase.generate])
+    return settings(
+        max_examples=count,
+        deadline=None,
+        suppress_health_check=checks,
+        phases=[Phase.explicit, Phase.generate],
+    )
 
 
 # --- made up ---
@@ -44,7 +50,13 @@ def several(count: int) -> settings:
 
 def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where everything is in a JSON document; of lists only the beginning."""
-    items = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value[:3])
+        if isinstance(value, list)
+        else ()
+    )
     for key, inner in items:
         yield (*at, key)
         yield from paths(inner, (*at, key))
@@ -52,7 +64,8 @@ def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @st.composite
 def bent(draw: st.DrawFn, sources: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """One of these configs, and often a quantization block, with a few fields gone or wrong at any depth."""
+    """One of these configs, and often a quantization block, with a few fields gone or wrong at any
+    depth."""
     found = dict(sources[draw(st.sampled_from(sorted(sources)))])
     if draw(st.booleans()):
         found["quantization_config"] = QUANTS[draw(st.sampled_from(sorted(QUANTS)))]
@@ -70,7 +83,9 @@ def bent(draw: st.DrawFn, sources: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 PUBLISHED = {name: config(name) for name in NAMES}
-_CAPABILITIES = st.sampled_from([None, "5.2", "7.0", "7.5", "8.6", "8.9", "9.0", "10.0", "12.1", "99.99"])
+_CAPABILITIES = st.sampled_from(
+    [None, "5.2", "7.0", "7.5", "8.6", "8.9", "9.0", "10.0", "12.1", "99.99"]
+)
 _TOTALS = st.sampled_from([None, 1, GIB, 24 * GIB, 2**50])
 _FREE = st.sampled_from([None, 0, 1, GIB, 23 * GIB, 2**50])
 
@@ -82,7 +97,10 @@ def machines(draw: st.DrawFn) -> Hardware:
     gpus = here.gpus[: draw(st.integers(1, 8))]
     if draw(st.booleans()):
         gpus = tuple(
-            gpu.evolve(capability=draw(_CAPABILITIES), total_bytes=draw(_TOTALS), free_bytes=draw(_FREE)) for gpu in gpus
+            gpu.evolve(
+                capability=draw(_CAPABILITIES), total_bytes=draw(_TOTALS), free_bytes=draw(_FREE)
+            )
+            for gpu in gpus
         )
     driver = draw(st.sampled_from([here.driver] * 4 + [None, "", "1", "abc.def", "9" * 64]))
     odd = here.evolve(gpus=gpus, driver=driver, links=here.links[: draw(st.integers(0, 60))])
@@ -124,12 +142,19 @@ def sound(plan: Plan, asked: Wish) -> None:
     flags = [name if name in engine.flags else name.removeprefix("no-") for name in named]
     assert set(flags) <= set(engine.flags), "a flag that this version does not have"
     assert len(flags) == len(set(flags)), "a flag twice"
-    assert set(plan.env) <= {*engine.user_env, *engine.eager_env}, "a variable that this version does not have"
+    assert set(plan.env) <= {*engine.user_env, *engine.eager_env}, (
+        "a variable that this version does not have"
+    )
     assert plan.max_model_len.value >= (asked.min_context or 1)
-    if "max-model-len" not in " ".join(str(key).replace("_", "-") for key in asked.args) and "context-length" not in asked.args:
+    if (
+        "max-model-len" not in " ".join(str(key).replace("_", "-") for key in asked.args)
+        and "context-length" not in asked.args
+    ):
         assert plan.max_model_len.value <= (asked.max_context or plan.max_model_len.value)
     assert len(set(plan.gpus)) == len(plan.gpus)
-    assert not plan.gpus or len(plan.gpus) == plan.tensor_parallel.value * plan.pipeline_parallel.value
+    assert (
+        not plan.gpus or len(plan.gpus) == plan.tensor_parallel.value * plan.pipeline_parallel.value
+    )
     assert all(row.status not in ("none", "crash") for row in plan.kernels)
     assert all(row.status != "none" for row in plan.attention)
 
@@ -155,8 +180,14 @@ def test_no_input_raises_anything_but_our_own_errors(
 
 
 @several(25)
-@given(bent(DRAFTERS), st.sampled_from(["llama-3.1-8b", "qwen3-8b", "gemma-4-31b"]), st.sampled_from(sorted(RULES)))
-def test_no_drafter_raises_anything_but_our_own_errors_or_costs_the_model(fields: dict[str, Any], name: str, ref: str) -> None:
+@given(
+    bent(DRAFTERS),
+    st.sampled_from(["llama-3.1-8b", "qwen3-8b", "gemma-4-31b"]),
+    st.sampled_from(sorted(RULES)),
+)
+def test_no_drafter_raises_anything_but_our_own_errors_or_costs_the_model(
+    fields: dict[str, Any], name: str, ref: str
+) -> None:
     spec = read_model("m", None, PUBLISHED[name], None, None, (), None)
     here = PROFILES.hardware("8xh100")
     try:
@@ -165,8 +196,11 @@ def test_no_drafter_raises_anything_but_our_own_errors_or_costs_the_model(fields
         return
     assume(spec.architecture in ENGINES[ref].architectures)
     asked = wish(drafter="org/drafter")
-    decision = decide(spec, here, [ENGINES[ref]], asked, PROFILES.facts, rules=RULES, drafter=drafter)
-    # SGLang's media loader is unsafe, so models that see have no plan there with or without a drafter.
+    decision = decide(
+        spec, here, [ENGINES[ref]], asked, PROFILES.facts, rules=RULES, drafter=drafter
+    )
+    # SGLang's media loader is unsafe, so models that see have no plan there with or without a
+    # drafter.
     alone = decide(spec, here, [ENGINES[ref]], wish(), PROFILES.facts, rules=RULES)
     assert bool(decision.plans) == bool(alone.plans)
     for plan in decision.plans:
@@ -184,8 +218,12 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     return read_model("m", None, fields, None, None, (), None)
 
 
-def planned(spec: ModelSpec, hardware: Hardware, ref: str, facts: tuple[Fact, ...] = (), **fields: Any) -> Decision:
-    return decide(spec, hardware, [ENGINES[ref]], wish(**fields), PROFILES.facts + facts, rules=RULES)
+def planned(
+    spec: ModelSpec, hardware: Hardware, ref: str, facts: tuple[Fact, ...] = (), **fields: Any
+) -> Decision:
+    return decide(
+        spec, hardware, [ENGINES[ref]], wish(**fields), PROFILES.facts + facts, rules=RULES
+    )
 
 
 REAL = st.sampled_from([name for name in MACHINES if name != "cpu"]).map(PROFILES.hardware)
@@ -206,11 +244,18 @@ def test_the_same_input_gives_the_same_bytes(spec: ModelSpec, hardware: Hardware
 
 @several(20)
 @given(specs(), REAL, REFS, st.data())
-def test_a_plan_that_failed_is_never_proposed_again(spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject) -> None:
+def test_a_plan_that_failed_is_never_proposed_again(
+    spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject
+) -> None:
     before = planned(spec, hardware, ref)
     assume(before.plans)
     failed = data.draw(st.sampled_from(before.plans))
-    fact = Fact(kind="plan_failed", scope={"fingerprint": failed.fingerprint}, grade="failed", source="it broke")
+    fact = Fact(
+        kind="plan_failed",
+        scope={"fingerprint": failed.fingerprint},
+        grade="failed",
+        source="it broke",
+    )
     after = planned(spec, hardware, ref, (fact,))
     assert failed.fingerprint not in {plan.fingerprint for plan in after.plans}
     unharmed(spec, before, after, {failed.fingerprint})
@@ -218,17 +263,25 @@ def test_a_plan_that_failed_is_never_proposed_again(spec: ModelSpec, hardware: H
 
 @several(20)
 @given(specs(), REAL, REFS, st.data())
-def test_a_context_that_the_engine_named_is_kept(spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject) -> None:
+def test_a_context_that_the_engine_named_is_kept(
+    spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject
+) -> None:
     before = planned(spec, hardware, ref)
     assume(before.plans)
     told = data.draw(st.sampled_from(before.plans))
     most = data.draw(st.integers(0, told.max_model_len.value + 100))
-    fact = Fact(kind="max_context", scope=told.scope, value=most, grade="failed", source="it said so")
+    fact = Fact(
+        kind="max_context", scope=told.scope, value=most, grade="failed", source="it said so"
+    )
     after = planned(spec, hardware, ref, (fact,))
     for plan in after.plans:
         about = all(plan.scope.get(key) == value for key, value in fact.scope.items())
         assert not about or plan.max_model_len.value <= most
-    held = {plan.fingerprint for plan in before.plans if plan.scope == told.scope and plan.max_model_len.value > most}
+    held = {
+        plan.fingerprint
+        for plan in before.plans
+        if plan.scope == told.scope and plan.max_model_len.value > most
+    }
     unharmed(spec, before, after, held)
 
 
@@ -238,7 +291,9 @@ def test_what_is_known_of_one_deal_of_the_layers_says_nothing_of_another() -> No
     before = planned(spec, hardware, ref)
     even, uneven = before.plans[:2]
     assert even.scope["layers"] != uneven.scope["layers"]
-    fact = Fact(kind="max_context", scope=even.scope, value=4096, grade="failed", source="it said so")
+    fact = Fact(
+        kind="max_context", scope=even.scope, value=4096, grade="failed", source="it said so"
+    )
     after = planned(spec, hardware, ref, (fact,))
     assert uneven.fingerprint in {plan.fingerprint for plan in after.plans}
     assert even.fingerprint not in {plan.fingerprint for plan in after.plans}
@@ -246,9 +301,16 @@ def test_what_is_known_of_one_deal_of_the_layers_says_nothing_of_another() -> No
 
 @several(25)
 @given(specs(), REAL, REFS, st.data())
-def test_a_kernel_that_fails_is_in_no_plan(spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject) -> None:
+def test_a_kernel_that_fails_is_in_no_plan(
+    spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject
+) -> None:
     before = planned(spec, hardware, ref)
-    rows = [row for plan in before.plans for row in plan.kernels if row.kernel and row.scheme != "unquantized"]
+    rows = [
+        row
+        for plan in before.plans
+        for row in plan.kernels
+        if row.kernel and row.scheme != "unquantized"
+    ]
     assume(rows)
     row = data.draw(st.sampled_from(rows[:20]))
     about = {
@@ -264,7 +326,8 @@ def test_a_kernel_that_fails_is_in_no_plan(spec: ModelSpec, hardware: Hardware, 
 
     def hit(plan: Plan) -> bool:
         tells = (
-            {**about, "kernel": one.kernel, "scheme": one.scheme, "k": str(one.k), "n": str(one.n)} for one in plan.kernels
+            {**about, "kernel": one.kernel, "scheme": one.scheme, "k": str(one.k), "n": str(one.n)}
+            for one in plan.kernels
         )
         return any(all(told[key] == value for key, value in scope.items()) for told in tells)
 
@@ -274,26 +337,44 @@ def test_a_kernel_that_fails_is_in_no_plan(spec: ModelSpec, hardware: Hardware, 
 
 
 def test_a_kernel_that_fails_hides_no_layer_without_one() -> None:
-    """Qwen3-VL in FP8 blocks on eight B200: some ranks have no kernel for a layer, whose cure is another, and one that fails."""
+    """Qwen3-VL in FP8 blocks on eight B200: some ranks have no kernel for a layer, whose cure is
+    another, and one that fails."""
     fields = PUBLISHED["qwen3-vl-8b"] | {"quantization_config": QUANTS["fp8-ct-block"]}
-    spec, hardware = read_model("m", None, fields, None, None, (), None), PROFILES.hardware("8xb200")
+    spec, hardware = (
+        read_model("m", None, fields, None, None, (), None),
+        PROFILES.hardware("8xb200"),
+    )
     scope = {"kernel": "w8a8_block_fp8_matmul_deepgemm", "scheme": "fp8_block"}
     fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it broke")
-    before, after = (planned(spec, hardware, "sglang==0.5.10.post1", facts) for facts in ((), (fact,)))
-    held = {plan.fingerprint for plan in before.plans if any(row.kernel == scope["kernel"] for row in plan.kernels)}
+    before, after = (
+        planned(spec, hardware, "sglang==0.5.10.post1", facts) for facts in ((), (fact,))
+    )
+    held = {
+        plan.fingerprint
+        for plan in before.plans
+        if any(row.kernel == scope["kernel"] for row in plan.kernels)
+    }
     assert 0 < len(held) < len(before.plans)
     unharmed(spec, before, after, held)
 
 
 def test_what_stands_in_for_a_kernel_hides_no_other_layout() -> None:
-    """Seed-OSS in INT8 on two 3090: there are eighteen backends to force, of which few compute these layers."""
+    """Seed-OSS in INT8 on two 3090: there are eighteen backends to force, of which few compute
+    these layers."""
     fields = PUBLISHED["seed-oss-36b"] | {"quantization_config": QUANTS["int8"]}
-    spec, hardware = read_model("m", None, fields, None, None, (), None), PROFILES.hardware("2x3090")
+    spec, hardware = (
+        read_model("m", None, fields, None, None, (), None),
+        PROFILES.hardware("2x3090"),
+    )
     for k in ("13824", "27648"):
         scope = {"kernel": "CutlassInt8ScaledMMLinearKernel", "k": k}
         fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it broke")
         before, after = (planned(spec, hardware, "vllm==0.26.0", facts) for facts in ((), (fact,)))
-        held = {plan.fingerprint for plan in before.plans if any(str(row.k) == k for row in plan.kernels)}
+        held = {
+            plan.fingerprint
+            for plan in before.plans
+            if any(str(row.k) == k for row in plan.kernels)
+        }
         stays = {plan.fingerprint for plan in before.plans} - held
         assert held
         assert stays
@@ -301,24 +382,40 @@ def test_what_stands_in_for_a_kernel_hides_no_other_layout() -> None:
 
 
 def unharmed(spec: ModelSpec, before: Decision, after: Decision, held: set[str]) -> None:
-    """The fact took away what it is about, and what stands in for that does not rank before what was better anyway."""
+    """The fact took away what it is about, and what stands in for that does not rank before what
+    was better anyway."""
     old = [plan.fingerprint for plan in before.plans]
     stay = [name for name in old if name not in held]
     now = [plan.fingerprint for plan in after.plans]
-    assert [name for name in now if name in old] == [name for name in stay if name in now], "what stays keeps its order"
-    # A search ends somewhere, and stand-ins take its time: of the variants that change something, the later may be gone.
+    assert [name for name in now if name in old] == [name for name in stay if name in now], (
+        "what stays keeps its order"
+    )
+    # A search ends somewhere, and stand-ins take its time: of the variants that change something,
+    # the later may be gone.
     plain = {plan.fingerprint for plan in before.plans if plan.cost == 0} - held
     assert {*stay[:1], *plain} <= set(now), "a plan that the fact says nothing about is gone"
     best = before.plans[0]
     if best.fingerprint not in held:
         first = after.plans[0]
-        # A conservative stand-in may have room for a context that nothing had before, or reach a step of the ranking (of any use, as
-        # wanted) that the plan it stands in for had missed: from there on the ranking prefers few GPUs.
+        # A conservative stand-in may have room for a context that nothing had before, or reach a
+        # step of the ranking (of any use, as wanted) that the plan it stands in for had missed:
+        # from there on the ranking prefers few GPUs.
         wanted = min(COMFORTABLE_CONTEXT, spec.max_position)
-        context, missed = first.max_model_len.value, [p.max_model_len.value for p in before.plans if p.fingerprint in held]
-        reached = any(least < step <= context for least in missed for step in (min(LEAST_USEFUL, wanted), wanted))
-        longer = context > best.max_model_len.value or (reached and len(first.gpus) < len(best.gpus))
-        assert first.fingerprint == best.fingerprint or longer, "a stand-in ranks before what was better"
+        context, missed = (
+            first.max_model_len.value,
+            [p.max_model_len.value for p in before.plans if p.fingerprint in held],
+        )
+        reached = any(
+            least < step <= context
+            for least in missed
+            for step in (min(LEAST_USEFUL, wanted), wanted)
+        )
+        longer = context > best.max_model_len.value or (
+            reached and len(first.gpus) < len(best.gpus)
+        )
+        assert first.fingerprint == best.fingerprint or longer, (
+            "a stand-in ranks before what was better"
+        )
 
 
 @several(20)
@@ -327,10 +424,15 @@ def test_more_free_memory_never_means_less_context(
     spec: ModelSpec, hardware: Hardware, ref: str, percent: int, more: int, tp: int
 ) -> None:
     def contexts(share: int) -> dict[int, int]:
-        gpus = tuple(gpu.evolve(free_bytes=(gpu.total_bytes or 0) * share // 100) for gpu in hardware.gpus)
+        gpus = tuple(
+            gpu.evolve(free_bytes=(gpu.total_bytes or 0) * share // 100) for gpu in hardware.gpus
+        )
         plans = planned(spec, hardware.evolve(gpus=gpus), ref).plans
-        # Of the plain variants: a change that spares memory is only looked for where memory is short.
-        return {plan.tensor_parallel.value: plan.max_model_len.value for plan in plans if plan.cost == 0}
+        # Of the plain variants: a change that spares memory is only looked for where memory is
+        # short.
+        return {
+            plan.tensor_parallel.value: plan.max_model_len.value for plan in plans if plan.cost == 0
+        }
 
     less, enough = contexts(percent), contexts(percent + more)
     assert set(less) <= set(enough)
@@ -339,7 +441,9 @@ def test_more_free_memory_never_means_less_context(
 
 @several(20)
 @given(specs(), REAL, REFS, st.integers(1, 10**6))
-def test_the_least_context_is_never_undercut(spec: ModelSpec, hardware: Hardware, ref: str, least: int) -> None:
+def test_the_least_context_is_never_undercut(
+    spec: ModelSpec, hardware: Hardware, ref: str, least: int
+) -> None:
     decision = planned(spec, hardware, ref, min_context=least)
     assert all(plan.max_model_len.value >= least for plan in decision.plans)
     assert decision.plans or decision.rejected
@@ -351,13 +455,28 @@ def test_the_least_context_is_never_undercut(spec: ModelSpec, hardware: Hardware
     st.sampled_from(["2x3090", "8xh100", "5090+3090"]),
     st.data(),
 )
-def test_which_of_two_plans_is_better_does_not_depend_on_a_third(name: str, machine: str, data: st.DataObject) -> None:
-    spec, hardware = read_model("m", None, config(name), None, None, (), None), PROFILES.hardware(machine)
-    wish = Wish(name="m", source="m", goal=data.draw(st.sampled_from(["balanced", "latency", "throughput", "context"])))
+def test_which_of_two_plans_is_better_does_not_depend_on_a_third(
+    name: str, machine: str, data: st.DataObject
+) -> None:
+    spec, hardware = (
+        read_model("m", None, config(name), None, None, (), None),
+        PROFILES.hardware(machine),
+    )
+    wish = Wish(
+        name="m",
+        source="m",
+        goal=data.draw(st.sampled_from(["balanced", "latency", "throughput", "context"])),
+    )
     engines = PROFILES.engines((), device="cuda")
-    plans = decide(spec, hardware, engines, wish, rules=RULES, gpus=PROFILES.gpus, pace=PROFILES.pace).plans
+    plans = decide(
+        spec, hardware, engines, wish, rules=RULES, gpus=PROFILES.gpus, pace=PROFILES.pace
+    ).plans
     kept = [plan for plan in plans if data.draw(st.booleans())]
     order = {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}
-    known = PlanningInput(spec, hardware, wish, KnownFacts(()), {}, PROFILES.gpus, {}, PROFILES.pace)
+    known = PlanningInput(
+        spec, hardware, wish, KnownFacts(()), {}, PROFILES.gpus, {}, PROFILES.pace
+    )
     shuffled = data.draw(st.permutations(kept))
-    assert [plan.fingerprint for plan in _ranked(known, shuffled, order)] == [plan.fingerprint for plan in kept]
+    assert [plan.fingerprint for plan in _ranked(known, shuffled, order)] == [
+        plan.fingerprint for plan in kept
+    ]

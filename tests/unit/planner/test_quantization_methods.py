@@ -1,4 +1,5 @@
-"""Quantization methods as a whole: each version's own verdict, for every checkpoint, --quantization, GPU and dtype."""
+"""Quantization methods as a whole: each version's own verdict, for every checkpoint,
+--quantization, GPU and dtype."""
 
 from __future__ import annotations
 
@@ -19,16 +20,23 @@ PROFILES = Profiles()
 ENGINES = {version: PROFILES.engine(f"vllm=={version}") for version in VLLM}
 
 
-def planned(version: str, hardware: str, block: dict[str, object] | None, **wanted: object) -> Decision:
+def planned(
+    version: str, hardware: str, block: dict[str, object] | None, **wanted: object
+) -> Decision:
     engines = [ENGINES[version]]
     config = {"quantization_config": block} if block else {}
-    return decide(spec(**config), machine(hardware), engines, wish(**wanted), rules=PROFILES.rules(engines))
+    return decide(
+        spec(**config), machine(hardware), engines, wish(**wanted), rules=PROFILES.rules(engines)
+    )
 
 
 def test_a_refusal_says_what_the_engine_would_and_where_that_was_read() -> None:
     modelopt = planned("0.18.0", "8xa100-80g", BLOCKS["modelopt FP8"]).rejected[0]
     assert modelopt.verdict == "unsupported_quantization"
-    assert "modelopt of vllm==0.18.0 needs compute capability 8.9, this GPU has 8.0" in modelopt.reasons[0]
+    assert (
+        "modelopt of vllm==0.18.0 needs compute capability 8.9, this GPU has 8.0"
+        in modelopt.reasons[0]
+    )
     assert modelopt.source == "profile vllm==0.18.0"
     assert planned("0.33.0", "8xa100-80g", BLOCKS["modelopt FP8"]).plans
     bnb = planned("0.33.0", "3090", BLOCKS["bitsandbytes"]).rejected[0]
@@ -36,7 +44,10 @@ def test_a_refusal_says_what_the_engine_would_and_where_that_was_read() -> None:
 
 
 def test_a_plan_says_what_the_engine_loads_the_checkpoint_as() -> None:
-    old, new = (planned(version, "3090", BLOCKS["gptq 4"]).plans[0].quantization for version in ("0.19.1", "0.33.0"))
+    old, new = (
+        planned(version, "3090", BLOCKS["gptq 4"]).plans[0].quantization
+        for version in ("0.19.1", "0.33.0")
+    )
     assert (old.value, new.value) == ("gptq", "gptq")
     assert "vllm==0.19.1 loads it as gptq_marlin" in old.reason
     assert "vllm==0.33.0 loads it as auto_gptq" in new.reason
@@ -44,9 +55,15 @@ def test_a_plan_says_what_the_engine_loads_the_checkpoint_as() -> None:
 
 def test_what_a_user_asks_for_must_be_what_the_checkpoint_is() -> None:
     wrong = planned("0.19.1", "3090", BLOCKS["awq 4"], args={"quantization": "gptq"}).rejected[0]
-    assert "the checkpoint is quantized with awq, which vllm==0.19.1 does not load as --quantization gptq" in wrong.reasons[0]
+    assert (
+        "the checkpoint is quantized with awq, which vllm==0.19.1 does not load as --quantization"
+        " gptq" in wrong.reasons[0]
+    )
     assert planned("0.19.1", "3090", BLOCKS["awq 4"], args={"quantization": "awq_marlin"}).plans
-    assert planned("0.19.1", "3090", None, args={"quantization": "awq"}).rejected[0].verdict == "unsupported_quantization"
+    assert (
+        planned("0.19.1", "3090", None, args={"quantization": "awq"}).rejected[0].verdict
+        == "unsupported_quantization"
+    )
     unknown = planned("0.33.0", "3090", None, args={"quantization": "humming"}).rejected[0]
     assert "is not known here" in unknown.reasons[0]
 
@@ -60,28 +77,53 @@ def test_activations_that_the_method_takes_are_a_repair_unless_the_user_set_othe
 
 
 def test_a_deprecated_method_runs_where_the_user_lets_it() -> None:
-    block = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
+    block = {
+        "quant_method": "fbgemm_fp8",
+        "activation_scale_ub": 1200.0,
+        "modules_to_not_convert": ["lm_head"],
+    }
     refused = planned("0.33.0", "8xh100", block).rejected[0]
     assert "--allow-deprecated-quantization" in refused.reasons[0]
     allowed = planned("0.33.0", "8xh100", block, args={"allow-deprecated-quantization": True})
     assert not any("--allow-deprecated-quantization" in one.reasons[0] for one in allowed.rejected)
 
 
-_VALUES = st.none() | st.booleans() | st.integers(-2, 300) | st.text(max_size=6) | st.lists(st.integers(), max_size=2)
-_NAMES = ["bits", "group_size", "sym", "desc_act", "zero_point", "quant_algo", "quantization", "quantized_layers"]
-_BLOCKS = st.dictionaries(st.sampled_from(_NAMES), _VALUES | st.dictionaries(st.sampled_from(_NAMES), _VALUES, max_size=2))
+_VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 300)
+    | st.text(max_size=6)
+    | st.lists(st.integers(), max_size=2)
+)
+_NAMES = [
+    "bits",
+    "group_size",
+    "sym",
+    "desc_act",
+    "zero_point",
+    "quant_algo",
+    "quantization",
+    "quantized_layers",
+]
+_BLOCKS = st.dictionaries(
+    st.sampled_from(_NAMES), _VALUES | st.dictionaries(st.sampled_from(_NAMES), _VALUES, max_size=2)
+)
 
 
 @settings(deadline=None)
 @given(
     ref=st.sampled_from(list(PROFILES.engine_files)),
-    method=st.sampled_from(["gptq", "awq", "modelopt", "compressed_tensors", "fp8", "none", "", "\ud800"])
+    method=st.sampled_from(
+        ["gptq", "awq", "modelopt", "compressed_tensors", "fp8", "none", "", "\ud800"]
+    )
     | st.text(max_size=8),
     block=_BLOCKS,
     user=st.sampled_from(["", "fp8", "gptq_marlin", "humming", "moe_wna16"]),
     capability=st.sampled_from([None, *CAPABILITIES]),
 )
-def test_no_block_breaks_it(ref: str, method: str, block: dict[str, object], user: str, capability: str | None) -> None:
+def test_no_block_breaks_it(
+    ref: str, method: str, block: dict[str, object], user: str, capability: str | None
+) -> None:
     engine = PROFILES.engine(ref)
     with contextlib.suppress(MethodRefused):
         resolved = resolve(engine, Quant(method=method, config=block), user, "llama", capability)

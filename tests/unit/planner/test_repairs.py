@@ -1,4 +1,5 @@
-"""Variants of a model on an engine, and what may change after a refusal: one thing at a time, never what the user set."""
+"""Variants of a model on an engine, and what may change after a refusal: one thing at a time, never
+what the user set."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ FLAGS: dict[str, Flag] = {
 }
 ENGINE = engine(flags=FLAGS, user_env=("VLLM_DISABLED_KERNELS",))
 RULES = VllmRules(
-    linear=LinearRules(packages=(), backends={"marlin": ("Marlin",), "triton": ("Triton",)}, paths=(), kernels={})
+    linear=LinearRules(
+        packages=(), backends={"marlin": ("Marlin",), "triton": ("Triton",)}, paths=(), kernels={}
+    )
 )
 
 
@@ -66,9 +69,10 @@ def test_what_the_user_set_is_in_every_variant() -> None:
     }
     variants = plain(ENGINE, 8, {**args, "moe-backend": "triton", "linear-backend": "auto"}, None)
     assert [variant.tp for variant in variants] == [1, 2, 3, 4]
-    assert {(variant.pp, variant.ep, variant.kv_dtype, variant.quantization, variant.backends) for variant in variants} == {
-        (2, True, "fp8", "fp8", (("moe-backend", "triton"),))
-    }
+    assert {
+        (variant.pp, variant.ep, variant.kv_dtype, variant.quantization, variant.backends)
+        for variant in variants
+    } == {(2, True, "fp8", "fp8", (("moe-backend", "triton"),))}
     assert all(variant.cost == 0 for variant in variants)
     assert plain(ENGINE, 2, {"tensor-parallel-size": 16}, None)[0].tp == 16
     assert [variant.tp for variant in plain(ENGINE, 4, {}, 3)] == [3]
@@ -81,7 +85,10 @@ def test_a_change_says_why_and_costs() -> None:
         .changed("kv_dtype", "fp8", "still short", "memory model")
     )
     assert (variant.tp, variant.pp, variant.kv_dtype) == (2, 2, "fp8")
-    assert variant.because == {"pp": ("short of memory", "memory model"), "kv_dtype": ("still short", "memory model")}
+    assert variant.because == {
+        "pp": ("short of memory", "memory model"),
+        "kv_dtype": ("still short", "memory model"),
+    }
     assert variant.cost > Variant().changed("pp", 2, "", "").cost > 0
     # Two orders of the same changes are one variant.
     assert variant == Variant(tp=2, pp=2, kv_dtype="fp8")
@@ -98,24 +105,37 @@ def test_a_failed_plan_gets_one_conservative_try() -> None:
 
 
 def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
-    refusal = Refused("known_bad", "Marlin fails", "fact", layer="model.layers.*.mlp.down_proj", kernel="Marlin")
+    refusal = Refused(
+        "known_bad", "Marlin fails", "fact", layer="model.layers.*.mlp.down_proj", kernel="Marlin"
+    )
     found = cures(refusal)
     assert [(variant.disabled, variant.backends) for variant in found] == [(("Marlin",), ())]
     assert "Marlin" in found[0].because["disabled"][0]
-    # Of the backends those that do not lead to the same kernel, once the engine does not heed that or has no other kernel by itself.
-    for second in (refusal, Refused("no_kernel", "none", "profile", layer="model.layers.*.mlp.down_proj")):
+    # Of the backends those that do not lead to the same kernel, once the engine does not heed that
+    # or has no other kernel by itself.
+    for second in (
+        refusal,
+        Refused("no_kernel", "none", "profile", layer="model.layers.*.mlp.down_proj"),
+    ):
         forced = [variant for variant in cures(second, found[0]) if variant.backends]
-        assert [variant.backends for variant in forced] == [(("linear-backend", "cutlass"),), (("linear-backend", "triton"),)]
+        assert [variant.backends for variant in forced] == [
+            (("linear-backend", "cutlass"),),
+            (("linear-backend", "triton"),),
+        ]
         assert all(variant.because["backends"][0].startswith("Marlin") for variant in forced)
         # What was to stand in and does not is not repaired: the other one is looked at anyway.
         assert not any(cures(second, variant) for variant in forced)
-    again = cures(Refused("known_bad", "Triton fails", "fact", layer="x", kernel="Triton"), found[0])
+    again = cures(
+        Refused("known_bad", "Triton fails", "fact", layer="x", kernel="Triton"), found[0]
+    )
     assert again[0].disabled == ("Marlin", "Triton")
     assert cures(refusal, on=engine()) == []
 
 
 def test_of_experts_it_is_their_backend_that_changes() -> None:
-    refusal = Refused("runtime_fail", "crash", "profile", layer="model.layers.*.mlp.experts.w2", kernel="MARLIN")
+    refusal = Refused(
+        "runtime_fail", "crash", "profile", layer="model.layers.*.mlp.experts.w2", kernel="MARLIN"
+    )
     found = cures(refusal, Variant(tp=2))
     assert ("moe-backend", "triton") in {pair for variant in found for pair in variant.backends}
     assert [variant.ep for variant in found if variant.ep] == [True]
@@ -136,11 +156,19 @@ def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights(
     found = cures(refusal)
     assert changes(found) == ["kv_dtype", "pp", "pp", "pp", "quantization"]
     # Where the weights alone are too large, a smaller cache is no help.
-    assert changes(cures(Refused("no_memory", "too large", "memory model"))) == ["pp", "pp", "pp", "quantization"]
+    assert changes(cures(Refused("no_memory", "too large", "memory model"))) == [
+        "pp",
+        "pp",
+        "pp",
+        "quantization",
+    ]
     assert [variant.pp for variant in found if variant.pp > 1] == [2, 3, 4]
     assert [variant.pp for variant in cures(refusal, Variant(tp=2)) if variant.pp > 1] == [2]
     assert "quantization" not in changes(cures(refusal, quantized=True))
-    assert changes(cures(refusal, args={"kv-cache-dtype", "pipeline-parallel-size", "quantization"})) == []
+    assert (
+        changes(cures(refusal, args={"kv-cache-dtype", "pipeline-parallel-size", "quantization"}))
+        == []
+    )
     assert not {"kv_dtype", "quantization"} & set(changes(cures(refusal, on=engine("cpu"), gpus=0)))
 
 
@@ -149,8 +177,14 @@ def test_of_stages_those_are_tried_that_may_hold_the_weights_and_all() -> None:
         gpu_bytes=80, budget_bytes=70, weights_bytes=190, activation_bytes=5, graph_bytes=0, overhead_bytes=10, kv_bytes=0,
         kv_bytes_per_token=1, kv_tokens=0, low=0, high=0,
     )  # fmt: skip
-    refusal = Refused("no_memory", "200 are needed", "memory model", evidence=Evidence(memory=memory))
-    assert [variant.pp for variant in cures(refusal, gpus=8) if "pp" in variant.because] == [4, 5, 8]
+    refusal = Refused(
+        "no_memory", "200 are needed", "memory model", evidence=Evidence(memory=memory)
+    )
+    assert [variant.pp for variant in cures(refusal, gpus=8) if "pp" in variant.because] == [
+        4,
+        5,
+        8,
+    ]
     assert [variant.pp for variant in cures(refusal, gpus=3) if "pp" in variant.because] == [3]
 
 
@@ -164,13 +198,18 @@ def test_repairs_end() -> None:
     assert changes(cures(refusal, staged.changed("dtype", "float16", "", ""))) == []
 
 
-@pytest.mark.parametrize("verdict", ["untrusted_code", "unsupported_architecture", "no_device", "driver_too_old", "bad_flag"])
+@pytest.mark.parametrize(
+    "verdict",
+    ["untrusted_code", "unsupported_architecture", "no_device", "driver_too_old", "bad_flag"],
+)
 def test_what_no_change_can_cure_is_left(verdict: str) -> None:
     assert cures(Refused(verdict, "no", "profile")) == []
 
 
 def test_a_flag_is_known_by_the_engines_own_name() -> None:
-    renamed = engine(flags={"tp-size": Flag(type="int")}, spelling={"tensor-parallel-size": "tp-size"})
+    renamed = engine(
+        flags={"tp-size": Flag(type="int")}, spelling={"tensor-parallel-size": "tp-size"}
+    )
     assert has(renamed, "tensor-parallel-size")
     assert not has(renamed, "max-model-len")
 
@@ -178,13 +217,17 @@ def test_a_flag_is_known_by_the_engines_own_name() -> None:
 # --- a short context ---
 
 
-def longer(variant: Variant, context: int = 9000, *, gpus: int = 1, args: Any = (), on: Engine = ENGINE) -> list[str]:
+def longer(
+    variant: Variant, context: int = 9000, *, gpus: int = 1, args: Any = (), on: Engine = ENGINE
+) -> list[str]:
     """What each variant changes that may have a longer context than this one."""
     found = lengthened(variant, context, 32_768, on, gpus, args)
     return [name for other in found for name in other.because if name not in variant.because]
 
 
-def test_for_a_longer_context_one_thing_after_the_other_is_given_up_and_nothing_where_it_is_long_enough() -> None:
+def test_for_a_longer_context_one_thing_after_the_other_is_given_up_and_nothing_where_it_is_long_enough() -> (
+    None
+):
     fewer = Variant().changed("small", True, "short", "memory model")
     half = fewer.changed("kv_dtype", "fp8", "short", "memory model")
     assert longer(Variant(), 32_768) == []
@@ -202,18 +245,31 @@ def test_for_a_longer_context_one_thing_after_the_other_is_given_up_and_nothing_
 def test_what_the_user_set_is_not_given_up() -> None:
     assert longer(Variant(), args={"max-num-seqs"}) == ["kv_dtype", "eager"]
     assert longer(Variant(), args={"max-num-seqs", "kv-cache-dtype", "enforce-eager"}) == []
-    assert longer(Variant(), gpus=4, args={"max-num-seqs", "kv-cache-dtype", "enforce-eager", "pipeline-parallel-size"}) == []
+    assert (
+        longer(
+            Variant(),
+            gpus=4,
+            args={"max-num-seqs", "kv-cache-dtype", "enforce-eager", "pipeline-parallel-size"},
+        )
+        == []
+    )
 
 
 def test_of_gpus_that_do_not_divide_the_heads_each_stage_takes_as_many_as_do() -> None:
-    refusal = Refused("illegal_parallelism", "64 attention heads cannot be shared by 6 GPUs", "vllm/config/model.py")
+    refusal = Refused(
+        "illegal_parallelism",
+        "64 attention heads cannot be shared by 6 GPUs",
+        "vllm/config/model.py",
+    )
     found = cures(refusal, Variant(tp=6), gpus=6)
     assert [(variant.tp, variant.pp) for variant in found] == [(3, 2), (2, 3), (1, 6)]
     assert cures(refusal, Variant(tp=3), gpus=6) == []
     assert cures(refusal, Variant(tp=6), gpus=6, args={"tensor-parallel-size"}) == []
 
 
-def test_of_what_a_start_showed_to_be_too_much_less_is_conservative_and_not_what_else_may_be_given_up() -> None:
+def test_of_what_a_start_showed_to_be_too_much_less_is_conservative_and_not_what_else_may_be_given_up() -> (
+    None
+):
     memory = Memory(
         gpu_bytes=24, budget_bytes=20, weights_bytes=16, activation_bytes=5, graph_bytes=0, overhead_bytes=1, kv_bytes=0,
         kv_bytes_per_token=1, kv_tokens=0, low=17, high=22,
@@ -223,5 +279,10 @@ def test_of_what_a_start_showed_to_be_too_much_less_is_conservative_and_not_what
     seen = Refused("no_memory", "22 GiB were needed here", "fact", evidence=short)
     assert changes(cures(estimated, gpus=1, quantized=True)) == ["small"]
     assert changes(cures(seen, gpus=1, quantized=True)) == ["conservative"]
-    large = Refused("no_memory", "30 GiB are needed", "memory model", evidence=Evidence(memory=memory.evolve(weights_bytes=28)))
+    large = Refused(
+        "no_memory",
+        "30 GiB are needed",
+        "memory model",
+        evidence=Evidence(memory=memory.evolve(weights_bytes=28)),
+    )
     assert changes(cures(large, gpus=1, quantized=True)) == []

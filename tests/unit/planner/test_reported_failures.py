@@ -1,4 +1,5 @@
-"""Five failures that users reported, as what the planner must foresee; each with cases beside it that must stay possible.
+"""Five failures that users reported, as what the planner must foresee; each with cases beside it
+that must stay possible.
 
 Where something was never run on that hardware, the plan says "predicted".
 """
@@ -24,14 +25,29 @@ from tests.support.versions import vllm_since
 PROFILES = Profiles()
 
 
-def planned(fields: dict[str, Any], hardware: str, *engines: str, drafter: Drafter | None = None, **wanted: Any) -> Decision:
+def planned(
+    fields: dict[str, Any],
+    hardware: str,
+    *engines: str,
+    drafter: Drafter | None = None,
+    **wanted: Any,
+) -> Decision:
     """The decision for a model of which only config.json is known."""
     wanted |= {"drafter": drafter.source} if drafter else {}
     spec = read_model("m", None, fields, None, None, (), None)
     allowed = PROFILES.engines(engines, device="cuda")
     rules = PROFILES.rules(allowed)
     here = PROFILES.hardware(hardware)
-    return decide(spec, here, allowed, wish(**wanted), PROFILES.facts, rules=rules, drafter=drafter, pace=PROFILES.pace)
+    return decide(
+        spec,
+        here,
+        allowed,
+        wish(**wanted),
+        PROFILES.facts,
+        rules=rules,
+        drafter=drafter,
+        pace=PROFILES.pace,
+    )
 
 
 def refused(decision: Decision, tensor_parallel: int) -> Rejected:
@@ -42,7 +58,8 @@ def row(rows: tuple[LayerKernel, ...], layer: str) -> LayerKernel:
     return next(one for one in rows if one.layer.endswith(layer))
 
 
-# --- two RTX 3090, Qwen3.6-35B-A3B in 4-bit integers by AutoRound: github.com/vllm-project/vllm/issues/40354 ---
+# --- two RTX 3090, Qwen3.6-35B-A3B in 4-bit integers by AutoRound:
+# github.com/vllm-project/vllm/issues/40354 ---
 
 QWEN36 = config("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
 
@@ -50,7 +67,10 @@ QWEN36 = config("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-langua
 def test_vllm_0_19_cannot_cut_the_gates_of_qwen36_in_two() -> None:
     decision = planned(QWEN36, "2x3090", "vllm==0.19.1")
     two = refused(decision, 2)
-    assert (two.verdict, two.layer) == ("no_kernel", "language_model.model.layers.*.linear_attn.in_proj_ba")
+    assert (two.verdict, two.layer) == (
+        "no_kernel",
+        "language_model.model.layers.*.linear_attn.in_proj_ba",
+    )
     gates = row(two.kernels, "in_proj_ba")
     assert (gates.k, gates.n, gates.kernel) == (2048, 32, None)
     passed = {one.kernel.removesuffix("LinearKernel"): one.reason for one in gates.refused}
@@ -80,7 +100,11 @@ def test_newer_vllm_keeps_those_gates_whole_and_older_ways_rank_behind() -> None
     assert not best.custom_all_reduce.value
     assert "--disable-custom-all-reduce" in best.argv
     # With 0.19.1 only float16 activations give the gates a kernel, which nobody has run.
-    assert all(plan.dtype.value == "float16" for plan in decision.plans if str(plan.engine) == "vllm==0.19.1")
+    assert all(
+        plan.dtype.value == "float16"
+        for plan in decision.plans
+        if str(plan.engine) == "vllm==0.19.1"
+    )
 
 
 def test_whole_layers_in_two_stages_have_more_room_than_two_copies() -> None:
@@ -106,7 +130,10 @@ def test_gemma_4_in_the_same_format_loads_on_two_cards() -> None:
 
 def test_a_cache_that_the_checkpoint_declares_and_no_backend_takes_is_kept_whole() -> None:
     scheme = {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}
-    gemma = config("gemma-4-31b", quantization_config=QUANTS["w4a16"] | scheme | {"ignore": ["lm_head", "re:.*vision.*"]})
+    gemma = config(
+        "gemma-4-31b",
+        quantization_config=QUANTS["w4a16"] | scheme | {"ignore": ["lm_head", "re:.*vision.*"]},
+    )
     best = planned(gemma, "2x3090", "vllm==0.33.0").plans[0]
     assert best.kv_cache_dtype.value == "bfloat16"
     assert "declares fp8, which no attention backend takes here" in best.kv_cache_dtype.reason
@@ -122,7 +149,8 @@ def test_hopper_is_judged_by_its_own_kernels() -> None:
     assert qkv.kernel == "MacheteLinearKernel"
 
 
-# --- RTX PRO 6000, a gpt-oss-20b stored as compressed-tensors MXFP4: github.com/vllm-project/vllm/issues/38022 ---
+# --- RTX PRO 6000, a gpt-oss-20b stored as compressed-tensors MXFP4:
+# github.com/vllm-project/vllm/issues/38022 ---
 
 GPT_OSS_CT = config("gpt-oss-20b", quantization_config=QUANTS["mxfp4-ct"])
 
@@ -149,7 +177,10 @@ def test_running_without_graphs_does_not_cure_it() -> None:
 
 
 def test_the_same_weights_in_fp8_run_as_was_reported() -> None:
-    fp8 = config("gpt-oss-20b", quantization_config={**QUANTS["fp8-dynamic"], "ignore": ["lm_head", "re:.*router$"]})
+    fp8 = config(
+        "gpt-oss-20b",
+        quantization_config={**QUANTS["fp8-dynamic"], "ignore": ["lm_head", "re:.*router$"]},
+    )
     best = planned(fp8, "rtx-pro-6000", "vllm==0.18.0").plans[0]
     assert row(best.kernels, "experts.w2").status == "ok"
 
@@ -163,10 +194,17 @@ def test_the_native_format_of_the_same_model_is_padded_and_runs() -> None:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_same_experts_in_4_bits_and_groups_of_32_are_foreseen_to_crash(tp: int) -> None:
-    """On an H200 it crashed while graphs were captured, and without graphs at the first request; the next version has other kernels."""
+    """On an H200 it crashed while graphs were captured, and without graphs at the first request;
+    the next version has other kernels."""
     group = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
-    block = {**QUANTS["w4a16"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": group}}}
-    four_bits = config("gpt-oss-20b", quantization_config={**block, "ignore": ["lm_head", "re:.*router$", "re:.*self_attn.*"]})
+    block = {
+        **QUANTS["w4a16"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": group}},
+    }
+    four_bits = config(
+        "gpt-oss-20b",
+        quantization_config={**block, "ignore": ["lm_head", "re:.*router$", "re:.*self_attn.*"]},
+    )
     decision = planned(four_bits, "8xh100", "vllm==0.26.0", tensor_parallel=tp)
     assert not decision.plans
     assert refused(decision, tp).verdict == "runtime_fail"
@@ -194,8 +232,14 @@ def test_a_tile_that_old_marlin_refuses_new_marlin_takes(hardware: str) -> None:
 
 def test_gemma_4_with_dense_layers_of_2112_and_experts_of_704_needs_the_newer_version() -> None:
     group = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
-    block = {**QUANTS["w4a16"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": group}}}
-    gemma = config("gemma-4-26b-a4b", quantization_config={**block, "ignore": ["lm_head", "re:.*router.*", "re:.*vision.*"]})
+    block = {
+        **QUANTS["w4a16"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": group}},
+    }
+    gemma = config(
+        "gemma-4-26b-a4b",
+        quantization_config={**block, "ignore": ["lm_head", "re:.*router.*", "re:.*vision.*"]},
+    )
     old = refused(planned(gemma, "2x3090", "vllm==0.19.1", tensor_parallel=1, dtype="bfloat16"), 1)
     assert (old.verdict, old.layer) == ("no_kernel", "language_model.model.layers.*.mlp.down_proj")
     new = planned(gemma, "2x3090", "vllm==0.26.0", tensor_parallel=1).plans[0]
@@ -204,17 +248,24 @@ def test_gemma_4_with_dense_layers_of_2112_and_experts_of_704_needs_the_newer_ve
 
 
 def test_act_order_is_never_given_to_a_kernel_that_ignores_it() -> None:
-    ordered = config("llama-3.1-8b", intermediate_size=2112, quantization_config={**QUANTS["gptq-act-order"], "group_size": 32})
+    ordered = config(
+        "llama-3.1-8b",
+        intermediate_size=2112,
+        quantization_config={**QUANTS["gptq-act-order"], "group_size": 32},
+    )
     for engine in (f"vllm=={version}" for version in vllm_since("0.19")):
         decision = planned(ordered, "2x3090", engine, tensor_parallel=1)
         rows = [one for plan in decision.plans for one in plan.kernels]
         assert not [one for one in rows if one.kernel and "Triton" in one.kernel]
 
 
-# --- two RTX 3090, Gemma 4 31B with a DFlash drafter: huggingface.co/RedHatAI/gemma-4-31B-it-speculator.dflash, discussion 1 ---
+# --- two RTX 3090, Gemma 4 31B with a DFlash drafter:
+# huggingface.co/RedHatAI/gemma-4-31B-it-speculator.dflash, discussion 1 ---
 
 GEMMA = config("gemma-4-31b", quantization_config=QUANTS["auto-round-language"])
-DFLASH = read_drafter("RedHatAI/gemma-4-31B-it-speculator.dflash", None, DRAFTERS["dflash gemma-4-31b"])
+DFLASH = read_drafter(
+    "RedHatAI/gemma-4-31B-it-speculator.dflash", None, DRAFTERS["dflash gemma-4-31b"]
+)
 
 
 def test_vllm_0_19_has_no_dflash_and_serves_gemma_alone() -> None:
@@ -222,8 +273,13 @@ def test_vllm_0_19_has_no_dflash_and_serves_gemma_alone() -> None:
     best = decision.plans[0]
     assert (best.tensor_parallel.value, best.verdict, best.speculation.value) == (2, "ok", "none")
     assert not [item for item in best.argv if "speculative" in item]
-    assert "dflash: vllm==0.19.1 has no such method; it has draft_model, eagle" in best.speculation.reason
-    assert best.warnings[-1].startswith("The model is served without speculative decoding, because RedHatAI/")
+    assert (
+        "dflash: vllm==0.19.1 has no such method; it has draft_model, eagle"
+        in best.speculation.reason
+    )
+    assert best.warnings[-1].startswith(
+        "The model is served without speculative decoding, because RedHatAI/"
+    )
     alone = planned(GEMMA, "2x3090", "vllm==0.19.1", tensor_parallel=2).plans[0]
     assert (best.argv, best.memory, best.kernels) == (alone.argv, alone.memory, alone.kernels)
 
@@ -241,7 +297,10 @@ def test_vllm_0_18_drops_a_dflash_drafter_too_and_knows_no_gemma_4() -> None:
 def test_newer_vllm_drafts_eight_tokens_as_the_drafters_config_says(engine: str) -> None:
     best = planned(GEMMA, "2x3090", engine, drafter=DFLASH, tensor_parallel=2).plans[0]
     assert (best.speculation.value, best.num_speculative_tokens.value) == ("dflash", 8)
-    assert best.num_speculative_tokens.reason == "taken from speculators_config.proposal_methods[0].speculative_tokens = 8"
+    assert (
+        best.num_speculative_tokens.reason
+        == "taken from speculators_config.proposal_methods[0].speculative_tokens = 8"
+    )
     settings = next(item for item in best.argv if item.startswith("--speculative-config="))
     assert '"method": "dflash"' in settings
     assert '"num_speculative_tokens": 8' in settings
@@ -255,8 +314,11 @@ def test_newer_vllm_drafts_eight_tokens_as_the_drafters_config_says(engine: str)
 
 
 def test_a_drafter_that_no_backend_computes_is_dropped_with_the_table() -> None:
-    # Heads of 20 with sinks stand for the heads of 256 that the reporter's build refused: these versions take those.
-    odd = DFLASH.evolve(attention=tuple(group.evolve(head_dim=20, sinks=True) for group in DFLASH.attention))
+    # Heads of 20 with sinks stand for the heads of 256 that the reporter's build refused: these
+    # versions take those.
+    odd = DFLASH.evolve(
+        attention=tuple(group.evolve(head_dim=20, sinks=True) for group in DFLASH.attention)
+    )
     best = planned(GEMMA, "2x3090", "vllm==0.26.0", drafter=odd, tensor_parallel=2).plans[0]
     assert best.speculation.value == "none"
     for backend in ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION"):
@@ -280,11 +342,18 @@ def test_a_drafter_made_for_another_model_costs_only_itself() -> None:
 
 # --- DGX Spark, --quantization fp8 on vLLM 0.18.0: github.com/vllm-project/vllm/issues/40934 ---
 
-FP8 = {"quantization": "fp8", "kv-cache-dtype": "fp8_e4m3", "enforce-eager": True, "gpu-memory-utilization": 0.2}
+FP8 = {
+    "quantization": "fp8",
+    "kv-cache-dtype": "fp8_e4m3",
+    "enforce-eager": True,
+    "gpu-memory-utilization": 0.2,
+}
 
 
 def test_a_kernel_that_is_known_to_fail_on_the_gb10_is_left_out() -> None:
-    decision = planned(config("qwen3.5-9b"), "gb10", "vllm==0.18.0", args={**FP8, "max-model-len": 8192})
+    decision = planned(
+        config("qwen3.5-9b"), "gb10", "vllm==0.18.0", args={**FP8, "max-model-len": 8192}
+    )
     bad = decision.rejected[0]
     assert bad.verdict == "known_bad"
     assert "CutlassFP8ScaledMMLinearKernel" in bad.reasons[0]
@@ -299,12 +368,16 @@ def test_a_kernel_that_is_known_to_fail_on_the_gb10_is_left_out() -> None:
 def test_the_same_model_without_fp8_and_the_same_fp8_elsewhere_are_left_alone() -> None:
     plain = planned(config("qwen3.5-9b"), "gb10", "vllm==0.18.0").plans[0]
     assert "VLLM_DISABLED_KERNELS" not in plain.env
-    elsewhere = planned(config("qwen3.5-9b"), "rtx-pro-6000", "vllm==0.18.0", args={"quantization": "fp8"}).plans[0]
+    elsewhere = planned(
+        config("qwen3.5-9b"), "rtx-pro-6000", "vllm==0.18.0", args={"quantization": "fp8"}
+    ).plans[0]
     assert "VLLM_DISABLED_KERNELS" not in elsewhere.env
 
 
 def test_a_newer_version_keeps_its_own_kernel_and_the_users_share_of_memory() -> None:
-    best = planned(config("qwen3.5-9b"), "gb10", "vllm==0.33.0", args={**FP8, "max-model-len": 8192}).plans[0]
+    best = planned(
+        config("qwen3.5-9b"), "gb10", "vllm==0.33.0", args={**FP8, "max-model-len": 8192}
+    ).plans[0]
     assert "VLLM_DISABLED_KERNELS" not in best.env
     assert best.kernel_overrides.value == "none"
     assert best.memory.budget_bytes <= 0.2 * best.memory.gpu_bytes + 1

@@ -20,24 +20,36 @@ from tests.support.published import published
 PROFILES = Profiles()
 
 
-def searched(name: str, hardware: str, ref: str, facts: tuple[Fact, ...] = (), quant: str = "", **wanted: Any) -> Decision:
+def searched(
+    name: str, hardware: str, ref: str, facts: tuple[Fact, ...] = (), quant: str = "", **wanted: Any
+) -> Decision:
     block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
     engines = [PROFILES.engine(ref)]
     here = PROFILES.hardware(hardware)
     return decide(
-        published(name, **block), here, engines, wish(**wanted), facts, rules=PROFILES.rules(engines), pace=PROFILES.pace
+        published(name, **block),
+        here,
+        engines,
+        wish(**wanted),
+        facts,
+        rules=PROFILES.rules(engines),
+        pace=PROFILES.pace,
     )
 
 
 def test_a_model_too_large_for_each_gpu_is_shared_by_stages() -> None:
-    decision = searched("seed-oss-36b", "2x3090", "vllm==0.33.0", tensor_parallel=1, max_context=1024, quant="w8a16")
+    decision = searched(
+        "seed-oss-36b", "2x3090", "vllm==0.33.0", tensor_parallel=1, max_context=1024, quant="w8a16"
+    )
     best = decision.plans[0]
     assert (best.pipeline_parallel.value, best.cost) == (2, 1)
     assert "shared by 2 stages" in best.pipeline_parallel.reason
     assert "GiB are needed" in best.pipeline_parallel.reason
     assert "--pipeline-parallel-size=2" in best.argv
     # What was refused is told as it was asked for, without the cures.
-    assert [(one.tensor_parallel, one.pipeline_parallel, one.verdict) for one in decision.rejected] == [(1, 1, "no_memory")]
+    assert [
+        (one.tensor_parallel, one.pipeline_parallel, one.verdict) for one in decision.rejected
+    ] == [(1, 1, "no_memory")]
 
 
 def test_weights_are_quantized_while_they_load_only_where_nothing_milder_helps() -> None:
@@ -68,7 +80,8 @@ LLAMA_70B: dict[str, Any] = {
 
 
 def test_stages_give_up_as_much_for_a_context_as_ranks_do() -> None:
-    """A 32B with 40 heads, which three GPUs cannot cut: requests at once, half of the cache's precision and graphs, as of two ranks."""
+    """A 32B with 40 heads, which three GPUs cannot cut: requests at once, half of the cache's
+    precision and graphs, as of two ranks."""
     sizes: dict[str, Any] = {
         "hidden_size": 5120,
         "intermediate_size": 27648,
@@ -78,9 +91,25 @@ def test_stages_give_up_as_much_for_a_context_as_ranks_do() -> None:
     }
     engines = [PROFILES.engine("vllm==0.33.0")]
     spec, here = published("qwen2.5-7b", **sizes), PROFILES.hardware("3x3090")
-    best = decide(spec, here, engines, wish(), rules=PROFILES.rules(engines), pace=PROFILES.pace, gpus=PROFILES.gpus).plans[0]
-    assert (best.tensor_parallel.value, best.pipeline_parallel.value, best.quantization.value) == (1, 3, "none")
-    assert (best.max_num_seqs.value, best.kv_cache_dtype.value, best.enforce_eager.value) == (16, "fp8", True)
+    best = decide(
+        spec,
+        here,
+        engines,
+        wish(),
+        rules=PROFILES.rules(engines),
+        pace=PROFILES.pace,
+        gpus=PROFILES.gpus,
+    ).plans[0]
+    assert (best.tensor_parallel.value, best.pipeline_parallel.value, best.quantization.value) == (
+        1,
+        3,
+        "none",
+    )
+    assert (best.max_num_seqs.value, best.kv_cache_dtype.value, best.enforce_eager.value) == (
+        16,
+        "fp8",
+        True,
+    )
     assert best.max_model_len.value > 16_000
 
 
@@ -93,17 +122,30 @@ def test_a_model_that_barely_fits_gives_up_one_thing_after_the_other_for_a_usefu
         for plan in sorted(decision.plans, key=lambda plan: plan.cost)
     ]
     # Few requests have few sizes of graphs, which leaves memory too.
-    assert told == [(256, False, "auto"), (16, False, "auto"), (16, True, "auto"), (16, False, "fp8"), (16, True, "fp8")]
-    contexts = [plan.max_model_len.value for plan in sorted(decision.plans, key=lambda plan: plan.cost)]
+    assert told == [
+        (256, False, "auto"),
+        (16, False, "auto"),
+        (16, True, "auto"),
+        (16, False, "fp8"),
+        (16, True, "fp8"),
+    ]
+    contexts = [
+        plan.max_model_len.value for plan in sorted(decision.plans, key=lambda plan: plan.cost)
+    ]
     assert contexts[0] < 8192 < contexts[1] < 16_384 < contexts[2]
-    graphs = [plan.memory.graph_bytes for plan in sorted(decision.plans, key=lambda plan: plan.cost)]
+    graphs = [
+        plan.memory.graph_bytes for plan in sorted(decision.plans, key=lambda plan: plan.cost)
+    ]
     assert 0 == graphs[2] < graphs[1] < graphs[0] / 4
     best = decision.plans[0]
     assert best.max_model_len.value >= 32_768
     assert "no graphs, which costs speed" in best.enforce_eager.reason
     assert "which costs some accuracy" in best.kv_cache_dtype.reason
     assert "fewer requests at once" in best.max_num_seqs.reason
-    assert all(plan.memory is not None and plan.memory.low <= plan.memory.budget_bytes for plan in decision.plans)
+    assert all(
+        plan.memory is not None and plan.memory.low <= plan.memory.budget_bytes
+        for plan in decision.plans
+    )
 
 
 def test_nothing_is_given_up_where_more_gpus_hold_the_context() -> None:
@@ -112,9 +154,10 @@ def test_nothing_is_given_up_where_more_gpus_hold_the_context() -> None:
     plans = decide(model, here, engines, wish(), rules=PROFILES.rules(engines)).plans
     assert (plans[0].tensor_parallel.value, plans[0].pipeline_parallel.value) == (1, 3)
     assert plans[0].max_model_len.value >= 32_768
-    assert {(plan.max_num_seqs.value, plan.enforce_eager.value, plan.kv_cache_dtype.value) for plan in plans} == {
-        (256, False, "auto")
-    }
+    assert {
+        (plan.max_num_seqs.value, plan.enforce_eager.value, plan.kv_cache_dtype.value)
+        for plan in plans
+    } == {(256, False, "auto")}
 
 
 def test_more_than_the_usual_share_is_taken_where_it_is_needed_and_was_read_to_be_free() -> None:
@@ -131,19 +174,25 @@ def test_more_than_the_usual_share_is_taken_where_it_is_needed_and_was_read_to_b
     assert max(shares(free)) > 0.92
     assert max(shares(free - (1 << 30))) < max(shares(free)) - 0.03  # a desktop's share
     assert max(shares(None)) <= 0.92
-    long = decide(published("llama-3.2-1b"), here, engines, wish(), rules=PROFILES.rules(engines)).plans
+    long = decide(
+        published("llama-3.2-1b"), here, engines, wish(), rules=PROFILES.rules(engines)
+    ).plans
     assert [plan.cost for plan in long] == [0]
     assert "--gpu-memory-utilization=0.92" in long[0].argv
 
 
 def test_a_user_who_set_the_cache_is_not_overruled() -> None:
-    decision = searched("llama-3.1-8b", "3090", "vllm==0.33.0", min_context=70_000, args={"kv-cache-dtype": "auto"})
+    decision = searched(
+        "llama-3.1-8b", "3090", "vllm==0.33.0", min_context=70_000, args={"kv-cache-dtype": "auto"}
+    )
     assert all(plan.quantization.value == "fp8" for plan in decision.plans)
     assert all(plan.kv_cache_dtype.value == "auto" for plan in decision.plans)
 
 
 def test_the_refusal_of_a_layer_shows_what_else_was_in_the_way() -> None:
-    decision = searched("qwen3.6-35b-a3b", "2x3090", "vllm==0.19.1", quant="auto-round-language", tensor_parallel=2)
+    decision = searched(
+        "qwen3.6-35b-a3b", "2x3090", "vllm==0.19.1", quant="auto-round-language", tensor_parallel=2
+    )
     one = decision.rejected[0]
     assert one.layer is not None
     assert one.layer.endswith("in_proj_ba")
@@ -155,10 +204,19 @@ def test_the_refusal_of_a_layer_shows_what_else_was_in_the_way() -> None:
 def test_a_failed_plan_and_its_careful_try_are_both_ruled_out() -> None:
     facts: tuple[Fact, ...] = ()
     seen: list[tuple[bool, str]] = []
-    while (decision := searched("llama-3.1-8b", "3090", "vllm==0.33.0", facts)).plans and len(seen) < 20:
+    while (decision := searched("llama-3.1-8b", "3090", "vllm==0.33.0", facts)).plans and len(
+        seen
+    ) < 20:
         best = decision.plans[0]
         seen.append((best.enforce_eager.value, best.fingerprint))
-        facts += (Fact(kind="plan_failed", scope={"fingerprint": best.fingerprint}, grade="failed", source="it broke"),)
+        facts += (
+            Fact(
+                kind="plan_failed",
+                scope={"fingerprint": best.fingerprint},
+                grade="failed",
+                source="it broke",
+            ),
+        )
     assert [eager for eager, _ in seen] == [False, True]
     assert len({fingerprint for _, fingerprint in seen}) == 2
     assert {one.verdict for one in decision.rejected} == {"known_bad"}
@@ -171,16 +229,23 @@ def test_every_search_ends_soon() -> None:
         for plan in searched("qwen3-30b-a3b", "8xh100", "vllm==0.33.0", quant="fp8-block").plans
         for row in plan.kernels
     }
-    facts = tuple(Fact(kind="kernel_fails", scope={"kernel": str(name)}, grade="failed", source="x") for name in kernels)
+    facts = tuple(
+        Fact(kind="kernel_fails", scope={"kernel": str(name)}, grade="failed", source="x")
+        for name in kernels
+    )
     decision = searched("qwen3-30b-a3b", "8xh100", "vllm==0.33.0", facts, quant="fp8-block")
     assert not {row.kernel for plan in decision.plans for row in plan.kernels} & kernels
     assert len(decision.plans) + len(decision.rejected) <= 64
 
 
 def test_other_gpus_serve_copies_where_no_kernel_lets_them_share_one() -> None:
-    best = searched("qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", quant="auto-round-language").plans[0]
+    best = searched("qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", quant="auto-round-language").plans[
+        0
+    ]
     assert (best.tensor_parallel.value, best.replicas.value) == (1, 4)
-    asked = searched("qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", quant="auto-round-language", replicas=2).plans[0]
+    asked = searched(
+        "qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", quant="auto-round-language", replicas=2
+    ).plans[0]
     assert (asked.replicas.value, asked.replicas.source) == (2, "user")
     # Where more GPUs could share a copy, the others stay free.
     assert searched("llama-3.1-8b", "4x3090", "vllm==0.33.0").plans[0].replicas.value == 1
@@ -192,9 +257,19 @@ def test_a_kernel_that_the_engine_turns_one_layer_away_from_still_computes_the_o
     rows = {row.layer.rpartition(".")[2]: row for row in first.kernels}
     refused = rows["down_proj"]
     assert refused.kernel == rows["qkv_proj"].kernel == "MarlinLinearKernel"
-    scope = {"engine": "vllm==0.19.1", "capability": "8.6", "kernel": refused.kernel, "scheme": refused.scheme}
+    scope = {
+        "engine": "vllm==0.19.1",
+        "capability": "8.6",
+        "kernel": refused.kernel,
+        "scheme": refused.scheme,
+    }
     scope |= {"k": str(refused.k), "n": str(refused.n)}
-    fact = Fact(kind="kernel_refuses", scope=scope, grade="failed", source="size_k = 14336 is not what it takes")
+    fact = Fact(
+        kind="kernel_refuses",
+        scope=scope,
+        grade="failed",
+        source="size_k = 14336 is not what it takes",
+    )
     after = searched("llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), **wanted).plans[0]
     kernels = {row.layer.rpartition(".")[2]: row.kernel for row in after.kernels}
     assert kernels["down_proj"] not in (None, "MarlinLinearKernel")
@@ -203,26 +278,41 @@ def test_a_kernel_that_the_engine_turns_one_layer_away_from_still_computes_the_o
     told = next(row for row in after.kernels if row.layer.endswith("down_proj"))
     assert any("size_k = 14336" in one.reason for one in told.refused)
     # On another GPU nothing is known of it.
-    assert searched("llama-3.1-8b", "4090", "vllm==0.19.1", (fact,), **wanted).plans[0].dtype == first.dtype
+    assert (
+        searched("llama-3.1-8b", "4090", "vllm==0.19.1", (fact,), **wanted).plans[0].dtype
+        == first.dtype
+    )
 
 
 def test_a_kernel_that_fails_is_left_out_of_the_whole_model_which_the_plan_says() -> None:
     first = searched("llama-3.1-8b", "3090", "vllm==0.19.1", quant="w4a16").plans[0]
     failing = next(row for row in first.kernels if row.layer.endswith("down_proj"))
-    scope = {"engine": "vllm==0.19.1", "kernel": str(failing.kernel), "k": str(failing.k), "n": str(failing.n)}
+    scope = {
+        "engine": "vllm==0.19.1",
+        "kernel": str(failing.kernel),
+        "k": str(failing.k),
+        "n": str(failing.n),
+    }
     fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it crashed")
     after = searched("llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), quant="w4a16").plans[0]
     assert after.env["VLLM_DISABLED_KERNELS"] == failing.kernel
     assert "MarlinLinearKernel" not in {row.kernel for row in after.kernels}
     (warning,) = [one for one in after.warnings if "for the whole model only" in one]
-    assert f"{sum(row.count for row in first.kernels if row.kernel == failing.kernel)} layers go without it" in warning
+    assert (
+        f"{sum(row.count for row in first.kernels if row.kernel == failing.kernel)} layers go"
+        " without it" in warning
+    )
 
 
 def test_where_many_are_to_be_served_memory_for_them_is_looked_for() -> None:
     """Four hundred at once, of which the context that is wanted leaves room for five."""
     engines, here = [PROFILES.engine("vllm==0.33.0")], PROFILES.hardware("2x4090")
     model = published("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
-    asked: dict[str, Any] = {"rules": PROFILES.rules(engines), "pace": PROFILES.pace, "gpus": PROFILES.gpus}
+    asked: dict[str, Any] = {
+        "rules": PROFILES.rules(engines),
+        "pace": PROFILES.pace,
+        "gpus": PROFILES.gpus,
+    }
     few, many = (
         decide(model, here, engines, wish(context=8192, goal=goal, concurrency=400), **asked).plans
         for goal in ("balanced", "throughput")
@@ -246,7 +336,10 @@ def on_5090_and_3090(changed: int, **changes: Any) -> Decision:
 def test_a_model_too_large_for_the_larger_of_unlike_gpus_is_shared_by_stages() -> None:
     best = on_5090_and_3090(0).plans[0]
     assert (best.tensor_parallel.value, best.pipeline_parallel.value, len(best.gpus)) == (1, 2, 2)
-    assert any("stages are on unlike GPUs (NVIDIA GeForce RTX 5090, NVIDIA GeForce RTX 3090)" in one for one in best.warnings)
+    assert any(
+        "stages are on unlike GPUs (NVIDIA GeForce RTX 5090, NVIDIA GeForce RTX 3090)" in one
+        for one in best.warnings
+    )
     assert best.memory.gpu_bytes == 24 << 30
     alone = searched("qwen3-8b", "5090+3090", "vllm==0.33.0").plans[0]
     assert (alone.pipeline_parallel.value, len(alone.gpus)) == (1, 1)
@@ -266,7 +359,11 @@ def test_unlike_gpus_get_unlike_stages_by_what_they_hold_and_how_fast_they_are(
     """The 5090 holds a third more and reads twice as fast."""
     engine = PROFILES.engine(ref)
     spec, pair = published(model, quantization_config=QUANTS[quant]), PROFILES.hardware("5090+3090")
-    asked: dict[str, Any] = {"rules": PROFILES.rules([engine]), "pace": PROFILES.pace, "gpus": PROFILES.gpus}
+    asked: dict[str, Any] = {
+        "rules": PROFILES.rules([engine]),
+        "pace": PROFILES.pace,
+        "gpus": PROFILES.gpus,
+    }
     plans = decide(spec, pair, [engine], wish(), **asked).plans
     staged = [plan for plan in plans if plan.pipeline_parallel.value == 2]
     even = next(plan for plan in staged if name not in plan.env)
@@ -278,7 +375,8 @@ def test_unlike_gpus_get_unlike_stages_by_what_they_hold_and_how_fast_they_are(
         assert large > small
         assert (plan.variables[name].source, plan.scope["layers"]) == ("planner", plan.env[name])
         assert (
-            f"{large} and {small} layers on NVIDIA GeForce RTX 5090 and NVIDIA GeForce RTX 3090" in plan.variables[name].reason
+            f"{large} and {small} layers on NVIDIA GeForce RTX 5090 and NVIDIA GeForce RTX 3090"
+            in plan.variables[name].reason
         )
         check_environment(engine, plan.env)
     assert max(map(_total, uneven)) > 1.2 * _total(even)
@@ -302,7 +400,9 @@ def test_of_unlike_gpus_the_fullest_bounds_the_share_and_each_must_compute_its_s
 
 
 def test_stages_that_would_keep_their_caches_unlike_are_refused() -> None:
-    row = LayerAttention(kind="full", layers=8, head_dim=128, backend="FLASH_ATTN", status="ok", block=16)
+    row = LayerAttention(
+        kind="full", layers=8, head_dim=128, backend="FLASH_ATTN", status="ok", block=16
+    )
     tower = LayerAttention(kind="vision", layers=8, head_dim=64, backend="FLASH_ATTN", status="ok")
     (gpu,) = PROFILES.hardware("3090").gpus
     first = Evidence(attention=(row, tower))

@@ -31,14 +31,26 @@ LIMIT_S = 1800.0
 
 
 def holder(name: str, *gpus: str, stage: Any = "loads", **fields: Any) -> Holder:
-    return Holder(name, name.partition("-")[0], frozenset(gpus), fields.pop("shape", name), stage, **fields)
+    return Holder(
+        name, name.partition("-")[0], frozenset(gpus), fields.pop("shape", name), stage, **fields
+    )
 
 
 def start(name: str, *gpus: str, order: int = 1, proven: bool = False, **fields: Any) -> Start:
-    return Start(name, name.partition("-")[0], frozenset(gpus), fields.pop("shape", name), order, proven, **fields)
+    return Start(
+        name,
+        name.partition("-")[0],
+        frozenset(gpus),
+        fields.pop("shape", name),
+        order,
+        proven,
+        **fields,
+    )
 
 
-def held(asking: Start, *others: Holder, waiting: tuple[Start, ...] = (), now: float = 0.0) -> Holdup | None:
+def held(
+    asking: Start, *others: Holder, waiting: tuple[Start, ...] = (), now: float = 0.0
+) -> Holdup | None:
     return holdup(asking, (asking, *waiting), others, now, LIMIT_S)
 
 
@@ -52,32 +64,49 @@ def test_on_one_gpu_engines_start_one_after_the_other_and_on_others_side_by_side
     assert held(asking, holder("a", "G1", stage="stands")) is None
 
 
-def test_engines_that_are_given_their_kv_cache_start_side_by_side_and_beside_nobody_who_measures() -> None:
+def test_engines_that_are_given_their_kv_cache_start_side_by_side_and_beside_nobody_who_measures() -> (
+    None
+):
     asking = start("b", "G0", sized=True)
     assert held(asking, holder("a", "G0", sized=True)) is None
     assert held(asking, holder("a", "G0")) == Holdup("a", "loads its weights", "G0")
-    assert held(asking, holder("a", "G0", stage="ends", sized=True)) == Holdup("a", "is being stopped", "G0")
-    assert held(start("c", "G0"), holder("a", "G0", sized=True)) == Holdup("a", "loads its weights", "G0")
+    assert held(asking, holder("a", "G0", stage="ends", sized=True)) == Holdup(
+        "a", "is being stopped", "G0"
+    )
+    assert held(start("c", "G0"), holder("a", "G0", sized=True)) == Holdup(
+        "a", "loads its weights", "G0"
+    )
     assert held(asking, waiting=(start("d", "G0", order=0, sized=True),)) is None
     assert held(asking, waiting=(start("d", "G0", order=0),)) == Holdup("d", "starts first", "G0")
 
 
 def test_who_is_given_its_kv_cache_is_disturbed_by_nobody_who_is_too() -> None:
-    sized, other, measuring = holder("a", "G0", sized=True), holder("b", "G0", sized=True), holder("c", "G0")
+    sized, other, measuring = (
+        holder("a", "G0", sized=True),
+        holder("b", "G0", sized=True),
+        holder("c", "G0"),
+    )
     assert not [*disturbances((sized,), (sized, other))]
     assert {name for name, _ in disturbances((sized, measuring), (sized, measuring))} == {"a", "c"}
 
 
-def test_only_a_plan_that_leaves_room_for_others_gives_bytes_and_never_less_than_a_context() -> None:
+def test_only_a_plan_that_leaves_room_for_others_gives_bytes_and_never_less_than_a_context() -> (
+    None
+):
     alone = plan(replicas=1, tensor_parallel=1, max_context=8192)
-    shared = plan(replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78})
+    shared = plan(
+        replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78}
+    )
     assert cache_bytes(alone) is None
     count = cache_bytes(shared)
     assert count == shared.memory.kv_bytes - shared.memory.gpu_bytes // 100
     tight = shared.evolve(max_model_len=shared.max_model_len.evolve(value=shared.memory.kv_tokens))
     assert cache_bytes(tight) is None, "what is given would hold no whole context"
     assert cache_bytes(shared.evolve(gpus=())) is None
-    assert cache_bytes(alone.evolve(cap=Cap(bytes=alone.memory.promised_bytes, models=("other",)))) is not None
+    assert (
+        cache_bytes(alone.evolve(cap=Cap(bytes=alone.memory.promised_bytes, models=("other",))))
+        is not None
+    )
 
 
 def test_engines_without_a_gpu_wait_for_nobody() -> None:
@@ -119,7 +148,10 @@ GPUS = st.frozensets(st.sampled_from(["G0", "G1", "G2", "G3"]), min_size=1)
 
 @given(st.lists(GPUS, min_size=1, max_size=12))
 def test_all_that_wait_get_their_turn_and_none_meets_another(wanted: list[frozenset[str]]) -> None:
-    waiting = [Start(f"m{order}", f"m{order}", gpus, "plan", order, proven=False) for order, gpus in enumerate(wanted)]
+    waiting = [
+        Start(f"m{order}", f"m{order}", gpus, "plan", order, proven=False)
+        for order, gpus in enumerate(wanted)
+    ]
     began: list[str] = []
     while waiting:
         loads: list[Holder] = []
@@ -138,18 +170,36 @@ def test_all_that_wait_get_their_turn_and_none_meets_another(wanted: list[frozen
     ("before", "now", "how"),
     [
         ((), (holder("b", "G0"),), "b loads its weights on the same GPU"),
-        ((holder("b", "G0"),), (holder("b", "G0", stage="stands"),), "b made its KV cache on the same GPU"),
-        ((holder("b", "G0"),), (holder("b", "G0", stage="warms"),), "b captures its graphs on the same GPU"),
-        ((holder("b", "G0", stage="warms"),), (holder("b", "G0", stage="stands"),), "b made its KV cache on the same GPU"),
+        (
+            (holder("b", "G0"),),
+            (holder("b", "G0", stage="stands"),),
+            "b made its KV cache on the same GPU",
+        ),
+        (
+            (holder("b", "G0"),),
+            (holder("b", "G0", stage="warms"),),
+            "b captures its graphs on the same GPU",
+        ),
+        (
+            (holder("b", "G0", stage="warms"),),
+            (holder("b", "G0", stage="stands"),),
+            "b made its KV cache on the same GPU",
+        ),
         ((holder("b", "G0", stage="stands"),), (), "b came to its end on the same GPU"),
-        ((holder("b", "G0", stage="stands"),), (holder("b", "G0", stage="ends"),), "b is being stopped on the same GPU"),
+        (
+            (holder("b", "G0", stage="stands"),),
+            (holder("b", "G0", stage="ends"),),
+            "b is being stopped on the same GPU",
+        ),
     ],
 )
 def test_whoever_starts_or_dies_disturbs_those_on_its_gpus(
     before: tuple[Holder, ...], now: tuple[Holder, ...], how: str
 ) -> None:
     beside = (holder("a", "G0", "G1"), holder("c", "G1", stage="stands"), holder("d", "G2"))
-    found = [noted for noted in disturbances((*beside, *before), (*beside, *now)) if "b " in noted[1]]
+    found = [
+        noted for noted in disturbances((*beside, *before), (*beside, *now)) if "b " in noted[1]
+    ]
     assert found == [("a", how)]
 
 
@@ -165,36 +215,55 @@ def test_an_engine_that_only_serves_disturbs_nobody() -> None:
 def test_graphs_disturb_only_who_looks_at_its_gpus_already() -> None:
     imports, measures = holder("a", "G0", measures=False), holder("c", "G0")
     warms = holder("b", "G0", stage="warms")
-    found = {name for name, how in disturbances((imports, measures, warms), (imports, measures, warms)) if "b " in how}
+    found = {
+        name
+        for name, how in disturbances((imports, measures, warms), (imports, measures, warms))
+        if "b " in how
+    }
     assert found == {"c"}
 
 
 def ends(*disturbed: str) -> Iterator[Attempt]:
     for number, how in enumerate(disturbed):
-        failure = Failure(kind="gpu_oom", phase="load", message="it broke", proves="nothing", disturbed=how)
+        failure = Failure(
+            kind="gpu_oom", phase="load", message="it broke", proves="nothing", disturbed=how
+        )
         yield attempt(number, "failed", ended_at=NOW - 1, failure=failure)
 
 
 def test_a_disturbed_start_costs_nothing_until_it_is_always_disturbed() -> None:
     once = tuple(ends("b came to its end"))
     assert not [*undisturbed(once)]
-    action = next_action(replica(history=counted(once, 0.0, NOW)), NOW, backoff_s=10, backoff_max_s=300)
+    action = next_action(
+        replica(history=counted(once, 0.0, NOW)), NOW, backoff_s=10, backoff_max_s=300
+    )
     assert type(action).__name__ == "MakePlan"
     assert [one.id for one in undisturbed(ends("b", "b", "b", "b", "b"))] == [3, 4]
     assert [one.id for one in undisturbed(ends("b", "b", "b", "", "b"))] == [3]
-    action = next_action(replica(history=counted(ends("b", "b", "b", "b"), 0.0, NOW)), NOW, backoff_s=10, backoff_max_s=300)
+    action = next_action(
+        replica(history=counted(ends("b", "b", "b", "b"), 0.0, NOW)),
+        NOW,
+        backoff_s=10,
+        backoff_max_s=300,
+    )
     assert type(action).__name__ == "Rest"
 
 
 def read(*gpus: tuple[int, dict[int, int | None] | None]) -> dict[str, Reading]:
     """free: GiB."""
-    return {f"G{index}": Reading(f"G{index}", index, free * GIB, processes) for index, (free, processes) in enumerate(gpus)}
+    return {
+        f"G{index}": Reading(f"G{index}", index, free * GIB, processes)
+        for index, (free, processes) in enumerate(gpus)
+    }
 
 
 def test_a_process_that_was_there_and_takes_or_gives_back_is_named() -> None:
     before = read((40, {7: 10 * GIB, 8: None}), (80, {}))
     assert changed(before, read((30, {7: 10 * GIB + 1, 8: GIB, 9: 10 * GIB}), (80, {}))) == ""
-    assert changed(before, read((50, {8: None}), (80, {}))) == "process 7 on GPU 0 had 10.00 GiB and has 0.00 GiB"
+    assert (
+        changed(before, read((50, {8: None}), (80, {})))
+        == "process 7 on GPU 0 had 10.00 GiB and has 0.00 GiB"
+    )
     assert "has 12.00 GiB" in changed(before, read((38, {7: 12 * GIB}), (80, {})))
     assert changed(read((40, None)), read((10, None))) == ""
 

@@ -1,4 +1,5 @@
-"""profiles/cards.yaml: every machine that we ship a snapshot of has its cards there, each figure is plausible, and a user can add."""
+"""profiles/cards.yaml: every machine that we ship a snapshot of has its cards there, each figure is
+plausible, and a user can add."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from tests.support.fake_nvml import MIB
 TABLE = Profiles().cards
 SNAPSHOTS = sorted(path.stem for path in (shipped() / "hardware").glob("*.json"))
 NAMES = [f"{card.name}, {card.memory_mib} MiB" for card in TABLE.cards]
-MINE = "{name: mine, capability: '8.6', memory_mib: 1, memory_gb_s: 1, sms: 1, fp16_tflops: 1, nvlinks: 0, sources: [me]}"
+MINE = (
+    "{name: mine, capability: '8.6', memory_mib: 1, memory_gb_s: 1, sms: 1, fp16_tflops: 1,"
+    " nvlinks: 0, sources: [me]}"
+)
 
 
 @pytest.mark.parametrize("name", SNAPSHOTS)
@@ -30,7 +34,11 @@ def test_every_card_of_every_snapshot_is_described(name: str) -> None:
             assert card.memory_mib * MIB == gpu.total_bytes
         if card.pcie_generation and gpu.pcie.max_generation:
             assert card.pcie_generation == gpu.pcie.max_generation
-        links = {link.nvlinks for link in hardware.links if gpu.index in (link.a, link.b) and link.nvlinks}
+        links = {
+            link.nvlinks
+            for link in hardware.links
+            if gpu.index in (link.a, link.b) and link.nvlinks
+        }
         assert links <= {card.nvlinks}
 
 
@@ -44,7 +52,8 @@ def test_every_source_is_used() -> None:
 
 @pytest.mark.parametrize("card", TABLE.cards, ids=NAMES)
 def test_peaks_are_those_of_the_generation(card: Card) -> None:
-    """What the tensor cores multiply follows from the capability, and narrower formats are not slower."""
+    """What the tensor cores multiply follows from the capability, and narrower formats are not
+    slower."""
     traits = Profiles().gpus.traits(card.capability)
     assert traits is not None
     given = {"bf16": card.bf16_tflops, "fp8": card.fp8_tflops, "fp4": card.fp4_tflops}
@@ -56,7 +65,8 @@ def test_peaks_are_those_of_the_generation(card: Card) -> None:
 
 @pytest.mark.parametrize("card", TABLE.cards, ids=NAMES)
 def test_figures_are_in_their_units(card: Card) -> None:
-    """Of all generations an SM multiplies 512 to 8192 numbers a clock, at 1 to 3 GHz, and reads 4 to 60 bytes in a nanosecond."""
+    """Of all generations an SM multiplies 512 to 8192 numbers a clock, at 1 to 3 GHz, and reads 4
+    to 60 bytes in a nanosecond."""
     assert 512 <= card.fp16_tflops * 1e3 / card.sms <= 3 * 8192
     assert 4 <= card.memory_gb_s / card.sms <= 60
     if card.nvlinks and card.nvlink_gb_s:
@@ -73,7 +83,9 @@ def test_cards_of_one_name_are_told_by_their_memory() -> None:
 
 
 def test_a_users_file_goes_first(tmp_path: Path) -> None:
-    (tmp_path / "cards.yaml").write_text(f"sources: {{me: I}}\ncards: [{MINE}, {MINE.replace('mine', 'NVIDIA L4')}]\n")
+    (tmp_path / "cards.yaml").write_text(
+        f"sources: {{me: I}}\ncards: [{MINE}, {MINE.replace('mine', 'NVIDIA L4')}]\n"
+    )
     table = Profiles(tmp_path).cards
     mine = table.card("mine", MIB)
     assert mine is not None

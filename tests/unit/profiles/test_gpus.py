@@ -1,4 +1,5 @@
-"""profiles/gpus.yaml: every machine that we ship a snapshot of is described, its formats have a source, and a user can add."""
+"""profiles/gpus.yaml: every machine that we ship a snapshot of is described, its formats have a
+source, and a user can add."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def test_every_snapshot_is_described(name: str) -> None:
 
 
 def test_formats_only_grow_with_the_capability() -> None:
-    formats = [set(TABLE.capabilities[name].formats) for name in sorted(TABLE.capabilities, key=float)]
+    formats = [
+        set(TABLE.capabilities[name].formats) for name in sorted(TABLE.capabilities, key=float)
+    ]
     assert all(older <= newer for older, newer in itertools.pairwise(formats))
     assert "fp8" not in TABLE.capabilities["8.6"].formats
     assert "fp8" in TABLE.capabilities["8.9"].formats
@@ -38,7 +41,8 @@ def test_what_nobody_wrote_down_is_not_guessed() -> None:
 
 def test_a_users_file_goes_first(tmp_path: Path) -> None:
     (tmp_path / "gpus.yaml").write_text(
-        "sources: {}\ncapabilities: {'11.0': {name: Blackwell}, '8.6': {name: mine, formats: [bf16, fp8]}}\n"
+        "sources: {}\ncapabilities: {'11.0': {name: Blackwell}, '8.6': {name: mine, formats: [bf16,"
+        " fp8]}}\n"
     )
     table = Profiles(tmp_path).gpus
     assert table.traits("11.0") is not None

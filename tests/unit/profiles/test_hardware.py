@@ -64,8 +64,14 @@ EXPECTED = {
 }
 # The same of machines whose cards differ.
 MIXED = {
-    "3090+4090": [("NVIDIA GeForce RTX 3090", 24576, "8.6"), ("NVIDIA GeForce RTX 4090", 24564, "8.9")],
-    "5090+3090": [("NVIDIA GeForce RTX 5090", 32607, "12.0"), ("NVIDIA GeForce RTX 3090", 24576, "8.6")],
+    "3090+4090": [
+        ("NVIDIA GeForce RTX 3090", 24576, "8.6"),
+        ("NVIDIA GeForce RTX 4090", 24564, "8.9"),
+    ],
+    "5090+3090": [
+        ("NVIDIA GeForce RTX 5090", 32607, "12.0"),
+        ("NVIDIA GeForce RTX 3090", 24576, "8.6"),
+    ],
 }
 
 
@@ -106,7 +112,9 @@ def test_cards_are_as_nvidia_smi_prints_them(name: str) -> None:
 @pytest.mark.parametrize("name", MIXED)
 def test_unlike_cards_are_as_nvidia_smi_prints_them(name: str) -> None:
     gpus = machine(name).gpus
-    assert [(gpu.name, (gpu.total_bytes or 0) // MIB, gpu.capability) for gpu in gpus] == MIXED[name]
+    assert [(gpu.name, (gpu.total_bytes or 0) // MIB, gpu.capability) for gpu in gpus] == MIXED[
+        name
+    ]
 
 
 def test_the_script_writes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +163,9 @@ def test_boards_with_switches_join_every_pair(name: str, nvlinks: int) -> None:
     assert {(link.nvlinks, link.p2p) for link in machine(name).links} == {(nvlinks, True)}
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_GPUS if "GeForce" in machine(name).gpus[0].name])
+@pytest.mark.parametrize(
+    "name", [name for name in WITH_GPUS if "GeForce" in machine(name).gpus[0].name]
+)
 def test_geforce_cards_reach_each_other_over_the_host_alone(name: str) -> None:
     assert {(link.nvlinks or 0, link.p2p) for link in machine(name).links} <= {(0, False)}
 
@@ -164,7 +174,10 @@ def test_gb10_shares_the_hosts_memory() -> None:
     hardware = machine("gb10")
     (gpu,) = hardware.gpus
     assert (hardware.arch, gpu.capability, gpu.memory_kind) == ("aarch64", "12.1", "unified")
-    assert (gpu.total_bytes, gpu.free_bytes) == (hardware.ram_total_bytes, hardware.ram_available_bytes)
+    assert (gpu.total_bytes, gpu.free_bytes) == (
+        hardware.ram_total_bytes,
+        hardware.ram_available_bytes,
+    )
 
 
 # --- plans on them ---
@@ -190,5 +203,8 @@ def test_an_engine_without_kernels_for_volta_is_refused_with_the_reason() -> Non
     assert not decision.plans
     assert {one.verdict for one in decision.rejected} == {"no_kernel"}
     assert decision.rejected[0].reasons == (
-        "vllm==0.33.0 is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0; Tesla V100-SXM2-16GB has 7.0",
+        (
+            "vllm==0.33.0 is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0;"
+            " Tesla V100-SXM2-16GB has 7.0"
+        ),
     )

@@ -16,7 +16,9 @@ from gateway.proxy.limits import STALL_S, ConnectionLimiter, Limits, Stall, has_
         (["10.0.0.1", "::ffff:10.0.0.1", "10.0.0.1", "::ffff:10.0.0.1"], "10.0.0.2"),
     ],
 )
-def test_connections_of_one_client_are_counted_together_and_off_again(addresses: list[str], other: str) -> None:
+def test_connections_of_one_client_are_counted_together_and_off_again(
+    addresses: list[str], other: str
+) -> None:
     limiter = ConnectionLimiter(Limits(connections_per_address=3))
     for _ in range(2):
         places = [limiter.come(address) for address in addresses]
@@ -32,17 +34,22 @@ def test_connections_of_one_client_are_counted_together_and_off_again(addresses:
 def test_only_some_of_a_crowd_hear_why_they_are_refused() -> None:
     """Each takes a file until its client has left, and the engines need files too."""
     limiter = ConnectionLimiter(Limits(connections=16))
-    assert [limiter.come("10.0.0.1") for _ in range(100)] == ["in"] * 16 + ["refused"] * 3 + ["out"] * 81
+    assert [limiter.come("10.0.0.1") for _ in range(100)] == ["in"] * 16 + ["refused"] * 3 + [
+        "out"
+    ] * 81
 
 
 def test_who_is_refused_takes_no_place_of_others() -> None:
     limiter = ConnectionLimiter(Limits(connections=16, connections_per_address=4))
-    assert [limiter.come("10.0.0.1") for _ in range(100)] == ["in"] * 4 + ["refused"] * 3 + ["out"] * 93
+    assert [limiter.come("10.0.0.1") for _ in range(100)] == ["in"] * 4 + ["refused"] * 3 + [
+        "out"
+    ] * 93
     assert [limiter.come(f"10.0.1.{number}") for number in range(12)] == ["in"] * 12
 
 
 def test_a_connection_whose_socket_is_gone_is_no_error() -> None:
-    """uvloop: of a connection through TLS the socket is gone before the protocol hears that the connection is lost."""
+    """uvloop: of a connection through TLS the socket is gone before the protocol hears that the
+    connection is lost."""
 
     class Lost(asyncio.Transport):
         def get_write_buffer_size(self) -> int:

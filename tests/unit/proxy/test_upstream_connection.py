@@ -1,4 +1,5 @@
-"""The connection to an engine: a chunk that is passed on as it came is one that the parser reads so, and who is asked again when."""
+"""The connection to an engine: a chunk that is passed on as it came is one that the parser reads
+so, and who is asked again when."""
 
 from __future__ import annotations
 
@@ -112,9 +113,15 @@ def chunk(data: bytes) -> bytes:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=8), st.data())
-def test_chunks_mean_the_same_however_they_are_cut(chunks: list[bytes], data: st.DataObject) -> None:
+def test_chunks_mean_the_same_however_they_are_cut(
+    chunks: list[bytes], data: st.DataObject
+) -> None:
     whole = b"".join(map(chunk, chunks)) + b"0\r\n\r\n"
-    cuts = sorted(data.draw(st.sets(st.integers(1, len(whole) - 1), max_size=6))) if data.draw(st.booleans()) else []
+    cuts = (
+        sorted(data.draw(st.sets(st.integers(1, len(whole) - 1), max_size=6)))
+        if data.draw(st.booleans())
+        else []
+    )
     for pieces in (
         [*map(chunk, chunks), b"0\r\n\r\n"],
         [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)],
@@ -146,7 +153,12 @@ ODD = [
 ]
 
 
-@given(st.lists(st.one_of(st.sampled_from(ODD), st.binary(max_size=20), st.binary(max_size=20).map(chunk)), max_size=8))
+@given(
+    st.lists(
+        st.one_of(st.sampled_from(ODD), st.binary(max_size=20), st.binary(max_size=20).map(chunk)),
+        max_size=8,
+    )
+)
 def test_what_is_no_chunk_of_that_form_is_the_parser_s(pieces: list[bytes]) -> None:
     pieces = [HEAD, chunk(b"first"), *pieces]
     assert answered(UpstreamConnection, pieces) == answered(Parsed, pieces)
@@ -161,7 +173,17 @@ def test_each_of_them_is_the_parser_s(odd: bytes) -> None:
 def test_a_plain_chunk_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
     monkeypatch.setattr(UpstreamConnection, "on_body", lambda _, data: parsed.append(data))
-    answered(UpstreamConnection, [HEAD, chunk(b"one"), chunk(b"two"), chunk(b"three")[:4], chunk(b"three")[4:], chunk(b"four")])
+    answered(
+        UpstreamConnection,
+        [
+            HEAD,
+            chunk(b"one"),
+            chunk(b"two"),
+            chunk(b"three")[:4],
+            chunk(b"three")[4:],
+            chunk(b"four"),
+        ],
+    )
     assert b"".join(parsed) == b"onethree"
 
 

@@ -1,4 +1,5 @@
-"""A backup is one moment of the data folder, whatever is written meanwhile; what comes back is whole, or nothing is touched."""
+"""A backup is one moment of the data folder, whatever is written meanwhile; what comes back is
+whole, or nothing is touched."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def test_a_backup_made_under_writes_is_one_moment_of_them(tmp_path: Path) -> Non
             with store._database.change() as db:
                 for name in (f"a{number}", f"b{number}"):
                     wish = Wish(name=name, source="x/y").model_dump_json()
-                    db.execute("INSERT INTO models (name, wish, created_at) VALUES (?, ?, 1)", (name, wish))
+                    db.execute(
+                        "INSERT INTO models (name, wish, created_at) VALUES (?, ?, 1)", (name, wish)
+                    )
             number += 1
             written.append(number)
 
@@ -63,7 +66,9 @@ def test_a_backup_made_under_writes_is_one_moment_of_them(tmp_path: Path) -> Non
             names = {wish.name for wish, *_ in again.models()}
             again.close()
             assert len(names) == back.models
-            assert {name[1:] for name in names if name[0] == "a"} == {name[1:] for name in names if name[0] == "b"}
+            assert {name[1:] for name in names if name[0] == "a"} == {
+                name[1:] for name in names if name[0] == "b"
+            }
             assert back.models >= 2 * before
             counts.append(back.models)
     finally:
@@ -90,7 +95,12 @@ def test_what_comes_back_is_what_was_there_and_keys_are_digests(tmp_path: Path) 
     archive = archived(data, tmp_path / "a.tar.gz")
     store.close()
     with tarfile.open(archive) as entries:
-        assert entries.getnames() == ["manifest.json", "fitserve.db", "installation", "learned/engines/vllm/1.yaml"]
+        assert entries.getnames() == [
+            "manifest.json",
+            "fitserve.db",
+            "installation",
+            "learned/engines/vllm/1.yaml",
+        ]
     # Into the same folder, stopped: what was there goes aside.
     back = restore_backup(data, archive)
     assert (back.fitserve, back.models, back.keys) == ("1.2.3", 1, 1)
@@ -159,9 +169,17 @@ def test_what_is_no_whole_backup_changes_nothing(tmp_path: Path) -> None:
     for files, kind, words in (
         ({"fitserve": None}, BadRequest, "it has no database"),
         ({"manifest": None}, BadRequest, "does not belong into one"),
-        ({"manifest": newer}, SettingsError, f"fitserve 9.0, whose database has version {VERSION + 1}"),
+        (
+            {"manifest": newer},
+            SettingsError,
+            f"fitserve 9.0, whose database has version {VERSION + 1}",
+        ),
         ({"fitserve": bytes(torn)}, BadRequest, "its database is damaged: a row of models"),
-        ({"fitserve": b"words" * 9000}, BadRequest, "its database is damaged: file is not a database"),
+        (
+            {"fitserve": b"words" * 9000},
+            BadRequest,
+            "its database is damaged: file is not a database",
+        ),
         ({"manifest": b"{}"}, BadRequest, "is no whole backup"),
         ({"manifest": b"[]"}, BadRequest, "is no whole backup"),
         ({"manifest": b'{"a":' * 9000}, BadRequest, "is no whole backup"),
@@ -174,7 +192,10 @@ def test_what_is_no_whole_backup_changes_nothing(tmp_path: Path) -> None:
     again = Store(data / "fitserve.db")
     assert [wish.name for wish, *_ in again.models()] == ["m"]
     again.close()
-    assert {path.name for path in data.iterdir()} - {"fitserve.db-wal", "fitserve.db-shm"} == {"fitserve.db", "installation"}
+    assert {path.name for path in data.iterdir()} - {"fitserve.db-wal", "fitserve.db-shm"} == {
+        "fitserve.db",
+        "installation",
+    }
 
 
 def test_names_that_are_bombs_are_not_read(tmp_path: Path) -> None:
@@ -199,7 +220,9 @@ def test_a_disk_that_is_full_is_not_the_archives_fault(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
-        with pytest.raises(StoreError, match=r"cannot be unpacked: File too large\. Nothing was changed"):
+        with pytest.raises(
+            StoreError, match=r"cannot be unpacked: File too large\. Nothing was changed"
+        ):
             restore_backup(data, archive)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -32,9 +32,17 @@ def test_a_new_folder_is_closed(tmp_path: Path) -> None:
     assert mode(tmp_path / "new" / "data") == 0o700
 
 
-def test_an_open_folder_is_closed_with_all_that_is_in_it_and_a_line_in_the_log(tmp_path: Path) -> None:
+def test_an_open_folder_is_closed_with_all_that_is_in_it_and_a_line_in_the_log(
+    tmp_path: Path,
+) -> None:
     data, outside = tmp_path / "data", tmp_path / "outside"
-    for file in ("fitserve.db", "logs/a.log", "run/a/deep/file", "models/org--name/weights", "run/models/file"):
+    for file in (
+        "fitserve.db",
+        "logs/a.log",
+        "run/a/deep/file",
+        "models/org--name/weights",
+        "run/models/file",
+    ):
         (data / file).parent.mkdir(parents=True, exist_ok=True)
         (data / file).touch()
     outside.mkdir()
@@ -53,9 +61,12 @@ def test_an_open_folder_is_closed_with_all_that_is_in_it_and_a_line_in_the_log(t
         "run/models",
         "run/models/file",
     )
-    assert [oct(mode(data / path) & 0o077) for path in (".", *closed)] == ["0o0"] * (1 + len(closed))
+    assert [oct(mode(data / path) & 0o077) for path in (".", *closed)] == ["0o0"] * (
+        1 + len(closed)
+    )
     assert lines[0]["files"] == len(closed)
-    # What engines in containers read stays readable behind the closed folder, and what a link points to is not ours.
+    # What engines in containers read stays readable behind the closed folder, and what a link
+    # points to is not ours.
     assert mode(data / "models/org--name/weights") == 0o644
     assert mode(outside) == 0o755
     with capture_logs() as lines:
@@ -80,7 +91,9 @@ def test_the_files_beside_the_database_are_as_closed_as_the_database(tmp_path: P
     assert files == dict.fromkeys(("fitserve.db", "fitserve.db-wal", "fitserve.db-shm"), "0o600")
 
 
-def test_a_folder_is_in_use_while_its_lock_is_held_and_looking_takes_no_lock(tmp_path: Path) -> None:
+def test_a_folder_is_in_use_while_its_lock_is_held_and_looking_takes_no_lock(
+    tmp_path: Path,
+) -> None:
     assert not in_use(tmp_path)
     with (tmp_path / "gateway.lock").open("w") as file, (tmp_path / "gateway.lock").open() as other:
         assert not in_use(tmp_path)

@@ -1,4 +1,5 @@
-"""A database that cannot be used costs nothing that runs: it is set aside or copied, and changes are refused."""
+"""A database that cannot be used costs nothing that runs: it is set aside or copied, and changes
+are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_a_sound_database_is_opened_and_may_be_changed(path: Path) -> None:
     assert not damaged(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage " * 1000, b"SQLite format 3\x00" + b"\xff" * 5000])
+@pytest.mark.parametrize(
+    "content", [b"", b"garbage " * 1000, b"SQLite format 3\x00" + b"\xff" * 5000]
+)
 def test_a_damaged_one_is_set_aside_whole(path: Path, content: bytes) -> None:
     for ending in ("-wal", "-shm"):
         path.with_name(path.name + ending).unlink(missing_ok=True)
@@ -67,7 +70,9 @@ def test_a_damaged_one_is_set_aside_whole(path: Path, content: bytes) -> None:
 
 def test_pages_that_contradict_each_other_are_damage(path: Path) -> None:
     with sqlite3.connect(path) as db:
-        db.executemany("INSERT INTO meta VALUES (?, ?)", [(f"k{number}", "x" * 100) for number in range(500)])
+        db.executemany(
+            "INSERT INTO meta VALUES (?, ?)", [(f"k{number}", "x" * 100) for number in range(500)]
+        )
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     db.close()
     content = bytearray(path.read_bytes())
@@ -84,7 +89,8 @@ def content(store: Store) -> list[object]:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], list[object]]:
-    """The files of a database whose gateway was killed, by their names, and what was acknowledged."""
+    """The files of a database whose gateway was killed, by their names, and what was
+    acknowledged."""
     made = tmp_path_factory.mktemp("killed") / "fitserve.db"
     store = open_store(made)
     installation_id(made, store)
@@ -114,7 +120,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], 
 def test_bytes_that_changed_anywhere_are_harmless_or_told(
     tmp_path: Path, killed: tuple[dict[str, bytes], list[object]], victim: str, part: int
 ) -> None:
-    """Nothing is lost in silence, and nothing is worse than a database that is set aside. DAMAGES=10000 in the environment: so many of each file."""
+    """Nothing is lost in silence, and nothing is worse than a database that is set aside.
+    DAMAGES=10000 in the environment: so many of each file."""
     files, acknowledged = killed
     told = 0
     for number in range(rounds := max(1, int(os.environ.get("DAMAGES", "60")) // 4)):
@@ -142,7 +149,9 @@ def test_bytes_that_changed_anywhere_are_harmless_or_told(
                 assert (store.models(), store.grants(), store.attempts()) == ([], [], []), number
             else:
                 told += 1
-                assert damaged(folder / "fitserve.db") or "has version" in store.problem, store.problem
+                assert damaged(folder / "fitserve.db") or "has version" in store.problem, (
+                    store.problem
+                )
                 assert content(store) == [[], [], [], []]
         finally:
             store.close()
@@ -151,7 +160,9 @@ def test_bytes_that_changed_anywhere_are_harmless_or_told(
     assert (told > 0) is (victim == "fitserve.db"), f"{told} of {rounds}"
 
 
-def test_a_database_that_somebody_else_holds_is_not_taken_for_damaged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_somebody_else_holds_is_not_taken_for_damaged(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, **{**k, "timeout": 0}))
     with contextlib.closing(connect(path, isolation_level=None)) as other:
@@ -183,7 +194,8 @@ def test_one_that_cannot_be_written_is_copied(path: Path, monkeypatch: pytest.Mo
     def refuse(self: Database) -> None:
         raise sqlite3.OperationalError("attempt to write a readonly database")
 
-    # A read-only folder needs another user or file system than tests have; tests/e2e has the real full disk.
+    # A read-only folder needs another user or file system than tests have; tests/e2e has the real
+    # full disk.
     monkeypatch.setattr(Database, "_open", refuse)
     store = open_store(path)
     assert [one.name for one, *_ in store.models()] == ["a"]

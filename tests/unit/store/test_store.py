@@ -60,7 +60,15 @@ def test_a_name_is_taken_until_its_model_is_removed(store: Store) -> None:
 def test_attempts_and_the_fact_of_their_failure_are_one_change(store: Store) -> None:
     one = store.add_attempt("a", 0, plan(), 8000, 1.0)
     failure = Failure(kind="kv_too_small", phase="starting", message="m", line="l")
-    fact = Fact(kind="max_context", scope={"engine": "x"}, value=8064, grade="failed", source="l", attempt=one.id, at=2.0)
+    fact = Fact(
+        kind="max_context",
+        scope={"engine": "x"},
+        value=8064,
+        grade="failed",
+        source="l",
+        attempt=one.id,
+        at=2.0,
+    )
     store.save_attempt(one.evolve(state="failed", ended_at=2.0, failure=failure), fact)
     assert store.attempts("a")[0].failure == failure
     assert store.facts() == [fact]
@@ -70,8 +78,17 @@ def test_attempts_and_the_fact_of_their_failure_are_one_change(store: Store) -> 
 def test_removing_a_model_forgets_failed_plans_but_not_limits(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
     one = store.add_attempt("a", 0, plan(), 8000, 1.0)
-    limit = Fact(kind="max_context", scope={"engine": "x"}, value=1, grade="failed", source="l", attempt=one.id)
-    ruled_out = Fact(kind="plan_failed", scope={"fingerprint": "f"}, grade="failed", source="l", attempt=one.id)
+    limit = Fact(
+        kind="max_context",
+        scope={"engine": "x"},
+        value=1,
+        grade="failed",
+        source="l",
+        attempt=one.id,
+    )
+    ruled_out = Fact(
+        kind="plan_failed", scope={"fingerprint": "f"}, grade="failed", source="l", attempt=one.id
+    )
     for fact in (limit, ruled_out):
         store.save_attempt(one.evolve(state="failed"), fact)
     store.mark_deleting("a")
@@ -82,7 +99,9 @@ def test_removing_a_model_forgets_failed_plans_but_not_limits(store: Store) -> N
 def test_where_a_plan_worked_a_removed_model_keeps_which_others_failed(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
     first, second = (store.add_attempt("a", 0, plan(), 8000, 1.0) for _ in range(2))
-    ruled_out = Fact(kind="plan_failed", scope={"fingerprint": "f"}, grade="failed", source="l", attempt=first.id)
+    ruled_out = Fact(
+        kind="plan_failed", scope={"fingerprint": "f"}, grade="failed", source="l", attempt=first.id
+    )
     store.save_attempt(first.evolve(state="failed"), ruled_out)
     store.save_attempt(second.evolve(state="ready", ready_at=2.0))
     store.mark_deleting("a")
@@ -144,7 +163,10 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
         "    print(number, flush=True)\n"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(Path.cwd())}
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
     )
     assert child.stdout is not None
     last = -1
@@ -164,7 +186,12 @@ def without_changes(db: sqlite3.Connection) -> None:
     columns = (("models", "generation"), ("models", "change"), ("attempts", "generation"))
     db.execute("DROP TABLE events")
     db.execute("DROP TABLE usage")
-    for table, column in (*columns, ("models", "stopped"), ("models", "used_at"), ("attempts", "asleep")):
+    for table, column in (
+        *columns,
+        ("models", "stopped"),
+        ("models", "used_at"),
+        ("attempts", "asleep"),
+    ):
         db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
 
 
@@ -206,18 +233,27 @@ def test_a_database_of_the_third_version_gets_seals(store: Store) -> None:
         Store(store.path)
 
 
-def test_a_database_of_the_fifth_version_pins_each_model_to_the_commits_that_it_served(store: Store) -> None:
+def test_a_database_of_the_fifth_version_pins_each_model_to_the_commits_that_it_served(
+    store: Store,
+) -> None:
     old, served, later, drafted = ("0" * 40, "1" * 40, "2" * 40, "3" * 40)
     store.add_model(wish(name="a", source="org/name", drafter="org/drafter"), 1.0)
     store.add_model(wish(name="b", source="org/name", revision="v1"), 1.0)
     store.add_model(wish(name="c", source="/a/folder"), 1.0)
     plain = plan()
-    for name, commit, ready in (("a", old, None), ("a", served, 3.0), ("a", later, None), ("b", later, None)):
+    for name, commit, ready in (
+        ("a", old, None),
+        ("a", served, 3.0),
+        ("a", later, None),
+        ("b", later, None),
+    ):
         model, drafter = (
             plain.model.evolve(source="org/name", revision=commit),
             plain.model.evolve(source="org/drafter", revision=drafted),
         )
-        made = store.add_attempt(name, 0, plain.evolve(model=model, drafter=drafter if name == "a" else None), 1, 2.0)
+        made = store.add_attempt(
+            name, 0, plain.evolve(model=model, drafter=drafter if name == "a" else None), 1, 2.0
+        )
         store.save_attempt(made.evolve(ready_at=ready))
     store.add_attempt("c", 0, plain, 1, 2.0)
     store.close()
@@ -242,7 +278,10 @@ def test_a_claim_that_was_told_in_tokens_is_forgotten(store: Store) -> None:
         store.add_attempt("a", 0, one, 1, 2.0)
     store.close()
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
-        db.execute('UPDATE attempts SET plan=json_set(plan, \'$.cap\', json(\'{"tokens": 4096, "models": ["b"]}\')) WHERE id=1')
+        db.execute(
+            'UPDATE attempts SET plan=json_set(plan, \'$.cap\', json(\'{"tokens": 4096, "models":'
+            ' ["b"]}\')) WHERE id=1'
+        )
         db.execute("UPDATE attempts SET seal=NULL")
         db.execute("PRAGMA user_version=12")
     for _ in range(2):
@@ -267,20 +306,33 @@ def test_a_database_of_the_second_version_gets_room_for_keys(store: Store) -> No
     again.close()
 
 
-def test_measurements_are_kept_and_what_is_learned_again_takes_the_place_of_the_old(store: Store) -> None:
+def test_measurements_are_kept_and_what_is_learned_again_takes_the_place_of_the_old(
+    store: Store,
+) -> None:
     store.add_model(wish(name="a"), 1.0)
 
     def learned(value: int, figure: str = "stream") -> Fact:
         return Fact(
-            kind="speed_ratio", scope={"figure": figure}, value=value, samples=1, grade="verified", source="s", at=float(value)
+            kind="speed_ratio",
+            scope={"figure": figure},
+            value=value,
+            samples=1,
+            grade="verified",
+            source="s",
+            at=float(value),
         )
 
-    runs = [Bench(model="a", at=float(at), prompt=1, answer=1, stream=float(at)) for at in range(1, 61)]
+    runs = [
+        Bench(model="a", at=float(at), prompt=1, answer=1, stream=float(at)) for at in range(1, 61)
+    ]
     store.add_bench(runs[0], [learned(900), learned(800, "total")])
     for run in runs[1:]:
         store.add_bench(run, [learned(round(1000 + run.at))])
     assert store.benches("a") == runs[10:]
-    assert [(fact.scope["figure"], fact.value) for fact in store.facts()] == [("total", 800), ("stream", 1060)]
+    assert [(fact.scope["figure"], fact.value) for fact in store.facts()] == [
+        ("total", 800),
+        ("stream", 1060),
+    ]
     store.close()
     again = Store(store.path)
     assert again.benches("a") == runs[10:]
@@ -290,18 +342,38 @@ def test_measurements_are_kept_and_what_is_learned_again_takes_the_place_of_the_
     again.close()
 
 
-def test_what_was_measured_of_the_machine_takes_the_place_of_the_old_and_of_ratios_to_it(store: Store) -> None:
+def test_what_was_measured_of_the_machine_takes_the_place_of_the_old_and_of_ratios_to_it(
+    store: Store,
+) -> None:
     def fact(kind: str, value: int, **scope: str) -> Fact:
-        return Fact.model_validate({"kind": kind, "scope": scope, "value": value, "grade": "verified", "source": "s"})
+        return Fact.model_validate(
+            {"kind": kind, "scope": scope, "value": value, "grade": "verified", "source": "s"}
+        )
 
     limit = fact("max_context", 9, model="m")
-    store.add_facts([limit, fact("speed_ratio", 900, figure="stream"), fact("speed_measured", 5, figure="stream")])
+    store.add_facts(
+        [
+            limit,
+            fact("speed_ratio", 900, figure="stream"),
+            fact("speed_measured", 5, figure="stream"),
+        ]
+    )
     store.keep_measured([])
     assert len(store.facts()) == 3
-    store.keep_measured([fact("machine_speed", 1, what="memory", gpus="a"), fact("machine_speed", 2, what="memory", gpus="b")])
+    store.keep_measured(
+        [
+            fact("machine_speed", 1, what="memory", gpus="a"),
+            fact("machine_speed", 2, what="memory", gpus="b"),
+        ]
+    )
     store.keep_measured([fact("machine_speed", 3, gpus="a", what="memory")])
     kept = [(one.kind, one.value) for one in store.facts()]
-    assert kept == [("max_context", 9), ("speed_measured", 5), ("machine_speed", 2), ("machine_speed", 3)]
+    assert kept == [
+        ("max_context", 9),
+        ("speed_measured", 5),
+        ("machine_speed", 2),
+        ("machine_speed", 3),
+    ]
     assert [one.value for one in measured_facts(store.path)] == [2, 3]
     assert measured_facts(store.path.with_name("none.db")) == []
     store.path.with_name("other.db").write_text("no database")
@@ -323,7 +395,12 @@ def test_what_is_forgiven_may_be_tried_again_and_what_was_learnt_stays(store: St
                 "at": at,
             }
         )
-        store.save_attempt(one.evolve(state="failed", ended_at=at, failure=Failure(kind="x", phase="y", message="z")), fact)
+        store.save_attempt(
+            one.evolve(
+                state="failed", ended_at=at, failure=Failure(kind="x", phase="y", message="z")
+            ),
+            fact,
+        )
     store.forgive("a", 4.0)
     assert [fact.kind for fact in store.facts()] == ["max_context"]
     assert store.models()[0][3] == 4.0

@@ -36,7 +36,11 @@ def mistakes(folder: Path, text: str) -> list[str]:
 
 
 def test_what_is_written_is_what_is_wished_for(tmp_path: Path) -> None:
-    text = "x-shared: &shared {context: 4096}\nmodels:\n  a/b:c:\n    <<: *shared\n    source: ./tiny\n    loras: {l: ./l}\n    policy: {keep_alive: 5m}\n  far: {endpoint: 'http://h:1/v1'}\n"
+    text = (
+        "x-shared: &shared {context: 4096}\nmodels:\n  a/b:c:\n    <<: *shared\n    source:"
+        " ./tiny\n    loras: {l: ./l}\n    policy: {keep_alive: 5m}\n  far: {endpoint:"
+        " 'http://h:1/v1'}\n"
+    )
     found = load(file(tmp_path, text)).wishes
     assert found == {
         "a/b:c": Wish(
@@ -67,7 +71,10 @@ def laughs(kind: str) -> str:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("models:\n  a:\n    source: x/y\n    contex: 1\n", ["4:5: there is no key `contex`; `context` may be meant"]),
+        (
+            "models:\n  a:\n    source: x/y\n    contex: 1\n",
+            ["4:5: there is no key `contex`; `context` may be meant"],
+        ),
         (
             "models:\n  a:\n    source: x/y\n    tensor-parallel: 2\n",
             ["4:5: there is no key `tensor-parallel`; `tensor_parallel` may be meant"],
@@ -77,7 +84,10 @@ def laughs(kind: str) -> str:
             "models:\n  a:\n    source: x/y\n    policy:\n      pined: true\n",
             ["5:7: there is no key `pined`; `pinned` may be meant"],
         ),
-        ("models:\n  a: {source: x/y, context: many}\n", ["2:20: a.context: Input should be a valid integer"]),
+        (
+            "models:\n  a: {source: x/y, context: many}\n",
+            ["2:20: a.context: Input should be a valid integer"],
+        ),
         (
             "models:\n  a:\n    source: x/y\n    policy:\n      keep_alive: soon\n",
             ["5:7: a.policy.keep_alive: a duration is written like"],
@@ -91,9 +101,15 @@ def laughs(kind: str) -> str:
         ("models:\n  a: x/y\n", ["2:3: a has to be a mapping"]),
         ("models: [a]\n", ["1:1: `models` has to be a mapping"]),
         ("- a\n", ["1:1: the file has to be a mapping"]),
-        ("models:\n  a: {source: x/y}\n  a: {source: x/z}\n", ["3:3: the key 'a' stands here twice"]),
+        (
+            "models:\n  a: {source: x/y}\n  a: {source: x/z}\n",
+            ["3:3: the key 'a' stands here twice"],
+        ),
         ("models:\n  a b: {source: x/y}\n", ["2:3: 'a b' cannot be a model's name"]),
-        ("models:\n  a: {source: x/y}\n  b: {source: x/y, aliases: [a]}\n", ["3:3: b and a are both called a"]),
+        (
+            "models:\n  a: {source: x/y}\n  b: {source: x/y, aliases: [a]}\n",
+            ["3:3: b and a are both called a"],
+        ),
         ("models:\n  a: {source: x/y\n", ["3:1: this is not YAML"]),
         ("models: &m\n  a: *m\n", ["1:1: with its aliases this is more than"]),
         (laughs("[%s]"), ["1:1: with its aliases this is more than"]),
@@ -104,41 +120,65 @@ def laughs(kind: str) -> str:
             "models:\n  a: {source: ~no-such-user/y, loras: {b: ~no-such-user/b}}\n",
             ["2:7: this cannot be a f", "2:40: this cannot be a f"],
         ),
-        ('models:\n  a: {source: "./a\\0b", loras: [{}]}\n', ["2:7: this cannot be a folder: embedded null byte"]),
-        ("models:\n  a: {source: '${file:~no-such-user/y}'}\n", ["2:7: '~no-such-user/y' cannot be read"]),
+        (
+            'models:\n  a: {source: "./a\\0b", loras: [{}]}\n',
+            ["2:7: this cannot be a folder: embedded null byte"],
+        ),
+        (
+            "models:\n  a: {source: '${file:~no-such-user/y}'}\n",
+            ["2:7: '~no-such-user/y' cannot be read"],
+        ),
         # Of a file that is being written, or that a full disk has cut off, no model is to go.
         ("", ["1:1: there are no models"]),
         ("# nothing yet\n", ["1:1: there are no models"]),
         ("models:\n", ["1:1: there are no models"]),
         (
             "models:\n  a: {source: x/y, contex: 1}\n  b: {sorce: x/y}\n",
-            ["2:20: there is no key `contex`; `context` may be meant", "3:7: there is no key `sorce`; `source` may be meant"],
+            [
+                "2:20: there is no key `contex`; `context` may be meant",
+                "3:7: there is no key `sorce`; `source` may be meant",
+            ],
         ),
     ],
 )
-def test_every_mistake_is_told_with_its_place_and_the_nearest_key(tmp_path: Path, text: str, told: list[str]) -> None:
+def test_every_mistake_is_told_with_its_place_and_the_nearest_key(
+    tmp_path: Path, text: str, told: list[str]
+) -> None:
     found = mistakes(tmp_path, text)
     assert len(found) == len(told), found
     assert all(line.startswith(words) for line, words in zip(found, told, strict=True)), found
 
 
 def test_a_name_that_cannot_be_hides_no_other_mistake(tmp_path: Path) -> None:
-    (file := tmp_path / "models.yaml").write_text("models:\n  'bad name': {source: ./a}\n  m: {sorce: ./a}\n")
+    (file := tmp_path / "models.yaml").write_text(
+        "models:\n  'bad name': {source: ./a}\n  m: {sorce: ./a}\n"
+    )
     with pytest.raises(BadRequest) as refused:
         load(file)
     assert re.findall(r":(\d+:\d+): ", str(refused.value)) == ["2:3", "3:7"]
 
 
-def test_secrets_come_from_elsewhere_and_are_shown_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_come_from_elsewhere_and_are_shown_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OF_THE_TEST", "s3cret!value")
     (tmp_path / "held").write_text("8\n")
-    text = "models:\n  a:\n    source: x/y\n    env: {NCCL_DEBUG: '${env:OF_THE_TEST}'}\n    args: {max-num-seqs: '${file:held}'}\n"
+    text = (
+        "models:\n  a:\n    source: x/y\n    env: {NCCL_DEBUG: '${env:OF_THE_TEST}'}\n    args:"
+        " {max-num-seqs: '${file:held}'}\n"
+    )
     found = load(file(tmp_path, text))
     assert found.wishes["a"].env == {"NCCL_DEBUG": "s3cret!value"}
     assert found.wishes["a"].args == {"max-num-seqs": "8"}
     assert found.references.hidden("NCCL_DEBUG s3cret!value") == "NCCL_DEBUG ${env:OF_THE_TEST}"
-    for wrong in ("image: '${env:OF_THE_TEST}'", "endpoint: 'http://u:${env:OF_THE_TEST}@h'", "gpus: '${env:OF_THE_TEST}'"):
-        assert "s3cret" not in str(mistakes(tmp_path, f"models:\n  a:\n    source: x/y\n    {wrong}\n"))
+    for wrong in (
+        "image: '${env:OF_THE_TEST}'",
+        "endpoint: 'http://u:${env:OF_THE_TEST}@h'",
+        "gpus: '${env:OF_THE_TEST}'",
+    ):
+        assert "s3cret" not in str(
+            mistakes(tmp_path, f"models:\n  a:\n    source: x/y\n    {wrong}\n")
+        )
     (told,) = mistakes(tmp_path, "models:\n  a:\n    source: '${env:NOT_SET}'\n")
     assert told == "3:5: the variable NOT_SET is not set"
     (told,) = mistakes(tmp_path, "models:\n  a: {source: '${file:/no/such}'}\n")
@@ -162,7 +202,9 @@ def test_the_example_documents_every_key(monkeypatch: pytest.MonkeyPatch) -> Non
     models: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())["models"]
     keys = {key for model in models.values() for key in model}
     assert keys == set(ModelRequest.model_fields) - {"name"}
-    assert {key for model in models.values() for key in model.get("policy", {})} == set(Policy.model_fields)
+    assert {key for model in models.values() for key in model.get("policy", {})} == set(
+        Policy.model_fields
+    )
     # Each key has its words.
     for line in EXAMPLE.read_text().splitlines():
         assert "#" in line or not line.strip() or re.fullmatch(r"(  )?[\w-]+:", line), line

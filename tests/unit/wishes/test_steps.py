@@ -32,26 +32,46 @@ def test_only_what_is_otherwise_is_asked_for() -> None:
         "new": Wish(name="new", source="x/y"),
     }
     change, add = steps(there, wanted)
-    assert change == Step("change", "other", {"context": None, "args": {"a": None, "b": 3}, "policy": {"pinned": True}})
+    assert change == Step(
+        "change",
+        "other",
+        {"context": None, "args": {"a": None, "b": 3}, "policy": {"pinned": True}},
+    )
     assert change.request == ("PATCH", "/admin/models/other")
     assert (add.kind, add.name, add.body and add.body["source"]) == ("add", "new", "x/y")
     assert steps(there, {"same": wanted["same"]}) == []
-    assert steps(there, {"same": wanted["same"]}, prune=["else", "gone"]) == [Step("remove", "else")]
+    assert steps(there, {"same": wanted["same"]}, prune=["else", "gone"]) == [
+        Step("remove", "else")
+    ]
     pinned = Wish(name="same", source="x/y", commits={"x/y": "1" * 40})
-    assert steps(there, {"same": pinned}) == [Step("change", "same", {"commits": {"x/y": "1" * 40}})]
+    assert steps(there, {"same": pinned}) == [
+        Step("change", "same", {"commits": {"x/y": "1" * 40}})
+    ]
 
 
 def test_a_name_that_moves_is_free_before_it_is_taken() -> None:
-    there = [view("a", source="x/y", aliases=["one", "both"]), view("b", source="x/y", aliases=["two"])]
-    swapped = {"a": Wish(name="a", source="x/y", aliases=("both", "two")), "b": Wish(name="b", source="x/y", aliases=("one",))}
+    there = [
+        view("a", source="x/y", aliases=["one", "both"]),
+        view("b", source="x/y", aliases=["two"]),
+    ]
+    swapped = {
+        "a": Wish(name="a", source="x/y", aliases=("both", "two")),
+        "b": Wish(name="b", source="x/y", aliases=("one",)),
+    }
     assert [(step.name, step.body) for step in steps(there, swapped)] == [
         ("a", {"aliases": ["both"]}),
         ("b", {"aliases": []}),
         ("a", {"aliases": ["both", "two"]}),
         ("b", {"aliases": ["one"]}),
     ]
-    new = {"a": Wish(name="a", source="x/y", aliases=("both",)), "one": Wish(name="one", source="x/y")}
-    assert [(step.kind, step.name) for step in steps(there, new)] == [("change", "a"), ("add", "one")]
+    new = {
+        "a": Wish(name="a", source="x/y", aliases=("both",)),
+        "one": Wish(name="one", source="x/y"),
+    }
+    assert [(step.kind, step.name) for step in steps(there, new)] == [
+        ("change", "a"),
+        ("add", "one"),
+    ]
 
 
 def test_a_model_does_not_become_an_endpoint() -> None:
@@ -59,12 +79,23 @@ def test_a_model_does_not_become_an_endpoint() -> None:
         steps([view("a", source="x/y")], {"a": Wish(name="a", endpoints=("http://h/v1",))})
 
 
-VALUES = st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner), max_leaves=8)
+VALUES = st.recursive(
+    st.none() | st.integers() | st.text(),
+    lambda inner: st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
 
 
-@given(st.dictionaries(st.text(), VALUES), st.dictionaries(st.text(), VALUES.filter(lambda value: value is not None)))
+@given(
+    st.dictionaries(st.text(), VALUES),
+    st.dictionaries(st.text(), VALUES.filter(lambda value: value is not None)),
+)
 def test_the_patch_makes_one_of_the_other(old: dict[str, Any], new: dict[str, Any]) -> None:
     def whole(value: Any) -> Any:
-        return {key: whole(one) for key, one in value.items() if one is not None} if isinstance(value, dict) else value
+        return (
+            {key: whole(one) for key, one in value.items() if one is not None}
+            if isinstance(value, dict)
+            else value
+        )
 
     assert whole(_merged(old, patch(old, new))) == whole(new)

@@ -1,4 +1,5 @@
-"""What apps count on beside plain answers: tool calls, thoughts apart from the answer, answers that fit a schema. What engines are asked to show it,
+"""What apps count on beside plain answers: tool calls, thoughts apart from the answer, answers that
+fit a schema. What engines are asked to show it,
 and what an answer proves. Pure."""
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import Any, NamedTuple
 from gateway.domain import Abilities, Ability, Attempt, Failure, Plan
 from gateway.engines.common.chat.parsers import NONE
 
-# Most tokens of an answer: small models ramble, and a model that thinks needs room before its answer begins.
+# Most tokens of an answer: small models ramble, and a model that thinks needs room before its
+# answer begins.
 _TOKENS, _THINKING_TOKENS = 256, 2048
 _WORDS = 80
 # Only words of these lists fit, so that a weak model that is held to the schema comes to an end.
@@ -18,7 +20,10 @@ _CITIES, _UNITS = ["Paris", "Tokyo", "Lima"], ["celsius", "fahrenheit"]
 TOOL = "get_weather"
 ARGUMENTS: dict[str, Any] = {
     "type": "object",
-    "properties": {"city": {"type": "string", "enum": _CITIES}, "unit": {"type": "string", "enum": _UNITS}},
+    "properties": {
+        "city": {"type": "string", "enum": _CITIES},
+        "unit": {"type": "string", "enum": _UNITS},
+    },
     "required": ["city", "unit"],
     "additionalProperties": False,
 }
@@ -30,7 +35,8 @@ ANSWER: dict[str, Any] = {
 }
 _OFFERED = {"name": TOOL, "description": "The weather of a city now.", "parameters": ARGUMENTS}
 _TOOLS = [{"type": "function", "function": _OFFERED}]
-# Without it, engines hold a call to its form only, and not to its schema (vllm 0.33.0 tool_parsers/structural_tag_registry.py).
+# Without it, engines hold a call to its form only, and not to its schema (vllm 0.33.0
+# tool_parsers/structural_tag_registry.py).
 _STRICT_TOOLS = [{"type": "function", "function": {**_OFFERED, "strict": True}}]
 _WEATHER = "What is the weather in Paris now, in celsius? Use the tool."
 _THINK = "Which is larger, 9.11 or 9.8? Answer in one short sentence."
@@ -41,7 +47,8 @@ _ASKED = "the engine was asked, and has not answered"
 
 
 class Said(NamedTuple):
-    """What is read of an answer. calls: names and arguments. whole: the answer did not end at its last allowed token."""
+    """What is read of an answer. calls: names and arguments. whole: the answer did not end at its
+    last allowed token."""
 
     content: str
     thoughts: str
@@ -50,19 +57,27 @@ class Said(NamedTuple):
 
 
 def questions(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Bodies of /v1/chat/completions without their model, by the ability that each of them shows."""
+    """Bodies of /v1/chat/completions without their model, by the ability that each of them
+    shows."""
     if plan.model.task != "generate" or plan.model.chat is False:
         return {}
     thinks = plan.reasoning_parser.value != NONE
     most = min(_THINKING_TOKENS if thinks else _TOKENS, max(1, plan.max_model_len.value // 2))
     found: dict[str, dict[str, Any]] = {}
     if plan.tool_parser.value != NONE:
-        found["required_tools"] = {**_ask(_WEATHER, most), "tools": _STRICT_TOOLS, "tool_choice": "required"}
+        found["required_tools"] = {
+            **_ask(_WEATHER, most),
+            "tools": _STRICT_TOOLS,
+            "tool_choice": "required",
+        }
         found["tools"] = {**_ask(_WEATHER, most), "tools": _TOOLS, "tool_choice": "auto"}
     if thinks:
         found["reasoning"] = {**_ask(_THINK, most), "chat_template_kwargs": _THINKING}
     wanted = {"name": "answer", "schema": ANSWER, "strict": True}
-    found["json_schema"] = {**_ask(_SCHEMA, most), "response_format": {"type": "json_schema", "json_schema": wanted}}
+    found["json_schema"] = {
+        **_ask(_SCHEMA, most),
+        "response_format": {"type": "json_schema", "json_schema": wanted},
+    }
     return found
 
 
@@ -79,7 +94,9 @@ def unasked(plan: Plan, why: str = _ASKED) -> Abilities:
     asked = dict.fromkeys(questions(plan), Ability(evidence=why))
     tools = Ability(state="not proven", evidence=plan.tool_parser.reason)
     reasoning = Ability(state="not proven", evidence=plan.reasoning_parser.reason)
-    return Abilities.model_validate({"tools": tools, "required_tools": tools, "reasoning": reasoning, **asked})
+    return Abilities.model_validate(
+        {"tools": tools, "required_tools": tools, "reasoning": reasoning, **asked}
+    )
 
 
 def judged(name: str, said: Said) -> Ability:
@@ -88,16 +105,26 @@ def judged(name: str, said: Said) -> Ability:
         problem = _call(said)
         proof = f"it called {TOOL} with arguments that fit"
     elif name == "reasoning":
-        problem = "" if said.thoughts.strip() else f"its answer comes without thoughts apart: {_begin(said.content)}"
+        problem = (
+            ""
+            if said.thoughts.strip()
+            else f"its answer comes without thoughts apart: {_begin(said.content)}"
+        )
         problem = problem or ("" if said.content.strip() else "its thoughts came, and no answer")
         proof = f"{len(said.thoughts)} characters of thoughts came apart from the answer"
     else:
-        problem = "" if fits(said.content, ANSWER) else f"its answer does not fit the schema: {_begin(said.content)}"
+        problem = (
+            ""
+            if fits(said.content, ANSWER)
+            else f"its answer does not fit the schema: {_begin(said.content)}"
+        )
         proof = "its answer fits the schema"
     if not problem:
         return Ability(state="proven", evidence=proof)
     if not said.whole:
-        return Ability(evidence=f"{problem}; the answer was cut off at the most tokens that are waited for")
+        return Ability(
+            evidence=f"{problem}; the answer was cut off at the most tokens that are waited for"
+        )
     return Ability(state="not proven", evidence=problem)
 
 
@@ -108,11 +135,16 @@ def _call(said: Said) -> str:
     name, arguments = said.calls[0]
     if name != TOOL:
         return f"it called {_begin(name)}, which was not offered"
-    return "" if fits(arguments, ARGUMENTS) else f"the arguments of its call do not fit: {_begin(arguments)}"
+    return (
+        ""
+        if fits(arguments, ARGUMENTS)
+        else f"the arguments of its call do not fit: {_begin(arguments)}"
+    )
 
 
 def fits(text: str, schema: dict[str, Any]) -> bool:
-    """Whether the text is JSON that fits one of the two schemas here: an object whose properties are words of a list, or booleans."""
+    """Whether the text is JSON that fits one of the two schemas here: an object whose properties
+    are words of a list, or booleans."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -120,7 +152,10 @@ def fits(text: str, schema: dict[str, Any]) -> bool:
     known = schema["properties"]
     if not isinstance(value, dict) or value.keys() != known.keys():
         return False
-    return all(given in known[key].get("enum", (True, False)) and _typed(given, known[key]) for key, given in value.items())
+    return all(
+        given in known[key].get("enum", (True, False)) and _typed(given, known[key])
+        for key, given in value.items()
+    )
 
 
 def _typed(value: object, schema: dict[str, Any]) -> bool:
@@ -128,13 +163,18 @@ def _typed(value: object, schema: dict[str, Any]) -> bool:
 
 
 def _begin(text: str) -> str:
-    return repr(text[:_WORDS] + ("..." if len(text) > _WORDS else "")) if text.strip() else "nothing"
+    return (
+        repr(text[:_WORDS] + ("..." if len(text) > _WORDS else "")) if text.strip() else "nothing"
+    )
 
 
 def earlier(attempt: Attempt, history: Iterable[Attempt], since: float) -> Abilities | None:
-    """What is known of an attempt by those before it, made after `since`: the same plan shows the same again. An engine that ended when it was
+    """What is known of an attempt by those before it, made after `since`: the same plan shows the
+    same again. An engine that ended when it was
     asked is not asked again, whichever its plan was. None: nothing is known."""
-    for one in reversed([past for past in history if past.started_at > since and past.abilities is not None]):
+    for one in reversed(
+        [past for past in history if past.started_at > since and past.abilities is not None]
+    ):
         if one.ready_at is not None and one.fingerprint == attempt.fingerprint:
             return one.abilities
         if ended_by_asking(one) and one.plan.engine == attempt.plan.engine:
@@ -148,7 +188,10 @@ def ended() -> Failure:
     return Failure(
         kind="verification_failed",
         phase="verifying",
-        message="The engine ended, or answers nothing more, when it was asked for a tool call, thoughts and an answer by a schema.",
+        message=(
+            "The engine ended, or answers nothing more, when it was asked for a tool call, thoughts"
+            " and an answer by a schema."
+        ),
         advice="It is started again, and not asked; without these it may serve.",
         proves="nothing",
     )
@@ -156,5 +199,7 @@ def ended() -> Failure:
 
 def ended_by_asking(attempt: Attempt) -> bool:
     """Whether the engine ended before it answered what only apps need."""
-    asked = attempt.abilities is not None and any(one.evidence == _ASKED for _, one in attempt.abilities)
+    asked = attempt.abilities is not None and any(
+        one.evidence == _ASKED for _, one in attempt.abilities
+    )
     return asked and attempt.ready_at is None and attempt.state != "stopped"

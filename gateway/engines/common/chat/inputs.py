@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gateway.domain import ModelSpec
 
-# What configs of transformers 5 hold for each kind (tests/models has some of them). Where none stands, the model reads text alone.
+# What configs of transformers 5 hold for each kind (tests/models has some of them). Where none
+# stands, the model reads text alone.
 _HELD = {
     "image": ("vision_config", "image_token_id", "image_token_index"),
     "video": ("video_token_id", "video_token_index", "video_placeholder"),
@@ -14,4 +15,11 @@ _HELD = {
 
 def inputs(spec: ModelSpec) -> tuple[str, ...]:
     """Kinds of what a message may hold."""
-    return ("text", *(kind for kind, names in _HELD.items() if any(spec.config.get(name) is not None for name in names)))
+    return (
+        "text",
+        *(
+            kind
+            for kind, names in _HELD.items()
+            if any(spec.config.get(name) is not None for name in names)
+        ),
+    )

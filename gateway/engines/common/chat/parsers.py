@@ -1,4 +1,5 @@
-"""Which of an engine's parsers reads what a model writes when it calls a tool or thinks: told by the model's chat template. Pure."""
+"""Which of an engine's parsers reads what a model writes when it calls a tool or thinks: told by
+the model's chat template. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _PROMPT = "add_generation_prompt"
 
 
 class Dialect(Value):
-    """One way in which models write: what a chat template holds that teaches it, and the parsers that read it."""
+    """One way in which models write: what a chat template holds that teaches it, and the parsers
+    that read it."""
 
     holds: tuple[str, ...] = Field((), description="all of these stand in the template")
     lacks: tuple[str, ...] = Field((), description="none of these stands in it")
@@ -25,8 +27,12 @@ class Dialect(Value):
     tokens: tuple[str, ...] = Field(
         (), description="the parsers work only where the tokenizer has these as tokens of their own"
     )
-    types: tuple[str, ...] = Field((), description="the model_type begins with one of these; empty: any")
-    parsers: tuple[str, ...] = Field((), description="names of parsers, best first; the first that an engine has is taken")
+    types: tuple[str, ...] = Field(
+        (), description="the model_type begins with one of these; empty: any"
+    )
+    parsers: tuple[str, ...] = Field(
+        (), description="names of parsers, best first; the first that an engine has is taken"
+    )
     why: str = Field("", description="why there is no parser")
     source: str
 
@@ -41,7 +47,8 @@ class Dialect(Value):
 
 
 class ParserTable(Value):
-    """The dialects that are known (profiles/parsers.yaml). The first that a template teaches is the model's. `repairs` are of another file."""
+    """The dialects that are known (profiles/parsers.yaml). The first that a template teaches is the
+    model's. `repairs` are of another file."""
 
     tools: tuple[Dialect, ...]
     reasoning: tuple[Dialect, ...]
@@ -53,7 +60,8 @@ class ParserTable(Value):
         if template is None:
             return Writing(spec, None, None)
         tools, reasoning = (
-            next((one for one in rows if one.taught(spec, template)), None) for rows in (self.tools, self.reasoning)
+            next((one for one in rows if one.taught(spec, template)), None)
+            for rows in (self.tools, self.reasoning)
         )
         return Writing(spec, tools, reasoning)
 
@@ -66,14 +74,17 @@ class Writing:
     tools: Dialect | None
     reasoning: Dialect | None
     # All plans of an engine version have the same.
-    _told: dict[tuple[str, str | None, str], Choice[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _told: dict[tuple[str, str | None, str], Choice[str]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def tool_parser(self, engine: Engine) -> Choice[str]:
         """The parser of tool calls, or "none" with the reason."""
         return self._parser(self.tools, engine, TOOLS, "tool calls")
 
     def reasoning_parser(self, engine: Engine) -> Choice[str]:
-        """The parser that tells what a model thinks from what it answers, or "none" with the reason."""
+        """The parser that tells what a model thinks from what it answers, or "none" with the
+        reason."""
         return self._parser(self.reasoning, engine, REASONING, "thoughts")
 
     def _parser(self, dialect: Dialect | None, engine: Engine, flag: str, what: str) -> Choice[str]:
@@ -87,12 +98,17 @@ class Writing:
         if spec.task != "generate":
             return StrChoice(value=NONE, reason="the model does not generate", source="config.json")
         if spec.chat_template is None:
-            return StrChoice(value=NONE, reason="the model has no chat template", source="chat template")
+            return StrChoice(
+                value=NONE, reason="the model has no chat template", source="chat template"
+            )
         if dialect is None:
             reason = f"the chat template has no form of {what} that is known"
             return StrChoice(value=NONE, reason=reason, source="chat template")
         if missing := [token for token in dialect.tokens if token not in spec.added_tokens]:
-            reason = f"the parser needs {missing[0]} as a token of its own, which the small files of the tokenizer do not name"
+            reason = (
+                f"the parser needs {missing[0]} as a token of its own, which the small files of the"
+                " tokenizer do not name"
+            )
             return StrChoice(value=NONE, reason=reason, source=dialect.source)
         if not dialect.parsers:
             return StrChoice(value=NONE, reason=dialect.why, source=dialect.source)
@@ -102,5 +118,7 @@ class Writing:
             reason = f"{engine.ref} has no parser {' or '.join(dialect.parsers)}"
             return StrChoice(value=NONE, reason=reason, source=f"profile {engine.ref}")
         marks = [*dialect.holds, *([dialect.begins] if dialect.begins else [])]
-        reason = f"the chat template writes {what} as {' '.join(marks[:2]) or spec.model_type} has them"
+        reason = (
+            f"the chat template writes {what} as {' '.join(marks[:2]) or spec.model_type} has them"
+        )
         return StrChoice(value=value, reason=reason, source=dialect.source)

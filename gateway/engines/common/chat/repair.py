@@ -1,4 +1,5 @@
-"""Published chat templates that are known to be broken, and the edits that repair them (profiles/chat_templates.yaml). Pure."""
+"""Published chat templates that are known to be broken, and the edits that repair them
+(profiles/chat_templates.yaml). Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class Edit(Value):
 
 
 class Repair(Value):
-    """One fault of published templates. Edits of the published text, so that all else stays as its authors wrote it."""
+    """One fault of published templates. Edits of the published text, so that all else stays as its
+    authors wrote it."""
 
     name: str
     about: str = Field(description="the models whose template has the fault")

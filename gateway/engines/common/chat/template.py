@@ -1,4 +1,5 @@
-"""Which chat template a model is served with: the user's, else the one that comes with it, repaired where it is known to be broken. Pure."""
+"""Which chat template a model is served with: the user's, else the one that comes with it, repaired
+where it is known to be broken. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _FILE = re.compile(r"([0-9a-f]{64})\.jinja")
 
 
 class Chosen(NamedTuple):
-    """text: what the parsers are told by; None: there is no template. digest: of a text that the engine is given; None: it takes the model's own."""
+    """text: what the parsers are told by; None: there is no template. digest: of a text that the
+    engine is given; None: it takes the model's own."""
 
     choice: Choice[str]
     text: str | None
@@ -26,20 +28,34 @@ class Chosen(NamedTuple):
 
 def chosen(spec: ModelSpec, given: ChatTemplate | None, repairs: Iterable[Repair] = ()) -> Chosen:
     if given is not None:
-        return Chosen(StrChoice(value=str(given), reason="set by the user", source="user"), given.text, given.digest)
+        return Chosen(
+            StrChoice(value=str(given), reason="set by the user", source="user"),
+            given.text,
+            given.digest,
+        )
     if spec.chat_template is None:
-        return Chosen(StrChoice(value="none", reason="the model comes without one", source="files of the model"), None)
+        return Chosen(
+            StrChoice(
+                value="none", reason="the model comes without one", source="files of the model"
+            ),
+            None,
+        )
     text, faults = repaired(spec.chat_template, repairs)
     if faults:
         made = ChatTemplate(text=text, name="repaired")
         reason = f"the published one is known to be broken: {'; '.join(one.why for one in faults)}"
-        return Chosen(StrChoice(value=str(made), reason=reason, source=faults[0].source), text, made.digest)
+        return Chosen(
+            StrChoice(value=str(made), reason=reason, source=faults[0].source), text, made.digest
+        )
     why = "the one that comes with the model"
-    return Chosen(StrChoice(value="published", reason=why, source="files of the model"), spec.chat_template)
+    return Chosen(
+        StrChoice(value="published", reason=why, source="files of the model"), spec.chat_template
+    )
 
 
 def file_name(digest: str) -> str:
-    """What a plan calls the file; the launch puts its folder before it. Both kinds of engines know Jinja by the ending
+    """What a plan calls the file; the launch puts its folder before it. Both kinds of engines know
+    Jinja by the ending
     (sglang 0.5.23 srt/managers/template_manager.py: _load_explicit_chat_template)."""
     return f"{digest}.jinja"
 

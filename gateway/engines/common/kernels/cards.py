@@ -1,4 +1,5 @@
-"""What the data sheet of a card promises (profiles/cards.yaml): bandwidth, peaks of its tensor cores, links. Pure."""
+"""What the data sheet of a card promises (profiles/cards.yaml): bandwidth, peaks of its tensor
+cores, links. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +12,17 @@ _SAME_MEMORY = 0.1
 
 
 class Card(Value):
-    """One card as NVML names it. Peaks are dense, with sums in 32 bits; None: the hardware does not multiply the format, or nobody said."""
+    """One card as NVML names it. Peaks are dense, with sums in 32 bits; None: the hardware does not
+    multiply the format, or nobody said."""
 
     name: str
     capability: str = Field(pattern=r"^[0-9]{1,2}\.[0-9]$")
-    memory_mib: int | None = Field(None, gt=0, description="as nvidia-smi prints it; None: it prints none")
-    idle_mib: int | None = Field(None, gt=0, description="what CUDA counts as the card's memory: the driver keeps the rest")
+    memory_mib: int | None = Field(
+        None, gt=0, description="as nvidia-smi prints it; None: it prints none"
+    )
+    idle_mib: int | None = Field(
+        None, gt=0, description="what CUDA counts as the card's memory: the driver keeps the rest"
+    )
     unified: bool = Field(False, description="the memory is the host's")
     memory_gb_s: float = Field(gt=0, description="10^9 bytes/s")
     sms: int = Field(gt=0, description="streaming multiprocessors")
@@ -26,7 +32,9 @@ class Card(Value):
     int8_tops: float | None = Field(None, gt=0)
     fp4_tflops: float | None = Field(None, gt=0)
     nvlinks: int | None = Field(None, ge=0, description="links of one card; None: not known")
-    nvlink_gb_s: float | None = Field(None, gt=0, description="all links of one card together, in one direction")
+    nvlink_gb_s: float | None = Field(
+        None, gt=0, description="all links of one card together, in one direction"
+    )
     pcie_generation: int | None = Field(None, ge=3, le=7)
     pcie_lanes: int | None = Field(None, ge=1, le=16)
     sources: tuple[str, ...] = Field(min_length=1)
@@ -36,12 +44,16 @@ class Card(Value):
         if bool(self.nvlinks) != (self.nvlink_gb_s is not None):
             raise ValueError(f"{self.name}: nvlinks and nvlink_gb_s are given together, or neither")
         if self.unified == (self.memory_mib is not None):
-            raise ValueError(f"{self.name}: a card has memory of its own (memory_mib) or the host's (unified)")
+            raise ValueError(
+                f"{self.name}: a card has memory of its own (memory_mib) or the host's (unified)"
+            )
         return self
 
 
 class CardTable(Value):
-    sources: dict[str, str] = Field(description="what the names in the `sources` of a card stand for")
+    sources: dict[str, str] = Field(
+        description="what the names in the `sources` of a card stand for"
+    )
     cards: tuple[Card, ...]
 
     @model_validator(mode="after")
@@ -52,8 +64,11 @@ class CardTable(Value):
         return self
 
     def card(self, name: str, total_bytes: int | None) -> Card | None:
-        """The card of this name and memory; None: nobody has written it down. Cards of one name with less memory are other cards."""
-        return next((card for card in self.cards if card.name == name and _fits(card, total_bytes)), None)
+        """The card of this name and memory; None: nobody has written it down. Cards of one name
+        with less memory are other cards."""
+        return next(
+            (card for card in self.cards if card.name == name and _fits(card, total_bytes)), None
+        )
 
 
 def _fits(card: Card, total_bytes: int | None) -> bool:

@@ -1,6 +1,7 @@
 """Whether what an engine was compiled for runs on a GPU. Pure.
 
-https://docs.nvidia.com/cuda/cuda-c-programming-guide/#binary-compatibility, and #family-specific-features for the letters.
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/#binary-compatibility, and
+#family-specific-features for the letters.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ _NAME = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 @lru_cache(maxsize=256)
 def runs(compiled: tuple[str, ...], capability: str) -> Literal["code", "ptx", "no"]:
-    """code: made for this GPU; ptx: a GPU driver makes it of an older architecture's; no: neither. compiled: sm_90a, compute_80, ..."""
+    """code: made for this GPU; ptx: a GPU driver makes it of an older architecture's; no: neither.
+    compiled: sm_90a, compute_80, ..."""
     major, _, minor = capability.partition(".")
     here, found = (int(major), int(minor)), {"no"}
     for match in filter(None, map(_NAME.fullmatch, compiled)):
@@ -30,5 +32,9 @@ def runs(compiled: tuple[str, ...], capability: str) -> Literal["code", "ptx", "
 
 def capabilities(compiled: Sequence[str]) -> list[str]:
     """The compute capabilities that there is code for, in words of users."""
-    found = {(int(match[2]), int(match[3])) for one in compiled if (match := _NAME.fullmatch(one)) and match[1] == "sm"}
+    found = {
+        (int(match[2]), int(match[3]))
+        for one in compiled
+        if (match := _NAME.fullmatch(one)) and match[1] == "sm"
+    }
     return [f"{major}.{minor}" for major, minor in sorted(found)]

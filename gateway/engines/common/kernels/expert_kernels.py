@@ -1,10 +1,12 @@
-"""Which backend the experts of a layer get: one engine version's rules (moe.yaml, data) applied to one layer. Pure.
+"""Which backend the experts of a layer get: one engine version's rules (moe.yaml, data) applied to
+    one layer. Pure.
 
     MoeRules + MoeShape (per rank) + compute capability -> KernelChoice
 
-As in linear.py the first backend of an ordered list that accepts the layer wins, and why each before it refused is kept. The
-quantization method that takes the layer decides the list. A backend may be chosen that then cannot compute the layer, because
-nothing asks its CUDA code beforehand: that is "crash".
+As in linear.py the first backend of an ordered list that accepts the layer wins, and why each
+before it refused is kept. The quantization method that takes the layer decides the list. A backend
+may be chosen that then cannot compute the layer, because nothing asks its CUDA code beforehand:
+that is "crash".
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from gateway.models.scheme import Kind, MoeShape, round_up
 
 
 class MoeChoice(NamedTuple):
-    """`none`: the engine will refuse the model. `crash`: the model loads, and fails at the first request; `note` says why.
+    """`none`: the engine will refuse the model. `crash`: the model loads, and fails at the first
+        request; `note` says why.
 
     `unknown`: these rules do not describe the layer.
     """
@@ -44,7 +47,8 @@ class MoeChoice(NamedTuple):
 
 
 class Rounding(Value):
-    """Where `when` holds, sizes per rank grow to these multiples; `group`: the intermediate size also to whole groups."""
+    """Where `when` holds, sizes per rank grow to these multiples; `group`: the intermediate size
+    also to whole groups."""
 
     hidden: int = Field(1, ge=1)
     intermediate: int = Field(1, ge=1)
@@ -55,22 +59,29 @@ class Rounding(Value):
 class ExpertBackend(Value):
     source: str
     requires: tuple[Check, ...] = ()  # what the engine's Python asks
-    then: tuple[Check, ...] = ()  # asked once the backend is chosen: if refused, the engine tries no other backend
+    then: tuple[
+        Check, ...
+    ] = ()  # asked once the backend is chosen: if refused, the engine tries no other backend
     runs: tuple[Check, ...] = ()  # asked by the CUDA code alone, of each of the two products
     pads: tuple[Rounding, ...] = ()  # the first that applies
     slow: str = ""  # why a faster backend would be better
 
 
 class ExpertMethod(Value):
-    """One quantization method of the engine: the layers it takes and its backends, in order of preference."""
+    """One quantization method of the engine: the layers it takes and its backends, in order of
+    preference."""
 
     name: str
     match: Check
     source: str
     backends: tuple[str, ...] = ()
     moves: tuple[Move, ...] = ()
-    forced: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # by --moe-backend; a name that is missing is refused
-    ignores: tuple[str, ...] = ()  # values of --moe-backend that leave the choice automatic; "*": all
+    forced: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict
+    )  # by --moe-backend; a name that is missing is refused
+    ignores: tuple[
+        str, ...
+    ] = ()  # values of --moe-backend that leave the choice automatic; "*": all
     requires: tuple[Check, ...] = ()  # whatever the backend
     refuses: str = ""  # why the engine turns layers that match away
 
@@ -79,7 +90,9 @@ class MoeRules(RuleFile):
     """profiles/engines/KIND/VERSION/moe.yaml. Sources are files of that version, with lines."""
 
     packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
-    families: tuple[str, ...] = ()  # model types that the rules of methods may name; empty: the engine asks for few by name
+    families: tuple[
+        str, ...
+    ] = ()  # model types that the rules of methods may name; empty: the engine asks for few by name
     methods: tuple[ExpertMethod, ...]
     backends: dict[str, ExpertBackend]  # by scheme and name: "fp8 TRITON"
 
@@ -87,19 +100,28 @@ class MoeRules(RuleFile):
     def methods_of(self) -> Mapping[Kind, tuple[ExpertMethod, ...]]:
         """The methods that may match experts of each kind of scheme."""
         return {
-            kind: tuple([method for method in self.methods if method.match.asks_for("schemes", kind)])
+            kind: tuple(
+                [method for method in self.methods if method.match.asks_for("schemes", kind)]
+            )
             for kind in get_args(Kind)
         }
 
     @model_validator(mode="after")
     def _describes_what_it_lists(self) -> Self:
         for method in self.methods:
-            listed = {*method.backends, *(name for names in method.forced.values() for name in names)}
+            listed = {
+                *method.backends,
+                *(name for names in method.forced.values() for name in names),
+            }
             if unknown := sorted(listed - set(self.backends)):
-                raise ValueError(f"{method.name} lists {', '.join(unknown)}, which `backends` does not describe")
+                raise ValueError(
+                    f"{method.name} lists {', '.join(unknown)}, which `backends` does not describe"
+                )
             for move in method.moves:
                 if not move.within(method.backends):
-                    raise ValueError(f"{method.name} moves {move.name} but does not list it and where it goes")
+                    raise ValueError(
+                        f"{method.name} moves {move.name} but does not list it and where it goes"
+                    )
         return self
 
 
@@ -116,8 +138,8 @@ def choose_moe(
 ) -> MoeChoice:
     """The backend of these experts on a GPU of this capability ("8.6").
 
-    packages: importable where the engine runs; None: what its official image has. forced: --moe-backend. variables: environment
-    variables that are on.
+    packages: importable where the engine runs; None: what its official image has. forced:
+    --moe-backend. variables: environment variables that are on.
     """
     if not shape.routing:
         return _whatever_the_routing(rules, shape, capability, packages, forced, variables)
@@ -129,13 +151,17 @@ def choose_moe(
     method = next((m for m in methods if m.match.refusal(subject) is None), None)
     if method is None:
         made = f" of {shape.origin}" if shape.origin else ""
-        return _unknown(f"these rules have no path for {shape.scheme.kind} experts{made} like these")
+        return _unknown(
+            f"these rules have no path for {shape.scheme.kind} experts{made} like these"
+        )
     if method.refuses:
         return _none(method, Refusal(kernel="", reason=method.refuses))
     names = preferred(method.backends, method.moves, subject)
     if forced and forced != "auto" and forced not in method.ignores and "*" not in method.ignores:
         if not method.forced:
-            return _unknown(f"what --moe-backend {forced} does with these experts is not known here")
+            return _unknown(
+                f"what --moe-backend {forced} does with these experts is not known here"
+            )
         if forced not in method.forced:
             reason = f"is not a choice for {shape.scheme.kind} experts"
             return _none(method, Refusal(kernel=f"--moe-backend {forced}", reason=reason))
@@ -158,15 +184,24 @@ _ROUTINGS = ("renormalize", "default", "sigmoid", "minimax", "deepseek")
 
 
 def _whatever_the_routing(rules: MoeRules, shape: MoeShape, *asked: Any) -> MoeChoice:
-    """For a router that is not known: the backend that every kind of router gets, if all get the same."""
+    """For a router that is not known: the backend that every kind of router gets, if all get the
+    same."""
     choices = [choose_moe(rules, shape._replace(routing=routing), *asked) for routing in _ROUTINGS]
     if len({(choice.kernel, choice.status, choice.padded_to) for choice in choices}) > 1:
-        return _unknown("the backend depends on how experts are chosen for a token, which is not known here of this family")
+        return _unknown(
+            "the backend depends on how experts are chosen for a token, which is not known here of"
+            " this family"
+        )
     return choices[0]
 
 
 def _taken(
-    method: ExpertMethod, backend: ExpertBackend, name: str, shape: MoeShape, subject: Subject, refused: tuple[Refusal, ...]
+    method: ExpertMethod,
+    backend: ExpertBackend,
+    name: str,
+    shape: MoeShape,
+    subject: Subject,
+    refused: tuple[Refusal, ...],
 ) -> MoeChoice:
     padded = _padded(backend.pads, shape, subject)
     grown = shape._replace(hidden=padded[0], intermediate=padded[1]) if padded else shape
@@ -174,7 +209,9 @@ def _taken(
     for label, product in (("w13", grown.w13), ("w2", grown.w2)) if backend.runs else ():
         there = subject._replace(layer=product, experts=grown)
         why = [reason for reason in (check.refusal(there) for check in backend.runs) if reason]
-        crashes += [(label, f"{label}: K={product.k}, N={product.n}: {'; '.join(why)}")] if why else []
+        crashes += (
+            [(label, f"{label}: K={product.k}, N={product.n}: {'; '.join(why)}")] if why else []
+        )
     return MoeChoice(
         kernel=name,
         method=method.name,
@@ -186,12 +223,17 @@ def _taken(
     )
 
 
-def _padded(pads: tuple[Rounding, ...], shape: MoeShape, subject: Subject) -> tuple[int, int] | None:
+def _padded(
+    pads: tuple[Rounding, ...], shape: MoeShape, subject: Subject
+) -> tuple[int, int] | None:
     rounding = next((one for one in pads if one.when.refusal(subject) is None), None)
     if rounding is None:
         return None
     group = max(shape.scheme.group, 1) if rounding.group else 1
-    grown = (round_up(shape.hidden, rounding.hidden), round_up(shape.intermediate, math.lcm(rounding.intermediate, group)))
+    grown = (
+        round_up(shape.hidden, rounding.hidden),
+        round_up(shape.intermediate, math.lcm(rounding.intermediate, group)),
+    )
     return None if grown == (shape.hidden, shape.intermediate) else grown
 
 

@@ -1,4 +1,5 @@
-"""What follows from a GPU's compute capability (profiles/gpus.yaml): the formats that it multiplies. Pure."""
+"""What follows from a GPU's compute capability (profiles/gpus.yaml): the formats that it
+multiplies. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ Format = Literal["bf16", "fp8", "fp4", "mxfp8"]
 
 
 class GpuTraits(Value):
-    """A compute capability. `formats` are those that its tensor cores multiply; others are widened first, which saves memory
+    """A compute capability. `formats` are those that its tensor cores multiply; others are widened
+    first, which saves memory
     but no computation."""
 
     name: str = Field(description="the generation: Ampere, Hopper ...")
@@ -25,7 +27,9 @@ class GpuTraits(Value):
 class GpuTable(Value):
     sources: dict[str, str] = Field(description="where the fields of `capabilities` were read")
     capabilities: dict[str, GpuTraits]
-    schemes: dict[Kind, Format] = Field({}, description="what a GPU must multiply for weights quantized so to be faster too")
+    schemes: dict[Kind, Format] = Field(
+        {}, description="what a GPU must multiply for weights quantized so to be faster too"
+    )
 
     def traits(self, capability: str | None) -> GpuTraits | None:
         """None: nobody has written down what this capability has."""
@@ -39,11 +43,20 @@ class GpuTable(Value):
     @cached_property
     def _multiplied(self) -> dict[str, frozenset[tuple[str, str]]]:
         return {
-            capability: frozenset((kind, wanted) for kind, wanted in self.schemes.items() if not self.widened(kind, capability))
+            capability: frozenset(
+                (kind, wanted)
+                for kind, wanted in self.schemes.items()
+                if not self.widened(kind, capability)
+            )
             for capability in self.capabilities
         }
 
     def widened(self, scheme: Kind, capability: str | None) -> Format | None:
-        """The format of these weights, where this GPU does not multiply it; None: it does, or that is not known."""
+        """The format of these weights, where this GPU does not multiply it; None: it does, or that
+        is not known."""
         known, wanted = self.traits(capability), self.schemes.get(scheme)
-        return wanted if known is not None and wanted is not None and wanted not in known.formats else None
+        return (
+            wanted
+            if known is not None and wanted is not None and wanted not in known.formats
+            else None
+        )

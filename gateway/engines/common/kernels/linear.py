@@ -1,9 +1,11 @@
-"""Which kernel a dense linear layer gets: one engine version's rules (linear.yaml, data) applied to one layer. Pure.
+"""Which kernel a dense linear layer gets: one engine version's rules (linear.yaml, data) applied to
+one layer. Pure.
 
     LinearRules + LinearShape (per rank) + compute capability -> KernelChoice
 
-The engine walks an ordered list of kernels and takes the first that accepts the layer. So does `choose`, and it keeps why
-each kernel before that one refused. A layer that the rules do not describe is "unknown", never a guess.
+The engine walks an ordered list of kernels and takes the first that accepts the layer. So does
+`choose`, and it keeps why each kernel before that one refused. A layer that the rules do not
+describe is "unknown", never a guess.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ DISABLED = "disabled by VLLM_DISABLED_KERNELS"
 
 
 class KernelChoice(NamedTuple):
-    """`none`: the engine will refuse the model. `crash`: the model loads, and fails when it first computes; `note` says why.
+    """`none`: the engine will refuse the model. `crash`: the model loads, and fails when it first
+        computes; `note` says why.
 
     `unknown`: these rules do not describe the layer.
     """
@@ -51,7 +54,9 @@ class Pads(Value):
 class LinearKernel(Value):
     source: str
     requires: tuple[Check, ...] = ()
-    runs: tuple[Check, ...] = ()  # asked when the layer is first computed, once the kernel is chosen
+    runs: tuple[
+        Check, ...
+    ] = ()  # asked when the layer is first computed, once the kernel is chosen
     pads: Pads | None = None
     disablable: bool = True  # VLLM_DISABLED_KERNELS can name this kernel
     slow: str = ""  # why a faster kernel would be better
@@ -84,16 +89,23 @@ class LinearRules(RuleFile):
     @cached_property
     def paths_of(self) -> Mapping[Kind, tuple[CodePath, ...]]:
         """The paths that may match layers of each kind of scheme."""
-        return {kind: tuple([path for path in self.paths if path.match.asks_for("schemes", kind)]) for kind in get_args(Kind)}
+        return {
+            kind: tuple([path for path in self.paths if path.match.asks_for("schemes", kind)])
+            for kind in get_args(Kind)
+        }
 
     @model_validator(mode="after")
     def _describes_what_it_lists(self) -> Self:
         for path in self.paths:
             if unknown := [name for name in path.kernels if name not in self.kernels]:
-                raise ValueError(f"a path lists {', '.join(unknown)}, which `kernels` does not describe")
+                raise ValueError(
+                    f"a path lists {', '.join(unknown)}, which `kernels` does not describe"
+                )
             for move in path.moves:
                 if not move.within(path.kernels):
-                    raise ValueError(f"a path moves {move.name} before {move.before} but does not list both")
+                    raise ValueError(
+                        f"a path moves {move.name} before {move.before} but does not list both"
+                    )
         return self
 
 
@@ -111,8 +123,9 @@ def choose(
 ) -> KernelChoice:
     """The kernel of this layer on a GPU of this capability ("8.6").
 
-    packages: importable where the engine runs; None: what its official image has. disabled: VLLM_DISABLED_KERNELS.
-    forced: --linear-backend. seen: how the engine was seen to refuse a kernel for such a layer, whatever these rules say.
+    packages: importable where the engine runs; None: what its official image has. disabled:
+    VLLM_DISABLED_KERNELS. forced: --linear-backend. seen: how the engine was seen to refuse a
+    kernel for such a layer, whatever these rules say.
     """
     installed = frozenset(rules.packages) if packages is None else packages
     subject = Subject(capability, installed, layer=shape, disabled=disabled)
@@ -123,7 +136,10 @@ def choose(
     if forced and forced not in rules.backends:
         return _unknown("--linear-backend", f"this version has no backend {forced!r}")
     paths = rules.paths_of.get(shape.scheme.kind, ())
-    path = next((p for p in paths if not (p.automatic and forced) and p.match.refusal(subject) is None), None)
+    path = next(
+        (p for p in paths if not (p.automatic and forced) and p.match.refusal(subject) is None),
+        None,
+    )
     if path is None:
         return _unknown("", f"these rules have no path for {shape.scheme.kind} layers like this")
     if path.refuses:
@@ -135,7 +151,9 @@ def choose(
             reason = f"has no kernel for {shape.scheme.kind} layers"
             return _none(Refusal(kernel=f"--linear-backend {forced}", reason=reason))
         names = chosen or names
-    subject = Subject(capability, installed, layer=shape, disabled=disabled, activation=path.activation)
+    subject = Subject(
+        capability, installed, layer=shape, disabled=disabled, activation=path.activation
+    )
     refused: list[Refusal] = []
     for name in names:
         kernel = rules.kernels[name]
@@ -163,7 +181,9 @@ def _none(*refused: Refusal) -> KernelChoice:
 
 
 def _unknown(what: str, reason: str) -> KernelChoice:
-    return KernelChoice(kernel=None, refused=(Refusal(kernel=what, reason=reason),), status="unknown")
+    return KernelChoice(
+        kernel=None, refused=(Refusal(kernel=what, reason=reason),), status="unknown"
+    )
 
 
 def _padded(pads: Pads | None, shape: LinearShape) -> tuple[int, int] | None:

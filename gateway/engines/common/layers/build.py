@@ -1,10 +1,12 @@
-"""Everything that one engine version builds of a model, with the quantization scheme of every linear layer. Pure.
+"""Everything that one engine version builds of a model, with the quantization scheme of every
+linear layer. Pure.
 
     build(spec, traits) -> BuiltModel(linears, others, attention)
 
-Layers that differ only in their number are one Linear with the number as `*`; where a scheme holds for some numbers only,
-there are several. The output head is not one of them. Sources: vllm/model_executor/models/ of 0.18.0 to 0.33.0, held to
-what those build by tests/conformance/golden/layer-*.json.
+Layers that differ only in their number are one Linear with the number as `*`; where a scheme holds
+for some numbers only, there are several. The output head is not one of them. Sources:
+vllm/model_executor/models/ of 0.18.0 to 0.33.0, held to what those build by
+tests/conformance/golden/layer-*.json.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from typing import Any
 
 from gateway.domain import ModelSpec, Quant, TensorGroup
 from gateway.engines.common.layers.built_model import BuiltModel, Linear
-from gateway.engines.common.quantization.block import UNQUANTIZED, LayerScheme, Quantization, UnknownScheme
+from gateway.engines.common.quantization.block import (
+    UNQUANTIZED,
+    LayerScheme,
+    Quantization,
+    UnknownScheme,
+)
 from gateway.engines.common.quantization.floating import WEIGHTS_BY_GROUPS
 from gateway.engines.common.quantization.parse import parse
 from gateway.errors import BadModel
@@ -26,28 +33,32 @@ from gateway.models.families.registry import RENAMES, blueprint_of, varied
 from gateway.models.scheme import Scheme
 
 # A trait is what some engine versions build differently; a caller names those of its version.
-# vLLM 0.26.0 and 0.33.0: GPTQ, AWQ and AutoRound keep a Qwen3.5 in_proj_ba whole (maybe_disable_tp in
-# layers/mamba/gdn/qwen_gdn_linear_attn.py:853 of 0.33.0).
+# vLLM 0.26.0 and 0.33.0: GPTQ, AWQ and AutoRound keep a Qwen3.5 in_proj_ba whole (maybe_disable_tp
+# in layers/mamba/gdn/qwen_gdn_linear_attn.py:853 of 0.33.0).
 WHOLE_GATES = "whole_gates"
-# vLLM 0.18.0 keeps the A_log of gated delta nets in the model's dtype (models/qwen3_next.py:490), later ones in float32.
+# vLLM 0.18.0 keeps the A_log of gated delta nets in the model's dtype (models/qwen3_next.py:490),
+# later ones in float32.
 NARROW_DECAY = "narrow_decay"
 
-# vLLM 0.33.0 cuts a Mamba 2 projection of one group however it is packed. Earlier versions ask it for a parameter that packed
-# integers do not have: in_proj.weight (layers/mamba/mamba_mixer2.py:418 of 0.18.0, :428 of 0.26.0).
+# vLLM 0.33.0 cuts a Mamba 2 projection of one group however it is packed. Earlier versions ask it
+# for a parameter that packed integers do not have: in_proj.weight (layers/mamba/mamba_mixer2.py:418
+# of 0.18.0, :428 of 0.26.0).
 CUT_PACKED_MIXERS = "cut_packed_mixers"
 
-# SGLang has no quantized router, whatever the checkpoint says: `quant_config=None` of `gate` in srt/models/qwen2_moe.py:352, mixtral.py:90,
-# minimax_m2.py:561, phimoe.py:198 of 0.5.23.
+# SGLang has no quantized router, whatever the checkpoint says: `quant_config=None` of `gate` in
+# srt/models/qwen2_moe.py:352, mixtral.py:90, minimax_m2.py:561, phimoe.py:198 of 0.5.23.
 PLAIN_ROUTERS = "plain_routers"
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 
 _FLOATS = {"F16", "BF16", "F32"}
-# How far the elements of an unquantized checkpoint may be from those of the config before its headers are believed instead.
+# How far the elements of an unquantized checkpoint may be from those of the config before its
+# headers are believed instead.
 _TOLERANCE = 0.005
 
 
 def asked(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
-    """Those of an engine version's traits that what it builds of this model can depend on: versions that share them build alike."""
+    """Those of an engine version's traits that what it builds of this model can depend on: versions
+    that share them build alike."""
     if varied(spec.config):
         return frozenset(traits)
     recurrent = any(group.kind == "recurrent" for group in spec.attention)
@@ -57,17 +68,24 @@ def asked(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
 
 
 def loaded_as(spec: ModelSpec, quantization: str) -> ModelSpec:
-    """The model as an engine loads it that quantizes its weights so meanwhile; what is quantized already stays as it is."""
+    """The model as an engine loads it that quantizes its weights so meanwhile; what is quantized
+    already stays as it is."""
     if quantization != "fp8" or spec.quant is not None:
         return spec
     quant = Quant(method="fp8", config={"quant_method": "fp8", "activation_scheme": "dynamic"})
-    changed: ModelSpec = spec.evolve(quant=quant, config={**spec.config, "quantization_config": quant.config})
+    changed: ModelSpec = spec.evolve(
+        quant=quant, config={**spec.config, "quantization_config": quant.config}
+    )
     return changed
 
 
 def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
-    """`traits` are those of the engine version. Raises BadModel for fields of config.json that are missing or cannot be."""
-    config, quant = _frozen(spec.config, spec.source), spec.quant and _frozen(spec.quant.model_dump(), spec.source)
+    """`traits` are those of the engine version. Raises BadModel for fields of config.json that are
+    missing or cannot be."""
+    config, quant = (
+        _frozen(spec.config, spec.source),
+        spec.quant and _frozen(spec.quant.model_dump(), spec.source),
+    )
     traits = asked(spec, traits)
     built = traits if varied(spec.config) else frozenset()
     plan = _blueprint(config, spec.source, built)
@@ -76,22 +94,33 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
         return BuiltModel((), spec.tensors, spec.attention, known=False)
     # What a GPTQ or AWQ checkpoint has quantized, its headers tell where its block does not.
     # Source: maybe_update_config in gptq_marlin.py and awq_marlin.py, which read them for that too.
-    packed = frozenset(group.name.rpartition(".")[0] for group in headers if group.dtype not in _FLOATS)
+    packed = frozenset(
+        group.name.rpartition(".")[0] for group in headers if group.dtype not in _FLOATS
+    )
     grouped = traits & {WEIGHTS_BY_GROUPS}
-    schemes, quantization = _schemes(config, spec.source, spec.model_type, quant, packed, built, grouped, bool(headers))
+    schemes, quantization = _schemes(
+        config, spec.source, spec.model_type, quant, packed, built, grouped, bool(headers)
+    )
     linears = _schemed(plan.linears, schemes, quantization, traits)
-    if headers and any(isinstance(layer.scheme, UnknownScheme) and layer.scheme.foreign for layer in linears):
+    if headers and any(
+        isinstance(layer.scheme, UnknownScheme) and layer.scheme.foreign for layer in linears
+    ):
         return BuiltModel((), spec.tensors, spec.attention, known=False)
     others = tuple(_held(group, traits) for group in _loaded(plan, spec))
-    return BuiltModel(linears, others, plan.attention, assumed=quantization.assumed, guessed=plan.guessed)
+    return BuiltModel(
+        linears, others, plan.attention, assumed=quantization.assumed, guessed=plan.guessed
+    )
 
 
 def _frozen(value: Mapping[str, Any], source: str) -> str:
-    """JSON as text, which can be the key of a cache: engine versions and machines ask for the same models again."""
+    """JSON as text, which can be the key of a cache: engine versions and machines ask for the same
+    models again."""
     try:
         return json.dumps(value)
     except (ValueError, TypeError, RecursionError):
-        raise BadModel(f"config.json of {source} is not plain JSON.", hint="Download or copy the model again.") from None
+        raise BadModel(
+            f"config.json of {source} is not plain JSON.", hint="Download or copy the model again."
+        ) from None
 
 
 @lru_cache(maxsize=32)
@@ -128,7 +157,11 @@ def _schemed(
     for item, said in zip(layers, schemes, strict=True):
         plain = PLAIN_ROUTERS in traits and item.name.rpartition(".")[2] in _ROUTERS
         schemed = {UNQUANTIZED: item.numbers} if plain else said
-        whole = WHOLE_GATES in traits and item.modules == ("in_proj_b", "in_proj_a") and quantization.integer_checkpoint
+        whole = (
+            WHOLE_GATES in traits
+            and item.modules == ("in_proj_b", "in_proj_a")
+            and quantization.integer_checkpoint
+        )
         shard: Shard = "replicated" if whole else item.shard
         size = (item.k, sum(item.parts), shard, item.parts)
         for scheme, numbers in schemed.items():
@@ -159,13 +192,19 @@ def _numbered(item: Built, quantization: Quantization) -> dict[LayerScheme, Sequ
     found: dict[LayerScheme, list[int]] = {}
     for number in item.numbers if quantization.numbered else item.numbers[:1]:
         name = item.name.replace("*", str(number), 1).removesuffix(".w13").removesuffix(".w2")
-        found.setdefault(quantization.scheme_of(name, item.modules, experts=item.experts > 0), []).append(number)
+        found.setdefault(
+            quantization.scheme_of(name, item.modules, experts=item.experts > 0), []
+        ).append(number)
     return dict.fromkeys(found, item.numbers) if not quantization.numbered else {**found}
 
 
 def _loaded(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:
     """Pooling drops the output head."""
-    return (group for group in plan.others if not (spec.task != "generate" and group.name.endswith("lm_head.weight")))
+    return (
+        group
+        for group in plan.others
+        if not (spec.task != "generate" and group.name.endswith("lm_head.weight"))
+    )
 
 
 def _held(group: TensorGroup, traits: Collection[str]) -> TensorGroup:
@@ -177,6 +216,9 @@ def _held(group: TensorGroup, traits: Collection[str]) -> TensorGroup:
 def _contradicts(plan: Blueprint, spec: ModelSpec, headers: Iterable[TensorGroup]) -> bool:
     """Whether the headers hold another number of elements than the config says."""
     stored = sum(group.count * math.prod(group.shape) for group in headers)
-    said = sum(len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts) for item in plan.linears)
+    said = sum(
+        len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts)
+        for item in plan.linears
+    )
     said += sum(group.count * math.prod(group.shape) for group in _loaded(plan, spec))
     return abs(stored - said) > _TOLERANCE * said

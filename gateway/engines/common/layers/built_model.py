@@ -1,4 +1,5 @@
-"""What one engine version builds of a model: every layer with its quantization scheme, whole and on one rank. Pure.
+"""What one engine version builds of a model: every layer with its quantization scheme, whole and on
+one rank. Pure.
 
 per_rank(linear, tp) -> (k, n)
 """
@@ -17,12 +18,14 @@ from gateway.models.scheme import Kind, Scheme, round_up
 
 @dataclass(frozen=True)
 class Linear:
-    """`k` inputs and `n` outputs of the uncut layer; `parts` are the outputs of each module merged into it.
+    """`k` inputs and `n` outputs of the uncut layer; `parts` are the outputs of each module merged
+    into it.
 
-    Names are the engine's, with `.w13` (gate and up) and `.w2` (down) for the two products of experts, of which there are
-    `experts`. A cut never splits one of `heads`; `kv_heads` are repeated where ranks outnumber them. Both are 0 elsewhere.
-    A `bias` is cut as the outputs are: not at all where `shard` cuts the inputs. `exact`: its products are float32. `numbers`: which
-    of the model's layers they are in.
+    Names are the engine's, with `.w13` (gate and up) and `.w2` (down) for the two products of
+    experts, of which there are `experts`. A cut never splits one of `heads`; `kv_heads` are
+    repeated where ranks outnumber them. Both are 0 elsewhere. A `bias` is cut as the outputs are:
+    not at all where `shard` cuts the inputs. `exact`: its products are float32. `numbers`: which of
+    the model's layers they are in.
     """
 
     name: str
@@ -40,19 +43,24 @@ class Linear:
     numbers: Sequence[int] = field(default=(), compare=False)
 
     def of(self, numbers: Sequence[int]) -> Linear:
-        """The same in these of the model's layers alone. The constructor of a frozen value would set field by field."""
+        """The same in these of the model's layers alone. The constructor of a frozen value would
+        set field by field."""
         part = object.__new__(Linear)
         vars(part).update(vars(self), count=len(numbers), numbers=numbers)
         return part
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: engine versions that build alike share one
+@dataclass(
+    frozen=True, eq=False
+)  # compared by identity: engine versions that build alike share one
 class BuiltModel:
-    """What one engine version builds of a model. `others` are the parameters that are not a linear layer's.
+    """What one engine version builds of a model. `others` are the parameters that are not a linear
+    layer's.
 
-    Not `known`: of this family, or of a checkpoint whose shapes its config contradicts, only the tensors of the headers are
-    known; they are in `others`, and `linears` is empty. `assumed` says what of the quantization config.json does not tell, `guessed`
-    what of its layers only the names of fields do.
+    Not `known`: of this family, or of a checkpoint whose shapes its config contradicts, only the
+    tensors of the headers are known; they are in `others`, and `linears` is empty. `assumed` says
+    what of the quantization config.json does not tell, `guessed` what of its layers only the names
+    of fields do.
     """
 
     linears: tuple[Linear, ...]
@@ -65,14 +73,17 @@ class BuiltModel:
     @cached_property
     def kinds(self) -> frozenset[Kind]:
         """How its layers are quantized, as far as that is known."""
-        return frozenset(layer.scheme.kind for layer in self.linears if isinstance(layer.scheme, Scheme))
+        return frozenset(
+            layer.scheme.kind for layer in self.linears if isinstance(layer.scheme, Scheme)
+        )
 
 
 def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
     """(k, n) on one of `tp` ranks, or None where the engine refuses the cut.
 
-    Source: ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear in
-    vllm/model_executor/layers/linear.py: KV heads are repeated where there are fewer of them than ranks.
+    Source: ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+    in vllm/model_executor/layers/linear.py: KV heads are repeated where there are fewer of them
+    than ranks.
     """
     if layer.shard == "replicated":
         return layer.k, layer.n
@@ -91,5 +102,6 @@ def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
 
 
 def padded_vocab(rows: int) -> int:
-    """Rows of an embedding with the engine's padding. Source: vllm/model_executor/layers/vocab_parallel_embedding.py."""
+    """Rows of an embedding with the engine's padding. Source:
+    vllm/model_executor/layers/vocab_parallel_embedding.py."""
     return round_up(rows, 64)

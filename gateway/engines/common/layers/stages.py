@@ -1,6 +1,7 @@
 """What one stage of a pipeline holds of a model. Pure.
 
-    stage(built, engine, architecture, stages) -> the fullest of so many, with layers dealt out as the engine does by itself
+    stage(built, engine, architecture, stages) -> the fullest of so many, with layers dealt out as
+    the engine does by itself
     dealt(built, layers, part, whole) -> one of those that have so many layers each      fullest(built, layers, whole)
 
 Held to what the engines build by tests/conformance/golden/stage-*.json and sglang_stage-*.json.
@@ -21,7 +22,8 @@ _STACKS = ("model.layers.", "language_model.model.layers.")
 _LAST_NORMS = ("model.norm", "language_model.model.norm")
 # In `Engine.every_stage`, instead of names.
 ALL = "*"
-# Of models whose layers have inputs of their own. All that are published let later layers read the KV caches of earlier ones too.
+# Of models whose layers have inputs of their own. All that are published let later layers read the
+# KV caches of earlier ones too.
 _LAYER_INPUTS = "embed_tokens_per_layer.weight"
 _HEADS = ("lm_head.weight", "lm_head.bias")
 
@@ -33,8 +35,8 @@ def stage(built: BuiltModel, engine: Engine, architecture: str, stages: int) -> 
 def layers_of(built: BuiltModel, engine: Engine, stages: int) -> tuple[int, ...]:
     """Layers of each stage; one for each where nobody knows how many there are.
 
-    Source: get_pp_indices in distributed/utils.py: vLLM gives what is left over to the stages before the last, from the back, SGLang to the
-    last ones.
+    Source: get_pp_indices in distributed/utils.py: vLLM gives what is left over to the stages
+    before the last, from the back, SGLang to the last ones.
     """
     if stages == 1:
         return (1,)
@@ -45,7 +47,9 @@ def layers_of(built: BuiltModel, engine: Engine, stages: int) -> tuple[int, ...]
 
 def repeated(engine: Engine, architecture: str) -> frozenset[str]:
     """What of the model every stage has: embedding, head, towers."""
-    return frozenset(part for part, names in engine.every_stage.items() if architecture in names or ALL in names)
+    return frozenset(
+        part for part, names in engine.every_stage.items() if architecture in names or ALL in names
+    )
 
 
 def unshared(built: BuiltModel, engine: Engine, architecture: str) -> str:
@@ -56,12 +60,17 @@ def unshared(built: BuiltModel, engine: Engine, architecture: str) -> str:
         return "no_tied_stages"
     if architecture not in engine.no_layer_input_stages:
         return ""
-    return "no_layer_input_stages" if any(tensor.name.endswith(_LAYER_INPUTS) for tensor in built.others) else ""
+    return (
+        "no_layer_input_stages"
+        if any(tensor.name.endswith(_LAYER_INPUTS) for tensor in built.others)
+        else ""
+    )
 
 
 @lru_cache(maxsize=256)
 def fullest(built: BuiltModel, layers: tuple[int, ...], whole: frozenset[str]) -> BuiltModel:
-    """The stage with the most bytes of weights. Of each kind of attention it has as many layers as any stage, since all keep the same tokens."""
+    """The stage with the most bytes of weights. Of each kind of attention it has as many layers as
+    any stage, since all keep the same tokens."""
     if len(layers) == 1:
         return built
     parts = range(len(layers))
@@ -76,16 +85,31 @@ def fullest(built: BuiltModel, layers: tuple[int, ...], whole: frozenset[str]) -
 
 
 @lru_cache(maxsize=256)
-def dealt(built: BuiltModel, layers: tuple[int, ...], part: int, whole: frozenset[str]) -> BuiltModel:
+def dealt(
+    built: BuiltModel, layers: tuple[int, ...], part: int, whole: frozenset[str]
+) -> BuiltModel:
     """The stage `part` of those that have so many layers each.
 
-    The embedding is on the first stage, and on the last too where the head is tied to it; head and last norm are on the last; what sees or
-    hears is on the first. `whole` is what each stage has (`repeated`). Of a model of which only the tensors are known a stage has its share.
+    The embedding is on the first stage, and on the last too where the head is tied to it; head and
+    last norm are on the last; what sees or hears is on the first. `whole` is what each stage has
+    (`repeated`). Of a model of which only the tensors are known a stage has its share.
     """
-    return _part(built, layers, part, whole, [_there(group, layers, part, whole) for group in built.attention])
+    return _part(
+        built,
+        layers,
+        part,
+        whole,
+        [_there(group, layers, part, whole) for group in built.attention],
+    )
 
 
-def _part(built: BuiltModel, layers: tuple[int, ...], part: int, whole: frozenset[str], attending: Sequence[int]) -> BuiltModel:
+def _part(
+    built: BuiltModel,
+    layers: tuple[int, ...],
+    part: int,
+    whole: frozenset[str],
+    attending: Sequence[int],
+) -> BuiltModel:
     """attending: how many layers it has of each kind of attention."""
     linears, others = [], []
     for layer in built.linears:
@@ -99,8 +123,12 @@ def _part(built: BuiltModel, layers: tuple[int, ...], part: int, whole: frozense
             others.append(changed)
         elif _at_end(tensor, layers, part, whole, tied):
             others.append(tensor)
-    attention = tuple([_of(group, count) for group, count in zip(built.attention, attending, strict=True)])
-    return BuiltModel(tuple(linears), tuple(others), attention, built.known, built.assumed, built.guessed)
+    attention = tuple(
+        [_of(group, count) for group, count in zip(built.attention, attending, strict=True)]
+    )
+    return BuiltModel(
+        tuple(linears), tuple(others), attention, built.known, built.assumed, built.guessed
+    )
 
 
 @lru_cache(maxsize=64)
@@ -108,7 +136,9 @@ def _tied(built: BuiltModel) -> bool:
     return not any(tensor.name.endswith(_HEADS) for tensor in built.others)
 
 
-def _at_end(tensor: TensorGroup, layers: Sequence[int], part: int, whole: frozenset[str], tied: bool) -> bool:
+def _at_end(
+    tensor: TensorGroup, layers: Sequence[int], part: int, whole: frozenset[str], tied: bool
+) -> bool:
     """Whether the stage has this parameter, which is in none of the layers."""
     first, last = part == 0, part == len(layers) - 1
     if tensor.name.endswith(_HEADS):
@@ -118,7 +148,9 @@ def _at_end(tensor: TensorGroup, layers: Sequence[int], part: int, whole: frozen
     return last if tensor.name.startswith(_LAST_NORMS) else first or "towers" in whole
 
 
-def _numbers(layer: Linear, layers: Sequence[int], part: int, whole: frozenset[str]) -> Sequence[int]:
+def _numbers(
+    layer: Linear, layers: Sequence[int], part: int, whole: frozenset[str]
+) -> Sequence[int]:
     """Which numbers of this layer the stage has."""
     if not layer.name.startswith(_STACKS):
         return layer.numbers if part == 0 or "towers" in whole else ()
@@ -129,7 +161,11 @@ def _there(group: AttentionGroup, layers: Sequence[int], part: int, whole: froze
     """How many layers of this kind the stage has."""
     if group.kind == "vision":
         return group.layers if part == 0 or "towers" in whole else 0
-    return len(_within(group.numbers, layers, part)) if group.numbers else _share(group.layers, layers, part)
+    return (
+        len(_within(group.numbers, layers, part))
+        if group.numbers
+        else _share(group.layers, layers, part)
+    )
 
 
 def _most(group: AttentionGroup, layers: Sequence[int]) -> int:
@@ -147,7 +183,8 @@ def _within(numbers: Sequence[int], layers: Sequence[int], part: int) -> Sequenc
 
 
 def _share(count: int, layers: Sequence[int], part: int) -> int:
-    """Of so many layers of one kind, of which nobody said which they are, as many as a stage of this length has at most."""
+    """Of so many layers of one kind, of which nobody said which they are, as many as a stage of
+    this length has at most."""
     return -(-count * layers[part] // sum(layers))
 
 
@@ -169,14 +206,18 @@ def _size(built: BuiltModel, layers: Sequence[int], part: int, whole: frozenset[
 @lru_cache(maxsize=64)
 def _depth(built: BuiltModel) -> int:
     """How many layers it has; 0: nobody knows."""
-    return max((layer.numbers[-1] + 1 for layer in built.linears if layer.name.startswith(_STACKS)), default=0)
+    return max(
+        (layer.numbers[-1] + 1 for layer in built.linears if layer.name.startswith(_STACKS)),
+        default=0,
+    )
 
 
 @lru_cache(maxsize=64)
 def _bits(
     built: BuiltModel,
 ) -> tuple[tuple[tuple[Sequence[int], float], ...], float, tuple[tuple[TensorGroup, int], ...]]:
-    """Of weights: those that the same layers have, of one such layer, with which these are; those of all towers; those of each parameter that is
+    """Of weights: those that the same layers have, of one such layer, with which these are; those
+    of all towers; those of each parameter that is
     in no layer."""
     stacked: dict[Sequence[int], float] = {}
     towers = 0.0
@@ -187,5 +228,9 @@ def _bits(
             stacked[numbers] = stacked.get(numbers, 0) + each
         else:
             towers += each * len(layer.numbers)
-    ends = [(one, 16 * one.count * prod(one.shape)) for one in built.others if not one.name.startswith(_STACKS)]
+    ends = [
+        (one, 16 * one.count * prod(one.shape))
+        for one in built.others
+        if not one.name.startswith(_STACKS)
+    ]
     return tuple(stacked.items()), towers, tuple(ends)

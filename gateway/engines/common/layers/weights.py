@@ -1,11 +1,14 @@
-"""Bytes of the parameters that one rank holds, layer by layer, as the engine's `create_weights` makes them. Pure.
+"""Bytes of the parameters that one rank holds, layer by layer, as the engine's `create_weights`
+makes them. Pure.
 
-    weights_bytes(built, rank) -> bytes on one rank; None: the model cannot be cut so, or a scheme is not known
-    linear_bytes(layer, rank) -> the same of all layers of one kind; other_bytes(tensor, tp, dtype) -> of what is no layer
+    weights_bytes(built, rank) -> bytes on one rank; None: the model cannot be cut so, or a scheme
+    is not known linear_bytes(layer, rank) -> the same of all layers of one kind;
+    other_bytes(tensor, tp, dtype) -> of what is no layer
 
-Scales of whole tensors (a few bytes a matrix) are left out. What a kernel drops once a checkpoint is loaded (zero points and
-orders that it has no use for, below 1 %) is counted, since it is there while loading. Sources: vllm/model_executor/layers/
-of 0.18.0 to 0.33.0, the file named at each rule; held to what those build by tests/conformance/golden/weight-*.json.
+Scales of whole tensors (a few bytes a matrix) are left out. What a kernel drops once a checkpoint
+is loaded (zero points and orders that it has no use for, below 1 %) is counted, since it is there
+while loading. Sources: vllm/model_executor/layers/ of 0.18.0 to 0.33.0, the file named at each
+rule; held to what those build by tests/conformance/golden/weight-*.json.
 """
 
 from __future__ import annotations
@@ -20,23 +23,29 @@ from gateway.engines.common.quantization.block import UnknownScheme
 from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme, round_up
 
-# vLLM 0.33.0: GPTQ layers and packed experts keep no order of their inputs; GPTQ experts have biases even where the model
-# has none (quantization/auto_gptq.py, compressed_tensors/compressed_tensors_moe/compressed_tensors_moe_wna16.py).
+# vLLM 0.33.0: GPTQ layers and packed experts keep no order of their inputs; GPTQ experts have
+# biases even where the model has none (quantization/auto_gptq.py,
+# compressed_tensors/compressed_tensors_moe/compressed_tensors_moe_wna16.py).
 NO_GROUP_INDEX = "no_group_index"
-# vLLM 0.33.0: TensorRT-LLM's MXFP4 experts grow to 128 instead of 256 (fused_moe/oracle/mxfp4.py:871).
+# vLLM 0.33.0: TensorRT-LLM's MXFP4 experts grow to 128 instead of 256
+# (fused_moe/oracle/mxfp4.py:871).
 NARROW_EXPERT_TILES = "narrow_expert_tiles"
-# vLLM 0.26.0 and 0.33.0: Marlin takes experts whose size is not a multiple of 64 (allow_tile_padding of
-# check_moe_marlin_supports_layer in quantization/utils/marlin_utils.py).
+# vLLM 0.26.0 and 0.33.0: Marlin takes experts whose size is not a multiple of 64
+# (allow_tile_padding of check_moe_marlin_supports_layer in quantization/utils/marlin_utils.py).
 PADDED_EXPERTS = "padded_experts"
-# vLLM 0.26.0: W4A8 experts have float32 scales a channel before they are loaded, elsewhere these come when groups' scales
-# shrink (compressed_tensors_moe/compressed_tensors_moe_w4a8_fp8.py:147).
+# vLLM 0.26.0: W4A8 experts have float32 scales a channel before they are loaded, elsewhere these
+# come when groups' scales shrink (compressed_tensors_moe/compressed_tensors_moe_w4a8_fp8.py:147).
 CHANNEL_SCALES = "channel_scales"
-# vLLM 0.33.0: experts in FP8 blocks that a cut would split get finer blocks (fused_moe/oracle/fp8.py:292).
+# vLLM 0.33.0: experts in FP8 blocks that a cut would split get finer blocks
+# (fused_moe/oracle/fp8.py:292).
 FINER_BLOCKS = "finer_blocks"
 # Those that make a difference to the size of weights.
-TRAITS = frozenset({NO_GROUP_INDEX, NARROW_EXPERT_TILES, PADDED_EXPERTS, CHANNEL_SCALES, FINER_BLOCKS})
+TRAITS = frozenset(
+    {NO_GROUP_INDEX, NARROW_EXPERT_TILES, PADDED_EXPERTS, CHANNEL_SCALES, FINER_BLOCKS}
+)
 
-# Where kernels give float32 products of 16-bit weights: fused_moe/router/gate_linear.py:38 of 0.18.0, :87 of 0.33.0.
+# Where kernels give float32 products of 16-bit weights: fused_moe/router/gate_linear.py:38 of
+# 0.18.0, :87 of 0.33.0.
 _EXACT_KERNELS = ("9.0", "10.0", "10.3")
 
 _ITEM = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -47,7 +56,9 @@ _DECAY = (
     ".mixer.A_log",
 )  # float32 whatever the model's dtype: mamba_mixer.py, mamba_mixer2.py of layers/mamba/
 _FLOAT_SCALE = 4  # scales of FP8 and INT8 are float32
-_BNB_BLOCK = 64  # weights that share a float32 (bitsandbytes' default, which checkpoints do not change)
+_BNB_BLOCK = (
+    64  # weights that share a float32 (bitsandbytes' default, which checkpoints do not change)
+)
 
 
 def weights_bytes(
@@ -68,15 +79,23 @@ def _plain(built: BuiltModel, rank: Rank, traits: frozenset[str]) -> int | None:
     return _held(built, rank, traits, {})
 
 
-def _held(built: BuiltModel, rank: Rank, traits: Collection[str], padded: Mapping[Linear, tuple[int, int]]) -> int | None:
-    attending = [group.kv_heads for group in built.attention if group.kv_heads and group.kind not in ("recurrent", "vision")]
+def _held(
+    built: BuiltModel, rank: Rank, traits: Collection[str], padded: Mapping[Linear, tuple[int, int]]
+) -> int | None:
+    attending = [
+        group.kv_heads
+        for group in built.attention
+        if group.kv_heads and group.kind not in ("recurrent", "vision")
+    ]
     kv_heads = min(attending, default=1)
     total = 0
     for tensor in built.others:
         total += other_bytes(tensor, rank.tp, rank.dtype, None if built.known else kv_heads)
     plain = linears_bytes(built, rank.computing, frozenset(traits) & TRAITS)
     for layer, size in zip(built.linears, plain, strict=True):
-        grown = linear_bytes(layer, rank, traits, to) if padded and (to := padded.get(layer)) else size
+        grown = (
+            linear_bytes(layer, rank, traits, to) if padded and (to := padded.get(layer)) else size
+        )
         if grown is None:
             return None
         total += grown
@@ -84,16 +103,19 @@ def _held(built: BuiltModel, rank: Rank, traits: Collection[str], padded: Mappin
 
 
 @lru_cache(maxsize=256)
-def linears_bytes(built: BuiltModel, rank: Rank, traits: frozenset[str] = frozenset()) -> tuple[int | None, ...]:
-    """Of each of its layers, for whoever asks: what they weigh, and how long they take to read. rank: as far as weights go (`computing`)."""
+def linears_bytes(
+    built: BuiltModel, rank: Rank, traits: frozenset[str] = frozenset()
+) -> tuple[int | None, ...]:
+    """Of each of its layers, for whoever asks: what they weigh, and how long they take to read.
+    rank: as far as weights go (`computing`)."""
     return tuple([linear_bytes(layer, rank, traits) for layer in built.linears])
 
 
 def other_bytes(tensor: TensorGroup, tp: int, dtype: str, kv_heads: int | None = None) -> int:
     """Bytes of these parameters on one rank. The dtype of the tensor is what the engine holds.
 
-    kv_heads: the tensor is a checkpoint's own, whose floats the engine casts to `dtype`; where ranks outnumber KV heads, each
-    holds one head.
+    kv_heads: the tensor is a checkpoint's own, whose floats the engine casts to `dtype`; where
+    ranks outnumber KV heads, each holds one head.
     """
     cast = not tensor.dtype or (kv_heads and tensor.dtype in _FLOATS)
     item = _ITEM[dtype] if cast else _STORED.get(tensor.dtype, 1)
@@ -104,7 +126,9 @@ def other_bytes(tensor: TensorGroup, tp: int, dtype: str, kv_heads: int | None =
         elements = padded_vocab(tensor.shape[0]) // tp * math.prod(tensor.shape[1:])
     elif tensor.shard == "kv":
         elements //= min(tp, kv_heads or tp)
-    elif tensor.shard in ("column", "expert_column") or (tensor.shard in ("row", "expert_row") and len(tensor.shape) >= 2):
+    elif tensor.shard in ("column", "expert_column") or (
+        tensor.shard in ("row", "expert_row") and len(tensor.shape) >= 2
+    ):
         elements //= tp
     return elements * item * tensor.count
 
@@ -117,9 +141,10 @@ def linear_bytes(
 ) -> int | None:
     """Bytes of all `layer.count` layers of this kind on one rank.
 
-    Of ranks to which experts are dealt whole, the first has the most (determine_expert_map in fused_moe/layer.py,
-    expert_map_manager.py of 0.33.0). padded_to: (k, n) to which the chosen kernel grows the layer on a rank; where it is not
-    given, the size of gpt-oss's experts depends on the capability.
+    Of ranks to which experts are dealt whole, the first has the most (determine_expert_map in
+    fused_moe/layer.py, expert_map_manager.py of 0.33.0). padded_to: (k, n) to which the chosen
+    kernel grows the layer on a rank; where it is not given, the size of gpt-oss's experts depends
+    on the capability.
     """
     scheme = layer.scheme
     if isinstance(scheme, UnknownScheme):
@@ -128,10 +153,14 @@ def linear_bytes(
     cut = per_rank(layer, 1 if dealt else rank.tp)
     if cut is None or undivided(layer, scheme, *cut, traits):
         return None
-    k, n = padded_to or (_grown(layer, scheme, *cut, rank.capability, traits) if layer.experts else cut)
+    k, n = padded_to or (
+        _grown(layer, scheme, *cut, rank.capability, traits) if layer.experts else cut
+    )
     narrow = not layer.exact or rank.capability in _EXACT_KERNELS
     size = _matrix_bytes(layer, scheme, k, n, _ITEM[rank.dtype if narrow else "float32"], traits)
-    return size * layer.count * (round_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1)
+    return (
+        size * layer.count * (round_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1)
+    )
 
 
 def undivided(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str] = ()) -> str:
@@ -140,14 +169,20 @@ def undivided(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[
     if scheme.kind in ("wna16", "w4a8", "mxfp8"):
         # GPTQ leaves it to the kernel to refuse the layer.
         free = layer.experts > 0 or group < 1 or scheme.act_order or scheme.layout == "gptq"
-        return f"K={k} is not a multiple of the group size {group}" if not free and k % group else ""
+        return (
+            f"K={k} is not a multiple of the group size {group}" if not free and k % group else ""
+        )
     if scheme.kind != "fp8_block":
         return ""
     if layer.experts:
         own, block = _sizes(layer, k, n)[1], _block(layer, scheme, k, n, traits)
-        return f"intermediate size {own} is not a multiple of the block size {block}" if own % block else ""
-    # validate_fp8_block_shape in quantization/utils/fp8_utils.py; merged layers are let through (layers/linear.py,
-    # _maybe_allow_fp8_block_shape_mismatch).
+        return (
+            f"intermediate size {own} is not a multiple of the block size {block}"
+            if own % block
+            else ""
+        )
+    # validate_fp8_block_shape in quantization/utils/fp8_utils.py; merged layers are let through
+    # (layers/linear.py, _maybe_allow_fp8_block_shape_mismatch).
     if k < layer.k and k % group:
         return f"K={k} is not a multiple of the block size {group}"
     single = n < layer.n and len(layer.parts) == 1
@@ -162,7 +197,9 @@ def _block(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str
     return finer if finer >= 32 else scheme.group
 
 
-def _matrix_bytes(layer: Linear, scheme: Scheme, k: int, n: int, item: int, traits: Collection[str]) -> int:
+def _matrix_bytes(
+    layer: Linear, scheme: Scheme, k: int, n: int, item: int, traits: Collection[str]
+) -> int:
     """Bytes of one matrix with all that belongs to it."""
     expert, kind, group = layer.experts > 0, scheme.kind, scheme.group
     if expert and kind == "wna16" and scheme.layout and not _marlin(layer, scheme, k, n, traits):
@@ -172,12 +209,17 @@ def _matrix_bytes(layer: Linear, scheme: Scheme, k: int, n: int, item: int, trai
         return size + k * n * item
     size += k * n * scheme.bits // 8
     if kind in ("wna16", "w4a8"):
-        # Where the order of inputs is free, every rank holds the scales of all (marlin_repeat_scales_on_all_ranks).
+        # Where the order of inputs is free, every rank holds the scales of all
+        # (marlin_repeat_scales_on_all_ranks).
         whole = layer.k if scheme.act_order else k
         groups = whole // group if group > 0 else 1
         size += groups * n * item
         size += n * _FLOAT_SCALE if expert and kind == "w4a8" and CHANNEL_SCALES in traits else 0
-        return size + _zeros(scheme, groups * n, item, expert, traits) + _order(scheme, k, expert, traits)
+        return (
+            size
+            + _zeros(scheme, groups * n, item, expert, traits)
+            + _order(scheme, k, expert, traits)
+        )
     if kind in ("fp8_token", "int8"):
         return size + n * _FLOAT_SCALE
     if kind == "fp8_block":
@@ -189,23 +231,28 @@ def _matrix_bytes(layer: Linear, scheme: Scheme, k: int, n: int, item: int, trai
 
 
 def _marlin(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str]) -> bool:
-    """Whether Marlin computes these experts: check_moe_marlin_supports_layer in quantization/utils/marlin_utils.py."""
+    """Whether Marlin computes these experts: check_moe_marlin_supports_layer in
+    quantization/utils/marlin_utils.py."""
     if scheme.layout == "gptq" and not scheme.symmetric:
         return False  # quantization/gptq.py of 0.18.0 and 0.19.1; later ones refuse the checkpoint
     if scheme.layout == "awq" and scheme.symmetric and NO_GROUP_INDEX not in traits:
-        return False  # AutoRound packed as AWQ: quantization/inc.py, inc/schemes/inc_wna16_scheme.py of 0.26.0
+        # AutoRound packed as AWQ: quantization/inc.py, inc/schemes/inc_wna16_scheme.py of 0.26.0
+        return False
     width, own = _sizes(layer, k, n)
     multiple = max(1 if PADDED_EXPERTS in traits else 64, scheme.group)
     return width % 128 == 0 and own % multiple == 0 and scheme.group in (-1, 32, 64, 128)
 
 
 def _repacked(layer: Linear, scheme: Scheme, k: int, n: int, item: int) -> int:
-    """Bytes beside the weights of other experts, whose groups are halved until they fit: quantization/moe_wna16.py."""
+    """Bytes beside the weights of other experts, whose groups are halved until they fit:
+    quantization/moe_wna16.py."""
     group = scheme.group
     while group > 1 and any(size % group for size in _sizes(layer, k, n)):
         group //= 2
     scales = k // max(group, 1) * n
-    return scales * item + (0 if scheme.symmetric or scheme.layout == "gptq" else scales * scheme.bits // 8)
+    return scales * item + (
+        0 if scheme.symmetric or scheme.layout == "gptq" else scales * scheme.bits // 8
+    )
 
 
 def _sizes(layer: Linear, k: int, n: int) -> tuple[int, int]:
@@ -218,7 +265,8 @@ def _zeros(scheme: Scheme, scales: int, item: int, expert: bool, traits: Collect
     if not scheme.layout and scheme.symmetric:
         return 0
     if expert and scheme.layout == "gptq" and NO_GROUP_INDEX not in traits:
-        # As many numbers of the model's dtype as there should be packed ones: quantization/gptq_marlin.py, w13_qzeros.
+        # As many numbers of the model's dtype as there should be packed ones:
+        # quantization/gptq_marlin.py, w13_qzeros.
         return scales * scheme.bits // 32 * item
     return scales * scheme.bits // 8
 
@@ -235,20 +283,30 @@ def _order(scheme: Scheme, k: int, expert: bool, traits: Collection[str]) -> int
 def _biased(layer: Linear, scheme: Scheme, traits: Collection[str]) -> bool:
     if layer.experts and scheme.layout == "gptq":
         return NO_GROUP_INDEX in traits
-    if layer.experts and scheme.kind not in ("unquantized", "fp8_tensor") and scheme.layout != "mxfp4":
+    if (
+        layer.experts
+        and scheme.kind not in ("unquantized", "fp8_tensor")
+        and scheme.layout != "mxfp4"
+    ):
         return False  # no other method for experts has them
     return layer.bias
 
 
-def _grown(layer: Linear, scheme: Scheme, k: int, n: int, capability: str, traits: Collection[str]) -> tuple[int, int]:
-    """(k, n) of one expert, with the model's width and the expert's own at multiples that its kernel needs."""
+def _grown(
+    layer: Linear, scheme: Scheme, k: int, n: int, capability: str, traits: Collection[str]
+) -> tuple[int, int]:
+    """(k, n) of one expert, with the model's width and the expert's own at multiples that its
+    kernel needs."""
     width, own = map(round_up, _sizes(layer, k, n), _multiples(scheme, capability, traits))
     return (width, own * len(layer.parts)) if layer.shard == "expert_column" else (own, width)
 
 
 def _multiples(scheme: Scheme, capability: str, traits: Collection[str]) -> tuple[int, int]:
-    """Of the model's width, and of one expert's. Source: the kernel that is chosen where none is asked for, in
-    fused_moe/oracle/mxfp4.py (quantization/mxfp4.py of 0.18.0): Triton on sm_90, TensorRT-LLM on sm_10x, else Marlin."""
+    """Of the model's width, and of one expert's. Source: the kernel that is chosen where none is
+    asked for, in
+    fused_moe/oracle/mxfp4.py (quantization/mxfp4.py of 0.18.0): Triton on sm_90, TensorRT-LLM on
+    sm_10x, else Marlin.
+    """
     if scheme.layout != "mxfp4":
         return 1, 1
     family = capability.partition(".")[0]

@@ -1,1 +1,2 @@
-"""LoRA adapters: small changes of a model's weights that an engine serves beside the model itself."""
+"""LoRA adapters: small changes of a model's weights that an engine serves beside the model
+itself."""

@@ -8,13 +8,15 @@ from collections.abc import Iterable, Sequence
 from gateway.domain import Adapter, Engine, Scalar
 from gateway.domain.value import served_name
 
-# The flag that names them, and the fields of its values, by kind of engine: LoRAParserAction (vllm/entrypoints/openai/cli_args.py of 0.18.0,
-# common/cli_args.py of 0.33.0), LoRAPathAction (sglang srt/server_args.py of 0.5.10.post1, arg_groups/argparse_actions.py of 0.5.23).
+# The flag that names them, and the fields of its values, by kind of engine: LoRAParserAction
+# (vllm/entrypoints/openai/cli_args.py of 0.18.0, common/cli_args.py of 0.33.0), LoRAPathAction
+# (sglang srt/server_args.py of 0.5.10.post1, arg_groups/argparse_actions.py of 0.5.23).
 FLAGS = {"lora-modules": ("name", "path"), "lora-paths": ("lora_name", "lora_path")}
 
 
 def flags(engine: Engine, adapters: Sequence[Adapter]) -> dict[str, Scalar]:
-    """What the engine is told but for the adapters themselves; what an engine version does not have is left out by `spelled`."""
+    """What the engine is told but for the adapters themselves; what an engine version does not have
+    is left out by `spelled`."""
     if not adapters:
         return {}
     told: dict[str, Scalar] = {"enable-lora": True, "max-lora-rank": rank(engine, adapters) or 0}
@@ -39,10 +41,14 @@ def arguments(engine: Engine, placed: Sequence[tuple[str, str]]) -> tuple[str, .
     if flag is None or not placed:
         return ()
     name, path = FLAGS[flag]
-    return (f"--{flag}", *(json.dumps({name: served_name(one), path: folder}) for one, folder in placed))
+    return (
+        f"--{flag}",
+        *(json.dumps({name: served_name(one), path: folder}) for one, folder in placed),
+    )
 
 
 def name_at(kind: str, model: str, adapter: str) -> str:
-    """What the engine of a model calls an adapter in requests. SGLang: _parse_model_parameter (srt/entrypoints/openai/serving_base.py)."""
+    """What the engine of a model calls an adapter in requests. SGLang: _parse_model_parameter
+    (srt/entrypoints/openai/serving_base.py)."""
     own = served_name(adapter)
     return f"{served_name(model)}:{own}" if kind == "sglang" else own

@@ -1,7 +1,8 @@
 """What adapters take on one rank. Pure.
 
-vLLM makes room for every adapter in every linear layer, whichever layers they change: create_lora_weights of BaseLinearLayerWithLoRA and its heirs
-(vllm/lora/layers/ of 0.18.0 to 0.33.0). SGLang does so in the layers that they change (srt/lora/mem_pool.py), which is less.
+vLLM makes room for every adapter in every linear layer, whichever layers they change:
+create_lora_weights of BaseLinearLayerWithLoRA and its heirs (vllm/lora/layers/ of 0.18.0 to
+0.33.0). SGLang does so in the layers that they change (srt/lora/mem_pool.py), which is less.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ from gateway.engines.common.lora.served import rank
 _ITEM = 2
 
 
-def bytes_on_rank(engine: Engine, adapters: Sequence[Adapter], stage: BuiltModel, spec: ModelSpec, tp: int) -> int:
+def bytes_on_rank(
+    engine: Engine, adapters: Sequence[Adapter], stage: BuiltModel, spec: ModelSpec, tp: int
+) -> int:
     """Bytes of the room for all adapters on one rank."""
     if not adapters:
         return 0
-    most, places = rank(engine, adapters) or 0, len(adapters) + (1 if engine.kind == "sglang" else 0)
+    most, places = (
+        rank(engine, adapters) or 0,
+        len(adapters) + (1 if engine.kind == "sglang" else 0),
+    )
     numbers = 0
     for layer in stage.linears:
         if layer.experts or (cut := per_rank(layer, tp)) is None:

@@ -11,14 +11,16 @@ from gateway.engines.common.memory.kv_cache import longest
 
 @dataclass(frozen=True)
 class CountedCache:
-    """A `KvCache` of what was asked: exact for the lengths that were, between them on a straight line, in whole blocks."""
+    """A `KvCache` of what was asked: exact for the lengths that were, between them on a straight
+    line, in whole blocks."""
 
     asked: AskedCache
 
     @property
     def bytes_per_token(self) -> int:
         """What one more token of a long request costs."""
-        # Of long requests, where windows are full and states are paid; the last point is the longest request, no whole block.
+        # Of long requests, where windows are full and states are paid; the last point is the
+        # longest request, no whole block.
         points = self.asked.needed[len(self.asked.needed) // 2 : -1] or self.asked.needed
         if len(points) < 2:
             return 0
@@ -29,11 +31,14 @@ class CountedCache:
         points = self.asked.needed
         if not points:
             return 0
-        at = next((index for index, (tokens, _) in enumerate(points) if tokens >= length), len(points))
+        at = next(
+            (index for index, (tokens, _) in enumerate(points) if tokens >= length), len(points)
+        )
         if at == 0 or (at < len(points) and points[at][0] == length):
             return points[at][1]
         (short, few), (long, many) = points[at - 1 : at + 1] if at < len(points) else points[-2:]
-        # The longest request fills its last block in part: a whole one costs the same. The second length is one block.
+        # The longest request fills its last block in part: a whole one costs the same. The second
+        # length is one block.
         long += -long % points[min(1, len(points) - 2)][0]
         between = few + math.ceil((many - few) * (length - short) / (long - short))
         return -(-between // self.asked.block_bytes) * self.asked.block_bytes

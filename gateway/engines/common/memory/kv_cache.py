@@ -24,7 +24,8 @@ class KvCache(Protocol):
 
 
 def longest(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest length up to `limit` that fits; 0 when not even one token does. What fits, fits shorter too."""
+    """The largest length up to `limit` that fits; 0 when not even one token does. What fits, fits
+    shorter too."""
     if fits(limit):
         return limit
     low, high = 0, limit - 1

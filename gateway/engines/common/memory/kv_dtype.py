@@ -1,4 +1,5 @@
-"""The KV cache dtype that a checkpoint declares, which vLLM takes over where `--kv-cache-dtype` is auto. Pure."""
+"""The KV cache dtype that a checkpoint declares, which vLLM takes over where `--kv-cache-dtype` is
+auto. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from typing import Any
 from gateway.domain import Engine, Quant
 
 AUTO = "auto"
-# A trait of vLLM from 0.26.0 on: before, a compressed-tensors checkpoint's scheme was written over the flag.
-# Source: Attention.__init__ in vllm/model_executor/layers/attention/attention.py (0.19.1:230, 0.26.0:285, 0.33.0:288).
+# A trait of vLLM from 0.26.0 on: before, a compressed-tensors checkpoint's scheme was written over
+# the flag. Source: Attention.__init__ in vllm/model_executor/layers/attention/attention.py
+# (0.19.1:230, 0.26.0:285, 0.33.0:288).
 FLAG_WINS = "flag_wins_over_kv_scheme"
 # MODELOPT_TO_VLLM_KV_CACHE_DTYPE_MAP in vllm/utils/torch_utils.py (0.18.0:56, 0.33.0:78).
 _MODELOPT = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
@@ -22,15 +24,19 @@ def declared(quant: Quant | None, engine: Engine) -> str:
     if quant.method.startswith("modelopt"):
         found = _modelopt(quant.config)
     else:
-        # Attention.__init__ in vllm/model_executor/layers/attention/attention.py (0.18.0:230, 0.33.0:287).
-        compressed = quant.method == "compressed-tensors" and quant.config.get("kv_cache_scheme") is not None
+        # Attention.__init__ in vllm/model_executor/layers/attention/attention.py (0.18.0:230,
+        # 0.33.0:287).
+        compressed = (
+            quant.method == "compressed-tensors" and quant.config.get("kv_cache_scheme") is not None
+        )
         found = "fp8" if compressed else AUTO
     flag = engine.flags.get("kv-cache-dtype")
     return found if flag is None or not flag.choices or found in flag.choices else AUTO
 
 
 def flag_wins(quant: Quant | None, engine: Engine) -> bool:
-    """Whether the flag wins over what the checkpoint declares: over ModelOpt's always (resolve_kv_cache_dtype_string)."""
+    """Whether the flag wins over what the checkpoint declares: over ModelOpt's always
+    (resolve_kv_cache_dtype_string)."""
     return quant is not None and (quant.method.startswith("modelopt") or FLAG_WINS in engine.traits)
 
 
@@ -38,10 +44,18 @@ def _modelopt(config: Mapping[str, Any]) -> str:
     """get_kv_cache_quant_algo_string in vllm/utils/torch_utils.py."""
     inner = config.get("quantization", config)
     inner = inner if isinstance(inner, Mapping) else config
-    places = [(block, name) for name in ("kv_cache_scheme", "kv_cache_quant_algo") for block in (inner, config)]
+    places = [
+        (block, name)
+        for name in ("kv_cache_scheme", "kv_cache_quant_algo")
+        for block in (inner, config)
+    ]
     algorithm = next((block[name] for block, name in places if block.get(name)), None)
     if isinstance(algorithm, Mapping):
-        if algorithm.get("dynamic") is False and algorithm.get("num_bits") == 8 and algorithm.get("type") == "float":
+        if (
+            algorithm.get("dynamic") is False
+            and algorithm.get("num_bits") == 8
+            and algorithm.get("type") == "float"
+        ):
             algorithm = "fp8"
         elif algorithm.get("num_bits") == 4 and algorithm.get("type") == "float":
             algorithm = "nvfp4"

@@ -1,4 +1,5 @@
-"""The quantization block of a checkpoint, and the scheme that it gives to each layer, or why that scheme is not known. Pure."""
+"""The quantization block of a checkpoint, and the scheme that it gives to each layer, or why that
+scheme is not known. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class UnknownScheme:
 
     @property
     def foreign(self) -> bool:
-        """Whether it is of a method or format that no rule describes: an engine that has it may well compute the layer."""
+        """Whether it is of a method or format that no rule describes: an engine that has it may
+        well compute the layer."""
         return self.reason.startswith("no rules for")
 
 
@@ -36,7 +38,8 @@ def unknown(reason: str) -> UnknownScheme:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that is asked for: its name in the engine, the names of its modules in a checkpoint, and whether it has experts."""
+    """A layer that is asked for: its name in the engine, the names of its modules in a checkpoint,
+    and whether it has experts."""
 
     name: str
     modules: tuple[str, ...]
@@ -52,7 +55,8 @@ class Mixed(Exception):
 
 @dataclass(frozen=True)
 class Quantization:
-    """The schemes of a checkpoint. `assumed`: an assumption that was needed because config.json is silent."""
+    """The schemes of a checkpoint. `assumed`: an assumption that was needed because config.json is
+    silent."""
 
     rule: Rule
     assumed: str = ""
@@ -60,8 +64,11 @@ class Quantization:
     integer_checkpoint: bool = False
     numbered: bool = True  # layers that differ only in their number may have different schemes
 
-    def scheme_of(self, name: str, parts: Sequence[str] = (), *, experts: bool = False) -> LayerScheme:
-        """The scheme of the layer `name`; `parts` are the last names of the modules fused into it."""
+    def scheme_of(
+        self, name: str, parts: Sequence[str] = (), *, experts: bool = False
+    ) -> LayerScheme:
+        """The scheme of the layer `name`; `parts` are the last names of the modules fused into
+        it."""
         stem, _, last = name.rpartition(".")
         modules = tuple(f"{stem}.{part}" if stem else part for part in parts) or (name,)
         if experts:
@@ -70,7 +77,10 @@ class Quantization:
         try:
             return self.rule(Layer(name, modules, experts))
         except Mixed:
-            return unknown(f"the modules fused into {last or name} are quantized differently, which engines refuse")
+            return unknown(
+                f"the modules fused into {last or name} are quantized differently, which engines"
+                " refuse"
+            )
         except (
             ArithmeticError,
             TypeError,
@@ -88,9 +98,9 @@ class Quantization:
 class Block:
     """The quantization block of a checkpoint.
 
-    `renames` are (checkpoint, engine) module paths, as the engine's model class has them; `packed` are the checkpoint's
-    modules that hold packed integers, where its headers were `read` (their layer numbers may be `*`); `traits` are those of the
-    engine version.
+    `renames` are (checkpoint, engine) module paths, as the engine's model class has them; `packed`
+    are the checkpoint's modules that hold packed integers, where its headers were `read` (their
+    layer numbers may be `*`); `traits` are those of the engine version.
     """
 
     config: Mapping[str, Any]
@@ -100,7 +110,8 @@ class Block:
     traits: frozenset[str] = frozenset()
 
     def renamed(self, entry: str) -> str:
-        """A path of the block as the engine's name. Regular expressions stay. Source: WeightsMapper, models/utils.py."""
+        """A path of the block as the engine's name. Regular expressions stay. Source:
+        WeightsMapper, models/utils.py."""
         if entry.startswith("re:"):
             return entry
         for old, new in self.renames:
@@ -116,7 +127,9 @@ def words(config: Mapping[str, Any], *names: str) -> list[str]:
     for name in names:
         found = config.get(name)
         if found:
-            flat = [inner for item in found for inner in (item if isinstance(item, list) else [item])]
+            flat = [
+                inner for item in found for inner in (item if isinstance(item, list) else [item])
+            ]
             if not all(isinstance(item, str) for item in flat):
                 raise TypeError(name)
             return flat

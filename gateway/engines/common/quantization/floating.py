@@ -25,7 +25,8 @@ from gateway.engines.common.quantization.block import (
 from gateway.engines.common.quantization.safe_regex import tame
 from gateway.models.scheme import Kind, Scheme
 
-# vLLM 0.33.0: a ModelOpt checkpoint of NVFP4 whose groups name no activations keeps activations in 16 bits (modelopt.py:798).
+# vLLM 0.33.0: a ModelOpt checkpoint of NVFP4 whose groups name no activations keeps activations in
+# 16 bits (modelopt.py:798).
 WEIGHTS_BY_GROUPS = "weights_by_groups"
 
 
@@ -43,7 +44,9 @@ def compressed(block: Block) -> Quantization:
     ignored = [block.renamed(entry) for entry in words(config, "ignore")]
     targets: dict[str, LayerScheme] = {}
     for group in (config.get("config_groups") or {}).values():
-        scheme = _numeric_scheme(group.get("weights"), group.get("input_activations"), str(group.get("format") or form))
+        scheme = _numeric_scheme(
+            group.get("weights"), group.get("input_activations"), str(group.get("format") or form)
+        )
         for target in words(group, "targets"):
             if not (len(group["targets"]) == 1 and target.endswith("Attention")):
                 targets[block.renamed(target)] = scheme
@@ -53,13 +56,20 @@ def compressed(block: Block) -> Quantization:
         for target, scheme in targets.items():
             if _matches(layer.name, target):
                 return scheme
-        first = [next((target for target in targets if _matches(module, target)), None) for module in layer.modules]
+        first = [
+            next((target for target in targets if _matches(module, target)), None)
+            for module in layer.modules
+        ]
         if first and first[0] is not None and None not in first:
             if len({targets[target] for target in first if target is not None}) > 1:
                 raise Mixed
             return targets[first[0]]
-        # The class name of every parallel layer contains this word; the classes of experts count as parallel layers.
-        return next((targets[target] for target in targets if _matches("Linear", target, contains=True)), None)
+        # The class name of every parallel layer contains this word; the classes of experts count as
+        # parallel layers.
+        return next(
+            (targets[target] for target in targets if _matches("Linear", target, contains=True)),
+            None,
+        )
 
     names = frozenset(ignored)
     expressions = [entry[3:] for entry in ignored if entry.startswith("re:")]
@@ -81,8 +91,16 @@ _FP8: dict[str, Kind] = {"tensor": "fp8_tensor", "channel": "fp8_token", "block"
 def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
     """CompressedTensorsConfig._get_scheme_from_parts, in its order."""
     if not isinstance(weights, Mapping):
-        return UNQUANTIZED if weights is None else unknown("its weights are not described by an object")
-    bits, kind, strategy = weights.get("num_bits", 8), weights.get("type", "int"), weights.get("strategy")
+        return (
+            UNQUANTIZED
+            if weights is None
+            else unknown("its weights are not described by an object")
+        )
+    bits, kind, strategy = (
+        weights.get("num_bits", 8),
+        weights.get("type", "int"),
+        weights.get("strategy"),
+    )
     group = weights.get("group_size") or -1
     symmetric = weights.get("symmetric", True) is not False
     ordered = weights.get("actorder") in ("group", "dynamic")
@@ -97,21 +115,48 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
     if kind == "float" and bits == 8 and strategy == "group" and group == 32:
         return of("mxfp8", 8, 32)
     if kind == "int" and acts is None and strategy in ("group", "channel"):
-        return of("wna16", number(bits), number(group, -1), symmetric=symmetric, act_order=ordered and group != -1)
+        return of(
+            "wna16",
+            number(bits),
+            number(group, -1),
+            symmetric=symmetric,
+            act_order=ordered and group != -1,
+        )
     if acts is not None:
-        act_bits, act_kind, act_strategy = acts.get("num_bits", 8), acts.get("type", "int"), acts.get("strategy")
-        if kind == "int" and bits == 4 and act_kind == "float" and act_bits == 8 and strategy == "group":
+        act_bits, act_kind, act_strategy = (
+            acts.get("num_bits", 8),
+            acts.get("type", "int"),
+            acts.get("strategy"),
+        )
+        if (
+            kind == "int"
+            and bits == 4
+            and act_kind == "float"
+            and act_bits == 8
+            and strategy == "group"
+        ):
             return of("w4a8", 4, number(group, -1), symmetric=symmetric)
-        if kind == act_kind == "float" and bits == act_bits == 8 and strategy in ("tensor", "channel", "block"):
+        if (
+            kind == act_kind == "float"
+            and bits == act_bits == 8
+            and strategy in ("tensor", "channel", "block")
+        ):
             size = number(weights["block_structure"][1]) if strategy == "block" else -1
             return of(_FP8[strategy], 8, size, static_activation=not dynamic)
-        integers = kind == act_kind == "int" and bits == act_bits == 8 and strategy in ("tensor", "channel")
+        integers = (
+            kind == act_kind == "int"
+            and bits == act_bits == 8
+            and strategy in ("tensor", "channel")
+        )
         if integers and act_strategy == ("token" if dynamic else "tensor"):
             return of("int8", 8, static_activation=not dynamic)
     elif kind == "float" and bits == 8 and strategy in ("tensor", "channel", "block"):
         size = number(weights["block_structure"][1]) if strategy == "block" else -1
         return of(_FP8[strategy], 8, size, weight_only=True)
-    return unknown(f"no rules for compressed-tensors {form[:40]} with {_shown(bits)}-bit {str(kind)[:10]} weights")
+    return unknown(
+        f"no rules for compressed-tensors {form[:40]} with {_shown(bits)}-bit {str(kind)[:10]}"
+        " weights"
+    )
 
 
 def _shown(bits: object) -> str:
@@ -144,19 +189,30 @@ def modelopt(block: Block) -> Quantization:
     """modelopt.py ModelOptQuantConfigBase: its own file's form, or that of config.json."""
     fields = block.config.get("quantization", block.config)
     written = words(fields, "exclude_modules", "ignore")
-    # Where the engine renames a family's modules it reads `path*` as the module and all below it, elsewhere as a prefix.
+    # Where the engine renames a family's modules it reads `path*` as the module and all below it,
+    # elsewhere as a prefix.
     stars = [entry for entry in written if len(entry) > 1 and entry[-1] == "*" and entry[-2] != "."]
     below = [entry for entry in written if entry not in stars] + [entry[:-1] for entry in stars]
     below = [block.renamed(entry) for entry in (*below, *(f"{entry[:-1]}.*" for entry in stars))]
     prefixed = [block.renamed(entry) for entry in written]
     algorithm = str(fields["quant_algo"]).upper()
     groups = block.config.get("config_groups")
-    if algorithm == "NVFP4" and WEIGHTS_BY_GROUPS in block.traits and isinstance(groups, Mapping) and groups:
-        plain = all(isinstance(group, Mapping) and group.get("input_activations") is None for group in groups.values())
+    if (
+        algorithm == "NVFP4"
+        and WEIGHTS_BY_GROUPS in block.traits
+        and isinstance(groups, Mapping)
+        and groups
+    ):
+        plain = all(
+            isinstance(group, Mapping) and group.get("input_activations") is None
+            for group in groups.values()
+        )
         algorithm = "W4A16_NVFP4" if plain else algorithm
     size = fields.get("group_size")
     each = {
-        block.renamed(str(name)): _algorithm(str(item["quant_algo"]).upper(), item.get("group_size", size))
+        block.renamed(str(name)): _algorithm(
+            str(item["quant_algo"]).upper(), item.get("group_size", size)
+        )
         for name, item in (fields.get("quantized_layers") or {}).items()
     }
     base = None if algorithm == "MIXED_PRECISION" else _algorithm(algorithm, size)
@@ -173,10 +229,16 @@ def modelopt(block: Block) -> Quantization:
         if excluded(layer, below):
             return UNQUANTIZED
         if stars and excluded(layer, prefixed):
-            return unknown("whether its `*` exclusions mean this layer depends on the engine version")
+            return unknown(
+                "whether its `*` exclusions mean this layer depends on the engine version"
+            )
         if base is not None:
             # Experts have one FP8 method, whatever the algorithm: ModelOptFp8MoEMethod.
-            fp8 = layer.experts and isinstance(base, Scheme) and base.kind in ("fp8_token", "fp8_block")
+            fp8 = (
+                layer.experts
+                and isinstance(base, Scheme)
+                and base.kind in ("fp8_token", "fp8_block")
+            )
             return of("fp8_tensor", 8, static_activation=True) if fp8 else base
         found = {each.get(layer.name) or each.get(name, UNQUANTIZED) for name in layer.modules}
         if len(found) > 1:
@@ -198,22 +260,34 @@ def _algorithm(name: str, group: object) -> LayerScheme:
     scheme = schemes.get(name)
     if scheme is None:
         return unknown(f"no rules for ModelOpt {name[:40]}")
-    return of("nvfp4", 4, number(group), weight_only=scheme.weight_only) if scheme.kind == "nvfp4" and group else scheme
+    return (
+        of("nvfp4", 4, number(group), weight_only=scheme.weight_only)
+        if scheme.kind == "nvfp4" and group
+        else scheme
+    )
 
 
 def fp8(block: Block) -> Quantization:
     """fp8.py, and is_layer_skipped of utils/quant_utils.py."""
     config = block.config
-    skipped = frozenset(block.renamed(entry) for entry in words(config, "ignored_layers", "modules_to_not_convert"))
+    skipped = frozenset(
+        block.renamed(entry) for entry in words(config, "ignored_layers", "modules_to_not_convert")
+    )
     blocks = config.get("weight_block_size")
     static = config.get("activation_scheme") == "static"
-    base = of("fp8_block", 8, number(blocks[1])) if blocks else of("fp8_tensor", 8, static_activation=static)
+    base = (
+        of("fp8_block", 8, number(blocks[1]))
+        if blocks
+        else of("fp8_tensor", 8, static_activation=static)
+    )
 
     def rule(layer: Layer) -> LayerScheme:
         if layer.experts:
             ignored = any(layer.name in entry for entry in skipped if "experts" in entry)
         else:
-            ignored = layer.name in skipped or all_or_none(layer.modules, lambda name: name in skipped)
+            ignored = layer.name in skipped or all_or_none(
+                layer.modules, lambda name: name in skipped
+            )
         # Source: get_quant_method of vllm/models/deepseek_v41/quant_config.py:251 of 0.33.0.
         four = layer.experts and config.get("expert_dtype") == "fp4"
         return UNQUANTIZED if ignored else _MXFP4 if four else base

@@ -26,38 +26,61 @@ from gateway.engines.common.quantization.safe_regex import tame
 from gateway.models.scheme import Scheme
 
 
-def _integers(layout: str, bits: object, group: object, symmetric: object, act_order: object = False) -> Scheme:
+def _integers(
+    layout: str, bits: object, group: object, symmetric: object, act_order: object = False
+) -> Scheme:
     group = number(group, -1)
     # One group per channel: the order of its rows makes no difference. Source: gptq_marlin.py.
     ordered = bool(act_order) and group != -1
-    return of("wna16", number(bits), group, symmetric=bool(symmetric), act_order=ordered, layout=layout)
+    return of(
+        "wna16", number(bits), group, symmetric=bool(symmetric), act_order=ordered, layout=layout
+    )
 
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def _packed(layer: Layer, packed: set[str]) -> bool:
-    """Whether a checkpoint whose block does not say holds packed integers for `layer`: its headers tell.
+    """Whether a checkpoint whose block does not say holds packed integers for `layer`: its headers
+    tell.
 
-    Without headers, what GPTQ and AWQ tools do is assumed: all linear layers of the decoder's blocks but the routers.
-    Source: maybe_update_config of gptq_marlin.py and awq_marlin.py, which read the headers too, and never ask for experts.
+    Without headers, what GPTQ and AWQ tools do is assumed: all linear layers of the decoder's
+    blocks but the routers. Source: maybe_update_config of gptq_marlin.py and awq_marlin.py, which
+    read the headers too, and never ask for experts.
     """
     if packed and not layer.experts:
-        return all_or_none(layer.modules, lambda name: name in packed or _NUMBER.sub("*", name) in packed)
-    return ".layers." in layer.name and layer.name.rpartition(".")[2] not in ("gate", "router", "shared_expert_gate")
+        return all_or_none(
+            layer.modules, lambda name: name in packed or _NUMBER.sub("*", name) in packed
+        )
+    return ".layers." in layer.name and layer.name.rpartition(".")[2] not in (
+        "gate",
+        "router",
+        "shared_expert_gate",
+    )
 
 
 def _silent(block: Block) -> Quantization | None:
-    """A checkpoint of which neither block nor headers name a packed layer, which engines build unquantized without a word."""
+    """A checkpoint of which neither block nor headers name a packed layer, which engines build
+    unquantized without a word."""
     if block.packed or not block.read:
         return None
-    return Quantization(lambda _: unknown("the checkpoint's headers hold no packed layer, though config.json says quantized"))
+    return Quantization(
+        lambda _: unknown(
+            "the checkpoint's headers hold no packed layer, though config.json says quantized"
+        )
+    )
 
 
 def gptq(block: Block) -> Quantization:
     """gptq_marlin.py and utils/gptq_utils.py; auto_gptq.py from 0.26."""
     config = block.config
-    base = _integers("gptq", config["bits"], config["group_size"], config.get("sym", True), config.get("desc_act", False))
+    base = _integers(
+        "gptq",
+        config["bits"],
+        config["group_size"],
+        config.get("sym", True),
+        config.get("desc_act", False),
+    )
     listed = [block.renamed(entry) for entry in words(config, "modules_in_block_to_quantize")]
     if not listed and (silent := _silent(block)):
         return silent
@@ -70,7 +93,11 @@ def gptq(block: Block) -> Quantization:
             return UNQUANTIZED
         if not listed and not _packed(layer, packed):
             return UNQUANTIZED
-        if listed and not layer.experts and not all_or_none(layer.modules, lambda name: any(e in name for e in listed)):
+        if (
+            listed
+            and not layer.experts
+            and not all_or_none(layer.modules, lambda name: any(e in name for e in listed))
+        ):
             return UNQUANTIZED
         for pattern, changes in dynamic.items():
             if pattern.startswith("-:"):
@@ -89,7 +116,10 @@ def gptq(block: Block) -> Quantization:
     assumed = (
         ""
         if listed or packed
-        else "config.json does not list the quantized modules; all linear layers of the blocks are assumed"
+        else (
+            "config.json does not list the quantized modules; all linear layers of the blocks are"
+            " assumed"
+        )
     )
     return Quantization(rule, assumed, integer_checkpoint=True)
 
@@ -97,7 +127,10 @@ def gptq(block: Block) -> Quantization:
 def awq(block: Block) -> Quantization:
     """awq_marlin.py; auto_awq.py from 0.26."""
     config = block.config
-    bits, group = config.get("bits", config.get("w_bit")), config.get("group_size", config.get("q_group_size"))
+    bits, group = (
+        config.get("bits", config.get("w_bit")),
+        config.get("group_size", config.get("q_group_size")),
+    )
     base = _integers("awq", bits, group, not config.get("zero_point", True))
     skipped = [block.renamed(entry) for entry in words(config, "modules_to_not_convert")]
     if not skipped and (silent := _silent(block)):
@@ -110,12 +143,19 @@ def awq(block: Block) -> Quantization:
         if not skipped and not _packed(layer, packed):
             return UNQUANTIZED
         names = (layer.name,) if layer.experts else layer.modules
-        return UNQUANTIZED if all_or_none(names, lambda name: any(entry in name for entry in skipped)) else base
+        return (
+            UNQUANTIZED
+            if all_or_none(names, lambda name: any(entry in name for entry in skipped))
+            else base
+        )
 
     assumed = (
         ""
         if skipped or packed
-        else "config.json lists no module that stayed unquantized; all linear layers are assumed quantized"
+        else (
+            "config.json lists no module that stayed unquantized; all linear layers are assumed"
+            " quantized"
+        )
     )
     return Quantization(rule, assumed, integer_checkpoint=True)
 
@@ -128,11 +168,24 @@ def auto_round(block: Block) -> Quantization:
     config = block.config
     bits, group, symmetric = config["bits"], config["group_size"], config.get("sym", True)
     data = str(config.get("data_type", "int"))
-    packing = str(config.get("packing_format", "auto_round:auto_gptq")), str(config.get("backend", "auto"))
-    layout = "awq" if not any("gptq" in word for word in packing) and any("awq" in word for word in packing) else "gptq"
+    packing = (
+        str(config.get("packing_format", "auto_round:auto_gptq")),
+        str(config.get("backend", "auto")),
+    )
+    layout = (
+        "awq"
+        if not any("gptq" in word for word in packing) and any("awq" in word for word in packing)
+        else "gptq"
+    )
     blocks = config.get("block_name_to_quantize") or config.get("to_quant_block_names") or []
-    blocks = [block.renamed(entry) for entry in (blocks.split(",") if isinstance(blocks, str) else words({"b": blocks}, "b"))]
-    extra = {block.renamed(str(name)): dict(changes) for name, changes in (config.get("extra_config") or {}).items()}
+    blocks = [
+        block.renamed(entry)
+        for entry in (blocks.split(",") if isinstance(blocks, str) else words({"b": blocks}, "b"))
+    ]
+    extra = {
+        block.renamed(str(name)): dict(changes)
+        for name, changes in (config.get("extra_config") or {}).items()
+    }
     tame((name for name in extra if _SPECIAL & set(name)), anywhere=True)
 
     def special(name: str) -> Mapping[str, Any] | None:
@@ -153,7 +206,9 @@ def auto_round(block: Block) -> Quantization:
             return UNQUANTIZED
         size = changes.get("group_size", group if quantized else -1)
         if data == "int":
-            return _integers(layout, width, size, changes.get("sym", symmetric if quantized else True))
+            return _integers(
+                layout, width, size, changes.get("sym", symmetric if quantized else True)
+            )
         if "mx_fp" in data and width in (4, 8):
             return of("mxfp4" if width == 4 else "mxfp8", width, 32)
         if data in ("fp", "fp8") and width == 8 and isinstance(size, list) and len(size) == 2:
@@ -188,6 +243,10 @@ def bitsandbytes(block: Block) -> Quantization:
         path = layer.name.split(".")
         # is_layer_skipped_bnb: an entry is one part of the path, or its beginning.
         whole = {".".join(path[: end + 1]) for end in range(len(path))}
-        return UNQUANTIZED if skipped & (whole | set(path)) or path[-1] == "lm_head" else of("bnb", 8 if eight else 4)
+        return (
+            UNQUANTIZED
+            if skipped & (whole | set(path)) or path[-1] == "lm_head"
+            else of("bnb", 8 if eight else 4)
+        )
 
     return Quantization(rule)

@@ -1,8 +1,9 @@
 """From the quantization block of a checkpoint to the scheme of each layer. Pure.
 
-`parse` never raises: a block that these rules do not understand gives layers of kind "unknown" with the reason, because
-a guessed scheme is a guessed kernel. Layer names are those of the engine (`model.layers.0.self_attn.qkv_proj`); a fused
-layer comes with the last names of the checkpoint's modules it is made of, since blocks speak of those.
+`parse` never raises: a block that these rules do not understand gives layers of kind "unknown" with
+the reason, because a guessed scheme is a guessed kernel. Layer names are those of the engine
+(`model.layers.0.self_attn.qkv_proj`); a fused layer comes with the last names of the checkpoint's
+modules it is made of, since blocks speak of those.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def parse(
 ) -> Quantization:
     """The schemes that `quant` gives; Block says what the other arguments are.
 
-    Online quantization (`--quantization fp8` of an unquantized checkpoint) is Quant(method="fp8") without a block.
+    Online quantization (`--quantization fp8` of an unquantized checkpoint) is Quant(method="fp8")
+    without a block.
     """
     if quant is None:
         return Quantization(lambda _: UNQUANTIZED, numbered=False)
@@ -38,20 +40,32 @@ def parse(
         return Quantization(lambda _: unknown(f"no rules for the quantization method {method}"))
     try:
         found = reader(Block(quant.config, renames, packed, read, traits))
-        return replace(found, numbered=bool(packed) or any(map(tells_numbers, _texts(quant.config))))
+        return replace(
+            found, numbered=bool(packed) or any(map(tells_numbers, _texts(quant.config)))
+        )
     except Untamed as error:
         untamed = str(error)
         return Quantization(lambda _: unknown(untamed))
-    except (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError, Warning) as error:
+    except (
+        ArithmeticError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+        Warning,
+    ) as error:
         reason = f"the {method} block of config.json is not understood ({type(error).__name__})"
         return Quantization(lambda _: unknown(reason))
 
 
-# What can tell layers by their number: a number between dots, as far as an entry goes, or a pattern. An entry without either
-# is compared with the text before or after the number, which all layers share.
+# What can tell layers by their number: a number between dots, as far as an entry goes, or a
+# pattern. An entry without either is compared with the text before or after the number, which all
+# layers share.
 _NUMBERED = re.compile(r"(^|\.)\d+(\.|$)|^re:|[\\\[\](){}*?+^$|]")
-# Nor can a pattern of letters, dots between them and `.*`, as `re:.*mlp.gate$`: it has a number, which stands between dots, only within `.*`,
-# which takes any other too. Most checkpoints have no others, and their layers need not be asked for one by one.
+# Nor can a pattern of letters, dots between them and `.*`, as `re:.*mlp.gate$`: it has a number,
+# which stands between dots, only within `.*`, which takes any other too. Most checkpoints have no
+# others, and their layers need not be asked for one by one.
 _ANY_NUMBER = re.compile(r"re:\^?(?:[A-Za-z_]|\\\.|\.\*|(?<=[A-Za-z_])\.(?=[A-Za-z_]))*\$?")
 
 

@@ -1,7 +1,9 @@
-"""Regular expressions that a checkpoint brings: refused before they are matched where that could take for ever. Pure.
+"""Regular expressions that a checkpoint brings: refused before they are matched where that could
+take for ever. Pure.
 
-Python's matcher tries every way to divide a name over the parts of a pattern: `(a+)+$` has 2^length of them. Names of layers
-are short, so a bound on how many ways a pattern leaves open bounds the time.
+Python's matcher tries every way to divide a name over the parts of a pattern: `(a+)+$` has 2^length
+of them. Names of layers are short, so a bound on how many ways a pattern leaves open bounds the
+time.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import math
 import re
 from collections.abc import Iterable
 
-# Most steps of matching one name (about ten nanoseconds each); most characters of a name, and of a number within a name.
+# Most steps of matching one name (about ten nanoseconds each); most characters of a name, and of a
+# number within a name.
 _MOST_STEPS = 2**17
 _NAME, _DIGITS = 64, 4
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
@@ -24,17 +27,22 @@ class Untamed(ValueError):
 
 
 def tame(patterns: Iterable[str], *, anywhere: bool = False) -> None:
-    """Raises Untamed where matching one layer's name with all of these could take long; `anywhere`: re.search, not re.match."""
+    """Raises Untamed where matching one layer's name with all of these could take long; `anywhere`:
+    re.search, not re.match."""
     steps = 0.0
     for pattern in patterns:
         starts = _NAME if anywhere and not pattern.startswith(("^", ".*")) else 1
         steps += starts * _ways(pattern)
         if steps > _MOST_STEPS:
-            raise Untamed(f"matching the pattern {pattern[:60]!r} of its quantization block could take for ever")
+            raise Untamed(
+                f"matching the pattern {pattern[:60]!r} of its quantization block could take for"
+                " ever"
+            )
 
 
 def _ways(pattern: str) -> float:
-    """At most how many ways there are to divide a name over this pattern; infinite where a group repeats."""
+    """At most how many ways there are to divide a name over this pattern; infinite where a group
+    repeats."""
     wide, ways = 0, 1.0
     choices = [1]  # of each open group
     before = ""

@@ -10,7 +10,11 @@ from functools import lru_cache
 def numbers(capability: str) -> tuple[int, int] | None:
     """Major and minor number; None: the text is not a compute capability."""
     major, _, minor = capability.partition(".")
-    return (int(major), int(minor)) if (major + minor).isascii() and major.isdigit() and minor.isdigit() else None
+    return (
+        (int(major), int(minor))
+        if (major + minor).isascii() and major.isdigit() and minor.isdigit()
+        else None
+    )
 
 
 def of_family(capability: str, wanted: Iterable[str]) -> bool:

@@ -21,7 +21,8 @@ __all__ = ["Check", "Undecided", "first_refusal"]
 class Check(RootModel[dict[str, Any]]):
     """Conditions by name, all of which must hold; the first that does not gives the reason.
 
-    Two names combine other checks: `when` (the rest applies only where that check holds) and `any_of` (one of them holds).
+    Two names combine other checks: `when` (the rest applies only where that check holds) and
+    `any_of` (one of them holds).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -82,10 +83,17 @@ def _value_of(name: str, wanted: Any) -> Any:
         (near,) = difflib.get_close_matches(name, [*_COMBINE, *CONDITIONS], n=1, cutoff=0)
         raise ValueError(f"there is no condition `{name}`; the nearest is `{near}`")
     try:
-        return (_COMBINE[name] if name in _COMBINE else CONDITIONS[name].takes).validate_python(wanted)
+        return (_COMBINE[name] if name in _COMBINE else CONDITIONS[name].takes).validate_python(
+            wanted
+        )
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False, include_context=False)[0]["msg"]
+        problem = error.errors(include_url=False, include_input=False, include_context=False)[0][
+            "msg"
+        ]
         raise ValueError(f"`{name}`: {problem.removeprefix('Value error, ')}") from None
 
 
-_COMBINE: dict[str, TypeAdapter[Any]] = {"when": TypeAdapter(Check), "any_of": TypeAdapter(tuple[Check, ...])}
+_COMBINE: dict[str, TypeAdapter[Any]] = {
+    "when": TypeAdapter(Check),
+    "any_of": TypeAdapter(tuple[Check, ...]),
+}

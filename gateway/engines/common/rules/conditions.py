@@ -1,6 +1,8 @@
-"""Every condition that a rule may ask for, under one name each: the type of its value, and its answer in words. Pure.
+"""Every condition that a rule may ask for, under one name each: the type of its value, and its
+answer in words. Pure.
 
-    CONDITIONS[name].test(what is wanted, Subject) -> why it does not hold, with the numbers; "": it holds
+    CONDITIONS[name].test(what is wanted, Subject) -> why it does not hold, with the numbers; "": it
+    holds
 
 A profile writes conditions by name: {schemes: [wna16], min_capability: "8.0", n_multiple: 64}.
 """
@@ -34,10 +36,16 @@ class Condition:
 
 
 _NAMES, _NUMBERS = TypeAdapter(tuple[str, ...]), TypeAdapter(tuple[int, ...])
-_NAME, _NUMBER, _YES_NO, _YES = TypeAdapter(str), TypeAdapter(int), TypeAdapter(bool), TypeAdapter(Literal[True])
+_NAME, _NUMBER, _YES_NO, _YES = (
+    TypeAdapter(str),
+    TypeAdapter(int),
+    TypeAdapter(bool),
+    TypeAdapter(Literal[True]),
+)
 _SIZE = TypeAdapter(Annotated[int, Field(ge=1)])
 
-# --- what most conditions are made of: the part of the subject that is read, and how its value is compared ---
+# --- what most conditions are made of: the part of the subject that is read, and how its value is
+# compared ---
 
 
 def _layer(read: Callable[[LinearShape], Any]) -> Read:
@@ -64,7 +72,9 @@ def _compared(words: str, read: Read, reason: Callable[[Any, Any], str]) -> Test
 
 def _one_of(words: str, read: Read, takes: TypeAdapter[Any] = _NAMES) -> Condition:
     def reason(value: Any, wanted: tuple[Any, ...]) -> str:
-        return "" if value in wanted else f"takes {words} {_or(wanted) or 'of its own'}, not {value}"
+        return (
+            "" if value in wanted else f"takes {words} {_or(wanted) or 'of its own'}, not {value}"
+        )
 
     return Condition(takes, _compared(words, read, reason))
 
@@ -85,13 +95,23 @@ def _multiple(words: str, read: Read, shown: str = "{} {} is not a multiple of {
 
 def _at_least(words: str, read: Read, shown: str = "{} {} is below {}") -> Condition:
     return Condition(
-        _NUMBER, _compared(words, read, lambda value, wanted: shown.format(words, value, wanted) if value < wanted else "")
+        _NUMBER,
+        _compared(
+            words,
+            read,
+            lambda value, wanted: shown.format(words, value, wanted) if value < wanted else "",
+        ),
     )
 
 
 def _at_most(words: str, read: Read, shown: str = "{} {} is above {}") -> Condition:
     return Condition(
-        _NUMBER, _compared(words, read, lambda value, wanted: shown.format(words, value, wanted) if value > wanted else "")
+        _NUMBER,
+        _compared(
+            words,
+            read,
+            lambda value, wanted: shown.format(words, value, wanted) if value > wanted else "",
+        ),
     )
 
 
@@ -112,12 +132,18 @@ def _of_layer(reason: Callable[[LinearShape, Any], str], takes: TypeAdapter[Any]
 
 
 def _of_experts(reason: Callable[[MoeShape, Any], str], takes: TypeAdapter[Any]) -> Condition:
-    return Condition(takes, _compared("the layer of experts", lambda subject: subject.experts, reason))
+    return Condition(
+        takes, _compared("the layer of experts", lambda subject: subject.experts, reason)
+    )
 
 
 def _capabilities(wanted: tuple[str, ...], subject: Subject) -> str:
     here = of_family(subject.capability, wanted)
-    return "" if here else f"runs on compute capability {_or(wanted)}, this GPU has {subject.capability}"
+    return (
+        ""
+        if here
+        else f"runs on compute capability {_or(wanted)}, this GPU has {subject.capability}"
+    )
 
 
 def _at_least_capability(wanted: str, subject: Subject) -> bool:
@@ -126,12 +152,20 @@ def _at_least_capability(wanted: str, subject: Subject) -> bool:
 
 def _min_capability(wanted: str, subject: Subject) -> str:
     enough = _at_least_capability(wanted, subject)
-    return "" if enough else f"needs compute capability {wanted} or higher, this GPU has {subject.capability}"
+    return (
+        ""
+        if enough
+        else f"needs compute capability {wanted} or higher, this GPU has {subject.capability}"
+    )
 
 
 def _below_capability(wanted: str, subject: Subject) -> str:
     above = _at_least_capability(wanted, subject)
-    return f"is for GPUs below compute capability {wanted}, this one has {subject.capability}" if above else ""
+    return (
+        f"is for GPUs below compute capability {wanted}, this one has {subject.capability}"
+        if above
+        else ""
+    )
 
 
 def _min_gib(wanted: float, subject: Subject) -> str:
@@ -147,7 +181,11 @@ def _variable(wanted: str, subject: Subject) -> str:
 
 
 def _enabled(wanted: str, subject: Subject) -> str:
-    return f"the engine also wants {wanted}, which VLLM_DISABLED_KERNELS disables" if wanted in subject.disabled else ""
+    return (
+        f"the engine also wants {wanted}, which VLLM_DISABLED_KERNELS disables"
+        if wanted in subject.disabled
+        else ""
+    )
 
 
 _DTYPE = _one_of("dtype", _attention(lambda a: a.dtype))
@@ -185,18 +223,26 @@ def _whole_groups(layer: LinearShape, wanted: str) -> str:
 
 
 def _block_groups(layer: LinearShape, allowed: tuple[int, ...]) -> str:
-    """Of the K that one block of the kernel takes: 128, or the next smaller multiple of the group that divides K."""
+    """Of the K that one block of the kernel takes: 128, or the next smaller multiple of the group
+    that divides K."""
     group = layer.scheme.group
     if group <= 0 or layer.k % group:
         return ""
-    block = next((size for size in range(max(128 // group, 1) * group, 0, -group) if layer.k % size == 0), group)
+    block = next(
+        (size for size in range(max(128 // group, 1) * group, 0, -group) if layer.k % size == 0),
+        group,
+    )
     if block // group in allowed:
         return ""
-    return f"a block of {block} of K={layer.k} has {block // group} groups of {group}, and the kernel takes {_or(allowed)}"
+    return (
+        f"a block of {block} of K={layer.k} has {block // group} groups of {group}, and the kernel"
+        f" takes {_or(allowed)}"
+    )
 
 
 def _n_packs(layer: LinearShape, _: bool) -> str:
-    # Of bits that do not divide 32, which only several words hold whole: Fraction(32, bits).numerator in gptq.py.
+    # Of bits that do not divide 32, which only several words hold whole: Fraction(32,
+    # bits).numerator in gptq.py.
     packs = 32 // math.gcd(32, max(layer.scheme.bits, 1))
     over = layer.n % packs
     return _OVER.format("N", layer.n, packs, over) if over else ""
@@ -221,7 +267,11 @@ def _not_families(experts: MoeShape, wanted: tuple[str, ...]) -> str:
 
 def _whole_expert_groups(experts: MoeShape, _: bool) -> str:
     group, size = experts.scheme.group, experts.intermediate
-    return f"intermediate size {size} is not a multiple of {group}" if group > 0 and size % group else ""
+    return (
+        f"intermediate size {size} is not a multiple of {group}"
+        if group > 0 and size % group
+        else ""
+    )
 
 
 def _halved_groups(experts: MoeShape, least: int) -> str:
@@ -239,7 +289,11 @@ def _halved_groups(experts: MoeShape, least: int) -> str:
 
 def _block_multiple(wanted: int, subject: Subject) -> str:
     size = subject.attention.block_size if subject.attention else None
-    return f"block size {size} is not a multiple of {wanted}" if size is not None and size % wanted else ""
+    return (
+        f"block size {size} is not a multiple of {wanted}"
+        if size is not None and size % wanted
+        else ""
+    )
 
 
 # --- the table ---
@@ -252,25 +306,39 @@ CONDITIONS: dict[str, Condition] = {
     "min_gib": Condition(TypeAdapter(float), _min_gib),  # memory of the smallest GPU
     "package": Condition(_NAME, _package),
     "variable": Condition(_NAME, _variable),  # an environment variable that is on
-    "enabled": Condition(_NAME, _enabled),  # a kernel on which the engine insists beside the chosen one
+    "enabled": Condition(
+        _NAME, _enabled
+    ),  # a kernel on which the engine insists beside the chosen one
     # What the model computes in.
     "dtypes": Condition(_NAMES, _dtypes),
     # How the weights of a layer are quantized: dense ones and experts.
     "schemes": _one_of("schemes", _layer(lambda s: s.scheme.kind), TypeAdapter(tuple[Kind, ...])),
     "bits": _one_of("weights of bits", _layer(lambda s: s.scheme.bits), _NUMBERS),
-    "weights": _one_of("weights", _layer(lambda s: s.scheme.weights)),  # "4-bit symmetric", "8-bit with zero points"
+    "weights": _one_of(
+        "weights", _layer(lambda s: s.scheme.weights)
+    ),  # "4-bit symmetric", "8-bit with zero points"
     "symmetric": _is("symmetric quantization", _layer(lambda s: s.scheme.symmetric)),
     "weight_only": _is("weights quantized alone", _layer(lambda s: s.scheme.weight_only)),
-    "static_activation": _is("static activation scales", _layer(lambda s: s.scheme.static_activation)),
-    "activations": _one_of("activations", lambda subject: subject.activation),  # how the code path quantizes them
+    "static_activation": _is(
+        "static activation scales", _layer(lambda s: s.scheme.static_activation)
+    ),
+    "activations": _one_of(
+        "activations", lambda subject: subject.activation
+    ),  # how the code path quantizes them
     "origins": _one_of("checkpoints of", _origins),  # who quantized: quant_method, or "online"
     "layouts": _one_of("weights packed as", _layer(lambda s: s.scheme.layout)),
     "act_order": _of_layer(_act_order, TypeAdapter(Literal["no", "yes", "unsharded"])),
-    "groups": _one_of("group size", _layer(lambda s: s.scheme.group), _NUMBERS),  # -1: one for all inputs
+    "groups": _one_of(
+        "group size", _layer(lambda s: s.scheme.group), _NUMBERS
+    ),  # -1: one for all inputs
     "min_group": _at_least("group size", _layer(lambda s: s.scheme.group), _BELOW),
     "group_is_full_k": _of_layer(_group_is_full_k, _YES),
-    "whole_groups": _of_layer(_whole_groups, TypeAdapter(Literal["layer", "rank", "rank unless one group"])),
-    "block_groups": _of_layer(_block_groups, _NUMBERS),  # groups in one block of K that a kernel takes
+    "whole_groups": _of_layer(
+        _whole_groups, TypeAdapter(Literal["layer", "rank", "rank unless one group"])
+    ),
+    "block_groups": _of_layer(
+        _block_groups, _NUMBERS
+    ),  # groups in one block of K that a kernel takes
     # The sides of a product: K inputs, N outputs, on one rank; "full": before ranks cut the layer.
     "k_multiple": _multiple("K", _layer(lambda s: s.k), _OVER),
     "n_multiple": _multiple("N", _layer(lambda s: s.n), _OVER),
@@ -283,30 +351,42 @@ CONDITIONS: dict[str, Condition] = {
     # Experts. Sizes are those of one rank.
     "families": _one_of("models of", _experts(lambda e: e.family)),  # model_type
     "not_families": _of_experts(_not_families, _NAMES),
-    "functions": _one_of("the activation function", _experts(lambda e: e.function)),  # between the two products
+    "functions": _one_of(
+        "the activation function", _experts(lambda e: e.function)
+    ),  # between the two products
     "routings": _one_of("routing", _experts(lambda e: e.routing)),
     "gated": _is("gated experts", _experts(lambda e: e.gated)),
     "bias": _is("experts with bias", _experts(lambda e: e.bias)),
     "ep": _is("expert parallelism", _experts(lambda e: e.ep)),  # ranks hold whole experts
-    "max_experts": _at_most("experts", _experts(lambda e: e.experts), "takes at most {2} {0}, not {1}"),
+    "max_experts": _at_most(
+        "experts", _experts(lambda e: e.experts), "takes at most {2} {0}, not {1}"
+    ),
     "hidden_multiple": _multiple("hidden size", _experts(lambda e: e.hidden)),
     "intermediate_multiple": _multiple("intermediate size", _experts(lambda e: e.intermediate)),
     "whole_expert_groups": _of_experts(_whole_expert_groups, _YES),
     "halved_groups": _of_experts(_halved_groups, _SIZE),
     # Attention.
-    "layers": _one_of("layers of kind", _attention(lambda a: a.kind), TypeAdapter(tuple[LayerKind, ...])),
+    "layers": _one_of(
+        "layers of kind", _attention(lambda a: a.kind), TypeAdapter(tuple[LayerKind, ...])
+    ),
     "mla": _is("MLA", _attention(lambda a: a.kind == "mla")),
     "sparse": _is("sparse attention", _attention(lambda a: a.sparse)),
     "causal": _is("causal layers", _attention(lambda a: a.causal)),
     "sinks": _is("layers with attention sinks", _attention(lambda a: a.sinks)),
-    "multimodal_prefix": _is("image tokens that see one another", _attention(lambda a: a.multimodal_prefix)),
+    "multimodal_prefix": _is(
+        "image tokens that see one another", _attention(lambda a: a.multimodal_prefix)
+    ),
     "softcap": _is("logits with a soft cap", _attention(lambda a: a.softcap)),
-    "flash_attention_4": _is("a forced FlashAttention 4", _attention(lambda a: a.flash_attention == 4)),
+    "flash_attention_4": _is(
+        "a forced FlashAttention 4", _attention(lambda a: a.flash_attention == 4)
+    ),
     "kv_dtypes": _one_of("KV cache dtype", _attention(lambda a: a.kv_dtype)),
     "block_multiple": Condition(_SIZE, _block_multiple),  # where --block-size names a block
     "heads": _one_of("heads per rank", _attention(lambda a: a.heads), _NUMBERS),
     "max_heads": _at_most("heads per rank", _attention(lambda a: a.heads)),
-    "head_dims": _one_of("head size", _attention(lambda a: a.head_dim), _NUMBERS),  # of MLA: latent and rope together
+    "head_dims": _one_of(
+        "head size", _attention(lambda a: a.head_dim), _NUMBERS
+    ),  # of MLA: latent and rope together
     "head_multiple": _multiple("head size", _attention(lambda a: a.head_dim)),
     "min_head": _at_least("head size", _attention(lambda a: a.head_dim)),
     "max_head": _at_most("head size", _attention(lambda a: a.head_dim)),
@@ -320,6 +400,8 @@ CONDITIONS: dict[str, Condition] = {
     "architectures": _one_of("models of", _attention(lambda a: a.architecture)),
     "recurrent": _one_of("recurrent layers of kind", _attention(lambda a: a.recurrent or "none")),
     "state_dtypes": _one_of("states in", _attention(lambda a: a.state_dtype)),
-    "state_sizes": _one_of("states of", _attention(lambda a: a.state_size), TypeAdapter(tuple[tuple[int, int], ...])),
+    "state_sizes": _one_of(
+        "states of", _attention(lambda a: a.state_size), TypeAdapter(tuple[tuple[int, int], ...])
+    ),
     "max_chunk": _at_most("a prefill batch of", _attention(lambda a: a.chunk)),
 }

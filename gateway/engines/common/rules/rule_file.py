@@ -6,9 +6,14 @@ from gateway.domain import Value
 
 
 class RuleFile(Value):
-    """One rule file of an engine version. Compared by identity: the file is read once, and answers are remembered for it."""
+    """One rule file of an engine version. Compared by identity: the file is read once, and answers
+    are remembered for it."""
 
-    def __hash__(self) -> int:  # a method of its own: object's would be replaced in each subclass, for values are frozen
+    def __hash__(
+        self,
+    ) -> (
+        int
+    ):  # a method of its own: object's would be replaced in each subclass, for values are frozen
         return id(self)
 
     def __eq__(self, other: object) -> bool:

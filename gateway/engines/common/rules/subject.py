@@ -1,4 +1,5 @@
-"""What conditions are asked of: a layer or a model, the GPU, and the installation that computes it. Pure."""
+"""What conditions are asked of: a layer or a model, the GPU, and the installation that computes it.
+Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ AttentionRole = Literal["decoder", "encoder", "encoder_only", "encoder_decoder"]
 
 
 class AttentionQuery(NamedTuple):
-    """Attention of one layer as one rank holds it (vLLM), or of a whole model (SGLang). None: not known.
+    """Attention of one layer as one rank holds it (vLLM), or of a whole model (SGLang). None: not
+    known.
 
-    mla: `head_dim` is latent_dim + rope_dim; `nope_dim`, `value_dim` are of the uncompressed heads. encoder: `role` says
-    which. causal False: a decoder layer that sees ahead, as the layers of a DFlash drafter do.
+    mla: `head_dim` is latent_dim + rope_dim; `nope_dim`, `value_dim` are of the uncompressed heads.
+    encoder: `role` says which. causal False: a decoder layer that sees ahead, as the layers of a
+    DFlash drafter do.
     """
 
     kind: LayerKind
@@ -35,10 +38,14 @@ class AttentionQuery(NamedTuple):
     latent_dim: int | None = None
     index_topk: int | None = None
     flash_attention: int | None = None  # the version that is asked for, --attention-config
-    recurrent: Literal["", "gdn", "kda", "mamba1", "mamba2"] = ""  # "": not recurrent; of a model: it has no such layers
+    recurrent: Literal["", "gdn", "kda", "mamba1", "mamba2"] = (
+        ""  # "": not recurrent; of a model: it has no such layers
+    )
     # of a whole model alone
     architecture: str = ""
-    state_dtype: str = "float32"  # of recurrent layers; the engine's own where config.json names none
+    state_dtype: str = (
+        "float32"  # of recurrent layers; the engine's own where config.json names none
+    )
     state_size: tuple[int, int] = (0, 0)  # rows and columns of a head's state
     chunk: int = 0  # tokens of one prefill batch, where the user sets them
 

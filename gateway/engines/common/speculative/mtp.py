@@ -1,4 +1,5 @@
-"""Layers of a checkpoint that draft tokens for it (multi-token prediction): how many, their attention and their bytes. Pure."""
+"""Layers of a checkpoint that draft tokens for it (multi-token prediction): how many, their
+attention and their bytes. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +13,25 @@ from gateway.engines.vllm.kv_cache import ITEM_BYTES
 from gateway.models.families.config import Fields
 from gateway.models.rank import Rank
 
-# Modules that a drafting layer does not have: it is a layer with softmax attention, and experts where the model has any.
+# Modules that a drafting layer does not have: it is a layer with softmax attention, and experts
+# where the model has any.
 _RECURRENT = ("linear_attn", "mamba", "mixer.in_proj", "mixer.out_proj")
 _DENSE = ("mlp.gate_up_proj", "mlp.down_proj")
 
 
 def drafting_layers(spec: ModelSpec, rules: Mtp) -> int | None:
-    """How many layers draft by config.json; None: this engine version knows none of such a model."""
+    """How many layers draft by config.json; None: this engine version knows none of such a
+    model."""
     fields = Fields(spec.config, spec.source)
     for entry in rules.targets:
         if spec.model_type in entry.types or spec.architecture in entry.architectures:
             inner = Fields(
-                {**fields.mapping("text_config", {}), **fields.mapping("mtp_config", {}), **spec.config}, spec.source
+                {
+                    **fields.mapping("text_config", {}),
+                    **fields.mapping("mtp_config", {}),
+                    **spec.config,
+                },
+                spec.source,
             )
             return inner.integer(entry.field, default=entry.default or 0, least=0)
     return None
@@ -31,33 +39,45 @@ def drafting_layers(spec: ModelSpec, rules: Mtp) -> int | None:
 
 def drafting_groups(spec: ModelSpec, layers: int) -> tuple[AttentionGroup, ...]:
     """Their attention: that of the model's layers which see everything."""
-    group = next((group for group in spec.attention if group.kind in ("full", "mla", "sliding")), None)
+    group = next(
+        (group for group in spec.attention if group.kind in ("full", "mla", "sliding")), None
+    )
     return () if group is None else (group.evolve(layers=layers),)
 
 
-def drafting_bytes(spec: ModelSpec, layers: int, rank: Rank, build: Callable[[ModelSpec], BuiltModel]) -> int | None:
-    """Bytes on one rank: of their tensors, else as many as such a layer of the model has; None: not known.
+def drafting_bytes(
+    spec: ModelSpec, layers: int, rank: Rank, build: Callable[[ModelSpec], BuiltModel]
+) -> int | None:
+    """Bytes on one rank: of their tensors, else as many as such a layer of the model has; None: not
+    known.
 
-    The embedding and the head are the model's own (vllm/v1/spec_decode/llm_base_proposer.py, _maybe_share_lm_head), but for a
-    `shared_head` in the files, which is loaded beside it.
+    The embedding and the head are the model's own (vllm/v1/spec_decode/llm_base_proposer.py,
+    _maybe_share_lm_head), but for a `shared_head` in the files, which is loaded beside it.
     """
     if spec.draft_tensors:
         heads = max((group.kv_heads for group in spec.attention), default=1)
         return sum(
-            other_bytes(_cut(tensor), rank.tp, rank.dtype, heads) for tensor in spec.draft_tensors if tensor.shard != "vocab"
+            other_bytes(_cut(tensor), rank.tp, rank.dtype, heads)
+            for tensor in spec.draft_tensors
+            if tensor.shard != "vocab"
         )
     alike = [linear for linear in build(spec).linears if _drafts(linear, spec)]
     sizes = [linear_bytes(linear, Rank(tp=rank.tp, dtype=rank.dtype)) for linear in alike]
     if not sizes or None in sizes:
         return None
     each = sum((size or 0) // linear.count for size, linear in zip(sizes, alike, strict=True))
-    joined = 2 * spec.hidden * spec.hidden * ITEM_BYTES[rank.dtype]  # the token and the hidden state, into one
+    joined = (
+        2 * spec.hidden * spec.hidden * ITEM_BYTES[rank.dtype]
+    )  # the token and the hidden state, into one
     return layers * (each + joined)
 
 
 def _cut(tensor: TensorGroup) -> TensorGroup:
-    """A shared head is cut like every head. Source: SharedHead in vllm/model_executor/models/deepseek_mtp.py."""
-    return tensor.evolve(shard="vocab") if tensor.name.endswith("shared_head.head.weight") else tensor
+    """A shared head is cut like every head. Source: SharedHead in
+    vllm/model_executor/models/deepseek_mtp.py."""
+    return (
+        tensor.evolve(shard="vocab") if tensor.name.endswith("shared_head.head.weight") else tensor
+    )
 
 
 def _drafts(linear: Linear, spec: ModelSpec) -> bool:

@@ -1,9 +1,11 @@
-"""Speculative decoding: which drafter an engine version runs for a model, with what settings, or why none. Pure.
+"""Speculative decoding: which drafter an engine version runs for a model, with what settings, or
+why none. Pure.
 
     SpeculativeRules (speculative.yaml) + Target + Drafter + Wish -> Speculation
 
-A drafter that cannot run never refuses the model: it is dropped with every reason, and the model is served alone. Without a wish
-nothing is drafted, because what that gains depends on the prompts: it is for the user to measure.
+A drafter that cannot run never refuses the model: it is dropped with every reason, and the model is
+served alone. Without a wish nothing is drafted, because what that gains depends on the prompts: it
+is for the user to measure.
 """
 
 from __future__ import annotations
@@ -11,7 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gateway.domain import AttentionGroup, Choice, Engine, IntChoice, LayerAttention, ModelSpec, Refusal, StrChoice, Wish
+from gateway.domain import (
+    AttentionGroup,
+    Choice,
+    Engine,
+    IntChoice,
+    LayerAttention,
+    ModelSpec,
+    Refusal,
+    StrChoice,
+    Wish,
+)
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.layers.weights import other_bytes, weights_bytes
 from gateway.engines.common.speculative.mtp import drafting_bytes, drafting_groups, drafting_layers
@@ -21,9 +33,11 @@ from gateway.models.drafter import Drafter
 from gateway.models.families.config import Fields
 from gateway.models.rank import Rank
 
-# Where no config names a number: few, because each refused token is work lost. Users measure and set their own.
+# Where no config names a number: few, because each refused token is work lost. Users measure and
+# set their own.
 _TOKENS = 3
-# The n-grams that the engine looks up are this long when nothing is set (prompt_lookup_max in vllm/config/speculative.py).
+# The n-grams that the engine looks up are this long when nothing is set (prompt_lookup_max in
+# vllm/config/speculative.py).
 _NGRAM = 5
 _READ_HIDDEN_STATES = ("eagle3", "dflash", "dspark")
 
@@ -31,8 +45,8 @@ _READ_HIDDEN_STATES = ("eagle3", "dflash", "dspark")
 class Target(NamedTuple):
     """The model that drafted tokens are for, as one rank computes it.
 
-    build: what engines build of a model, by its config. attends: which backends compute such layers of a drafter on the GPU at
-    hand, by the attention rules of the engine version.
+    build: what engines build of a model, by its config. attends: which backends compute such layers
+    of a drafter on the GPU at hand, by the attention rules of the engine version.
     """
 
     spec: ModelSpec
@@ -42,23 +56,34 @@ class Target(NamedTuple):
 
 
 def _none(reason: str, source: str, refused: tuple[Refusal, ...] = ()) -> Speculation:
-    return Speculation(method=StrChoice(value="none", reason=reason, source=source), refused=refused)
+    return Speculation(
+        method=StrChoice(value="none", reason=reason, source=source), refused=refused
+    )
 
 
-_UNASKED = _none("nobody asked for it, and what it gains depends on the prompts: measure it", "planner")
+_UNASKED = _none(
+    "nobody asked for it, and what it gains depends on the prompts: measure it", "planner"
+)
 
 
 def speculate(
-    target: Target, drafter: Drafter | None, wish: Wish, engine: Engine, rules: SpeculativeRules | None
+    target: Target,
+    drafter: Drafter | None,
+    wish: Wish,
+    engine: Engine,
+    rules: SpeculativeRules | None,
 ) -> Speculation:
-    """What this engine version drafts with for the target; `drafter` is the drafter that the wish names."""
+    """What this engine version drafts with for the target; `drafter` is the drafter that the wish
+    names."""
     asked = "drafter" if drafter is not None else wish.speculative
     if asked is None:
         return _UNASKED
     if asked == "off":
         return _none("set by the user", "user")
     if rules is None:
-        return _dropped(asked, engine, [_refusal(asked, f"what {engine.ref} can draft with is not known here")])
+        return _dropped(
+            asked, engine, [_refusal(asked, f"what {engine.ref} can draft with is not known here")]
+        )
     if drafter is not None:
         return _with_drafter(target, drafter, wish, engine, rules)
     if asked == "ngram":
@@ -77,7 +102,9 @@ def drafter_bytes(drafter: Drafter, rank: Rank, build: Callable[[ModelSpec], Bui
 def _with_ngrams(wish: Wish, engine: Engine, rules: SpeculativeRules) -> Speculation:
     if "ngram" not in rules.methods:
         return _dropped("ngram", engine, [_no_method("ngram", engine, rules)])
-    tokens = _tokens(wish, _NGRAM, "as many as the n-grams that are looked up are long", rules.methods["ngram"])
+    tokens = _tokens(
+        wish, _NGRAM, "as many as the n-grams that are looked up are long", rules.methods["ngram"]
+    )
     return Speculation(
         method=StrChoice(value="ngram", reason="set by the user", source="user"),
         tokens=tokens,
@@ -85,7 +112,9 @@ def _with_ngrams(wish: Wish, engine: Engine, rules: SpeculativeRules) -> Specula
     )
 
 
-def _with_own_layers(target: Target, wish: Wish, engine: Engine, rules: SpeculativeRules) -> Speculation:
+def _with_own_layers(
+    target: Target, wish: Wish, engine: Engine, rules: SpeculativeRules
+) -> Speculation:
     """MTP: layers of the target's own checkpoint draft."""
     spec = target.spec
     known = drafting_layers(spec, rules.mtp)
@@ -99,27 +128,51 @@ def _with_own_layers(target: Target, wish: Wish, engine: Engine, rules: Speculat
     groups = () if reason else drafting_groups(spec, known or 1)
     rows = target.attends(groups)
     failed = (
-        [_refusal("mtp", reason)] if reason else [refusal for row in rows if row.status == "none" for refusal in row.refused]
+        [_refusal("mtp", reason)]
+        if reason
+        else [refusal for row in rows if row.status == "none" for refusal in row.refused]
     )
     layers = known or 1
     tokens = _tokens(wish, layers, f"one for each of the {layers} layers that draft", "config.json")
     if not failed and tokens.value > layers and tokens.value % layers:
-        failed = [_refusal("mtp", f"{tokens.value} tokens at once are not a multiple of the {layers} layers that draft")]
+        failed = [
+            _refusal(
+                "mtp",
+                f"{tokens.value} tokens at once are not a multiple of the {layers} layers that"
+                " draft",
+            )
+        ]
     if failed and wish.speculative == "auto":
-        return _none("; ".join(refusal.reason for refusal in failed), rules.mtp.source, tuple(failed))
+        return _none(
+            "; ".join(refusal.reason for refusal in failed), rules.mtp.source, tuple(failed)
+        )
     if failed:
         return _dropped("mtp", engine, failed)
     warnings = []
     if tokens.value > layers:
-        warnings.append(f"{tokens.value} tokens are drafted by {layers} layers in turn; later ones are accepted less often.")
+        warnings.append(
+            f"{tokens.value} tokens are drafted by {layers} layers in turn; later ones are accepted"
+            " less often."
+        )
     if spec.tensors_from == "config":
-        warnings.append("Whether the weight files hold the layers that draft is only known once they are here.")
+        warnings.append(
+            "Whether the weight files hold the layers that draft is only known once they are here."
+        )
     size = drafting_bytes(spec, layers, target.rank, target.build)
     if size is None:
-        warnings.append("How large the layers that draft are is not known; memory may turn out scarcer than planned.")
-    why = "the checkpoint has layers that draft" if wish.speculative == "auto" else "set by the user"
+        warnings.append(
+            "How large the layers that draft are is not known; memory may turn out scarcer than"
+            " planned."
+        )
+    why = (
+        "the checkpoint has layers that draft" if wish.speculative == "auto" else "set by the user"
+    )
     return Speculation(
-        method=StrChoice(value="mtp", reason=why, source=rules.mtp.source if wish.speculative == "auto" else "user"),
+        method=StrChoice(
+            value="mtp",
+            reason=why,
+            source=rules.mtp.source if wish.speculative == "auto" else "user",
+        ),
         tokens=tokens,
         config={"method": "mtp", "num_speculative_tokens": tokens.value},
         weights_bytes=size or 0,
@@ -130,14 +183,18 @@ def _with_own_layers(target: Target, wish: Wish, engine: Engine, rules: Speculat
     )
 
 
-def _with_drafter(target: Target, drafter: Drafter, wish: Wish, engine: Engine, rules: SpeculativeRules) -> Speculation:
+def _with_drafter(
+    target: Target, drafter: Drafter, wish: Wish, engine: Engine, rules: SpeculativeRules
+) -> Speculation:
     spec = target.spec
     tokens = _tokens(
         wish,
         drafter.tokens or _TOKENS,
-        f"taken from {drafter.tokens_source} = {drafter.tokens}"
-        if drafter.tokens
-        else "the drafter names none; a few are a start",
+        (
+            f"taken from {drafter.tokens_source} = {drafter.tokens}"
+            if drafter.tokens
+            else "the drafter names none; a few are a start"
+        ),
         "config.json of the drafter" if drafter.tokens else "planner",
     )
     rows = target.attends(drafter.attention) if drafter.method in rules.methods else ()
@@ -148,14 +205,20 @@ def _with_drafter(target: Target, drafter: Drafter, wish: Wish, engine: Engine, 
     ]
     if failed:
         return _dropped(drafter.source, engine, failed, rows)
-    config = {"method": drafter.method, "model": drafter.source, "num_speculative_tokens": tokens.value}
+    config = {
+        "method": drafter.method,
+        "model": drafter.source,
+        "num_speculative_tokens": tokens.value,
+    }
     if drafter.revision:
         config["revision"] = drafter.revision
     if drafter.parallel:
         config["parallel_drafting"] = True
     ahead = drafter.parallel or drafter.method in rules.parallel
     return Speculation(
-        method=StrChoice(value=drafter.method, reason=f"the drafter {drafter.source} was named", source="user"),
+        method=StrChoice(
+            value=drafter.method, reason=f"the drafter {drafter.source} was named", source="user"
+        ),
         tokens=tokens,
         config=config,
         weights_bytes=drafter_bytes(drafter, target.rank, target.build),
@@ -167,31 +230,56 @@ def _with_drafter(target: Target, drafter: Drafter, wish: Wish, engine: Engine, 
     )
 
 
-def _unloadable(spec: ModelSpec, drafter: Drafter, engine: Engine, rules: SpeculativeRules) -> list[Refusal]:
+def _unloadable(
+    spec: ModelSpec, drafter: Drafter, engine: Engine, rules: SpeculativeRules
+) -> list[Refusal]:
     """Why this version cannot load the drafter, or not for this target."""
     method = drafter.method
     if method not in rules.methods:
         return [_no_method(method, engine, rules)]
     found = []
     if method == "mtp":
-        if not any(drafter.model_type.removesuffix("_text") in entry.types for entry in rules.mtp.targets):
-            found.append(_refusal(method, f"{engine.ref} does not know drafting heads of the kind {drafter.model_type}"))
+        if not any(
+            drafter.model_type.removesuffix("_text") in entry.types for entry in rules.mtp.targets
+        ):
+            found.append(
+                _refusal(
+                    method,
+                    f"{engine.ref} does not know drafting heads of the kind {drafter.model_type}",
+                )
+            )
     elif method == "draft_model":
         if engine.architectures and drafter.architecture not in engine.architectures:
             found.append(_refusal(method, f"{engine.ref} does not know {drafter.architecture}"))
     else:
         name = _class_of(drafter, rules)
         if name not in rules.architectures:
-            found.append(_refusal(method, f"{engine.ref} does not know drafters of the kind {name or drafter.kind}"))
+            found.append(
+                _refusal(
+                    method,
+                    f"{engine.ref} does not know drafters of the kind {name or drafter.kind}",
+                )
+            )
     hidden = rules.hidden_states
-    typed = not hidden.types or any(name in _text_type(spec) for name in hidden.types) or method != "eagle3"
+    typed = (
+        not hidden.types
+        or any(name in _text_type(spec) for name in hidden.types)
+        or method != "eagle3"
+    )
     if method in _READ_HIDDEN_STATES and not (typed and spec.architecture in hidden.architectures):
-        found.append(_refusal(method, f"{spec.architecture} of {engine.ref} does not hand out the hidden states that it reads"))
+        found.append(
+            _refusal(
+                method,
+                f"{spec.architecture} of {engine.ref} does not hand out the hidden states that it"
+                " reads",
+            )
+        )
     return found
 
 
 def _class_of(drafter: Drafter, rules: SpeculativeRules) -> str | None:
-    """The class that loads the drafter. Source: vllm/transformers_utils/configs/eagle.py, speculators/algos.py."""
+    """The class that loads the drafter. Source: vllm/transformers_utils/configs/eagle.py,
+    speculators/algos.py."""
     if drafter.kind:
         classes = rules.speculators.get(drafter.kind, {})
         return classes.get(drafter.model_type, classes.get("*"))
@@ -200,7 +288,11 @@ def _class_of(drafter: Drafter, rules: SpeculativeRules) -> str | None:
         return f"Eagle{name}"
     if drafter.method == "eagle3" and not (name.startswith("Eagle3") or name.endswith("Eagle3")):
         return f"Eagle3{name}"
-    if drafter.method == "dflash" and name not in rules.architectures and not name.startswith("DFlash"):
+    if (
+        drafter.method == "dflash"
+        and name not in rules.architectures
+        and not name.startswith("DFlash")
+    ):
         return f"DFlash{name}"
     return name
 
@@ -209,12 +301,17 @@ def _unfit(spec: ModelSpec, drafter: Drafter, tp: int) -> list[Refusal]:
     """Why the drafter's sizes do not fit the target's, or the ranks."""
     found = []
     if drafter.target_hidden not in (None, spec.hidden):
-        reason = f"it was made for a target of hidden size {drafter.target_hidden}, and this one has {spec.hidden}"
+        reason = (
+            f"it was made for a target of hidden size {drafter.target_hidden}, and this one has"
+            f" {spec.hidden}"
+        )
         found.append(_refusal(drafter.method, reason))
     if drafter.vocab != spec.vocab and drafter.method != "mtp":
         reason = f"it reads a vocabulary of {drafter.vocab} tokens, and the target has {spec.vocab}"
         found.append(_refusal(drafter.method, reason))
-    layers = sum(group.layers for group in spec.attention if group.kind not in ("encoder", "vision"))
+    layers = sum(
+        group.layers for group in spec.attention if group.kind not in ("encoder", "vision")
+    )
     if max(drafter.target_layers, default=0) > layers:
         reason = f"it reads layer {max(drafter.target_layers)} of the target, which has {layers}"
         found.append(_refusal(drafter.method, reason))
@@ -244,7 +341,9 @@ def _refusal(kernel: str, reason: str) -> Refusal:
 
 
 def _no_method(method: str, engine: Engine, rules: SpeculativeRules) -> Refusal:
-    return _refusal(method, f"{engine.ref} has no such method; it has {', '.join(sorted(rules.methods))}")
+    return _refusal(
+        method, f"{engine.ref} has no such method; it has {', '.join(sorted(rules.methods))}"
+    )
 
 
 def _unknown(rows: tuple[LayerAttention, ...]) -> tuple[str, ...]:
@@ -256,15 +355,31 @@ def _unknown(rows: tuple[LayerAttention, ...]) -> tuple[str, ...]:
 def left_out(speculation: Speculation, engine: Engine, reason: str) -> Speculation:
     """The model alone, because of what its drafter takes beside it."""
     method = speculation.method.value
-    return _dropped(speculation.config.get("model", method), engine, [_refusal(method, reason)], speculation.attention)
+    return _dropped(
+        speculation.config.get("model", method),
+        engine,
+        [_refusal(method, reason)],
+        speculation.attention,
+    )
 
 
-def _dropped(what: str, engine: Engine, failed: list[Refusal], rows: tuple[LayerAttention, ...] = ()) -> Speculation:
+def _dropped(
+    what: str, engine: Engine, failed: list[Refusal], rows: tuple[LayerAttention, ...] = ()
+) -> Speculation:
     """The model alone, and why each way to draft is closed."""
     table = "; ".join(f"{refusal.kernel}: {refusal.reason}" for refusal in failed)
     return Speculation(
-        method=StrChoice(value="none", reason=f"{what} cannot draft here: {table}", source=f"profile {engine.ref}"),
+        method=StrChoice(
+            value="none",
+            reason=f"{what} cannot draft here: {table}",
+            source=f"profile {engine.ref}",
+        ),
         attention=rows,
         refused=tuple(failed),
-        warnings=(f"The model is served without speculative decoding, because {what} cannot draft on {engine.ref}: {table}.",),
+        warnings=(
+            (
+                f"The model is served without speculative decoding, because {what} cannot draft on"
+                f" {engine.ref}: {table}."
+            ),
+        ),
     )

@@ -1,4 +1,5 @@
-"""What one engine version can draft with: profiles/engines/KIND/VERSION/speculative.yaml, data. Pure."""
+"""What one engine version can draft with: profiles/engines/KIND/VERSION/speculative.yaml, data.
+Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +9,15 @@ from gateway.domain import Value
 
 
 class Targets(Value):
-    """Models that may have such layers, by model_type or architecture, and the field of config.json that counts them."""
+    """Models that may have such layers, by model_type or architecture, and the field of config.json
+    that counts them."""
 
     types: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
     field: str
-    default: int | None = Field(None, description="layers where the config has no such field; None: then there are none")
+    default: int | None = Field(
+        None, description="layers where the config has no such field; None: then there are none"
+    )
 
 
 class Mtp(Value):
@@ -22,10 +26,13 @@ class Mtp(Value):
 
 
 class Hidden(Value):
-    """Targets that hand out the hidden states of their layers, which EAGLE3, DFlash and DSpark read."""
+    """Targets that hand out the hidden states of their layers, which EAGLE3, DFlash and DSpark
+    read."""
 
     source: str
-    types: tuple[str, ...] = Field((), description="a model_type has to contain one of these; empty: any")
+    types: tuple[str, ...] = Field(
+        (), description="a model_type has to contain one of these; empty: any"
+    )
     architectures: tuple[str, ...]
 
 
@@ -35,7 +42,10 @@ class SpeculativeRules(Value):
         (), description="methods for which a batch reserves all drafted tokens but one per sequence"
     )
     speculators: dict[str, dict[str, str]] = Field(
-        description="speculators_model_type -> model_type of its layers ('*': any) -> the class that loads it"
+        description=(
+            "speculators_model_type -> model_type of its layers ('*': any) -> the class that"
+            " loads it"
+        )
     )
     architectures: tuple[str, ...] = Field(description="classes that load drafters")
     hidden_states: Hidden

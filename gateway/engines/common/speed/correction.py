@@ -1,7 +1,7 @@
 """What was measured corrects what is expected, of the plan itself and of plans like it. Pure.
 
-Corrections(facts).ratios(about) -> by figure what to multiply an expectation with, and from what that follows
-measured(plan, facts) -> the plan with its own figures in place of expected ones
+Corrections(facts).ratios(about) -> by figure what to multiply an expectation with, and from what
+that follows measured(plan, facts) -> the plan with its own figures in place of expected ones
 learned(plan, bench, known, at) -> the facts that a run of `fitserve bench` proves
 """
 
@@ -18,7 +18,8 @@ from gateway.domain import Bench, Estimate, Fact, LayerAttention, LayerKernel, P
 FIGURES = ("stream", "total", "first_token_2k_s", "first_token_32k_s")
 _WHAT = ("device", "engine", "kernel", "attention", "ranks", "basis", "figure")
 _RUNS = "; fitserve bench, "
-# What has to agree always. Another basis expects something else: what corrects data sheets is no correction of measured figures.
+# What has to agree always. Another basis expects something else: what corrects data sheets is no
+# correction of measured figures.
 _SAME = ("device", "engine", "basis")
 # From the nearest to the widest: names of the scope that have to agree.
 _NEAR = (("kernel", "attention", "ranks"), ("kernel",), ())
@@ -41,9 +42,11 @@ class Ratio(NamedTuple):
 
 
 class Corrections:
-    """Of one decision. The nearest measurements count: of the same kernels, attention backend and ranks; else of the kernels; else of
-    the engine version, on this device. Wider ones count by their number: of one plan alone half of what it was off (its geometric mean).
-    Of those that are as near, runs of `fitserve bench` count before what clients were served."""
+    """Of one decision. The nearest measurements count: of the same kernels, attention backend and
+    ranks; else of the kernels; else of
+    the engine version, on this device. Wider ones count by their number: of one plan alone half of
+    what it was off (its geometric mean). Of those that are as near, runs of `fitserve bench` count
+    before what clients were served."""
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self._facts: dict[tuple[str | None, ...], list[Fact]] = {}
@@ -68,9 +71,13 @@ class Corrections:
 
 
 def about(
-    scope: Mapping[str, str], kernels: Sequence[LayerKernel], attention: Sequence[LayerAttention], source: str
+    scope: Mapping[str, str],
+    kernels: Sequence[LayerKernel],
+    attention: Sequence[LayerAttention],
+    source: str,
 ) -> dict[str, str]:
-    """What measurements of a plan with this scope hold for. source: where the figures of the machine come from that it is expected with."""
+    """What measurements of a plan with this scope hold for. source: where the figures of the
+    machine come from that it is expected with."""
     return {
         "device": scope.get("device", ""),
         "engine": scope.get("engine", ""),
@@ -98,7 +105,11 @@ def _largest(rows: Sequence[LayerKernel]) -> list[str]:
 
 def _nearest(facts: list[Fact], wanted: Mapping[str, str]) -> Ratio | None:
     for names, words in zip(_NEAR, _NEARNESS, strict=True):
-        alike = [fact for fact in facts if all(fact.scope[name] == wanted[name] for name in (*names, "figure"))]
+        alike = [
+            fact
+            for fact in facts
+            if all(fact.scope[name] == wanted[name] for name in (*names, "figure"))
+        ]
         alike = [fact for fact in alike if not _is_served(fact)] or alike
         if alike:
             logs = [math.log(bounded((fact.value or 0) / _THOUSAND)) for fact in alike]
@@ -114,11 +125,16 @@ def _is_served(fact: Fact) -> bool:
 
 
 def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
-    """facts: about this plan. The figures of another number of replicas, or of requests at once, are none of its own."""
+    """facts: about this plan. The figures of another number of replicas, or of requests at once,
+    are none of its own."""
     facts = tuple(facts)
     if not facts:
         return plan
-    found = {fact.scope["figure"]: fact for fact in facts if fact.kind == "speed_measured" and _same(plan, fact)}
+    found = {
+        fact.scope["figure"]: fact
+        for fact in facts
+        if fact.kind == "speed_measured" and _same(plan, fact)
+    }
     if not {"stream", "total", "first_token_2k_s"} <= found.keys():
         return _served(plan, facts)
     values = {figure: (fact.value or 0) / _THOUSAND for figure, fact in found.items()}
@@ -126,17 +142,31 @@ def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
     runs = f"fitserve bench, {found['stream'].samples or 1} times"
     speed = plan.speed
     if speed is None:
-        told = Speed(**own, concurrency=int(found["total"].scope["concurrency"]), grade="measured", source=runs)
+        told = Speed(
+            **own,
+            concurrency=int(found["total"].scope["concurrency"]),
+            grade="measured",
+            source=runs,
+        )
     else:
         base = _base(speed)
-        ratios = {**speed.ratios, **{figure: values[figure] / base[figure] for figure in own.keys() & base.keys()}}
-        told = speed.evolve(**own, ratios=ratios, grade="measured", source=f"{speed.source.partition(_RUNS)[0]}; {runs}")
+        ratios = {
+            **speed.ratios,
+            **{figure: values[figure] / base[figure] for figure in own.keys() & base.keys()},
+        }
+        told = speed.evolve(
+            **own,
+            ratios=ratios,
+            grade="measured",
+            source=f"{speed.source.partition(_RUNS)[0]}; {runs}",
+        )
     changed: Plan = plan.evolve(speed=told)
     return changed
 
 
 def _served(plan: Plan, facts: Iterable[Fact]) -> Plan:
-    """With what it is expected to give, corrected by what its clients were served under loads of their own."""
+    """With what it is expected to give, corrected by what its clients were served under loads of
+    their own."""
     speed = plan.speed
     if speed is None:
         return plan
@@ -144,13 +174,18 @@ def _served(plan: Plan, facts: Iterable[Fact]) -> Plan:
     own = {
         fact.scope["figure"]: fact.value / _THOUSAND
         for fact in facts
-        if fact.kind == "speed_ratio" and fact.value and fact.scope.get("basis") == basis and fact.scope.get("figure") in base
+        if fact.kind == "speed_ratio"
+        and fact.value
+        and fact.scope.get("basis") == basis
+        and fact.scope.get("figure") in base
     }
     if not own:
         return plan
     told = {figure: banded(base[figure] * ratio, _SERVED_BAND) for figure, ratio in own.items()}
     source = speed.source.partition(_SERVED)[0] + _SERVED
-    changed: Plan = plan.evolve(speed=speed.evolve(**told, ratios={**speed.ratios, **own}, grade="served", source=source))
+    changed: Plan = plan.evolve(
+        speed=speed.evolve(**told, ratios={**speed.ratios, **own}, grade="served", source=source)
+    )
     return changed
 
 
@@ -164,19 +199,38 @@ def _same(plan: Plan, fact: Fact) -> bool:
 
 
 def learned(plan: Plan, bench: Bench, known: Iterable[Fact], at: float) -> tuple[Fact, ...]:
-    """Of the plan itself, and of plans like it. known: what was learned before, which the new facts take in."""
-    before = {tuple(sorted(fact.scope.items())): fact for fact in known if fact.kind in ("speed_ratio", "speed_measured")}
+    """Of the plan itself, and of plans like it. known: what was learned before, which the new facts
+    take in."""
+    before = {
+        tuple(sorted(fact.scope.items())): fact
+        for fact in known
+        if fact.kind in ("speed_ratio", "speed_measured")
+    }
     values = _figures(plan, bench)
     whole = {"fingerprint": plan.fingerprint, "replicas": str(plan.replicas.value)}
     own = {"total": {"concurrency": str(_concurrency(plan, bench))}}
     facts = [
-        _fact(plan, "speed_measured", {**whole, **own.get(figure, {}), "figure": figure}, value, before, at)
+        _fact(
+            plan,
+            "speed_measured",
+            {**whole, **own.get(figure, {}), "figure": figure},
+            value,
+            before,
+            at,
+        )
         for figure, value in values.items()
     ]
     base = _base(plan.speed)
     where = about(plan.scope, plan.kernels, plan.attention, plan.speed.source if plan.speed else "")
     facts += [
-        _fact(plan, "speed_ratio", {**where, "figure": figure}, bounded(values[figure] / base[figure]), before, at)
+        _fact(
+            plan,
+            "speed_ratio",
+            {**where, "figure": figure},
+            bounded(values[figure] / base[figure]),
+            before,
+            at,
+        )
         for figure in values.keys() & base.keys()
     ]
     return tuple(facts)
@@ -184,7 +238,9 @@ def learned(plan: Plan, bench: Bench, known: Iterable[Fact], at: float) -> tuple
 
 def _figures(plan: Plan, bench: Bench) -> dict[str, float]:
     wanted = _concurrency(plan, bench)
-    total = next((level.tokens_per_s for level in bench.levels if level.concurrency == wanted), None)
+    total = next(
+        (level.tokens_per_s for level in bench.levels if level.concurrency == wanted), None
+    )
     found = {
         "stream": bench.stream,
         "total": total,
@@ -195,7 +251,8 @@ def _figures(plan: Plan, bench: Bench) -> dict[str, float]:
 
 
 def _concurrency(plan: Plan, bench: Bench) -> int:
-    """The requests at once that `total` is about: those that were planned, or where nobody knew, the most that were measured."""
+    """The requests at once that `total` is about: those that were planned, or where nobody knew,
+    the most that were measured."""
     if plan.speed is not None:
         return plan.speed.concurrency
     return max((level.concurrency for level in bench.levels), default=0)
@@ -209,7 +266,8 @@ def _fact(
     before: Mapping[tuple[tuple[str, str], ...], Fact],
     at: float,
 ) -> Fact:
-    """With what was learned before under the same driver and image: the geometric mean, in which the past fades."""
+    """With what was learned before under the same driver and image: the geometric mean, in which
+    the past fades."""
     old = before.get(tuple(sorted(scope.items())))
     samples = 1
     if old is not None and old.kind == kind and old.under == plan.under and old.value:
@@ -235,12 +293,18 @@ def _base(speed: Speed | None) -> dict[str, float]:
     if speed is None:
         return {}
     estimates = ((figure, getattr(speed, figure)) for figure in FIGURES)
-    return {figure: one.value / speed.ratios.get(figure, 1.0) for figure, one in estimates if one is not None and one.value}
+    return {
+        figure: one.value / speed.ratios.get(figure, 1.0)
+        for figure, one in estimates
+        if one is not None and one.value
+    }
 
 
 def banded(value: float, band: float) -> Estimate:
     """Three digits, and the band around them."""
-    return Estimate(value=_rounded(value), low=_rounded(value / (1 + band)), high=_rounded(value * (1 + band)))
+    return Estimate(
+        value=_rounded(value), low=_rounded(value / (1 + band)), high=_rounded(value * (1 + band))
+    )
 
 
 def _rounded(value: float) -> float:

@@ -21,11 +21,13 @@ from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme, described
 
 # What sees or hears computes nothing for a token of text.
-_MEDIA = re.compile(r"^(model\.)?(visual|vision|audio|image|multi_modal|mm_|vit|perceiver|connector|encoder\.vision)")
+_MEDIA = re.compile(
+    r"^(model\.)?(visual|vision|audio|image|multi_modal|mm_|vit|perceiver|connector|encoder\.vision)"
+)
 # Heads with so many elements or fewer leave the units that multiply half empty.
 _NARROW = 64
-# Sizes of a key and of a value of one head, of all models with latents that are published: qk_nope_head_dim + qk_rope_head_dim and v_head_dim of
-# DeepSeek-V2 and -V3, Kimi-K2.
+# Sizes of a key and of a value of one head, of all models with latents that are published:
+# qk_nope_head_dim + qk_rope_head_dim and v_head_dim of DeepSeek-V2 and -V3, Kimi-K2.
 _MLA_HEAD = (192, 128)
 _ITEM = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -39,7 +41,8 @@ def work_with(
     traits: Iterable[str],
     table: SpeedTable,
 ) -> Work:
-    """The same for a model, the kernels of a plan, and what GPUs multiply; plans that do the same work share it, also of engine versions
+    """The same for a model, the kernels of a plan, and what GPUs multiply; plans that do the same
+    work share it, also of engine versions
     whose kernels have other names and are as fast."""
     kernels = tuple([(row.layer, row.scheme, row.kernel or "") for row in rows])
     formats = gpus.multiplied(rank.capability) if gpus else frozenset()
@@ -65,7 +68,8 @@ def work_of(
     traits: frozenset[str] = frozenset(),
     names: KernelNames = NO_NAMES,
 ) -> Work:
-    """kernels: layer, scheme, kernel. formats: kind of scheme, and in which its products are made on this GPU; missing: in 16 bits. names: of kernels
+    """kernels: layer, scheme, kernel. formats: kind of scheme, and in which its products are made
+    on this GPU; missing: in 16 bits. names: of kernels
     whose speed is known. What has no size is left out."""
     item = _ITEM[rank.dtype]
     chosen = {(layer, scheme): kernel for layer, scheme, kernel in kernels}
@@ -73,15 +77,34 @@ def work_of(
     per_token = model.experts.per_token if model.experts else 0
     products = [
         product
-        for layer, size in zip(stage.linears, linears_bytes(stage, rank.computing, traits), strict=True)
+        for layer, size in zip(
+            stage.linears, linears_bytes(stage, rank.computing, traits), strict=True
+        )
         if not _MEDIA.match(layer.name)
-        and (product := _product(layer, size, rank, chosen, made, per_token, item, names)) is not None
+        and (product := _product(layer, size, rank, chosen, made, per_token, item, names))
+        is not None
     ]
     if not stage.known:
-        products += [_tensor(tensor, model.experts, rank, item) for tensor in stage.others if tensor.shard != "vocab"]
-    readings = tuple(_reading(group, rank, item) for group in stage.attention if group.kind not in ("vision", "encoder"))
+        products += [
+            _tensor(tensor, model.experts, rank, item)
+            for tensor in stage.others
+            if tensor.shard != "vocab"
+        ]
+    readings = tuple(
+        _reading(group, rank, item)
+        for group in stage.attention
+        if group.kind not in ("vision", "encoder")
+    )
     layers = sum(group.layers for group in stage.attention if group.kind != "vision")
-    return _work(tuple(products), _head(model, rank.tp, item), readings, layers, model.hidden * item, rank.tp, rank.pp)
+    return _work(
+        tuple(products),
+        _head(model, rank.tp, item),
+        readings,
+        layers,
+        model.hidden * item,
+        rank.tp,
+        rank.pp,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -136,8 +159,11 @@ def multiplied(scheme: Scheme, kernel: str, formats: Mapping[str, str], dtype: s
 
 
 def _tensor(tensor: TensorGroup, experts: Experts | None, rank: Rank, item: int) -> Product:
-    """Of a model of which only the tensors are known: each is a matrix that all tokens, or those of an expert, multiply with."""
-    elements = math.prod(tensor.shape) * tensor.count / (rank.tp if tensor.shard != "replicated" else 1)
+    """Of a model of which only the tensors are known: each is a matrix that all tokens, or those of
+    an expert, multiply with."""
+    elements = (
+        math.prod(tensor.shape) * tensor.count / (rank.tp if tensor.shard != "replicated" else 1)
+    )
     routed = experts if tensor.shard.startswith("expert") else None
     taken = routed.per_token / routed.count if routed else 1.0
     return Product(

@@ -1,4 +1,5 @@
-"""How fast a plan will be: its work on its GPUs, as one number for each thing that a user feels. Pure.
+"""How fast a plan will be: its work on its GPUs, as one number for each thing that a user feels.
+Pure.
 
 expected(load, clock, ratios) -> Speed
 for_copies(plan, count) -> the plan as so many replicas serve it
@@ -21,7 +22,8 @@ _SHORT, _LONG = 2048, 32768
 
 
 class Load(NamedTuple):
-    """What is asked of a plan. concurrency: requests at once, over all `replicas`. seqs, tokens: the most of one step of a replica.
+    """What is asked of a plan. concurrency: requests at once, over all `replicas`. seqs, tokens:
+        the most of one step of a replica.
     kv_tokens: of its cache; 0: nothing grows. context: the longest request."""
 
     concurrency: int
@@ -56,8 +58,13 @@ def expected(load: Load, clock: Clock, ratios: Mapping[str, Ratio] | None = None
     }
     figures |= {"first_token_32k_s": clock.first_token_s(_LONG, most)} if long else {}
     known = {figure: ratio for figure, ratio in ratios.items() if figure in figures}
-    told = {figure: banded(value * (known[figure].value if figure in known else 1), band) for figure, value in figures.items()}
-    why = "; corrected by what was measured of " + next(iter(known.values())).source if known else ""
+    told = {
+        figure: banded(value * (known[figure].value if figure in known else 1), band)
+        for figure, value in figures.items()
+    }
+    why = (
+        "; corrected by what was measured of " + next(iter(known.values())).source if known else ""
+    )
     speed = Speed(
         **told,
         concurrency=min(load.concurrency, at_once * used),
@@ -76,7 +83,9 @@ def for_copies(plan: Plan, count: int) -> Plan:
         return plan
     if speed is not None:
         part = count / was
-        total = Estimate(value=speed.total.value * part, low=speed.total.low * part, high=speed.total.high * part)
+        total = Estimate(
+            value=speed.total.value * part, low=speed.total.low * part, high=speed.total.high * part
+        )
         speed = speed.evolve(total=total, concurrency=math.ceil(speed.concurrency * count / was))
     changed: Plan = plan.evolve(replicas=plan.replicas.evolve(value=count), speed=speed)
     return changed

@@ -1,9 +1,11 @@
-"""What a GPU and its links do in a second, and how much of that engines get: the inputs of a step's time. Pure.
+"""What a GPU and its links do in a second, and how much of that engines get: the inputs of a step's
+time. Pure.
 
 machine_of(group, links, pace, measured, direct=...) -> Machine
 
-Parts of peaks were fitted to peaks of data sheets. What was measured on this machine takes the place of a peak as the data sheet would have it
-if this card reached as much of it as the card of the fit (`Reference`).
+Parts of peaks were fitted to peaks of data sheets. What was measured on this machine takes the
+place of a peak as the data sheet would have it if this card reached as much of it as the card of
+the fit (`Reference`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from gateway.engines.common.speed.measured import Measured, Reduce, reach
 
 @dataclass(frozen=True)
 class Wire:
-    """How the ranks of a plan reach each other. bytes_s: one direction of the slowest GPU. latency_s: of two ranks. more_s: of each rank more,
+    """How the ranks of a plan reach each other. bytes_s: one direction of the slowest GPU.
+    latency_s: of two ranks. more_s: of each rank more,
     where messages go from rank to rank; else each reads all others at once."""
 
     bytes_s: float
@@ -33,12 +36,17 @@ class Wire:
 
     def all_reduce_s(self, ranks: int, size: float) -> float:
         """Seconds until `ranks` have the sum of what each has `size` bytes of."""
-        return self.latency_s + self.more_s * (ranks - 2) + 2 * (ranks - 1) / ranks * size / self.bytes_s
+        return (
+            self.latency_s
+            + self.more_s * (ranks - 2)
+            + 2 * (ranks - 1) / ranks * size / self.bytes_s
+        )
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One GPU of a group of alike ones. memory: bytes/s. flops: FLOP/s by format, without sparsity. source: where these stand. launch: how
+    """One GPU of a group of alike ones. memory: bytes/s. flops: FLOP/s by format, without sparsity.
+    source: where these stand. launch: how
     many times as long as where the engines were timed its CPU takes to launch a kernel."""
 
     memory: float
@@ -49,23 +57,28 @@ class Machine:
 
 
 class Part(Value):
-    """The part of a peak that a kernel reaches: of memory in small batches, of FLOP/s in large ones."""
+    """The part of a peak that a kernel reaches: of memory in small batches, of FLOP/s in large
+    ones."""
 
     memory: float = Field(gt=0, le=1)
     flops: float = Field(gt=0, le=1)
     least_s: float = Field(0.0, ge=0, description="no layer takes less, however small")
-    launch_s: float = Field(0.0, ge=0, description="of the CPU, for a whole layer of experts without CUDA graphs")
+    launch_s: float = Field(
+        0.0, ge=0, description="of the CPU, for a whole layer of experts without CUDA graphs"
+    )
 
 
 class Graphs(NamedTuple):
-    """The largest batches that run as CUDA graphs, in tokens: of steps that decode alone, and of those that compute prompts."""
+    """The largest batches that run as CUDA graphs, in tokens: of steps that decode alone, and of
+    those that compute prompts."""
 
     steps: float = math.inf
     prompts: float = math.inf
 
 
 class WirePart(Value):
-    """What an all-reduce gets of a kind of link: the part of its bytes/s, and what it costs of two GPUs even where there is little to send."""
+    """What an all-reduce gets of a kind of link: the part of its bytes/s, and what it costs of two
+    GPUs even where there is little to send."""
 
     part: float = Field(gt=0, le=1)
     latency_s: float = Field(gt=0)
@@ -73,7 +86,8 @@ class WirePart(Value):
 
 
 class Reference(Value):
-    """What `fitserve calibrate` measures where the parts were fitted. memory, flops by format, nvlink: the part of the data sheet.
+    """What `fitserve calibrate` measures where the parts were fitted. memory, flops by format,
+    nvlink: the part of the data sheet.
     launch_s: of one operation."""
 
     source: str
@@ -83,18 +97,25 @@ class Reference(Value):
     launch_s: float = Field(gt=0)
 
     def part(self, what: str) -> float | None:
-        return self.memory if what == "memory" else self.flops.get("bfloat16" if what == "float16" else what)
+        return (
+            self.memory
+            if what == "memory"
+            else self.flops.get("bfloat16" if what == "float16" else what)
+        )
 
 
 class KernelNames(NamedTuple):
-    """By which kernels are told apart: what has none of these in its name is as fast as all others. experts: of products of experts."""
+    """By which kernels are told apart: what has none of these in its name is as fast as all others.
+    experts: of products of experts."""
 
     dense: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
 
     def of(self, kernel: str, *, experts: bool) -> str:
         """The first of them that stands in the kernel's own name; "": none does."""
-        return next((name for name in (self.experts if experts else self.dense) if name in kernel), "")
+        return next(
+            (name for name in (self.experts if experts else self.dense) if name in kernel), ""
+        )
 
 
 NO_NAMES = KernelNames()
@@ -103,15 +124,21 @@ NO_NAMES = KernelNames()
 class SpeedTable(Value):
     """What engines reach of the peaks of GPUs (profiles/speed.yaml), fitted to measurements.
 
-    kernels: by a part of the kernel's name; the first that matches counts. experts: of products of experts, by the same. layer_s: what
-    one layer costs beside its products with CUDA graphs, eager_layer_s without, if it has no experts. graph_tokens_of: of kinds of engines whose graphs are for all
-    batches up to so many tokens, at most twice the requests in a step. prompt_graphs_since: of kinds whose graphs of prompts are for any batch, since which
-    version; others compute prompts without. step_s, request_s: of the engine's own programs for each step, for
-    each request in the batch; step_of: the first of them, of kinds of engines with a time of their own. separate_of: kinds of engines
-    whose steps compute prompts or decode, never both. first_s: of a request before its prompt is computed; admit_s: of each of several, which begin behind each other. small_cache: of attention
-    that reads a KV cache in 8 bits. narrow: the part of its FLOP/s with heads of 64 elements or fewer. stage_s: of a message to the next stage. stage_wait: the part
-    by which stages that work at once are slower than each alone. band: the part by which a number
-    and a measurement may differ; docs/speed.md says how many do by less. reference: without one, what is measured of a GPU is not comparable.
+    kernels: by a part of the kernel's name; the first that matches counts. experts: of products of
+    experts, by the same. layer_s: what one layer costs beside its products with CUDA graphs,
+    eager_layer_s without, if it has no experts. graph_tokens_of: of kinds of engines whose graphs
+    are for all batches up to so many tokens, at most twice the requests in a step.
+    prompt_graphs_since: of kinds whose graphs of prompts are for any batch, since which version;
+    others compute prompts without. step_s, request_s: of the engine's own programs for each step,
+    for each request in the batch; step_of: the first of them, of kinds of engines with a time of
+    their own. separate_of: kinds of engines whose steps compute prompts or decode, never both.
+    first_s: of a request before its prompt is computed; admit_s: of each of several, which begin
+    behind each other. small_cache: of attention that reads a KV cache in 8 bits. narrow: the part
+    of its FLOP/s with heads of 64 elements or fewer. stage_s: of a message to the next stage.
+    stage_wait: the part by which stages that work at once are slower than each alone. band: the
+    part by which a number
+    and a measurement may differ; docs/speed.md says how many do by less. reference: without one,
+    what is measured of a GPU is not comparable.
     """
 
     source: str
@@ -143,7 +170,9 @@ class SpeedTable(Value):
 
     def of(self, kind: str) -> SpeedTable:
         """As it is for this kind of engine."""
-        made: SpeedTable = self.evolve(step_s=self.step_of.get(kind, self.step_s), separate=kind in self.separate_of)
+        made: SpeedTable = self.evolve(
+            step_s=self.step_of.get(kind, self.step_s), separate=kind in self.separate_of
+        )
         return made
 
     def graphs(self, kind: str, version: str, seqs: int, *, eager: bool) -> Graphs:
@@ -162,7 +191,9 @@ class SpeedTable(Value):
 
     def part(self, name: str, *, experts: bool) -> Part:
         """name: as `names` has it."""
-        named, others = (self.expert_kernels, self.experts) if experts else (self.kernels, self.dense)
+        named, others = (
+            (self.expert_kernels, self.experts) if experts else (self.kernels, self.dense)
+        )
         return named.get(name, others)
 
 
@@ -178,9 +209,15 @@ NOTHING = Measured()
 
 
 def machine_of(
-    group: Sequence[Gpu], links: Mapping[frozenset[int], Link], pace: Pace, measured: Measured = NOTHING, *, direct: bool
+    group: Sequence[Gpu],
+    links: Mapping[frozenset[int], Link],
+    pace: Pace,
+    measured: Measured = NOTHING,
+    *,
+    direct: bool,
 ) -> Machine | None:
-    """The slowest of the GPUs: ranks wait for each other. direct: they read each other's memory. None: of one of them nobody knows the speed."""
+    """The slowest of the GPUs: ranks wait for each other. direct: they read each other's memory.
+    None: of one of them nobody knows the speed."""
     # What was not measured one by one is the same of all cards of a kind.
     kinds: dict[tuple[str, int | None], Gpu] = {}
     for gpu in group:
@@ -190,11 +227,26 @@ def machine_of(
     if len(known) < max(1, len(peaks)):
         return None
     slowest = min(known, key=lambda one: one.memory)
-    joined = all(link is not None and link.nvlinks for link in (links.get(_ends(*pair)) for pair in combinations(group, 2)))
-    reference, reduce = pace.table.reference, measured.all_reduce(group, links) if len(group) > 1 else None
-    if reduce is not None and (not (reference and reference.nvlink) if joined else not direct and "P2P" in reach(group, links)):
-        reduce = None  # not on the scale of the parts; or measured with P2P, and these ranks must do without
-    wire = _wire(group, pace.table, reduce, slowest.card, joined=joined, direct=direct) if len(group) > 1 else None
+    joined = all(
+        link is not None and link.nvlinks
+        for link in (links.get(_ends(*pair)) for pair in combinations(group, 2))
+    )
+    reference, reduce = (
+        pace.table.reference,
+        measured.all_reduce(group, links) if len(group) > 1 else None,
+    )
+    if reduce is not None and (
+        not (reference and reference.nvlink)
+        if joined
+        else not direct and "P2P" in reach(group, links)
+    ):
+        # not on the scale of the parts; or measured with P2P, and these ranks must do without
+        reduce = None
+    wire = (
+        _wire(group, pace.table, reduce, slowest.card, joined=joined, direct=direct)
+        if len(group) > 1
+        else None
+    )
     launch = measured.number(group[0], "launch")
     slower = launch.value / reference.launch_s if launch and reference else 1.0
     days = {**slowest.measured, **({"all-reduce": reduce.day} if reduce else {})}
@@ -207,7 +259,8 @@ def _ends(a: Gpu, b: Gpu) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class _Peaks:
-    """Of one GPU, as on a data sheet. card: None where there is none. measured: which were measured, and the day."""
+    """Of one GPU, as on a data sheet. card: None where there is none. measured: which were
+    measured, and the day."""
 
     memory: float
     flops: Mapping[str, float]
@@ -232,8 +285,12 @@ def _peaks(gpu: Gpu, pace: Pace, measured: Measured) -> _Peaks | None:
 
     memory = card.memory_gb_s * 1e9 if card else None
     for what, formats in _FORMATS.items():
-        # Of a card without a data sheet something is better than nothing, though parts of it are a little less.
-        number, part = measured.number(gpu, what), reference.part(what) if reference else 1.0 if card is None else None
+        # Of a card without a data sheet something is better than nothing, though parts of it are a
+        # little less.
+        number, part = (
+            measured.number(gpu, what),
+            reference.part(what) if reference else 1.0 if card is None else None,
+        )
         if number is None or part is None:
             continue
         days[what] = number.day
@@ -268,25 +325,40 @@ def _source(peaks: _Peaks, days: Mapping[str, str], wire: Wire | None) -> str:
 
 
 def _wire(
-    group: Sequence[Gpu], table: SpeedTable, reduce: Reduce | None, card: Card | None, *, joined: bool, direct: bool
+    group: Sequence[Gpu],
+    table: SpeedTable,
+    reduce: Reduce | None,
+    card: Card | None,
+    *,
+    joined: bool,
+    direct: bool,
 ) -> Wire:
     """joined: by NVLink."""
     of = table.reference.nvlink if table.reference else None
     if reduce is not None and joined and of is not None:
-        return Wire(reduce.bytes_s / of.part * table.nvlink.part, reduce.latency_s / of.latency_s * table.nvlink.latency_s)
+        return Wire(
+            reduce.bytes_s / of.part * table.nvlink.part,
+            reduce.latency_s / of.latency_s * table.nvlink.latency_s,
+        )
     if reduce is not None:  # there engines have NCCL's all-reduce, which is what was measured
-        # What was measured is of the whole group; of fewer ranks it is less, as over the host's memory elsewhere.
+        # What was measured is of the whole group; of fewer ranks it is less, as over the host's
+        # memory elsewhere.
         more = 0.0 if direct else table.host.more_s / table.host.latency_s
         latency = reduce.latency_s / (1 + more * (len(group) - 2))
         return Wire(reduce.bytes_s, latency, more * latency)
     if joined and card is not None and card.nvlink_gb_s:
-        return Wire(card.nvlink_gb_s * 1e9 * table.nvlink.part, table.nvlink.latency_s, table.nvlink.more_s)
+        return Wire(
+            card.nvlink_gb_s * 1e9 * table.nvlink.part, table.nvlink.latency_s, table.nvlink.more_s
+        )
     part = table.p2p if direct else table.host
-    return Wire(min(_pcie_bytes_s(gpu, card) for gpu in group) * part.part, part.latency_s, part.more_s)
+    return Wire(
+        min(_pcie_bytes_s(gpu, card) for gpu in group) * part.part, part.latency_s, part.more_s
+    )
 
 
 def _pcie_bytes_s(gpu: Gpu, card: Card | None) -> float:
-    """Of one direction: a lane of generation 3 has 8 GT/s of which 128 of 130 bits are data, each generation has twice as much."""
+    """Of one direction: a lane of generation 3 has 8 GT/s of which 128 of 130 bits are data, each
+    generation has twice as much."""
     generation = gpu.pcie.max_generation or (card and card.pcie_generation) or 3
     lanes = gpu.pcie.max_width or (card and card.pcie_lanes) or 8
     return lanes * 8e9 / 8 * 128 / 130 * 2.0 ** (generation - 3)

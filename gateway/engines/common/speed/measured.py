@@ -47,10 +47,14 @@ class Measured:
             about, day = fact.scope, _day(fact.at)
             what, gpus = about.get("what", ""), about.get("gpus", "")
             if what == "all_reduce":
-                sizes = self._reduces.setdefault((about.get("cards", ""), about.get("links", "")), {}).setdefault(gpus, {})
+                sizes = self._reduces.setdefault(
+                    (about.get("cards", ""), about.get("links", "")), {}
+                ).setdefault(gpus, {})
                 sizes[int(about.get("bytes", "0"))] = Number(fact.value / _NANO, day)
             else:
-                self._numbers[what, gpus] = Number(fact.value / _NANO if what in SECONDS else float(fact.value), day)
+                self._numbers[what, gpus] = Number(
+                    fact.value / _NANO if what in SECONDS else float(fact.value), day
+                )
 
     def __bool__(self) -> bool:
         """Whether anything was measured."""
@@ -59,11 +63,15 @@ class Measured:
     def number(self, gpu: Gpu, what: str) -> Number | None:
         return self._numbers.get((what, gpu.uuid))
 
-    def all_reduce(self, group: Sequence[Gpu], links: Mapping[frozenset[int], Link]) -> Reduce | None:
+    def all_reduce(
+        self, group: Sequence[Gpu], links: Mapping[frozenset[int], Link]
+    ) -> Reduce | None:
         alike = self._reduces.get((cards(group), reach(group, links))) if self._reduces else None
         if alike is None:
             return None
-        sizes = alike.get(uuids(group)) or next((one for gpus, one in alike.items() if gpus.count(",") == len(group) - 1), None)
+        sizes = alike.get(uuids(group)) or next(
+            (one for gpus, one in alike.items() if gpus.count(",") == len(group) - 1), None
+        )
         return None if sizes is None or len(sizes) < 2 else fitted(sizes, len(group))
 
 
@@ -74,7 +82,11 @@ SECONDS = ("all_reduce", "launch", "peer_latency")
 def fitted(sizes: Mapping[int, Number], count: int) -> Reduce | None:
     """The least size tells the latency, the others bytes/s, each as much."""
     (_, first), *larger = sorted(sizes.items())
-    moved = [2 * (count - 1) / count * size / (one.value - first.value) for size, one in larger if one.value > first.value]
+    moved = [
+        2 * (count - 1) / count * size / (one.value - first.value)
+        for size, one in larger
+        if one.value > first.value
+    ]
     if not moved:
         return None
     return Reduce(first.value, math.exp(sum(map(math.log, moved)) / len(moved)), first.day)
@@ -90,7 +102,14 @@ def cards(group: Iterable[Gpu]) -> str:
 
 def reach(group: Sequence[Gpu], links: Mapping[frozenset[int], Link]) -> str:
     """How the GPUs reach each other, as far as it decides what they send in a second."""
-    return " + ".join(sorted({_between(a, b, links.get(frozenset((a.index, b.index)))) for a, b in combinations(group, 2)}))
+    return " + ".join(
+        sorted(
+            {
+                _between(a, b, links.get(frozenset((a.index, b.index))))
+                for a, b in combinations(group, 2)
+            }
+        )
+    )
 
 
 def _between(a: Gpu, b: Gpu, link: Link | None) -> str:
@@ -101,7 +120,8 @@ def _between(a: Gpu, b: Gpu, link: Link | None) -> str:
 
 
 def _day(at: float | None) -> str:
-    """Of Unix seconds, by the Gregorian calendar counted from 1 March of the year 0: the module that knows it can ask the clock too."""
+    """Of Unix seconds, by the Gregorian calendar counted from 1 March of the year 0: the module
+    that knows it can ask the clock too."""
     if at is None:
         return "an unknown day"
     era, of_era = divmod(int(at // 86400) + 719_468, 146_097)

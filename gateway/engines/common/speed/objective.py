@@ -16,16 +16,20 @@ from gateway.domain.wish import Goal
 ALONE = 0.15
 # Beside other models a plan is as good as what each of its GPUs gives.
 SHARED = 1.0
-# By which part each of these lowers what a plan is worth. The estimate tells plans that differ by a tenth apart no better than this does.
+# By which part each of these lowers what a plan is worth. The estimate tells plans that differ by a
+# tenth apart no better than this does.
 _WEAK, _CHANGE, _OLDER, _OLDEST = 0.1, 0.03, 0.02, 0.1
-# Copies: requests are never dealt quite evenly, and each copy computes and keeps the prefixes that requests share by itself.
+# Copies: requests are never dealt quite evenly, and each copy computes and keeps the prefixes that
+# requests share by itself.
 _COPIES = 0.02
-# What counts how much where a model is wanted for all: answers of one user, of many, and room for their contexts.
+# What counts how much where a model is wanted for all: answers of one user, of many, and room for
+# their contexts.
 _BALANCE = (0.4, 0.4, 0.2)
 
 
 class Outcome(NamedTuple):
-    """What a plan gives, with all its copies. kept: tokens of context that have room at once, as far as somebody needs them."""
+    """What a plan gives, with all its copies. kept: tokens of context that have room at once, as
+    far as somebody needs them."""
 
     speed: Speed | None
     context: int
@@ -33,8 +37,11 @@ class Outcome(NamedTuple):
     gpus: int
 
 
-def outcome(memory: Memory, speed: Speed | None, context: int, gpus: int, count: int, needed: int) -> Outcome:
-    """What `count` copies of a plan give. gpus: of one copy. needed: tokens of KV cache, more than which helps nobody."""
+def outcome(
+    memory: Memory, speed: Speed | None, context: int, gpus: int, count: int, needed: int
+) -> Outcome:
+    """What `count` copies of a plan give. gpus: of one copy. needed: tokens of KV cache, more than
+    which helps nobody."""
     kept = min(memory.kv_tokens * count, needed) if memory.kv_bytes_per_token else needed
     return Outcome(speed, context, kept, gpus * count)
 
@@ -51,7 +58,8 @@ def concurrency(wish: Wish) -> int:
 
 
 def share(gpus: object) -> float:
-    """By how much a plan's worth falls with the GPUs that it takes, by what a wish says of them: None, few, or how many or which."""
+    """By how much a plan's worth falls with the GPUs that it takes, by what a wish says of them:
+    None, few, or how many or which."""
     if gpus is None:
         return ALONE
     return SHARED if gpus == "few" else 0.0
@@ -68,15 +76,20 @@ def worth(outcome: Outcome, goal: Goal, cost: float) -> float:
     stream, total = speed.stream.value, speed.total.value
     if goal == "balanced":
         gains = (stream, total, max(1, outcome.kept))
-        gain = math.exp(sum(part * math.log(one) for part, one in zip(_BALANCE, gains, strict=True)))
+        gain = math.exp(
+            sum(part * math.log(one) for part, one in zip(_BALANCE, gains, strict=True))
+        )
     else:
         gain = stream if goal == "latency" else total
     return gain / math.pow(gpus, cost)
 
 
 class Demerits(NamedTuple):
-    """What speaks against a plan beside its speed. weak: its engine version has published weaknesses. changes: how much of the engine's own
-    choices was changed. older: places of its engine version behind the first. copies: several engines serve it."""
+    """What speaks against a plan beside its speed. weak: its engine version has published
+    weaknesses. changes: how much of the engine's own
+    choices was changed. older: places of its engine version behind the first. copies: several
+    engines serve it.
+    """
 
     weak: bool
     changes: int
@@ -86,6 +99,8 @@ class Demerits(NamedTuple):
 
 def rating(worth: float, demerits: Demerits) -> float:
     """Each plan is rated by itself, so that which of two comes first never depends on a third."""
-    lost = _WEAK * demerits.weak + _CHANGE * demerits.changes + min(_OLDER * demerits.older, _OLDEST)
+    lost = (
+        _WEAK * demerits.weak + _CHANGE * demerits.changes + min(_OLDER * demerits.older, _OLDEST)
+    )
     lost += _COPIES * demerits.copies
     return math.log(max(worth, 1e-9)) - lost

@@ -1,4 +1,5 @@
-"""Whether another plan should be better than what runs: by what was measured of the one, or served by it, and what is expected of the
+"""Whether another plan should be better than what runs: by what was measured of the one, or served
+by it, and what is expected of the
 other. Pure."""
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from collections.abc import Iterable
 from gateway.domain import Plan, Rival, Wish
 from gateway.engines.common.speed.objective import outcome, share, worth
 
-# What runs stays unless another plan is worth so many times as much: less is within what expectations are off.
+# What runs stays unless another plan is worth so many times as much: less is within what
+# expectations are off.
 EXPECTED_GAIN = 1.15
 # The same where both were measured.
 MEASURED_GAIN = 1.05
@@ -17,19 +19,27 @@ _CONTEXT = 32768
 
 
 def rival(running: Plan, plans: Iterable[Plan], wish: Wish, needed: int) -> Rival | None:
-    """The best of the plans that should be better than the running one; None too where nothing was measured of that one, nor served by it.
+    """The best of the plans that should be better than the running one; None too where nothing was
+    measured of that one, nor served by it.
 
-    Only what makes nothing else worse is a rival: the weights as they are, as much context as is wanted, sound kernels, no known weakness.
-    needed: tokens of KV cache, more than which helps nobody.
+    Only what makes nothing else worse is a rival: the weights as they are, as much context as is
+    wanted, sound kernels, no known weakness. needed: tokens of KV cache, more than which helps
+    nobody.
     """
     if running.speed is None or running.speed.grade == "predicted":
         return None
-    sound = [plan for plan in plans if plan.fingerprint != running.fingerprint and _no_worse(plan, running, wish)]
+    sound = [
+        plan
+        for plan in plans
+        if plan.fingerprint != running.fingerprint and _no_worse(plan, running, wish)
+    ]
     best = max(sound, key=lambda plan: _worth(plan, wish, needed), default=None)
     if best is None or best.speed is None:
         return None
     gain = _worth(best, wish, needed) / _worth(running, wish, needed)
-    least = MEASURED_GAIN if running.speed.grade == best.speed.grade == "measured" else EXPECTED_GAIN
+    least = (
+        MEASURED_GAIN if running.speed.grade == best.speed.grade == "measured" else EXPECTED_GAIN
+    )
     return Rival(speed=running.speed, plan=best, gain=round(gain, 3)) if gain > least else None
 
 
@@ -46,4 +56,6 @@ def _no_worse(plan: Plan, running: Plan, wish: Wish) -> bool:
 
 def _worth(plan: Plan, wish: Wish, needed: int) -> float:
     context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
-    return worth(outcome(plan.memory, plan.speed, context, size, count, needed), wish.goal, share(wish.gpus))
+    return worth(
+        outcome(plan.memory, plan.speed, context, size, count, needed), wish.goal, share(wish.gpus)
+    )

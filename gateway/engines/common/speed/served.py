@@ -1,4 +1,5 @@
-"""What an engine's counters say of what its clients were served, and what that says of expectations. Pure.
+"""What an engine's counters say of what its clients were served, and what that says of
+expectations. Pure.
 
 counted(text, names) -> Counts                        what /metrics says now
 between(before, after) -> Served                      a stretch of time
@@ -44,7 +45,8 @@ _THOUSAND = 1000
 
 
 def counted(text: bytes, names: Mapping[str, str]) -> Counts | None:
-    """The sums of the series that `names` names, over all their labels. None for a text that no engine writes.
+    """The sums of the series that `names` names, over all their labels. None for a text that no
+    engine writes.
 
     Source of the form: https://prometheus.io/docs/instrumenting/exposition_formats/
     """
@@ -60,7 +62,8 @@ def counted(text: bytes, names: Mapping[str, str]) -> Counts | None:
 
 
 def highest(text: bytes, name: str) -> float | None:
-    """The highest value of a series, over all its labels. None where it is not there, or no number."""
+    """The highest value of a series, over all its labels. None where it is not there, or no
+    number."""
     try:
         return max(_values(b"\n" + text, b"\n" + name.encode()), default=None)
     except ValueError:
@@ -107,9 +110,16 @@ def between(before: Counts, after: Counts) -> Served | None:
 
 
 def clock_of(
-    plan: Plan, spec: ModelSpec, engine: Engine, machine: Hardware, gpus: GpuTable, pace: Pace, facts: Iterable[Fact]
+    plan: Plan,
+    spec: ModelSpec,
+    engine: Engine,
+    machine: Hardware,
+    gpus: GpuTable,
+    pace: Pace,
+    facts: Iterable[Fact],
 ) -> Clock | None:
-    """As the planner made one for the plan. None where nobody knows the speed of its GPUs, or they are unlike. Raises BadModel."""
+    """As the planner made one for the plan. None where nobody knows the speed of its GPUs, or they
+    are unlike. Raises BadModel."""
     by_uuid = {gpu.uuid: gpu for gpu in machine.gpus}
     group = [by_uuid[uuid] for uuid in plan.gpus if uuid in by_uuid]
     if (
@@ -121,23 +131,37 @@ def clock_of(
         return None
     tp, pp = plan.tensor_parallel.value, plan.pipeline_parallel.value
     ep = tp if plan.expert_parallel.value else 1
-    rank = Rank(tp, pp, ep, plan.dtype.value, plan.scope["kv_cache_dtype"], group[0].capability or "")
+    rank = Rank(
+        tp, pp, ep, plan.dtype.value, plan.scope["kv_cache_dtype"], group[0].capability or ""
+    )
     built = build(loaded_as(spec, plan.scope.get("quantization", "")), asked(spec, engine.traits))
     one = stage(built, engine, spec.architecture, pp)
     work = work_with(spec, one, rank, plan.kernels, gpus, engine.traits, pace.table)
     links = {frozenset((link.a, link.b)): link for link in machine.links}
     here = machine_of(group, links, pace, Measured(facts), direct=plan.custom_all_reduce.value)
-    graphs = pace.table.graphs(engine.kind, engine.version, plan.max_num_seqs.value, eager=plan.enforce_eager.value)
+    graphs = pace.table.graphs(
+        engine.kind, engine.version, plan.max_num_seqs.value, eager=plan.enforce_eager.value
+    )
     return Clock(work, here, pace.table.of(engine.kind), graphs) if here else None
 
 
-def learned(plan: Plan, seen: Sequence[Served], clock: Clock, known: Iterable[Fact], at: float) -> tuple[Fact, ...]:
-    """What is served is a part of what is expected under the same load: the median of the stretches, where they agree. known: what was
-    learned before. Nothing is learned of plans that draft: what is accepted depends on what clients ask for."""
+def learned(
+    plan: Plan, seen: Sequence[Served], clock: Clock, known: Iterable[Fact], at: float
+) -> tuple[Fact, ...]:
+    """What is served is a part of what is expected under the same load: the median of the
+    stretches, where they agree. known: what was
+    learned before. Nothing is learned of plans that draft: what is accepted depends on what clients
+    ask for.
+    """
     if plan.speed is None or plan.speculation.value != "none":
         return ()
-    before = {tuple(sorted(fact.scope.items())): fact for fact in known if fact.kind == "speed_ratio"}
-    where = {**about(plan.scope, plan.kernels, plan.attention, clock.machine.source), "fingerprint": plan.fingerprint}
+    before = {
+        tuple(sorted(fact.scope.items())): fact for fact in known if fact.kind == "speed_ratio"
+    }
+    where = {
+        **about(plan.scope, plan.kernels, plan.attention, clock.machine.source),
+        "fingerprint": plan.fingerprint,
+    }
     found: dict[str, list[float]] = {}
     for stretch in seen:
         for figure, ratio in ratios(plan, stretch, clock).items():
@@ -148,17 +172,32 @@ def learned(plan: Plan, seen: Sequence[Served], clock: Clock, known: Iterable[Fa
             continue
         value, scope = round(_THOUSAND * _quarter(values, 2)), {**where, "figure": figure}
         old = before.get(tuple(sorted(scope.items())))
-        if old is None or old.under != plan.under or abs(math.log(value / (old.value or 1))) > _CHANGED:
-            fields = {"kind": "speed_ratio", "scope": scope, "value": value, "samples": len(values), "grade": "verified"}
+        if (
+            old is None
+            or old.under != plan.under
+            or abs(math.log(value / (old.value or 1))) > _CHANGED
+        ):
+            fields = {
+                "kind": "speed_ratio",
+                "scope": scope,
+                "value": value,
+                "samples": len(values),
+                "grade": "verified",
+            }
             source = f"the engine's counters over {len(values)} stretches of serving"
-            facts.append(Fact.model_validate({**fields, "under": plan.under, "source": source, "at": at}))
+            facts.append(
+                Fact.model_validate({**fields, "under": plan.under, "source": source, "at": at})
+            )
     return tuple(facts)
 
 
 def ratios(plan: Plan, served: Served, clock: Clock) -> dict[str, float]:
     """By figure of Speed what was served, as a part of what is expected of this very load."""
     most, at_once = plan.max_num_batched_tokens.value, served.at_once
-    length, fresh = served.prompt / served.requests, (served.prompt - served.cached) / served.requests
+    length, fresh = (
+        served.prompt / served.requests,
+        (served.prompt - served.cached) / served.requests,
+    )
     context = min(length + served.written / served.requests / 2, float(plan.max_model_len.value))
     step_s = clock.decode_s(at_once, context)
     reads_s = clock.prompts_s(served.requests, fresh, most) if fresh >= 1 else 0.0
@@ -171,8 +210,9 @@ def ratios(plan: Plan, served: Served, clock: Clock) -> dict[str, float]:
             figure = "first_token_2k_s" if fresh < _LONG_PROMPT else "first_token_32k_s"
             found[figure] = served.reading_s / served.requests / expected_s
     elif reads_s <= served.steps * step_s and served.writing_s:
-        # Each request waits for the prompts of all, so that all of the time counts for all of them. Where reading takes most of the time,
-        # too many requests are between two outputs for `at_once` to tell how many there are.
+        # Each request waits for the prompts of all, so that all of the time counts for all of them.
+        # Where reading takes most of the time, too many requests are between two outputs for
+        # `at_once` to tell how many there are.
         expected_s = at_once * (served.steps * step_s + reads_s)
         planned = (plan.speed.concurrency if plan.speed else 1) / plan.replicas.value
         figure = "stream" if at_once < math.sqrt(planned) else "total"

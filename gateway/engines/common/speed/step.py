@@ -1,4 +1,5 @@
-"""Seconds of an engine's steps, and of requests, from first principles: bytes over bandwidth, products over peaks. Pure.
+"""Seconds of an engine's steps, and of requests, from first principles: bytes over bandwidth,
+products over peaks. Pure.
 
 clock = Clock(work, machine, table)
 clock.decode_s(requests, context)          between two tokens of a request, of so many at once
@@ -18,7 +19,8 @@ from gateway.engines.common.speed.work import Product, Reading, Work
 
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """How long the work of a rank takes on a machine. graphs: which batches need not wait for the CPU. beside: of the other stages, where stages are unlike."""
+    """How long the work of a rank takes on a machine. graphs: which batches need not wait for the
+    CPU. beside: of the other stages, where stages are unlike."""
 
     work: Work
     machine: Machine
@@ -30,7 +32,8 @@ class Clock:
     _known: dict[tuple[float, ...], float] = field(default_factory=dict, init=False, repr=False)
 
     def decode_s(self, requests: float, context: float) -> float:
-        """Of several stages each has its part of the requests, and a token passes through all of them."""
+        """Of several stages each has its part of the requests, and a token passes through all of
+        them."""
         key = requests, context
         if key not in self._known:
             self._known[key] = self._decode_s(requests, context)
@@ -43,8 +46,11 @@ class Clock:
             self._known[key] = self._prompts_s(count, length, most)
         return self._known[key]
 
-    def _prompts_beside_s(self, count: float, length: float, most: int, requests: float, beside_s: float) -> float:
-        """The same in steps that decode a token of so many requests too, which takes `beside_s` of the GPU."""
+    def _prompts_beside_s(
+        self, count: float, length: float, most: int, requests: float, beside_s: float
+    ) -> float:
+        """The same in steps that decode a token of so many requests too, which takes `beside_s` of
+        the GPU."""
         tokens = count * length
         without = min(float(most), tokens) + requests > self.graphs.prompts
         slowest_s = max(clock.launched_s for clock in (self, *self.beside))
@@ -55,7 +61,8 @@ class Clock:
         stages = self.work.pp
         part = max(1.0, requests / stages)
         each = [clock.step_s(part, context) for clock in (self, *self.beside)]
-        # One request passes through all stages; of several that are at work at once the slowest sets the pace.
+        # One request passes through all stages; of several that are at work at once the slowest
+        # sets the pace.
         alone = sum(each) if self.beside else stages * each[0]
         passed = stages * max(each) * self._waiting if requests > 1 else alone
         return passed + (stages - 1) * self.table.stage_s
@@ -64,14 +71,21 @@ class Clock:
         """Of this stage alone, for so many requests."""
         seconds = self._products_s(requests, requests)
         if not self.graphs.steps:
-            # Small steps begin when the CPU has the tokens of the one before, so that launching and computing add up.
+            # Small steps begin when the CPU has the tokens of the one before, so that launching and
+            # computing add up.
             seconds += self.launched_s
         elif requests > self.graphs.steps:
             seconds = max(seconds, self.launched_s)
         for reading in self.work.readings:
-            memory = self.machine.memory * (self.table.small_cache if reading.small else self.table.attention).memory
+            memory = (
+                self.machine.memory
+                * (self.table.small_cache if reading.small else self.table.attention).memory
+            )
             read = reading.token_bytes * reading.seen(context) + reading.state_bytes
-            seconds += requests * max(read / memory, reading.flops * reading.seen(context) / self._attention_flops(reading))
+            seconds += requests * max(
+                read / memory,
+                reading.flops * reading.seen(context) / self._attention_flops(reading),
+            )
         # The engine's own programs prepare a step while the GPU computes the one before.
         return max(seconds, self.table.step_s + self.table.request_s * requests)
 
@@ -82,33 +96,44 @@ class Clock:
         logits = max(1.0, batch / length)
         clocks = (self, *self.beside)
         each = [clock.batch_s(batch, logits, launched=launched) for clock in clocks]
-        computed = max(batches * one + count * clock.pairs_s(length) for one, clock in zip(each, clocks, strict=True))
+        computed = max(
+            batches * one + count * clock.pairs_s(length)
+            for one, clock in zip(each, clocks, strict=True)
+        )
         others = sum(each) - max(each) if self.beside else (self.work.pp - 1) * each[0]
         fill = others + (self.work.pp - 1) * self.table.stage_s
         return computed * (self._waiting if batches > 1 else 1) + fill + count * self.table.admit_s
 
     def batch_s(self, tokens: float, logits: float, *, launched: bool = True) -> float:
-        """Of a batch of prompts in this stage alone, but for attention. launched: where there is no graph for it, the CPU counts too."""
+        """Of a batch of prompts in this stage alone, but for attention. launched: where there is no
+        graph for it, the CPU counts too."""
         waited_s = self.launched_s if launched and tokens > self.graphs.prompts else 0.0
         return max(self._products_s(tokens, logits), self.table.step_s, waited_s)
 
     def pairs_s(self, length: float) -> float:
         """Of a whole prompt's attention in this stage alone."""
         return sum(
-            (reading.prompt_flops or reading.flops) * reading.pairs(length) / self._attention_flops(reading)
+            (reading.prompt_flops or reading.flops)
+            * reading.pairs(length)
+            / self._attention_flops(reading)
             for reading in self.work.readings
         )
 
     def total_per_s(self, requests: float, read: float, written: float, most: int) -> float:
-        """Tokens/s of so many requests at once, each of which reads a prompt of `read` tokens and writes `written`.
+        """Tokens/s of so many requests at once, each of which reads a prompt of `read` tokens and
+        writes `written`.
 
-        Requests keep together: their prompts are computed in steps as full as may be, then their answers token by token.
+        Requests keep together: their prompts are computed in steps as full as may be, then their
+        answers token by token.
         """
-        seconds = written * self.decode_s(requests, read + written / 2) + self.prompts_s(requests, read, most)
+        seconds = written * self.decode_s(requests, read + written / 2) + self.prompts_s(
+            requests, read, most
+        )
         return requests * written / (seconds + self.table.first_s)
 
     def apart_per_s(self, requests: float, read: float, written: float, most: int) -> float:
-        """The same of requests of unlike lengths, each of which begins as another ends: prompts are computed few at a time."""
+        """The same of requests of unlike lengths, each of which begins as another ends: prompts are
+        computed few at a time."""
         steps = min(requests, written)  # those that compute prompts
         decode_s = self.decode_s(requests, read + written / 2)
         if self.table.separate:
@@ -125,14 +150,22 @@ class Clock:
         return self.table.first_s + self.prompts_s(1, prompt, most)
 
     def _products_s(self, tokens: float, logits: float) -> float:
-        """Of all but attention, in one stage. Reading and multiplying overlap, so that the longer of both counts. logits: tokens whose
+        """Of all but attention, in one stage. Reading and multiplying overlap, so that the longer
+        of both counts. logits: tokens whose
         successor is wanted."""
         work, table = self.work, self.table
         seconds = 0.0
         for one, (memory, flops, least_s) in zip(work.products, self._product_rates, strict=True):
-            # Of what all tokens take the same, nothing is asked: most layers are such, and this is the innermost loop of planning.
-            read, most = (one.read(tokens), one.busiest(tokens)) if one.experts else (one.bytes, 1.0)
-            seconds += max((read + one.passed * tokens) / memory, one.flops * tokens * most / flops, one.layers * least_s)
+            # Of what all tokens take the same, nothing is asked: most layers are such, and this is
+            # the innermost loop of planning.
+            read, most = (
+                (one.read(tokens), one.busiest(tokens)) if one.experts else (one.bytes, 1.0)
+            )
+            seconds += max(
+                (read + one.passed * tokens) / memory,
+                one.flops * tokens * most / flops,
+                one.layers * least_s,
+            )
         memory, flops, _ = self._head_rates
         seconds += max(work.head.bytes / memory, work.head.flops * logits / flops) / work.pp
         seconds += work.reduces * self._reduce_s(tokens) + work.layers * table.layer_s
@@ -146,14 +179,16 @@ class Clock:
         return wire.all_reduce_s(tp, tokens * self.work.hidden_bytes)
 
     def _rates(self, one: Product) -> tuple[float, float, float]:
-        """Bytes/s and FLOP/s that the kernel of these layers reaches, and the least seconds of one of them."""
+        """Bytes/s and FLOP/s that the kernel of these layers reaches, and the least seconds of one
+        of them."""
         part, flops = self.table.part(one.kernel, experts=one.experts > 0), self.machine.flops
         peak = flops.get(one.multiplied) or flops.get("bfloat16") or flops["float16"]
         return self.machine.memory * part.memory, peak * part.flops, part.least_s
 
     @property
     def _waiting(self) -> float:
-        """By how much stages that work at once keep each other waiting: what each of them has to do is never quite as long."""
+        """By how much stages that work at once keep each other waiting: what each of them has to do
+        is never quite as long."""
         return 1 + self.table.stage_wait * (self.work.pp > 1)
 
     @cached_property
@@ -166,12 +201,18 @@ class Clock:
 
     def _attention_flops(self, reading: Reading) -> float:
         part = (self.table.small_cache if reading.small else self.table.attention).flops
-        return self.machine.flops["bfloat16"] * part * (self.table.narrow if reading.narrow else 1.0)
+        return (
+            self.machine.flops["bfloat16"] * part * (self.table.narrow if reading.narrow else 1.0)
+        )
 
     @cached_property
     def launched_s(self) -> float:
-        """Of the CPU, which launches kernel by kernel where there are no graphs. A layer of experts takes more kernels than others."""
+        """Of the CPU, which launches kernel by kernel where there are no graphs. A layer of experts
+        takes more kernels than others."""
         work, table = self.work, self.table
-        expert_s = max((table.part(one.kernel, experts=True).launch_s for one in work.products if one.experts), default=0.0)
+        expert_s = max(
+            (table.part(one.kernel, experts=True).launch_s for one in work.products if one.experts),
+            default=0.0,
+        )
         plain_s = (work.layers - work.expert_layers) * table.eager_layer_s
         return (plain_s + work.expert_layers * expert_s) * self.machine.launch

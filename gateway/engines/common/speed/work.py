@@ -1,4 +1,5 @@
-"""What one rank of a plan reads and multiplies for a token: the values. Pure; count.py makes them."""
+"""What one rank of a plan reads and multiplies for a token: the values. Pure; count.py makes
+them."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from typing import NamedTuple
 
 
 class Product(NamedTuple):
-    """All linear layers of one kind on one rank. layers: how many they are. bytes: of their weights. flops, passed: FLOP, and bytes of inputs and outputs, of one
-    token. experts: of them each token takes `per_token`; 0: all tokens take all weights. dealt: over how many ranks whole experts are; 1: each is cut.
-    multiplied: the format in which. kernel: as KernelNames has it."""
+    """All linear layers of one kind on one rank. layers: how many they are. bytes: of their
+    weights. flops, passed: FLOP, and bytes of inputs and outputs, of one
+    token. experts: of them each token takes `per_token`; 0: all tokens take all weights. dealt:
+    over how many ranks whole experts are; 1: each is cut. multiplied: the format in which. kernel:
+    as KernelNames has it."""
 
     layers: int
     bytes: float
@@ -24,12 +27,14 @@ class Product(NamedTuple):
     dealt: int = 1
 
     def busiest(self, tokens: float) -> float:
-        """How many times the mean of all ranks the one has to do that most of these tokens' experts are on: of so many draws at random."""
+        """How many times the mean of all ranks the one has to do that most of these tokens' experts
+        are on: of so many draws at random."""
         drawn = tokens * self.per_token / self.dealt
         return 1 + math.sqrt(2 * math.log(self.dealt) / drawn) if self.dealt > 1 and drawn else 1.0
 
     def read(self, tokens: float) -> float:
-        """Bytes of weights that a batch of so many tokens reads: those of experts that no token takes are left alone."""
+        """Bytes of weights that a batch of so many tokens reads: those of experts that no token
+        takes are left alone."""
         if not self.experts:
             return self.bytes
         left: float = (1 - self.per_token / self.experts) ** tokens
@@ -37,9 +42,11 @@ class Product(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Attention layers of one kind on one rank. token_bytes: of the KV cache for each token of context, of which `window` count.
-    state_bytes: what is read and written for each request, however long. small: the cache is kept in 8 bits. narrow: heads have 64 elements or fewer. flops: of one token with one token of its context; of a
-    prompt's, where they differ, `prompt_flops`."""
+    """Attention layers of one kind on one rank. token_bytes: of the KV cache for each token of
+    context, of which `window` count.
+    state_bytes: what is read and written for each request, however long. small: the cache is kept
+    in 8 bits. narrow: heads have 64 elements or fewer. flops: of one token with one token of its
+    context; of a prompt's, where they differ, `prompt_flops`."""
 
     token_bytes: float
     flops: float
@@ -60,7 +67,8 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, eq=False)  # compared by identity: plans share one
 class Work:
-    """What one rank of the fullest stage does. head: the product that makes logits, for the last token of a request alone. reduces: how
+    """What one rank of the fullest stage does. head: the product that makes logits, for the last
+    token of a request alone. reduces: how
     often all ranks add up `hidden_bytes` for each token."""
 
     products: tuple[Product, ...]
@@ -75,4 +83,6 @@ class Work:
     @cached_property
     def expert_layers(self) -> int:
         """How many of the layers have experts."""
-        return min(self.layers, max((one.layers for one in self.products if one.experts), default=0))
+        return min(
+            self.layers, max((one.layers for one in self.products if one.experts), default=0)
+        )

@@ -1,7 +1,9 @@
-"""What SGLang makes of a model on one rank: kernels, attention backends, bytes, pools, and what it settled by itself.
+"""What SGLang makes of a model on one rank: kernels, attention backends, bytes, pools, and what it
+settled by itself.
 
-An answer has the fields of vllm_answers.py. `kernels` name the function that multiplies, and of experts the runner; `needed` is for a
-pool of so many tokens, which its requests share; `fixed` are bytes beside it that no token gets.
+An answer has the fields of vllm_answers.py. `kernels` name the function that multiplies, and of
+experts the runner; `needed` is for a pool of so many tokens, which its requests share; `fixed` are
+bytes beside it that no token gets.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def asked(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
-    """What the engine makes of a model of these files, started with this command line. Raises what the engine raises.
+    """What the engine makes of a model of these files, started with this command line. Raises what
+    the engine raises.
 
     Of pipeline stages all are built.
     """
@@ -74,9 +77,11 @@ def settled(made: Configured, dtype: str) -> dict[str, Any]:
 
 
 def kernels(whole: Any, dtype: str) -> list[dict[str, Any]]:
-    """Kernel, inputs, outputs and number of experts on this rank of every linear layer; of experts the model's width and one expert's.
+    """Kernel, inputs, outputs and number of experts on this rank of every linear layer; of experts
+    the model's width and one expert's.
 
-    Weights are prepared on the way, so their bytes were counted before. Raises what the engine refuses.
+    Weights are prepared on the way, so their bytes were counted before. Raises what the engine
+    refuses.
     """
     base: Any = importlib.import_module("sglang.srt.layers.linear").LinearBase
     rows: collections.Counter[tuple[str, str, int, int, int]] = collections.Counter()
@@ -96,11 +101,15 @@ def kernels(whole: Any, dtype: str) -> list[dict[str, Any]]:
             own, width = int(module.intermediate_size_per_partition), int(module.hidden_size)
             rows[name, runner or method or "", width, own, int(module.num_local_experts)] += 1
     names = ("layer", "kernel", "k", "n", "experts")
-    return [{**dict(zip(names, row, strict=True)), "count": count} for row, count in sorted(rows.items())]
+    return [
+        {**dict(zip(names, row, strict=True)), "count": count}
+        for row, count in sorted(rows.items())
+    ]
 
 
 def kernel_of(layer: Any, inputs: int, dtype: str) -> str:
-    """The product that a dense layer comes to; torch, where it is not quantized; the method, where only a stand-in stops it."""
+    """The product that a dense layer comes to; torch, where it is not quantized; the method, where
+    only a stand-in stops it."""
     method = layer.quant_method
     name = type(method).__name__
     if name == "UnquantizedLinearMethod":
@@ -131,17 +140,42 @@ def attention(whole: Any, made: Configured, backends: Backends) -> list[dict[str
             if latent and module.qk_head_dim != rank:
                 continue  # the same layer for a prefill, whose keys are not kept
             encoder = "encoder" in str(getattr(module, "attn_type", "")).lower()
-            kind = "mla" if latent else "encoder" if encoder else "sliding" if module.sliding_window_size > 0 else "full"
+            kind = (
+                "mla"
+                if latent
+                else (
+                    "encoder"
+                    if encoder
+                    else "sliding"
+                    if module.sliding_window_size > 0
+                    else "full"
+                )
+            )
             found[kind, int(module.qk_head_dim), name] += 1
         elif (tower := getattr(module, "qkv_backend", None)) is not None:
             head = getattr(module, "head_size", 0) or module.head_dim
-            found["vision", int(head), next(one for one, kind in towers.items() if type(tower) is kind)] += 1
+            found[
+                "vision",
+                int(head),
+                next(one for one, kind in towers.items() if type(tower) is kind),
+            ] += 1
     if backends.recurrent is not None:
         states = backends.hybrid.mamba2_cache_params.layers
-        stage = range(getattr(whole, "start_layer", 0), getattr(whole, "end_layer", made.model.num_hidden_layers))
-        found["recurrent", 0, _joined(*backends.recurrent[1:])] += sum(layer in stage for layer in states)
+        stage = range(
+            getattr(whole, "start_layer", 0),
+            getattr(whole, "end_layer", made.model.num_hidden_layers),
+        )
+        found["recurrent", 0, _joined(*backends.recurrent[1:])] += sum(
+            layer in stage for layer in states
+        )
     return [
-        {"kind": kind, "head_dim": head, "backend": backend, "version": _version(backend), "layers": count}
+        {
+            "kind": kind,
+            "head_dim": head,
+            "backend": backend,
+            "version": _version(backend),
+            "layers": count,
+        }
         for (kind, head, backend), count in sorted(found.items())
     ]
 

@@ -1,6 +1,8 @@
-"""Which attention backends SGLang takes for a model: what ServerArgs resolved, then the functions that make the backends.
+"""Which attention backends SGLang takes for a model: what ServerArgs resolved, then the functions
+that make the backends.
 
-They make classes that only remember what they are. What a backend refuses when it is made, or in its kernels, is not asked.
+They make classes that only remember what they are. What a backend refuses when it is made, or in
+its kernels, is not asked.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ class Backends(NamedTuple):
     prefill: str
     decode: str
     page: int
-    recurrent: list[str] | None  # class, kernels of the prefill, kernels of decoding; None: the model has no such layers
+    recurrent: (
+        list[str] | None
+    )  # class, kernels of the prefill, kernels of decoding; None: the model has no such layers
     hybrid: Any  # the configuration that says which layers keep a state; None, where no layer does
 
 
@@ -49,7 +53,11 @@ def record_backends() -> None:
 
 def backends_of(arguments: Any, model: Any) -> Backends:
     """Of ServerArgs and ModelConfig, resolved and published. Raises what the engine raises."""
-    return _resolved(arguments, model) if hasattr(arguments, "resolve_once") else _filled(arguments, model)
+    return (
+        _resolved(arguments, model)
+        if hasattr(arguments, "resolve_once")
+        else _filled(arguments, model)
+    )
 
 
 def _filled(arguments: Any, model: Any) -> Backends:
@@ -61,7 +69,10 @@ def _filled(arguments: Any, model: Any) -> Backends:
     runner.is_draft_worker, runner.init_new_workspace, runner.device = False, False, "cuda"
     runner.use_mla_backend = model.attention_arch == models.AttentionArch.MLA
     made = runner._get_attention_backend()
-    kernels = [linear.get_linear_attn_prefill_backend().value, linear.get_linear_attn_decode_backend().value]
+    kernels = [
+        linear.get_linear_attn_prefill_backend().value,
+        linear.get_linear_attn_decode_backend().value,
+    ]
     recurrent = _recurrent(made, kernels, arguments.mamba_backend)
     prefill, decode = arguments.get_attention_backends()
     return Backends(prefill, decode, arguments.page_size, recurrent, runner.mambaish_config or None)
@@ -69,7 +80,9 @@ def _filled(arguments: Any, model: Any) -> Backends:
 
 def _resolved(arguments: Any, model: Any) -> Backends:
     """Later versions: ServerArgs stays as it was given, and has a view of what follows."""
-    setup: Any = importlib.import_module("sglang.srt.model_executor.model_runner_components.attention_backend_setup")
+    setup: Any = importlib.import_module(
+        "sglang.srt.model_executor.model_runner_components.attention_backend_setup"
+    )
     overrides: Any = importlib.import_module("sglang.srt.arg_groups.overrides")
     hybrids: Any = importlib.import_module("sglang.srt.configs.hybrid_arch")
     prefill, decode = overrides.attention_backends_of(overrides.resolved_view(arguments))

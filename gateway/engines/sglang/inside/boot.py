@@ -15,7 +15,17 @@ from typing import Any
 from ...inside import stubs
 
 GIB = 1 << 30
-IMAGE_HAS = {"triton", "flashinfer", "flashinfer_cubin", "sgl_kernel", "deep_gemm", "cutlass", "quack", "tilelang", "tvm_ffi"}
+IMAGE_HAS = {
+    "triton",
+    "flashinfer",
+    "flashinfer_cubin",
+    "sgl_kernel",
+    "deep_gemm",
+    "cutlass",
+    "quack",
+    "tilelang",
+    "tvm_ffi",
+}
 IMAGE_HAS |= {
     "cuda",
     "cudnn",
@@ -40,16 +50,93 @@ IMAGE_LACKS = {
     "sgl_kernel_npu",
     "torch_musa",
 }
-IMAGE_LACKS |= {"torchada", "intel_extension_for_pytorch", "mori", "conch", "amdsmi", "quark", "sglang_plugins"}
+IMAGE_LACKS |= {
+    "torchada",
+    "intel_extension_for_pytorch",
+    "mori",
+    "conch",
+    "amdsmi",
+    "quark",
+    "sglang_plugins",
+}
 # Dependencies that the questions never reach.
 UNASKED = {
-    *("aiohttp", "fastapi", "starlette", "openai", "anthropic", "prometheus_client", "opentelemetry", "cv2", "tiktoken"),
-    *("sentencepiece", "mistral_common", "llguidance", "xgrammar", "outlines", "interegular", "lark", "watchfiles", "gguf"),
-    *("uvicorn", "uvloop", "openai_harmony", "partial_json_parser", "runai_model_streamer", "numba", "ray", "torchaudio"),
-    *("torchvision", "soundfile", "orjson", "setproctitle", "timm", "decord", "decord2", "scipy", "IPython", "hf_transfer"),
-    *("modelscope", "pybase64", "av", "torchcodec", "smg_grpc_proto", "smg_grpc_servicer", "sglang_router", "datasets"),
-    *("zstandard", "easydict", "addict", "imageio", "diffusers", "nvtx", "py_spy", "build", "nltk", "blobfile", "multipart"),
-    *("deepseek_recipe", "distro", "checkpoint_engine", "sentence_transformers", "oss_harmony", "grpc", "peft"),
+    *(
+        "aiohttp",
+        "fastapi",
+        "starlette",
+        "openai",
+        "anthropic",
+        "prometheus_client",
+        "opentelemetry",
+        "cv2",
+        "tiktoken",
+    ),
+    *(
+        "sentencepiece",
+        "mistral_common",
+        "llguidance",
+        "xgrammar",
+        "outlines",
+        "interegular",
+        "lark",
+        "watchfiles",
+        "gguf",
+    ),
+    *(
+        "uvicorn",
+        "uvloop",
+        "openai_harmony",
+        "partial_json_parser",
+        "runai_model_streamer",
+        "numba",
+        "ray",
+        "torchaudio",
+    ),
+    *(
+        "torchvision",
+        "soundfile",
+        "orjson",
+        "setproctitle",
+        "timm",
+        "decord",
+        "decord2",
+        "scipy",
+        "IPython",
+        "hf_transfer",
+    ),
+    *(
+        "modelscope",
+        "pybase64",
+        "av",
+        "torchcodec",
+        "smg_grpc_proto",
+        "smg_grpc_servicer",
+        "sglang_router",
+        "datasets",
+    ),
+    *(
+        "zstandard",
+        "easydict",
+        "addict",
+        "imageio",
+        "diffusers",
+        "nvtx",
+        "py_spy",
+        "build",
+        "nltk",
+        "blobfile",
+        "multipart",
+    ),
+    *(
+        "deepseek_recipe",
+        "distro",
+        "checkpoint_engine",
+        "sentence_transformers",
+        "oss_harmony",
+        "grpc",
+        "peft",
+    ),
 }
 OPS = {"sgl_kernel", "_C", "vllm"}
 # What of a package is asked for, where more can be missing than the package itself.
@@ -65,8 +152,11 @@ def boot(
     cuda: str = "13.0",
     name: str = "GPU",
 ) -> None:
-    """Make `import sglang` mean these sources on `count` GPUs of this capability. Once per process."""
-    os.environ.update(SGLANG_IS_FLASHINFER_AVAILABLE="true", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    """Make `import sglang` mean these sources on `count` GPUs of this capability. Once per
+    process."""
+    os.environ.update(
+        SGLANG_IS_FLASHINFER_AVAILABLE="true", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1"
+    )
     sys.path.insert(0, sources)
     stubs.install(IMAGE_HAS | UNASKED, set(IMAGE_LACKS))
     stubs.fake_cuda(capability, memory_bytes, count, cuda, name)
@@ -78,10 +168,17 @@ def boot(
     )  # 0.5.13 to 0.5.15 look whether Triton made the kernel, and here it is a stand-in
 
 
-def boot_installed(capability: tuple[int, int] | None, memory_bytes: int = 24 * GIB, count: int = 8, name: str = "GPU") -> None:
-    """Make the SGLang that is installed here answer for `count` GPUs of this capability; None: for the machine as it is.
+def boot_installed(
+    capability: tuple[int, int] | None,
+    memory_bytes: int = 24 * GIB,
+    count: int = 8,
+    name: str = "GPU",
+) -> None:
+    """Make the SGLang that is installed here answer for `count` GPUs of this capability; None: for
+    the machine as it is.
 
-    What is installed and cannot be imported without a driver is a stand-in; every other package is the one that is installed.
+    What is installed and cannot be imported without a driver is a stand-in; every other package is
+    the one that is installed.
     """
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     if capability is None:
@@ -90,7 +187,13 @@ def boot_installed(capability: tuple[int, int] | None, memory_bytes: int = 24 * 
     missing = {name for name in IMAGE_HAS if _fails(name)}
     if missing:
         stubs.stand_in(missing)
-    stubs.fake_cuda(capability, memory_bytes, count, str(importlib.import_module("torch").version.cuda or "13.0"), name)
+    stubs.fake_cuda(
+        capability,
+        memory_bytes,
+        count,
+        str(importlib.import_module("torch").version.cuda or "13.0"),
+        name,
+    )
     stubs.fake_ops(OPS, {})
     stubs.fake_triton()
     _ready(memory_bytes)
@@ -109,9 +212,12 @@ def _fails(name: str) -> bool:
 
 def _ready(memory_bytes: int) -> None:
     """What SGLang asks as it is imported, once its GPUs are stated."""
-    # Older transformers have AutoImageProcessor only where torchvision is; SGLang registers classes with it, whatever the model.
+    # Older transformers have AutoImageProcessor only where torchvision is; SGLang registers classes
+    # with it, whatever the model.
     dummy: Any = importlib.import_module("transformers.utils.import_utils").DummyObject
-    dummy.__getattribute__ = lambda cls, name: type.__getattribute__(cls, name) if name[0] == "_" else stubs.Anything(name)
+    dummy.__getattribute__ = lambda cls, name: (
+        type.__getattribute__(cls, name) if name[0] == "_" else stubs.Anything(name)
+    )
     importlib.import_module("sglang.srt.utils")
     logging.disable(logging.WARNING)
     state_memory(memory_bytes / (1 << 20))

@@ -1,6 +1,8 @@
-"""What SGLang makes of so many bytes for KV cache and states: its own count of the tokens that its pools hold, asked backwards.
+"""What SGLang makes of so many bytes for KV cache and states: its own count of the tokens that its
+pools hold, asked backwards.
 
-A runner, or what stands for one, has the model and the arguments; only the memory that is free is stated.
+A runner, or what stands for one, has the model and the arguments; only the memory that is free is
+stated.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _TOO_SMALL = (ValueError, RuntimeError, AssertionError, ZeroDivisionError)
 
 
 def cache(made: Configured, whole: Any, memory_bytes: int) -> dict[str, Any]:
-    """The answer's `kv`: bytes of a page of tokens, bytes that no token gets, and bytes for a pool of so many tokens."""
+    """The answer's `kv`: bytes of a page of tokens, bytes that no token gets, and bytes for a pool
+    of so many tokens."""
     page, longest = int(said(made.arguments, "page_size")), int(made.model.context_len)
     count = _counter(made, whole, memory_bytes)
 
@@ -35,8 +38,14 @@ def cache(made: Configured, whole: Any, memory_bytes: int) -> dict[str, Any]:
     few, many = needed(pages * page), needed(2 * pages * page)
     block = max(1, math.ceil((many - few) / pages))
     fixed = max(0, few - pages * block)
-    doubled = sorted({page * 2**power for power in range(max(1, pages.bit_length()))} | {pages * page})
-    return {"block_bytes": block, "fixed": fixed, "needed": [(n, max(needed(n) - fixed, 1)) for n in doubled]}
+    doubled = sorted(
+        {page * 2**power for power in range(max(1, pages.bit_length()))} | {pages * page}
+    )
+    return {
+        "block_bytes": block,
+        "fixed": fixed,
+        "needed": [(n, max(needed(n) - fixed, 1)) for n in doubled],
+    }
 
 
 def _held(count: Callable[[int], int], size: int) -> int:
@@ -85,7 +94,9 @@ def _of_runner(made: Configured, whole: Any, memory_bytes: int) -> Callable[[int
     """Up to 0.5.15 at least the runner counts by itself (ModelRunnerKVCacheMixin)."""
     pools: Any = importlib.import_module("sglang.srt.model_executor.model_runner_kv_cache_mixin")
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
-    speculative: Any = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
+    speculative: Any = importlib.import_module(
+        "sglang.srt.speculative.spec_info"
+    ).SpeculativeAlgorithm
     arguments, model = made.arguments, made.model
     runner = bare_runner()
     layers = max(model.num_hidden_layers, model.num_attention_layers)
@@ -99,10 +110,14 @@ def _of_runner(made: Configured, whole: Any, memory_bytes: int) -> Callable[[int
     }  # fmt: skip
     for name, value in known.items():
         setattr(runner, name, value)
-    runner.num_effective_layers = (runner.end_layer - runner.start_layer) * getattr(model.hf_config, "loop_num", 1)
+    runner.num_effective_layers = (runner.end_layer - runner.start_layer) * getattr(
+        model.hf_config, "loop_num", 1
+    )
     for name in ("full_attention_layer_ids", "swa_attention_layer_ids"):
         ids = getattr(model, name, None) or []
-        setattr(model, name, [layer for layer in ids if runner.start_layer <= layer < runner.end_layer])
+        setattr(
+            model, name, [layer for layer in ids if runner.start_layer <= layer < runner.end_layer]
+        )
     runner.configure_kv_cache_dtype()
     slack, states = _slack(made, memory_bytes), arguments.max_mamba_cache_size
 
@@ -124,13 +139,17 @@ def _window(whole: Any, model: Any) -> Any:
     return model.attention_chunk_size
 
 
-def _of_configurator(module: Any, made: Configured, whole: Any, memory_bytes: int) -> Callable[[int], int]:
+def _of_configurator(
+    module: Any, made: Configured, whole: Any, memory_bytes: int
+) -> Callable[[int], int]:
     """Later versions count in a class of its own (KVCacheConfigurator)."""
     arguments, model = made.arguments, made.model
     runtime: Any = importlib.import_module("sglang.srt.runtime_context")
     components = "sglang.srt.model_executor.model_runner_components"
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
-    speculative: Any = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
+    speculative: Any = importlib.import_module(
+        "sglang.srt.speculative.spec_info"
+    ).SpeculativeAlgorithm
     dtypes: Any = importlib.import_module("sglang.srt.mem_cache.kv_cache_dtype")
     asked = said(arguments, "kv_cache_dtype")
     named, dtype = fit(
@@ -142,7 +161,9 @@ def _of_configurator(module: Any, made: Configured, whole: Any, memory_bytes: in
         model=whole, model_config=model, is_draft_worker=False
     )
     runtimes: Any = importlib.import_module(f"{components}.kv_pool_runtime")
-    window = importlib.import_module(f"{components}.load_model_utils").resolve_sliding_window_size(whole, model)
+    window = importlib.import_module(f"{components}.load_model_utils").resolve_sliding_window_size(
+        whole, model
+    )
     plain = speculative.from_string(None)
     known = {
         "device": "cuda", "gpu_id": 0, "attn_dp_size": 1, "pp_size": 1, "pp_group": None, "model": whole, "model_config": model,
@@ -162,6 +183,8 @@ def _of_configurator(module: Any, made: Configured, whole: Any, memory_bytes: in
     def count(size: int) -> int:
         _state(module, slack + (size + 0.5) / _GIB)
         runtime.get_context().override("inquiry", max_mamba_cache_size=states)  # the count fills it
-        return int(configurator._resolve_memory_pool_config(memory_bytes / _GIB).max_total_num_tokens)
+        return int(
+            configurator._resolve_memory_pool_config(memory_bytes / _GIB).max_total_num_tokens
+        )
 
     return count

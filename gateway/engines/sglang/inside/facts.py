@@ -1,6 +1,8 @@
-"""What one version of SGLang says of itself: flags, architectures, quantization methods, environment, packages.
+"""What one version of SGLang says of itself: flags, architectures, quantization methods,
+environment, packages.
 
-The engine's own parser and registries are imported and asked; the names of its model classes are read in their source.
+The engine's own parser and registries are imported and asked; the names of its model classes are
+read in their source.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ def facts() -> dict[str, Any]:
         "architectures": {"by file": _architectures(Path(package.__path__[0], "srt/models"))},
         "quantizations": {name: _method(name, kind) for name, kind in methods.items()},
         "environment": _environment(import_module("sglang.srt.environ")),
-        "compiled": common(held for name, held in compiled(kernels).items() if name.endswith("common_ops")) if kernels else [],
+        "compiled": (
+            common(held for name, held in compiled(kernels).items() if name.endswith("common_ops"))
+            if kernels
+            else []
+        ),
         "cuda_runtime": cuda_major(kernels) if kernels else None,
         **config_classes(_configs()),
         **installed(),
@@ -44,7 +50,8 @@ def facts() -> dict[str, Any]:
 
 
 def _kernels() -> Path | None:
-    """The folder of SGLang's extensions, a package of its own; None: it is not here, or a stand-in."""
+    """The folder of SGLang's extensions, a package of its own; None: it is not here, or a
+    stand-in."""
     found = find_spec("sgl_kernel")
     folder = next(iter(found.submodule_search_locations or ()), "") if found else ""
     return Path(folder) if folder and Path(folder).is_dir() else None
@@ -60,25 +67,35 @@ def _configs() -> dict[str, str]:
 
 
 def _method(name: str, kind: Any) -> dict[str, Any]:
-    """What the loader asks of a method as a whole (_get_quantization_config in srt/model_loader/loader.py).
+    """What the loader asks of a method as a whole (_get_quantization_config in
+    srt/model_loader/loader.py).
 
     Some classes answer as instances only: of one that was never initialised, and stands for `name`.
     """
     one = object.__new__(kind)
     one.use_mxfp8 = name == "mxfp8"
     least = _asked(kind.get_min_capability, one)
-    dtypes = sorted(str(dtype).removeprefix("torch.") for dtype in _asked(kind.get_supported_act_dtypes, one))
+    dtypes = sorted(
+        str(dtype).removeprefix("torch.") for dtype in _asked(kind.get_supported_act_dtypes, one)
+    )
     said: dict[str, Any] = {"min_capability": f"{least // 10}.{least % 10}"} if least > 0 else {}
     said["dtypes"] = [dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32")]
     return said | ({"online": name} if _online(name) else {})
 
 
 def _online(name: str) -> bool:
-    """Whether get_quant_config makes something of the method without a file that says how the weights are quantized."""
+    """Whether get_quant_config makes something of the method without a file that says how the
+    weights are quantized."""
     load = import_module("sglang.srt.model_loader.weight_utils").get_quant_config
     with tempfile.TemporaryDirectory() as folder:
         config = import_module("transformers").PretrainedConfig()
-        model = SimpleNamespace(model_path=folder, revision=None, quantization=name, hf_config=config, is_draft_model=False)
+        model = SimpleNamespace(
+            model_path=folder,
+            revision=None,
+            quantization=name,
+            hf_config=config,
+            is_draft_model=False,
+        )
         try:
             return load(model, SimpleNamespace(model_loader_extra_config=None), {}) is not None
         except (ValueError, TypeError, KeyError, AttributeError, AssertionError, RuntimeError):
@@ -120,16 +137,24 @@ def _words(choices: Any) -> list[str]:
 
 
 def _kind(action: Any) -> str:
-    """A list given as separate words (nargs) takes one value: the gateway writes `--flag=value`, one item."""
+    """A list given as separate words (nargs) takes one value: the gateway writes `--flag=value`,
+    one item."""
     if action.nargs == 0:
         return "bool"
     name = getattr(action.type, "__name__", "str")
-    kinds = {"int": "int", "human_readable_int": "int", "float": "float", "loads": "json", "json_list_type": "json"}
+    kinds = {
+        "int": "int",
+        "human_readable_int": "int",
+        "float": "float",
+        "loads": "json",
+        "json_list_type": "json",
+    }
     return kinds.get(name, "str")
 
 
 def _architectures(folder: Path) -> list[str]:
-    """The classes that `EntryClass` of each model file names (srt/models/registry.py). Importing them would run kernels."""
+    """The classes that `EntryClass` of each model file names (srt/models/registry.py). Importing
+    them would run kernels."""
     found: set[str] = set()
     for path in sorted(folder.glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8-sig")).body:
@@ -142,4 +167,8 @@ def _environment(module: Any) -> dict[str, bool]:
     """Environment variable -> whether its type leaves only numbers and switches."""
     plain = (module.EnvBool, module.EnvInt, module.EnvFloat)
     fields = vars(module.Envs).items()
-    return {name: isinstance(field, plain) for name, field in fields if isinstance(field, module.EnvField)}
+    return {
+        name: isinstance(field, plain)
+        for name, field in fields
+        if isinstance(field, module.EnvField)
+    }

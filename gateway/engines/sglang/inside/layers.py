@@ -1,7 +1,9 @@
-"""One layer as SGLang builds and computes it, on the meta device, up to the function that would multiply.
+"""One layer as SGLang builds and computes it, on the meta device, up to the function that would
+multiply.
 
-`configured` resolves an engine's arguments for a config.json. `product` prepares the weights of a dense layer, calls
-it, and says which function of DENSE it comes to; `experts` says which runner those of a model get.
+`configured` resolves an engine's arguments for a config.json. `product` prepares the weights of a
+dense layer, calls it, and says which function of DENSE it comes to; `experts` says which runner
+those of a model get.
 """
 
 from __future__ import annotations
@@ -20,16 +22,44 @@ from .model import Configured, configured_of, model_of
 
 # Functions that multiply, of either version.
 DENSE = (
-    *("fp8_scaled_mm", "triton_scaled_mm", "flashinfer_bmm_fp8", "_apply_fallback_scaled_mm", "_scaled_mm", "int8_scaled_mm"),
-    *("w8a8_block_fp8_matmul_deepgemm", "triton_w8a8_block_fp8_linear", "gemm_fp8_nt_groupwise", "fp8_blockwise_scaled_mm"),
-    *("apply_fp8_marlin_linear", "apply_gptq_marlin_linear", "apply_awq_marlin_linear", "apply_fp4_marlin_linear"),
+    *(
+        "fp8_scaled_mm",
+        "triton_scaled_mm",
+        "flashinfer_bmm_fp8",
+        "_apply_fallback_scaled_mm",
+        "_scaled_mm",
+        "int8_scaled_mm",
+    ),
+    *(
+        "w8a8_block_fp8_matmul_deepgemm",
+        "triton_w8a8_block_fp8_linear",
+        "gemm_fp8_nt_groupwise",
+        "fp8_blockwise_scaled_mm",
+    ),
+    *(
+        "apply_fp8_marlin_linear",
+        "apply_gptq_marlin_linear",
+        "apply_awq_marlin_linear",
+        "apply_fp4_marlin_linear",
+    ),
     *("awq_dequantize", "gptq_gemm", "fp4_gemm", "mm_bf16_fp4", "try_sm120_fp8_linear"),
-    *("flashinfer_mxfp8_blockscaled_linear", "deepgemm_w8a8_mxfp8_linear_with_fallback", "triton_mxfp8_blockscaled_linear"),
+    *(
+        "flashinfer_mxfp8_blockscaled_linear",
+        "deepgemm_w8a8_mxfp8_linear_with_fallback",
+        "triton_mxfp8_blockscaled_linear",
+    ),
 )
 # Modules that define or import them, and are themselves imported only when a layer needs them.
 LATE = (
-    *("srt.hardware_backend.gpu.quantization.awq_kernels", "srt.hardware_backend.gpu.quantization.gptq_kernels"),
-    *("srt.layers.quantization.marlin_utils_fp4", "srt.layers.quantization.marlin_utils_fp8", "kernels.ops.gemm"),
+    *(
+        "srt.hardware_backend.gpu.quantization.awq_kernels",
+        "srt.hardware_backend.gpu.quantization.gptq_kernels",
+    ),
+    *(
+        "srt.layers.quantization.marlin_utils_fp4",
+        "srt.layers.quantization.marlin_utils_fp8",
+        "kernels.ops.gemm",
+    ),
 )
 
 
@@ -41,7 +71,9 @@ def _raising(name: str) -> Callable[..., Any]:
     def reached(*_: Any, **__: Any) -> Any:
         if name != "fp4_gemm":
             raise Reached(name)
-        backend = importlib.import_module("sglang.srt.layers.quantization.fp4_utils").get_fp4_gemm_runner_backend()
+        backend = importlib.import_module(
+            "sglang.srt.layers.quantization.fp4_utils"
+        ).get_fp4_gemm_runner_backend()
         raise Reached(f"fp4_gemm {backend.value}")
 
     return reached
@@ -49,13 +81,18 @@ def _raising(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _stand_ins() -> dict[str, Callable[..., Any]]:
-    """The functions to replace: products raise, what quantizes or repacks gives a tensor of the right size."""
+    """The functions to replace: products raise, what quantizes or repacks gives a tensor of the
+    right size."""
     torch: Any = importlib.import_module("torch")
 
     def eight(x: Any, scales: Any, dtype: Any = None) -> tuple[Any, Any]:
-        return torch.empty_like(x, dtype=dtype or torch.float8_e4m3fn), torch.empty(scales, dtype=torch.float32)
+        return torch.empty_like(x, dtype=dtype or torch.float8_e4m3fn), torch.empty(
+            scales, dtype=torch.float32
+        )
 
-    def scaled(x: Any, scale: Any = None, *_: Any, use_per_token_if_dynamic: bool = False, **__: Any) -> tuple[Any, Any]:
+    def scaled(
+        x: Any, scale: Any = None, *_: Any, use_per_token_if_dynamic: bool = False, **__: Any
+    ) -> tuple[Any, Any]:
         return eight(x, (x.shape[0], 1) if scale is None and use_per_token_if_dynamic else (1,))
 
     def group(x: Any, size: int, *_: Any, **__: Any) -> tuple[Any, Any]:
@@ -70,7 +107,9 @@ def _stand_ins() -> dict[str, Callable[..., Any]]:
 
     return {name: _raising(name) for name in DENSE} | {
         "sglang_per_token_quant_fp8": lambda x, *_, **__: eight(x, (x.shape[0], 1)),
-        "static_quant_fp8": lambda x, *_, repeat_scale=False, **__: eight(x, (x.shape[0], 1) if repeat_scale else (1,)),
+        "static_quant_fp8": lambda x, *_, repeat_scale=False, **__: eight(
+            x, (x.shape[0], 1) if repeat_scale else (1,)
+        ),
         "scaled_fp8_quant": scaled,
         "sglang_per_token_group_quant_fp8": group,
         "sglang_per_token_group_quant_fp8_row_padded": group,
@@ -78,7 +117,10 @@ def _stand_ins() -> dict[str, Callable[..., Any]]:
         "per_token_quant_int8": lambda x, *_, **__: eight(x, (*x.shape[:-1], 1), torch.int8),
         "input_to_float8": lambda x, *_, **__: eight(x, ()),
         "fp4_quantize": four,
-        "requantize_with_max_scale": lambda weight, weight_scale, logical_widths: (torch.empty(()), weight),
+        "requantize_with_max_scale": lambda weight, weight_scale, logical_widths: (
+            torch.empty(()),
+            weight,
+        ),
         "requant_block_scale_ue8m0_for_deepgemm": lambda *_, **__: None,
         "requant_weight_ue8m0_inplace": lambda *_, **__: None,
         "gptq_marlin_repack": same,
@@ -117,7 +159,9 @@ def product(layer: Any, inputs: int, dtype: str) -> str:
         layer.quant_method.apply(layer, torch.empty(8, inputs, dtype=getattr(torch, dtype)))
     except Reached as reached:
         return str(reached)
-    raise LookupError(f"{type(layer.quant_method).__name__} multiplies with a function that is not in the list")
+    raise LookupError(
+        f"{type(layer.quant_method).__name__} multiplies with a function that is not in the list"
+    )
 
 
 @functools.cache
@@ -128,9 +172,14 @@ def _folder(config: str) -> str:
 
 
 def configured(
-    config: dict[str, Any], dtype: str, tp: int = 1, ep: int = 1, arguments: Mapping[str, Any] | None = None
+    config: dict[str, Any],
+    dtype: str,
+    tp: int = 1,
+    ep: int = 1,
+    arguments: Mapping[str, Any] | None = None,
 ) -> Configured:
-    """Resolve and publish the arguments for this config.json, as a scheduler does. Raises what the engine raises."""
+    """Resolve and publish the arguments for this config.json, as a scheduler does. Raises what the
+    engine raises."""
     server: Any = importlib.import_module("sglang.srt.server_args")
     given = server.ServerArgs(
         model_path=_folder(json.dumps(config)), tp_size=tp, ep_size=ep, dtype=dtype, device="cuda", skip_tokenizer_init=True,
@@ -144,7 +193,9 @@ def model(made: Configured) -> Any:
     linear: Any = importlib.import_module("sglang.srt.layers.linear").LinearBase
     if not hasattr(linear, "whole"):
         linear.whole = linear.__init__
-        linear.__init__ = lambda self, *args, **kwargs: linear.whole(self, *args[:4], **{**kwargs, "quant_config": None})
+        linear.__init__ = lambda self, *args, **kwargs: linear.whole(
+            self, *args[:4], **{**kwargs, "quant_config": None}
+        )
     return model_of(made)
 
 
@@ -161,11 +212,21 @@ def experts(layer: Any) -> list[str | None]:
     return [type(scheme or method).__name__, getattr(runner, "value", None)]
 
 
-REFUSALS = (ValueError, AssertionError, RuntimeError, ImportError, TypeError, AttributeError, KeyError, NameError)
+REFUSALS = (
+    ValueError,
+    AssertionError,
+    RuntimeError,
+    ImportError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    NameError,
+)
 
 
 def of_a_stand_in(error: BaseException) -> bool:
-    """Whether only a stand-in, or a tensor without values, brings this about: that is no refusal."""
+    """Whether only a stand-in, or a tensor without values, brings this about: that is no
+    refusal."""
     return "Anything" in str(error) or "meta" in str(error)
 
 

@@ -1,6 +1,8 @@
-"""A model as SGLang builds it, on the meta device, for one rank of groups of which only the size is real.
+"""A model as SGLang builds it, on the meta device, for one rank of groups of which only the size is
+real.
 
-`arguments_of` reads a command line as the server does, `configured_of` resolves and publishes what it says as a scheduler does.
+`arguments_of` reads a command line as the server does, `configured_of` resolves and publishes what
+it says as a scheduler does.
 """
 
 from __future__ import annotations
@@ -18,8 +20,13 @@ from ...inside.meta import Group, meta_mode
 
 # What the inquiry says itself: no weights and no tokenizer.
 _WITHOUT_WEIGHTS = ("--load-format=dummy", "--skip-tokenizer-init", "--device=cuda")
-# What is kept of a layer's method once its weights are to be prepared, and is imported from the modules that choose it.
-_STARTS = {"moe.utils": "moe", "quantization.fp8_utils": "fp8_gemm", "quantization.fp4_utils": "fp4_gemm"}
+# What is kept of a layer's method once its weights are to be prepared, and is imported from the
+# modules that choose it.
+_STARTS = {
+    "moe.utils": "moe",
+    "quantization.fp8_utils": "fp8_gemm",
+    "quantization.fp4_utils": "fp4_gemm",
+}
 _STARTS |= {"quantization.unquant": "bf16_gemm"}
 
 
@@ -42,20 +49,23 @@ def _parser() -> ArgumentParser:
 
 
 def arguments_of(folder: str, argv: Sequence[str]) -> Any:
-    """ServerArgs of a command line, as the engine's own parser and constructor make them. Raises what they raise."""
+    """ServerArgs of a command line, as the engine's own parser and constructor make them. Raises
+    what they raise."""
     given = _parser().parse_args([*argv, f"--model-path={folder}", *_WITHOUT_WEIGHTS])
     return importlib.import_module("sglang.srt.server_args").ServerArgs.from_cli_args(given)
 
 
 def said(arguments: Any, name: str) -> Any:
-    """What an argument was resolved to: up to 0.5.10 ServerArgs fills itself, since then it stays as it was given."""
+    """What an argument was resolved to: up to 0.5.10 ServerArgs fills itself, since then it stays
+    as it was given."""
     if hasattr(arguments, "resolved_dict"):
         return arguments.resolved_dict()[name]
     return getattr(arguments, name)
 
 
 def publish(given: Any) -> None:
-    """Resolve ServerArgs, and let the engine's code find them, as a scheduler does. Raises what the engine raises."""
+    """Resolve ServerArgs, and let the engine's code find them, as a scheduler does. Raises what the
+    engine raises."""
     if hasattr(given, "resolve_once"):
         given.resolve_once()
         importlib.import_module("sglang.srt.runtime_context").get_parallel().clear_stamp()
@@ -65,13 +75,21 @@ def publish(given: Any) -> None:
 def configured_of(given: Any, stage: int = 0) -> Configured:
     """Publish ServerArgs, and what follows for one of the stages. Raises what the engine raises."""
     publish(given)
-    model = importlib.import_module("sglang.srt.configs.model_config").ModelConfig.from_server_args(given)
+    model = importlib.import_module("sglang.srt.configs.model_config").ModelConfig.from_server_args(
+        given
+    )
     _ranks(said(given, "tp_size"), said(given, "ep_size"), said(given, "pp_size"), stage)
     for module, name in _STARTS.items():
-        start = getattr(importlib.import_module(f"sglang.srt.layers.{module}"), f"initialize_{name}_config", None)
+        start = getattr(
+            importlib.import_module(f"sglang.srt.layers.{module}"),
+            f"initialize_{name}_config",
+            None,
+        )
         if start is not None:
             start() if hasattr(given, "resolve_once") else start(given)
-    importlib.import_module("sglang.srt.model_loader.utils").get_model_architecture(model)  # imports the models
+    importlib.import_module("sglang.srt.model_loader.utils").get_model_architecture(
+        model
+    )  # imports the models
     return Configured(given, model, loader()._get_quantization_config(model, load()))
 
 
@@ -88,7 +106,13 @@ def _ranks(tp: int, ep: int, pp: int, stage: int) -> None:
         elif re.search(r"PP|DP|CP", name):
             setattr(state, name, Group(1))
     attention: Any = importlib.import_module("sglang.srt.layers.dp_attention")
-    known = {"_ATTN_TP_RANK": 0, "_ATTN_TP_SIZE": tp, "_ATTN_DP_RANK": 0, "_ATTN_DP_SIZE": 1, "_LOCAL_ATTN_DP_SIZE": 1}
+    known = {
+        "_ATTN_TP_RANK": 0,
+        "_ATTN_TP_SIZE": tp,
+        "_ATTN_DP_RANK": 0,
+        "_ATTN_DP_SIZE": 1,
+        "_LOCAL_ATTN_DP_SIZE": 1,
+    }
     known |= {"_LOCAL_ATTN_DP_RANK": 0, "_ENABLE_DP_ATTENTION_FLAG": False}
     for name, value in known.items():
         setattr(attention, name, value)
@@ -101,7 +125,9 @@ def _ranks(tp: int, ep: int, pp: int, stage: int) -> None:
             if field == "pp_group":
                 values[field] = Group(pp, stage)
             elif field.endswith("_group"):
-                size = {"moe_ep_group": ep, "moe_tp_group": tp // ep}.get(field, tp if re.search("tp|world", field) else 1)
+                size = {"moe_ep_group": ep, "moe_tp_group": tp // ep}.get(
+                    field, tp if re.search("tp|world", field) else 1
+                )
                 values[field] = Group(size)
             elif field.endswith("_rank"):
                 values[field] = stage if field == "pp_rank" else 0
@@ -110,7 +136,8 @@ def _ranks(tp: int, ep: int, pp: int, stage: int) -> None:
 
 
 def bare_runner() -> Any:
-    """A ModelRunner that was not made: it has no GPU, and of its attributes those that are set. Its class is one of this module, so that what
+    """A ModelRunner that was not made: it has no GPU, and of its attributes those that are set. Its
+    class is one of this module, so that what
     it lacks is not taken for a refusal."""
     runners: Any = importlib.import_module("sglang.srt.model_executor.model_runner")
 
@@ -136,7 +163,9 @@ def _values() -> Any:
     torch: Any = importlib.import_module("torch")
 
     class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, function: Any, _: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             name = getattr(function, "__name__", "")
             if name in ("item", "__float__"):
                 return 1.0

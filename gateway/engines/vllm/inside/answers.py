@@ -1,4 +1,5 @@
-"""What vLLM makes of a model on one rank: kernels, attention backends, bytes, KV cache, and what it settled by itself.
+"""What vLLM makes of a model on one rank: kernels, attention backends, bytes, KV cache, and what it
+settled by itself.
 
 An answer:
 
@@ -27,13 +28,15 @@ from ...inside.meta import folder_of, of_stages
 from .model import arguments_of, built_of, prepare
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-# Blocks of a request, dense enough that a straight line between two of them is the engine's own count but for windows.
+# Blocks of a request, dense enough that a straight line between two of them is the engine's own
+# count but for windows.
 _BLOCKS = sorted({round(2 ** (step / 4)) for step in range(4 * 20)})
 _VISION = ("MMEncoderAttention", "MultiHeadAttention")
 
 
 class _GemmType(enum.Enum):
-    """What the package humming calls the kinds of products, which selection compares with names of its own."""
+    """What the package humming calls the kinds of products, which selection compares with names of
+    its own."""
 
     INDEXED = "indexed"
     GROUPED_CONTIGUOUS = "grouped_contiguous"
@@ -42,7 +45,11 @@ class _GemmType(enum.Enum):
 
 def stand_in_for_packages() -> None:
     """What selection compares with of packages that are only stand-ins: see `stubs`."""
-    for name in ("humming.schema", "vllm.utils.humming", "vllm.model_executor.layers.fused_moe.experts.fused_humming_moe"):
+    for name in (
+        "humming.schema",
+        "vllm.utils.humming",
+        "vllm.model_executor.layers.fused_moe.experts.fused_humming_moe",
+    ):
         with suppress(ImportError):
             module = importlib.import_module(name)
             for known in ("GemmType", "HummingGemmType"):
@@ -51,7 +58,8 @@ def stand_in_for_packages() -> None:
 
 
 def pretend_bitsandbytes() -> None:
-    """The package is asked for its version and for the class of 8-bit weights, no more, until a model computes."""
+    """The package is asked for its version and for the class of 8-bit weights, no more, until a
+    model computes."""
     package, nn = types.ModuleType("bitsandbytes"), types.ModuleType("bitsandbytes.nn")
     parameter: Any = importlib.import_module("torch").nn.Parameter
     nn.__dict__["Int8Params"] = lambda data, **_: parameter(data, requires_grad=False)
@@ -70,7 +78,10 @@ def answer(made: Any, whole: Any) -> dict[str, Any]:
         rows[_NUMBER.sub("*", path).removesuffix(".routed_experts"), kernel, k, n, experts] += 1
     names = ("layer", "kernel", "k", "n", "experts")
     return {
-        "kernels": [{**dict(zip(names, row, strict=True)), "count": count} for row, count in sorted(rows.items())],
+        "kernels": [
+            {**dict(zip(names, row, strict=True)), "count": count}
+            for row, count in sorted(rows.items())
+        ],
         "attention": attention(whole, made),
         "weights": sum(one.numel() * one.element_size() for one in whole.parameters()),
         "kv": cache(made),
@@ -89,7 +100,8 @@ def answer(made: Any, whole: Any) -> dict[str, Any]:
 
 
 def kernels(whole: Any, dtype: str) -> dict[str, tuple[str, int, int, int]]:
-    """Kernel, inputs, outputs and number of experts on this rank of every linear layer; of experts the model's width and one
+    """Kernel, inputs, outputs and number of experts on this rank of every linear layer; of experts
+    the model's width and one
     expert's."""
     base: Any = importlib.import_module("vllm.model_executor.layers.linear").LinearBase
     found = {}
@@ -98,21 +110,39 @@ def kernels(whole: Any, dtype: str) -> dict[str, tuple[str, int, int, int]]:
         if isinstance(module, base):
             n = getattr(module, "output_size_per_partition", None) or module.output_size
             k = getattr(module, "input_size_per_partition", None) or module.input_size
-            found[path] = (kernel_of(getattr(module, "scheme", None) or method, k, n, dtype), k, n, 0)
+            found[path] = (
+                kernel_of(getattr(module, "scheme", None) or method, k, n, dtype),
+                k,
+                n,
+                0,
+            )
         elif "moe" in type(method).__name__.lower():
             given = module.moe_config
-            own = getattr(given, "intermediate_size_per_partition_unpadded", None) or given.intermediate_size_per_partition
+            own = (
+                getattr(given, "intermediate_size_per_partition_unpadded", None)
+                or given.intermediate_size_per_partition
+            )
             width = getattr(given, "hidden_dim_unpadded", None) or given.hidden_dim
             backends = [
-                value.name for name, value in vars(method).items() if "backend" in name and isinstance(value, enum.Enum)
+                value.name
+                for name, value in vars(method).items()
+                if "backend" in name and isinstance(value, enum.Enum)
             ]
-            experts: Any = getattr(given, "num_local_experts", None) or getattr(given, "num_experts", 0)
-            found[path] = (backends[0] if backends else type(method).__name__, width, own, int(experts))
+            experts: Any = getattr(given, "num_local_experts", None) or getattr(
+                given, "num_experts", 0
+            )
+            found[path] = (
+                backends[0] if backends else type(method).__name__,
+                width,
+                own,
+                int(experts),
+            )
     return found
 
 
 def kernel_of(method: Any, k: int, n: int, dtype: str) -> str:
-    """What computes the layer: a kernel object, a backend, or the method itself; torch, where it is not quantized."""
+    """What computes the layer: a kernel object, a backend, or the method itself; torch, where it is
+    not quantized."""
     scheme = getattr(method, "scheme", None)  # of INCLinearMethod
     inner = getattr(scheme, "linear_method", None) or getattr(scheme, "inner_method", None)
     for owner in (method, inner):
@@ -135,7 +165,9 @@ def block_fp8(k: int, n: int, dtype: str) -> str:
     torch: Any = importlib.import_module("torch")
     quantization = "vllm.model_executor.layers.quantization.utils"
     shape: Any = importlib.import_module(f"{quantization}.quant_utils").GroupShape
-    op = importlib.import_module(f"{quantization}.fp8_utils").W8A8BlockFp8LinearOp(shape(128, 128), shape(1, 128))
+    op = importlib.import_module(f"{quantization}.fp8_utils").W8A8BlockFp8LinearOp(
+        shape(128, 128), shape(1, 128)
+    )
     entered: list[str] = []
 
     def body(name: str) -> Callable[..., Any]:
@@ -168,15 +200,32 @@ def attention(whole: Any, made: Any) -> list[dict[str, Any]]:
             continue
         encoder = "encoder_only" in str(getattr(layer, "attn_type", "")).lower()
         latent = "MLA" in name + backend
-        kind = "mla" if latent else "encoder" if encoder else "sliding" if getattr(layer, "sliding_window", None) else "full"
+        kind = (
+            "mla"
+            if latent
+            else (
+                "encoder"
+                if encoder
+                else "sliding"
+                if getattr(layer, "sliding_window", None)
+                else "full"
+            )
+        )
         version = getattr(getattr(layer, "impl", None), "vllm_flash_attn_version", None)
-        size: Any = getattr(layer, "head_size", None) or getattr(layer, "head_dim", 0)  # DeepSeek V4's own attention
-        found[kind, size, backend, version or 0 if "FLASH_ATTN" in backend and not latent else 0] += 1
+        size: Any = getattr(layer, "head_size", None) or getattr(
+            layer, "head_dim", 0
+        )  # DeepSeek V4's own attention
+        found[
+            kind, size, backend, version or 0 if "FLASH_ATTN" in backend and not latent else 0
+        ] += 1
     for module in whole.modules():
         if type(module).__name__ in _VISION:
             found["vision", module.head_size, module.attn_backend.name, 0] += 1
     names = ("kind", "head_dim", "backend", "version")
-    return [{**dict(zip(names, row, strict=True)), "layers": count} for row, count in sorted(found.items())]
+    return [
+        {**dict(zip(names, row, strict=True)), "layers": count}
+        for row, count in sorted(found.items())
+    ]
 
 
 # --- the KV cache ---
@@ -189,12 +238,22 @@ def planner() -> Any:
 
 
 def specs(made: Any) -> dict[str, Any]:
-    """What every layer keeps, once the engine has settled the block size, as its workers do after loading."""
+    """What every layer keeps, once the engine has settled the block size, as its workers do after
+    loading."""
     importlib.import_module("vllm.platforms").current_platform.update_block_size_for_backend(made)
     layers = made.compilation_config.static_forward_context
-    found = {name: layer.get_kv_cache_spec(made) for name, layer in layers.items() if hasattr(layer, "get_kv_cache_spec")}
-    # A layer that reads another layer's cache keeps none (Attention.kv_sharing_target_layer_name, the runner's get_kv_cache_spec).
-    shares = {name for name, layer in layers.items() if getattr(layer, "kv_sharing_target_layer_name", None)}
+    found = {
+        name: layer.get_kv_cache_spec(made)
+        for name, layer in layers.items()
+        if hasattr(layer, "get_kv_cache_spec")
+    }
+    # A layer that reads another layer's cache keeps none (Attention.kv_sharing_target_layer_name,
+    # the runner's get_kv_cache_spec).
+    shares = {
+        name
+        for name, layer in layers.items()
+        if getattr(layer, "kv_sharing_target_layer_name", None)
+    }
     return {name: spec for name, spec in found.items() if spec is not None and name not in shares}
 
 
@@ -207,32 +266,43 @@ def groups_of(plans: Any, made: Any, kept: dict[str, Any]) -> Any:
     if hasattr(utils, "resolve_kv_cache_layout"):
         transfer: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.utils")
         layouts = utils.get_supported_kv_cache_layouts(transfer.get_current_attn_backends(made))
-        utils.resolve_kv_cache_layout(made, [[layout.name for layout in layouts]], list(kept.values()))
+        utils.resolve_kv_cache_layout(
+            made, [[layout.name for layout in layouts]], list(kept.values())
+        )
     if hasattr(plans, "get_global_kv_cache_groups"):
         return plans.get_global_kv_cache_groups(made, [kept])
     return plans.get_kv_cache_groups(made, dict(kept))
 
 
 def cache(made: Any) -> dict[str, Any] | None:
-    """Bytes of a block over all layers that share it, and of one request of some lengths, up to the model's own."""
+    """Bytes of a block over all layers that share it, and of one request of some lengths, up to the
+    model's own."""
     kept = specs(made)
     if not kept:
         return None
     plans = planner()
     groups = groups_of(plans, made, kept)
     longest = made.model_config.max_model_len
-    # Whole blocks of the group with the longest ones: between them nothing grows. A state's block may be a whole request.
-    kinds = [(type(group.kv_cache_spec).__name__, group.kv_cache_spec.block_size) for group in groups]
+    # Whole blocks of the group with the longest ones: between them nothing grows. A state's block
+    # may be a whole request.
+    kinds = [
+        (type(group.kv_cache_spec).__name__, group.kv_cache_spec.block_size) for group in groups
+    ]
     block = max((size for kind, size in kinds if "Mamba" not in kind), default=1)
-    lengths = sorted({1, longest} | {blocks * block for blocks in _BLOCKS if blocks * block < longest})
+    lengths = sorted(
+        {1, longest} | {blocks * block for blocks in _BLOCKS if blocks * block < longest}
+    )
     needed = [(length, bytes_needed(plans, made, groups, length)) for length in lengths]
     aside = set_aside(plans, made, kept, groups, *needed[len(needed) // 2])
     made.model_config.max_model_len = longest
     return {"block_bytes": block_bytes(groups), "aside": aside, "needed": needed}
 
 
-def set_aside(plans: Any, made: Any, kept: dict[str, Any], groups: Any, length: int, needed: int) -> int:
-    """Blocks that must be free beside those of a request, or the engine refuses to start: found by trying."""
+def set_aside(
+    plans: Any, made: Any, kept: dict[str, Any], groups: Any, length: int, needed: int
+) -> int:
+    """Blocks that must be free beside those of a request, or the engine refuses to start: found by
+    trying."""
     made.model_config.max_model_len = length
     for blocks in range(4):
         try:
@@ -244,7 +314,8 @@ def set_aside(plans: Any, made: Any, kept: dict[str, Any], groups: Any, length: 
 
 
 def planned(plans: Any, made: Any, kept: dict[str, Any], groups: Any, memory: int) -> Any:
-    """The cache that the engine's own planner makes of so many bytes. Raises ValueError where the longest request does not fit."""
+    """The cache that the engine's own planner makes of so many bytes. Raises ValueError where the
+    longest request does not fit."""
     arguments = [made, [kept], [memory]]
     if "global_kv_cache_groups" in inspect.signature(plans.get_kv_cache_configs).parameters:
         arguments.append(groups)
@@ -254,7 +325,9 @@ def planned(plans: Any, made: Any, kept: dict[str, Any], groups: Any, memory: in
 def block_bytes(groups: Any) -> int:
     """One block of the pool: a page in every layer of a group."""
     one = groups[0]
-    mixed = type(one.kv_cache_spec).__name__ == "UniformTypeKVCacheSpecs"  # whose page is that of all its layers
+    mixed = (
+        type(one.kv_cache_spec).__name__ == "UniformTypeKVCacheSpecs"
+    )  # whose page is that of all its layers
     layers = 1 if mixed else max(len(group.layer_names) for group in groups)
     return int(one.kv_cache_spec.page_size_bytes * layers)
 
@@ -271,9 +344,11 @@ def bytes_needed(plans: Any, made: Any, groups: Any, length: int) -> int:
 
 
 def asked(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
-    """`answer` for a model of these files, started with this command line. Raises what the engine raises.
+    """`answer` for a model of these files, started with this command line. Raises what the engine
+    raises.
 
-    Of pipeline stages all are built: kernels and backends are those of all, bytes those of the largest.
+    Of pipeline stages all are built: kernels and backends are those of all, bytes those of the
+    largest.
     """
     prepare()
     with folder_of(files) as folder:

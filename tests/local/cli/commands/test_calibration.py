@@ -1,4 +1,5 @@
-"""`fitserve calibrate` where no gateway runs: this process measures, and plans of the command line know it."""
+"""`fitserve calibrate` where no gateway runs: this process measures, and plans of the command line
+know it."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def _settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FITSERVE_DATA_DIR", str(tmp_path / "data"))
 
 
-def test_without_a_gateway_the_command_measures_and_plans_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gateway_the_command_measures_and_plans_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2)))
     found = calibration.asked()
     assert [row[1] for row in calibration.rows(found["facts"])] == [
@@ -54,11 +57,22 @@ def test_without_a_gateway_the_command_measures_and_plans_read_it(tmp_path: Path
     database = tmp_path / "data/fitserve.db"
     assert [fact.model_dump(mode="json") for fact in measured_facts(database)] == found["facts"]
     # What an engine here would have measured too.
-    about = {"what": "all_reduce", "gpus": uuids(HARDWARE.gpus), "cards": ", ".join(gpu.name for gpu in HARDWARE.gpus)}
+    about = {
+        "what": "all_reduce",
+        "gpus": uuids(HARDWARE.gpus),
+        "cards": ", ".join(gpu.name for gpu in HARDWARE.gpus),
+    }
     about["links"] = found["facts"][-1]["scope"]["links"]
     store = open_store(database)
     kept = [
-        Fact(kind="machine_speed", scope={**about, "bytes": size}, value=took, grade="verified", source="x", at=0.0)
+        Fact(
+            kind="machine_speed",
+            scope={**about, "bytes": size},
+            value=took,
+            grade="verified",
+            source="x",
+            at=0.0,
+        )
         for size, took in (("16384", 30_000), ("67108864", 9_000_000))
     ]
     store.keep_measured(kept)
@@ -68,8 +82,12 @@ def test_without_a_gateway_the_command_measures_and_plans_read_it(tmp_path: Path
     wish = Wish(name="m", source=source, engines=("vllm==0.26.0",), gpus=2, tensor_parallel=2)
     decision = planner.decide(wish, HARDWARE)
     sources = {plan.speed.source for plan in decision.plans if plan.speed and len(plan.gpus) == 2}
-    assert {source.partition(" here on ")[0] for source in sources} == {"memory, all-reduce measured"}
-    assert {source.partition("; ")[2] for source in sources} == {"else data sheet of NVIDIA GeForce RTX 3090"}
+    assert {source.partition(" here on ")[0] for source in sources} == {
+        "memory, all-reduce measured"
+    }
+    assert {source.partition("; ")[2] for source in sources} == {
+        "else data sheet of NVIDIA GeForce RTX 3090"
+    }
 
 
 def test_beside_a_gateway_that_does_not_answer_nothing_is_measured(tmp_path: Path) -> None:
@@ -82,19 +100,25 @@ def test_beside_a_gateway_that_does_not_answer_nothing_is_measured(tmp_path: Pat
     assert "FITSERVE_URL" in refused.value.hint
 
 
-def test_the_doctor_names_a_card_of_which_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_names_a_card_of_which_nothing_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def speeds() -> list[str]:
         return [check.found for check in examine(load_settings()) if check.name == "speed"]
 
     gpu = HARDWARE.gpus[0].evolve(name="NVIDIA Nobody 9000")
     monkeypatch.setattr("gateway.cli.doctor.examination.probe", lambda *_, **__: HARDWARE)
     assert speeds() == []
-    monkeypatch.setattr("gateway.cli.doctor.examination.probe", lambda *_, **__: HARDWARE.evolve(gpus=(gpu,)))
+    monkeypatch.setattr(
+        "gateway.cli.doctor.examination.probe", lambda *_, **__: HARDWARE.evolve(gpus=(gpu,))
+    )
     assert "no data sheet of NVIDIA Nobody 9000 is known here" in speeds()[0]
     (tmp_path / "data").mkdir(exist_ok=True)
     store = open_store(tmp_path / "data/fitserve.db")
     about = {"what": "bfloat16", "gpus": gpu.uuid}
-    store.keep_measured([Fact(kind="machine_speed", scope=about, value=10**12, grade="verified", source="x")])
+    store.keep_measured(
+        [Fact(kind="machine_speed", scope=about, value=10**12, grade="verified", source="x")]
+    )
     store.close()
     assert speeds() == []
 

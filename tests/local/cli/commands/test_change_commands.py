@@ -39,14 +39,33 @@ async def test_a_model_is_changed_on_the_command_line(tmp_path: Path) -> None:
         assert shown.returncode == 0, shown.stderr
         assert "max model len" in shown.stdout
         assert (await gateway.show("m"))["wish"]["max_context"] is None
-        done = await run("set", "m", "--max-context", "1024", "--alias", "other", "--dtype", "float32", "--wait", "--json")
+        done = await run(
+            "set",
+            "m",
+            "--max-context",
+            "1024",
+            "--alias",
+            "other",
+            "--dtype",
+            "float32",
+            "--wait",
+            "--json",
+        )
         assert done.returncode == 0, done.stderr
         view = json.loads(done.stdout)
-        assert (view["wish"]["max_context"], view["wish"]["aliases"], view["wish"]["dtype"]) == (1024, ["other"], "float32")
+        assert (view["wish"]["max_context"], view["wish"]["aliases"], view["wish"]["dtype"]) == (
+            1024,
+            ["other"],
+            "float32",
+        )
         back = await run("set", "m", "--unset", "dtype", "--unset", "alias", "--wait")
         assert back.returncode == 0, back.stderr
         view = await gateway.show("m")
-        assert (view["wish"]["max_context"], view["wish"]["aliases"], view["wish"]["dtype"]) == (1024, [], "auto")
+        assert (view["wish"]["max_context"], view["wish"]["aliases"], view["wish"]["dtype"]) == (
+            1024,
+            [],
+            "auto",
+        )
         # A chat template is read here and kept with the wish: the file is needed no more.
         file = tmp_path / "a strange name!.jinja"
         file.write_text("{{ messages }}<tool_call>")
@@ -55,7 +74,10 @@ async def test_a_model_is_changed_on_the_command_line(tmp_path: Path) -> None:
         assert "a strange name_.jinja (25 bytes, sha256 " in done.stdout
         file.unlink()
         kept = (await gateway.show("m"))["wish"]["chat_template"]
-        assert (kept["text"], kept["name"]) == ("{{ messages }}<tool_call>", "a strange name_.jinja")
+        assert (kept["text"], kept["name"]) == (
+            "{{ messages }}<tool_call>",
+            "a strange name_.jinja",
+        )
         started = [one for spec in specs for one in spec.argv if one.startswith("--chat-template")]
         assert [started_with(one) for one in started] == [kept["text"]]
         assert (await run("set", "m", "--unset", "chat-template", "--wait")).returncode == 0

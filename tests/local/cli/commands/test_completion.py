@@ -33,7 +33,10 @@ TYPED = [
 @pytest.mark.parametrize(("words", "wanted"), TYPED)
 def test_bash_completes(words: tuple[str, ...], wanted: set[str]) -> None:
     typed = " ".join(f"'{word}'" for word in words)
-    asked = f'{printed("bash")}\nCOMP_WORDS=({typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _fitserve; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    asked = (
+        f"{printed('bash')}\nCOMP_WORDS=({typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1));"
+        ' _fitserve; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
     done = subprocess.run(["bash", "-u", "-c", asked], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == wanted
     assert done.stderr == ""

@@ -19,13 +19,26 @@ from tests.support.running import model_folder, running
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_happened_is_printed_with_its_proof_and_what_happens_follows(tmp_path: Path) -> None:
+async def test_what_happened_is_printed_with_its_proof_and_what_happens_follows(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, script) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
-        command = [sys.executable, "-m", "gateway.__main__", "events", "-f", "--model", "m", "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "gateway.__main__",
+            "events",
+            "-f",
+            "--model",
+            "m",
+            "--json",
+        ]
         environment = {**os.environ, "FITSERVE_URL": gateway.url}
-        following = await asyncio.create_subprocess_exec(*command, env=environment, stdout=subprocess.PIPE)
+        following = await asyncio.create_subprocess_exec(
+            *command, env=environment, stdout=subprocess.PIPE
+        )
         assert following.stdout is not None
         kinds: list[str] = []
         async with asyncio.timeout(HANG_S):

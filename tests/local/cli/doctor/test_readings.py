@@ -52,7 +52,12 @@ def states(answer: HubAnswer) -> list[str]:
 
 
 def test_a_hub_says_whose_token_it_is_and_what_time() -> None:
-    said = {"name": "me", "auth": {"accessToken": {"role": "fineGrained", "fineGrained": {"canReadGatedRepos": False}}}}
+    said = {
+        "name": "me",
+        "auth": {
+            "accessToken": {"role": "fineGrained", "fineGrained": {"canReadGatedRepos": False}}
+        },
+    }
     with answering(200, json.dumps(said).encode(), late_s=100) as (place, asked):
         found = hub(place, TOKEN)
     assert asked == [("/api/whoami-v2", f"Bearer {TOKEN}")]
@@ -69,8 +74,16 @@ def test_without_a_token_nothing_secret_is_asked() -> None:
 
 
 def test_whatever_a_hub_says_is_no_crash() -> None:
-    for status, body in ((401, b"{}"), (200, b"not json"), (200, b"[1]"), (200, b'{"name": 3, "auth": "x"}'), (503, b"")):
+    for status, body in (
+        (401, b"{}"),
+        (200, b"not json"),
+        (200, b"[1]"),
+        (200, b'{"name": 3, "auth": "x"}'),
+        (503, b""),
+    ):
         with answering(status, body) as (place, _):
-            assert all(state in ("ok", "warn", "fail", "unknown") for state in states(hub(place, TOKEN)))
+            assert all(
+                state in ("ok", "warn", "fail", "unknown") for state in states(hub(place, TOKEN))
+            )
     for place in ("http://127.0.0.1:9", "nonsense", "http://[", "ftp://x"):
         assert states(hub(place, TOKEN)) == ["warn", "unknown"]

@@ -42,7 +42,9 @@ async def test_what_waits_for_a_thread_as_the_log_closes_is_kept(tmp_path: Path)
     store.close()
 
 
-async def test_a_gateway_tells_events_on_its_event_loop_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gateway_tells_events_on_its_event_loop_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tell, threads = EventLog.tell, set()
 
     def told(log: EventLog, events: Iterable[Event]) -> None:

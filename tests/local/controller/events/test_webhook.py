@@ -71,30 +71,45 @@ def settings(url: str, **more: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("status", [500, 302, 429])
-async def test_events_come_signed_in_order_and_once_though_some_are_refused_first(tmp_path: Path, status: int) -> None:
+async def test_events_come_signed_in_order_and_once_though_some_are_refused_first(
+    tmp_path: Path, status: int
+) -> None:
     receiver = Receiver(status, refuses=3)
-    async with Upstream(receiver) as upstream, running(tmp_path, healthy, **settings(upstream.url)) as gateway:
+    async with (
+        Upstream(receiver) as upstream,
+        running(tmp_path, healthy, **settings(upstream.url)) as gateway,
+    ):
         await gateway.add("m", model_folder(tmp_path / "model"))
         await receiver.until("engine.ready")
-        kept = (await gateway.client.get("/admin/events", params={"follow": "false"})).json()["data"]
-    wanted = [one for one in kept if one["kind"] in ("gateway.started", "model.added", "engine.ready")]
+        kept = (await gateway.client.get("/admin/events", params={"follow": "false"})).json()[
+            "data"
+        ]
+    wanted = [
+        one for one in kept if one["kind"] in ("gateway.started", "model.added", "engine.ready")
+    ]
     assert [one["data"] for one in receiver.taken][:3] == wanted
     assert receiver.taken[0]["type"] == "gateway.started"
     assert len(set(receiver.ids)) == len(receiver.ids)
     assert receiver.asked == len(receiver.taken) + 3
 
 
-async def test_what_happened_while_the_receiver_was_away_is_told_by_the_next_gateway(tmp_path: Path) -> None:
+async def test_what_happened_while_the_receiver_was_away_is_told_by_the_next_gateway(
+    tmp_path: Path,
+) -> None:
     world, deaf = World(), Receiver(503, refuses=10**6)
     async with Upstream(deaf) as upstream:
-        async with running(tmp_path, healthy, world, **settings(upstream.url, webhook_events="model.*")) as gateway:
+        async with running(
+            tmp_path, healthy, world, **settings(upstream.url, webhook_events="model.*")
+        ) as gateway:
             await gateway.add("m", model_folder(tmp_path / "model"))
             await gateway.until("m", "ready")
             async with asyncio.timeout(HANG_S):
                 while not deaf.asked:
                     await asyncio.sleep(0.02)
         deaf._left = 0
-        async with running(tmp_path, healthy, world, **settings(upstream.url, webhook_events="model.*")) as gateway:
+        async with running(
+            tmp_path, healthy, world, **settings(upstream.url, webhook_events="model.*")
+        ) as gateway:
             await gateway.client.delete("/admin/models/m")
             await deaf.until("model.removed")
     assert [one["type"] for one in deaf.taken if one["type"] != "model.state"] == [
@@ -104,7 +119,9 @@ async def test_what_happened_while_the_receiver_was_away_is_told_by_the_next_gat
     ]
 
 
-async def test_one_that_took_nothing_yet_is_told_by_the_next_gateway_from_the_first_event_on(tmp_path: Path) -> None:
+async def test_one_that_took_nothing_yet_is_told_by_the_next_gateway_from_the_first_event_on(
+    tmp_path: Path,
+) -> None:
     deaf = Receiver(503, refuses=10**6)
     async with Upstream(deaf) as upstream:
         async with running(tmp_path, healthy, **settings(upstream.url, webhook_events="gateway.*")):
@@ -112,17 +129,27 @@ async def test_one_that_took_nothing_yet_is_told_by_the_next_gateway_from_the_fi
                 while not deaf.asked:
                     await asyncio.sleep(0.02)
         deaf._left = 0
-        async with running(tmp_path, healthy, **settings(upstream.url, webhook_events="gateway.*")), asyncio.timeout(HANG_S):
+        async with (
+            running(tmp_path, healthy, **settings(upstream.url, webhook_events="gateway.*")),
+            asyncio.timeout(HANG_S),
+        ):
             while len(deaf.taken) < 3:
                 await asyncio.sleep(0.02)
-    assert [one["type"] for one in deaf.taken[:3]] == ["gateway.started", "gateway.stopped", "gateway.started"]
+    assert [one["type"] for one in deaf.taken[:3]] == [
+        "gateway.started",
+        "gateway.stopped",
+        "gateway.started",
+    ]
 
 
 async def test_a_receiver_that_is_gone_is_asked_no_more_and_no_secret_is_logged(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     receiver = Receiver(410, refuses=10**6)
-    async with Upstream(receiver) as upstream, running(tmp_path, healthy, **settings(upstream.url)) as gateway:
+    async with (
+        Upstream(receiver) as upstream,
+        running(tmp_path, healthy, **settings(upstream.url)) as gateway,
+    ):
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         async with asyncio.timeout(HANG_S):

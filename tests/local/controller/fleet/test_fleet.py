@@ -1,4 +1,5 @@
-"""5,000 keys and 500 models with live endpoints: all are there after a start, and each is found. What it costs, `python -m benchmarks.many` prints."""
+"""5,000 keys and 500 models with live endpoints: all are there after a start, and each is found.
+What it costs, `python -m benchmarks.many` prints."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ def fill(data: Path, url: str, keys: int, models: int) -> None:
     data.mkdir(mode=0o700)
     store = open_store(data / "fitserve.db")
     with store._database.change() as db:
-        rows = [(f"k{n}", digest_of(f"key-{n}").hex(), Grant(name=f"k{n}").model_dump_json(), 1.0) for n in range(keys)]
+        rows = [
+            (f"k{n}", digest_of(f"key-{n}").hex(), Grant(name=f"k{n}").model_dump_json(), 1.0)
+            for n in range(keys)
+        ]
         db.executemany("INSERT INTO keys (name, digest, may, created_at) VALUES (?, ?, ?, ?)", rows)
         wishes = [Wish(name=f"m{n}", endpoints=(f"{url}/v1",)) for n in range(models)]
         wanted = [(wish.name, wish.model_dump_json(), 1.0) for wish in wishes]
@@ -42,7 +46,9 @@ def fill(data: Path, url: str, keys: int, models: int) -> None:
 
 async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
     asked: Counter[str] = Counter()
-    names = json.dumps({"object": "list", "data": [{"id": f"m{number}"} for number in range(MODELS)]}).encode()
+    names = json.dumps(
+        {"object": "list", "data": [{"id": f"m{number}"} for number in range(MODELS)]}
+    ).encode()
 
     async def engine(call: Call) -> None:
         if call.head[0].startswith(b"GET"):
@@ -56,28 +62,46 @@ async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
         begun = served(tmp_path, {}, ADMIN)
         gateway = await asyncio.to_thread(begun.__enter__)
         try:
-            async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=HANG_S) as client:
+            async with httpx.AsyncClient(
+                base_url=gateway.url, trust_env=False, timeout=HANG_S
+            ) as client:
                 admin = {"authorization": f"Bearer {ADMIN}"}
                 async with asyncio.timeout(HANG_S):
-                    while {one["state"] for one in (await client.get("/admin/models", headers=admin)).json()["data"]} != {
-                        "ready"
-                    }:
+                    while {
+                        one["state"]
+                        for one in (await client.get("/admin/models", headers=admin)).json()["data"]
+                    } != {"ready"}:
                         await asyncio.sleep(0.2)
                 listed = (await client.get("/v1/models", headers=admin)).json()["data"]
-                assert sorted(one["id"] for one in listed) == sorted(f"m{number}" for number in range(MODELS))
+                assert sorted(one["id"] for one in listed) == sorted(
+                    f"m{number}" for number in range(MODELS)
+                )
                 for number in range(MODELS):
                     key = {"authorization": f"Bearer key-{number * (KEYS // MODELS) + 9}"}
                     answer = await client.post(
-                        "/v1/chat/completions", json={"model": f"m{number}", "messages": []}, headers=key
+                        "/v1/chat/completions",
+                        json={"model": f"m{number}", "messages": []},
+                        headers=key,
                     )
                     assert answer.status_code == 200, answer.text
                 assert asked == {f"m{number}": 1 for number in range(MODELS)}
                 made = await client.post("/admin/keys", json={"name": "one-more"}, headers=admin)
                 assert (await client.delete("/admin/keys/k4999", headers=admin)).is_success
                 kept = (await client.get("/admin/keys", headers=admin)).json()["data"]
-                assert {one["name"] for one in kept} == {"admin", "one-more", *(f"k{number}" for number in range(KEYS - 1))}
-                for key_now, status in ((made.json()["key"], 200), ("key-0", 200), ("key-4999", 401), ("key-5000", 401)):
-                    answer = await client.get("/v1/models", headers={"authorization": f"Bearer {key_now}"})
+                assert {one["name"] for one in kept} == {
+                    "admin",
+                    "one-more",
+                    *(f"k{number}" for number in range(KEYS - 1)),
+                }
+                for key_now, status in (
+                    (made.json()["key"], 200),
+                    ("key-0", 200),
+                    ("key-4999", 401),
+                    ("key-5000", 401),
+                ):
+                    answer = await client.get(
+                        "/v1/models", headers={"authorization": f"Bearer {key_now}"}
+                    )
                     assert answer.status_code == status, key_now
                 assert (await client.get("/readyz")).status_code == 200
         finally:
@@ -91,7 +115,9 @@ def healthy(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model)
 
 
-async def test_a_model_alone_takes_all_gpus_that_help_and_the_next_one_says_who_has_them(tmp_path: Path) -> None:
+async def test_a_model_alone_takes_all_gpus_that_help_and_the_next_one_says_who_has_them(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, healthy, hardware=machine("2x3090")) as gateway:
         source = model_folder(tmp_path / "model", **LLAMA_8B)
         await gateway.add("first", source, engines=["vllm==0.26.0"])
@@ -99,12 +125,19 @@ async def test_a_model_alone_takes_all_gpus_that_help_and_the_next_one_says_who_
         assert (len(view["plan"]["gpus"]), view["plan"]["tensor_parallel"]["value"]) == (2, 2)
         await gateway.add("second", source, engines=["vllm==0.26.0"])
         view = await gateway.until("second", "stopped")
-        assert "first holds 22.96 GiB of GPU 0, 22.96 GiB of GPU 1. Make first smaller (`fitserve set first" in view["detail"]
-        assert view["detail"].endswith("A request loads it all the same: first is unloaded, until it is asked again")
+        assert (
+            "first holds 22.96 GiB of GPU 0, 22.96 GiB of GPU 1. Make first smaller (`fitserve set"
+            " first" in view["detail"]
+        )
+        assert view["detail"].endswith(
+            "A request loads it all the same: first is unloaded, until it is asked again"
+        )
         assert view["on_request"]
 
 
-async def test_beside_another_model_one_gpu_is_taken_and_each_copy_takes_as_many(tmp_path: Path) -> None:
+async def test_beside_another_model_one_gpu_is_taken_and_each_copy_takes_as_many(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, healthy, hardware=machine("4x3090")) as gateway:
         source = model_folder(tmp_path / "model", **LLAMA_8B)
         await gateway.add("first", source, engines=["vllm==0.26.0"], gpus=1)
@@ -113,7 +146,9 @@ async def test_beside_another_model_one_gpu_is_taken_and_each_copy_takes_as_many
         await gateway.add("second", source, engines=["vllm==0.26.0"], max_context=8192)
         view = await gateway.until("second", "ready")
         assert len(view["plan"]["gpus"]) == 1
-        await gateway.add("third", source, engines=["vllm==0.26.0"], gpus=2, replicas=2, tensor_parallel=1)
+        await gateway.add(
+            "third", source, engines=["vllm==0.26.0"], gpus=2, replicas=2, tensor_parallel=1
+        )
         view = await gateway.until("third", "ready")
         async with asyncio.timeout(HANG_S):
             while [one["state"] for one in view["replicas"]] != ["ready", "ready"]:

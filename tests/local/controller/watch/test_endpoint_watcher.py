@@ -1,4 +1,5 @@
-"""Endpoints that answer anything but what was asked: the gateway says so in the model's state, and nothing else of it notices."""
+"""Endpoints that answer anything but what was asked: the gateway says so in the model's state, and
+nothing else of it notices."""
 
 from __future__ import annotations
 
@@ -35,12 +36,16 @@ def healthy(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model)
 
 
-def replies(body: bytes, headers: str = "content-type: application/json\r\n", status: str = "200 OK") -> Script:
+def replies(
+    body: bytes, headers: str = "content-type: application/json\r\n", status: str = "200 OK"
+) -> Script:
     return lambda call: call.reply(body, status, headers)
 
 
 def models(*names: Any) -> Script:
-    return replies(json.dumps({"object": "list", "data": [{"id": name} for name in names]}).encode())
+    return replies(
+        json.dumps({"object": "list", "data": [{"id": name} for name in names]}).encode()
+    )
 
 
 async def closes(call: Call) -> None:
@@ -88,9 +93,15 @@ async def says(gateway: Running, name: str, words: str) -> None:
 async def test_an_endpoint_that_answers_nonsense_hurts_nobody(tmp_path: Path, what: str) -> None:
     script, words = HOSTILE[what]
     with capture_logs() as logged:
-        async with running(tmp_path, healthy) as gateway, Upstream(script) as bad, Upstream(models("good")) as good:
+        async with (
+            running(tmp_path, healthy) as gateway,
+            Upstream(script) as bad,
+            Upstream(models("good")) as good,
+        ):
             for name, endpoint in (("alias", bad.url), ("good", good.url)):
-                added = await gateway.client.post("/admin/models", json={"name": name, "endpoint": endpoint})
+                added = await gateway.client.post(
+                    "/admin/models", json={"name": name, "endpoint": endpoint}
+                )
                 assert added.status_code == 202, added.text
             await says(gateway, "alias", words)
             await gateway.until("good", "ready")
@@ -101,7 +112,9 @@ async def test_an_endpoint_that_answers_nonsense_hurts_nobody(tmp_path: Path, wh
                 answer = await gateway.client.get(path)
                 assert answer.status_code == 200, (path, answer.text)
                 assert answer.text.encode()
-            refused = await gateway.client.post("/v1/completions", json={"model": "alias", "prompt": "hi"})
+            refused = await gateway.client.post(
+                "/v1/completions", json={"model": "alias", "prompt": "hi"}
+            )
             assert refused.status_code == 503
             view = await gateway.show("alias")
             assert view["state"] == "unreachable"
@@ -113,10 +126,18 @@ async def test_an_endpoint_that_answers_nonsense_hurts_nobody(tmp_path: Path, wh
     assert "unexpected error" not in {event["event"] for event in logged}
 
 
-async def test_an_endpoint_that_says_nothing_keeps_no_other_from_being_asked(tmp_path: Path) -> None:
-    async with running(tmp_path, healthy) as gateway, Upstream(never_answers) as silent, Upstream(models("x")) as good:
+async def test_an_endpoint_that_says_nothing_keeps_no_other_from_being_asked(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running(tmp_path, healthy) as gateway,
+        Upstream(never_answers) as silent,
+        Upstream(models("x")) as good,
+    ):
         urls = [f"{silent.url}/{index}" for index in range(63)]
-        await gateway.client.post("/admin/models", json={"name": "m", "endpoints": [*urls, good.url]})
+        await gateway.client.post(
+            "/admin/models", json={"name": "m", "endpoints": [*urls, good.url]}
+        )
         await gateway.until("m", "ready")
         assert "1 of 64 endpoints answer" in (await gateway.show("m"))["detail"]
         assert (await gateway.client.delete("/admin/models/m")).status_code == 202
@@ -124,7 +145,11 @@ async def test_an_endpoint_that_says_nothing_keeps_no_other_from_being_asked(tmp
 
 
 async def test_endpoints_that_are_changed_are_those_that_are_asked(tmp_path: Path) -> None:
-    async with running(tmp_path, healthy) as gateway, Upstream(models("x")) as here, Upstream(never_answers) as gone:
+    async with (
+        running(tmp_path, healthy) as gateway,
+        Upstream(models("x")) as here,
+        Upstream(never_answers) as gone,
+    ):
         await gateway.client.post("/admin/models", json={"name": "m", "endpoints": [here.url]})
         await gateway.until("m", "ready")
         for endpoints, said in (
@@ -137,7 +162,9 @@ async def test_endpoints_that_are_changed_are_those_that_are_asked(tmp_path: Pat
             await says(gateway, "m", said)
 
 
-async def test_an_error_in_a_watcher_is_shown_stays_there_and_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_in_a_watcher_is_shown_stays_there_and_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = True
     real = EndpointWatcher._ask
 
@@ -149,14 +176,20 @@ async def test_an_error_in_a_watcher_is_shown_stays_there_and_passes(tmp_path: P
     monkeypatch.setattr(EndpointWatcher, "_ask", ask)
     monkeypatch.setattr("gateway.supervision.FIRST_REST_S", 0.1)
     async with running(tmp_path, healthy) as gateway, Upstream(models("x")) as good:
-        await gateway.client.post("/admin/models", json={"name": "bad", "endpoint": f"{good.url}/bad"})
-        await gateway.client.post("/admin/models", json={"name": "both", "endpoints": [f"{good.url}/bad", good.url]})
+        await gateway.client.post(
+            "/admin/models", json={"name": "bad", "endpoint": f"{good.url}/bad"}
+        )
+        await gateway.client.post(
+            "/admin/models", json={"name": "both", "endpoints": [f"{good.url}/bad", good.url]}
+        )
         await says(gateway, "bad", "internal error: RuntimeError: nobody expected")
         await says(gateway, "both", "1 of 2 endpoints answer; ")
         assert "internal error" in (await gateway.show("both"))["detail"]
         assert (await gateway.client.get("/readyz")).status_code == 200
         with capture_logs() as logged:
-            await until(lambda: any(isinstance(event.get("exc_info"), RuntimeError) for event in logged))
+            await until(
+                lambda: any(isinstance(event.get("exc_info"), RuntimeError) for event in logged)
+            )
         broken = False
         await gateway.until("bad", "ready")
         broken = True
@@ -164,10 +197,14 @@ async def test_an_error_in_a_watcher_is_shown_stays_there_and_passes(tmp_path: P
         await gateway.gone("bad")
 
 
-async def test_an_endpoint_that_stays_away_is_asked_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endpoint_that_stays_away_is_asked_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(random, "uniform", lambda low, high: (low + high) / 2)
     stretch = 1.0
-    watcher = EndpointWatcher("m", f"{refused_url()}/v1", EngineClient(1), 5.0, lambda: stretch, lambda: None, NO_KEY)
+    watcher = EndpointWatcher(
+        "m", f"{refused_url()}/v1", EngineClient(1), 5.0, lambda: stretch, lambda: None, NO_KEY
+    )
     await watcher.close()  # it is asked by hand
     assert [await watcher._look() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
     async with Upstream(models("m")) as engine:
@@ -179,7 +216,9 @@ async def test_an_endpoint_that_stays_away_is_asked_less_and_less_often(monkeypa
 
 
 async def test_rests_are_never_alike() -> None:
-    watcher = EndpointWatcher("m", f"{refused_url()}/v1", EngineClient(1), 5.0, lambda: 1.0, lambda: None, NO_KEY)
+    watcher = EndpointWatcher(
+        "m", f"{refused_url()}/v1", EngineClient(1), 5.0, lambda: 1.0, lambda: None, NO_KEY
+    )
     await watcher.close()
     assert len({await watcher._look() for _ in range(20)}) == 20
 
@@ -206,7 +245,11 @@ def another_gateway(state: Any, wait_s: Any = 0, refusal: bytes = b"") -> Script
             listed = {"id": "m", "owned_by": "fitserve", "state": state, "wait_s": wait_s}
             await call.reply(json.dumps({"object": "list", "data": [listed]}).encode())
         elif refusal:
-            await call.reply(refusal, "503 Service Unavailable", "content-type: application/json\r\nretry-after: 7\r\n")
+            await call.reply(
+                refusal,
+                "503 Service Unavailable",
+                "content-type: application/json\r\nretry-after: 7\r\n",
+            )
         else:
             await call.reply(b'{"choices": [{"text": "hello"}]}')
 
@@ -216,16 +259,28 @@ def another_gateway(state: Any, wait_s: Any = 0, refusal: bytes = b"") -> Script
 @pytest.mark.parametrize(
     ("state", "wait_s", "shown"),
     [
-        *(("ready", 0, "ready"), ("asleep", 600, "asleep"), ("starting", 0, "starting"), ("no_plan", 600, "asleep")),
+        *(
+            ("ready", 0, "ready"),
+            ("asleep", 600, "asleep"),
+            ("starting", 0, "starting"),
+            ("no_plan", 600, "asleep"),
+        ),
         *(("stopped", 600, "asleep"), ("backing_off", 0, "backing_off")),
-        *(("no_plan", 0, "unreachable"), ("quarantined", 0, "unreachable"), ("unreachable", 0, "unreachable")),
+        *(
+            ("no_plan", 0, "unreachable"),
+            ("quarantined", 0, "unreachable"),
+            ("unreachable", 0, "unreachable"),
+        ),
         *(("stopped", 0, "unreachable"), ("a state of tomorrow", 0, "ready"), (["x"], {}, "ready")),
     ],
 )
 async def test_a_model_of_another_gateway_is_asked_where_it_answers_or_comes(
     tmp_path: Path, state: Any, wait_s: Any, shown: str
 ) -> None:
-    async with running(tmp_path, healthy) as gateway, Upstream(another_gateway(state, wait_s)) as rear:
+    async with (
+        running(tmp_path, healthy) as gateway,
+        Upstream(another_gateway(state, wait_s)) as rear,
+    ):
         await gateway.client.post("/admin/models", json={"name": "m", "endpoint": rear.url})
         view = await gateway.until("m", shown)
         answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
@@ -253,28 +308,49 @@ async def test_a_model_that_sleeps_there_is_asked_only_where_none_is_ready(tmp_p
         def asked(one: Upstream) -> int:
             return sum(request.startswith(b"POST") for request in one.requests)
 
-        await gateway.client.post("/admin/models", json={"name": "m", "endpoints": [sleeps.url, serves.url]})
+        await gateway.client.post(
+            "/admin/models", json={"name": "m", "endpoints": [sleeps.url, serves.url]}
+        )
         await says(gateway, "m", "2 of 2 endpoints answer")
         assert (await gateway.show("m"))["state"] == "ready"
         for _ in range(10):
-            assert (await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})).status_code == 200
+            assert (
+                await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
+            ).status_code == 200
         assert (asked(sleeps), asked(serves)) == (0, 10)
         await gateway.client.patch("/admin/models/m", json={"endpoints": [sleeps.url]})
         await gateway.until("m", "asleep")
-        assert (await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})).status_code == 200
+        assert (
+            await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
+        ).status_code == 200
         assert (asked(sleeps), asked(serves)) == (1, 10)
 
 
 async def test_what_another_gateway_refuses_with_comes_through_whole(tmp_path: Path) -> None:
-    told = b'{"error":{"message":"The model m cannot answer now, it is starting: weights 12 of 40 GiB.","type":"api_error","param":"model","code":"model_not_ready"}}'
-    async with running(tmp_path, healthy) as gateway, Upstream(another_gateway("starting", 0, told)) as rear:
+    told = (
+        b'{"error":{"message":"The model m cannot answer now, it is starting: weights 12 of 40'
+        b' GiB.","type":"api_error","param":"model","code":"model_not_ready"}}'
+    )
+    async with (
+        running(tmp_path, healthy) as gateway,
+        Upstream(another_gateway("starting", 0, told)) as rear,
+    ):
         await gateway.client.post("/admin/models", json={"name": "m", "endpoint": rear.url})
         await gateway.until("m", "starting")
-        for body in ({"model": "m", "prompt": "hi"}, {"model": "m", "prompt": "hi", "stream": True}):
+        for body in (
+            {"model": "m", "prompt": "hi"},
+            {"model": "m", "prompt": "hi", "stream": True},
+        ):
             answer = await gateway.client.post(
-                "/v1/completions", json=body, headers={"x-request-id": "mine", "traceparent": "00-a"}
+                "/v1/completions",
+                json=body,
+                headers={"x-request-id": "mine", "traceparent": "00-a"},
             )
-            assert (answer.status_code, answer.headers["retry-after"], answer.content) == (503, "7", told)
+            assert (answer.status_code, answer.headers["retry-after"], answer.content) == (
+                503,
+                "7",
+                told,
+            )
             assert answer.headers["x-request-id"] == "mine"
             # The watcher asks for the models meanwhile.
             sent = [one for one in rear.requests if one.startswith(b"POST")][-1]
@@ -287,13 +363,17 @@ async def test_a_gateway_that_is_its_own_endpoint_ends_its_requests(tmp_path: Pa
         await one.client.post("/admin/models", json={"name": "m", "endpoint": f"{one.url}/v1"})
         await says(one, "m", "it is starting there")
         for _ in range(3):
-            answer = await one.client.post("/v1/completions", json={"model": "m", "prompt": "hi"}, headers={"via": "1.1 proxy"})
+            answer = await one.client.post(
+                "/v1/completions", json={"model": "m", "prompt": "hi"}, headers={"via": "1.1 proxy"}
+            )
             assert answer.status_code == 508, answer.text
             assert answer.json()["error"]["code"] == "loop_detected"
             assert "endpoints of m" in answer.json()["error"]["message"]
         ended = (await one.client.get("/metrics")).text
         # Each was asked once by its client, and four times by the gateway itself.
         count = sum(
-            float(line.rpartition(" ")[2]) for line in ended.splitlines() if line.startswith("fitserve_requests_total{")
+            float(line.rpartition(" ")[2])
+            for line in ended.splitlines()
+            if line.startswith("fitserve_requests_total{")
         )
         assert count == 3 * 5

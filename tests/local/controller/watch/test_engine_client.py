@@ -1,4 +1,5 @@
-"""Whatever an engine answers to the gateway's own questions: bounded bytes, bounded time, and an error in words."""
+"""Whatever an engine answers to the gateway's own questions: bounded bytes, bounded time, and an
+error in words."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from gateway.controller.watch.engine_client import SMALL_BYTES, EngineAnswer, EngineClient, NoAnswerError
+from gateway.controller.watch.engine_client import (
+    SMALL_BYTES,
+    EngineAnswer,
+    EngineClient,
+    NoAnswerError,
+)
 from tests.support.dataplane import never_answers, refused_url, until
 from tests.support.patience import HANG_S
 from tests.support.upstream import Call, Upstream
@@ -55,7 +61,9 @@ async def drips(call: Call) -> None:
         await asyncio.sleep(0.01)
 
 
-async def asked(script: Script, within_s: float = HANG_S, most_bytes: int = SMALL_BYTES) -> EngineAnswer:
+async def asked(
+    script: Script, within_s: float = HANG_S, most_bytes: int = SMALL_BYTES
+) -> EngineAnswer:
     """The answer. However it ends, nothing of the call is left open."""
     async with Upstream(script) as upstream:
         try:
@@ -65,11 +73,17 @@ async def asked(script: Script, within_s: float = HANG_S, most_bytes: int = SMAL
 
 
 UNUSABLE: dict[str, tuple[Script, str]] = {
-    "an answer that unpacks": (replies(gzip.compress(b" " * MIB), headers="content-encoding: gzip\r\n"), "encodes"),
+    "an answer that unpacks": (
+        replies(gzip.compress(b" " * MIB), headers="content-encoding: gzip\r\n"),
+        "encodes",
+    ),
     "an encoding nobody knows": (replies(b"{}", headers="content-encoding: zebra\r\n"), "encodes"),
     "a long answer": (replies(b" " * MIB), "more than 65536 bytes"),
     "a body without end": (endless(b" " * 9000), "more than"),
-    "chunks without end": (endless(b"1\r\nx\r\n" * 500, b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"), "more than"),
+    "chunks without end": (
+        endless(b"1\r\nx\r\n" * 500, b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"),
+        "more than",
+    ),
     "a chunk extension without end": (
         endless(b"x" * 9000, b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;"),
         "more than|HTTP",
@@ -80,10 +94,16 @@ UNUSABLE: dict[str, tuple[Script, str]] = {
     ),
     "a head without end": (endless(b"a: b\r\n" * 900, b"HTTP/1.1 200 OK\r\n"), "more than"),
     "one header without end": (endless(b"b" * 9000, b"HTTP/1.1 200 OK\r\na: "), "more than"),
-    "nothing but interim answers": (endless(b"HTTP/1.1 100 Continue\r\n\r\n" * 99, b""), "more than"),
+    "nothing but interim answers": (
+        endless(b"HTTP/1.1 100 Continue\r\n\r\n" * 99, b""),
+        "more than",
+    ),
     "garbage": (says(b"\x00\xff" * 500), "does not speak HTTP"),
     "another protocol": (says(b"SSH-2.0-OpenSSH_9.9\r\n"), "does not speak HTTP"),
-    "two lengths": (says(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nxx"), "does not speak HTTP"),
+    "two lengths": (
+        says(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nxx"),
+        "does not speak HTTP",
+    ),
     "nothing": (says(b""), "closes"),
     "half a head": (says(b"HTTP/1.1 200 OK\r\nconte"), "closes"),
     "half a body": (says(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx"), "closes"),
@@ -123,9 +143,15 @@ async def test_a_redirect_is_an_answer_and_not_followed() -> None:
     "data",
     [
         b'HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n{"names":["x"]}',
-        b'HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n7\r\n{"names\r\n8\r\n":["x"]}\r\n0\r\n\r\n',
+        (
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding:"
+            b' chunked\r\n\r\n7\r\n{"names\r\n8\r\n":["x"]}\r\n0\r\n\r\n'
+        ),
         b'HTTP/1.0 200 OK\r\n\r\n{"names":["x"]}',
-        b'HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-encoding: identity\r\ncontent-length: 15\r\n\r\n{"names":["x"]}',
+        (
+            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-encoding:"
+            b' identity\r\ncontent-length: 15\r\n\r\n{"names":["x"]}'
+        ),
     ],
     ids=["length", "chunks", "until it closes", "after an interim answer"],
 )
@@ -194,7 +220,9 @@ async def test_so_many_calls_are_made_at_once_and_the_time_of_others_begins_with
 
     async with Upstream(held) as upstream:
         client = EngineClient(3)
-        calls = [asyncio.create_task(client.get(f"{upstream.url}/health", HANG_S)) for _ in range(10)]
+        calls = [
+            asyncio.create_task(client.get(f"{upstream.url}/health", HANG_S)) for _ in range(10)
+        ]
         await until(lambda: len(upstream.requests) == 3)
         late = asyncio.create_task(client.get(f"{upstream.url}/health", 5))
         for _ in range(20):

@@ -24,8 +24,13 @@ async def lives(engine: FakeEngine) -> bool:
 
 async def test_an_engine_that_reads_a_long_prompt_before_anything_else_lives() -> None:
     script = EngineScript(model="m", prefill_tokens_per_second=20)
-    async with FakeEngine(script, print) as engine, httpx.AsyncClient(trust_env=False, timeout=None) as client:
-        asking = asyncio.create_task(client.post(f"http://127.0.0.1:{engine.port}/v1/completions", json=LONG))
+    async with (
+        FakeEngine(script, print) as engine,
+        httpx.AsyncClient(trust_env=False, timeout=None) as client,
+    ):
+        asking = asyncio.create_task(
+            client.post(f"http://127.0.0.1:{engine.port}/v1/completions", json=LONG)
+        )
         await until(lambda: engine.cached > 0)
         assert await lives(engine)
         assert not asking.done()

@@ -1,4 +1,5 @@
-"""What a model does for apps is shown by its engine at its first start, kept with the attempt, and told everywhere; a model that does not do it
+"""What a model does for apps is shown by its engine at its first start, kept with the attempt, and
+told everywhere; a model that does not do it
 serves all the same. Real sockets; the engines are scripted."""
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ pytestmark = pytest.mark.anyio
 
 ALL = frozenset({"tools", "required_tools", "reasoning", "json_schema"})
 # Qwen3's marks; the engine is scripted, so that nothing else of a template counts.
-TEMPLATE = "<tool_call></think>{% if enable_thinking %}{% endif %}{% if add_generation_prompt %}{% endif %}"
+TEMPLATE = (
+    "<tool_call></think>{% if enable_thinking %}{% endif %}{% if add_generation_prompt %}{%"
+    " endif %}"
+)
 PLAIN = "{{ messages }}"
 ENGINE = "vllm==0.33.0"
 TOOLS: Any = [{"type": "function", "function": TOOL}]
@@ -34,16 +38,24 @@ ASKED: Any = [{"role": "user", "content": "What weather has Paris?"}]
 
 def chat_model(folder: Path, template: str = TEMPLATE) -> Path:
     model_folder(folder, model_type="qwen3")
-    tokens = {str(number): {"content": token} for number, token in enumerate(("<think>", "</think>"))}
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "added_tokens_decoder": tokens}))
+    tokens = {
+        str(number): {"content": token} for number, token in enumerate(("<think>", "</think>"))
+    }
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": template, "added_tokens_decoder": tokens})
+    )
     return folder
 
 
-def doing(does: frozenset[str], record: Path | None = None, **script: Any) -> Callable[[LaunchSpec], EngineScript]:
+def doing(
+    does: frozenset[str], record: Path | None = None, **script: Any
+) -> Callable[[LaunchSpec], EngineScript]:
     return lambda spec: EngineScript(model=spec.model, does=does, record=record, **script)
 
 
-async def added(gateway: Running, folder: Path, template: str = TEMPLATE, state: str = "ready", **fields: Any) -> Any:
+async def added(
+    gateway: Running, folder: Path, template: str = TEMPLATE, state: str = "ready", **fields: Any
+) -> Any:
     await gateway.add("m", chat_model(folder, template), engines=[ENGINE], **fields)
     return await gateway.until("m", state)
 
@@ -52,7 +64,9 @@ def states(view: Any) -> dict[str, str]:
     return {name: one["state"] for name, one in view["abilities"].items()}
 
 
-async def test_what_an_engine_shows_is_told_in_every_listing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_what_an_engine_shows_is_told_in_every_listing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with running(tmp_path, doing(ALL), hardware=machine("3090")) as gateway:
         view = await added(gateway, tmp_path / "m")
         assert states(view) == dict.fromkeys(ALL, "proven")
@@ -60,16 +74,24 @@ async def test_what_an_engine_shows_is_told_in_every_listing(tmp_path: Path, cap
         assert states(listed) == states(view)
         model = (await gateway.client.get("/v1/models")).json()["data"][0]
         assert {name: model[name] for name in ALL} == dict.fromkeys(ALL, "proven")
-        assert (model["state"], model["max_model_len"]) == ("ready", view["plan"]["max_model_len"]["value"])
+        assert (model["state"], model["max_model_len"]) == (
+            "ready",
+            view["plan"]["max_model_len"]["value"],
+        )
         show_model(view, {})
-        assert "tool calls           proven  it called get_weather with arguments that fit" in capsys.readouterr().out
+        assert (
+            "tool calls           proven  it called get_weather with arguments that fit"
+            in capsys.readouterr().out
+        )
 
 
 async def test_a_model_that_does_nothing_for_apps_serves_and_says_so(tmp_path: Path) -> None:
     async with running(tmp_path, doing(frozenset()), hardware=machine("3090")) as gateway:
         view = await added(gateway, tmp_path / "m")
         assert len(view["attempts"]) == 1
-        assert view["abilities"]["tools"]["evidence"].startswith("it called no tool, and said: ' an engine")
+        assert view["abilities"]["tools"]["evidence"].startswith(
+            "it called no tool, and said: ' an engine"
+        )
         client = AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
         # It may call a tool another time: its engine has a parser, so it is asked.
         answer = await client.chat.completions.create(model="m", messages=ASKED, tools=TOOLS)
@@ -78,9 +100,13 @@ async def test_a_model_that_does_nothing_for_apps_serves_and_says_so(tmp_path: P
         await client.close()
 
 
-async def test_tools_for_a_model_without_a_parser_are_refused_by_the_gateway(tmp_path: Path) -> None:
+async def test_tools_for_a_model_without_a_parser_are_refused_by_the_gateway(
+    tmp_path: Path,
+) -> None:
     record = tmp_path / "record"
-    async with running(tmp_path, doing(frozenset({"json_schema"}), record), hardware=machine("3090")) as gateway:
+    async with running(
+        tmp_path, doing(frozenset({"json_schema"}), record), hardware=machine("3090")
+    ) as gateway:
         view = await added(gateway, tmp_path / "m", PLAIN)
         assert states(view) == {**dict.fromkeys(ALL, "not proven"), "json_schema": "proven"}
         before = record.read_bytes().count(b"POST")
@@ -88,17 +114,37 @@ async def test_tools_for_a_model_without_a_parser_are_refused_by_the_gateway(tmp
         choices: tuple[Any, ...] = ({}, {"tool_choice": "auto"}, {"tool_choice": "required"})
         for choice in choices:
             with pytest.raises(BadRequestError) as refused:
-                await client.chat.completions.create(model="m", messages=ASKED, tools=TOOLS, **choice)
+                await client.chat.completions.create(
+                    model="m", messages=ASKED, tools=TOOLS, **choice
+                )
             assert (refused.value.param, refused.value.code) == ("tools", "bad_request")
-            assert "'m' cannot call tools here: the chat template has no form of tool calls that is known" in str(refused.value)
-        messages = {"model": "m", "max_tokens": 9, "messages": ASKED, "tools": [{"name": "f", "input_schema": {}}]}
+            assert (
+                "'m' cannot call tools here: the chat template has no form of tool calls that is"
+                " known" in str(refused.value)
+            )
+        messages = {
+            "model": "m",
+            "max_tokens": 9,
+            "messages": ASKED,
+            "tools": [{"name": "f", "input_schema": {}}],
+        }
         refusal = await gateway.client.post("/v1/messages", json=messages)
-        assert (refusal.status_code, refusal.json()["error"]["type"]) == (400, "invalid_request_error")
+        assert (refusal.status_code, refusal.json()["error"]["type"]) == (
+            400,
+            "invalid_request_error",
+        )
         assert record.read_bytes().count(b"POST") == before, "no engine heard of them"
-        without: tuple[dict[str, Any], ...] = ({"tools": []}, {"tools": None}, {"tools": TOOLS, "tool_choice": "none"}, {})
+        without: tuple[dict[str, Any], ...] = (
+            {"tools": []},
+            {"tools": None},
+            {"tools": TOOLS, "tool_choice": "none"},
+            {},
+        )
         for fields in without:
             asked = {"model": "m", "messages": ASKED, **fields}
-            assert (await gateway.client.post("/v1/chat/completions", json=asked)).status_code == 200
+            assert (
+                await gateway.client.post("/v1/chat/completions", json=asked)
+            ).status_code == 200
         await client.close()
 
 
@@ -125,4 +171,7 @@ async def test_an_engine_that_dies_of_the_question_serves_without_it(tmp_path: P
         assert (first["state"], second["state"]) == ("failed", "ready")
         assert first["fingerprint"] == second["fingerprint"], "the plan has not failed"
         assert states(view) == dict.fromkeys(ALL, "not proven")
-        assert view["abilities"]["tools"]["evidence"] == f"attempt {first['id']} ended when it was asked"
+        assert (
+            view["abilities"]["tools"]["evidence"]
+            == f"attempt {first['id']} ended when it was asked"
+        )

@@ -1,4 +1,5 @@
-"""Engines that freeze: real processes that are stopped, and the clients that wait for them. Core and HTTP server of the scripted engine are two
+"""Engines that freeze: real processes that are stopped, and the clients that wait for them. Core
+and HTTP server of the scripted engine are two
 processes, as those of a real engine."""
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ ASK = {"model": "m", "prompt": "hi", "max_tokens": 3}
 
 
 @asynccontextmanager
-async def processes(folder: Path, *script: str, replicas: int = 1, **settings: Any) -> AsyncIterator[Running]:
+async def processes(
+    folder: Path, *script: str, replicas: int = 1, **settings: Any
+) -> AsyncIterator[Running]:
     """A gateway with one model of so many replicas, all ready. script: more flags of the engine."""
     program = (sys.executable, "-S", str(FAKE_ENGINE), "--spawn-child", *script)
-    async with running_processes(folder, program, **{"silent_after_s": HANG_S, "hang_after_s": HANG_S, **settings}) as gateway:
+    async with running_processes(
+        folder, program, **{"silent_after_s": HANG_S, "hang_after_s": HANG_S, **settings}
+    ) as gateway:
         await gateway.add("m", model_folder(folder / "model"), replicas=replicas)
         await until_replicas(gateway, *["ready"] * replicas)
         yield gateway
@@ -61,17 +66,23 @@ def send(pids: list[int], number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("part", ["server", "core", "both"])
-async def test_a_stopped_engine_gets_no_requests_and_its_clients_are_answered_by_another_one(tmp_path: Path, part: str) -> None:
+async def test_a_stopped_engine_gets_no_requests_and_its_clients_are_answered_by_another_one(
+    tmp_path: Path, part: str
+) -> None:
     hold = tmp_path / "hold"
     async with processes(tmp_path, "--hold", str(hold), replicas=2) as gateway:
         leader, rest = members(tmp_path)
         stopped = {"server": [leader], "core": rest, "both": [leader, *rest]}[part]
         assert stopped
         hold.touch()
-        asking = [asyncio.create_task(gateway.client.post("/v1/completions", json=ASK)) for _ in range(8)]
+        asking = [
+            asyncio.create_task(gateway.client.post("/v1/completions", json=ASK)) for _ in range(8)
+        ]
         async with asyncio.timeout(HANG_S):
             while (
-                "fitserve_requests_in_flight" not in (page := (await gateway.client.get("/metrics")).text) or " 8" not in page
+                "fitserve_requests_in_flight"
+                not in (page := (await gateway.client.get("/metrics")).text)
+                or " 8" not in page
             ):
                 await asyncio.sleep(0.02)
         send(stopped, signal.SIGSTOP)
@@ -88,18 +99,26 @@ async def test_a_stopped_engine_gets_no_requests_and_its_clients_are_answered_by
         assert len((await gateway.show("m"))["attempts"]) == 2
 
 
-async def test_clients_of_the_only_engine_hear_that_it_stopped_and_it_is_replaced_once_that_is_proven(tmp_path: Path) -> None:
+async def test_clients_of_the_only_engine_hear_that_it_stopped_and_it_is_replaced_once_that_is_proven(
+    tmp_path: Path,
+) -> None:
     hold = tmp_path / "hold"
-    async with processes(tmp_path, "--hold", str(hold), hang_after_s=2, backoff_s=HANG_S, backoff_max_s=HANG_S) as gateway:
+    async with processes(
+        tmp_path, "--hold", str(hold), hang_after_s=2, backoff_s=HANG_S, backoff_max_s=HANG_S
+    ) as gateway:
         leader, rest = members(tmp_path)
         hold.touch()
         plain = asyncio.create_task(gateway.client.post("/v1/completions", json=ASK))
-        async with gateway.client.stream("POST", "/v1/completions", json={**ASK, "stream": True}) as streamed:
+        async with gateway.client.stream(
+            "POST", "/v1/completions", json={**ASK, "stream": True}
+        ) as streamed:
             lines = streamed.aiter_lines()
             begun = await anext(lines)  # its first token is out, so nobody else can go on with it
             send([leader, *rest], signal.SIGSTOP)
             told = [begun, *[line async for line in lines]]
-        assert "error" in json.loads(told[-1].removeprefix("data: ") or told[-2].removeprefix("data: "))
+        assert "error" in json.loads(
+            told[-1].removeprefix("data: ") or told[-2].removeprefix("data: ")
+        )
         assert "[DONE]" not in "".join(told)
         answer = await plain
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
@@ -111,7 +130,9 @@ async def test_clients_of_the_only_engine_hear_that_it_stopped_and_it_is_replace
             os.kill(leader, 0)
 
 
-@pytest.mark.parametrize(("spins", "does"), [(False, "does nothing"), (True, "computes without an end")])
+@pytest.mark.parametrize(
+    ("spins", "does"), [(False, "does nothing"), (True, "computes without an end")]
+)
 async def test_an_engine_whose_core_stands_or_spins_though_its_health_is_good_gets_no_requests(
     tmp_path: Path, spins: bool, does: str
 ) -> None:
@@ -124,7 +145,9 @@ async def test_an_engine_whose_core_stands_or_spins_though_its_health_is_good_ge
         await gateway.until("m", "ready")
         answer = await gateway.client.post("/v1/completions", json=ASK)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
-        assert (await gateway.until("m", "unreachable"))["detail"].startswith(f"the engine gives its clients nothing, {does}")
+        assert (await gateway.until("m", "unreachable"))["detail"].startswith(
+            f"the engine gives its clients nothing, {does}"
+        )
 
 
 async def test_an_engine_that_spins_is_replaced_once_it_was_mute_for_long(tmp_path: Path) -> None:
@@ -146,7 +169,9 @@ async def test_an_engine_that_spins_is_replaced_once_it_was_mute_for_long(tmp_pa
         assert "computes without an end" in view["attempts"][0]["failure"]["message"]
 
 
-async def test_a_prompt_that_is_read_for_long_at_full_load_costs_no_engine_its_place(tmp_path: Path) -> None:
+async def test_a_prompt_that_is_read_for_long_at_full_load_costs_no_engine_its_place(
+    tmp_path: Path,
+) -> None:
     """Nobody is answered meanwhile, the smallest request neither; the metrics move."""
 
     def slow(spec: LaunchSpec) -> EngineScript:
@@ -156,7 +181,9 @@ async def test_a_prompt_that_is_read_for_long_at_full_load_costs_no_engine_its_p
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         (engine,) = gateway.world.engines.values()
-        asking = asyncio.create_task(gateway.client.post("/v1/completions", json={**ASK, "prompt": [1] * 3500}))
+        asking = asyncio.create_task(
+            gateway.client.post("/v1/completions", json={**ASK, "prompt": [1] * 3500})
+        )
         states = set()
         while not asking.done():
             states.add((await gateway.show("m"))["state"])

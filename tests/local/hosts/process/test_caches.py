@@ -11,11 +11,16 @@ from gateway.hosts.process.caches import Caches
 def test_what_was_not_used_for_longest_goes_first_and_what_is_used_never(tmp_path: Path) -> None:
     caches = Caches(tmp_path, most_bytes=250)
     paths = [
-        caches.path(Path("engines") / version, "installed once", cache) for version in ("v1", "v2") for cache in ("a", "b")
+        caches.path(Path("engines") / version, "installed once", cache)
+        for version in ("v1", "v2")
+        for cache in ("a", "b")
     ]
     assert len({*paths}) == 4
     for age, path in enumerate(paths):
-        assert caches.make(path, {"KERNELS": "kernels"}) == {"HOME": str(path), "KERNELS": str(path / "kernels")}
+        assert caches.make(path, {"KERNELS": "kernels"}) == {
+            "HOME": str(path),
+            "KERNELS": str(path / "kernels"),
+        }
         (path / "kernels/one").write_bytes(b"x" * 100)
         os.utime(path, (1000 + age, 1000 + age))
     caches.trim({paths[0]})

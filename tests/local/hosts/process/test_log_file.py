@@ -1,4 +1,5 @@
-"""Engine logs: bounded memory whatever is written, and trimming under a reader's and a writer's hands."""
+"""Engine logs: bounded memory whatever is written, and trimming under a reader's and a writer's
+hands."""
 
 from __future__ import annotations
 
@@ -105,7 +106,9 @@ def test_a_log_is_cut_even_when_no_copy_can_be_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_half_a_copy_does_not_go_on_filling_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_copy_does_not_go_on_filling_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_source: BinaryIO, target: BinaryIO) -> None:
         target.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,4 +1,5 @@
-"""A load on real sockets: what it says of an engine whose pace is scripted, and of one that does not answer."""
+"""A load on real sockets: what it says of an engine whose pace is scripted, and of one that does
+not answer."""
 
 from __future__ import annotations
 
@@ -19,19 +20,23 @@ async def measured(
 ) -> tuple[BenchReport, Load, FakeEngine]:
     async with FakeEngine(script, lambda _: None) as engine:
         with Gateway() as gateway:
-            gateway.routes.table = type(gateway.routes.table)({"m": model(f"http://127.0.0.1:{engine.port}")})
+            gateway.routes.table = type(gateway.routes.table)(
+                {"m": model(f"http://127.0.0.1:{engine.port}")}
+            )
             load = Load(Target(gateway.url, "m", vocabulary=500), context)
             try:
                 return await load.measure(levels, seconds), load, engine
             finally:
-                # The gateway is waited for in this loop, which has to close what the load has let go of.
+                # The gateway is waited for in this loop, which has to close what the load has let
+                # go of.
                 await until(lambda: not gateway.plane.connections)
 
 
 async def test_it_finds_the_pace_of_the_engine_and_asks_for_whole_answers() -> None:
     report, load, engine = await measured(EngineScript(model="m", tokens_per_second=200), 1, 4)
     assert report.stream is not None
-    # The engine never goes faster than its script; what delays the first token alone leaves the others less time.
+    # The engine never goes faster than its script; what delays the first token alone leaves the
+    # others less time.
     assert 0 < report.stream <= 240
     one, four = report.levels
     assert (one.concurrency, four.concurrency) == (1, 4)
@@ -55,12 +60,15 @@ async def test_a_long_context_gets_a_long_prompt() -> None:
     ("script", "words"),
     [
         (EngineScript(model="m", max_model_len=8), "maximum context length is 8"),
-        # The others of those that ask at once would wait for ever: they are given up with the first that fails.
+        # The others of those that ask at once would wait for ever: they are given up with the first
+        # that fails.
         (EngineScript(model="m", max_model_len=8, hang_after=1), "maximum context length is 8"),
         (EngineScript(model="other"), "does not exist"),
         (EngineScript(model="m", crash_prompt=1), "status 502"),
     ],
 )
-async def test_an_engine_that_does_not_answer_is_said_with_its_words(script: EngineScript, words: str) -> None:
+async def test_an_engine_that_does_not_answer_is_said_with_its_words(
+    script: EngineScript, words: str
+) -> None:
     with pytest.raises(NotReady, match=words):
         await measured(script, 1)

@@ -1,4 +1,5 @@
-"""GPUs are measured by a child of ours over a driver that is a real shared library, on the memory of the host."""
+"""GPUs are measured by a child of ours over a driver that is a real shared library, on the memory
+of the host."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def measure(tmp_path: Path, hardware: Hardware, host: AskedHost | None = None) -
     return asyncio.run(calibrator.measure(hardware, {}))
 
 
-def test_without_an_engine_the_driver_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_engine_the_driver_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2)))
     monkeypatch.setenv("FITSERVE_ADMIN_KEY", "nothing that a child gets")
     hardware = machine("2x3090")
@@ -61,17 +64,24 @@ def test_without_an_engine_the_driver_measures(tmp_path: Path, monkeypatch: pyte
     assert not [*(tmp_path / "asking").iterdir()]
 
 
-def test_copies_that_arrive_wrong_are_a_fact_of_these_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_that_arrive_wrong_are_a_fact_of_these_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2, "WRONG")))
     hardware = machine("2x3090")
     found = measure(tmp_path, hardware)
     (broken,) = [fact for fact in found.facts if fact.kind == "peers_fail"]
-    assert broken.scope == {"gpus": ",".join(sorted(gpu.uuid for gpu in hardware.gpus)), "by": "peer-to-peer"}
+    assert broken.scope == {
+        "gpus": ",".join(sorted(gpu.uuid for gpu in hardware.gpus)),
+        "by": "peer-to-peer",
+    }
     assert "what GPU 0 copied to GPU 1 arrived wrong" in found.problems[-1]
     assert not [fact for fact in found.facts if fact.scope.get("what") == "peer"]
 
 
-def test_what_was_measured_before_a_crash_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_before_a_crash_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2, "CRASH")))
     found = measure(tmp_path, machine("2x3090"))
     assert [fact.scope["what"] for fact in found.facts] == ["memory", "memory"]
@@ -88,7 +98,9 @@ def test_what_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     found = read(asyncio.run(said()), 2)
     assert found.numbers == ()
-    assert found.problems == ("memory and products of GPUs 0, 1: nothing came from GPU 0, 1 within 0.2 s",)
+    assert found.problems == (
+        "memory and products of GPUs 0, 1: nothing came from GPU 0, 1 within 0.2 s",
+    )
 
 
 def test_without_a_driver_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +112,9 @@ def test_without_a_driver_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "libcuda.so.1" in found.problems[-1]
 
 
-def test_an_engine_that_cannot_measure_leaves_it_to_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_cannot_measure_leaves_it_to_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This Python has no torch."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 1)))
     found = measure(tmp_path, machine("3090"), OnePython(Path(sys.executable), tmp_path / "asking"))
@@ -110,9 +124,12 @@ def test_an_engine_that_cannot_measure_leaves_it_to_the_driver(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    "program", ["#!/bin/sh\nexit 3\n", '#!/bin/sh\necho \'{"measured": {"numbers": 3}}\'\n', "#!/bin/sh\n"]
+    "program",
+    ["#!/bin/sh\nexit 3\n", '#!/bin/sh\necho \'{"measured": {"numbers": 3}}\'\n', "#!/bin/sh\n"],
 )
-def test_a_python_that_says_nonsense_costs_its_word_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+def test_a_python_that_says_nonsense_costs_its_word_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 1)))
     python = tmp_path / "python"
     python.write_text(program)
@@ -122,7 +139,9 @@ def test_a_python_that_says_nonsense_costs_its_word_only(tmp_path: Path, monkeyp
     assert len(found.problems) == 1
 
 
-def test_gpus_that_somebody_uses_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_somebody_uses_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 1)))
     hardware = machine("2x3090")
     one, other = (gpu.uuid for gpu in hardware.gpus)
@@ -138,6 +157,9 @@ def test_a_machine_without_gpus_has_nothing_to_measure(tmp_path: Path) -> None:
 
 
 def test_a_measurement_of_other_gpus_is_nonsense() -> None:
-    line = b'{"measured": {"software": "x", "problems": [], "numbers": [{"what": "memory", "gpus": [1], "value": 1, "spread": 0}]}}'
+    line = (
+        b'{"measured": {"software": "x", "problems": [], "numbers": [{"what": "memory", "gpus":'
+        b' [1], "value": 1, "spread": 0}]}}'
+    )
     with pytest.raises(HostError, match="GPUs that it was not asked about"):
         read([line], 1)

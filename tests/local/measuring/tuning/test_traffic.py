@@ -1,4 +1,5 @@
-"""What clients are served corrects what is expected, over real sockets: engines whose counters are scripted."""
+"""What clients are served corrects what is expected, over real sockets: engines whose counters are
+scripted."""
 
 from __future__ import annotations
 
@@ -60,18 +61,24 @@ async def learned(gateway: Running) -> list[Any]:
 async def looked(world: World, times: int) -> None:
     """Until the counters of its engine were read so often."""
     async with asyncio.timeout(HANG_S):
-        while sum(b"GET /metrics" in line for one in world.engines.values() for line in one.log) < times:
+        while (
+            sum(b"GET /metrics" in line for one in world.engines.values() for line in one.log)
+            < times
+        ):
             await asyncio.sleep(0.02)
 
 
 async def test_what_is_served_slower_than_expected_is_learned_and_said(tmp_path: Path) -> None:
-    """A token in 100 ms, where 22 were expected: half as much of it is expected of other kernels, so that plans with others come out better."""
+    """A token in 100 ms, where 22 were expected: half as much of it is expected of other kernels,
+    so that plans with others come out better."""
     folder, world = model_folder(tmp_path / "model", **LLAMA_8B), World()
 
     def slow(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, max_model_len=400_000, counts=served(0.1))
 
-    async with running(tmp_path, slow, world, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
+    async with running(
+        tmp_path, slow, world, hardware=machine("2x3090"), nvml=two_3090()
+    ) as gateway:
         await gateway.add("m", folder, **WISH)
         view = await gateway.until("m", "ready")
         expected = view["plan"]["speed"]["stream"]["value"]
@@ -90,7 +97,9 @@ async def test_what_is_served_slower_than_expected_is_learned_and_said(tmp_path:
         assert decision["plans"][0]["speed"]["stream"]["value"] < expected / 1.5
 
 
-async def test_what_is_served_much_slower_than_another_plan_should_be_is_said(tmp_path: Path) -> None:
+async def test_what_is_served_much_slower_than_another_plan_should_be_is_said(
+    tmp_path: Path,
+) -> None:
     def slow(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, max_model_len=400_000, counts=served(0.5))
 
@@ -111,9 +120,16 @@ async def test_what_a_neighbour_disturbs_teaches_nothing(tmp_path: Path) -> None
 
     def script(spec: LaunchSpec) -> EngineScript:
         counts = served(0.1) if spec.model == "m" else ()
-        return EngineScript(model=spec.model, max_model_len=400_000, counts=counts, hold=hold if spec.model == "n" else None)
+        return EngineScript(
+            model=spec.model,
+            max_model_len=400_000,
+            counts=counts,
+            hold=hold if spec.model == "n" else None,
+        )
 
-    async with running(tmp_path, script, world, hardware=machine("3090"), nvml=two_3090()) as gateway:
+    async with running(
+        tmp_path, script, world, hardware=machine("3090"), nvml=two_3090()
+    ) as gateway:
         small = {**WISH, "args": {"gpu-memory-utilization": 0.4}}
         folder = model_folder(tmp_path / "model")
         await gateway.add("n", folder, **small)
@@ -142,13 +158,17 @@ async def test_what_a_neighbour_disturbs_teaches_nothing(tmp_path: Path) -> None
         served(0.1, time_to_first_token_seconds_count=float("nan")),
     ],
 )
-async def test_an_engine_that_counts_nonsense_teaches_nothing(tmp_path: Path, counts: tuple[tuple[str, float], ...]) -> None:
+async def test_an_engine_that_counts_nonsense_teaches_nothing(
+    tmp_path: Path, counts: tuple[tuple[str, float], ...]
+) -> None:
     world = World()
 
     def script(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, max_model_len=400_000, counts=counts)
 
-    async with running(tmp_path, script, world, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
+    async with running(
+        tmp_path, script, world, hardware=machine("2x3090"), nvml=two_3090()
+    ) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), **WISH)
         await gateway.until("m", "ready")
         await looked(world, 12)

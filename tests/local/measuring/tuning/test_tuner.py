@@ -28,13 +28,23 @@ def engine(spec: LaunchSpec) -> EngineScript:
 
 async def bench(gateway: Running, *arguments: str) -> Any:
     done = await asyncio.to_thread(
-        fitserve, "bench", "m", "--seconds", "0.1", "--concurrency", "1", *arguments, FITSERVE_URL=gateway.url
+        fitserve,
+        "bench",
+        "m",
+        "--seconds",
+        "0.1",
+        "--concurrency",
+        "1",
+        *arguments,
+        FITSERVE_URL=gateway.url,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout) if "--json" in arguments else done.stdout
 
 
-async def test_a_measurement_is_kept_and_is_the_speed_of_the_plan_from_then_on(tmp_path: Path) -> None:
+async def test_a_measurement_is_kept_and_is_the_speed_of_the_plan_from_then_on(
+    tmp_path: Path,
+) -> None:
     folder = model_folder(tmp_path / "model", **{**LLAMA_8B, "max_position_embeddings": 4096})
     async with running(tmp_path, engine, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
         await gateway.add("m", folder, engines=["vllm==0.26.0"], gpus=1, replicas=1, concurrency=1)
@@ -46,13 +56,26 @@ async def test_a_measurement_is_kept_and_is_the_speed_of_the_plan_from_then_on(t
         assert kept["bench"]["fingerprint"] == view["attempts"][0]["fingerprint"]
         assert kept["expected"]["grade"] == "predicted"
         facts = (await gateway.client.get("/admin/facts")).json()["data"]
-        kinds = {(row["fact"]["kind"], row["fact"]["scope"].get("figure")) for row in facts if row["id"]}
-        assert {("speed_measured", "stream"), ("speed_ratio", "stream"), ("speed_measured", "total")} <= kinds
+        kinds = {
+            (row["fact"]["kind"], row["fact"]["scope"].get("figure")) for row in facts if row["id"]
+        }
+        assert {
+            ("speed_measured", "stream"),
+            ("speed_ratio", "stream"),
+            ("speed_measured", "total"),
+        } <= kinds
         shown = (await gateway.show("m"))["plan"]["speed"]
         assert shown["grade"] == "measured"
         assert shown["stream"]["value"] == pytest.approx(kept["bench"]["stream"], rel=0.01)
         # The next plan knows what was measured.
-        wish = {"name": "n", "source": str(folder), "engines": ["vllm==0.26.0"], "gpus": 1, "replicas": 1, "concurrency": 1}
+        wish = {
+            "name": "n",
+            "source": str(folder),
+            "engines": ["vllm==0.26.0"],
+            "gpus": 1,
+            "replicas": 1,
+            "concurrency": 1,
+        }
         decision = (await gateway.client.post("/admin/plan", json=wish)).json()
         ratios = [plan["speed"]["ratios"] for plan in decision["plans"]]
         assert all(ratios)
@@ -65,17 +88,36 @@ async def test_a_measurement_is_kept_and_is_the_speed_of_the_plan_from_then_on(t
 
 async def test_what_others_disturbed_teaches_nothing(tmp_path: Path) -> None:
     async with running(tmp_path, engine, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
-        await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), engines=["vllm==0.26.0"], gpus=1, replicas=1)
+        await gateway.add(
+            "m",
+            model_folder(tmp_path / "model", **LLAMA_8B),
+            engines=["vllm==0.26.0"],
+            gpus=1,
+            replicas=1,
+        )
         view = await gateway.until("m", "ready")
         (attempt,) = view["attempts"]
-        report = {"prompt": 8, "answer": 8, "stream": 10.0, "first_token_2k_s": 1.0, "fingerprint": attempt["fingerprint"]}
-        one = await gateway.client.post("/admin/models/m/bench", json={**report, "disturbed": "3 other requests"})
+        report = {
+            "prompt": 8,
+            "answer": 8,
+            "stream": 10.0,
+            "first_token_2k_s": 1.0,
+            "fingerprint": attempt["fingerprint"],
+        }
+        one = await gateway.client.post(
+            "/admin/models/m/bench", json={**report, "disturbed": "3 other requests"}
+        )
         assert one.status_code == 201, one.text
         assert one.json()["not_learned"] == "3 other requests"
         facts = (await gateway.client.get("/admin/facts")).json()["data"]
         assert not [row for row in facts if row["fact"]["kind"].startswith("speed_")]
         # What is no measurement of what runs is refused.
-        for wrong in ({"fingerprint": "another"}, {"stream": -1}, {"stream": float("1e300")}, {"more": 1}):
+        for wrong in (
+            {"fingerprint": "another"},
+            {"stream": -1},
+            {"stream": float("1e300")},
+            {"more": 1},
+        ):
             answer = await gateway.client.post("/admin/models/m/bench", json={**report, **wrong})
             assert answer.status_code in (400, 409), answer.text
 
@@ -88,10 +130,25 @@ async def test_a_plan_that_turns_out_slow_is_said_with_the_better_one(tmp_path: 
         view = await gateway.until("m", "ready")
         speed, fingerprint = view["plan"]["speed"], view["attempts"][0]["fingerprint"]
         count = speed["concurrency"]
-        level = {"concurrency": count, "requests": 1, "seconds": 1, "tokens_per_s": speed["total"]["value"] / 20}
-        level |= dict.fromkeys(("latency_p50_s", "latency_p95_s", "first_token_p50_s", "first_token_p95_s"), 1.0)
-        report = {"prompt": 8, "answer": 8, "first_token_2k_s": 1.0, "fingerprint": fingerprint, "levels": [level]}
-        answer = await gateway.client.post("/admin/models/m/bench", json={**report, "stream": speed["stream"]["value"] / 20})
+        level = {
+            "concurrency": count,
+            "requests": 1,
+            "seconds": 1,
+            "tokens_per_s": speed["total"]["value"] / 20,
+        }
+        level |= dict.fromkeys(
+            ("latency_p50_s", "latency_p95_s", "first_token_p50_s", "first_token_p95_s"), 1.0
+        )
+        report = {
+            "prompt": 8,
+            "answer": 8,
+            "first_token_2k_s": 1.0,
+            "fingerprint": fingerprint,
+            "levels": [level],
+        }
+        answer = await gateway.client.post(
+            "/admin/models/m/bench", json={**report, "stream": speed["stream"]["value"] / 20}
+        )
         assert answer.status_code == 201, answer.text
         found = answer.json()["rival"]
         assert found is not None
@@ -100,9 +157,14 @@ async def test_a_plan_that_turns_out_slow_is_said_with_the_better_one(tmp_path: 
         shown = (await asyncio.to_thread(fitserve, "show", "m", FITSERVE_URL=gateway.url)).stdout
         assert "Another plan should be better" in shown
         assert "tokens/s alone" in shown
-        assert "another plan should be" in (await asyncio.to_thread(fitserve, "ps", FITSERVE_URL=gateway.url)).stdout
+        assert (
+            "another plan should be"
+            in (await asyncio.to_thread(fitserve, "ps", FITSERVE_URL=gateway.url)).stdout
+        )
     # The next gateway says it too, from what is kept.
-    async with running(tmp_path, engine, gateway.world, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
+    async with running(
+        tmp_path, engine, gateway.world, hardware=machine("2x3090"), nvml=two_3090()
+    ) as gateway:
         async with asyncio.timeout(HANG_S):
             while (await gateway.show("m"))["rival"] is None:
                 await asyncio.sleep(0.05)

@@ -1,4 +1,5 @@
-"""Another plan is tried where that is allowed, in a quiet hour: beside what serves, or in its place, and only the better one stays."""
+"""Another plan is tried where that is allowed, in a quiet hour: beside what serves, or in its
+place, and only the better one stays."""
 
 from __future__ import annotations
 
@@ -43,7 +44,10 @@ def paced(first: float, second: float, **of_second: Any) -> Script:
         seen.append(name)
         changes = {} if name == seen[0] else of_second
         return EngineScript(
-            model=spec.model, max_model_len=400_000, tokens_per_second=first if name == seen[0] else second, **changes
+            model=spec.model,
+            max_model_len=400_000,
+            tokens_per_second=first if name == seen[0] else second,
+            **changes,
         )
 
     return script
@@ -52,20 +56,25 @@ def paced(first: float, second: float, **of_second: Any) -> Script:
 async def added(gateway: Running, tmp_path: Path) -> Any:
     # A short context has short prompts and answers.
     folder = model_folder(tmp_path / "model", **{**LLAMA_8B, "max_position_embeddings": 32})
-    await gateway.add("m", folder, engines=VERSIONS, goal="latency", gpus=1, replicas=1, check=False)
+    await gateway.add(
+        "m", folder, engines=VERSIONS, goal="latency", gpus=1, replicas=1, check=False
+    )
     view = await gateway.until("m", "ready")
     return view["attempts"][0]
 
 
 async def attempts(gateway: Running, *states: str) -> list[Any]:
-    """All attempts, once they are in these states, and no other engine runs than that of the one that is ready."""
+    """All attempts, once they are in these states, and no other engine runs than that of the one
+    that is ready."""
     found: list[Any] = []
     ready = states.index("ready")
     try:
         async with asyncio.timeout(HANG_S):
             while True:
                 found = (await gateway.show("m"))["attempts"]
-                alone = len(found) > ready and list(gateway.world.engines) == [found[ready]["instance"]]
+                alone = len(found) > ready and list(gateway.world.engines) == [
+                    found[ready]["instance"]
+                ]
                 if tuple(one["state"] for one in found) == states and alone:
                     return found
                 await asyncio.sleep(0.02)
@@ -74,16 +83,26 @@ async def attempts(gateway: Running, *states: str) -> list[Any]:
 
 
 async def answers(gateway: Running) -> bool:
-    answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 1})
+    answer = await gateway.client.post(
+        "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 1}
+    )
     return answer.status_code == 200
 
 
-def tuned(tmp_path: Path, script: Script, name: str = "2x3090", world: World | None = None, **settings: Any) -> Any:
+def tuned(
+    tmp_path: Path,
+    script: Script,
+    name: str = "2x3090",
+    world: World | None = None,
+    **settings: Any,
+) -> Any:
     fields = {"auto_tune": True, "auto_tune_quiet_s": 0.1, **settings}
     return running(tmp_path, script, world, hardware=machine(name), **fields)
 
 
-async def test_a_faster_plan_is_verified_beside_the_old_one_and_takes_its_place(tmp_path: Path) -> None:
+async def test_a_faster_plan_is_verified_beside_the_old_one_and_takes_its_place(
+    tmp_path: Path,
+) -> None:
     async with tuned(tmp_path, paced(SLOW, FAST)) as gateway:
         old = await added(gateway, tmp_path)
         first, second = await attempts(gateway, "stopped", "ready")
@@ -94,7 +113,10 @@ async def test_a_faster_plan_is_verified_beside_the_old_one_and_takes_its_place(
         assert (await gateway.show("m"))["state"] == "ready"
         assert await answers(gateway)
         benches = (await gateway.client.get("/admin/models/m/bench")).json()["data"]
-        assert [one["fingerprint"] for one in benches] == [first["fingerprint"], second["fingerprint"]]
+        assert [one["fingerprint"] for one in benches] == [
+            first["fingerprint"],
+            second["fingerprint"],
+        ]
         assert benches[1]["stream"] > benches[0]["stream"]
 
 
@@ -130,7 +152,9 @@ async def test_where_the_other_one_fails_the_old_one_comes_back(tmp_path: Path) 
         assert await answers(gateway)
 
 
-async def test_nothing_is_tried_while_a_request_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_tried_while_a_request_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, hold, paces = Clock(), tmp_path / "hold", paced(SLOW, FAST)
     monkeypatch.setattr(tuner, "time", clock)
     async with tuned(tmp_path, lambda spec: replace(paces(spec), hold=hold)) as gateway:
@@ -170,7 +194,10 @@ async def test_a_gateway_that_ends_after_the_change_leaves_the_new_engine(tmp_pa
     async with tuned(tmp_path, deaf, world=world, stop_grace_s=HANG_S) as gateway:
         await added(gateway, tmp_path)
         async with asyncio.timeout(HANG_S):
-            while [one["state"] for one in (await gateway.show("m"))["attempts"]] != ["stopped", "ready"]:
+            while [one["state"] for one in (await gateway.show("m"))["attempts"]] != [
+                "stopped",
+                "ready",
+            ]:
                 await asyncio.sleep(0.01)
         assert len(world.engines) == 2
     async with tuned(tmp_path, deaf, world=world, auto_tune=False) as gateway:
@@ -193,10 +220,18 @@ async def test_a_gateway_that_ends_in_a_trial_leaves_one_engine(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["4x3090", "2x3090"])
 async def test_replicas_are_tuned_one_after_the_other(tmp_path: Path, name: str) -> None:
-    """Beside what serves where GPUs are free, else in its place; the other replica serves meanwhile."""
+    """Beside what serves where GPUs are free, else in its place; the other replica serves
+    meanwhile."""
     async with tuned(tmp_path, paced(SLOW, FAST), name) as gateway:
         folder = model_folder(tmp_path / "model", **{**LLAMA_8B, "max_position_embeddings": 32})
-        wish = {"engines": VERSIONS, "goal": "latency", "gpus": 2, "tensor_parallel": 1, "replicas": 2, "check": False}
+        wish = {
+            "engines": VERSIONS,
+            "goal": "latency",
+            "gpus": 2,
+            "tensor_parallel": 1,
+            "replicas": 2,
+            "check": False,
+        }
         await gateway.add("m", folder, **wish)
         served: list[set[str]] = []
         async with asyncio.timeout(HANG_S):
@@ -205,14 +240,19 @@ async def test_replicas_are_tuned_one_after_the_other(tmp_path: Path, name: str)
                 ready = [one for one in found if one["state"] == "ready"]
                 if len(ready) == 2:
                     served.append({one["engine"] for one in ready})
-                if len(ready) == 2 and min(one["id"] for one in ready) > 2 and len(gateway.world.engines) == 2:
+                if (
+                    len(ready) == 2
+                    and min(one["id"] for one in ready) > 2
+                    and len(gateway.world.engines) == 2
+                ):
                     break
                 await asyncio.sleep(0.02)
         assert len(served[0]) == len(served[-1]) == 1
         assert served[0] != served[-1]
         assert {one["replica"] for one in ready} == {0, 1}
         assert await answers(gateway)
-        # None ended before the other served, or the one that took its place: somebody always answered.
+        # None ended before the other served, or the one that took its place: somebody always
+        # answered.
         ended = sorted(one["ended_at"] for one in found if one["state"] == "stopped")
         came = sorted(one["ready_at"] for one in ready)
         assert came[0] <= ended[1]

@@ -44,7 +44,13 @@ async def fetch(
     allow_remote_code: bool = False,
 ) -> Path:
     said = [] if reports is None else reports
-    return await download(hub_of(server, tmp_path, token), "org/name", COMMIT, said.append, allow_remote_code=allow_remote_code)
+    return await download(
+        hub_of(server, tmp_path, token),
+        "org/name",
+        COMMIT,
+        said.append,
+        allow_remote_code=allow_remote_code,
+    )
 
 
 def hub_of(server: FakeHub, tmp_path: Path, token: str | None = None) -> Hub:
@@ -56,7 +62,9 @@ def snapshot(tmp_path: Path, commit: str = COMMIT) -> Path:
 
 
 def whole(tmp_path: Path, *, remote_code: bool = False) -> bool:
-    return HubCache(tmp_path / "cache", tmp_path / "notes").is_whole("org/name", COMMIT, remote_code=remote_code)
+    return HubCache(tmp_path / "cache", tmp_path / "notes").is_whole(
+        "org/name", COMMIT, remote_code=remote_code
+    )
 
 
 def present(folder: Path) -> set[str]:
@@ -80,7 +88,9 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_download_is_a_folder_that_reads_as_the_repository_does(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_download_is_a_folder_that_reads_as_the_repository_does(
+    server: FakeHub, tmp_path: Path
+) -> None:
     reports: list[str] = []
     folder = await fetch(server, tmp_path, reports=reports)
     assert folder == snapshot(tmp_path)
@@ -169,11 +179,15 @@ async def test_the_child_ends_when_the_gateway_dies(server: FakeHub, tmp_path: P
     server.repos["org/name"].files[SHARDS[1]] = safetensors(layer(1) | {"bulk": (8 * 1024, 1024)})
     server.stalls[SHARDS[1]] = 1024 * 1024
     gateway = (
-        "import asyncio, sys; from pathlib import Path; from gateway.models.catalog.download import download; from gateway.models.catalog.hub import Hub\n"
-        f"hub = Hub({server.url()!r}, None, Path({str(tmp_path / 'notes')!r}), models=Path({str(tmp_path / 'cache')!r}))\n"
-        f"asyncio.run(download(hub, 'org/name', {COMMIT!r}, print))"
+        "import asyncio, sys; from pathlib import Path; from gateway.models.catalog.download"
+        f" import download; from gateway.models.catalog.hub import Hub\nhub = Hub({server.url()!r},"
+        f" None, Path({str(tmp_path / 'notes')!r}),"
+        f" models=Path({str(tmp_path / 'cache')!r}))\nasyncio.run(download(hub, 'org/name',"
+        f" {COMMIT!r}, print))"
     )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", gateway, stdout=subprocess.DEVNULL)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", gateway, stdout=subprocess.DEVNULL
+    )
     try:
         await until(server.stalled.is_set)
         (child,) = children(process.pid)
@@ -185,7 +199,10 @@ async def test_the_child_ends_when_the_gateway_dies(server: FakeHub, tmp_path: P
 
 
 async def test_a_child_that_crashes_is_said_with_its_code(
-    server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    server: FakeHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(BadModel, match="The download of org/name ended with code 1"):
@@ -207,15 +224,28 @@ async def test_the_gateway_itself_reads_neither_listing_nor_index(
 
 async def test_a_file_without_end_does_not_fill_the_disk(server: FakeHub, tmp_path: Path) -> None:
     server.endless.add(SHARDS[1])
-    with pytest.raises(BadModel, match=r"sends more of org/name than it lists|is not whole|broke off"):
+    with pytest.raises(
+        BadModel, match=r"sends more of org/name than it lists|is not whole|broke off"
+    ):
         await fetch(server, tmp_path)
     assert not whole(tmp_path)
-    assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()) < 2**27
+    assert (
+        sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file())
+        < 2**27
+    )
 
 
 def test_neither_planning_nor_downloading_loads_the_library_before_it_is_needed() -> None:
-    loads = "import sys, gateway.models.catalog.catalog, gateway.models.catalog.download; print(sorted({'huggingface_hub', 'httpx2'} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-c", loads], check=True, capture_output=True, text=True).stdout == "[]\n"
+    loads = (
+        "import sys, gateway.models.catalog.catalog, gateway.models.catalog.download;"
+        " print(sorted({'huggingface_hub', 'httpx2'} & sys.modules.keys()))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", loads], check=True, capture_output=True, text=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 async def test_two_downloads_of_the_same_at_once_are_one(server: FakeHub, tmp_path: Path) -> None:
@@ -224,7 +254,9 @@ async def test_two_downloads_of_the_same_at_once_are_one(server: FakeHub, tmp_pa
     assert len([request for request in server.gets(SHARDS[0]) if request.server == "cdn"]) == 1
 
 
-async def test_a_file_of_a_wrong_size_on_disk_is_fetched_again(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_file_of_a_wrong_size_on_disk_is_fetched_again(
+    server: FakeHub, tmp_path: Path
+) -> None:
     folder = await fetch(server, tmp_path)
     assert whole(tmp_path)
     (folder / SHARDS[0]).write_bytes(b"cut off")
@@ -244,11 +276,16 @@ async def test_a_note_that_says_nothing_counts_as_none(server: FakeHub, tmp_path
         assert not whole(tmp_path, remote_code=True)
 
 
-async def test_too_little_room_is_said_before_anything_is_fetched(server: FakeHub, tmp_path: Path) -> None:
+async def test_too_little_room_is_said_before_anything_is_fetched(
+    server: FakeHub, tmp_path: Path
+) -> None:
     server.repos["org/name"].sizes[SHARDS[1]] = 2**60
     with pytest.raises(BadModel) as caught:
         await fetch(server, tmp_path)
-    assert "The download needs 1073741825.0 GiB (1 GiB of it as a margin), and " in caught.value.message
+    assert (
+        "The download needs 1073741825.0 GiB (1 GiB of it as a margin), and "
+        in caught.value.message
+    )
     assert f" GiB are free at {tmp_path / 'cache'}." in caught.value.message
     assert "FITSERVE_MODELS_DIR" in caught.value.hint
     assert server.gets(SHARDS[0]) == []
@@ -266,8 +303,12 @@ async def test_a_repository_without_weights_is_refused(server: FakeHub, tmp_path
         await fetch(server, tmp_path)
 
 
-@pytest.mark.parametrize(("repo", "commit"), [("org/name", "main"), ("org/name", "../" * 13 + "x"), ("name", COMMIT)])
-async def test_only_a_repository_at_a_commit_can_be_downloaded(tmp_path: Path, repo: str, commit: str) -> None:
+@pytest.mark.parametrize(
+    ("repo", "commit"), [("org/name", "main"), ("org/name", "../" * 13 + "x"), ("name", COMMIT)]
+)
+async def test_only_a_repository_at_a_commit_can_be_downloaded(
+    tmp_path: Path, repo: str, commit: str
+) -> None:
     with pytest.raises(BadModel, match="cannot be downloaded"):
         await download(Hub(None, None, tmp_path, models=tmp_path), repo, commit, print)
     assert present(tmp_path) == set()
@@ -283,14 +324,21 @@ async def test_the_token_reaches_the_hub_alone_and_no_word_of_ours(
     server.requests.clear()
     reports: list[str] = []
     folder = await fetch(server, tmp_path, reports=reports, token=TOKEN)
-    assert {(request.server, request.token) for request in server.requests} == {("hub", f"Bearer {TOKEN}"), ("cdn", None)}
+    assert {(request.server, request.token) for request in server.requests} == {
+        ("hub", f"Bearer {TOKEN}"),
+        ("cdn", None),
+    }
     out, err = capfd.readouterr()
     assert TOKEN not in "".join((out, err, *reports))
-    assert not any(TOKEN.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert not any(
+        TOKEN.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    )
 
 
 @pytest.mark.parametrize("fault", ["gone", "short"])
-async def test_a_repository_that_is_not_served_as_listed_is_not_complete(server: FakeHub, tmp_path: Path, fault: str) -> None:
+async def test_a_repository_that_is_not_served_as_listed_is_not_complete(
+    server: FakeHub, tmp_path: Path, fault: str
+) -> None:
     repo = server.repos["org/name"]
     repo.served = {SHARDS[1]: None if fault == "gone" else repo.files[SHARDS[1]][:-1]}
     with pytest.raises(BadModel) as caught:

@@ -1,4 +1,5 @@
-"""gateway.models.catalog.hub and the catalog on it: repositories are planned from a few small reads, and every refusal says what to do."""
+"""gateway.models.catalog.hub and the catalog on it: repositories are planned from a few small
+reads, and every refusal says what to do."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def hub_of(server: FakeHub, tmp_path: Path, token: str | None = None) -> Hub:
     return Hub(server.url(), token, tmp_path / "cache")
 
 
-async def refused(server: FakeHub, tmp_path: Path, *, token: str | None = None, revision: str | None = None) -> BadModel:
+async def refused(
+    server: FakeHub, tmp_path: Path, *, token: str | None = None, revision: str | None = None
+) -> BadModel:
     with pytest.raises(BadModel) as caught:
         load("org/name", revision=revision, hub=hub_of(server, tmp_path, token))
     assert caught.value.hint, "every error says what to do"
@@ -42,7 +45,9 @@ async def refused(server: FakeHub, tmp_path: Path, *, token: str | None = None, 
     return caught.value
 
 
-async def test_a_repository_is_read_at_the_commit_that_its_branch_names(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_repository_is_read_at_the_commit_that_its_branch_names(
+    server: FakeHub, tmp_path: Path
+) -> None:
     for revision in (None, "main", COMMIT):
         spec = load("org/name", revision=revision, hub=hub_of(server, tmp_path))
         assert (spec.source, spec.revision, spec.tensors_from) == ("org/name", COMMIT, "headers")
@@ -51,27 +56,37 @@ async def test_a_repository_is_read_at_the_commit_that_its_branch_names(server: 
 
 async def test_planning_reads_headers_and_never_weights(server: FakeHub, tmp_path: Path) -> None:
     # The index does not name the big one.
-    server.repos["org/name"].files = sharded_model() | {"big.safetensors": safetensors({"a": (8192, 1024)})}
+    server.repos["org/name"].files = sharded_model() | {
+        "big.safetensors": safetensors({"a": (8192, 1024)})
+    }
     shard = "model-00001-of-00002.safetensors"
     server.repos["org/name"].files[shard] = safetensors(layer(0) | {"bulk": (8192, 1024)})
     spec = load("org/name", hub=hub_of(server, tmp_path))
     assert len(spec.tensors) == 3
     assert server.gets("big.safetensors") == []
-    assert [request.range for request in server.gets(shard) if request.server == "cdn"] == ["bytes=0-65535"]
+    assert [request.range for request in server.gets(shard) if request.server == "cdn"] == [
+        "bytes=0-65535"
+    ]
     assert server.sent() < 200_000
 
 
-async def test_a_mirror_that_ignores_range_is_cut_off_after_the_header(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_mirror_that_ignores_range_is_cut_off_after_the_header(
+    server: FakeHub, tmp_path: Path
+) -> None:
     server.ignores_range = True
     many = {f"tensor.{n}": (1,) for n in range(3000)}
-    server.repos["org/name"].files["model.safetensors"] = safetensors(many | {"bulk": (32 * 1024, 1024)})
+    server.repos["org/name"].files["model.safetensors"] = safetensors(
+        many | {"bulk": (32 * 1024, 1024)}
+    )
     spec = load("org/name", hub=hub_of(server, tmp_path))
     assert sum(group.count for group in spec.tensors) == 3001
     # What fills the sockets' buffers is sent, the other tens of megabytes are not.
     assert server.sent() < 32 * 1024 * 1024
 
 
-async def test_a_second_read_of_the_same_commit_takes_its_config_from_the_cache(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_second_read_of_the_same_commit_takes_its_config_from_the_cache(
+    server: FakeHub, tmp_path: Path
+) -> None:
     hub = hub_of(server, tmp_path)
     load("org/name", hub=hub)
     load("org/name", hub=hub)
@@ -86,7 +101,10 @@ async def test_no_token_is_sent_unless_set_and_then_to_the_hub_alone(
     assert {request.token for request in server.requests} == {None}
     server.requests.clear()
     load("org/name", hub=hub_of(server, tmp_path / "other", TOKEN))
-    assert {(request.server, request.token) for request in server.requests} == {("hub", f"Bearer {TOKEN}"), ("cdn", None)}
+    assert {(request.server, request.token) for request in server.requests} == {
+        ("hub", f"Bearer {TOKEN}"),
+        ("cdn", None),
+    }
     assert TOKEN not in caplog.text
     assert TOKEN not in repr(hub_of(server, tmp_path, TOKEN))
 
@@ -94,7 +112,10 @@ async def test_no_token_is_sent_unless_set_and_then_to_the_hub_alone(
 async def test_a_repository_that_is_not_there_or_private(server: FakeHub, tmp_path: Path) -> None:
     server.repos["org/name"].private = True
     error = await refused(server, tmp_path)
-    assert error.message == f"There is no model repository org/name at {server.url()}, or it is private."
+    assert (
+        error.message
+        == f"There is no model repository org/name at {server.url()}, or it is private."
+    )
     assert "FITSERVE_HF_TOKEN" in error.hint
     assert (load("org/name", hub=hub_of(server, tmp_path, TOKEN))).revision == COMMIT
 
@@ -103,7 +124,11 @@ async def test_a_gated_repository(server: FakeHub, tmp_path: Path) -> None:
     server.repos["org/name"].gated = True
     error = await refused(server, tmp_path)
     assert "is gated" in error.message
-    assert error.hint == f"Accept it at {server.url()}/org/name and set FITSERVE_HF_TOKEN to a token of that account."
+    assert (
+        error.hint
+        == f"Accept it at {server.url()}/org/name and set FITSERVE_HF_TOKEN to a token of that"
+        " account."
+    )
     assert (load("org/name", hub=hub_of(server, tmp_path, TOKEN))).revision == COMMIT
 
 
@@ -113,7 +138,9 @@ async def test_a_wrong_token(server: FakeHub, tmp_path: Path) -> None:
 
 
 async def test_a_revision_that_is_not_there(server: FakeHub, tmp_path: Path) -> None:
-    assert (await refused(server, tmp_path, revision="v9")).message == "org/name has no revision v9."
+    assert (
+        await refused(server, tmp_path, revision="v9")
+    ).message == "org/name has no revision v9."
 
 
 @pytest.mark.parametrize(
@@ -125,7 +152,9 @@ async def test_a_revision_that_is_not_there(server: FakeHub, tmp_path: Path) -> 
         (200, "does not answer as a Hugging Face Hub does"),
     ],
 )
-async def test_a_hub_that_answers_something_else(server: FakeHub, tmp_path: Path, status: int, says: str) -> None:
+async def test_a_hub_that_answers_something_else(
+    server: FakeHub, tmp_path: Path, status: int, says: str
+) -> None:
     server.answers = status
     assert says in (await refused(server, tmp_path)).message
 
@@ -135,34 +164,52 @@ async def test_no_network(tmp_path: Path) -> None:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         with pytest.raises(BadModel) as caught:
-            load("org/name", hub=Hub(f"http://user:{TOKEN}@127.0.0.1:{port}/mirror/", None, tmp_path))
-    assert f"The Hugging Face Hub at http://127.0.0.1:{port} cannot be reached" in caught.value.message
+            load(
+                "org/name", hub=Hub(f"http://user:{TOKEN}@127.0.0.1:{port}/mirror/", None, tmp_path)
+            )
+    assert (
+        f"The Hugging Face Hub at http://127.0.0.1:{port} cannot be reached" in caught.value.message
+    )
     assert "that needs no network" in caught.value.hint
     assert TOKEN not in str(caught.value)
 
 
-async def test_a_connection_that_breaks_while_a_header_is_read_is_made_again(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_connection_that_breaks_while_a_header_is_read_is_made_again(
+    server: FakeHub, tmp_path: Path
+) -> None:
     server.break_off["model.safetensors"] = [0, 0]
     assert (load("org/name", hub=hub_of(server, tmp_path))).tensors_from == "headers"
     server.break_off["model.safetensors"] = [0, 0, 0]
     assert "cannot be reached, or broke off" in (await refused(server, tmp_path)).message
 
 
-async def test_a_file_that_is_shorter_than_its_listing_says_is_refused(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_file_that_is_shorter_than_its_listing_says_is_refused(
+    server: FakeHub, tmp_path: Path
+) -> None:
     server.repos["org/name"].files["model.safetensors"] = packed(
         {"a": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}, 4
     )
-    assert "org/name/model.safetensors is not a whole safetensors file" in (await refused(server, tmp_path)).message
+    assert (
+        "org/name/model.safetensors is not a whole safetensors file"
+        in (await refused(server, tmp_path)).message
+    )
 
 
-async def test_a_config_that_is_too_large_is_not_even_fetched(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_config_that_is_too_large_is_not_even_fetched(
+    server: FakeHub, tmp_path: Path
+) -> None:
     server.repos["org/name"].files["config.json"] = b" " * (16 * 1024 * 1024 + 1)
-    assert "org/name/config.json has 16777217 bytes, over the limit" in (await refused(server, tmp_path)).message
+    assert (
+        "org/name/config.json has 16777217 bytes, over the limit"
+        in (await refused(server, tmp_path)).message
+    )
     assert server.gets("config.json") == []
 
 
 @pytest.mark.parametrize("repo", ["org/..", "org--x/name", "org/name.git", "-/-"])
-async def test_a_name_that_no_repository_has_is_refused_without_asking(server: FakeHub, tmp_path: Path, repo: str) -> None:
+async def test_a_name_that_no_repository_has_is_refused_without_asking(
+    server: FakeHub, tmp_path: Path, repo: str
+) -> None:
     with pytest.raises(BadModel, match="cannot be the name"):
         load(repo, hub=hub_of(server, tmp_path))
     assert server.requests == []

@@ -1,4 +1,5 @@
-"""A hostile Hub over real sockets: what it lists and sends neither leaves the folder, nor fills memory or disk, nor learns the token."""
+"""A hostile Hub over real sockets: what it lists and sends neither leaves the folder, nor fills
+memory or disk, nor learns the token."""
 
 from __future__ import annotations
 
@@ -76,16 +77,24 @@ STRANGE = [
 
 
 @pytest.mark.parametrize("path", STRANGE, ids=[repr(path)[:20] for path in STRANGE])
-async def test_a_listing_with_a_path_out_of_the_folder_is_refused_whole(server: FakeHub, tmp_path: Path, path: str) -> None:
+async def test_a_listing_with_a_path_out_of_the_folder_is_refused_whole(
+    server: FakeHub, tmp_path: Path, path: str
+) -> None:
     server.repos["org/name"].files[path] = b"{}"
     for error in (planned(server, tmp_path), await fetched(server, tmp_path)):
         assert "could stand outside of its folder" in error.message
     assert written(tmp_path) == set()
-    assert {request.path.partition("/resolve/")[1] for request in server.requests} == {""}, "no file was asked for"
+    assert {request.path.partition("/resolve/")[1] for request in server.requests} == {""}, (
+        "no file was asked for"
+    )
 
 
-@pytest.mark.parametrize("shard", ["../secret.safetensors", "/etc/passwd", "..", "other/model.safetensors"])
-async def test_an_index_cannot_name_a_file_that_is_not_listed(server: FakeHub, tmp_path: Path, shard: str) -> None:
+@pytest.mark.parametrize(
+    "shard", ["../secret.safetensors", "/etc/passwd", "..", "other/model.safetensors"]
+)
+async def test_an_index_cannot_name_a_file_that_is_not_listed(
+    server: FakeHub, tmp_path: Path, shard: str
+) -> None:
     (tmp_path / "secret.safetensors").write_bytes(safetensors({"a": (1,)}))
     server.repos["org/name"].files[INDEX] = json.dumps({"weight_map": {"a": shard}}).encode()
     for error in (planned(server, tmp_path), await fetched(server, tmp_path)):
@@ -106,16 +115,36 @@ async def test_an_index_cannot_name_a_file_that_is_not_listed(server: FakeHub, t
         json.dumps({"sha": COMMIT, "siblings": [{"rfilename": "a", "size": True}]}).encode(),
         json.dumps({"sha": COMMIT, "siblings": [{"rfilename": "a", "size": -1}]}).encode(),
         json.dumps({"sha": COMMIT, "siblings": [{"rfilename": "a", "size": "5"}]}).encode(),
-        json.dumps({"sha": COMMIT, "siblings": [{"rfilename": f"{n}.json", "size": 1} for n in range(100_001)]}).encode(),
+        json.dumps(
+            {
+                "sha": COMMIT,
+                "siblings": [{"rfilename": f"{n}.json", "size": 1} for n in range(100_001)],
+            }
+        ).encode(),
     ],
-    ids=["empty", "null", "deep", "number", "branch", "no files", "no file", "no name", "bool", "negative", "words", "many"],
+    ids=[
+        "empty",
+        "null",
+        "deep",
+        "number",
+        "branch",
+        "no files",
+        "no file",
+        "no name",
+        "bool",
+        "negative",
+        "words",
+        "many",
+    ],
 )
 def test_a_listing_that_is_none_is_refused(server: FakeHub, tmp_path: Path, listing: bytes) -> None:
     server.listing = listing or b" "
     assert "does not answer as a Hugging Face Hub does" in planned(server, tmp_path).message
 
 
-def test_a_listing_without_end_is_given_up(server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_without_end_is_given_up(
+    server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hub_module, "LISTING_BYTES", 2**20)
     server.endless.add("listing")
     assert "does not answer as a Hugging Face Hub does" in planned(server, tmp_path).message
@@ -123,7 +152,9 @@ def test_a_listing_without_end_is_given_up(server: FakeHub, tmp_path: Path, monk
     assert server.sent() < 32 * 2**20
 
 
-def test_another_commit_than_the_one_that_was_asked_for_is_refused(server: FakeHub, tmp_path: Path) -> None:
+def test_another_commit_than_the_one_that_was_asked_for_is_refused(
+    server: FakeHub, tmp_path: Path
+) -> None:
     server.repos["org/name"].listed_commit = "f" * 40
     assert f"in place of {COMMIT}" in planned(server, tmp_path, COMMIT).message
 
@@ -135,7 +166,12 @@ def test_a_small_file_of_another_size_than_listed_is_refused_and_not_kept(
 ) -> None:
     files = server.repos["org/name"].files
     files.setdefault(name, json.dumps({"weight_map": {"a": "model.safetensors"}}).encode())
-    short = {"nothing": b"", "less": files[name][:-1], "more": files[name] + b" ", "no end": files[name]}
+    short = {
+        "nothing": b"",
+        "less": files[name][:-1],
+        "more": files[name] + b" ",
+        "no end": files[name],
+    }
     server.repos["org/name"].served[name] = short[sent]
     if sent == "no end":
         server.endless.add(name)
@@ -145,7 +181,9 @@ def test_a_small_file_of_another_size_than_listed_is_refused_and_not_kept(
     assert not any(path.endswith(name) for path in written(tmp_path))
 
 
-def test_a_copy_in_the_cache_of_another_size_is_fetched_again(server: FakeHub, tmp_path: Path) -> None:
+def test_a_copy_in_the_cache_of_another_size_is_fetched_again(
+    server: FakeHub, tmp_path: Path
+) -> None:
     hub = hub_of(server, tmp_path)
     spec = load("org/name", hub=hub)
     (kept,) = (tmp_path / "cache").rglob("config.json")
@@ -155,7 +193,9 @@ def test_a_copy_in_the_cache_of_another_size_is_fetched_again(server: FakeHub, t
 
 
 @pytest.mark.parametrize("listed", [0, 7, 8, 2**62])
-def test_weights_of_another_size_than_listed_are_not_planned(server: FakeHub, tmp_path: Path, listed: int) -> None:
+def test_weights_of_another_size_than_listed_are_not_planned(
+    server: FakeHub, tmp_path: Path, listed: int
+) -> None:
     server.repos["org/name"].sizes["model.safetensors"] = listed
     assert "is not a whole safetensors file" in planned(server, tmp_path).message
 
@@ -168,14 +208,25 @@ def test_a_header_without_end_is_read_as_far_as_it_says(server: FakeHub, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-@pytest.mark.parametrize("where", ["file:///etc/passwd", "//", "gopher://127.0.0.1/", "http://[", "itself"])
-def test_a_redirect_to_nowhere_is_an_error_that_names_the_hub(server: FakeHub, tmp_path: Path, name: str, where: str) -> None:
-    server.redirects[name] = where if where != "itself" else f"{server.url()}/org/name/resolve/{COMMIT}/{name}"
-    assert f"The Hugging Face Hub at {server.url()} cannot be reached, or broke off" in planned(server, tmp_path).message
+@pytest.mark.parametrize(
+    "where", ["file:///etc/passwd", "//", "gopher://127.0.0.1/", "http://[", "itself"]
+)
+def test_a_redirect_to_nowhere_is_an_error_that_names_the_hub(
+    server: FakeHub, tmp_path: Path, name: str, where: str
+) -> None:
+    server.redirects[name] = (
+        where if where != "itself" else f"{server.url()}/org/name/resolve/{COMMIT}/{name}"
+    )
+    assert (
+        f"The Hugging Face Hub at {server.url()} cannot be reached, or broke off"
+        in planned(server, tmp_path).message
+    )
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_redirect_elsewhere_takes_no_token_along(server: FakeHub, tmp_path: Path, name: str) -> None:
+def test_a_redirect_elsewhere_takes_no_token_along(
+    server: FakeHub, tmp_path: Path, name: str
+) -> None:
     server.redirects[name] = f"{server.url('cdn')}/org/name/resolve/{COMMIT}/other-{name}"
     server.repos["org/name"].files[f"other-{name}"] = server.repos["org/name"].files[name]
     load("org/name", hub=hub_of(server, tmp_path))

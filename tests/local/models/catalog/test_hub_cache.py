@@ -1,4 +1,5 @@
-"""gateway.models.catalog.hub_cache: the cache is that of huggingface_hub itself, shared both ways, and what is in it needs no Hub."""
+"""gateway.models.catalog.hub_cache: the cache is that of huggingface_hub itself, shared both ways,
+and what is in it needs no Hub."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ async def test_the_library_finds_what_was_downloaded_here(server: FakeHub, tmp_p
     folder = await download(hub_of(server, tmp_path), "org/name", COMMIT, print)
     scanned = scan_cache_dir(tmp_path / "cache")
     assert not scanned.warnings
-    ((repo,), sizes) = (scanned.repos, sum(map(len, set(server.repos["org/name"].files.values()))))
+    (repo,), sizes = (scanned.repos, sum(map(len, set(server.repos["org/name"].files.values()))))
     (revision,) = repo.revisions
     assert (repo.repo_id, revision.commit_hash, revision.snapshot_path, revision.size_on_disk) == (
         "org/name",
@@ -63,11 +64,15 @@ async def test_the_library_finds_what_was_downloaded_here(server: FakeHub, tmp_p
     # `hf cache prune` removes revisions without a name.
     assert revision.refs == {f"fitserve/{COMMIT}"}
     engines, cache = ["*.json", "model-*"], tmp_path / "cache"
-    found = snapshot_download("org/name", revision=COMMIT, cache_dir=cache, allow_patterns=engines, local_files_only=True)
+    found = snapshot_download(
+        "org/name", revision=COMMIT, cache_dir=cache, allow_patterns=engines, local_files_only=True
+    )
     assert Path(found) == folder
 
 
-async def test_what_another_program_has_brought_is_not_fetched_again(server: FakeHub, tmp_path: Path) -> None:
+async def test_what_another_program_has_brought_is_not_fetched_again(
+    server: FakeHub, tmp_path: Path
+) -> None:
     bring_with_the_library(server, tmp_path)
     server.requests.clear()
     hub = hub_of(server, tmp_path)
@@ -80,7 +85,9 @@ async def test_what_another_program_has_brought_is_not_fetched_again(server: Fak
 
 
 @pytest.mark.parametrize("away", ["refused", "500", "a page of another server"])
-async def test_what_another_program_has_brought_needs_no_hub(server: FakeHub, tmp_path: Path, away: str) -> None:
+async def test_what_another_program_has_brought_needs_no_hub(
+    server: FakeHub, tmp_path: Path, away: str
+) -> None:
     bring_with_the_library(server, tmp_path)
     server.answers = {"500": 500, "a page of another server": 200}.get(away)
     url = "http://127.0.0.1:9" if away == "refused" else server.url()
@@ -96,7 +103,9 @@ async def test_what_another_program_has_brought_needs_no_hub(server: FakeHub, tm
     assert (server.requests, again.unasked) == ([], set())
 
 
-async def test_a_part_of_a_model_is_no_model_where_the_hub_is_away(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_part_of_a_model_is_no_model_where_the_hub_is_away(
+    server: FakeHub, tmp_path: Path
+) -> None:
     bring_with_the_library(server, tmp_path)
     (snapshot(tmp_path) / SHARDS[1]).unlink()
     server.answers = 500
@@ -104,7 +113,9 @@ async def test_a_part_of_a_model_is_no_model_where_the_hub_is_away(server: FakeH
         await download(hub_of(server, tmp_path), "org/name", COMMIT, print)
 
 
-async def test_of_another_commit_only_what_changed_is_fetched(server: FakeHub, tmp_path: Path) -> None:
+async def test_of_another_commit_only_what_changed_is_fetched(
+    server: FakeHub, tmp_path: Path
+) -> None:
     await download(hub_of(server, tmp_path), "org/name", COMMIT, print)
     repo = server.repos["org/name"]
     repo.commit, repo.files["tokenizer_config.json"] = MOVED, b"{}"
@@ -119,7 +130,9 @@ async def test_of_another_commit_only_what_changed_is_fetched(server: FakeHub, t
     assert all((folder / name).samefile(snapshot(tmp_path) / name) for name in SHARDS)
 
 
-async def test_weights_that_are_not_those_of_the_listing_are_removed(server: FakeHub, tmp_path: Path) -> None:
+async def test_weights_that_are_not_those_of_the_listing_are_removed(
+    server: FakeHub, tmp_path: Path
+) -> None:
     right = server.repos["org/name"].files[SHARDS[1]]
     server.repos["org/name"].served[SHARDS[1]] = right[:-1] + bytes([right[-1] ^ 1])
     with pytest.raises(BadModel, match=f"org/name/{SHARDS[1]} is not what its digest says"):
@@ -130,13 +143,17 @@ async def test_weights_that_are_not_those_of_the_listing_are_removed(server: Fak
     assert (folder / SHARDS[1]).read_bytes() == right
 
 
-async def test_a_blob_that_changed_on_the_disk_is_fetched_again(server: FakeHub, tmp_path: Path) -> None:
+async def test_a_blob_that_changed_on_the_disk_is_fetched_again(
+    server: FakeHub, tmp_path: Path
+) -> None:
     bring_with_the_library(server, tmp_path)
     right = (snapshot(tmp_path) / SHARDS[0]).read_bytes()
     (snapshot(tmp_path) / SHARDS[0]).write_bytes(b"\1" + right[1:])
     with pytest.raises(BadModel, match="was changed on its way or on the disk"):
         await download(hub_of(server, tmp_path), "org/name", COMMIT, print)
-    assert ((await download(hub_of(server, tmp_path), "org/name", COMMIT, print)) / SHARDS[0]).read_bytes() == right
+    assert (
+        (await download(hub_of(server, tmp_path), "org/name", COMMIT, print)) / SHARDS[0]
+    ).read_bytes() == right
 
 
 async def test_what_another_program_is_writing_stays(server: FakeHub, tmp_path: Path) -> None:
@@ -179,13 +196,17 @@ async def test_blobs_that_repositories_share_are_read(server: FakeHub, tmp_path:
     ],
     ids=str,
 )
-def test_the_cache_is_where_the_library_has_it(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+def test_the_cache_is_where_the_library_has_it(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
     for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     program = "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"
-    theirs = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
+    theirs = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout.strip()
     assert str(load_settings().models) == theirs
 
 

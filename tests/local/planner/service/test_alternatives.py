@@ -1,4 +1,5 @@
-"""Where a model has no plan: quantized variants that the Hub lists, and without a Hub the shapes that would fit."""
+"""Where a model has no plan: quantized variants that the Hub lists, and without a Hub the shapes
+that would fit."""
 
 from __future__ import annotations
 
@@ -33,16 +34,23 @@ def planned(source: str, hub: Hub, machine: str = "3090", **wished: Any) -> Deci
     return planner.explained(planner.decide_on(asked, name, here), asked, here)
 
 
-def test_variants_of_the_hub_are_planned_for_this_machine_and_formats_of_others_are_not_read(tmp_path: Path) -> None:
+def test_variants_of_the_hub_are_planned_for_this_machine_and_formats_of_others_are_not_read(
+    tmp_path: Path,
+) -> None:
     repos = {
         "org/large": repo(),
         "org/large-AWQ": repo(quantization_config=AWQ),
-        "org/large-FP8": repo(quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}),
+        "org/large-FP8": repo(
+            quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}
+        ),
         "org/large-GGUF": repo(quantization_config=AWQ),
         "org/broken": FakeRepo({"config.json": b"{"}),
     }
     with FakeHub(repos) as fake:
-        listed = [{"id": name, "tags": ["gguf"] if "GGUF" in name else []} for name in (*repos, "org/gone", "no name")]
+        listed = [
+            {"id": name, "tags": ["gguf"] if "GGUF" in name else []}
+            for name in (*repos, "org/gone", "no name")
+        ]
         fake.variants["org/large"] = listed[1:]
         decision = planned("org/large", Hub(fake.url(), None, tmp_path))
         assert not any("GGUF" in request.path for request in fake.requests)
@@ -52,22 +60,32 @@ def test_variants_of_the_hub_are_planned_for_this_machine_and_formats_of_others_
     assert form.context >= 32768
     words = would_fit(decision)
     assert words[0].startswith("Its weights have 56.87 GiB; at most 21.")
-    assert words[-1].startswith("  org/large-AWQ (awq): 15.65 GiB, 40,960 tokens of context, vllm==0.26.0 on 1 GPU")
+    assert words[-1].startswith(
+        "  org/large-AWQ (awq): 15.65 GiB, 40,960 tokens of context, vllm==0.26.0 on 1 GPU"
+    )
 
 
-def test_a_hub_that_does_not_answer_in_time_leaves_the_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_in_time_leaves_the_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(alternatives, "_LIMIT_S", 0.3)
     with FakeHub({"org/large": repo()}) as fake:
         decision = planned("org/large", Hub(fake.url(), None, tmp_path))
     assert decision.would_fit is not None
-    assert [(form.source, form.what) for form in decision.would_fit.forms] == [("", "AWQ or GPTQ 4-bit")]
+    assert [(form.source, form.what) for form in decision.would_fit.forms] == [
+        ("", "AWQ or GPTQ 4-bit")
+    ]
 
 
-def test_of_a_folder_the_shapes_are_told_and_what_was_demanded_of_the_context(tmp_path: Path) -> None:
+def test_of_a_folder_the_shapes_are_told_and_what_was_demanded_of_the_context(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     hub = Hub(None, None, tmp_path)
-    (folder / "config.json").write_text(json.dumps({**LLAMA_8B, "num_hidden_layers": 16, "num_key_value_heads": 32}))
+    (folder / "config.json").write_text(
+        json.dumps({**LLAMA_8B, "num_hidden_layers": 16, "num_key_value_heads": 32})
+    )
     decision = planned(str(folder), hub, "3060", min_context=120000)
     assert decision.would_fit is not None
     assert 4096 < (decision.would_fit.context or 0) < 120000

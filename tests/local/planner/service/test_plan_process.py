@@ -1,4 +1,5 @@
-"""gateway.planner.service: a model folder is read in a process of its own, whose end is an error of that one request."""
+"""gateway.planner.service: a model folder is read in a process of its own, whose end is an error of
+that one request."""
 
 from __future__ import annotations
 
@@ -42,14 +43,20 @@ TOKEN = "hf_secret_of_the_test"
 
 @asynccontextmanager
 async def planning(
-    tmp_path: Path, hub: FakeHub | None = None, *, installed_only: bool = False, allowed: tuple[str, ...] | None = None
+    tmp_path: Path,
+    hub: FakeHub | None = None,
+    *,
+    installed_only: bool = False,
+    allowed: tuple[str, ...] | None = None,
 ) -> AsyncIterator[MachinePlanner]:
     roots = tuple(map(str, Profiles().roots))
     url = hub.url() if hub is not None else "http://127.0.0.1:9"
     process = PlanProcess(Start(roots, str(tmp_path / "data"), url, TOKEN, installed_only, allowed))
     try:
         inquirer = Inquirer(ProcessHost(tmp_path / "data"), AnswerCache(tmp_path / "answers"))
-        yield MachinePlanner(tmp_path / "data", process, GpuWatch(FakeNvml([])), inquirer, Profiles(), None)
+        yield MachinePlanner(
+            tmp_path / "data", process, GpuWatch(FakeNvml([])), inquirer, Profiles(), None
+        )
     finally:
         await process.close()
         assert children() == []
@@ -70,11 +77,15 @@ async def planned(planner: MachinePlanner, folder: Path | str, **fields: Any) ->
         return await planner.decide(wish(source=str(folder), **fields), (), {}, hardware)
 
 
-async def refused(planner: MachinePlanner, folder: Path | str, kind: type[FitserveError] = BadModel, **fields: Any) -> str:
+async def refused(
+    planner: MachinePlanner, folder: Path | str, kind: type[FitserveError] = BadModel, **fields: Any
+) -> str:
     with pytest.raises(FitserveError) as caught:
         await planned(planner, folder, **fields)
     assert type(caught.value) is kind
-    assert caught.value.hint or "did you mean" in caught.value.message, "every error says what to do"
+    assert caught.value.hint or "did you mean" in caught.value.message, (
+        "every error says what to do"
+    )
     return caught.value.message
 
 
@@ -84,14 +95,20 @@ async def test_the_plan_is_that_of_a_planner_in_this_process(tmp_path: Path) -> 
         found = await planned(planner, folder)
         await planned(planner, folder)
         (child,) = children()
-        assert os.getpriority(os.PRIO_PROCESS, child) > os.getpriority(os.PRIO_PROCESS, 0), "streams go first"
-    here = OfflinePlanner(Profiles(), Hub(None, None, tmp_path)).decide(wish(source=str(folder)), "2x3090")
+        assert os.getpriority(os.PRIO_PROCESS, child) > os.getpriority(os.PRIO_PROCESS, 0), (
+            "streams go first"
+        )
+    here = OfflinePlanner(Profiles(), Hub(None, None, tmp_path)).decide(
+        wish(source=str(folder)), "2x3090"
+    )
     assert Decision.model_validate_json(found.decision) == here
     assert found.plan == here.plans[0]
     assert found.reason == ""
 
 
-async def test_a_plan_tells_the_commits_that_it_read_and_takes_those_of_its_wish(tmp_path: Path) -> None:
+async def test_a_plan_tells_the_commits_that_it_read_and_takes_those_of_its_wish(
+    tmp_path: Path,
+) -> None:
     moved = "f" * 40
     with FakeHub({"org/name": FakeRepo(model()), "org/drafter": FakeRepo(model())}) as hub:
         async with planning(tmp_path, hub) as planner:
@@ -121,7 +138,10 @@ async def test_a_gateway_that_held_much_memory_keeps_its_process(tmp_path: Path)
 async def test_an_error_comes_back_as_the_error_that_it_is(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", model())
     foreign = {"AutoConfig": "configuration_x.X", "AutoModelForCausalLM": "modeling_x.X"}
-    code = write(tmp_path / "code", {**model(model_type="nemotron-nas", auto_map=foreign), "modeling_x.py": b""})
+    code = write(
+        tmp_path / "code",
+        {**model(model_type="nemotron-nas", auto_map=foreign), "modeling_x.py": b""},
+    )
     async with planning(tmp_path, installed_only=True) as planner:
         assert "There is no folder" in await refused(planner, tmp_path / "nothing")
         assert "code of its own" in await refused(planner, code, NeedsRemoteCode)
@@ -139,11 +159,18 @@ async def test_an_error_comes_back_as_the_error_that_it_is(tmp_path: Path) -> No
 
 async def test_only_images_that_may_be_started_are_planned(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", model())
-    async with planning(tmp_path, allowed=("lmsysorg/sglang", "vllm/vllm-openai:v0.26.0")) as planner:
+    async with planning(
+        tmp_path, allowed=("lmsysorg/sglang", "vllm/vllm-openai:v0.26.0")
+    ) as planner:
         decision = json.loads((await planned(planner, folder)).decision)
         images = {one["engine"]["image"] for one in [*decision["plans"], *decision["rejected"]]}
-        assert {image.partition(":")[0] for image in images} == {"lmsysorg/sglang", "vllm/vllm-openai"}
-        assert [image for image in images if image.startswith("vllm")] == ["vllm/vllm-openai:v0.26.0"]
+        assert {image.partition(":")[0] for image in images} == {
+            "lmsysorg/sglang",
+            "vllm/vllm-openai",
+        }
+        assert [image for image in images if image.startswith("vllm")] == [
+            "vllm/vllm-openai:v0.26.0"
+        ]
         assert "'vllm/vllm-openai:v0.33.0' may not be started" in await refused(
             planner, folder, NoPlan, engines=["vllm==0.33.0"]
         )
@@ -154,7 +181,12 @@ async def test_facts_and_claims_are_planned_with(tmp_path: Path) -> None:
     async with planning(tmp_path) as planner:
         best = (await planned(planner, folder)).plan
         assert best is not None
-        fact = {"kind": "plan_failed", "scope": {"fingerprint": best.fingerprint}, "grade": "failed", "source": "a line"}
+        fact = {
+            "kind": "plan_failed",
+            "scope": {"fingerprint": best.fingerprint},
+            "grade": "failed",
+            "source": "a line",
+        }
         asked = wish(source=str(folder))
         after = (await planner.decide(asked, (json.dumps(fact),), {}, "2x3090")).plan
         assert after is not None
@@ -167,11 +199,15 @@ async def test_facts_and_claims_are_planned_with(tmp_path: Path) -> None:
 
 def deep(folder: Path) -> Path:
     """Within the bytes that a config.json may have, and more memory than reading may take."""
-    config = json.dumps(CONFIG)[:-1] + ', "x": [' + '{"a":[]},' * ((16 * 2**20 - 10_000) // 9) + "1]}"
+    config = (
+        json.dumps(CONFIG)[:-1] + ', "x": [' + '{"a":[]},' * ((16 * 2**20 - 10_000) // 9) + "1]}"
+    )
     return write(folder, {"config.json": config.encode()})
 
 
-async def test_more_memory_than_may_be_taken_is_an_error_of_that_model_alone(tmp_path: Path) -> None:
+async def test_more_memory_than_may_be_taken_is_an_error_of_that_model_alone(
+    tmp_path: Path,
+) -> None:
     good, bad = write(tmp_path / "good", model()), deep(tmp_path / "bad")
     async with planning(tmp_path) as planner:
         await planned(planner, good)
@@ -230,7 +266,9 @@ async def test_a_process_that_ends_while_it_plans_is_replaced(
         assert children() != [child]
 
 
-async def test_the_kernel_is_told_the_limit_of_processor_time_of_each_request(tmp_path: Path) -> None:
+async def test_the_kernel_is_told_the_limit_of_processor_time_of_each_request(
+    tmp_path: Path,
+) -> None:
     async with planning(tmp_path) as planner:
         await planned(planner, write(tmp_path / "good", model()))
         (child,) = children()
@@ -241,7 +279,9 @@ async def test_the_kernel_is_told_the_limit_of_processor_time_of_each_request(tm
     assert oom == "1000\n", "the kernel ends it before anything else"
 
 
-async def test_a_plan_that_takes_too_long_is_ended(tmp_path: Path, stalled: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_plan_that_takes_too_long_is_ended(
+    tmp_path: Path, stalled: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with planning(tmp_path, stalled) as planner:
         await planned(planner, write(tmp_path / "good", model()))
         monkeypatch.setattr(plan_process, "PATIENCE_S", 2.0)
@@ -258,8 +298,13 @@ async def test_who_leaves_ends_what_is_read(tmp_path: Path, stalled: FakeHub) ->
         assert children() == []
 
 
-async def test_who_leaves_while_a_large_answer_comes_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flood = f"import sys\nsays = sys.stdout.buffer.write\nsays({LENGTH.pack(HEADER_BYTES)!r})\nwhile True: says(bytes(65536))"
+async def test_who_leaves_while_a_large_answer_comes_ends_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flood = (
+        f"import sys\nsays = sys.stdout.buffer.write\nsays({LENGTH.pack(HEADER_BYTES)!r})\nwhile"
+        " True: says(bytes(65536))"
+    )
     made: list[Any] = []
 
     async def floods(*_: object) -> Any:
@@ -280,7 +325,9 @@ async def test_who_leaves_while_a_large_answer_comes_ends_it_too(tmp_path: Path,
         assert made[0].returncode is not None
 
 
-async def test_few_may_wait_and_the_others_are_told_to_come_back(tmp_path: Path, stalled: FakeHub) -> None:
+async def test_few_may_wait_and_the_others_are_told_to_come_back(
+    tmp_path: Path, stalled: FakeHub
+) -> None:
     async with planning(tmp_path, stalled) as planner, under_way(planner, stalled):
         waiting = [asyncio.create_task(planned(planner, tmp_path)) for _ in range(WAITING)]
         await asyncio.sleep(0)
@@ -290,7 +337,9 @@ async def test_few_may_wait_and_the_others_are_told_to_come_back(tmp_path: Path,
         await asyncio.wait(waiting)
 
 
-async def test_the_token_is_in_no_list_of_processes(tmp_path: Path, stalled: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_token_is_in_no_list_of_processes(
+    tmp_path: Path, stalled: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FITSERVE_HF_TOKEN", TOKEN)
     monkeypatch.setenv("FITSERVE_ADMIN_KEY", "a-key-that-is-nobody-elses")
     async with planning(tmp_path, stalled) as planner, under_way(planner, stalled):
@@ -299,16 +348,21 @@ async def test_the_token_is_in_no_list_of_processes(tmp_path: Path, stalled: Fak
     assert "gateway.planner.service.plan_program" in told
     assert TOKEN not in told
     assert "FITSERVE_" not in told
-    assert {request.token for request in stalled.requests if request.server == "hub"} == {f"Bearer {TOKEN}"}
+    assert {request.token for request in stalled.requests if request.server == "hub"} == {
+        f"Bearer {TOKEN}"
+    }
 
 
 async def test_the_process_ends_with_the_gateway(tmp_path: Path, stalled: FakeHub) -> None:
     gateway = (
-        "import asyncio, json; from gateway.planner.service.messages import *; from gateway.planner.service.plan_process import PlanProcess\n"
-        "from gateway.profiles.profiles import Profiles; from tests.support.makers import wish\n"
-        f"process = PlanProcess(Start(tuple(map(str, Profiles().roots)), {str(tmp_path)!r}, {stalled.url()!r}, None, False))\n"
-        "asked = {'wish': wish(source='org/name').model_dump(mode='json'), 'claims': {}, 'snapshot': '2x3090', 'asking': False}\n"
-        "asyncio.run(process.ask('org/name', Request(json.dumps(asked).encode(), b'', b'', b'[]')))"
+        "import asyncio, json; from gateway.planner.service.messages import *; from"
+        " gateway.planner.service.plan_process import PlanProcess\nfrom gateway.profiles.profiles"
+        " import Profiles; from tests.support.makers import wish\nprocess ="
+        f" PlanProcess(Start(tuple(map(str, Profiles().roots)), {str(tmp_path)!r},"
+        f" {stalled.url()!r}, None, False))\nasked = {{'wish':"
+        " wish(source='org/name').model_dump(mode='json'), 'claims': {}, 'snapshot': '2x3090',"
+        " 'asking': False}\nasyncio.run(process.ask('org/name',"
+        " Request(json.dumps(asked).encode(), b'', b'', b'[]')))"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", gateway, cwd=ROOT)
     try:
@@ -318,10 +372,16 @@ async def test_the_process_ends_with_the_gateway(tmp_path: Path, stalled: FakeHu
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-    await until(lambda: not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text())
+    await until(
+        lambda: (
+            not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text()
+        )
+    )
 
 
-async def test_an_answer_that_is_longer_than_any_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_is_longer_than_any_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A child that a model took over may say anything."""
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\nprintf '\\377\\377\\377\\377'\nexec sleep 1000\n")

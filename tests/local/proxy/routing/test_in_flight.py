@@ -1,4 +1,5 @@
-"""Requests in flight of a data plane on a real socket: what is shown in each phase, and what becomes of one that is cancelled."""
+"""Requests in flight of a data plane on a real socket: what is shown in each phase, and what
+becomes of one that is cancelled."""
 
 from __future__ import annotations
 
@@ -68,11 +69,23 @@ async def test_one_that_an_engine_works_on_is_shown_and_ends_for_client_and_engi
 ) -> None:
     with Gateway() as gateway:
         async with stage(gateway, script) as [upstream], http_client(gateway) as client:
-            asking = asyncio.create_task(client.post(CHAT, json=body, headers={"x-request-id": "mine/1"}))
+            asking = asyncio.create_task(
+                client.post(CHAT, json=body, headers={"x-request-id": "mine/1"})
+            )
             await until(lambda: any(call.requests for call in upstream.calls))
             row = await shown(gateway, phase)
-            assert (row.id, row.model, row.endpoint, row.key, row.address) == ("mine/1", "m", "chat", "", "127.0.0.1")
-            assert (row.replica, row.sent_bytes, row.received_bytes) == ("m-0", sent, len(upstream.calls[0].body))
+            assert (row.id, row.model, row.endpoint, row.key, row.address) == (
+                "mine/1",
+                "m",
+                "chat",
+                "",
+                "127.0.0.1",
+            )
+            assert (row.replica, row.sent_bytes, row.received_bytes) == (
+                "m-0",
+                sent,
+                len(upstream.calls[0].body),
+            )
             assert there(gateway, gateway.plane.cancel("another")) == 0
             assert there(gateway, gateway.plane.cancel("mine/1")) == 1
             answer = await asyncio.wait_for(asking, HANG_S)
@@ -95,7 +108,10 @@ async def test_one_that_waits_for_its_model_or_for_a_place_is_shown_and_leaves_t
             full = model(refused_url())
             for route, phase in (
                 (replace(model(), state="starting", wait_s=HANG_S), "waiting for the model"),
-                (replace(full, replicas=(replace(full.replicas[0], capacity=0),)), "waiting for a place"),
+                (
+                    replace(full, replicas=(replace(full.replicas[0], capacity=0),)),
+                    "waiting for a place",
+                ),
             ):
                 gateway.route(route)
                 asking = asyncio.create_task(client.post(CHAT, json=ASK))
@@ -114,7 +130,9 @@ async def test_a_connection_serves_on_after_its_request_was_cancelled() -> None:
         one = httpx.Limits(max_connections=1)
         async with (
             stage(gateway, script),
-            httpx.AsyncClient(base_url=gateway.url, timeout=HANG_S, trust_env=False, limits=one) as client,
+            httpx.AsyncClient(
+                base_url=gateway.url, timeout=HANG_S, trust_env=False, limits=one
+            ) as client,
         ):
             asking = asyncio.create_task(client.post(CHAT, json={**ASK, "user": "slow"}))
             row = await shown(gateway, "waiting for the first token")

@@ -1,4 +1,5 @@
-"""Requests that wait, on real sockets: for a place at a busy engine, and for a model that is not ready yet."""
+"""Requests that wait, on real sockets: for a place at a busy engine, and for a model that is not
+ready yet."""
 
 from __future__ import annotations
 
@@ -14,7 +15,18 @@ import pytest
 
 from gateway.proxy.routing.table import ModelRoute
 from tests.local.proxy.api.test_endpoints import body_of, form_request
-from tests.support.dataplane import ASK, CHAT, Gateway, answers, event, http_client, model, raw_request, refused_url, until
+from tests.support.dataplane import (
+    ASK,
+    CHAT,
+    Gateway,
+    answers,
+    event,
+    http_client,
+    model,
+    raw_request,
+    refused_url,
+    until,
+)
 from tests.support.patience import HANG_S
 from tests.support.upstream import Call, Upstream
 
@@ -26,7 +38,9 @@ MESSAGES = {"model": "m", "max_tokens": 9, "messages": ASK["messages"], "stream"
 
 def busy(*urls: str, capacity: int = 1, **fields: Any) -> ModelRoute:
     route = model(*urls)
-    return replace(route, replicas=tuple(replace(each, capacity=capacity) for each in route.replicas), **fields)
+    return replace(
+        route, replicas=tuple(replace(each, capacity=capacity) for each in route.replicas), **fields
+    )
 
 
 def starting(wait_s: float = 30) -> ModelRoute:
@@ -43,13 +57,20 @@ class Gate:
     async def script(self, call: Call) -> None:
         self.running += 1
         self.most = max(self.most, self.running)
-        waiting = [asyncio.ensure_future(self._open.acquire()), asyncio.ensure_future(call.closed.wait())]
+        waiting = [
+            asyncio.ensure_future(self._open.acquire()),
+            asyncio.ensure_future(call.closed.wait()),
+        ]
         _, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for each in left:
             each.cancel()
         self.running -= 1
         if not call.closed.is_set():
-            await streams(call) if b'"stream": true' in call.body or b'"stream":true' in call.body else await answers(call)
+            (
+                await streams(call)
+                if b'"stream": true' in call.body or b'"stream":true' in call.body
+                else await answers(call)
+            )
 
     def let(self, count: int = 1) -> None:
         for _ in range(count):
@@ -64,15 +85,22 @@ async def streams(call: Call) -> None:
 
 
 async def refuses(call: Call) -> None:
-    await call.reply(json.dumps({"error": {"message": "too long", "code": 400}}, indent=1).encode(), "400 Bad Request")
+    await call.reply(
+        json.dumps({"error": {"message": "too long", "code": 400}}, indent=1).encode(),
+        "400 Bad Request",
+    )
 
 
-def ask(client: httpx.AsyncClient, body: dict[str, Any] = ASK, path: str = CHAT) -> asyncio.Task[httpx.Response]:
+def ask(
+    client: httpx.AsyncClient, body: dict[str, Any] = ASK, path: str = CHAT
+) -> asyncio.Task[httpx.Response]:
     return asyncio.create_task(client.post(path, json=body))
 
 
 @asynccontextmanager
-async def gated(gateway: Gateway, capacity: int = 1) -> AsyncIterator[tuple[Gate, Upstream, httpx.AsyncClient]]:
+async def gated(
+    gateway: Gateway, capacity: int = 1
+) -> AsyncIterator[tuple[Gate, Upstream, httpx.AsyncClient]]:
     gate = Gate()
     async with Upstream(gate.script) as upstream, http_client(gateway) as client:
         gateway.route(busy(upstream.url, capacity=capacity))
@@ -101,31 +129,54 @@ async def test_they_are_answered_in_order_of_coming() -> None:
             asked = []
             for number in range(6):
                 asked.append(ask(client, {**ASK, "user": f"u{number}"}))
-                await until(lambda number=number: gateway.routes.waiting("m") + len(upstream.requests) == number + 1)  # type: ignore[misc]
+                await until(
+                    lambda number=number: (
+                        gateway.routes.waiting("m") + len(upstream.requests) == number + 1
+                    )
+                )  # type: ignore[misc]
             gate.let(6)
             await asyncio.gather(*asked)
-            assert [request.partition(b'"user":"')[2][:2] for request in upstream.requests] == [b"u%d" % n for n in range(6)]
+            assert [request.partition(b'"user":"')[2][:2] for request in upstream.requests] == [
+                b"u%d" % n for n in range(6)
+            ]
 
 
 async def test_when_as_many_wait_as_may_the_next_one_is_refused_at_once() -> None:
-    """While nobody moves: neither the engine, nor who waits, nor the clock. benchmarks/overload.py tells in how many ms."""
+    """While nobody moves: neither the engine, nor who waits, nor the clock. benchmarks/overload.py
+    tells in how many ms."""
     with Gateway(queue_per_model=4, still=True) as gateway:
         async with gated(gateway) as (gate, upstream, client):
             asked = [ask(client) for _ in range(5)]
             await until(lambda: gateway.routes.waiting("m") == 4)
-            for body, path in ((ASK, CHAT), (STREAM, CHAT), (MESSAGES, "/v1/messages"), *[(ASK, CHAT)] * 20):
+            for body, path in (
+                (ASK, CHAT),
+                (STREAM, CHAT),
+                (MESSAGES, "/v1/messages"),
+                *[(ASK, CHAT)] * 20,
+            ):
                 response = await client.post(path, json=body)
-                assert (response.status_code, response.headers["x-gateway-source"]) == (429, "gateway")
+                assert (response.status_code, response.headers["x-gateway-source"]) == (
+                    429,
+                    "gateway",
+                )
                 assert int(response.headers["retry-after"]) >= 1
-                error = response.json()["error"]  # Anthropic's and OpenAI's type is the same word here
+                error = response.json()[
+                    "error"
+                ]  # Anthropic's and OpenAI's type is the same word here
                 assert error["type"] == "rate_limit_error"
                 assert "'m' are busy" in error["message"]
-                assert (gateway.routes.waiting("m"), gate.running, len(upstream.requests)) == (4, 1, 1)
+                assert (gateway.routes.waiting("m"), gate.running, len(upstream.requests)) == (
+                    4,
+                    1,
+                    1,
+                )
             gate.let(5)
             assert {(await each).status_code for each in asked} == {200}
 
 
-async def test_clients_that_leave_while_they_wait_are_forgotten_while_the_engine_is_still_busy() -> None:
+async def test_clients_that_leave_while_they_wait_are_forgotten_while_the_engine_is_still_busy() -> (
+    None
+):
     with Gateway(still=True) as gateway:
         async with gated(gateway) as (gate, upstream, client):
             first = ask(client)
@@ -144,7 +195,9 @@ async def test_clients_that_leave_while_they_wait_are_forgotten_while_the_engine
             assert len(upstream.requests) == 2
 
 
-async def test_who_waits_too_long_is_refused_and_a_stream_that_was_promised_ends_with_the_error() -> None:
+async def test_who_waits_too_long_is_refused_and_a_stream_that_was_promised_ends_with_the_error() -> (
+    None
+):
     with Gateway(queue_timeout_s=120, waiting_comment_s=10, still=True) as gateway:
         async with gated(gateway) as (gate, _, client):
             first = ask(client)
@@ -182,7 +235,8 @@ async def test_what_takes_no_place_is_answered_while_others_wait() -> None:
 
 @pytest.fixture
 async def soon() -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
-    """A gateway whose model starts, and is waited for; a comment comes every ten seconds of its own clock."""
+    """A gateway whose model starts, and is waited for; a comment comes every ten seconds of its own
+    clock."""
     with Gateway(waiting_comment_s=10, still=True) as gateway:
         async with http_client(gateway) as client:
             gateway.route(starting())
@@ -191,7 +245,9 @@ async def soon() -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
             assert gateway.routes._queues == {}
 
 
-async def test_by_default_a_model_that_is_not_ready_refuses_at_once(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
+async def test_by_default_a_model_that_is_not_ready_refuses_at_once(
+    soon: tuple[Gateway, httpx.AsyncClient],
+) -> None:
     gateway, client = soon
     gateway.route(starting(0))
     response = await client.post(CHAT, json=STREAM)
@@ -199,11 +255,15 @@ async def test_by_default_a_model_that_is_not_ready_refuses_at_once(soon: tuple[
     assert response.headers["retry-after"] == "10"
 
 
-async def test_those_who_wait_are_answered_when_it_is_ready(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
+async def test_those_who_wait_are_answered_when_it_is_ready(
+    soon: tuple[Gateway, httpx.AsyncClient],
+) -> None:
     gateway, client = soon
     asked = [ask(client, body) for body in (ASK, STREAM) * 5]
     await until(lambda: gateway.routes.waiting("m") == 10)
-    async with Upstream(lambda call: streams(call) if b'"stream"' in call.body else answers(call)) as upstream:
+    async with Upstream(
+        lambda call: streams(call) if b'"stream"' in call.body else answers(call)
+    ) as upstream:
         gateway.later(11)
         gateway.later(11)
         gateway.route(busy(upstream.url, capacity=2))
@@ -222,7 +282,9 @@ async def test_those_who_wait_are_answered_when_it_is_ready(soon: tuple[Gateway,
         assert (await client.post(CHAT, json=STREAM)).content == event("a") + b"data: [DONE]\n\n"
 
 
-async def test_a_short_wait_leaves_no_trace_in_a_stream(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
+async def test_a_short_wait_leaves_no_trace_in_a_stream(
+    soon: tuple[Gateway, httpx.AsyncClient],
+) -> None:
     gateway, client = soon
     asked = ask(client, STREAM)
     await until(lambda: gateway.routes.waiting("m") == 1)
@@ -249,7 +311,10 @@ async def test_an_engines_error_after_a_comment_is_an_event(
         assert last.startswith("event: error\ndata: " if path != CHAT else "data: ")
         expected: dict[str, Any] = {"error": {"message": "too long", "code": 400}}
         if path != CHAT:  # in the shape that this client reads
-            expected = {"type": "error", "error": {"type": "invalid_request_error", "message": "too long"}}
+            expected = {
+                "type": "error",
+                "error": {"type": "invalid_request_error", "message": "too long"},
+            }
         assert json.loads(last.partition("data: ")[2]) == expected
         assert "[DONE]" not in response.text
         assert (await client.post(CHAT, json=ASK)).status_code == 400
@@ -272,7 +337,9 @@ async def test_an_engine_that_dies_after_a_comment_ends_the_stream_with_an_error
     assert json.loads(response.text.rpartition("data: ")[2])["error"]["code"] == "engine_error"
 
 
-async def test_whoever_speaks_http_1_0_hears_comments_without_chunks(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
+async def test_whoever_speaks_http_1_0_hears_comments_without_chunks(
+    soon: tuple[Gateway, httpx.AsyncClient],
+) -> None:
     gateway, _ = soon
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(raw_request(json.dumps(STREAM).encode()).replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -296,7 +363,9 @@ async def test_a_long_form_waits_half_read_and_arrives_whole(
         await call.reply(b"{}")
 
     gateway, _ = soon
-    body = body_of(('name="model"', b"m"), ('name="file"; filename="a.wav"', bytes(range(256)) * 16_384))
+    body = body_of(
+        ('name="model"', b"m"), ('name="file"; filename="a.wav"', bytes(range(256)) * 16_384)
+    )
     data = form_request(body, length=length)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(data[: len(data) // 2])
@@ -308,14 +377,20 @@ async def test_a_long_form_waits_half_read_and_arrives_whole(
     async with Upstream(ok) as upstream:
         gateway.route(model(upstream.url, served=served))
         assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 200 OK\r\n"
-        assert upstream.calls[0].body == body.replace(b"\r\n\r\nm\r\n", b"\r\n\r\n" + served.encode() + b"\r\n")
+        assert upstream.calls[0].body == body.replace(
+            b"\r\n\r\nm\r\n", b"\r\n\r\n" + served.encode() + b"\r\n"
+        )
     writer.close()
 
 
-async def test_requests_behind_one_that_waits_are_answered_after_it(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
+async def test_requests_behind_one_that_waits_are_answered_after_it(
+    soon: tuple[Gateway, httpx.AsyncClient],
+) -> None:
     gateway, _ = soon
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    writer.write(raw_request(json.dumps(ASK).encode()) + b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+    writer.write(
+        raw_request(json.dumps(ASK).encode()) + b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+    )
     await until(lambda: gateway.routes.waiting("m") == 1)
     async with Upstream(answers) as upstream:
         gateway.route(model(upstream.url))
@@ -337,11 +412,16 @@ async def test_patience_ends(body: dict[str, Any]) -> None:
             assert gateway.routes.waiting("m") == 1
             gateway.later(2)
             response = await asked
-            assert (response.status_code, response.json()["error"]["code"]) == (503, "model_not_ready")
+            assert (response.status_code, response.json()["error"]["code"]) == (
+                503,
+                "model_not_ready",
+            )
             assert "loading weights" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(("then", "status"), [(None, 404), (replace(model(), state="quarantined"), 503)])
+@pytest.mark.parametrize(
+    ("then", "status"), [(None, 404), (replace(model(), state="quarantined"), 503)]
+)
 async def test_what_will_not_come_is_not_waited_for(
     soon: tuple[Gateway, httpx.AsyncClient], then: ModelRoute | None, status: int
 ) -> None:
@@ -352,21 +432,27 @@ async def test_what_will_not_come_is_not_waited_for(
     assert (await asked).status_code == status
 
 
-async def test_a_gateway_that_stops_tells_those_who_wait(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
+async def test_a_gateway_that_stops_tells_those_who_wait(
+    soon: tuple[Gateway, httpx.AsyncClient],
+) -> None:
     gateway, client = soon
     asked = ask(client)
     await until(lambda: gateway.routes.waiting("m") == 1)
     for each in list(gateway.plane.connections):
         gateway._loop.call_soon_threadsafe(each.stop)
     response = await asked
-    assert (response.status_code, response.json()["error"]["message"]) == (503, "The gateway stops. Ask again in a moment.")
+    assert (response.status_code, response.json()["error"]["message"]) == (
+        503,
+        "The gateway stops. Ask again in a moment.",
+    )
 
 
 # --- swapping engines under load ---
 
 
 async def test_a_model_whose_engine_is_replaced_under_load_loses_no_request() -> None:
-    """The old engine is taken out of the table, ends what it has, and dies; the new one comes when all clients wait."""
+    """The old engine is taken out of the table, ends what it has, and dies; the new one comes when
+    all clients wait."""
     stop = False
     seen: dict[int, int] = {}
 
@@ -426,7 +512,9 @@ async def test_one_that_is_dead_and_not_waited_for_is_a_502_and_503_once_the_tab
     with Gateway() as gateway:
         gateway.route(model(refused_url()))
         async with http_client(gateway) as client:
-            assert (await client.post(CHAT, json=ASK)).json()["error"]["code"] == "engine_unreachable"
+            assert (await client.post(CHAT, json=ASK)).json()["error"][
+                "code"
+            ] == "engine_unreachable"
         await gateway.settled()
 
 
@@ -434,16 +522,21 @@ async def test_one_that_is_dead_and_not_waited_for_is_a_502_and_503_once_the_tab
 
 
 async def test_at_three_times_the_load_no_place_stays_empty_and_the_others_are_refused() -> None:
-    """For each request that the two engines end three come. Whatever the speed of this machine: the place goes to one who waits,
-    one of the three takes his, and the other two are refused while every place is taken. What share of an engine's time that is, and
-    how fast a refusal is, benchmarks/overload.py tells.
+    """For each request that the two engines end three come. Whatever the speed of this machine: the
+    place goes to one who waits,
+    one of the three takes his, and the other two are refused while every place is taken. What share
+    of an engine's time that is, and how fast a refusal is, benchmarks/overload.py tells.
     """
     capacity, queue, rounds = 5, 32, 40
     gates = Gate(), Gate()
     answered: list[asyncio.Task[httpx.Response]] = []
     refused = 0
     with Gateway(queue_per_model=queue, still=True) as gateway:
-        async with Upstream(gates[0].script) as one, Upstream(gates[1].script) as two, http_client(gateway) as client:
+        async with (
+            Upstream(gates[0].script) as one,
+            Upstream(gates[1].script) as two,
+            http_client(gateway) as client,
+        ):
             gateway.route(busy(one.url, two.url, capacity=capacity))
 
             def state() -> tuple[int, ...]:
@@ -459,7 +552,10 @@ async def test_at_three_times_the_load_no_place_stays_empty_and_the_others_are_r
                 answered.append(ask(client))
                 await until(lambda: state() == (capacity, capacity, queue))
                 for response in await asyncio.gather(ask(client), ask(client)):
-                    assert (response.status_code, response.json()["error"]["code"]) == (429, "overloaded")
+                    assert (response.status_code, response.json()["error"]["code"]) == (
+                        429,
+                        "overloaded",
+                    )
                     assert int(response.headers["retry-after"]) >= 1
                     refused += 1
                 assert state() == (capacity, capacity, queue)
@@ -467,6 +563,8 @@ async def test_at_three_times_the_load_no_place_stays_empty_and_the_others_are_r
                 gate.let(len(answered))
             assert {(await each).status_code for each in answered} == {200}
         assert max(gate.most for gate in gates) == capacity
-        assert len(one.requests) + len(two.requests) == len(answered) == 2 * capacity + queue + rounds
+        assert (
+            len(one.requests) + len(two.requests) == len(answered) == 2 * capacity + queue + rounds
+        )
         assert refused == 2 * rounds
         await gateway.settled()

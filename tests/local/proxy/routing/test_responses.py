@@ -1,4 +1,5 @@
-"""Whose a response of /v1/responses is: over real sockets, with engines that would give it to anyone who knows its id."""
+"""Whose a response of /v1/responses is: over real sockets, with engines that would give it to
+anyone who knows its id."""
 
 from __future__ import annotations
 
@@ -34,19 +35,30 @@ class Engine:
             asked = json.loads(call.body)
             previous = asked.get("previous_response_id")
             if previous is not None and previous not in self.kept:
-                await call.reply(b'{"error":{"message":"the engine does not know it"}}', "404 Not Found")
+                await call.reply(
+                    b'{"error":{"message":"the engine does not know it"}}', "404 Not Found"
+                )
                 return
-            response = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "metadata": asked.get("metadata")}
+            response = {
+                "id": f"resp_{uuid.uuid4().hex}",
+                "object": "response",
+                "metadata": asked.get("metadata"),
+            }
             self.kept.add(response["id"])
             if asked.get("stream"):
                 await call.start()
-                await call.chunk(b'event: response.created\ndata: {"response":%b}\n\n' % json.dumps(response).encode())
+                await call.chunk(
+                    b'event: response.created\ndata: {"response":%b}\n\n'
+                    % json.dumps(response).encode()
+                )
                 await call.end()
             else:
                 await call.reply(json.dumps(response).encode())
         else:
             known = path.split("/")[3].partition("?")[0] in self.kept
-            await call.reply(b'{"kept":true}' if known else b"{}", "200 OK" if known else "404 Not Found")
+            await call.reply(
+                b'{"kept":true}' if known else b"{}", "200 OK" if known else "404 Not Found"
+            )
 
 
 async def make(client: httpx.AsyncClient, key: str, **fields: Any) -> str:
@@ -61,13 +73,20 @@ def bearer(key: str) -> dict[str, str]:
 
 
 async def uses(client: httpx.AsyncClient, key: str, id_: str) -> list[tuple[int, str]]:
-    """What comes of each thing that can be done with a response: the status, and the answer without the id."""
+    """What comes of each thing that can be done with a response: the status, and the answer without
+    the id."""
     answers = [
         await client.get(f"/v1/responses/{id_}", headers=bearer(key)),
         await client.get(f"/v1/responses/{id_}?stream=true", headers=bearer(key)),
         await client.post(f"/v1/responses/{id_}/cancel", headers=bearer(key)),
-        await client.post("/v1/responses", json={**ASKED, "previous_response_id": id_}, headers=bearer(key)),
-        await client.post("/v1/responses", json={**ASKED, "previous_response_id": id_, "stream": True}, headers=bearer(key)),
+        await client.post(
+            "/v1/responses", json={**ASKED, "previous_response_id": id_}, headers=bearer(key)
+        ),
+        await client.post(
+            "/v1/responses",
+            json={**ASKED, "previous_response_id": id_, "stream": True},
+            headers=bearer(key),
+        ),
     ]
     return [(answer.status_code, answer.text.replace(id_, "ID")) for answer in answers]
 
@@ -79,7 +98,9 @@ def gateway() -> Iterator[Gateway]:
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-async def test_another_key_is_told_what_it_is_told_of_an_unknown_id(gateway: Gateway, replicas: int) -> None:
+async def test_another_key_is_told_what_it_is_told_of_an_unknown_id(
+    gateway: Gateway, replicas: int
+) -> None:
     engines = [Engine() for _ in range(replicas)]
     async with stage(gateway, *engines) as upstreams, http_client(gateway) as client:
         for owner, other in ((OWNER, OTHER), (OTHER, OWNER)):
@@ -88,7 +109,9 @@ async def test_another_key_is_told_what_it_is_told_of_an_unknown_id(gateway: Gat
                 refused = await uses(client, other, id_)
                 assert [status for status, _ in refused] == [404] * 5
                 assert refused == await uses(client, other, "resp_nobodys")
-                assert [len(upstream.requests) for upstream in upstreams] == before  # no engine was asked
+                assert [
+                    len(upstream.requests) for upstream in upstreams
+                ] == before  # no engine was asked
                 assert [status for status, _ in await uses(client, owner, id_)] == [200] * 5
 
 
@@ -97,14 +120,22 @@ async def test_nobody_takes_a_response_by_naming_one_like_it(gateway: Gateway) -
         victim = await make(client, OWNER)
         mine = await make(client, OTHER, metadata={"id": victim})
         assert mine != victim
-        for fields in ({"request_id": victim}, {"request_id": "x", "metadata": {"id": victim}}, {"request_id": 5}):
+        for fields in (
+            {"request_id": victim},
+            {"request_id": "x", "metadata": {"id": victim}},
+            {"request_id": 5},
+        ):
             before = len(upstream.requests)
-            answer = await client.post("/v1/responses", json={**ASKED, **fields}, headers=bearer(OTHER))
+            answer = await client.post(
+                "/v1/responses", json={**ASKED, **fields}, headers=bearer(OTHER)
+            )
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
             assert len(upstream.requests) == before
         assert [status for status, _ in await uses(client, OTHER, victim)] == [404] * 5
         # Where it names nothing that is kept, it is the engine's affair.
-        answer = await client.post("/v1/responses", json={**ASKED, "request_id": None}, headers=bearer(OTHER))
+        answer = await client.post(
+            "/v1/responses", json={**ASKED, "request_id": None}, headers=bearer(OTHER)
+        )
         assert answer.status_code == 200
 
 
@@ -113,12 +144,18 @@ async def test_what_is_no_response_of_this_endpoint_is_not_remembered(gateway: G
         await call.reply(b'{"id":"resp_error"}', "400 Bad Request")
 
     async with stage(gateway, refuses), http_client(gateway) as client:
-        assert (await client.post("/v1/responses", json=ASKED, headers=bearer(OWNER))).status_code == 400
-        assert (await client.get("/v1/responses/resp_error", headers=bearer(OWNER))).json()["error"]["code"] == "not_found"
+        assert (
+            await client.post("/v1/responses", json=ASKED, headers=bearer(OWNER))
+        ).status_code == 400
+        assert (await client.get("/v1/responses/resp_error", headers=bearer(OWNER))).json()[
+            "error"
+        ]["code"] == "not_found"
 
 
 async def test_a_response_of_an_engine_that_is_gone_is_unknown(gateway: Gateway) -> None:
     async with stage(gateway, Engine()), http_client(gateway) as client:
         id_ = await make(client, OWNER)
         gateway.route(model("http://127.0.0.1:9", name="n"))
-        assert (await client.get(f"/v1/responses/{id_}", headers=bearer(OWNER))).json()["error"]["code"] == "not_found"
+        assert (await client.get(f"/v1/responses/{id_}", headers=bearer(OWNER))).json()["error"][
+            "code"
+        ] == "not_found"

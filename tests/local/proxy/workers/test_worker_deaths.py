@@ -1,6 +1,8 @@
-"""Workers are killed under their clients: whatever breaks off, nobody gets what belongs to another client or another key.
+"""Workers are killed under their clients: whatever breaks off, nobody gets what belongs to another
+client or another key.
 
-TOKENS=100000 in the environment makes the run with unique tokens so long, DEATHS=50 kills so many workers in each test.
+TOKENS=100000 in the environment makes the run with unique tokens so long, DEATHS=50 kills so many
+workers in each test.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def new_token() -> bytes:
 
 
 class Engine:
-    """Says what it was told, whole or in pieces, and keeps its responses with what they say, for anyone who knows their ids."""
+    """Says what it was told, whole or in pieces, and keeps its responses with what they say, for
+    anyone who knows their ids."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -60,7 +63,9 @@ class Engine:
             asked = json.loads(call.body)
             id_ = f"resp_{uuid.uuid4().hex}"
             before = self._kept.get(asked.get("previous_response_id", ""), b"").decode()
-            said = json.dumps({"id": id_, "object": "response", "says": asked["input"], "before": before}).encode()
+            said = json.dumps(
+                {"id": id_, "object": "response", "says": asked["input"], "before": before}
+            ).encode()
             self._kept[id_] = said
             await call.reply(said)
         else:
@@ -87,8 +92,12 @@ async def gateway_of_workers(folder: Path) -> AsyncIterator[Served]:
     """The model m with two engines, the admin key OWNER and the api key OTHER."""
     async with AsyncExitStack() as stack:
         engines = [Engine(random.Random(seed)) for seed in range(2)]
-        urls = [f"{(await stack.enter_async_context(Upstream(engine))).url}/v1" for engine in engines]
-        running = served(folder, {"m": urls}, OWNER, FITSERVE_API_KEY=OTHER, FITSERVE_WORKERS=str(WORKERS))
+        urls = [
+            f"{(await stack.enter_async_context(Upstream(engine))).url}/v1" for engine in engines
+        ]
+        running = served(
+            folder, {"m": urls}, OWNER, FITSERVE_API_KEY=OTHER, FITSERVE_WORKERS=str(WORKERS)
+        )
         gateway = await asyncio.to_thread(running.__enter__)
         try:
             yield gateway
@@ -130,13 +139,15 @@ class Answers:
 def request(token: bytes) -> bytes:
     body = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % token
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {OTHER}\r\ncontent-length: {len(body)}\r\n\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer"
+        f" {OTHER}\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
 
 async def ask(gateway: Served, chance: random.Random, left: list[int], seen: Counter[str]) -> None:
-    """Connections one after the other, some with several requests at once, some left in the middle of an answer."""
+    """Connections one after the other, some with several requests at once, some left in the middle
+    of an answer."""
     while left[0] > 0:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -167,7 +178,9 @@ async def ask(gateway: Served, chance: random.Random, left: list[int], seen: Cou
 async def test_each_answer_comes_to_the_client_that_asked_whatever_dies(tmp_path: Path) -> None:
     async with gateway_of_workers(tmp_path) as gateway:
         left, seen = [TOKENS], Counter[str]()
-        clients = asyncio.gather(*(ask(gateway, random.Random(seed), left, seen) for seed in range(CLIENTS)))
+        clients = asyncio.gather(
+            *(ask(gateway, random.Random(seed), left, seen) for seed in range(CLIENTS))
+        )
         await deaths(tmp_path, random.Random(1))
         await clients
     sys.stdout.write(f"{dict(seen)}\n")
@@ -175,8 +188,11 @@ async def test_each_answer_comes_to_the_client_that_asked_whatever_dies(tmp_path
     assert seen["own"] > TOKENS / 2, seen
 
 
-async def owns(client: httpx.AsyncClient, key: str, theirs: dict[str, set[bytes]], made: dict[str, list[str]]) -> Counter[str]:
-    """Makes a response, goes on from one of its own, and tries those of the other keys. What came of it."""
+async def owns(
+    client: httpx.AsyncClient, key: str, theirs: dict[str, set[bytes]], made: dict[str, list[str]]
+) -> Counter[str]:
+    """Makes a response, goes on from one of its own, and tries those of the other keys. What came
+    of it."""
     seen: Counter[str] = Counter()
 
     async def send(method: str, path: str, body: Any = None) -> httpx.Response | None:
@@ -204,7 +220,10 @@ async def owns(client: httpx.AsyncClient, key: str, theirs: dict[str, set[bytes]
             seen["own"] += 1
     for id_ in [ids[-1] for other, ids in made.items() if other != key and ids]:
         body = {"model": "m", "input": secret.decode(), "previous_response_id": id_}
-        for answer in (await send("GET", f"/v1/responses/{id_}"), await send("POST", "/v1/responses", body)):
+        for answer in (
+            await send("GET", f"/v1/responses/{id_}"),
+            await send("POST", "/v1/responses", body),
+        ):
             if answer is not None:
                 assert answer.status_code == 404, answer.text
                 assert not TOKEN.findall(answer.content), answer.text
@@ -219,7 +238,9 @@ async def test_a_key_sees_its_own_responses_alone_whatever_dies(tmp_path: Path) 
     ):
         keys = [OWNER, OTHER]
         for number in range(2):
-            answer = await client.post("/admin/keys", json={"name": f"k{number}"}, headers=bearer(OWNER))
+            answer = await client.post(
+                "/admin/keys", json={"name": f"k{number}"}, headers=bearer(OWNER)
+            )
             keys.append(answer.json()["key"])
         theirs: dict[str, set[bytes]] = {key: set() for key in keys}
         made: dict[str, list[str]] = {key: [] for key in keys}

@@ -1,4 +1,5 @@
-"""A gateway with two workers, in front of engines that a test runs: what counts over all workers counts as in one process."""
+"""A gateway with two workers, in front of engines that a test runs: what counts over all workers
+counts as in one process."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 LISTED = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
-# The kernel chooses the worker by the client's port: of twelve connections each has some, but for one run in 2,000.
+# The kernel chooses the worker by the client's port: of twelve connections each has some, but for
+# one run in 2,000.
 CLIENTS = 12
 
 
@@ -46,21 +48,32 @@ class Answers:
             return
         self.asked += 1
         await self.held.wait()
-        await call.reply(b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7}}')
+        await call.reply(
+            b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7}}'
+        )
 
 
 @asynccontextmanager
-async def two_workers(folder: Path, *engines: Any, **settings: str) -> AsyncIterator[list[httpx.AsyncClient]]:
-    """Clients of a gateway with the model m, the admin key OWNER and the api key OTHER. Each has one connection, which it keeps."""
+async def two_workers(
+    folder: Path, *engines: Any, **settings: str
+) -> AsyncIterator[list[httpx.AsyncClient]]:
+    """Clients of a gateway with the model m, the admin key OWNER and the api key OTHER. Each has
+    one connection, which it keeps."""
     async with AsyncExitStack() as stack:
-        urls = [f"{(await stack.enter_async_context(Upstream(engine))).url}/v1" for engine in engines]
-        running = served(folder, {"m": urls}, OWNER, FITSERVE_API_KEY=OTHER, FITSERVE_WORKERS="2", **settings)
+        urls = [
+            f"{(await stack.enter_async_context(Upstream(engine))).url}/v1" for engine in engines
+        ]
+        running = served(
+            folder, {"m": urls}, OWNER, FITSERVE_API_KEY=OTHER, FITSERVE_WORKERS="2", **settings
+        )
         gateway = await asyncio.to_thread(running.__enter__)
         try:
             one_each = httpx.Limits(max_connections=1)
             yield [
                 await stack.enter_async_context(
-                    httpx.AsyncClient(base_url=gateway.url, timeout=HANG_S, trust_env=False, limits=one_each)
+                    httpx.AsyncClient(
+                        base_url=gateway.url, timeout=HANG_S, trust_env=False, limits=one_each
+                    )
                 )
                 for _ in range(CLIENTS)
             ]
@@ -88,7 +101,9 @@ async def metrics(client: httpx.AsyncClient) -> Counter[str]:
     return found
 
 
-async def test_every_worker_knows_at_once_whose_a_response_is_and_who_made_it(tmp_path: Path) -> None:
+async def test_every_worker_knows_at_once_whose_a_response_is_and_who_made_it(
+    tmp_path: Path,
+) -> None:
     async with two_workers(tmp_path, Engine(), Engine()) as clients:
         for number, one in enumerate(clients):
             id_ = await make(one, OWNER, stream=number % 2 == 0)
@@ -110,10 +125,12 @@ async def test_limits_of_a_key_are_those_of_all_workers_together(tmp_path: Path)
             made = await clients[0].post("/admin/keys", json=grant, headers=bearer(OWNER))
             keys.append(made.json()["key"])
         requests, tokens, many = keys
-        # All at once. One of a minute's worth of one comes back after a minute, so at the most one, whatever the order.
+        # All at once. One of a minute's worth of one comes back after a minute, so at the most one,
+        # whatever the order.
         got = await asyncio.gather(*(ask(one, requests) for one in clients))
         assert Counter(answer.status_code for answer in got) == {200: 1, 429: CLIENTS - 1}
-        # Tokens are known at the end: then no worker lets in another one (7 were taken of 1, so for six minutes).
+        # Tokens are known at the end: then no worker lets in another one (7 were taken of 1, so for
+        # six minutes).
         assert (await ask(clients[0], tokens)).status_code == 200
         assert {(await ask(one, tokens)).status_code for one in clients} == {429}
         # None of five ends before all were asked.
@@ -133,7 +150,9 @@ async def test_wrong_keys_of_an_address_are_counted_over_all_processes(tmp_path:
         for number in range(30):  # the admin API is the control process's
             one = clients[number % CLIENTS]
             sent = {"headers": bearer(f"a-wrong-key-{number}")}
-            answer = await (one.get("/admin/models", **sent) if number % 3 else one.post(CHAT, json=ASK, **sent))  # type: ignore[arg-type]
+            answer = await (
+                one.get("/admin/models", **sent) if number % 3 else one.post(CHAT, json=ASK, **sent)
+            )  # type: ignore[arg-type]
             got[answer.status_code] += 1
         assert got == {401: 10, 429: 20}
         assert {(await ask(one, OTHER)).status_code for one in clients} == {200}
@@ -141,11 +160,18 @@ async def test_wrong_keys_of_an_address_are_counted_over_all_processes(tmp_path:
 
 async def test_a_queue_has_its_places_once(tmp_path: Path) -> None:
     engine = Answers()
-    async with two_workers(tmp_path, engine, FITSERVE_QUEUE_PER_MODEL="4", FITSERVE_WAITING_COMMENT_S="0") as clients:
+    async with two_workers(
+        tmp_path, engine, FITSERVE_QUEUE_PER_MODEL="4", FITSERVE_WAITING_COMMENT_S="0"
+    ) as clients:
         # No replica is ready, and the model may be waited for: all have to queue.
         body = {"name": "n", "endpoints": ["http://127.0.0.1:9/v1"], "policy": {"wait_s": 3600}}
-        assert (await clients[0].post("/admin/models", json=body, headers=bearer(OWNER))).status_code == 202
-        asking = [asyncio.create_task(one.post(CHAT, json={**ASK, "model": "n"}, headers=bearer(OTHER))) for one in clients]
+        assert (
+            await clients[0].post("/admin/models", json=body, headers=bearer(OWNER))
+        ).status_code == 202
+        asking = [
+            asyncio.create_task(one.post(CHAT, json={**ASK, "model": "n"}, headers=bearer(OTHER)))
+            for one in clients
+        ]
         # At the most four wait.
         for answer in itertools.islice(asyncio.as_completed(asking), CLIENTS - 4):
             assert (await answer).status_code == 503
@@ -153,7 +179,9 @@ async def test_a_queue_has_its_places_once(tmp_path: Path) -> None:
             task.cancel()
 
 
-async def test_requests_in_flight_are_those_of_all_workers_and_each_can_be_ended(tmp_path: Path) -> None:
+async def test_requests_in_flight_are_those_of_all_workers_and_each_can_be_ended(
+    tmp_path: Path,
+) -> None:
     engine = Answers()
     async with two_workers(tmp_path, engine) as clients:
         engine.held.clear()
@@ -191,16 +219,25 @@ async def test_metrics_are_those_of_all_workers(tmp_path: Path) -> None:
     async with two_workers(tmp_path, engine) as clients:
         for one in clients * 2:
             assert (await ask(one, OTHER)).status_code == 200
-        assert (await clients[0].post(CHAT, json={"model": "x"}, headers=bearer(OTHER))).status_code == 404
+        assert (
+            await clients[0].post(CHAT, json={"model": "x"}, headers=bearer(OTHER))
+        ).status_code == 404
 
         async def all_counted() -> bool:
             found = await metrics(clients[0])
-            return (found["fitserve_requests_total"], found["fitserve_connections"]) == (2 * CLIENTS + 1, CLIENTS)
+            return (found["fitserve_requests_total"], found["fitserve_connections"]) == (
+                2 * CLIENTS + 1,
+                CLIENTS,
+            )
 
         await until(all_counted)
         found = await metrics(clients[0])
         assert found["fitserve_tokens_total"] == 2 * CLIENTS * 7
-        assert found["fitserve_request_duration_seconds_count"] == found["fitserve_first_byte_seconds_count"] == 2 * CLIENTS
+        assert (
+            found["fitserve_request_duration_seconds_count"]
+            == found["fitserve_first_byte_seconds_count"]
+            == 2 * CLIENTS
+        )
         engine.held.clear()
         asking = [asyncio.create_task(ask(one, OTHER)) for one in clients[1:]]
 
@@ -250,7 +287,13 @@ sys.stdin.readline()
 def process(code: str, memory: SharedMemory, *arguments: str) -> subprocess.Popen[str]:
     """It runs, and has said that it is ready."""
     command = [sys.executable, "-c", code, str(memory.descriptor), *arguments]
-    one = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[memory.descriptor], text=True)
+    one = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[memory.descriptor],
+        text=True,
+    )
     assert one.stdout is not None
     one.stdout.readline()
     return one
@@ -281,7 +324,9 @@ async def test_events_come_through_a_worker_and_end_with_the_gateway(tmp_path: P
     async def listen(url: httpx.URL) -> None:
         # A client of its own, which outlives the gateway.
         async with (
-            httpx.AsyncClient(base_url=url, trust_env=False, timeout=HANG_S, headers=bearer(OWNER)) as client,
+            httpx.AsyncClient(
+                base_url=url, trust_env=False, timeout=HANG_S, headers=bearer(OWNER)
+            ) as client,
             client.stream("GET", "/admin/events", params={"after": 0}) as answer,
         ):
             async for line in answer.aiter_lines():
@@ -290,7 +335,8 @@ async def test_events_come_through_a_worker_and_end_with_the_gateway(tmp_path: P
                     if len(told) >= 3:
                         three.set()
 
-    # As long as the test may take: a stream that does not end by itself holds the gateway up for so long.
+    # As long as the test may take: a stream that does not end by itself holds the gateway up for so
+    # long.
     async with two_workers(tmp_path, Answers(), FITSERVE_STOP_GRACE_S=str(2 * HANG_S)) as clients:
         listening = asyncio.create_task(listen(clients[0].base_url))
         await asyncio.wait_for(three.wait(), HANG_S)
@@ -308,7 +354,10 @@ async def test_usage_is_of_all_workers_and_of_their_last_moment_too(tmp_path: Pa
             assert all([(await ask(client, key)).is_success for client in clients])
     # Nobody has looked at it before the end.
     with sqlite3.connect(tmp_path / "data" / "fitserve.db") as db:
-        query = "SELECT key, sum(requests), sum(prompt_tokens), sum(completion_tokens) FROM usage GROUP BY key ORDER BY key"
+        query = (
+            "SELECT key, sum(requests), sum(prompt_tokens), sum(completion_tokens) FROM usage GROUP"
+            " BY key ORDER BY key"
+        )
         assert db.execute(query).fetchall() == [
             ("admin", CLIENTS, 3 * CLIENTS, 4 * CLIENTS),
             ("api", CLIENTS, 3 * CLIENTS, 4 * CLIENTS),

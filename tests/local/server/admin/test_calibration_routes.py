@@ -39,7 +39,9 @@ def _driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurement, "_MOST_SPREAD_OF_SECONDS", 1e9)
 
 
-async def test_what_was_measured_is_a_fact_and_measured_anew_takes_its_place(tmp_path: Path) -> None:
+async def test_what_was_measured_is_a_fact_and_measured_anew_takes_its_place(
+    tmp_path: Path,
+) -> None:
     hardware = machine("2x3090")
     async with running(tmp_path, healthy, hardware=hardware, nvml=two_3090()) as gateway:
 
@@ -52,7 +54,11 @@ async def test_what_was_measured_is_a_fact_and_measured_anew_takes_its_place(tmp
 
         shown = await run("calibrate")
         assert shown.returncode == 0, shown.stderr
-        assert [line.split()[1] for line in shown.stdout.splitlines() if " GB/s " in line] == ["memory", "memory", "peer"]
+        assert [line.split()[1] for line in shown.stdout.splitlines() if " GB/s " in line] == [
+            "memory",
+            "memory",
+            "peer",
+        ]
         assert "note: No engine is here whose Python could multiply" in shown.stdout
         first = await kept()
         assert len(first) == 5
@@ -66,17 +72,23 @@ async def test_what_was_measured_is_a_fact_and_measured_anew_takes_its_place(tmp
 async def test_a_gpu_with_an_engine_is_left_alone(tmp_path: Path) -> None:
     hardware = machine("2x3090")
     async with running(tmp_path, healthy, hardware=hardware, nvml=two_3090()) as gateway:
-        await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), engines=["vllm==0.26.0"], gpus=1)
+        await gateway.add(
+            "m", model_folder(tmp_path / "model", **LLAMA_8B), engines=["vllm==0.26.0"], gpus=1
+        )
         await gateway.until("m", "ready")
         ((gpu,),) = (engine.spec.gpus for engine in gateway.world.engines.values())
         found = (await gateway.client.post("/admin/calibrate")).json()
         assert found["left_alone"] == {
-            gpu: "m runs on it: remove it (`fitserve rm m`) and add it again afterwards",
+            gpu: "m runs on it: remove it (`fitserve rm m`) and add it again afterwards"
         }
-        assert {fact["scope"]["gpus"] for fact in found["facts"]} == {one.uuid for one in hardware.gpus} - {gpu}
+        assert {fact["scope"]["gpus"] for fact in found["facts"]} == {
+            one.uuid for one in hardware.gpus
+        } - {gpu}
 
 
-async def test_nothing_is_started_on_gpus_that_are_being_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_started_on_gpus_that_are_being_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
     async def held(*arguments: Any) -> AsyncGenerator[bytes, None]:
@@ -91,7 +103,10 @@ async def test_nothing_is_started_on_gpus_that_are_being_measured(tmp_path: Path
         measuring = asyncio.create_task(gateway.client.post("/admin/calibrate"))
         await asyncio.wait_for(begun.wait(), HANG_S)
         again = await gateway.client.post("/admin/calibrate")
-        assert (again.status_code, "measured already" in again.json()["error"]["message"]) == (409, True)
+        assert (again.status_code, "measured already" in again.json()["error"]["message"]) == (
+            409,
+            True,
+        )
         source = model_folder(tmp_path / "model", **LLAMA_8B)
         wish = {"name": "m", "source": str(source), "engines": ["vllm==0.26.0"]}
         assert (await gateway.client.post("/admin/plan", json=wish)).json()["plans"] == []
@@ -103,4 +118,7 @@ async def test_nothing_is_started_on_gpus_that_are_being_measured(tmp_path: Path
 async def test_a_machine_without_gpus_says_so(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         answer = await gateway.client.post("/admin/calibrate")
-        assert (answer.status_code, "no GPU here" in answer.json()["error"]["message"]) == (409, True)
+        assert (answer.status_code, "no GPU here" in answer.json()["error"]["message"]) == (
+            409,
+            True,
+        )

@@ -1,4 +1,5 @@
-"""The gateway does what GET /admin/openapi.json says. `python -m benchmarks.description` asks the same with thousands of cases."""
+"""The gateway does what GET /admin/openapi.json says. `python -m benchmarks.description` asks the
+same with thousands of cases."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def test_what_the_gateway_answers_is_described(tmp_path: Path) -> None:
         log = gateway.log.read_text(errors="replace")
     assert {label: row.breaches for label, row in rows.items() if row.breaches} == {}
     assert "Traceback" not in log
-    own = {f"{method} {path.replace(':path}', '}')}" for method, path in SCOPES if path not in PAGES}
+    own = {
+        f"{method} {path.replace(':path}', '}')}" for method, path in SCOPES if path not in PAGES
+    }
     assert rows.keys() >= own | {f"{one.method} {one.path}" for one in ENDPOINTS}
     assert all(row.statuses.total() for row in rows.values())
     assert {status for row in rows.values() for status in row.statuses} >= {200, 201, 202, 400, 404}
@@ -34,7 +37,10 @@ async def test_a_body_that_nobody_can_read_is_a_bad_request(tmp_path: Path) -> N
             headers = [] if kind is None else [(b"content-type", kind.encode("latin-1"))]
             for path in ("/admin/keys", "/admin/plan", "/admin/pull", "/admin/facts"):
                 answer = await one.client.post(path, content=body, headers=headers)
-                assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_request"), (path, body[:50], kind)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (
+                    400,
+                    "bad_request",
+                ), (path, body[:50], kind)
 
 
 @pytest.mark.anyio

@@ -44,12 +44,17 @@ async def test_the_page_names_every_route_and_asks_no_other_server(tmp_path: Pat
     parts = Parts(answer.text)
     assert not parts.tags & {"script", "iframe", "link", "img", "object", "form"}
     assert "/admin/openapi.json" in parts.targets
-    assert {target for target in parts.targets if not target.startswith("#")} == {"/admin/openapi.json"}
-    assert {target.removeprefix("#") for target in parts.targets if target.startswith("#")} <= parts.ids
+    assert {target for target in parts.targets if not target.startswith("#")} == {
+        "/admin/openapi.json"
+    }
+    assert {
+        target.removeprefix("#") for target in parts.targets if target.startswith("#")
+    } <= parts.ids
     for method, path in routes():
         if path.startswith(("/admin/models", "/admin/keys", "/admin/facts")) and method != "HEAD":
             assert f"{method} {path.replace('{name:path}', '{name}')}" in answer.text
-    # The browser runs nothing and loads nothing, whatever stands in the page; but for the one style in it.
+    # The browser runs nothing and loads nothing, whatever stands in the page; but for the one style
+    # in it.
     policy = answer.headers["content-security-policy"]
     style = re.search(r"<style>(.*)</style>", answer.text)
     assert style is not None
@@ -69,7 +74,9 @@ def test_words_of_the_description_stay_words() -> None:
         {
             "info": {"title": evil, "version": evil},
             "paths": {f"/{evil}": {"get": operation}},
-            "components": {"schemas": {evil: {"properties": {evil: described}, "description": evil}}},
+            "components": {
+                "schemas": {evil: {"properties": {evil: described}, "description": evil}}
+            },
         }
     )
     assert "script" not in Parts(shown).tags

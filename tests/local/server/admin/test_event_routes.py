@@ -20,8 +20,9 @@ from tests.support.scripted_engine import EngineScript
 pytestmark = pytest.mark.anyio
 
 MEMORY = (
-    "ValueError: To serve at least one request with the model's max seq len (4096), (4.00 GiB KV cache is needed, which is larger than "
-    "the available KV cache memory (1.0 GiB). Based on the available memory, the estimated maximum model length is 1024."
+    "ValueError: To serve at least one request with the model's max seq len (4096), (4.00 GiB KV"
+    " cache is needed, which is larger than the available KV cache memory (1.0 GiB). Based on the"
+    " available memory, the estimated maximum model length is 1024."
 )
 
 
@@ -30,7 +31,9 @@ def healthy(spec: LaunchSpec) -> EngineScript:
 
 
 def limited(spec: LaunchSpec) -> EngineScript:
-    asked = next(int(item.partition("=")[2]) for item in spec.argv if item.startswith("--max-model-len="))
+    asked = next(
+        int(item.partition("=")[2]) for item in spec.argv if item.startswith("--max-model-len=")
+    )
     if asked > 1024:
         return EngineScript(model=spec.model, lines=((0, MEMORY),), serve=False)
     return EngineScript(model=spec.model, max_model_len=asked)
@@ -39,13 +42,19 @@ def limited(spec: LaunchSpec) -> EngineScript:
 async def stream(gateway: Running, **query: Any) -> AsyncIterator[dict[str, Any]]:
     """Events as they come; one of another name has it as `event`."""
     headers = {"last-event-id": query.pop("last_event_id")} if "last_event_id" in query else {}
-    async with gateway.client.stream("GET", "/admin/events", params=query, headers=headers) as answer:
+    async with gateway.client.stream(
+        "GET", "/admin/events", params=query, headers=headers
+    ) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         event: dict[str, Any] = {}
         async for line in answer.aiter_lines():
             name, _, value = line.partition(": ")
             if not line and "data" in event:
-                yield {**json.loads(event["data"]), "event": event.get("event"), "sse_id": int(event["id"])}
+                yield {
+                    **json.loads(event["data"]),
+                    "event": event.get("event"),
+                    "sse_id": int(event["id"]),
+                }
             if not line:
                 event = {}
             elif name:
@@ -79,7 +88,14 @@ async def test_the_life_of_a_model_is_told_with_its_evidence(tmp_path: Path) -> 
     kinds = [event["kind"] for event in lived]
     told = [kind for kind in kinds if kind not in ("engine.phase", "model.state")]
     assert told == [
-        *("gateway.started", "model.added", "plan.chosen", "engine.started", "engine.failed", "plan.fallback"),
+        *(
+            "gateway.started",
+            "model.added",
+            "plan.chosen",
+            "engine.started",
+            "engine.failed",
+            "plan.fallback",
+        ),
         *("engine.started", "engine.proven", "engine.ready", "model.removing", "model.removed"),
     ]
     assert {"starting", "verifying", "ready", "stopping"} >= {
@@ -90,10 +106,14 @@ async def test_the_life_of_a_model_is_told_with_its_evidence(tmp_path: Path) -> 
     assert "estimated maximum model length is 1024" in failed["data"]["failure"]["line"]
     fallback = next(event for event in lived if event["kind"] == "plan.fallback")
     assert fallback["data"]["after"] == "kv_too_small"
-    assert {"what": "max model len", "old": "4096", "new": "1024"} in fallback["data"]["differences"]
+    assert {"what": "max model len", "old": "4096", "new": "1024"} in fallback["data"][
+        "differences"
+    ]
     assert fallback["data"]["why"]["max_model_len"]["reason"]
     assert [event["sse_id"] for event in lived] == [event["id"] for event in lived]
-    assert [event["id"] for event in lived] == list(range(lived[0]["id"], lived[0]["id"] + len(lived)))
+    assert [event["id"] for event in lived] == list(
+        range(lived[0]["id"], lived[0]["id"] + len(lived))
+    )
 
 
 async def test_a_client_that_comes_back_gets_what_it_missed_over_a_restart(tmp_path: Path) -> None:
@@ -109,7 +129,9 @@ async def test_a_client_that_comes_back_gets_what_it_missed_over_a_restart(tmp_p
         later = await until(stream(gateway, last_event_id=str(seen[-1]["id"])), "model.removed")
         everything = await kept(gateway)
     assert [event["id"] for event in [*seen, *later]] == [event["id"] for event in everything]
-    kinds = [event["kind"] for event in later if event["kind"] not in ("engine.phase", "model.state")]
+    kinds = [
+        event["kind"] for event in later if event["kind"] not in ("engine.phase", "model.state")
+    ]
     assert kinds == [
         *("engine.started", "engine.proven", "engine.ready", "gateway.stopped"),
         # The engine that went on is not told anew.
@@ -125,13 +147,16 @@ async def test_streams_end_when_the_gateway_stops_and_hear_that_it_does(tmp_path
             heard.append(event)
             listening.set()
 
-    # Longer than the test may take: a stream that does not end by itself holds the server up for so long.
+    # Longer than the test may take: a stream that does not end by itself holds the server up for so
+    # long.
     async with asyncio.timeout(HANG_S):
         async with running(tmp_path, healthy, stop_grace_s=10 * HANG_S) as gateway:
             listening = asyncio.Event()
             # With a client that outlives the gateway.
             client = httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=HANG_S)
-            task = asyncio.create_task(listen(Running(gateway.url, client, gateway.world), listening))
+            task = asyncio.create_task(
+                listen(Running(gateway.url, client, gateway.world), listening)
+            )
             await listening.wait()
         await task
         await client.aclose()
@@ -158,7 +183,9 @@ async def test_a_list_and_a_stream_may_be_of_one_model(tmp_path: Path) -> None:
         await until(stream(gateway, model="b", after=0), "engine.ready")
         of_b = await kept(gateway, model="b")
         assert {event["model"] for event in of_b} == {"b"}
-        assert [event["id"] for event in await kept(gateway, model="b", last=2)] == [event["id"] for event in of_b[-2:]]
+        assert [event["id"] for event in await kept(gateway, model="b", last=2)] == [
+            event["id"] for event in of_b[-2:]
+        ]
         assert await kept(gateway, model="b", after=of_b[0]["id"], last=1) == [of_b[1]]
         listening = stream(gateway, model="b", last=1)
         async with asyncio.timeout(HANG_S):
@@ -172,7 +199,11 @@ async def test_a_list_and_a_stream_may_be_of_one_model(tmp_path: Path) -> None:
 
 async def test_keys_are_told_of_by_name(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
-        made = (await gateway.client.post("/admin/keys", json={"name": "root", "scopes": ["admin", "read"]})).json()
+        made = (
+            await gateway.client.post(
+                "/admin/keys", json={"name": "root", "scopes": ["admin", "read"]}
+            )
+        ).json()
         gateway.client.headers["authorization"] = f"Bearer {made['key']}"
         listening = stream(gateway, after=0)
         told = await until(listening, "key.added")

@@ -1,4 +1,5 @@
-"""Facts: where they hold, when they are stale, what they change in a plan, and how a user sees, drops and shares them."""
+"""Facts: where they hold, when they are stale, what they change in a plan, and how a user sees,
+drops and shares them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from tests.support.scripted_engine import EngineScript
 
 
 @pytest.mark.anyio
-async def test_facts_are_listed_dropped_and_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_facts_are_listed_dropped_and_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def gibberish(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, gibberish=True)
 
@@ -57,7 +60,10 @@ async def test_facts_are_listed_dropped_and_shared(tmp_path: Path, monkeypatch: 
 @pytest.mark.anyio
 async def test_what_an_engine_measured_of_its_memory_is_kept(tmp_path: Path) -> None:
     def measured(spec: LaunchSpec) -> EngineScript:
-        line = "(EngineCore pid=7) INFO 11-21 01:42:20 [gpu_worker.py:560] Available KV cache memory: 0.25 GiB"
+        line = (
+            "(EngineCore pid=7) INFO 11-21 01:42:20 [gpu_worker.py:560] Available KV cache memory:"
+            " 0.25 GiB"
+        )
         return EngineScript(model=spec.model, lines=((0, line),))
 
     async with running(tmp_path, measured) as gateway:

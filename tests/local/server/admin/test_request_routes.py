@@ -42,21 +42,27 @@ async def listed(one: Running, count: int) -> list[dict[str, Any]]:
     return list(rows)
 
 
-async def test_requests_are_listed_by_api_and_command_line_and_ended_by_who_may(tmp_path: Path) -> None:
+async def test_requests_are_listed_by_api_and_command_line_and_ended_by_who_may(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, unused, admin_key=ADMIN) as one, Upstream(works) as upstream:
         one.client.headers["authorization"] = f"Bearer {ADMIN}"
         keys = {}
         for name, scope in (("app", "inference"), ("eye", "read")):
             made = await one.client.post("/admin/keys", json={"name": name, "scopes": [scope]})
             keys[name] = {"authorization": f"Bearer {made.json()['key']}"}
-        await one.client.post("/admin/models", json={"name": "m", "endpoints": [f"{upstream.url}/v1"]})
+        await one.client.post(
+            "/admin/models", json={"name": "m", "endpoints": [f"{upstream.url}/v1"]}
+        )
         await one.until("m", "ready")
         assert (await one.client.get("/admin/requests")).json() == {"data": [], "more": 0}
         body = {"model": "m", "messages": [{"role": "user", "content": "a secret"}]}
         asking = []
         for id_, more in (("first", {}), ("second/2?", {"stream": True})):
             headers = keys["app"] | {"x-request-id": id_}
-            asking.append(asyncio.create_task(one.client.post(CHAT, json=body | more, headers=headers)))
+            asking.append(
+                asyncio.create_task(one.client.post(CHAT, json=body | more, headers=headers))
+            )
             await listed(one, len(asking))
         async with asyncio.timeout(HANG_S):
             while (rows := await listed(one, 2))[1]["phase"] != "answering":
@@ -69,13 +75,25 @@ async def test_requests_are_listed_by_api_and_command_line_and_ended_by_who_may(
         assert rows[1]["sent_bytes"] > 0
         assert 0 <= time.time() - rows[1]["began_at"] < HANG_S
         assert "secret" not in json.dumps(rows)
-        shown = await asyncio.to_thread(fitserve, "ps", "--requests", FITSERVE_URL=one.url, FITSERVE_KEY=ADMIN)
-        assert [line.split()[0] for line in shown.stdout.splitlines()] == ["MODEL", "m", "m"], shown.stderr
+        shown = await asyncio.to_thread(
+            fitserve, "ps", "--requests", FITSERVE_URL=one.url, FITSERVE_KEY=ADMIN
+        )
+        assert [line.split()[0] for line in shown.stdout.splitlines()] == ["MODEL", "m", "m"], (
+            shown.stderr
+        )
         assert shown.stdout.splitlines()[2].endswith("second/2?")
         # Who may read sees them, and ends none; who may ask does neither.
-        assert len((await one.client.get("/admin/requests", headers=keys["eye"])).json()["data"]) == 2
-        for method, path, key in (("DELETE", "/first", "eye"), ("GET", "", "app"), ("DELETE", "/first", "app")):
-            assert (await one.client.request(method, f"/admin/requests{path}", headers=keys[key])).status_code == 403
+        assert (
+            len((await one.client.get("/admin/requests", headers=keys["eye"])).json()["data"]) == 2
+        )
+        for method, path, key in (
+            ("DELETE", "/first", "eye"),
+            ("GET", "", "app"),
+            ("DELETE", "/first", "app"),
+        ):
+            assert (
+                await one.client.request(method, f"/admin/requests{path}", headers=keys[key])
+            ).status_code == 403
         for path, left in (("second%2F2%3F", 1), ("first", 0)):
             ended = await one.client.delete(f"/admin/requests/{path}")
             assert (ended.status_code, ended.json()) == (200, {"cancelled": 1})

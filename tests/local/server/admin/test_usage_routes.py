@@ -43,9 +43,15 @@ async def test_usage_is_by_day_key_and_model_and_survives_a_restart(tmp_path: Pa
         told = (await gateway.client.post("/v1/chat/completions", json=CHAT)).json()["usage"]
         # A stream tells its tokens where its client asks for that, and else is counted without.
         for options in ({"stream_options": {"include_usage": True}}, {}):
-            assert (await gateway.client.post("/v1/chat/completions", json={**CHAT, "stream": True, **options})).is_success
+            assert (
+                await gateway.client.post(
+                    "/v1/chat/completions", json={**CHAT, "stream": True, **options}
+                )
+            ).is_success
         # What the gateway refuses reached no engine.
-        assert (await gateway.client.post("/v1/chat/completions", json={**CHAT, "model": "x"})).status_code == 404
+        assert (
+            await gateway.client.post("/v1/chat/completions", json={**CHAT, "model": "x"})
+        ).status_code == 404
         (row,) = await used(gateway)
         sums = (3, 2 * told["prompt_tokens"], 2 * told["completion_tokens"], 0, 1)
         assert (row["key"], row["model"], *(row[name] for name in SUMS)) == ("root", "m", *sums)
@@ -82,4 +88,6 @@ async def test_usage_comes_as_csv_and_of_the_days_that_are_asked_for(tmp_path: P
         assert await used(gateway, key="nobody") == []
         refused = await gateway.client.get("/admin/usage", params={"by": "hour"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "by")
-        assert (await gateway.client.get("/admin/usage", params={"to": "0001-01-01"})).json()["data"] == []
+        assert (await gateway.client.get("/admin/usage", params={"to": "0001-01-01"})).json()[
+            "data"
+        ] == []

@@ -44,7 +44,10 @@ async def page(gateway: Running, wanted: str) -> dict[str, float]:
     async with asyncio.timeout(HANG_S):
         while True:
             lines = (await gateway.client.get("/metrics")).text.splitlines()
-            found = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+            found = {
+                name: float(value)
+                for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")
+            }
             if wanted in found:
                 return found
             await asyncio.sleep(0.02)
@@ -55,8 +58,12 @@ async def test_the_series_of_an_engine_have_its_model_and_replica_and_one_name(
 ) -> None:
     monkeypatch.setattr("gateway.server.metrics.engine_series._READ_S", 0.05)
     world, labels = World(), '{model="m",replica="0"}'
-    async with running(tmp_path, telling, world, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
-        await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), engines=["vllm==0.26.0"], gpus=1)
+    async with running(
+        tmp_path, telling, world, hardware=machine("2x3090"), nvml=two_3090()
+    ) as gateway:
+        await gateway.add(
+            "m", model_folder(tmp_path / "model", **LLAMA_8B), engines=["vllm==0.26.0"], gpus=1
+        )
         await gateway.until("m", "ready")
         found = await page(gateway, f"fitserve_engine_generated_tokens_total{labels}")
         # The scripted engine counts with each look, so all have had as many looks.
@@ -66,20 +73,29 @@ async def test_the_series_of_an_engine_have_its_model_and_replica_and_one_name(
         assert found[f"fitserve_engine_cached_prompt_tokens_total{labels}"] == 40 * looks
         assert found[f"fitserve_engine_requests_running{labels}"] == 3 * looks
         assert found[f"fitserve_engine_kv_cache_use_ratio{labels}"] == pytest.approx(0.1 * looks)
-        assert found[f"fitserve_engine_first_token_seconds_sum{labels}"] == pytest.approx(0.5 * looks)
+        assert found[f"fitserve_engine_first_token_seconds_sum{labels}"] == pytest.approx(
+            0.5 * looks
+        )
         assert found[f"fitserve_engine_first_token_seconds_count{labels}"] == 4 * looks
         assert found[f"fitserve_engine_between_tokens_seconds_count{labels}"] == 40 * looks
         found = await page(gateway, f"fitserve_engine_draft_acceptance_ratio{labels}")
         assert found[f"fitserve_engine_draft_acceptance_ratio{labels}"] == pytest.approx(0.4)
-        # Nobody who looks at the page asks an engine: what comes yet is the reading that was under way.
+        # Nobody who looks at the page asks an engine: what comes yet is the reading that was under
+        # way.
         monkeypatch.setattr("gateway.server.metrics.engine_series._READ_S", 3600.0)
         asked = sum(b"GET /metrics" in line for one in world.engines.values() for line in one.log)
         for _ in range(20):
             await gateway.client.get("/metrics")
-        assert sum(b"GET /metrics" in line for one in world.engines.values() for line in one.log) <= asked + 2
+        assert (
+            sum(b"GET /metrics" in line for one in world.engines.values() for line in one.log)
+            <= asked + 2
+        )
         await gateway.client.delete("/admin/models/m")
         await gateway.gone("m")
-        assert "fitserve_engine_requests_running" + labels not in (await gateway.client.get("/metrics")).text
+        assert (
+            "fitserve_engine_requests_running" + labels
+            not in (await gateway.client.get("/metrics")).text
+        )
 
 
 async def test_the_page_has_what_gpus_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +106,10 @@ async def test_the_page_has_what_gpus_do(tmp_path: Path, monkeypatch: pytest.Mon
     hot.use, hot.temperature, hot.power, hot.throttles = 87, 91, 342_500, 0x40
     async with running(tmp_path, telling, hardware=machine("2x3090"), nvml=nvml) as gateway:
         found = await page(gateway, f'fitserve_gpu_throttled{{gpu="{uuid}",why="temperature"}}')
-        assert found[f'fitserve_gpu_info{{gpu="{uuid}",index="1",name="NVIDIA GeForce RTX 3090"}}'] == 1
+        assert (
+            found[f'fitserve_gpu_info{{gpu="{uuid}",index="1",name="NVIDIA GeForce RTX 3090"}}']
+            == 1
+        )
         assert found[f'fitserve_gpu_use_ratio{{gpu="{uuid}"}}'] == 0.87
         assert found[f'fitserve_gpu_temperature_celsius{{gpu="{uuid}"}}'] == 91
         assert found[f'fitserve_gpu_power_watts{{gpu="{uuid}"}}'] == 342.5

@@ -1,4 +1,5 @@
-"""Every series of the dashboard and the alert rules comes from a gateway that works: with engines that answer, fail and leave, and GPUs that fail."""
+"""Every series of the dashboard and the alert rules comes from a gateway that works: with engines
+that answer, fail and leave, and GPUs that fail."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def telling(spec: LaunchSpec, starts: list[str], hold: Path) -> EngineScript:
 async def broken(call: Call) -> None:
     """An engine that runs elsewhere, and answers no request."""
     listed = b'{"object":"list","data":[{"id":"e","object":"model"}]}'
-    await (call.reply(listed) if call.head[0].startswith(b"GET") else call.reply(b"{}", "500 Broken"))
+    await (
+        call.reply(listed) if call.head[0].startswith(b"GET") else call.reply(b"{}", "500 Broken")
+    )
 
 
 async def shown(gateway: Running) -> set[str]:
@@ -47,14 +50,20 @@ async def shown(gateway: Running) -> set[str]:
 
 async def leave(gateway: Running) -> None:
     """As a client that goes in the middle of its answer."""
-    async with gateway.client.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as answer:
+    async with gateway.client.stream(
+        "POST", "/v1/chat/completions", json={**CHAT, "stream": True}
+    ) as answer:
         await anext(answer.aiter_bytes())
 
 
-async def test_every_series_that_is_asked_for_is_exposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_series_that_is_asked_for_is_exposed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gateway.server.metrics.engine_series._READ_S", 0.05)
     monkeypatch.setattr("gateway.machine.gpu_watch._POLL_S", 0.02)
-    wanted = {name for expression in expressions() for name, _ in NAME.findall(expression)} - OTHERS.keys()
+    wanted = {
+        name for expression in expressions() for name, _ in NAME.findall(expression)
+    } - OTHERS.keys()
     nvml, seen, hold = two_3090(), set[str](), tmp_path / "hold"
     nvml.cards[0].throttles = 0x40
 
@@ -68,15 +77,25 @@ async def test_every_series_that_is_asked_for_is_exposed(tmp_path: Path, monkeyp
     ends = {"fitserve_gpu_lost", "fitserve_unloads_total"}
     async with (
         Upstream(broken) as elsewhere,
-        running(tmp_path, partial(telling, starts=[], hold=hold), hardware=machine("2x3090"), nvml=nvml) as gateway,
+        running(
+            tmp_path, partial(telling, starts=[], hold=hold), hardware=machine("2x3090"), nvml=nvml
+        ) as gateway,
     ):
-        await gateway.client.post("/admin/models", json={"name": "e", "endpoint": f"{elsewhere.url}/v1"})
-        await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), engines=["vllm==0.26.0"], gpus=1)
+        await gateway.client.post(
+            "/admin/models", json={"name": "e", "endpoint": f"{elsewhere.url}/v1"}
+        )
+        await gateway.add(
+            "m", model_folder(tmp_path / "model", **LLAMA_8B), engines=["vllm==0.26.0"], gpus=1
+        )
         await gateway.until("e", "ready")
         await gateway.until("m", "ready")
         assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).is_success
-        assert (await gateway.client.post("/v1/chat/completions", json={**CHAT, "model": "x"})).status_code == 404
-        assert (await gateway.client.post("/v1/chat/completions", json={**CHAT, "model": "e"})).status_code == 500
+        assert (
+            await gateway.client.post("/v1/chat/completions", json={**CHAT, "model": "x"})
+        ).status_code == 404
+        assert (
+            await gateway.client.post("/v1/chat/completions", json={**CHAT, "model": "e"})
+        ).status_code == 500
         hold.touch()
         await leave(gateway)
         nvml.events.put((nvml.cards[0], 13))

@@ -29,14 +29,19 @@ async def test_the_page_and_all_that_it_names_come_from_here_in_few_bytes(tmp_pa
         assert {answer.status_code for answer in files.values()} == {200}
         # Nothing is there that is not named, and nothing is fetched later.
         assert len(files) == len([path for path in FOLDER.rglob("*") if path.is_file()]) - 1
-        assert len(index.content) + sum(len(answer.content) for answer in files.values()) <= MOST_BYTES
+        assert (
+            len(index.content) + sum(len(answer.content) for answer in files.values()) <= MOST_BYTES
+        )
         for answer in (index, *files.values()):
             policy = answer.headers["content-security-policy"]
             assert policy.startswith("default-src 'none';")
             assert "unsafe" not in policy
             assert "http" not in policy
             assert "frame-ancestors 'none'" in policy
-            assert (answer.headers["x-content-type-options"], answer.headers["referrer-policy"]) == ("nosniff", "no-referrer")
+            assert (
+                answer.headers["x-content-type-options"],
+                answer.headers["referrer-policy"],
+            ) == ("nosniff", "no-referrer")
         # Browsers ask for the page each time, and for a file once.
         assert all("immutable" in answer.headers["cache-control"] for answer in files.values())
         again = await one.client.get("/", headers={"if-none-match": index.headers["etag"]})
@@ -46,7 +51,15 @@ async def test_the_page_and_all_that_it_names_come_from_here_in_few_bytes(tmp_pa
 async def test_no_other_file_is_served(tmp_path: Path) -> None:
     async with running(tmp_path, unused) as one:
         version = re.findall(r"/page/(\w+)/main.js", (await one.client.get("/")).text)[0]
-        for path in ("index.html", "../files.py", "%2e%2e/files.py", "/etc/passwd", "", "main.js/", "views"):
+        for path in (
+            "index.html",
+            "../files.py",
+            "%2e%2e/files.py",
+            "/etc/passwd",
+            "",
+            "main.js/",
+            "views",
+        ):
             assert (await one.client.get(f"/page/{version}/{path}")).status_code == 404, path
         assert (await one.client.get("/page/0/main.js")).status_code == 404
 
@@ -55,4 +68,8 @@ async def test_no_other_file_is_served(tmp_path: Path) -> None:
 def test_the_files_name_no_other_host_and_no_markup_in_text(path: Path) -> None:
     text = path.read_text()
     assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg|gpu-2:8000/v1)", text)
-    assert not re.findall(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function|\son\w+=\"|style=\"", text)
+    assert not re.findall(
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new"
+        r" Function|\son\w+=\"|style=\"",
+        text,
+    )

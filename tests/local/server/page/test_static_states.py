@@ -1,4 +1,5 @@
-"""The page in a real chromium, with states of the gateway that are made up: large machines, models in every state, long names and texts."""
+"""The page in a real chromium, with states of the gateway that are made up: large machines, models
+in every state, long names and texts."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ from tests.support.page_states import busy_state, telling
 
 
 def test_a_large_machine_in_trouble_is_legible(tmp_path: Path, browser: Browser) -> None:
-    with gateway(tmp_path) as one, one.enter(telling(busy_state())) as tells, visit(browser, one.url) as page:
+    with (
+        gateway(tmp_path) as one,
+        one.enter(telling(busy_state())) as tells,
+        visit(browser, one.url) as page,
+    ):
         page.tab.clock.install(time=1_000_000)
         page.tab.route("**/admin/live", tells)
         page.go()

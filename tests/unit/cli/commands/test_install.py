@@ -30,7 +30,9 @@ def test_what_text_is_served_without_is_left_out_where_no_lock_does(tmp_path: Pa
 
 def test_a_wheel_of_torch_at_hand_is_used(tmp_path: Path) -> None:
     (tmp_path / "torch-2.13.0+cpu-cp311.whl").touch()
-    assert "--torch-backend" not in pip_arguments(LOCKED, None, tmp_path, {"UV_FIND_LINKS": str(tmp_path)})
+    assert "--torch-backend" not in pip_arguments(
+        LOCKED, None, tmp_path, {"UV_FIND_LINKS": str(tmp_path)}
+    )
 
 
 def test_what_pip_is_told_uv_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -72,8 +74,11 @@ def test_every_recipe_that_is_shipped_has_its_lock_file() -> None:
 
 
 def test_a_change_of_the_code_installs_no_engine_anew_in_its_image() -> None:
-    """What a layer copies is what makes it anew: of the code only the script reaches the stage that has the engine."""
+    """What a layer copies is what makes it anew: of the code only the script reaches the stage that
+    has the engine."""
     last = (ROOT / "docker/vllm-cpu.Dockerfile").read_text().rpartition("\nFROM ")[2]
     copied = [line.split() for line in last.splitlines() if line.startswith(("COPY", "ADD"))]
-    assert [line[1:-1] for line in copied] == [["--from=recipe", "/src/venv/bin/uv", "/src/install.sh"]]
+    assert [line[1:-1] for line in copied] == [
+        ["--from=recipe", "/src/venv/bin/uv", "/src/install.sh"]
+    ]
     assert "install.sh" in last

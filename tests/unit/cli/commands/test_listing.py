@@ -10,7 +10,13 @@ NOW = 10_000.0
 
 
 def replica(**fields: Any) -> dict[str, Any]:
-    own = {"engine": "vllm==1", "max_model_len": 8192, "gpus": ["GPU-a"], "memory_bytes": 21 << 30, "ready_at": NOW - 65}
+    own = {
+        "engine": "vllm==1",
+        "max_model_len": 8192,
+        "gpus": ["GPU-a"],
+        "memory_bytes": 21 << 30,
+        "ready_at": NOW - 65,
+    }
     return {"state": "ready", "follows": None, "busy_with": None, **own, **fields}
 
 
@@ -31,19 +37,45 @@ def view(*replicas: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def test_replicas_that_serve_are_counted_and_not_those_that_are_wanted() -> None:
-    idle = replica(state="no_plan", engine=None, gpus=[], max_model_len=None, memory_bytes=None, ready_at=None)
+    idle = replica(
+        state="no_plan", engine=None, gpus=[], max_model_len=None, memory_bytes=None, ready_at=None
+    )
     numbers = {"GPU-a": 0, "GPU-b": 1}
     row = _row(view(replica(), replica(gpus=["GPU-b"]), idle), numbers, NOW)
-    assert row == ("m", "ready 2/3", "vllm==1", "8,192", "0,1", "21.0 GiB", "1m5s", "3s ago", "for ever", "")
+    assert row == (
+        "m",
+        "ready 2/3",
+        "vllm==1",
+        "8,192",
+        "0,1",
+        "21.0 GiB",
+        "1m5s",
+        "3s ago",
+        "for ever",
+        "",
+    )
     assert _row(view(replica()), numbers, NOW)[1] == "ready"
 
 
 def test_what_is_not_known_is_a_dash() -> None:
-    idle = replica(state="starting", engine=None, gpus=[], max_model_len=None, memory_bytes=None, ready_at=None)
+    idle = replica(
+        state="starting", engine=None, gpus=[], max_model_len=None, memory_bytes=None, ready_at=None
+    )
     row = _row(view(idle, state="starting", detail="planning", used_at=None), {}, NOW)
     assert row == ("m", "starting", "-", "-", "-", "-", "-", "-", "for ever", "planning")
     endpoint = _row(view(detail="1 of 1 endpoints answer", keep_alive=None), {}, NOW)
-    assert endpoint == ("m", "ready", "-", "-", "-", "-", "-", "3s ago", "-", "1 of 1 endpoints answer")
+    assert endpoint == (
+        "m",
+        "ready",
+        "-",
+        "-",
+        "-",
+        "-",
+        "-",
+        "3s ago",
+        "-",
+        "1 of 1 endpoints answer",
+    )
 
 
 def test_a_gpu_that_is_lost_has_no_number() -> None:

@@ -11,7 +11,9 @@ from gateway.domain.units import GIB
 from tests.support.makers import engine, machine
 
 HERE = machine("2x3090")
-GOOD = GpuCondition(0, "A", persistence=True, ecc=True, uncorrected=0, remapping=False, display=False)
+GOOD = GpuCondition(
+    0, "A", persistence=True, ecc=True, uncorrected=0, remapping=False, display=False
+)
 OLD, NEW = engine(version="1.0", min_driver="525"), engine(version="2.0", min_driver="580")
 
 
@@ -26,33 +28,60 @@ def told(check: MachineCheck | None, state: str, *words: str) -> None:
 def test_memory_errors() -> None:
     told(checks.memory_errors([GOOD]), "ok", "ECC is on")
     told(checks.memory_errors([GOOD._replace(ecc=False)]), "ok", "off on GPU 0")
-    told(checks.memory_errors([GOOD, GOOD._replace(number=1, uncorrected=3)]), "warn", "GPU 1: 3 uncorrected", "--gpu-reset")
+    told(
+        checks.memory_errors([GOOD, GOOD._replace(number=1, uncorrected=3)]),
+        "warn",
+        "GPU 1: 3 uncorrected",
+        "--gpu-reset",
+    )
     told(checks.memory_errors([GOOD._replace(remapping=True)]), "warn", "wait to be remapped")
-    assert checks.memory_errors([GOOD._replace(ecc=None, uncorrected=None)]) is None, "a card without ECC says nothing"
+    assert checks.memory_errors([GOOD._replace(ecc=None, uncorrected=None)]) is None, (
+        "a card without ECC says nothing"
+    )
 
 
 def test_persistence() -> None:
     told(checks.persistence([GOOD]), "ok")
-    told(checks.persistence([GOOD, GOOD._replace(number=1, persistence=False)]), "warn", "GPU 1", "nvidia-smi -pm 1")
+    told(
+        checks.persistence([GOOD, GOOD._replace(number=1, persistence=False)]),
+        "warn",
+        "GPU 1",
+        "nvidia-smi -pm 1",
+    )
     told(checks.persistence([GOOD._replace(persistence=None)]), "unknown")
     assert checks.persistence([]) is None
 
 
 def test_display() -> None:
-    told(checks.display([GOOD._replace(display=True)]), "warn", "GPU 0 drives a display", "FITSERVE_GPUS")
+    told(
+        checks.display([GOOD._replace(display=True)]),
+        "warn",
+        "GPU 0 drives a display",
+        "FITSERVE_GPUS",
+    )
     assert checks.display([GOOD, GOOD._replace(display=None)]) is None
 
 
 def test_mig() -> None:
     one, two = HERE.gpus
-    told(checks.mig(HERE.evolve(gpus=(one.evolve(mig=True), two))), "warn", "without a device", "nvidia-smi mig")
+    told(
+        checks.mig(HERE.evolve(gpus=(one.evolve(mig=True), two))),
+        "warn",
+        "without a device",
+        "nvidia-smi mig",
+    )
     told(checks.mig(HERE.evolve(gpus=(one.evolve(mig=True, uuid="MIG-1"),))), "ok", "1 devices")
     assert checks.mig(HERE) is None
 
 
 def test_the_driver_against_every_engine_that_could_be_started() -> None:
     told(checks.driver(HERE.evolve(driver="580.95"), [OLD, NEW]), "ok", OLD.ref, NEW.ref)
-    told(checks.driver(HERE.evolve(driver="570.1"), [OLD, NEW]), "warn", f"too old for {NEW.ref}", "580 or newer")
+    told(
+        checks.driver(HERE.evolve(driver="570.1"), [OLD, NEW]),
+        "warn",
+        f"too old for {NEW.ref}",
+        "580 or newer",
+    )
     told(checks.driver(HERE.evolve(driver="470.1"), [OLD, NEW]), "fail", "580 or newer")
     told(checks.driver(HERE.evolve(driver=None), [OLD]), "unknown")
     told(checks.driver(HERE, [engine(min_driver=None)]), "unknown")
@@ -61,7 +90,9 @@ def test_the_driver_against_every_engine_that_could_be_started() -> None:
 
 
 def test_wsl() -> None:
-    wsl2 = "Linux version 5.15.153.1-microsoft-standard-WSL2 (root@941d701f84f1) (gcc 11.2.0) #1 SMP"
+    wsl2 = (
+        "Linux version 5.15.153.1-microsoft-standard-WSL2 (root@941d701f84f1) (gcc 11.2.0) #1 SMP"
+    )
     told(checks.wsl(wsl2), "warn", "pin memory", ".wslconfig")
     assert checks.wsl("Linux version 6.1.0-18-amd64 (debian-kernel@lists.debian.org)") is None
     told(checks.wsl(None), "unknown")
@@ -76,7 +107,13 @@ def test_limits() -> None:
     assert checks.locked_memory(0, machine("cpu")) is None
 
 
-TOOLS = Toolchain("vllm==1", "/usr/bin/gcc", "/usr/include/python3.12/Python.h", "/usr/local/cuda/bin/nvcc", "/usr/bin/ninja")
+TOOLS = Toolchain(
+    "vllm==1",
+    "/usr/bin/gcc",
+    "/usr/include/python3.12/Python.h",
+    "/usr/local/cuda/bin/nvcc",
+    "/usr/bin/ninja",
+)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +124,11 @@ TOOLS = Toolchain("vllm==1", "/usr/bin/gcc", "/usr/include/python3.12/Python.h",
         (TOOLS._replace(compiler=None, headers=None), ["fail"], ["a C compiler and Python.h"]),
         (TOOLS._replace(nvcc=None), ["warn"], ["without nvcc", "CUDA_HOME"]),
         (TOOLS._replace(nvcc=None, ninja=None), ["warn"], ["nvcc and ninja"]),
-        (TOOLS._replace(nvcc=None, prebuilt=("flashinfer_cubin",)), ["ok"], ["come with flashinfer_cubin"]),
+        (
+            TOOLS._replace(nvcc=None, prebuilt=("flashinfer_cubin",)),
+            ["ok"],
+            ["come with flashinfer_cubin"],
+        ),
         (TOOLS._replace(compiler=None, ninja=None), ["fail", "warn"], []),
     ],
 )
@@ -99,7 +140,11 @@ def test_toolchains(tools: Toolchain, states: list[str], words: list[str]) -> No
 
 
 def test_disks() -> None:
-    uses = {"weights": ("/models", 500 * GIB), "caches": ("/data", GIB), "temporary files": ("/tmp", None)}
+    uses = {
+        "weights": ("/models", 500 * GIB),
+        "caches": ("/data", GIB),
+        "temporary files": ("/tmp", None),
+    }
     weights, caches, temporary = checks.disk(uses)
     told(weights, "ok", "/models")
     told(caches, "warn", "1.00 GiB free in /data", "FITSERVE_DATA_DIR")
@@ -115,7 +160,10 @@ def states(answer: HubAnswer) -> dict[str, str]:
 
 def test_the_hub_its_token_and_the_clock() -> None:
     assert states(HUB) == {"Hugging Face Hub": "ok", "Hub token": "ok", "clock": "ok"}
-    assert states(HubAnswer("https://hub", problem="ConnectError")) == {"Hugging Face Hub": "warn", "clock": "unknown"}
+    assert states(HubAnswer("https://hub", problem="ConnectError")) == {
+        "Hugging Face Hub": "warn",
+        "clock": "unknown",
+    }
     assert states(HUB._replace(asked_with_token=True, user="me", gated=True))["Hub token"] == "ok"
     assert states(HUB._replace(asked_with_token=True, gated=False))["Hub token"] == "warn"
     known = states(HUB._replace(asked_with_token=True, status=401))
@@ -129,7 +177,11 @@ def test_the_hub_its_token_and_the_clock() -> None:
         "fail",
         "unknown",
     ]
-    for answer in (HUB, HUB._replace(status=500, skew_s=-400), HUB._replace(asked_with_token=True, status=401)):
+    for answer in (
+        HUB,
+        HUB._replace(status=500, skew_s=-400),
+        HUB._replace(asked_with_token=True, status=401),
+    ):
         for check in checks.hub(answer):
             told(check, check.state)
 
@@ -138,7 +190,11 @@ def test_gpus_in_containers() -> None:
     uuids = tuple(f"nvidia.com/gpu={gpu.uuid}" for gpu in HERE.gpus)
     told(checks.container_gpus(Containers(("runc", "nvidia"), ()), HERE), "ok")
     told(checks.container_gpus(Containers(("runc",), uuids), HERE), "ok", "CDI")
-    told(checks.container_gpus(Containers(("runc",), ("nvidia.com/gpu=0",)), HERE), "fail", "nvidia-ctk cdi generate")
+    told(
+        checks.container_gpus(Containers(("runc",), ("nvidia.com/gpu=0",)), HERE),
+        "fail",
+        "nvidia-ctk cdi generate",
+    )
     told(checks.container_gpus(Containers(("runc",), ()), HERE), "fail", "Container Toolkit")
     told(checks.container_gpus(None, HERE), "unknown")
     assert checks.container_gpus(None, machine("cpu")) is None

@@ -7,7 +7,10 @@ from pathlib import Path
 from gateway.cli.doctor.checks import MachineCheck
 from gateway.cli.doctor.fixes import fixed
 
-BEFORE = [MachineCheck("data folder", "warn", "open", "close it"), MachineCheck("port", "ok", "free")]
+BEFORE = [
+    MachineCheck("data folder", "warn", "open", "close it"),
+    MachineCheck("port", "ok", "free"),
+]
 
 
 def again() -> MachineCheck:
@@ -27,5 +30,5 @@ def test_folders_are_made_and_closed(tmp_path: Path) -> None:
 
 def test_what_cannot_be_mended_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    (first, _) = fixed(BEFORE, tmp_path / "file/data", tmp_path / "file/data/models", again)
+    first, _ = fixed(BEFORE, tmp_path / "file/data", tmp_path / "file/data/models", again)
     assert "could not be mended" in first.fixed

@@ -19,13 +19,19 @@ def executable(path: Path) -> Path:
 
 def test_what_cards_say_and_what_they_do_not() -> None:
     cards = [
-        Card("GPU-a", b"A", persistence=False, ecc=True, uncorrected=2, remapping=True, display=True),
+        Card(
+            "GPU-a", b"A", persistence=False, ecc=True, uncorrected=2, remapping=True, display=True
+        ),
         Card("GPU-b", "B", error=15),
     ]
     (first,) = readings.gpu_conditions(nvml := FakeNvml([*cards]))
-    assert first == readings.GpuCondition(0, "A", persistence=False, ecc=True, uncorrected=2, remapping=True, display=True)
+    assert first == readings.GpuCondition(
+        0, "A", persistence=False, ecc=True, uncorrected=2, remapping=True, display=True
+    )
     assert nvml.open == 0
-    (silent,) = readings.gpu_conditions(FakeNvml([Card("GPU-c", "C", persistence=None, display=None)]))
+    (silent,) = readings.gpu_conditions(
+        FakeNvml([Card("GPU-c", "C", persistence=None, display=None)])
+    )
     assert silent == readings.GpuCondition(0, "C")
     assert readings.gpu_conditions(FakeNvml([], init_error=12)) == []
 
@@ -33,7 +39,12 @@ def test_what_cards_say_and_what_they_do_not() -> None:
 def test_a_toolchain_is_what_the_engine_would_find(tmp_path: Path) -> None:
     environment = tmp_path / "env"
     nothing = readings.toolchain("e", environment, {}, {"PATH": "/nowhere"})
-    assert (nothing.compiler, nothing.headers, nothing.ninja, nothing.prebuilt) == (None, None, None, ())
+    assert (nothing.compiler, nothing.headers, nothing.ninja, nothing.prebuilt) == (
+        None,
+        None,
+        None,
+        (),
+    )
     python = tmp_path / "python"
     (python / "include/python3.12").mkdir(parents=True)
     (python / "include/python3.12/Python.h").touch()
@@ -41,11 +52,22 @@ def test_a_toolchain_is_what_the_engine_would_find(tmp_path: Path) -> None:
     (environment / "pyvenv.cfg").write_text(f"home = {python}/bin\nversion_info = 3.12.4\n")
     (environment / "lib/python3.12/site-packages/flashinfer_cubin").mkdir(parents=True)
     nvcc, gcc = executable(tmp_path / "cuda/bin/nvcc"), executable(tmp_path / "bin/gcc")
-    found = readings.toolchain("e", environment, {"CUDA_HOME": str(tmp_path / "cuda")}, {"PATH": str(tmp_path / "bin")})
+    found = readings.toolchain(
+        "e", environment, {"CUDA_HOME": str(tmp_path / "cuda")}, {"PATH": str(tmp_path / "bin")}
+    )
     header = str(python / "include/python3.12/Python.h")
-    assert found == readings.Toolchain("e", str(gcc), header, str(nvcc), str(ninja), ("flashinfer_cubin",))
-    assert readings.toolchain("e", environment, {"CC": "clang-99"}, {"PATH": str(tmp_path / "bin")}).compiler is None
-    assert readings.toolchain("e", environment, {}, {"PATH": str(tmp_path / "cuda/bin")}).nvcc == str(nvcc)
+    assert found == readings.Toolchain(
+        "e", str(gcc), header, str(nvcc), str(ninja), ("flashinfer_cubin",)
+    )
+    assert (
+        readings.toolchain(
+            "e", environment, {"CC": "clang-99"}, {"PATH": str(tmp_path / "bin")}
+        ).compiler
+        is None
+    )
+    assert readings.toolchain(
+        "e", environment, {}, {"PATH": str(tmp_path / "cuda/bin")}
+    ).nvcc == str(nvcc)
 
 
 def test_what_is_not_there_is_not_known(tmp_path: Path) -> None:
@@ -55,7 +77,9 @@ def test_what_is_not_there_is_not_known(tmp_path: Path) -> None:
 
 def test_a_machine_of_an_outsider_is_examined_whole(tmp_path: Path) -> None:
     """Two cards, one with errors, one kept; no engine, no Docker, nobody at the Hub's address."""
-    settings = Settings(data_dir=tmp_path / "data", host_kind="process", hf_endpoint="http://127.0.0.1:9", port=0)
+    settings = Settings(
+        data_dir=tmp_path / "data", host_kind="process", hf_endpoint="http://127.0.0.1:9", port=0
+    )
     cards = [
         Card("GPU-a", "NVIDIA GeForce RTX 3090", display=True),
         Card("GPU-b", "NVIDIA GeForce RTX 3090", persistence=False),
@@ -73,8 +97,12 @@ def test_an_environment_without_headers_is_foreseen(tmp_path: Path) -> None:
     (tmp_path / "engines/vllm-0.33.0").mkdir(parents=True)
     (tmp_path / "engines/vllm-0.33.0/.complete").touch()
     tmp_path.chmod(0o700)
-    settings = Settings(data_dir=tmp_path, host_kind="process", hf_endpoint="http://127.0.0.1:9", port=0)
-    found = examine(settings, nvml=FakeNvml([Card("GPU-a", "NVIDIA GeForce RTX 3090")], driver="470.10"))
+    settings = Settings(
+        data_dir=tmp_path, host_kind="process", hf_endpoint="http://127.0.0.1:9", port=0
+    )
+    found = examine(
+        settings, nvml=FakeNvml([Card("GPU-a", "NVIDIA GeForce RTX 3090")], driver="470.10")
+    )
     (compiler,) = (check for check in found if check.name == "compiler")
     assert (compiler.state, "Python.h" in compiler.found) == ("fail", True)
     (driver,) = (check for check in found if check.name == "driver")

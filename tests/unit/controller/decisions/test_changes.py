@@ -29,7 +29,9 @@ from tests.support.makers import plan, wish
 NEW = 1
 
 
-def replica(index: int = 0, generation: int = 0, *, serves: bool = True, **fields: Any) -> ReplicaNow:
+def replica(
+    index: int = 0, generation: int = 0, *, serves: bool = True, **fields: Any
+) -> ReplicaNow:
     return ReplicaNow(index, generation, serves, **fields)
 
 
@@ -58,7 +60,9 @@ def trial(state: Any, generation: int = NEW, reason: str = "") -> TrialNow:
         ([replica(0, NEW), replica(1, NEW)], None, Finish()),
     ],
 )
-def test_the_next_step_to_a_new_wish(replicas: list[ReplicaNow], tried: TrialNow | None, step: object) -> None:
+def test_the_next_step_to_a_new_wish(
+    replicas: list[ReplicaNow], tried: TrialNow | None, step: object
+) -> None:
     assert next_step(NEW, True, replicas, tried) == step
 
 
@@ -73,14 +77,21 @@ def test_the_next_step_to_a_new_wish(replicas: list[ReplicaNow], tried: TrialNow
         ([replica(0, 0)], None, None),
     ],
 )
-def test_the_next_step_back_to_the_wish_from_before(replicas: list[ReplicaNow], tried: TrialNow | None, step: object) -> None:
+def test_the_next_step_back_to_the_wish_from_before(
+    replicas: list[ReplicaNow], tried: TrialNow | None, step: object
+) -> None:
     assert next_step(0, False, replicas, tried) == step
 
 
 @settings(max_examples=300, deadline=None)
-@given(count=st.integers(1, 4), room=st.booleans(), fails_at=st.integers(0, 5), serving=st.booleans())
-def test_every_change_ends_and_replicas_leave_one_at_a_time(count: int, room: bool, fails_at: int, serving: bool) -> None:
-    """Played through: starts succeed but for one of them; in the end all replicas are by the wish in force."""
+@given(
+    count=st.integers(1, 4), room=st.booleans(), fails_at=st.integers(0, 5), serving=st.booleans()
+)
+def test_every_change_ends_and_replicas_leave_one_at_a_time(
+    count: int, room: bool, fails_at: int, serving: bool
+) -> None:
+    """Played through: starts succeed but for one of them; in the end all replicas are by the wish
+    in force."""
     now = [replica(index, 0, serves=serving or index > 0) for index in range(count)]
     tried: TrialNow | None = None
     wanted, new, starts, finished = NEW, True, 0, False
@@ -92,7 +103,9 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(count: int, room: bo
             case TryBeside(index):
                 fails = starts == fails_at and room and new
                 starts += room
-                tried = TrialNow(index, wanted, "failed" if fails else "ready" if room else "no_room", "why")
+                tried = TrialNow(
+                    index, wanted, "failed" if fails else "ready" if room else "no_room", "why"
+                )
             case Adopt():
                 assert tried is not None
                 now[tried.index] = replica(tried.index, wanted)
@@ -100,7 +113,10 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(count: int, room: bo
             case EndTrial():
                 tried = None
             case GoInPlace(index):
-                now[index], tried = replica(index, now[index].generation, serves=now[index].serves, in_place=True), None
+                now[index], tried = (
+                    replica(index, now[index].generation, serves=now[index].serves, in_place=True),
+                    None,
+                )
             case Leave(index):
                 now[index] = replica(index, now[index].generation, in_place=True, left=True)
             case Replace(index):
@@ -142,7 +158,10 @@ def test_a_plan_beside_that_holds_less_is_not_as_good() -> None:
 
 def test_differences_name_what_is_otherwise_and_no_secret() -> None:
     told = of_wishes(wish(), wish(env={"NCCL_DEBUG": "INFO"}, max_context=5))
-    assert [(one.what, one.old, one.new) for one in told] == [("max_context", None, "5"), ("env", None, "NCCL_DEBUG")]
+    assert [(one.what, one.old, one.new) for one in told] == [
+        ("max_context", None, "5"),
+        ("env", None, "NCCL_DEBUG"),
+    ]
     one = plan()
     other = one.evolve(argv=(*one.argv, "--seed=3"), env={**one.env, "NCCL_DEBUG": "INFO"})
     assert [(one.what, one.old, one.new) for one in of_plans(one, other)] == [

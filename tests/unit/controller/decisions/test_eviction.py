@@ -1,4 +1,5 @@
-"""Who is loaded, who stays, who gives way: the table of gateway/controller/decisions/eviction.py, and what holds whatever the models are."""
+"""Who is loaded, who stays, who gives way: the table of gateway/controller/decisions/eviction.py,
+and what holds whatever the models are."""
 
 from __future__ import annotations
 
@@ -25,8 +26,14 @@ from gateway.controller.decisions.eviction import (
 NOW = 10_000.0
 
 
-def resident(name: str, *states: State, since: float = NOW - 1000, load_s: float = 0.0, **fields: Any) -> Resident:
-    return Resident(name, tuple(Copy(index, state, since, load_s) for index, state in enumerate(states)), **fields)
+def resident(
+    name: str, *states: State, since: float = NOW - 1000, load_s: float = 0.0, **fields: Any
+) -> Resident:
+    return Resident(
+        name,
+        tuple(Copy(index, state, since, load_s) for index, state in enumerate(states)),
+        **fields,
+    )
 
 
 def out(name: str, **fields: Any) -> Resident:
@@ -48,8 +55,15 @@ def test_what_nobody_limits_stays_and_what_is_out_loads() -> None:
 
 def test_who_is_idle_for_longer_than_its_keep_alive_leaves() -> None:
     assert moves(serves("a", keep_alive_s=11)) == Moves()
-    assert moves(serves("a", keep_alive_s=10)).leave == {("a", 0): Leave("idle", "it was not asked for 10s")}
-    fields: list[dict[str, Any]] = [{"requests": 1}, {"waited_s": 0.1}, {"pinned": True}, {"since": NOW - 9}]
+    assert moves(serves("a", keep_alive_s=10)).leave == {
+        ("a", 0): Leave("idle", "it was not asked for 10s")
+    }
+    fields: list[dict[str, Any]] = [
+        {"requests": 1},
+        {"waited_s": 0.1},
+        {"pinned": True},
+        {"since": NOW - 9},
+    ]
     for field in fields:
         assert moves(serves("a", **{"keep_alive_s": 10, **field})) == Moves()
     assert moves(serves("a", keep_alive_s=0)).leave
@@ -72,7 +86,9 @@ def test_without_a_request_it_loads_only_where_it_is_to_be_kept() -> None:
 def test_for_who_is_asked_and_has_no_room_those_leave_that_its_plan_needs() -> None:
     asking = out("x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), promised=True)
     a, b, c = (serves(name) for name in "abc")
-    assert moves(asking, a, b, c).leave == dict.fromkeys([("a", 0), ("b", 0)], Leave("room", "it makes room for x"))
+    assert moves(asking, a, b, c).leave == dict.fromkeys(
+        [("a", 0), ("b", 0)], Leave("room", "it makes room for x")
+    )
     assert moves(asking, a, b, c).hold == {"x": "it waits for a, b to leave"}
     # With room nobody leaves, and for what others give without leaving neither.
     assert moves(out("x", waited_s=1), a, b) == Moves()
@@ -101,7 +117,10 @@ def test_who_was_loaded_for_no_request_leaves_for_one_at_once() -> None:
     assert not moves(out("x", room=False, needs=needs), a, b).leave
     assert not moves(asking, a, serves("b", unused=True, pinned=True, **young)).leave.get(("b", 0))
     used = serves("used", used_at=NOW - 99, **young)
-    assert may_leave([used, serves("a", unused=True, used_at=NOW - 1, **young)], NOW) == [("a", 0), ("used", 0)]
+    assert may_leave([used, serves("a", unused=True, used_at=NOW - 1, **young)], NOW) == [
+        ("a", 0),
+        ("used", 0),
+    ]
 
 
 def test_the_order_in_which_models_are_asked_to_leave() -> None:
@@ -118,7 +137,9 @@ def test_the_order_in_which_models_are_asked_to_leave() -> None:
 
 
 def test_nobody_leaves_while_another_one_does() -> None:
-    found = moves(out("x", waited_s=1, room=False, needs=(("a", 0),)), serves("a"), resident("b", "leaves"))
+    found = moves(
+        out("x", waited_s=1, room=False, needs=(("a", 0),)), serves("a"), resident("b", "leaves")
+    )
     assert found == Moves(hold={"x": "it waits until another model has left, or may leave"})
 
 
@@ -126,7 +147,9 @@ def test_the_turn_is_of_who_waits_longest_and_who_had_to_leave_is_behind() -> No
     first, second = out("b", waited_s=9), out("a", waited_s=3)
     assert moves(second, first).hold == {"a": "it waits for its turn, after b"}
     # Its oldest request has waited for longer, but it has just served.
-    assert moves(second, out("b", waited_s=9, since=NOW - 1)).hold == {"b": "it waits for its turn, after a"}
+    assert moves(second, out("b", waited_s=9, since=NOW - 1)).hold == {
+        "b": "it waits for its turn, after a"
+    }
     # Who could not be started anyway has no turn.
     assert moves(second, out("b", waited_s=9, able=False)) == Moves()
 
@@ -136,8 +159,13 @@ def test_what_nobody_asks_for_waits_for_those_that_are_asked() -> None:
 
 
 def test_a_pinned_model_asks_for_itself_and_gives_nothing() -> None:
-    assert moves(out("p", pinned=True, room=False, needs=(("a", 0),)), serves("a")).leave["a", 0].words == "it makes room for p"
-    assert not moves(out("x", waited_s=1, room=False, needs=(("p", 0),)), serves("p", pinned=True)).leave
+    assert (
+        moves(out("p", pinned=True, room=False, needs=(("a", 0),)), serves("a")).leave["a", 0].words
+        == "it makes room for p"
+    )
+    assert not moves(
+        out("x", waited_s=1, room=False, needs=(("p", 0),)), serves("p", pinned=True)
+    ).leave
 
 
 def test_which_models_a_request_would_bring_back() -> None:
@@ -161,7 +189,9 @@ def test_the_order_of_a_boot() -> None:
 places = st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 2))
 STATES: tuple[State, ...] = ("out", "asleep", "loads", "serves", "leaves")
 copies = st.lists(
-    st.builds(Copy, st.just(0), st.sampled_from(STATES), st.floats(0, NOW), st.floats(0, 1000)), min_size=1, max_size=3
+    st.builds(Copy, st.just(0), st.sampled_from(STATES), st.floats(0, NOW), st.floats(0, 1000)),
+    min_size=1,
+    max_size=3,
 )
 residents = st.lists(
     st.builds(
@@ -192,7 +222,9 @@ residents = st.lists(
 def test_whatever_the_models_are(known: list[Resident]) -> None:
     found, by_name = decide(known, NOW), {one.name: one for one in known}
     for name in found.hold:
-        assert by_name[name].stopped or by_name[name].short or by_name[name].state in ("out", "asleep")
+        assert (
+            by_name[name].stopped or by_name[name].short or by_name[name].state in ("out", "asleep")
+        )
     for (name, index), leave in found.leave.items():
         one = by_name[name]
         copy = one.copies[index]
@@ -202,14 +234,26 @@ def test_whatever_the_models_are(known: list[Resident]) -> None:
         if leave.why == "room":
             assert copy.state == "serves"
             assert one.unused or NOW - copy.since >= copy.residence_s
-            (other,) = [other for other in known if (name, index) in other.needs and f"room for {other.name}" in leave.words]
+            (other,) = [
+                other
+                for other in known
+                if (name, index) in other.needs and f"room for {other.name}" in leave.words
+            ]
             assert other.name in found.hold
             assert other.state != "serves" or not one.asked
-    # One of those that are asked has its turn, or all of them say themselves why they cannot be loaded.
+    # One of those that are asked has its turn, or all of them say themselves why they cannot be
+    # loaded.
     asked = [
-        one for one in known if one.state in ("out", "asleep") and one.waited_s is not None and one.able and not one.stopped
+        one
+        for one in known
+        if one.state in ("out", "asleep")
+        and one.waited_s is not None
+        and one.able
+        and not one.stopped
     ]
-    turns = [one for one in asked if not found.hold.get(one.name, "").startswith("it waits for its turn")]
+    turns = [
+        one for one in asked if not found.hold.get(one.name, "").startswith("it waits for its turn")
+    ]
     assert bool(turns) == bool(asked) or any(one.pinned for one in known)
 
 
@@ -221,27 +265,44 @@ def test_who_sleeps_is_woken_when_it_is_asked_and_rests_until_then() -> None:
     assert moves(asleep("a"), serves("b")) == Moves()
     assert moves(asleep("a", keep_alive_s=0, used_at=NOW - 9999), serves("b")) == Moves()
     # It takes its turn as any other that is out.
-    assert moves(asleep("a", waited_s=1), out("b", waited_s=2)).hold == {"a": "it waits for its turn, after b"}
+    assert moves(asleep("a", waited_s=1), out("b", waited_s=2)).hold == {
+        "a": "it waits for its turn, after b"
+    }
     asking = asleep("a", waited_s=1, room=False, needs=(("b", 0),), promised=True)
     assert moves(asking, serves("b")).leave == {("b", 0): Leave("room", "it makes room for a")}
 
 
 def test_who_sleeps_has_to_end_only_where_that_is_needed() -> None:
     wants = out("x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), promised=True)
-    assert moves(wants, asleep("a"), serves("b")).leave == {("b", 0): Leave("room", "it makes room for x")}
+    assert moves(wants, asleep("a"), serves("b")).leave == {
+        ("b", 0): Leave("room", "it makes room for x")
+    }
     both = moves(
-        out("x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), ends=(("a", 0), ("b", 0)), promised=True),
+        out(
+            "x",
+            waited_s=1,
+            room=False,
+            needs=(("a", 0), ("b", 0)),
+            ends=(("a", 0), ("b", 0)),
+            promised=True,
+        ),
         asleep("a"),
         serves("b"),
     )
-    assert both.leave == dict.fromkeys([("a", 0), ("b", 0)], Leave("room", "it makes room for x", ends=True))
-    assert moves(asleep("a", stopped=True)).leave == {("a", 0): Leave("owner", "its owner stops it", ends=True)}
+    assert both.leave == dict.fromkeys(
+        [("a", 0), ("b", 0)], Leave("room", "it makes room for x", ends=True)
+    )
+    assert moves(asleep("a", stopped=True)).leave == {
+        ("a", 0): Leave("owner", "its owner stops it", ends=True)
+    }
     assert may_leave([asleep("a"), serves("b")], NOW) == [("b", 0)]
 
 
 def test_of_several_copies_those_leave_that_are_needed_and_the_others_serve() -> None:
     asking = out("x", waited_s=1, room=False, needs=(("pair", 1),), promised=True)
-    assert moves(asking, serves("pair", 2, requests=9)).leave == {("pair", 1): Leave("room", "it makes room for x")}
+    assert moves(asking, serves("pair", 2, requests=9)).leave == {
+        ("pair", 1): Leave("room", "it makes room for x")
+    }
     assert set(moves(serves("pair", 2, stopped=True)).leave) == {("pair", 0), ("pair", 1)}
     assert set(moves(serves("pair", 2, keep_alive_s=1)).leave) == {("pair", 0), ("pair", 1)}
     assert not moves(asking, serves("pair", 2, pinned=True)).leave
@@ -255,7 +316,11 @@ def test_each_copy_has_its_own_residence() -> None:
 
 
 def test_the_copy_without_which_its_model_serves_leaves_before_the_only_one() -> None:
-    assert may_leave([serves("old", used_at=NOW - 99), serves("pair", 2)], NOW) == [("pair", 1), ("old", 0), ("pair", 0)]
+    assert may_leave([serves("old", used_at=NOW - 99), serves("pair", 2)], NOW) == [
+        ("pair", 1),
+        ("old", 0),
+        ("pair", 0),
+    ]
     # Not before an idle model, while it is asked itself; and what its owner holds dear comes later.
     assert may_leave([serves("old"), serves("pair", 2, requests=1)], NOW)[0] == ("old", 0)
     assert may_leave([serves("old"), serves("pair", 2, priority=1)], NOW)[0] == ("old", 0)
@@ -279,19 +344,25 @@ def test_for_requests_that_wait_at_its_other_copies_who_is_not_asked_leaves() ->
         assert not moves(pair, serves("x", requests=1)).leave
         assert not moves(pair, serves("x", since=NOW - 1)).leave
         # A model that is out comes first, however long the others have waited.
-        assert moves(pair, serves("x"), out("y", waited_s=0.1)).hold == {"pair": "it waits for its turn, after y"}
+        assert moves(pair, serves("x"), out("y", waited_s=0.1)).hold == {
+            "pair": "it waits for its turn, after y"
+        }
     assert moves(short("pair", pinned=True), serves("x")) == Moves()
 
 
 def test_nobody_gives_memory_back_while_an_engine_measures_its_own() -> None:
     watched = [Copy(0, "serves", NOW - 90, watched=True)]
-    asking = out("x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), ends=(("b", 0),), promised=True)
+    asking = out(
+        "x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), ends=(("b", 0),), promised=True
+    )
     sleeper = Resident("b", (Copy(0, "asleep", NOW - 90),))
     assert set(moves(asking, serves("a"), sleeper).leave) == {("a", 0), ("b", 0)}
     busy = moves(asking, Resident("a", tuple(watched)), sleeper)
     assert not busy.leave
     assert busy.hold == {"x": "it waits for a, b to leave"}
-    assert not moves(asking, serves("a"), Resident("b", (Copy(0, "asleep", NOW - 90, watched=True),))).leave
+    assert not moves(
+        asking, serves("a"), Resident("b", (Copy(0, "asleep", NOW - 90, watched=True),))
+    ).leave
     # Nor for being idle; its owner's word is obeyed at once.
     assert not moves(Resident("a", tuple(watched), keep_alive_s=10, used_at=NOW - 90)).leave
     assert moves(Resident("a", tuple(watched), stopped=True)).leave

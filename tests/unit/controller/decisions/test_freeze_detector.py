@@ -11,7 +11,9 @@ from tests.support.makers import plan
 SILENT_S, ASK_S = 8.0, 3.0
 
 
-def process(pid: int = 1, *, cpu_s: float = 0.0, stopped: bool = False, command: str = "") -> EngineProcess:
+def process(
+    pid: int = 1, *, cpu_s: float = 0.0, stopped: bool = False, command: str = ""
+) -> EngineProcess:
     return EngineProcess(pid=pid, cpu_s=cpu_s, stopped=stopped, command=command)
 
 
@@ -19,7 +21,9 @@ def changed(value: int) -> Choice[int]:
     return Choice[int](value=value, reason="a test", source="a test")
 
 
-def looked(*seconds: float, core_cpu: float = 0.0, answers: bool = True, metrics: object = "m") -> Pulse:
+def looked(
+    *seconds: float, core_cpu: float = 0.0, answers: bool = True, metrics: object = "m"
+) -> Pulse:
     """Looked at in these seconds; its core takes so much of a processor."""
     pulse = Pulse(0.0, SILENT_S)
     for now in seconds:
@@ -70,7 +74,9 @@ def test_a_gateway_that_stood_itself_takes_no_engine_for_frozen() -> None:
     assert pulse.frozen(500) == ""
 
 
-def test_a_core_that_stands_while_clients_wait_is_frozen_when_it_does_not_answer_the_smallest_request_either() -> None:
+def test_a_core_that_stands_while_clients_wait_is_frozen_when_it_does_not_answer_the_smallest_request_either() -> (
+    None
+):
     pulse = looked(0, 5, 8)
     assert not pulse.doubtful(8, None, ASK_S)
     assert not pulse.doubtful(8, 4.9, ASK_S)
@@ -86,11 +92,10 @@ def test_a_core_that_stands_while_clients_wait_is_frozen_when_it_does_not_answer
     assert pulse.frozen(21) == ""
 
 
-@pytest.mark.parametrize(
-    ("core_cpu", "metrics"),
-    [(1.0, "m"), (0.0, None)],
-)
-def test_a_core_that_works_or_of_which_nothing_is_known_stands_not(core_cpu: float, metrics: object) -> None:
+@pytest.mark.parametrize(("core_cpu", "metrics"), [(1.0, "m"), (0.0, None)])
+def test_a_core_that_works_or_of_which_nothing_is_known_stands_not(
+    core_cpu: float, metrics: object
+) -> None:
     """A long prefill, a kernel that is built; an engine that tells no metrics."""
     assert not looked(0, 5, 8, 20, core_cpu=core_cpu, metrics=metrics).doubtful(20, 20.0, ASK_S)
 
@@ -107,7 +112,9 @@ def spinning(step_s: float) -> Pulse:
     return pulse
 
 
-def test_a_core_that_computes_for_longer_than_a_step_takes_is_asked_and_is_frozen_when_it_stays_mute() -> None:
+def test_a_core_that_computes_for_longer_than_a_step_takes_is_asked_and_is_frozen_when_it_stays_mute() -> (
+    None
+):
     assert spinning(2).doubtful(8, 8.0, ASK_S)
     assert not spinning(20).doubtful(19.9, 19.9, ASK_S)
     pulse = spinning(20)
@@ -123,12 +130,20 @@ def test_a_core_that_computes_for_longer_than_a_step_takes_is_asked_and_is_froze
 
 def test_a_core_that_waits_for_a_compiler_is_at_work() -> None:
     pulse = spinning(2)
-    pulse.looked(12, [process(1), process(2, cpu_s=12), process(3, command="/usr/local/cuda/bin/nvcc -c sampling.cu")])
+    pulse.looked(
+        12,
+        [
+            process(1),
+            process(2, cpu_s=12),
+            process(3, command="/usr/local/cuda/bin/nvcc -c sampling.cu"),
+        ],
+    )
     assert not pulse.doubtful(15, 15.0, ASK_S)
 
 
 def test_how_long_a_step_may_take_follows_from_what_a_full_one_took() -> None:
-    """The prompt was half a step; of a context of sixteen such prompts the last is read beside fifteen others."""
+    """The prompt was half a step; of a context of sixteen such prompts the last is read beside
+    fifteen others."""
     attention = (LayerAttention(kind="full", layers=32, head_dim=128, backend="a", status="ok"),)
     lengths = {"max_model_len": changed(16_000), "max_num_batched_tokens": changed(2000)}
     known = plan().evolve(**lengths, attention=attention)
@@ -136,4 +151,6 @@ def test_how_long_a_step_may_take_follows_from_what_a_full_one_took() -> None:
     # Of windows, and of states, a prefill shows nothing before its end.
     sliding = known.evolve(attention=(attention[0].evolve(kind="sliding"),))
     assert longest_step_s(sliding, 1000, 0.25) == 0.25 * 2 * 16 * 2 * 16
-    assert longest_step_s(known.evolve(max_model_len=changed(1002)), 1000, 0.25) == pytest.approx(0.25 * 2 * 2, rel=0.01)
+    assert longest_step_s(known.evolve(max_model_len=changed(1002)), 1000, 0.25) == pytest.approx(
+        0.25 * 2 * 2, rel=0.01
+    )

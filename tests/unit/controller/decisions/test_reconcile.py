@@ -34,14 +34,23 @@ def act(**fields: Any) -> Any:
 
 def instance(one: Attempt, state: str = "running", **fields: Any) -> Instance:
     return Instance.model_validate(
-        {"name": "m-r0-a1", "model": "m", "attempt": one.id, "fingerprint": one.fingerprint, "state": state, **fields}
+        {
+            "name": "m-r0-a1",
+            "model": "m",
+            "attempt": one.id,
+            "fingerprint": one.fingerprint,
+            "state": state,
+            **fields,
+        }
     )
 
 
 def failed(number: int, kind: str, ended_at: float = NOW - 1, **fields: Any) -> Attempt:
     """Of these kinds only `killed` has a cause outside the plan."""
     proves = "nothing" if kind == "killed" else "plan"
-    failure = Failure.model_validate({"kind": kind, "phase": "starting", "message": "it broke", "proves": proves})
+    failure = Failure.model_validate(
+        {"kind": kind, "phase": "starting", "message": "it broke", "proves": proves}
+    )
     return attempt(number, "failed", ended_at=ended_at, failure=failure, **fields)
 
 
@@ -54,8 +63,12 @@ def test_a_start_goes_from_plan_to_route() -> None:
     assert act(attempt=one, instance=running) == Rest("starting", "starting")
     answering = Observation(answering=True)
     assert act(attempt=one, instance=running, seen=answering) == Verify(one)
-    assert act(attempt=one, instance=running, seen=answering, busy=True) == Rest("verifying", "starting")
-    assert act(attempt=one, instance=running, seen=Observation(answering=True, verified=True)) == Publish(one)
+    assert act(attempt=one, instance=running, seen=answering, busy=True) == Rest(
+        "verifying", "starting"
+    )
+    assert act(
+        attempt=one, instance=running, seen=Observation(answering=True, verified=True)
+    ) == Publish(one)
     ready = attempt(state="ready", ready_at=NOW)
     assert act(attempt=ready, instance=instance(ready), seen=answering) == Rest("ready")
 
@@ -67,16 +80,22 @@ def test_a_start_that_was_cut_off_before_its_process_goes_on() -> None:
 
 def test_a_proof_ends_a_start_while_the_engine_still_runs() -> None:
     one, proof = attempt(), Failure(kind="kv_too_small", phase="starting", message="too small")
-    assert act(attempt=one, instance=instance(one), seen=Observation(proof=proof)) == Fail(one, proof)
+    assert act(attempt=one, instance=instance(one), seen=Observation(proof=proof)) == Fail(
+        one, proof
+    )
     # Even while an effect is under way: nothing that is running now can undo a proof.
-    assert act(attempt=one, instance=instance(one), seen=Observation(proof=proof), busy=True) == Fail(one, proof)
+    assert act(
+        attempt=one, instance=instance(one), seen=Observation(proof=proof), busy=True
+    ) == Fail(one, proof)
 
 
 def test_an_exit_counts_only_after_the_log_was_read_to_its_end() -> None:
     one = attempt()
     gone = instance(one, "exited", exit_code=1)
     assert isinstance(act(attempt=one, instance=gone), Rest)
-    action = act(attempt=one, instance=gone, seen=Observation(log_ended=True), tail=("a", "last words"))
+    action = act(
+        attempt=one, instance=gone, seen=Observation(log_ended=True), tail=("a", "last words")
+    )
     assert isinstance(action, Fail)
     assert action.failure.kind == "unknown"
     assert action.failure.line == "last words"
@@ -84,9 +103,12 @@ def test_an_exit_counts_only_after_the_log_was_read_to_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "oom", "kind"), [(0, False, "exited"), (-9, False, "killed"), (137, True, "host_oom"), (None, False, "exited")]
+    ("code", "oom", "kind"),
+    [(0, False, "exited"), (-9, False, "killed"), (137, True, "host_oom"), (None, False, "exited")],
 )
-def test_a_ready_engine_that_ends_has_failed_whatever_its_exit_code(code: int | None, oom: bool, kind: str) -> None:
+def test_a_ready_engine_that_ends_has_failed_whatever_its_exit_code(
+    code: int | None, oom: bool, kind: str
+) -> None:
     ready = attempt(state="ready", ready_at=NOW - 5)
     gone = instance(ready, "exited", exit_code=code, oom_killed=oom)
     action = act(attempt=ready, instance=gone, seen=Observation(log_ended=True))
@@ -120,7 +142,9 @@ def test_causes_outside_the_plan_back_off_and_others_do_not() -> None:
 
 
 @pytest.mark.parametrize("served_s", [0.1, 5, 120])
-def test_an_engine_that_served_is_started_again_at_once_and_waits_begin_with_its_second_death(served_s: float) -> None:
+def test_an_engine_that_served_is_started_again_at_once_and_waits_begin_with_its_second_death(
+    served_s: float,
+) -> None:
     healthy = failed(1, "killed", ready_at=NOW - 1 - served_s)
     assert act(history=(healthy,)) == MakePlan()
     again = failed(2, "killed", ready_at=NOW - 1 - served_s)
@@ -135,7 +159,10 @@ def test_a_gateway_that_finds_an_engine_dead_that_served_starts_another_at_once(
     ready = attempt(state="ready", ready_at=NOW - 3600)
     death = act(attempt=ready)
     assert isinstance(death, Fail)
-    assert act(history=(ready.evolve(state="failed", ended_at=NOW, failure=death.failure),)) == MakePlan()
+    assert (
+        act(history=(ready.evolve(state="failed", ended_at=NOW, failure=death.failure),))
+        == MakePlan()
+    )
 
 
 def test_back_off_doubles_to_five_minutes() -> None:
@@ -150,7 +177,10 @@ def test_a_clock_that_jumps_neither_stretches_nor_skips_the_wait_for_ever() -> N
 
 def test_what_no_plan_helps_against_is_quarantined_at_once() -> None:
     action = act(history=(failed(1, "weights_gated"),))
-    assert (action.state, action.reason) == ("quarantined", "no other plan helps against weights_gated: it broke")
+    assert (action.state, action.reason) == (
+        "quarantined",
+        "no other plan helps against weights_gated: it broke",
+    )
 
 
 def test_too_many_failures_in_a_row_are_quarantined_with_the_reason() -> None:
@@ -183,7 +213,9 @@ def test_removal_stops_what_runs() -> None:
 def test_who_leaves_finishes_what_it_answers_and_stops() -> None:
     ready = attempt(state="ready", ready_at=NOW - 5)
     leaves = {"attempt": ready, "instance": instance(ready), "leaving": "it makes room for x"}
-    assert act(**leaves) == Rest("stopping", "it makes room for x; what it answers is finished first")
+    assert act(**leaves) == Rest(
+        "stopping", "it makes room for x; what it answers is finished first"
+    )
     assert act(**leaves, drained=True) == Retire(ready)
     # Nobody waits for what has not served yet.
     one = attempt()
@@ -193,8 +225,12 @@ def test_who_leaves_finishes_what_it_answers_and_stops() -> None:
 
 
 def test_who_is_held_back_is_not_planned_but_says_why_it_failed_before() -> None:
-    assert act(hold="it is loaded when it is asked") == Rest("stopped", "it is loaded when it is asked")
-    assert act(hold="it waits for its turn", asked=True) == Rest("starting", "it waits for its turn")
+    assert act(hold="it is loaded when it is asked") == Rest(
+        "stopped", "it is loaded when it is asked"
+    )
+    assert act(hold="it waits for its turn", asked=True) == Rest(
+        "starting", "it waits for its turn"
+    )
     assert act(hold="x", blocked="needs 40 GiB") == Rest("stopped", "x")
     quarantined = act(hold="x", history=tuple(failed(number, "oom") for number in range(1, 6)))
     assert quarantined.state == "quarantined"
@@ -209,14 +245,22 @@ def sleeper(gave: dict[str, int] | None) -> Attempt:
 
 def test_who_leaves_sleeps_where_it_can_once_it_has_answered_everything() -> None:
     ready = attempt(state="ready", ready_at=NOW)
-    leaves = {"attempt": ready, "instance": instance(ready), "seen": SEEN, "leaving": "it makes room", "sleeps": True}
+    leaves = {
+        "attempt": ready,
+        "instance": instance(ready),
+        "seen": SEEN,
+        "leaving": "it makes room",
+        "sleeps": True,
+    }
     assert act(**leaves).state == "stopping"
     assert act(**leaves, drained=True) == Sleep(ready)
     assert act(**leaves, drained=True, busy=True) == Rest("stopping", "it makes room")
     assert act(**{**leaves, "sleeps": False}, drained=True) == Retire(ready)
     assert isinstance(act(**{**leaves, "instance": None}, drained=True), Retire)
     starting = attempt()
-    assert act(**{**leaves, "attempt": starting, "instance": instance(starting)}) == Retire(starting)
+    assert act(**{**leaves, "attempt": starting, "instance": instance(starting)}) == Retire(
+        starting
+    )
 
 
 def test_who_sleeps_wakes_when_it_is_asked_and_its_turn_has_come() -> None:
@@ -226,28 +270,38 @@ def test_who_sleeps_wakes_when_it_is_asked_and_its_turn_has_come() -> None:
     assert act(**rests, asked=True) == Wake(one)
     assert act(**rests, asked=True, busy=True).state == "starting"
     assert act(**rests, asked=True, hold="another is first") == Rest("starting", "another is first")
-    assert act(**rests, asked=True, blocked="waits: b sleeps") == Rest("starting", "waits: b sleeps")
+    assert act(**rests, asked=True, blocked="waits: b sleeps") == Rest(
+        "starting", "waits: b sleeps"
+    )
     # Its model leaves with its other engines.
     assert act(**rests, asked=True, leaving="it makes room") == Rest("asleep")
 
 
-def test_a_copy_that_sleeps_while_another_serves_wakes_where_there_is_room_and_else_sleeps_on() -> None:
+def test_a_copy_that_sleeps_while_another_serves_wakes_where_there_is_room_and_else_sleeps_on() -> (
+    None
+):
     one = sleeper({"GPU-0": 5})
     rests = {"attempt": one, "instance": instance(one), "seen": SEEN, "sleeps": True, "spare": True}
     assert act(**rests) == Wake(one)
     assert act(**rests, hold="others load first") == Rest("asleep", "others load first")
     assert act(**rests, blocked="it lacks 3 GiB") == Rest("asleep", "it lacks 3 GiB")
     assert act(**rests, asked=True, blocked="it lacks 3 GiB") == Rest("asleep", "it lacks 3 GiB")
-    assert act(**rests, asked=True, blocked="waits: b sleeps", promised=True) == Rest("starting", "waits: b sleeps")
+    assert act(**rests, asked=True, blocked="waits: b sleeps", promised=True) == Rest(
+        "starting", "waits: b sleeps"
+    )
     assert act(**rests, leaving="it makes room") == Rest("asleep")
 
 
 def test_what_was_cut_off_while_it_fell_asleep_or_woke_up_is_woken() -> None:
     one = sleeper(None)
     assert act(attempt=one, instance=instance(one), seen=SEEN) == Wake(one)
-    assert act(attempt=one, instance=instance(one)) == Rest("starting", "starting"), "its watcher has not seen it yet"
+    assert act(attempt=one, instance=instance(one)) == Rest("starting", "starting"), (
+        "its watcher has not seen it yet"
+    )
     awake = attempt(state="ready", ready_at=NOW)
-    assert act(attempt=awake, instance=instance(awake), seen=SEEN.evolve(sleeping=True)) == Wake(awake)
+    assert act(attempt=awake, instance=instance(awake), seen=SEEN.evolve(sleeping=True)) == Wake(
+        awake
+    )
     assert act(attempt=awake, instance=instance(awake), seen=SEEN) == Rest("ready")
 
 
@@ -256,7 +310,11 @@ def test_who_dies_or_has_to_end_while_it_sleeps_just_ends(gave: dict[str, int] |
     one, proof = sleeper(gave), Failure(kind="hang", phase="serving", message="it hangs")
     assert act(attempt=one, instance=None) == Retire(one)
     assert act(attempt=one, instance=instance(one, "exited"), asked=True) == Retire(one)
-    assert act(attempt=one, instance=instance(one), seen=SEEN.evolve(proof=proof), busy=True) == Retire(one)
-    assert act(attempt=one, instance=instance(one), seen=SEEN, leaving="its owner stops it") == Retire(one)
+    assert act(
+        attempt=one, instance=instance(one), seen=SEEN.evolve(proof=proof), busy=True
+    ) == Retire(one)
+    assert act(
+        attempt=one, instance=instance(one), seen=SEEN, leaving="its owner stops it"
+    ) == Retire(one)
     assert act(attempt=one, instance=instance(one), seen=SEEN, spent=True) == Retire(one)
     assert act(attempt=one, instance=instance(one), seen=SEEN, spent=True, busy=True) != Retire(one)

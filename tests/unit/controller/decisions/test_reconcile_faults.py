@@ -1,4 +1,5 @@
-"""Crash loops, clocks that jump and lost memory: what the reconciler makes of a history of starts."""
+"""Crash loops, clocks that jump and lost memory: what the reconciler makes of a history of
+starts."""
 
 from __future__ import annotations
 
@@ -6,7 +7,13 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.controller.decisions.reconcile import MakePlan, ReplicaSnapshot, Rest, counted, next_action
+from gateway.controller.decisions.reconcile import (
+    MakePlan,
+    ReplicaSnapshot,
+    Rest,
+    counted,
+    next_action,
+)
 from gateway.diagnosis.ending import ended
 from gateway.diagnosis.facts.learn import learn
 from gateway.domain import Attempt, Failure, Hardware, Instance, Policy
@@ -20,12 +27,19 @@ START = 1_000_000.0
 
 
 def failed(number: int, at: float, ready_at: float | None = None) -> Attempt:
-    failure = Failure(kind="killed", phase="serving", message="The engine was killed (signal 9).", proves="nothing")
+    failure = Failure(
+        kind="killed",
+        phase="serving",
+        message="The engine was killed (signal 9).",
+        proves="nothing",
+    )
     return attempt(number, "failed", started_at=at, ended_at=at, ready_at=ready_at, failure=failure)
 
 
 def act(history: list[Attempt], now: float, attempts: int = 50) -> object:
-    replica = ReplicaSnapshot(wanted=True, policy=Policy(max_attempts=attempts), attempt=None, history=tuple(history))
+    replica = ReplicaSnapshot(
+        wanted=True, policy=Policy(max_attempts=attempts), attempt=None, history=tuple(history)
+    )
     return next_action(replica, now, backoff_s=10, backoff_max_s=300)
 
 
@@ -82,8 +96,12 @@ def test_a_clock_that_jumps_costs_one_early_start_at_most(jump: float) -> None:
 @pytest.mark.parametrize("jump", [DAY, -DAY])
 def test_a_clock_that_jumps_touches_nothing_that_runs(jump: float) -> None:
     ready = attempt(1, "ready", ready_at=START)
-    running_instance = Instance(name="m-r0-a1", model="m", attempt=1, fingerprint=ready.fingerprint, state="running")
-    replica = ReplicaSnapshot(wanted=True, policy=Policy(), attempt=ready, instance=running_instance)
+    running_instance = Instance(
+        name="m-r0-a1", model="m", attempt=1, fingerprint=ready.fingerprint, state="running"
+    )
+    replica = ReplicaSnapshot(
+        wanted=True, policy=Policy(), attempt=ready, instance=running_instance
+    )
     assert next_action(replica, START + jump, backoff_s=10, backoff_max_s=300) == Rest("ready")
 
 
@@ -95,25 +113,50 @@ def test_a_clock_set_back_does_not_forgive_what_fails_from_then_on() -> None:
 
 def next_plans(one: Attempt, failure: Failure, here: Hardware) -> tuple[str, ...]:
     facts = learn(one, failure, START)
-    return tuple(plan.fingerprint for plan in decide(spec(), here, [engine("cuda")], wish(), facts).plans)
+    return tuple(
+        plan.fingerprint for plan in decide(spec(), here, [engine("cuda")], wish(), facts).plans
+    )
 
 
 def test_the_plan_whose_engine_the_kernel_killed_for_memory_is_never_made_again() -> None:
     one = attempt()
     killed = Instance(
-        name="m", model="m", attempt=1, fingerprint=one.fingerprint, state="exited", exit_code=137, oom_killed=True
+        name="m",
+        model="m",
+        attempt=1,
+        fingerprint=one.fingerprint,
+        state="exited",
+        exit_code=137,
+        oom_killed=True,
     )
     failure = ended(killed, "loading weights", (), was_ready=False)
     assert failure.kind == "host_oom"
     here = machine("2x3090")
-    assert one.fingerprint in {plan.fingerprint for plan in decide(spec(), here, [engine("cuda")], wish(), ()).plans}
+    assert one.fingerprint in {
+        plan.fingerprint for plan in decide(spec(), here, [engine("cuda")], wish(), ()).plans
+    }
     plans = next_plans(one, failure, here)
     assert one.fingerprint not in plans
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"), [(-9, "killed"), (137, "killed"), (-11, "exited"), (139, "exited"), (134, "exited"), (1, "unknown")]
+    ("code", "kind"),
+    [
+        (-9, "killed"),
+        (137, "killed"),
+        (-11, "exited"),
+        (139, "exited"),
+        (134, "exited"),
+        (1, "unknown"),
+    ],
 )
 def test_an_engine_that_crashed_was_not_killed_from_outside(code: int, kind: str) -> None:
-    gone = Instance(name="m", model="m", attempt=1, fingerprint=attempt().fingerprint, state="exited", exit_code=code)
+    gone = Instance(
+        name="m",
+        model="m",
+        attempt=1,
+        fingerprint=attempt().fingerprint,
+        state="exited",
+        exit_code=code,
+    )
     assert ended(gone, "loading weights", (), was_ready=False).kind == kind

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from gateway.controller.decisions.reconcile import Rest
-from gateway.controller.decisions.reports import ModelNow, ReplicaNow, Told, of_model, stage, stage_of
+from gateway.controller.decisions.reports import (
+    ModelNow,
+    ReplicaNow,
+    Told,
+    of_model,
+    stage,
+    stage_of,
+)
 from gateway.domain import Abilities, Attempt, Change, Failure, Offer
 from gateway.domain.facts import EVENT_KINDS
 from tests.support.makers import plan, wish
@@ -20,14 +27,23 @@ OLD = ModelNow(wish())
 def attempt(number: int = 1, **changes: Any) -> Attempt:
     made = plan()
     first = Attempt(
-        id=number, model="m", replica=0, state="starting", plan=made, fingerprint=made.fingerprint, port=1, started_at=NOW - 60
+        id=number,
+        model="m",
+        replica=0,
+        state="starting",
+        plan=made,
+        fingerprint=made.fingerprint,
+        port=1,
+        started_at=NOW - 60,
     )
     changed: Attempt = first.evolve(**changes)
     return changed
 
 
 def failed(number: int = 1) -> Attempt:
-    failure = Failure(kind="kv_too_small", phase="loading", message="too long", line="ValueError: too long")
+    failure = Failure(
+        kind="kv_too_small", phase="loading", message="too long", line="ValueError: too long"
+    )
     return attempt(number, state="failed", ended_at=NOW - 1, failure=failure)
 
 
@@ -62,16 +78,26 @@ def test_nothing_happened_where_nothing_is_other() -> None:
         (model(), model(stopped=True), ["model.stopped"]),
         (model(stopped=True), model(), ["model.started"]),
         (model(), model(forgiven_at=5.0), ["model.retried"]),
-        (model(ReplicaNow(0)), model(ReplicaNow(0, leaving=("idle", "it was not asked for 5m"))), ["model.leaving"]),
+        (
+            model(ReplicaNow(0)),
+            model(ReplicaNow(0, leaving=("idle", "it was not asked for 5m"))),
+            ["model.leaving"],
+        ),
         (model(), model(state="ready"), ["model.state"]),
         (model(), ModelNow(wish(min_context=7)), ["model.changed"]),
         # The commits that a plan pinned are no change that somebody asked for, but they are told.
         (model(), model(endpoints={"http://a": ""}), ["endpoint.reached"]),
-        (model(endpoints={"http://a": ""}), model(endpoints={"http://a": "it does not answer"}), ["endpoint.lost"]),
+        (
+            model(endpoints={"http://a": ""}),
+            model(endpoints={"http://a": "it does not answer"}),
+            ["endpoint.lost"],
+        ),
         (model(), model(endpoints={"http://a": "it does not answer"}), []),
     ],
 )
-def test_what_is_other_of_a_model_is_told(before: ModelNow | None, after: ModelNow | None, expected: list[str]) -> None:
+def test_what_is_other_of_a_model_is_told(
+    before: ModelNow | None, after: ModelNow | None, expected: list[str]
+) -> None:
     assert kinds(before, after) == expected
 
 
@@ -90,9 +116,15 @@ def test_a_change_is_told_when_it_begins_and_when_it_is_given_up() -> None:
     [
         (ReplicaNow(0, (attempt(),)), ["plan.chosen"]),
         (ReplicaNow(0, (attempt(),), watched=1), ["plan.chosen", "engine.started"]),
-        (ReplicaNow(0, (ready(),), watched=1), ["plan.chosen", "engine.started", "engine.proven", "engine.ready"]),
+        (
+            ReplicaNow(0, (ready(),), watched=1),
+            ["plan.chosen", "engine.started", "engine.proven", "engine.ready"],
+        ),
         (ReplicaNow(0, (failed(),)), ["plan.chosen", "engine.failed"]),
-        (ReplicaNow(0, (attempt(state="stopped", ended_at=NOW),)), ["plan.chosen", "engine.stopped"]),
+        (
+            ReplicaNow(0, (attempt(state="stopped", ended_at=NOW),)),
+            ["plan.chosen", "engine.stopped"],
+        ),
         # All that lies between two looks is told, in its order.
         (ReplicaNow(0, (failed(), attempt(2))), ["plan.chosen", "engine.failed", "plan.fallback"]),
     ],
@@ -101,12 +133,19 @@ def test_every_step_of_a_start_is_told_once(replica: ReplicaNow, expected: list[
     told = Told()
     assert kinds(OLD, model(replica), told) == expected
     # Another look, or the same start as another replica has it now: a trial that took its place.
-    assert kinds(OLD, model(ReplicaNow(0, replica.attempts, watched=replica.watched, trial=True)), told) == []
+    assert (
+        kinds(
+            OLD, model(ReplicaNow(0, replica.attempts, watched=replica.watched, trial=True)), told
+        )
+        == []
+    )
 
 
 def test_which_copy_leaves_is_told_where_there_are_several() -> None:
     leaves = ReplicaNow(1, leaving=("room", "it makes room for b"))
-    (event,) = of_model(model(ReplicaNow(0), ReplicaNow(1)), model(ReplicaNow(0), leaves), Told(), NOW)
+    (event,) = of_model(
+        model(ReplicaNow(0), ReplicaNow(1)), model(ReplicaNow(0), leaves), Told(), NOW
+    )
     assert (event.kind, event.replica, event.data["why"]) == ("model.leaving", 1, "room")
     assert event.words == "Copy 2 of m is unloaded: it makes room for b."
 
@@ -114,19 +153,33 @@ def test_which_copy_leaves_is_told_where_there_are_several() -> None:
 def test_a_start_goes_on_where_it_was_told_to_be() -> None:
     told = Told()
     told.note(1, stage_of("plan.chosen"))
-    assert kinds(OLD, model(ReplicaNow(0, (ready(),), watched=1)), told) == ["engine.started", "engine.proven", "engine.ready"]
+    assert kinds(OLD, model(ReplicaNow(0, (ready(),), watched=1)), told) == [
+        "engine.started",
+        "engine.proven",
+        "engine.ready",
+    ]
     told = Told()
     told.note(1, stage(ready(), watched=True))
-    assert kinds(OLD, model(ReplicaNow(0, (failed().evolve(ready_at=5.0),))), told) == ["engine.failed"]
+    assert kinds(OLD, model(ReplicaNow(0, (failed().evolve(ready_at=5.0),))), told) == [
+        "engine.failed"
+    ]
 
 
 def test_a_failure_comes_with_its_proof_and_a_fallback_with_what_differs() -> None:
-    first, failure, second = of_model(OLD, model(ReplicaNow(0, (failed(), attempt(2)))), Told(), NOW)
-    assert first.data["why"]["max_model_len"] == first.data["why"]["max_model_len"] | {"value": plan().max_model_len.value}
+    first, failure, second = of_model(
+        OLD, model(ReplicaNow(0, (failed(), attempt(2)))), Told(), NOW
+    )
+    assert first.data["why"]["max_model_len"] == first.data["why"]["max_model_len"] | {
+        "value": plan().max_model_len.value
+    }
     assert first.data["why"]["max_model_len"]["reason"]
     assert failure.data["failure"]["line"] == "ValueError: too long"
     assert (failure.at, failure.attempt) == (NOW - 1, 1)
-    assert (second.data["after"], second.data["attempt_before"], second.data["differences"]) == ("kv_too_small", 1, [])
+    assert (second.data["after"], second.data["attempt_before"], second.data["differences"]) == (
+        "kv_too_small",
+        1,
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,12 +191,16 @@ def test_a_failure_comes_with_its_proof_and_a_fallback_with_what_differs() -> No
         ({}, {}, "replaced"),
     ],
 )
-def test_an_engine_that_stops_says_why(changes: dict[str, Any], own: dict[str, Any], why: str) -> None:
+def test_an_engine_that_stops_says_why(
+    changes: dict[str, Any], own: dict[str, Any], why: str
+) -> None:
     told = Told()
     told.note(1, "ready")
     replica = ReplicaNow(0, (attempt(state="stopped", ended_at=NOW),), **own)
     stopped = [
-        event for event in of_model(model(**changes), model(replica, **changes), told, NOW) if event.kind == "engine.stopped"
+        event
+        for event in of_model(model(**changes), model(replica, **changes), told, NOW)
+        if event.kind == "engine.stopped"
     ]
     assert [event.data["why"] for event in stopped] == [why]
 
@@ -155,17 +212,25 @@ def test_an_engine_that_stops_says_why(changes: dict[str, Any], own: dict[str, A
         # Figures that move every second are no news.
         ("compiling kernels: nvcc a.cu", "compiling kernels: nvcc b.cu", []),
         ("planning", "Downloading a/b: 1.0 MiB of 9.0 MiB (11 %)", ["weights.downloading"]),
-        ("Downloading a/b: 1.0 MiB of 9.0 MiB (11 %)", "Downloading a/b: 9.0 MiB of 9.0 MiB (100 %)", []),
+        (
+            "Downloading a/b: 1.0 MiB of 9.0 MiB (11 %)",
+            "Downloading a/b: 9.0 MiB of 9.0 MiB (100 %)",
+            [],
+        ),
         ("Downloading a/b: 1.0 MiB", "Checking a/b: 9.0 MiB", []),
         ("Downloading a/b: 1.0 MiB", "starting the engine", ["weights.downloaded", "engine.phase"]),
         ("starting", "pulling img:v1: 0.1 of 9.0 GiB", ["engine.pulling"]),
         ("pulling img:v1: 0.1 of 9.0 GiB", "unpacking img:v1: 9.0 GiB", []),
     ],
 )
-def test_phases_are_told_without_their_figures(before: str, after: str, expected: list[str]) -> None:
+def test_phases_are_told_without_their_figures(
+    before: str, after: str, expected: list[str]
+) -> None:
     told = Told()
     told.note(1, "started")
-    looks = [model(ReplicaNow(0, (attempt(),), phase=phase, watched=1)) for phase in (before, after)]
+    looks = [
+        model(ReplicaNow(0, (attempt(),), phase=phase, watched=1)) for phase in (before, after)
+    ]
     assert kinds(looks[0], looks[1], told) == expected
 
 
@@ -176,8 +241,16 @@ def test_phases_are_told_without_their_figures(before: str, after: str, expected
         (Rest("no_plan", "too large"), Rest("no_plan", "too large"), []),
         (Rest("no_plan", "too large"), Rest("no_plan", "still too large"), ["plan.none"]),
         (Rest("starting"), Rest("backing_off", "after oom", NOW + 20), ["engine.retry"]),
-        (Rest("backing_off", "after oom", NOW + 20), Rest("backing_off", "after oom", NOW + 20), []),
-        (Rest("backing_off", "after oom", NOW + 20), Rest("backing_off", "after oom", NOW + 40), ["engine.retry"]),
+        (
+            Rest("backing_off", "after oom", NOW + 20),
+            Rest("backing_off", "after oom", NOW + 20),
+            [],
+        ),
+        (
+            Rest("backing_off", "after oom", NOW + 20),
+            Rest("backing_off", "after oom", NOW + 40),
+            ["engine.retry"],
+        ),
         (Rest("starting"), Rest("quarantined", "5 starts failed"), ["engine.quarantined"]),
         (Rest("ready"), Rest("unreachable", "it is stopped"), ["engine.frozen"]),
         (Rest("unreachable", "it is stopped"), Rest("ready"), ["engine.answers"]),

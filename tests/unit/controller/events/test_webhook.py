@@ -11,8 +11,8 @@ def test_a_message_is_signed_as_the_specification_signs_its_example() -> None:
     """Source: test_sign_function of standard-webhooks/libraries/python/tests/test_webhooks.py."""
     key = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     lines = headers("msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}', key)
-    assert lines == (
-        b"webhook-id: msg_p5jXN8AQM9LWM0D4loKWxJek\r\n"
+    assert (
+        lines == b"webhook-id: msg_p5jXN8AQM9LWM0D4loKWxJek\r\n"
         b"webhook-timestamp: 1614265330\r\n"
         b"webhook-signature: v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=\r\n"
     )

@@ -19,16 +19,26 @@ def admitted(fleet: Fleet, *names: str) -> list[ReplicaState]:
     return [fleet.admit(ManagedModel(wish(name=name), 0.0)).replicas[0] for name in names]
 
 
-def test_what_was_given_for_a_model_is_claimed_for_it_until_it_is_planned_or_finds_no_plan() -> None:
+def test_what_was_given_for_a_model_is_claimed_for_it_until_it_is_planned_or_finds_no_plan() -> (
+    None
+):
     fleet = Fleet()
     taker, other = admitted(fleet, "taker", "other")
     admitted(fleet, "giver")
-    take = Offer(model="giver", how="surplus", gives={"GPU-x": 3 * GIB}, keeps=9 * GIB, words="giver gives 3 GiB")
+    take = Offer(
+        model="giver",
+        how="surplus",
+        gives={"GPU-x": 3 * GIB},
+        keeps=9 * GIB,
+        words="giver gives 3 GiB",
+    )
     taker.wait_for((take,))
     assert fleet.claims(other) == {}, "it is not given yet"
     giving(fleet, take, "taker")
     has = fleet.claims(taker)
-    assert fleet.claims(other) == {**has, "GPU-x": 3 * GIB}, "it was given, though the taker has yet to hear of it"
+    assert fleet.claims(other) == {**has, "GPU-x": 3 * GIB}, (
+        "it was given, though the taker has yet to hear of it"
+    )
     taker.receive((take,))
     assert (taker.blocked, taker.takes) == (None, ())
     assert fleet.claims(other) == {**has, "GPU-x": 3 * GIB}
@@ -43,7 +53,13 @@ def test_what_was_given_for_one_is_not_claimed_for_who_asked_for_the_same_meanwh
     fleet = Fleet()
     taker, late, other = admitted(fleet, "taker", "late", "other")
     admitted(fleet, "giver")
-    take = Offer(model="giver", how="surplus", gives={"GPU-x": 3 * GIB}, keeps=9 * GIB, words="giver gives 3 GiB")
+    take = Offer(
+        model="giver",
+        how="surplus",
+        gives={"GPU-x": 3 * GIB},
+        keeps=9 * GIB,
+        words="giver gives 3 GiB",
+    )
     for one in (taker, late):
         one.wait_for((take,))
     giving(fleet, take, "taker")

@@ -46,13 +46,20 @@ async def mounted(tmp_path: Path, folder: Path) -> tuple[Mount, ...]:
     launcher = Launcher(Settings(data_dir=tmp_path / "data"), host, lambda _: made, download)
     one: Attempt = attempt()
     model = ModelRef(source=str(folder), task="generate", vocab=1)
-    await launcher.launch(one.evolve(plan=one.plan.evolve(model=model)), lambda _: None, at_once, allow_remote_code=False)
+    await launcher.launch(
+        one.evolve(plan=one.plan.evolve(model=model)),
+        lambda _: None,
+        at_once,
+        allow_remote_code=False,
+    )
     (spec,) = host.started
     mounts: tuple[Mount, ...] = spec.mounts
     return mounts
 
 
-def snapshot(root: Path, repository: str = "models--org--name", commit: str = COMMIT, blobs: str = "blobs") -> Path:
+def snapshot(
+    root: Path, repository: str = "models--org--name", commit: str = COMMIT, blobs: str = "blobs"
+) -> Path:
     (root / repository / blobs).mkdir(parents=True)
     folder = root / repository / "snapshots" / commit
     folder.mkdir(parents=True)
@@ -81,7 +88,9 @@ async def test_a_snapshot_of_the_hub_is_shown_with_its_repository(tmp_path: Path
     ],
     ids=["no repository", "no commit", "no blobs", "at the top"],
 )
-async def test_a_folder_that_only_is_called_as_in_a_cache_is_shown_alone(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+async def test_a_folder_that_only_is_called_as_in_a_cache_is_shown_alone(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
     folder = make(tmp_path)
     assert await mounted(tmp_path, folder) == (Mount(source=str(folder), target=str(folder)),)
 
@@ -111,24 +120,38 @@ async def test_a_chat_template_is_a_file_that_only_its_container_sees(tmp_path: 
     folder, host = tmp_path / "model", Docker()
     folder.mkdir()
     one, given = templated("{{ messages }} \u00df")
-    one = one.evolve(plan=one.plan.evolve(model=ModelRef(source=str(folder), task="generate", vocab=1)))
+    one = one.evolve(
+        plan=one.plan.evolve(model=ModelRef(source=str(folder), task="generate", vocab=1))
+    )
     launcher = launcher_of(host, data_dir=tmp_path / "data")
     for _ in range(2):
         launcher.keep_template(given.text)
         await launcher.launch(one, lambda _: None, at_once, allow_remote_code=False)
     spec, templates = host.started[1], tmp_path / "data" / "chat-templates"
-    assert spec.mounts == tuple(Mount(source=str(path), target=str(path)) for path in (folder, templates))
+    assert spec.mounts == tuple(
+        Mount(source=str(path), target=str(path)) for path in (folder, templates)
+    )
     (file,) = templates.iterdir()
     assert f"--chat-template={file}" in spec.argv
-    assert (file.read_text(), file.stat().st_mode & 0o777, templates.stat().st_mode & 0o777) == (given.text, 0o644, 0o755)
+    assert (file.read_text(), file.stat().st_mode & 0o777, templates.stat().st_mode & 0o777) == (
+        given.text,
+        0o644,
+        0o755,
+    )
 
 
-async def test_where_engines_see_one_folder_alone_the_chat_template_is_below_that(tmp_path: Path) -> None:
+async def test_where_engines_see_one_folder_alone_the_chat_template_is_below_that(
+    tmp_path: Path,
+) -> None:
     models, host = tmp_path / "models", Docker()
     (models / "m").mkdir(parents=True)
     one, given = templated("{{ messages }}")
-    one = one.evolve(plan=one.plan.evolve(model=ModelRef(source=str(models / "m"), task="generate", vocab=1)))
-    launcher = launcher_of(host, data_dir=tmp_path / "data", models_dir=models, models_source="fitserve-models")
+    one = one.evolve(
+        plan=one.plan.evolve(model=ModelRef(source=str(models / "m"), task="generate", vocab=1))
+    )
+    launcher = launcher_of(
+        host, data_dir=tmp_path / "data", models_dir=models, models_source="fitserve-models"
+    )
     launcher.keep_template(given.text)
     await launcher.launch(one, lambda _: None, at_once, allow_remote_code=False)
     (spec,) = host.started
@@ -140,15 +163,23 @@ async def test_where_engines_see_one_folder_alone_the_chat_template_is_below_tha
 async def test_a_plan_whose_chat_template_is_gone_is_not_started(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     one, _ = templated("{{ messages }}")
-    one = one.evolve(plan=one.plan.evolve(model=ModelRef(source=str(tmp_path / "model"), task="generate", vocab=1)))
+    one = one.evolve(
+        plan=one.plan.evolve(
+            model=ModelRef(source=str(tmp_path / "model"), task="generate", vocab=1)
+        )
+    )
     host = Docker()
     with pytest.raises(BadModel, match="No such file"):
-        await launcher_of(host, data_dir=tmp_path / "data").launch(one, lambda _: None, at_once, allow_remote_code=False)
+        await launcher_of(host, data_dir=tmp_path / "data").launch(
+            one, lambda _: None, at_once, allow_remote_code=False
+        )
     assert not host.started
 
 
 @pytest.mark.parametrize("part", ["model", "its parent"])
-async def test_a_folder_that_became_a_link_since_it_was_planned_is_not_shown(tmp_path: Path, part: str) -> None:
+async def test_a_folder_that_became_a_link_since_it_was_planned_is_not_shown(
+    tmp_path: Path, part: str
+) -> None:
     (tmp_path / "secret" / "name").mkdir(parents=True)
     (tmp_path / "models").mkdir()
     folder = tmp_path / "models" / "name"

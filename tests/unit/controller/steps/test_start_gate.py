@@ -32,13 +32,19 @@ class Seen:
     def holders(self, _running: Collection[str], begun: set[str], now: float) -> list[Holder]:
         found = [self._holder(one, stage, now) for one, stage in self.engines.values()]
         named = {one.instance for one in found}
-        return found + [self._holder(start(9), "loads", now) for name in begun - named if name == start(9).instance_name]
+        return found + [
+            self._holder(start(9), "loads", now)
+            for name in begun - named
+            if name == start(9).instance_name
+        ]
 
     def disproved(self, _attempt: Attempt) -> Failure | None:
         return self.failed
 
     def _holder(self, one: Attempt, stage: Stage, now: float) -> Holder:
-        return Holder(one.instance_name, one.model, frozenset(one.plan.gpus), shape(one.plan), stage, now)
+        return Holder(
+            one.instance_name, one.model, frozenset(one.plan.gpus), shape(one.plan), stage, now
+        )
 
 
 def start(number: int, model: str = "new") -> Attempt:
@@ -129,7 +135,9 @@ async def test_a_plan_that_a_copy_has_shown_to_fail_is_not_started() -> None:
 def busy(free_gib: int, used_gib: int) -> Hardware:
     """Beside a process of somebody else."""
     process = GpuProcess(pid=7, used_bytes=used_gib * GIB)
-    gpus = tuple(gpu.evolve(free_bytes=free_gib * GIB, processes=(process,)) for gpu in machine().gpus)
+    gpus = tuple(
+        gpu.evolve(free_bytes=free_gib * GIB, processes=(process,)) for gpu in machine().gpus
+    )
     made: Hardware = machine().evolve(gpus=gpus)
     return made
 
@@ -145,7 +153,9 @@ async def test_who_else_takes_memory_is_waited_for(monkeypatch: pytest.MonkeyPat
     asked, words = StartGate(Seen(), hardware, 1800.0), list[str]()
     asked.look([])
     await asked.turn(attempt(9, plan=small, model="new"), words.append)
-    assert words == ["waits for what else runs on its GPUs: process 7 on GPU 1 had 0.00 GiB and has 1.00 GiB"]
+    assert words == [
+        "waits for what else runs on its GPUs: process 7 on GPU 1 had 0.00 GiB and has 1.00 GiB"
+    ]
 
 
 async def test_a_plan_whose_memory_is_gone_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,14 +184,18 @@ async def test_what_an_engine_took_of_its_gpu_is_known_where_nobody_else_moved()
     await asked.turn(one, lambda _: None)
     before = now.gpus[1].free_bytes or 0
     ours = GpuProcess(pid=20, used_bytes=20 * GIB)
-    now = now.evolve(gpus=tuple(gpu.evolve(free_bytes=before - 20 * GIB, processes=(ours,)) for gpu in now.gpus))
+    now = now.evolve(
+        gpus=tuple(gpu.evolve(free_bytes=before - 20 * GIB, processes=(ours,)) for gpu in now.gpus)
+    )
     assert await asked.since(one) == ("", 20 * GIB)
 
 
 def test_a_plan_that_is_tried_beside_what_serves_is_there_for_the_gate_too() -> None:
     serves, tried = attempt(1, "ready", plan=PLAN), attempt(2, plan=PLAN)
     fleet = Fleet()
-    fleet.models["m"] = ManagedModel(wish(), 0.0, replicas=[ReplicaState("m", 0, serves)], trial=ReplicaState("m", 0, tried))
+    fleet.models["m"] = ManagedModel(
+        wish(), 0.0, replicas=[ReplicaState("m", 0, serves)], trial=ReplicaState("m", 0, tried)
+    )
     names = {serves.instance_name, tried.instance_name}
     assert {one.instance: one.proved for one in fleet.holders(names, set(), 1.0)} == dict(
         zip(sorted(names), (True, False), strict=True)
@@ -189,12 +203,19 @@ def test_a_plan_that_is_tried_beside_what_serves_is_there_for_the_gate_too() -> 
 
 
 async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:
-    seen, shared = Seen(), plan(replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78})
+    seen, shared = (
+        Seen(),
+        plan(
+            replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78}
+        ),
+    )
     asked = gate(seen)
     asked.look([])
     one = attempt(9, plan=shared.evolve(gpus=(UUID,)), model="new")
     assert await asked.turn(one, lambda _: None, sizes=True)
-    oom = Failure(kind="gpu_oom", phase="capturing graphs", message="out of memory", proves="memory")
+    oom = Failure(
+        kind="gpu_oom", phase="capturing graphs", message="out of memory", proves="memory"
+    )
     assert "measures from now on" in asked.failed(one, oom)
     seen.now(one, "stands")
     asked.look([])
@@ -206,7 +227,14 @@ async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:
 async def test_a_kernel_that_fails_fails_whoever_was_given_bytes_too() -> None:
     asked = gate(Seen())
     asked.look([])
-    shared = plan(replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78})
+    shared = plan(
+        replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78}
+    )
     one = attempt(9, plan=shared.evolve(gpus=(UUID,)), model="new")
     assert await asked.turn(one, lambda _: None, sizes=True)
-    assert not asked.failed(one, Failure(kind="kernel_refused", phase="loading weights", message="no kernel", proves="kernel"))
+    assert not asked.failed(
+        one,
+        Failure(
+            kind="kernel_refused", phase="loading weights", message="no kernel", proves="kernel"
+        ),
+    )

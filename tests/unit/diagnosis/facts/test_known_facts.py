@@ -1,4 +1,5 @@
-"""Facts by what they are about: the same answers as a look at every fact, and no look at facts about something else."""
+"""Facts by what they are about: the same answers as a look at every fact, and no look at facts
+about something else."""
 
 from __future__ import annotations
 
@@ -20,29 +21,46 @@ PROFILES = Profiles()
 
 scopes = st.dictionaries(st.sampled_from("abc"), st.sampled_from("xyz"))
 kinds = st.sampled_from(["kernel_fails", "max_context"])
-facts = st.builds(lambda kind, scope: Fact(kind=kind, scope=scope, grade="failed", source="a line"), kinds, scopes)
+facts = st.builds(
+    lambda kind, scope: Fact(kind=kind, scope=scope, grade="failed", source="a line"), kinds, scopes
+)
 
 
-@given(st.lists(facts, max_size=30), kinds, st.dictionaries(st.sampled_from("abcd"), st.sampled_from([*"xyz", None])))
+@given(
+    st.lists(facts, max_size=30),
+    kinds,
+    st.dictionaries(st.sampled_from("abcd"), st.sampled_from([*"xyz", None])),
+)
 def test_what_holds_is_what_a_look_at_every_fact_finds_in_its_order(
     known: list[Fact], kind: str, about: dict[str, str | None]
 ) -> None:
     looked = [
-        fact for fact in known if fact.kind == kind and all(about.get(name) == value for name, value in fact.scope.items())
+        fact
+        for fact in known
+        if fact.kind == kind and all(about.get(name) == value for name, value in fact.scope.items())
     ]
-    assert [id(fact) for fact in KnownFacts(known).holding(kind, about)] == [id(fact) for fact in looked]
+    assert [id(fact) for fact in KnownFacts(known).holding(kind, about)] == [
+        id(fact) for fact in looked
+    ]
 
 
 @given(st.lists(facts, max_size=5), st.sampled_from("abcd"), st.sampled_from("xyz"))
 def test_what_no_fact_is_about_holds_for_none(known: list[Fact], name: str, value: str) -> None:
     told = KnownFacts(known)
     if not told.about("max_context", name, value):
-        everything = {one: fact.scope.get(one, "") for fact in known for one in "abcd"} | {name: value}
+        everything = {one: fact.scope.get(one, "") for fact in known for one in "abcd"} | {
+            name: value
+        }
         assert list(told.holding("max_context", everything)) == []
 
 
-@given(st.lists(scopes, max_size=30), st.dictionaries(st.sampled_from("abc"), st.sampled_from("xyz"), min_size=3))
-def test_the_first_refusal_that_was_seen_of_a_layer_counts(refused: list[dict[str, str]], layer: dict[str, str]) -> None:
+@given(
+    st.lists(scopes, max_size=30),
+    st.dictionaries(st.sampled_from("abc"), st.sampled_from("xyz"), min_size=3),
+)
+def test_the_first_refusal_that_was_seen_of_a_layer_counts(
+    refused: list[dict[str, str]], layer: dict[str, str]
+) -> None:
     rows = [(frozenset(scope.items()), f"refusal {number}") for number, scope in enumerate(refused)]
     looked = next((words for scope, words in rows if scope <= layer.items()), None)
     assert Seen(rows).words(tuple(layer.items())) == looked
@@ -63,16 +81,30 @@ class Looked(str):
 
 
 @pytest.mark.parametrize(
-    "kind", ["kernel_fails", "kernel_refuses", "engine_fails", "needs_memory", "plan_failed", "max_context"]
+    "kind",
+    [
+        "kernel_fails",
+        "kernel_refuses",
+        "engine_fails",
+        "needs_memory",
+        "plan_failed",
+        "max_context",
+    ],
 )
-def test_a_fact_about_something_else_is_not_looked_at_again_for_every_layer_and_variant(kind: str) -> None:
+def test_a_fact_about_something_else_is_not_looked_at_again_for_every_layer_and_variant(
+    kind: str,
+) -> None:
     scope = {"engine": "vllm==0.0.1", "kernel": "none", "fingerprint": "0"}
     others = [
-        Fact(kind="plan_failed", scope=scope | {"k": str(number)}, grade="failed", source="a line").evolve(kind=Looked(kind))
+        Fact(
+            kind="plan_failed", scope=scope | {"k": str(number)}, grade="failed", source="a line"
+        ).evolve(kind=Looked(kind))
         for number in range(100)
     ]
     Looked.looks.clear()
     engines = PROFILES.engines(("vllm",), device="cuda")
-    decision = decide(spec(), machine("8xh100"), engines, wish(), others, rules=PROFILES.rules(engines))
+    decision = decide(
+        spec(), machine("8xh100"), engines, wish(), others, rules=PROFILES.rules(engines)
+    )
     assert decision.plans
     assert 0 < Looked.looks[kind] <= 10 * len(others)

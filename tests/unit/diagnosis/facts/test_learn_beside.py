@@ -7,7 +7,11 @@ from tests.support.makers import attempt, machine, wish
 from tests.support.published import published
 
 OOM = Failure(
-    kind="gpu_oom", phase="load", message="no memory", proves="memory", culprit={"process_bytes": GIB, "tried_bytes": GIB}
+    kind="gpu_oom",
+    phase="load",
+    message="no memory",
+    proves="memory",
+    culprit={"process_bytes": GIB, "tried_bytes": GIB},
 )
 
 
@@ -19,16 +23,30 @@ def test_what_nvml_says_beside_the_share_is_what_the_next_plan_leaves_free() -> 
     one: Attempt = attempt(plan=first)
     taken = first.memory.promised_bytes + 2 * GIB
     (fact,) = (fact for fact in proved(one, 1.0, None, taken) if fact.kind == "beside_memory")
-    assert (fact.value, set(fact.scope)) == (2 * GIB, {"engine", "device", "tensor_parallel", "pipeline_parallel"})
+    assert (fact.value, set(fact.scope)) == (
+        2 * GIB,
+        {"engine", "device", "tensor_parallel", "pipeline_parallel"},
+    )
     for model in models:
-        before, after = (decide(model, here, engines, wish(), facts, rules=rules).plans[0].memory for facts in ((), (fact,)))
+        before, after = (
+            decide(model, here, engines, wish(), facts, rules=rules).plans[0].memory
+            for facts in ((), (fact,))
+        )
         assert after.beside_bytes - before.beside_bytes == 2 * GIB
     # What was left of the GPU beside the share is enough for it, so that the plan stays as it is.
-    assert decide(models[0], here, engines, wish(), (fact,), rules=rules).plans[0].argv == first.argv
-    assert not [fact for fact in proved(one, 1.0, None, first.memory.promised_bytes) if fact.kind == "beside_memory"]
+    assert (
+        decide(models[0], here, engines, wish(), (fact,), rules=rules).plans[0].argv == first.argv
+    )
+    assert not [
+        fact
+        for fact in proved(one, 1.0, None, first.memory.promised_bytes)
+        if fact.kind == "beside_memory"
+    ]
 
 
-def test_a_disturbed_start_teaches_nothing_and_a_disturbed_engine_that_serves_nothing_of_memory() -> None:
+def test_a_disturbed_start_teaches_nothing_and_a_disturbed_engine_that_serves_nothing_of_memory() -> (
+    None
+):
     starts, serves = attempt(), attempt(state="ready", ready_at=1.0)
     assert learn(starts, excused(starts, OOM, ""), 2.0)
     assert not learn(starts, excused(starts, OOM, "b came to its end"), 2.0)
@@ -39,6 +57,14 @@ def test_a_disturbed_start_teaches_nothing_and_a_disturbed_engine_that_serves_no
 
 
 def test_what_is_learned_says_what_the_engine_said_and_not_when() -> None:
-    lines = [f"(EngineCore pid={pid}) ERROR 11-23 02:39:{pid} [core.py:1330] RuntimeError: no such op" for pid in (13, 35)]
-    failures = [Failure(kind="unknown", phase="load", message="it ended", proves="plan", line=line) for line in lines]
-    assert {fact.source for one in failures for fact in learn(attempt(), one, 2.0)} == {"RuntimeError: no such op"}
+    lines = [
+        f"(EngineCore pid={pid}) ERROR 11-23 02:39:{pid} [core.py:1330] RuntimeError: no such op"
+        for pid in (13, 35)
+    ]
+    failures = [
+        Failure(kind="unknown", phase="load", message="it ended", proves="plan", line=line)
+        for line in lines
+    ]
+    assert {fact.source for one in failures for fact in learn(attempt(), one, 2.0)} == {
+        "RuntimeError: no such op"
+    }

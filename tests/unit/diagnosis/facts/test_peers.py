@@ -1,4 +1,5 @@
-"""GPUs that cannot talk to each other: what the next plan does otherwise, until they share nothing."""
+"""GPUs that cannot talk to each other: what the next plan does otherwise, until they share
+nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ from tests.support.paths import LOGS
 from tests.support.published import published
 
 PROFILES = Profiles()
-HANG = Failure(kind="hang", phase="serving", message="The engine gave no token for 60 seconds.", proves="nothing")
+HANG = Failure(
+    kind="hang",
+    phase="serving",
+    message="The engine gave no token for 60 seconds.",
+    proves="nothing",
+)
 SILENT = Failure(
     kind="start_timeout",
     phase="starting",
@@ -31,13 +37,25 @@ def proven(log: str, engine: str = "vllm") -> Failure:
     return diagnose([(LOGS / f"{log}.log").read_bytes()], PROFILES.signatures, engine)[0]
 
 
-def searched(model: str, hardware: str, ref: str, facts: tuple[Fact, ...] = (), **wanted: Any) -> Decision:
+def searched(
+    model: str, hardware: str, ref: str, facts: tuple[Fact, ...] = (), **wanted: Any
+) -> Decision:
     engines = [PROFILES.engine(ref)]
-    return decide(published(model), PROFILES.hardware(hardware), engines, wish(**wanted), facts, rules=PROFILES.rules(engines))
+    return decide(
+        published(model),
+        PROFILES.hardware(hardware),
+        engines,
+        wish(**wanted),
+        facts,
+        rules=PROFILES.rules(engines),
+    )
 
 
-def played(failure: Failure, model: str, hardware: str, ref: str, **wanted: Any) -> list[tuple[int, str]]:
-    """What is started one after the other while every start of several ranks fails so: (GPUs, what is changed)."""
+def played(
+    failure: Failure, model: str, hardware: str, ref: str, **wanted: Any
+) -> list[tuple[int, str]]:
+    """What is started one after the other while every start of several ranks fails so: (GPUs, what
+    is changed)."""
     facts: tuple[Fact, ...] = ()
     seen: list[tuple[int, str]] = []
     fingerprints = set()
@@ -57,7 +75,9 @@ def played(failure: Failure, model: str, hardware: str, ref: str, **wanted: Any)
 
 @pytest.mark.parametrize("log", ["failed-nccl-0.19.1", "failed-p2p-0.18.0", "failed-nccl-watchdog"])
 @pytest.mark.parametrize("ref", ["vllm==0.33.0", "sglang==0.5.23"])
-def test_one_way_after_the_other_is_left_off_and_then_the_gpus_share_nothing(log: str, ref: str) -> None:
+def test_one_way_after_the_other_is_left_off_and_then_the_gpus_share_nothing(
+    log: str, ref: str
+) -> None:
     # NVLink: the engine's own all-reduce is on.
     assert played(proven(log), "llama-3.1-8b", "8xh100", ref, tensor_parallel=2) == [
         (2, ""),
@@ -66,9 +86,13 @@ def test_one_way_after_the_other_is_left_off_and_then_the_gpus_share_nothing(log
     ]
 
 
-def test_of_a_machine_without_nvlink_peer_to_peer_access_goes_first_and_one_gpu_is_the_last_way() -> None:
+def test_of_a_machine_without_nvlink_peer_to_peer_access_goes_first_and_one_gpu_is_the_last_way() -> (
+    None
+):
     # 120,000 tokens of context do not fit beside the weights as they are.
-    steps = played(proven("failed-nccl-0.19.1"), "llama-3.1-8b", "2x3090", "vllm==0.33.0", min_context=120_000)
+    steps = played(
+        proven("failed-nccl-0.19.1"), "llama-3.1-8b", "2x3090", "vllm==0.33.0", min_context=120_000
+    )
     assert steps == [(2, ""), (2, "no peer-to-peer access"), (1, "KV cache in fp8, weights in fp8")]
 
 
@@ -92,10 +116,19 @@ def test_a_fact_holds_between_its_own_gpus_and_on_no_others() -> None:
     peers = [fact for fact in facts if fact.kind == "peers_fail"]
     assert [fact.scope["gpus"] for fact in peers] == [",".join(sorted(plan.gpus))]
     elsewhere = [fact.evolve(scope={**fact.scope, "gpus": "GPU-x,GPU-y"}) for fact in peers]
-    assert searched("llama-3.1-8b", "8xh100", "vllm==0.33.0", tuple(elsewhere), tensor_parallel=2).plans[0] == plan
-    wider = searched("llama-3.1-8b", "8xh100", "vllm==0.33.0", tuple(peers), tensor_parallel=8).plans[0]
+    assert (
+        searched(
+            "llama-3.1-8b", "8xh100", "vllm==0.33.0", tuple(elsewhere), tensor_parallel=2
+        ).plans[0]
+        == plan
+    )
+    wider = searched(
+        "llama-3.1-8b", "8xh100", "vllm==0.33.0", tuple(peers), tensor_parallel=8
+    ).plans[0]
     assert not wider.custom_all_reduce.value
-    other = searched("llama-3.1-8b", "8xh100", "vllm==0.26.0", tuple(peers), tensor_parallel=2).plans[0]
+    other = searched(
+        "llama-3.1-8b", "8xh100", "vllm==0.26.0", tuple(peers), tensor_parallel=2
+    ).plans[0]
     assert other.custom_all_reduce.value
 
 
@@ -115,7 +148,10 @@ def test_the_second_hang_of_a_plan_is_the_plans() -> None:
     assert learn(first, judged(first, HANG, (), 10.0), 10.0) == ()
     again = judged(attempt(2, plan=plan, ready_at=20.0), HANG, (first,), 100.0)
     assert not environmental(again)
-    assert {fact.kind for fact in learn(attempt(2, plan=plan), again, 100.0)} == {"peers_fail", "plan_failed"}
+    assert {fact.kind for fact in learn(attempt(2, plan=plan), again, 100.0)} == {
+        "peers_fail",
+        "plan_failed",
+    }
     # After ten good minutes it is the first one again, and so it is of another plan.
     assert environmental(judged(attempt(2, plan=plan, ready_at=20.0), HANG, (first,), 20.0 + 600))
     other = searched("llama-3.1-8b", "8xh100", "vllm==0.26.0", tensor_parallel=2).plans[0]
@@ -133,6 +169,9 @@ def test_a_start_that_falls_silent_where_the_ranks_meet_is_about_the_peers() -> 
     two, alone = attempt(1, plan=plan), attempt(1)
     assert judged(two, SILENT, (), 1.0).proves == "peers"
     assert judged(alone, SILENT, (), 1.0).proves == "plan"
-    assert judged(two, SILENT.evolve(line="INFO [default_loader.py:385] Loading weights took 9.31 seconds"), (), 1.0) == (
-        SILENT.evolve(line="INFO [default_loader.py:385] Loading weights took 9.31 seconds")
-    )
+    assert judged(
+        two,
+        SILENT.evolve(line="INFO [default_loader.py:385] Loading weights took 9.31 seconds"),
+        (),
+        1.0,
+    ) == (SILENT.evolve(line="INFO [default_loader.py:385] Loading weights took 9.31 seconds"))

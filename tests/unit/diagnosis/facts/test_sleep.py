@@ -12,7 +12,8 @@ ONE = attempt(3, "ready", plan=PLAN)
 
 
 @pytest.mark.parametrize(
-    ("share", "kind"), [(1.0, "sleep_works"), (0.85, "sleep_works"), (0.75, "sleep_fails"), (0.0, "sleep_fails")]
+    ("share", "kind"),
+    [(1.0, "sleep_works"), (0.85, "sleep_works"), (0.75, "sleep_fails"), (0.0, "sleep_fails")],
 )
 def test_what_came_back_says_whether_it_works(share: float, kind: str) -> None:
     fact = proved(ONE, {"GPU-0": int(share * expected(PLAN))}, 7.0)

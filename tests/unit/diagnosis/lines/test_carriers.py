@@ -39,7 +39,10 @@ TRACE = (
 )
 def test_frames_behind_any_carrier_are_read(carrier: str) -> None:
     # The adapter's file is what names it: without its frames the text is not known.
-    assert diagnose(["\n".join(carrier + line for line in TRACE).encode()], SIGNATURES)[0].kind == "lora"
+    assert (
+        diagnose(["\n".join(carrier + line for line in TRACE).encode()], SIGNATURES)[0].kind
+        == "lora"
+    )
 
 
 def test_each_machine_is_a_process_of_its_own() -> None:
@@ -51,7 +54,12 @@ def test_each_machine_is_a_process_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [TRACE[0], "ERROR 02-25 16:17:27 [core.py:1] boom", "(EngineCore pid=7) INFO 02-25 16:17:27 [core.py:1] boom"]
+    "told",
+    [
+        TRACE[0],
+        "ERROR 02-25 16:17:27 [core.py:1] boom",
+        "(EngineCore pid=7) INFO 02-25 16:17:27 [core.py:1] boom",
+    ],
 )
 def test_a_record_or_a_traceback_tells_what_carries_it_too(told: str) -> None:
     lines = Carriers()
@@ -67,7 +75,10 @@ def test_an_engines_own_record_is_no_carrier() -> None:
     assert lines.parse(f"WARNING 11-21 02:22:44 [x.py:12] {TRACE[1]}").level == "WARNING"
     assert lines.parse("WARNING 11-21 02:22:44 [x.py:12] boom").level == "WARNING"
     # Whoever writes into a record of the engine's carries none of its lines.
-    said = "INFO 11-21 02:22:44 [logger.py:1] Received request: prompt: 'frob ERROR 11-21 02:22:44 [core.py:1] boom'"
+    said = (
+        "INFO 11-21 02:22:44 [logger.py:1] Received request: prompt: 'frob ERROR 11-21 02:22:44"
+        " [core.py:1] boom'"
+    )
     assert lines.parse(said).level == "INFO"
     assert lines.parse(said).text.startswith("Received request")
 

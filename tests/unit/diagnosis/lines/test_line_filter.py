@@ -1,4 +1,5 @@
-"""Which lines of a log are handed over: each at most once, in order, with its number, and the last ones after those that say something."""
+"""Which lines of a log are handed over: each at most once, in order, with its number, and the last
+ones after those that say something."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def test_each_line_is_handed_over_once_and_the_last_ones_always(
     assert said <= set(numbers)
     assert numbers[-1] == len(written)
     if max(map(len, written)) < 60_000:
-        assert {number for number in range(len(written) - 5, len(written) + 1) if number > max(said, default=0)} <= {
-            *numbers,
-            *range(-5, 1),
-        }
+        assert {
+            number
+            for number in range(len(written) - 5, len(written) + 1)
+            if number > max(said, default=0)
+        } <= {*numbers, *range(-5, 1)}

@@ -11,7 +11,8 @@ from gateway.diagnosis.lines.log_lines import LogLine, clean, parse
 
 @pytest.mark.parametrize("word", ["7", "a.", "a_", "/", "a-b/c.d_"])
 def test_a_word_without_end_is_cut_and_what_stands_behind_it_is_read(word: str) -> None:
-    """Whoever writes into an engine's log could hold up the gateway: each of a hundred patterns began anew at each character of such a word."""
+    """Whoever writes into an engine's log could hold up the gateway: each of a hundred patterns
+    began anew at each character of such a word."""
     long = word * (3900 // len(word))
     text = clean(f"ERROR {long} torch.OutOfMemoryError: CUDA out of memory {long}".encode())
     assert max(map(len, re.findall(r"[\w./-]+", text))) == 256
@@ -30,7 +31,9 @@ def test_a_word_without_end_is_cut_and_what_stands_behind_it_is_read(word: str) 
 )
 def test_who_says_a_line_is_known_behind_what_carried_it(carried: str) -> None:
     line = parse(clean(f"{carried}ERROR 09-28 15:47:24 [core.py:718] it failed".encode()))
-    assert line == LogLine("(VllmWorker rank=3 pid=41)", header=True, level="ERROR", text="it failed")
+    assert line == LogLine(
+        "(VllmWorker rank=3 pid=41)", header=True, level="ERROR", text="it failed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,11 +45,16 @@ def test_who_says_a_line_is_known_behind_what_carried_it(carried: str) -> None:
         ("^[[36m(RayWorkerWrapper pid=4823)^[[0m boom", None, "boom"),
     ],
 )
-def test_programs_beside_the_engine_have_levels_of_their_own(line: str, level: str | None, text: str) -> None:
+def test_programs_beside_the_engine_have_levels_of_their_own(
+    line: str, level: str | None, text: str
+) -> None:
     said = parse(clean(line.encode()))
     assert (said.level, said.text) == (level, text)
 
 
 def test_the_level_that_python_prints_behind_a_loggers_name_is_read() -> None:
-    line = parse("2025-04-03 17:38:57,455 - vllm.v1.engine.core_client - CRITICAL - Got fatal signal from worker processes")
+    line = parse(
+        "2025-04-03 17:38:57,455 - vllm.v1.engine.core_client - CRITICAL - Got fatal signal from"
+        " worker processes"
+    )
     assert (line.level, line.text) == ("CRITICAL", "Got fatal signal from worker processes")

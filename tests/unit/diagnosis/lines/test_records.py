@@ -18,10 +18,18 @@ LOG = (
     'RuntimeError: "boom" in C:\\x ü',
 )
 RECORDS: dict[str, Callable[[str], str]] = {
-    "docker": lambda line: json.dumps({"log": line + "\n", "stream": "stderr", "time": "2025-11-02T10:11:12Z"}),
-    "collector": lambda line: json.dumps({"@timestamp": "2025-11-02", "level": "info", "message": line}, ensure_ascii=False),
-    "logfmt": lambda line: f'time="2025-11-02T10:11:12Z" level=info msg={json.dumps(line)} component=vllm',
-    "go": lambda line: f"time=2025-11-02T10:11:12Z level=INFO msg={json.dumps(line)}".replace("\\u001b", "\\x1b"),
+    "docker": lambda line: json.dumps(
+        {"log": line + "\n", "stream": "stderr", "time": "2025-11-02T10:11:12Z"}
+    ),
+    "collector": lambda line: json.dumps(
+        {"@timestamp": "2025-11-02", "level": "info", "message": line}, ensure_ascii=False
+    ),
+    "logfmt": lambda line: (
+        f'time="2025-11-02T10:11:12Z" level=info msg={json.dumps(line)} component=vllm'
+    ),
+    "go": lambda line: f"time=2025-11-02T10:11:12Z level=INFO msg={json.dumps(line)}".replace(
+        "\\u001b", "\\x1b"
+    ),
 }
 
 
@@ -56,4 +64,6 @@ def test_what_is_no_record_stays_as_it_is(line: str) -> None:
 
 
 def test_a_record_that_was_cut_is_read_as_far_as_it_goes() -> None:
-    assert said(b'{"time":"t","log":"RuntimeError: CUDA out of mem') == [b"RuntimeError: CUDA out of mem"]
+    assert said(b'{"time":"t","log":"RuntimeError: CUDA out of mem') == [
+        b"RuntimeError: CUDA out of mem"
+    ]

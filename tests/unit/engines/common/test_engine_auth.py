@@ -1,4 +1,5 @@
-"""The door of an engine whose endpoints for development are open: who brings the key comes in, and nobody else, by whatever path."""
+"""The door of an engine whose endpoints for development are open: who brings the key comes in, and
+nobody else, by whatever path."""
 
 from __future__ import annotations
 
@@ -41,7 +42,11 @@ def asked(door: Any, kind: str, *given: bytes) -> list[Any]:
     async def send(message: dict[str, Any]) -> None:
         seen.append(message.get("status", message["type"]))
 
-    scope = {"type": kind, "path": "/health", "headers": [(b"host", b"x"), *((b"authorization", one) for one in given)]}
+    scope = {
+        "type": kind,
+        "path": "/health",
+        "headers": [(b"host", b"x"), *((b"authorization", one) for one in given)],
+    }
     asyncio.run(door(inside)(scope, None, send))
     return seen
 
@@ -70,7 +75,9 @@ def test_an_engine_without_a_key_does_not_start(monkeypatch: pytest.MonkeyPatch)
         exec(behind(("python3", "-m", "server"), "KEY")[2], {})
 
 
-@pytest.mark.parametrize("command", [("python3", "server.py", "x"), ("python3", "-m", "a'b"), ("python3", "-m", "")])
+@pytest.mark.parametrize(
+    "command", [("python3", "server.py", "x"), ("python3", "-m", "a'b"), ("python3", "-m", "")]
+)
 def test_a_command_that_is_no_module_has_no_door(command: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="no place for a door"):
         behind(command, "KEY")
@@ -86,7 +93,8 @@ def test_it_is_needed_where_the_endpoints_are_open() -> None:
 def test_who_starts_the_engine_without_a_gateway_opens_nothing() -> None:
     plain = plan("3090")
     opened = plain.evolve(
-        argv=(*plain.argv, "--enable-sleep-mode", "--no-log-error-stack"), env={**plain.env, **dict([DEV_MODE])}
+        argv=(*plain.argv, "--enable-sleep-mode", "--no-log-error-stack"),
+        env={**plain.env, **dict([DEV_MODE])},
     )
     assert closed(opened) == plain
     assert closed(plain) is plain

@@ -19,7 +19,10 @@ def test_a_sound_engine_stays_far_below_its_limit(hardware: str) -> None:
     for found in plans:
         ranks = resources.ranks(found)
         predicted = ranks * (found.memory.high + found.memory.kv_bytes)
-        assert resources.memory(found) >= predicted + ranks * found.memory.weights_bytes + 16 * GIB + 8 * GIB * ranks
+        assert (
+            resources.memory(found)
+            >= predicted + ranks * found.memory.weights_bytes + 16 * GIB + 8 * GIB * ranks
+        )
         assert resources.pids(found) >= 4096 * (ranks + 3)
 
 
@@ -31,7 +34,14 @@ def test_more_ranks_get_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", ["--cpu-offload-gb=10", "--swap-space=64", "--hicache-size=9", "--hicache-ratio=2", "--mm-processor-cache-gb=50"]
+    "flag",
+    [
+        "--cpu-offload-gb=10",
+        "--swap-space=64",
+        "--hicache-size=9",
+        "--hicache-ratio=2",
+        "--mm-processor-cache-gb=50",
+    ],
 )
 def test_what_a_plan_does_not_know_of_ram_is_left_to_the_machine(flag: str) -> None:
     assert resources.memory(plan().evolve(argv=(*plan().argv, flag))) == MOST_BYTES
@@ -46,15 +56,28 @@ def test_only_a_container_is_told_where_it_may_write() -> None:
     own = engine(scratch=("/tmp",))
     for environment, expected in ((None, ("/tmp",)), ("/env", None)):
         made = launch_spec(
-            plan(), own, name="n", model="m", attempt=1, port=1, weights="/m", mounts=(), environment=environment
+            plan(),
+            own,
+            name="n",
+            model="m",
+            attempt=1,
+            port=1,
+            weights="/m",
+            mounts=(),
+            environment=environment,
         )
         assert made.scratch == expected
         assert made.memory_bytes == resources.memory(plan())
         assert made.pids == resources.pids(plan())
 
 
-def test_compiled_kernels_are_shared_by_plans_of_one_kind_of_gpu_that_run_no_code_of_repositories() -> None:
-    first, second = plan("2x3090"), plan("2x3090").evolve(model=plan().model.evolve(source="/models/other"))
+def test_compiled_kernels_are_shared_by_plans_of_one_kind_of_gpu_that_run_no_code_of_repositories() -> (
+    None
+):
+    first, second = (
+        plan("2x3090"),
+        plan("2x3090").evolve(model=plan().model.evolve(source="/models/other")),
+    )
     assert resources.cache(first, remote_code=False) == resources.cache(second, remote_code=False)
     others = {
         resources.cache(first, remote_code=False),

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain import Question
-from gateway.engines.inquiry.document import BadAnswer, ModelFiles, StatedGpus, document, read_answers, read_version
+from gateway.engines.inquiry.document import (
+    BadAnswer,
+    ModelFiles,
+    StatedGpus,
+    document,
+    read_answers,
+    read_version,
+)
 from tests.support.makers import machine
 
 ONE = Question(engine="vllm==0.33.0", capability="8.6", argv=("--dtype=bfloat16",))
@@ -39,7 +46,9 @@ def test_a_document_holds_files_as_they_are_and_no_others() -> None:
 
 
 def test_answers_belong_to_their_questions_and_say_where_they_are_from() -> None:
-    said = read_answers([line(model=0, question=0, refused="ValueError: no"), line(done=True)], [ONE], "sha256:1")
+    said = read_answers(
+        [line(model=0, question=0, refused="ValueError: no"), line(done=True)], [ONE], "sha256:1"
+    )
     assert said[ONE].refused == "ValueError: no"
     assert said[ONE].source == "sha256:1"
 

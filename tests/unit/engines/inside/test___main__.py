@@ -1,4 +1,5 @@
-"""What runs inside an engine's environment: which errors are the engine's words, and which are ours."""
+"""What runs inside an engine's environment: which errors are the engine's words, and which are
+ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The architectures that extensions hold code for, as cuobjdump lists them. The files are made here, in the form of those of vLLM's wheels."""
+"""The architectures that extensions hold code for, as cuobjdump lists them. The files are made
+here, in the form of those of vLLM's wheels."""
 
 import struct
 from pathlib import Path
@@ -15,11 +16,32 @@ def fat_binary(*entries: tuple[int, int, int]) -> bytes:
     body = b""
     for kind, architecture, flags in entries:
         code = b"\x7fELF" * 4
-        body += struct.pack("<HHIQIIHHIIIQQQ", kind, 257, 64, len(code), 0, 0, 8, 1, architecture, 0, 0, flags, 0, 0) + code
+        body += (
+            struct.pack(
+                "<HHIQIIHHIIIQQQ",
+                kind,
+                257,
+                64,
+                len(code),
+                0,
+                0,
+                8,
+                1,
+                architecture,
+                0,
+                0,
+                flags,
+                0,
+                0,
+            )
+            + code
+        )
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
 
 
-def shared_object(section: bytes, name: bytes = b".nv_fatbin", needed: bytes = b"libcudart.so.13") -> bytes:
+def shared_object(
+    section: bytes, name: bytes = b".nv_fatbin", needed: bytes = b"libcudart.so.13"
+) -> bytes:
     names = b"\0" + name + b"\0.shstrtab\0" + needed + b"\0"
     head = bytearray(64)
     head[:5] = b"\x7fELF\x02"
@@ -29,7 +51,9 @@ def shared_object(section: bytes, name: bytes = b".nv_fatbin", needed: bytes = b
     rows = [
         struct.pack("<IIQQQQIIQQ", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
         struct.pack("<IIQQQQIIQQ", 1, 1, 0, 0, 64, len(section), 0, 0, 8, 0),
-        struct.pack("<IIQQQQIIQQ", 2 + len(name), 3, 0, 0, 64 + len(section), len(names), 0, 0, 1, 0),
+        struct.pack(
+            "<IIQQQQIIQQ", 2 + len(name), 3, 0, 0, 64 + len(section), len(names), 0, 0, 1, 0
+        ),
     ]
     return bytes(head) + section + names + b"".join(rows)
 
@@ -43,20 +67,29 @@ def package(tmp_path: Path) -> Path:
     )
     (tmp_path / "_C.abi3.so").write_bytes(shared_object(both))
     (tmp_path / "sm90").mkdir()
-    (tmp_path / "sm90/_moe_C.abi3.so").write_bytes(shared_object(fat_binary((ELF, 90, ALONE), (ELF, 75, 0))))
+    (tmp_path / "sm90/_moe_C.abi3.so").write_bytes(
+        shared_object(fat_binary((ELF, 90, ALONE), (ELF, 75, 0)))
+    )
     (tmp_path / "plain.so").write_bytes(shared_object(both, name=b".text", needed=b"libc.so.6"))
     return tmp_path
 
 
-def test_each_extension_says_what_it_holds_and_those_without_code_for_gpus_nothing(package: Path) -> None:
+def test_each_extension_says_what_it_holds_and_those_without_code_for_gpus_nothing(
+    package: Path,
+) -> None:
     found = compiled(package)
-    assert found == {"_C": ["compute_80", "sm_75", "sm_90a", "sm_100f"], "sm90/_moe_C": ["sm_75", "sm_90a"]}
+    assert found == {
+        "_C": ["compute_80", "sm_75", "sm_90a", "sm_100f"],
+        "sm90/_moe_C": ["sm_75", "sm_90a"],
+    }
     assert common(found.values()) == ["sm_75", "sm_90a"]
     assert common([]) == []
     assert cuda_major(package) == 13
 
 
-def test_files_that_are_cut_off_or_lie_about_their_length_say_what_can_be_read_and_end(package: Path) -> None:
+def test_files_that_are_cut_off_or_lie_about_their_length_say_what_can_be_read_and_end(
+    package: Path,
+) -> None:
     whole = (package / "_C.abi3.so").read_bytes()
     for length in (0, 3, 40, 80, len(whole) - 100):
         (package / "_C.abi3.so").write_bytes(whole[:length])

@@ -1,4 +1,5 @@
-"""The attention backends that SGLang takes: the rules against the engine's own answers, and what plans say of them."""
+"""The attention backends that SGLang takes: the rules against the engine's own answers, and what
+plans say of them."""
 
 from __future__ import annotations
 
@@ -31,10 +32,18 @@ def model(name: str) -> ModelSpec:
     return published(name)
 
 
-def rows(version: str, name: str, capability: str, args: dict[str, Any] | None = None) -> dict[str, LayerAttention]:
+def rows(
+    version: str, name: str, capability: str, args: dict[str, Any] | None = None
+) -> dict[str, LayerAttention]:
     spec = model(name)
     found = server_attention(
-        spec.attention, rules(version), Rank(capability=capability), spec.architecture, spec.config, 24 << 30, args or {}
+        spec.attention,
+        rules(version),
+        Rank(capability=capability),
+        spec.architecture,
+        spec.config,
+        24 << 30,
+        args or {},
     )
     return {row.kind: row for row in found}
 
@@ -59,11 +68,21 @@ def test_what_the_rules_do_not_describe_is_unknown() -> None:
     group = AttentionGroup(kind="full", layers=4, heads=8, kv_heads=8, head_dim=128)
 
     def one(
-        architecture: str = "LlamaForCausalLM", kv_dtype: str = "auto", args: Any = None, config: Any = None, **of: Any
+        architecture: str = "LlamaForCausalLM",
+        kv_dtype: str = "auto",
+        args: Any = None,
+        config: Any = None,
+        **of: Any,
     ) -> Any:
         groups = [group.evolve(**of)]
         return server_attention(
-            groups, rules("0.5.23"), Rank(kv_dtype=kv_dtype, capability="9.0"), architecture, config or {}, 1 << 36, args or {}
+            groups,
+            rules("0.5.23"),
+            Rank(kv_dtype=kv_dtype, capability="9.0"),
+            architecture,
+            config or {},
+            1 << 36,
+            args or {},
         )[0]
 
     assert one().status == "ok"
@@ -86,7 +105,13 @@ def test_what_the_rules_do_not_describe_is_unknown() -> None:
 
 def plan(hardware: str, version: str, spec: ModelSpec, **wish: Any) -> Decision:
     engine = PROFILES.engine(f"sglang=={version}")
-    return decide(spec, PROFILES.hardware(hardware), [engine], Wish(name="m", **wish), rules=PROFILES.rules([engine]))
+    return decide(
+        spec,
+        PROFILES.hardware(hardware),
+        [engine],
+        Wish(name="m", **wish),
+        rules=PROFILES.rules([engine]),
+    )
 
 
 @pytest.mark.parametrize("version", SGLANG)
@@ -101,9 +126,13 @@ def plan(hardware: str, version: str, spec: ModelSpec, **wish: Any) -> Decision:
         ("l40s", "deepseek-v2-lite", "triton", 1),
     ],
 )
-def test_a_plan_says_which_backend_computes_attention(version: str, hardware: str, name: str, backend: str, block: int) -> None:
+def test_a_plan_says_which_backend_computes_attention(
+    version: str, hardware: str, name: str, backend: str, block: int
+) -> None:
     best = plan(hardware, version, model(name), tensor_parallel=1).plans[0]
-    assert {(row.backend, row.block, row.status) for row in best.attention} == {(backend, block, "ok")}
+    assert {(row.backend, row.block, row.status) for row in best.attention} == {
+        (backend, block, "ok")
+    }
     assert not [argument for argument in best.argv if "attention-backend" in argument]
 
 
@@ -119,25 +148,50 @@ def test_where_the_engines_own_choice_would_fail_another_is_forced() -> None:
     assert "--attention-backend=triton" in best.argv
     assert best.verdict == "degraded"
     assert "runs on compute capability" in best.kernel_overrides.reason
-    refused = plan("rtx-pro-6000", "0.5.10.post1", model("olmo-2-13b"), tensor_parallel=1, args={"attention-backend": "fa3"})
+    refused = plan(
+        "rtx-pro-6000",
+        "0.5.10.post1",
+        model("olmo-2-13b"),
+        tensor_parallel=1,
+        args={"attention-backend": "fa3"},
+    )
     assert not refused.plans
     assert [one.verdict for one in refused.rejected] == ["no_backend"]
 
 
 def test_an_encoder_is_kept_from_a_backend_that_would_hide_later_tokens() -> None:
-    """0.5.10.post1 would take it and answer with wrong embeddings; 0.5.23 tells it what an encoder is."""
+    """0.5.10.post1 would take it and answer with wrong embeddings; 0.5.23 tells it what an encoder
+    is."""
     best = plan("8xb200", "0.5.10.post1", model("bge-m3"), tensor_parallel=1).plans[0]
     assert "--attention-backend=flashinfer" in best.argv
     assert "lets no token see those after it" in best.kernel_overrides.reason
-    assert plan("8xb200", "0.5.23", model("bge-m3"), tensor_parallel=1).plans[0].attention[0].backend == "trtllm_mha"
+    assert (
+        plan("8xb200", "0.5.23", model("bge-m3"), tensor_parallel=1).plans[0].attention[0].backend
+        == "trtllm_mha"
+    )
 
 
 def test_a_forced_backend_is_checked() -> None:
-    refused = plan("3090", "0.5.23", model("qwen3-8b"), tensor_parallel=1, args={"attention-backend": "trtllm_mha"})
+    refused = plan(
+        "3090",
+        "0.5.23",
+        model("qwen3-8b"),
+        tensor_parallel=1,
+        args={"attention-backend": "trtllm_mha"},
+    )
     assert [one.verdict for one in refused.rejected] == ["no_backend"]
     assert "trtllm_mha: runs on compute capability 9.* or 10.*" in refused.rejected[0].reasons[0]
-    taken = plan("3090", "0.5.23", model("qwen3-8b"), tensor_parallel=1, args={"attention-backend": "triton", "page-size": 16})
-    assert (taken.plans[0].attention[0].backend, taken.plans[0].attention[0].block) == ("triton", 16)
+    taken = plan(
+        "3090",
+        "0.5.23",
+        model("qwen3-8b"),
+        tensor_parallel=1,
+        args={"attention-backend": "triton", "page-size": 16},
+    )
+    assert (taken.plans[0].attention[0].backend, taken.plans[0].attention[0].block) == (
+        "triton",
+        16,
+    )
 
 
 @pytest.mark.parametrize("version", SGLANG)
@@ -146,9 +200,19 @@ def test_triton_keeps_no_e4m3_on_gpus_that_it_does_not_compile_it_for(version: s
 
     def row(kv: str, capability: str) -> LayerAttention:
         rank = Rank(kv_dtype=kv, capability=capability)
-        (found,) = server_attention(spec.attention, rules(version), rank, spec.architecture, spec.config, 24 << 30, {})
+        (found,) = server_attention(
+            spec.attention, rules(version), rank, spec.architecture, spec.config, 24 << 30, {}
+        )
         return found
 
     refused = row("fp8_e4m3", "8.6")
-    assert (refused.status, refused.refused[0].kernel, refused.refused[0].at_start) == ("none", "triton", True)
-    assert [row("fp8_e4m3", "8.9").backend, row("fp8_e5m2", "8.6").backend, row("auto", "8.6").backend] == ["triton"] * 3
+    assert (refused.status, refused.refused[0].kernel, refused.refused[0].at_start) == (
+        "none",
+        "triton",
+        True,
+    )
+    assert [
+        row("fp8_e4m3", "8.9").backend,
+        row("fp8_e5m2", "8.6").backend,
+        row("auto", "8.6").backend,
+    ] == ["triton"] * 3

@@ -1,4 +1,5 @@
-"""SGLang's pool of KV cache in the words of engines/vllm/kv_cache.py, and what its memory settings ask of a model."""
+"""SGLang's pool of KV cache in the words of engines/vllm/kv_cache.py, and what its memory settings
+ask of a model."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def pool(name: str, version: str = "0.5.23", tp: int = 1, element_bytes: int = 2
 def planned_on(ref: str, name: str) -> Plan:
     engine = PROFILES.engine(ref)
     wish = Wish(name="m", tensor_parallel=1)
-    return decide(published(name), PROFILES.hardware("8xh100"), [engine], wish, rules=PROFILES.rules([engine])).plans[0]
+    return decide(
+        published(name), PROFILES.hardware("8xh100"), [engine], wish, rules=PROFILES.rules([engine])
+    ).plans[0]
 
 
 def test_a_token_costs_its_keys_and_values() -> None:
@@ -77,13 +80,17 @@ def test_a_model_without_a_cache_is_bound_by_its_own_limit() -> None:
 
 
 @given(
-    name=st.sampled_from(["llama-3.1-8b", "qwen3-next-80b-a3b", "gpt-oss-20b", "deepseek-v2-lite", "gemma-3-27b"]),
+    name=st.sampled_from(
+        ["llama-3.1-8b", "qwen3-next-80b-a3b", "gpt-oss-20b", "deepseek-v2-lite", "gemma-3-27b"]
+    ),
     version=st.sampled_from(SGLANG),
     tp=st.sampled_from([1, 2, 4]),
     size=st.integers(0, 200 * GIB),
     more=st.integers(0, GIB),
 )
-def test_more_bytes_hold_no_fewer_tokens(name: str, version: str, tp: int, size: int, more: int) -> None:
+def test_more_bytes_hold_no_fewer_tokens(
+    name: str, version: str, tp: int, size: int, more: int
+) -> None:
     kept = pool(name, version, tp)
     least = kept.largest(size, 2048, 10**7)
     assert 0 <= least <= kept.largest(size + more, 2048, 10**7) <= 10**7
@@ -93,11 +100,23 @@ def test_more_bytes_hold_no_fewer_tokens(name: str, version: str, tp: int, size:
 
 def test_what_the_settings_ask_of_a_model() -> None:
     text = model_of(published("llama-3.1-8b"))
-    assert (text.architecture, text.mla, text.towers, text.vision) == ("LlamaForCausalLM", False, False, False)
+    assert (text.architecture, text.mla, text.towers, text.vision) == (
+        "LlamaForCausalLM",
+        False,
+        False,
+        False,
+    )
     assert model_of(published("deepseek-v3")).mla
     seeing = model_of(published("gemma-3-27b"))
-    assert (seeing.towers, seeing.vision, seeing.vision_layers, seeing.vision_hidden) == (True, True, 27, 1152)
+    assert (seeing.towers, seeing.vision, seeing.vision_layers, seeing.vision_hidden) == (
+        True,
+        True,
+        27,
+        1152,
+    )
     absurd = model_of(
-        published("gemma-3-27b").evolve(config={"vision_config": {"num_hidden_layers": 10**9, "hidden_size": "x"}})
+        published("gemma-3-27b").evolve(
+            config={"vision_config": {"num_hidden_layers": 10**9, "hidden_size": "x"}}
+        )
     )
     assert (absurd.vision_layers, absurd.vision_hidden) == (None, None)

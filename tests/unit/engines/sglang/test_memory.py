@@ -1,4 +1,5 @@
-"""SGLang as a planned engine: its spelling of flags and its memory settings. Its kernels are in test_sglang_kernels.py."""
+"""SGLang as a planned engine: its spelling of flags and its memory settings. Its kernels are in
+test_sglang_kernels.py."""
 
 from __future__ import annotations
 
@@ -10,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain import AttentionGroup, Engine, Gpu, Hardware, Recurrent, Scalar
-from gateway.engines.sglang.memory import (
-    MemoryRules,
-    StaticMemory,
-    fraction_within,
-    kv_tokens,
-)
+from gateway.engines.sglang.memory import MemoryRules, StaticMemory, fraction_within, kv_tokens
 from gateway.errors import BadFlag
 from gateway.planner.decide import decide
 from gateway.planner.flags import canonical, check_args, spelled
@@ -45,18 +41,43 @@ MEMORY = {version: MemoryRules.model_validate(rules(version, "memory")) for vers
 
 @pytest.mark.parametrize("version", SGLANG)
 def test_the_planners_flags_are_written_as_this_engine_calls_them(version: str) -> None:
-    tp, ep = ("tp-size", "ep-size") if since(version, "0.5.11") else ("tensor-parallel-size", "expert-parallel-size")
-    flags: dict[str, Scalar] = {"tensor-parallel-size": 4, "dtype": "bfloat16", "max-model-len": 8192, "max-num-seqs": 64}
+    tp, ep = (
+        ("tp-size", "ep-size")
+        if since(version, "0.5.11")
+        else ("tensor-parallel-size", "expert-parallel-size")
+    )
+    flags: dict[str, Scalar] = {
+        "tensor-parallel-size": 4,
+        "dtype": "bfloat16",
+        "max-model-len": 8192,
+        "max-num-seqs": 64,
+    }
     flags |= {
         "max-num-batched-tokens": 2048,
         "gpu-memory-utilization": 0.8,
         "enforce-eager": True,
         "disable-custom-all-reduce": True,
     }
-    flags |= {"enable-expert-parallel": True, "kv-cache-memory-bytes": 5, "moe-backend": "triton", "kv-cache-dtype": "fp8_e4m3"}
+    flags |= {
+        "enable-expert-parallel": True,
+        "kv-cache-memory-bytes": 5,
+        "moe-backend": "triton",
+        "kv-cache-dtype": "fp8_e4m3",
+    }
     assert spelled(engine(version), flags) == (
-        *(f"--{tp}=4", "--dtype=bfloat16", "--context-length=8192", "--max-running-requests=64", "--chunked-prefill-size=2048"),
-        *("--mem-fraction-static=0.8", "--disable-cuda-graph", "--disable-custom-all-reduce", f"--{ep}=4"),
+        *(
+            f"--{tp}=4",
+            "--dtype=bfloat16",
+            "--context-length=8192",
+            "--max-running-requests=64",
+            "--chunked-prefill-size=2048",
+        ),
+        *(
+            "--mem-fraction-static=0.8",
+            "--disable-cuda-graph",
+            "--disable-custom-all-reduce",
+            f"--{ep}=4",
+        ),
         *("--moe-runner-backend=triton", "--kv-cache-dtype=fp8_e4m3"),
     )
 
@@ -65,16 +86,24 @@ def test_the_planners_flags_are_written_as_this_engine_calls_them(version: str) 
 def test_a_users_flag_is_known_by_every_name_and_means_the_planners(version: str) -> None:
     for name in ("tp-size", "tensor-parallel-size", "--tp_size"):
         checked = check_args(engine(version), {name: "2", "context-length": 4096})
-        assert canonical(engine(version), checked) == {"tensor-parallel-size": 2, "max-model-len": 4096}
+        assert canonical(engine(version), checked) == {
+            "tensor-parallel-size": 2,
+            "max-model-len": 4096,
+        }
         assert set(checked) <= set(engine(version).flags)
-        assert spelled(engine(version), canonical(engine(version), checked)) == spelled(engine(version), checked)
+        assert spelled(engine(version), canonical(engine(version), checked)) == spelled(
+            engine(version), checked
+        )
     with pytest.raises(BadFlag, match="given twice"):
         check_args(engine(version), {"tp-size": 2, "tensor-parallel-size": 2})
     with pytest.raises(BadFlag, match="at least 1"):
         check_args(engine(version), {"chunked-prefill-size": -1})
 
 
-@pytest.mark.parametrize("name", ["model", "model-path", "nccl-init-addr", "dist-init-addr", "enable-custom-logit-processor"])
+@pytest.mark.parametrize(
+    "name",
+    ["model", "model-path", "nccl-init-addr", "dist-init-addr", "enable-custom-logit-processor"],
+)
 @pytest.mark.parametrize("version", SGLANG)
 def test_no_other_name_opens_a_closed_flag(version: str, name: str) -> None:
     with pytest.raises(BadFlag, match="cannot be given"):
@@ -92,20 +121,42 @@ def test_a_fraction_leaves_what_is_reserved(free: int, own: float, reserved: flo
     assert fraction == 0 or fraction * free <= free - reserved * MIB + free * 1e-9
 
 
-# Tokens that SGLang 0.5.15.post1 counted on an H200 whose driver kept 615 MiB (docs/performance.md).
+# Tokens that SGLang 0.5.15.post1 counted on an H200 whose driver kept 615 MiB
+# (docs/performance.md).
 @pytest.mark.parametrize(
     ("model", "changes", "counted"),
     [
         ("llama-3.1-8b", {}, 898_954),
-        ("qwen3-30b-a3b", {"num_hidden_layers": 16, "quantization_config": QUANTS["fp8-dynamic"]}, 3_742_632),
+        (
+            "qwen3-30b-a3b",
+            {"num_hidden_layers": 16, "quantization_config": QUANTS["fp8-dynamic"]},
+            3_742_632,
+        ),
     ],
 )
-def test_the_pool_is_as_large_as_one_that_was_measured(model: str, changes: dict[str, Any], counted: int) -> None:
-    h200 = Gpu(index=0, uuid="GPU-0", name="NVIDIA H200", capability="9.0", total_bytes=143771 * MIB, free_bytes=143156 * MIB)
-    machine = Hardware(arch="x86_64", cpu_cores=8, ram_total_bytes=1 << 40, ram_available_bytes=1 << 40, gpus=(h200,))
+def test_the_pool_is_as_large_as_one_that_was_measured(
+    model: str, changes: dict[str, Any], counted: int
+) -> None:
+    h200 = Gpu(
+        index=0,
+        uuid="GPU-0",
+        name="NVIDIA H200",
+        capability="9.0",
+        total_bytes=143771 * MIB,
+        free_bytes=143156 * MIB,
+    )
+    machine = Hardware(
+        arch="x86_64",
+        cpu_cores=8,
+        ram_total_bytes=1 << 40,
+        ram_available_bytes=1 << 40,
+        gpus=(h200,),
+    )
     near = engine("0.5.10.post1")
     wanted = wish(args={"mem-fraction-static": 0.897, "max-running-requests": 256})
-    plan = decide(published(model, **changes), machine, [near], wanted, rules=Profiles().rules([near])).plans[0]
+    plan = decide(
+        published(model, **changes), machine, [near], wanted, rules=Profiles().rules([near])
+    ).plans[0]
     assert plan.memory.kv_tokens == pytest.approx(counted, rel=0.005)
 
 
@@ -113,12 +164,32 @@ def test_the_pool_is_what_weights_leave_of_the_share() -> None:
     full = AttentionGroup(kind="full", layers=32, heads=32, kv_heads=8, head_dim=128)
     tokens = kv_tokens(MEMORY["0.5.23"], [full], 8 * GIB, tp=1, element_bytes=2)
     assert tokens == 8 * GIB // (32 * 8 * 256 * 2)
-    assert kv_tokens(MEMORY["0.5.23"], [full], 8 * GIB, tp=16, element_bytes=2) == tokens * 8  # one head is not cut
-    latent = AttentionGroup(kind="mla", layers=61, heads=128, kv_heads=1, head_dim=576, value_dim=512)
-    assert kv_tokens(MEMORY["0.5.23"], [latent], GIB, tp=8, element_bytes=2) == GIB // (61 * 576 * 2)
+    assert (
+        kv_tokens(MEMORY["0.5.23"], [full], 8 * GIB, tp=16, element_bytes=2) == tokens * 8
+    )  # one head is not cut
+    latent = AttentionGroup(
+        kind="mla", layers=61, heads=128, kv_heads=1, head_dim=576, value_dim=512
+    )
+    assert kv_tokens(MEMORY["0.5.23"], [latent], GIB, tp=8, element_bytes=2) == GIB // (
+        61 * 576 * 2
+    )
     sliding = full.evolve(kind="sliding", window=1024)
-    assert kv_tokens(MEMORY["0.5.23"], [full, sliding], 9 * GIB, tp=1, element_bytes=2) == int(9 * GIB / (1.8 * 131072))
-    state = Recurrent(kind="gdn", heads=32, rows=128, columns=128, conv_channels=8192, conv_kernel=4)
-    hybrid = [full, AttentionGroup(kind="recurrent", layers=30, heads=32, kv_heads=0, head_dim=128, recurrent=state)]
-    assert kv_tokens(MEMORY["0.5.23"], hybrid, 19 * GIB, tp=1, element_bytes=2) == 10 * GIB // 131072
-    assert kv_tokens(MEMORY["0.5.23"], [latent.evolve(index_dim=128)], GIB, tp=8, element_bytes=2) is None
+    assert kv_tokens(MEMORY["0.5.23"], [full, sliding], 9 * GIB, tp=1, element_bytes=2) == int(
+        9 * GIB / (1.8 * 131072)
+    )
+    state = Recurrent(
+        kind="gdn", heads=32, rows=128, columns=128, conv_channels=8192, conv_kernel=4
+    )
+    hybrid = [
+        full,
+        AttentionGroup(
+            kind="recurrent", layers=30, heads=32, kv_heads=0, head_dim=128, recurrent=state
+        ),
+    ]
+    assert (
+        kv_tokens(MEMORY["0.5.23"], hybrid, 19 * GIB, tp=1, element_bytes=2) == 10 * GIB // 131072
+    )
+    assert (
+        kv_tokens(MEMORY["0.5.23"], [latent.evolve(index_dim=128)], GIB, tp=8, element_bytes=2)
+        is None
+    )

@@ -1,4 +1,5 @@
-"""Attention backends: the rules of each vLLM version agree with that version's own selection code, and read well."""
+"""Attention backends: the rules of each vLLM version agree with that version's own selection code,
+and read well."""
 
 from __future__ import annotations
 
@@ -10,11 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.domain import AttentionGroup, LayerAttention, Recurrent
 from gateway.engines.common.rules.subject import AttentionQuery
-from gateway.engines.vllm.attention import (
-    BackendChoice,
-    choose_backend,
-    layer_attention,
-)
+from gateway.engines.vllm.attention import BackendChoice, choose_backend, layer_attention
 from gateway.engines.vllm.attention_rules import AttentionRules
 from gateway.models.rank import Rank
 from tests.support.engine_rules import read_rules
@@ -25,16 +22,24 @@ RULES = {version: read_rules(AttentionRules, "attention", version) for version i
 
 
 def group(kind: Any, head_dim: int, **more: Any) -> AttentionGroup:
-    return AttentionGroup.model_validate({"kind": kind, "layers": 1, "heads": 32, "kv_heads": 8, "head_dim": head_dim, **more})
+    return AttentionGroup.model_validate(
+        {"kind": kind, "layers": 1, "heads": 32, "kv_heads": 8, "head_dim": head_dim, **more}
+    )
 
 
-def rows(version: str, capability: str, *groups: AttentionGroup, kv: str = "auto", **how: Any) -> tuple[LayerAttention, ...]:
+def rows(
+    version: str, capability: str, *groups: AttentionGroup, kv: str = "auto", **how: Any
+) -> tuple[LayerAttention, ...]:
     return layer_attention(groups, RULES[version], Rank(kv_dtype=kv, capability=capability), **how)
 
 
-def choose(version: str, capability: str, kind: Any = "full", head_dim: int = 128, **how: Any) -> BackendChoice:
+def choose(
+    version: str, capability: str, kind: Any = "full", head_dim: int = 128, **how: Any
+) -> BackendChoice:
     query = {name: how.pop(name) for name in list(how) if name not in ("packages", "forced")}
-    return choose_backend(RULES[version], AttentionQuery(kind=kind, head_dim=head_dim, **query), capability, **how)
+    return choose_backend(
+        RULES[version], AttentionQuery(kind=kind, head_dim=head_dim, **query), capability, **how
+    )
 
 
 def reasons(choice: BackendChoice | LayerAttention) -> dict[str, str]:
@@ -67,13 +72,21 @@ def test_older_versions_do_not_look_at_causality(version: str) -> None:
 
 def test_a_drafter_with_one_layer_that_sees_ahead_is_asked_for_as_such_whole() -> None:
     layers = (group("sliding", 128, window=512), group("full", 128, causal=False))
-    assert [row.backend for row in rows("0.33.0", "10.0", *layers, drafter=True)] == ["FLASH_ATTN", "FLASH_ATTN"]
+    assert [row.backend for row in rows("0.33.0", "10.0", *layers, drafter=True)] == [
+        "FLASH_ATTN",
+        "FLASH_ATTN",
+    ]
     causal = (group("sliding", 128, window=512), group("full", 128))
-    assert [row.backend for row in rows("0.33.0", "10.0", *causal, drafter=True)] == ["FLASHINFER", "FLASHINFER"]
+    assert [row.backend for row in rows("0.33.0", "10.0", *causal, drafter=True)] == [
+        "FLASHINFER",
+        "FLASHINFER",
+    ]
 
 
 def test_a_forced_backend_that_refuses_a_drafter_leaves_none() -> None:
-    (row,) = rows("0.33.0", "8.6", group("full", 512, causal=False), drafter=True, forced="FLASH_ATTN")
+    (row,) = rows(
+        "0.33.0", "8.6", group("full", 512, causal=False), drafter=True, forced="FLASH_ATTN"
+    )
     assert (row.status, row.backend) == ("none", None)
     assert "head size 512 is above 256" in reasons(row)["FLASH_ATTN"]
 
@@ -93,7 +106,9 @@ def test_gemma_4_gets_one_backend_for_both_of_its_head_sizes() -> None:
         assert [row.backend for row in ampere] == ["TRITON_ATTN", "TRITON_ATTN"]
     hopper = rows("0.26.0", "9.0", *kinds, architecture="Gemma4ForConditionalGeneration")
     assert [(row.backend, row.version) for row in hopper] == [("FLASH_ATTN", 4), ("FLASH_ATTN", 4)]
-    forced = rows("0.26.0", "8.6", *kinds, architecture="Gemma4ForConditionalGeneration", forced="flash_attn")
+    forced = rows(
+        "0.26.0", "8.6", *kinds, architecture="Gemma4ForConditionalGeneration", forced="flash_attn"
+    )
     assert [row.status for row in forced] == ["ok", "none"]
 
 
@@ -101,7 +116,9 @@ def test_gpt_oss_needs_a_backend_with_sinks() -> None:
     layers = (group("sliding", 64, window=128, sinks=True), group("full", 64, sinks=True))
     assert {row.backend for row in rows("0.18.0", "12.0", *layers)} == {"TRITON_ATTN"}
     assert {row.backend for row in rows("0.33.0", "12.0", *layers)} == {"FLASHINFER"}
-    assert {(row.backend, row.version) for row in rows("0.33.0", "9.0", *layers)} == {("FLASH_ATTN", 3)}
+    assert {(row.backend, row.version) for row in rows("0.33.0", "9.0", *layers)} == {
+        ("FLASH_ATTN", 3)
+    }
 
 
 DEEPSEEK = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "index_topk": 2048}
@@ -113,7 +130,10 @@ def test_sparse_mla_has_no_backend_on_ampere(version: str) -> None:
     (row,) = rows(version, "8.6", layers, config=DEEPSEEK)
     assert row.status == "none"
     assert "is not for sparse attention" in reasons(row)["TRITON_MLA"]
-    assert "runs on compute capability 9.* or 10.*, this GPU has 8.6" in reasons(row)["FLASHMLA_SPARSE"]
+    assert (
+        "runs on compute capability 9.* or 10.*, this GPU has 8.6"
+        in reasons(row)["FLASHMLA_SPARSE"]
+    )
 
 
 def test_mla_on_blackwell_is_unknown_without_the_sizes_that_decide_it() -> None:
@@ -152,7 +172,9 @@ def test_layers_that_see_both_ways_are_encoder_layers() -> None:
 
 
 def test_vision_and_recurrent_layers_have_choices_of_their_own() -> None:
-    state = Recurrent(kind="gdn", heads=32, rows=128, columns=128, groups=16, conv_channels=8192, conv_kernel=4)
+    state = Recurrent(
+        kind="gdn", heads=32, rows=128, columns=128, groups=16, conv_channels=8192, conv_kernel=4
+    )
     layers = (group("vision", 72, causal=False), group("recurrent", 0, recurrent=state))
     found = rows("0.33.0", "8.6", *layers, forced="TRITON_ATTN")
     assert [(row.backend, row.version) for row in found] == [("FLASH_ATTN", 2), ("GDN_ATTN", None)]
@@ -168,7 +190,9 @@ def test_a_forced_backend_stands_alone() -> None:
     assert choose("0.33.0", "8.6", forced="auto").backend == "FLASH_ATTN"
     refused = choose("0.33.0", "8.6", forced="FLEX_ATTENTION", sinks=True, kv_dtype="fp8")
     assert refused.status == "none"
-    text = "takes KV cache dtype auto or float16 or bfloat16, not fp8; does not take attention sinks"
+    text = (
+        "takes KV cache dtype auto or float16 or bfloat16, not fp8; does not take attention sinks"
+    )
     assert reasons(refused) == {"FLEX_ATTENTION": text}
 
 
@@ -177,8 +201,13 @@ def test_what_the_rules_do_not_describe_is_unknown() -> None:
     assert choose("0.33.0", "8.6", kv_dtype="nvfp4").status == "unknown"
     assert choose("0.33.0", "", head_dim=64).status == "unknown"
     assert choose("0.33.0", "8.6", kind="recurrent").status == "unknown"
-    (row,) = rows("0.33.0", "10.0", group("mla", 512, value_dim=448), architecture="DeepseekV4ForCausalLM")
-    assert (row.status, row.refused[0].reason) == ("unknown", "DeepseekV4ForCausalLM brings attention backends of its own")
+    (row,) = rows(
+        "0.33.0", "10.0", group("mla", 512, value_dim=448), architecture="DeepseekV4ForCausalLM"
+    )
+    assert (row.status, row.refused[0].reason) == (
+        "unknown",
+        "DeepseekV4ForCausalLM brings attention backends of its own",
+    )
 
 
 def test_a_package_that_is_missing_changes_the_answer() -> None:
@@ -196,7 +225,11 @@ def test_every_rule_has_a_source_and_every_backend_is_in_a_list(version: str) ->
     rules = RULES[version]
     assert {name for order in rules.orders for name in order.backends} == set(rules.backends)
     sources = [value for name, value in rules if name.endswith("_source") and value]
-    for source in [*sources, *(backend.source for backend in rules.backends.values()), *(one.source for one in rules.models)]:
+    for source in [
+        *sources,
+        *(backend.source for backend in rules.backends.values()),
+        *(one.source for one in rules.models),
+    ]:
         path, _, line = source.rpartition(":")
         assert path.endswith(".py")
         assert line.isdigit()
@@ -237,7 +270,8 @@ attention_queries = st.builds(
 @given(
     version=st.sampled_from(VLLM),
     query=attention_queries,
-    capability=st.sampled_from(["7.0", "7.5", "8.6", "9.0", "10.0", "11.0", "12.1", "13.0"]) | st.text(max_size=5),
+    capability=st.sampled_from(["7.0", "7.5", "8.6", "9.0", "10.0", "11.0", "12.1", "13.0"])
+    | st.text(max_size=5),
     forced=st.none() | st.sampled_from(["auto", "FLASH_ATTN", "TRITON_MLA", "none such"]),
 )
 def test_any_layer_gets_an_answer_with_a_reason_and_never_an_error(
@@ -256,8 +290,15 @@ def test_any_layer_gets_an_answer_with_a_reason_and_never_an_error(
 @settings(max_examples=80, deadline=None)
 @given(
     config=st.dictionaries(
-        st.sampled_from([*DEEPSEEK, "attn_logit_softcapping", "model_type", "text_config", "is_mm_prefix_lm"]),
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.lists(st.integers(), max_size=2),
+        st.sampled_from(
+            [*DEEPSEEK, "attn_logit_softcapping", "model_type", "text_config", "is_mm_prefix_lm"]
+        ),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(max_size=4)
+        | st.lists(st.integers(), max_size=2),
     ),
     tp=st.integers(-1, 300),
 )
@@ -268,7 +309,11 @@ def test_no_config_makes_it_raise(config: dict[str, Any], tp: int) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "backend"), [("bfloat16", "FLASH_ATTN"), ("float16", None)])
-def test_an_fp8_cache_of_a_float16_model_is_nothing_for_flash_attention(dtype: str, backend: str | None) -> None:
+def test_an_fp8_cache_of_a_float16_model_is_nothing_for_flash_attention(
+    dtype: str, backend: str | None
+) -> None:
     """As an H200 said when it was tried."""
-    (row,) = layer_attention((group("full", 128),), RULES["0.26.0"], Rank(kv_dtype="fp8", capability="9.0", dtype=dtype))
+    (row,) = layer_attention(
+        (group("full", 128),), RULES["0.26.0"], Rank(kv_dtype="fp8", capability="9.0", dtype=dtype)
+    )
     assert row.backend == backend

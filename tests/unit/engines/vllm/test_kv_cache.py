@@ -1,4 +1,5 @@
-"""The KV cache against the engine's own planner: block sizes, pages, bytes of a request, requests at once, longest request."""
+"""The KV cache against the engine's own planner: block sizes, pages, bytes of a request, requests
+at once, longest request."""
 
 from __future__ import annotations
 
@@ -17,10 +18,19 @@ from tests.support.published import TRAITS, published
 
 
 def full(layers: int, kv_heads: int, head_dim: int, **fields: Any) -> AttentionGroup:
-    return AttentionGroup(kind="full", layers=layers, heads=2 * kv_heads, kv_heads=kv_heads, head_dim=head_dim, **fields)
+    return AttentionGroup(
+        kind="full",
+        layers=layers,
+        heads=2 * kv_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        **fields,
+    )
 
 
-def sliding(layers: int, kv_heads: int, head_dim: int, window: int, **fields: Any) -> AttentionGroup:
+def sliding(
+    layers: int, kv_heads: int, head_dim: int, window: int, **fields: Any
+) -> AttentionGroup:
     return full(layers, kv_heads, head_dim, window=window, **fields).evolve(kind="sliding")  # type: ignore[no-any-return]
 
 
@@ -30,14 +40,30 @@ def latent(layers: int, index_dim: int | None = None) -> AttentionGroup:
     )  # fmt: skip
 
 
-def recurrent(layers: int, kind: str, heads: int, rows: int, columns: int, groups: int, **fields: Any) -> AttentionGroup:
+def recurrent(
+    layers: int, kind: str, heads: int, rows: int, columns: int, groups: int, **fields: Any
+) -> AttentionGroup:
     keys = 2 * groups * columns
     state = Recurrent.model_validate(
-        {"kind": kind, "heads": heads, "rows": rows, "columns": columns, "groups": groups, "conv_kernel": 4}
+        {
+            "kind": kind,
+            "heads": heads,
+            "rows": rows,
+            "columns": columns,
+            "groups": groups,
+            "conv_kernel": 4,
+        }
         | {"conv_channels": heads * rows + keys}
         | fields
     )
-    return AttentionGroup(kind="recurrent", layers=layers, heads=heads, kv_heads=groups, head_dim=columns, recurrent=state)
+    return AttentionGroup(
+        kind="recurrent",
+        layers=layers,
+        heads=heads,
+        kv_heads=groups,
+        head_dim=columns,
+        recurrent=state,
+    )
 
 
 MODELS: dict[str, tuple[AttentionGroup, ...]] = {
@@ -59,15 +85,28 @@ MODELS: dict[str, tuple[AttentionGroup, ...]] = {
     "deepseek-v3.2": (latent(61, 128),),
     "qwen3-next-80b-a3b": (full(12, 2, 256), recurrent(36, "gdn", 32, 128, 128, 16)),
     "qwen3.6-35b-a3b": (full(10, 2, 256), recurrent(30, "gdn", 32, 128, 128, 16)),
-    "qwen3.6-35b-a3b, mamba_ssm_dtype float32": (full(10, 2, 256), recurrent(30, "gdn", 32, 128, 128, 16, dtype="float32")),
+    "qwen3.6-35b-a3b, mamba_ssm_dtype float32": (
+        full(10, 2, 256),
+        recurrent(30, "gdn", 32, 128, 128, 16, dtype="float32"),
+    ),
     "granite-4.0-h-micro": (full(4, 8, 64), recurrent(36, "mamba2", 64, 64, 128, 1, chunk=256)),
     "granite-4.0-h-small": (full(4, 8, 128), recurrent(36, "mamba2", 128, 64, 128, 1, chunk=256)),
-    "nemotron-nano-9b-v2": (full(4, 8, 128), recurrent(27, "mamba2", 128, 80, 128, 8, chunk=128, dtype="float32")),
-    "nemotron-3-nano-30b-a3b": (full(6, 2, 128), recurrent(23, "mamba2", 64, 64, 128, 8, chunk=128, dtype="float32")),
+    "nemotron-nano-9b-v2": (
+        full(4, 8, 128),
+        recurrent(27, "mamba2", 128, 80, 128, 8, chunk=128, dtype="float32"),
+    ),
+    "nemotron-3-nano-30b-a3b": (
+        full(6, 2, 128),
+        recurrent(23, "mamba2", 64, 64, 128, 8, chunk=128, dtype="float32"),
+    ),
 }
 
 
-READ = [name for name in MODELS if not name.startswith(("granite", "nemotron", "gemma-3-27b")) and ", " not in name]
+READ = [
+    name
+    for name in MODELS
+    if not name.startswith(("granite", "nemotron", "gemma-3-27b")) and ", " not in name
+]
 
 
 @pytest.mark.parametrize("name", READ)
@@ -77,7 +116,9 @@ def test_what_is_read_of_a_config_keeps_the_same(name: str) -> None:
         for attention in (published(name).attention, MODELS[name])
     )
     assert read.bytes_per_token == known.bytes_per_token
-    assert [read.bytes_for(length, 2048) for length in LENGTHS] == [known.bytes_for(length, 2048) for length in LENGTHS]
+    assert [read.bytes_for(length, 2048) for length in LENGTHS] == [
+        known.bytes_for(length, 2048) for length in LENGTHS
+    ]
 
 
 def test_a_state_is_kept_before_the_first_token() -> None:
@@ -91,16 +132,26 @@ def test_a_state_is_kept_before_the_first_token() -> None:
 
 
 def test_a_convolution_has_groups_enough_for_every_rank() -> None:
-    # mamba2_state_shape, with 1 group on 4 ranks: (4096 + 2 * 4 * 128) / 4 channels; 16 heads of 64 x 128.
+    # mamba2_state_shape, with 1 group on 4 ranks: (4096 + 2 * 4 * 128) / 4 channels; 16 heads of 64
+    # x 128.
     group = MODELS["granite-4.0-h-micro"][1].recurrent
     assert group is not None
     assert state_bytes(group, 4, "bfloat16") == 3 * 1280 * 2 + 16 * 64 * 128 * 2
-    assert state_bytes(group.evolve(kind="mamba1", groups=0), 4, "bfloat16") == 3 * 1088 * 2 + 16 * 64 * 128 * 2
+    assert (
+        state_bytes(group.evolve(kind="mamba1", groups=0), 4, "bfloat16")
+        == 3 * 1088 * 2 + 16 * 64 * 128 * 2
+    )
 
 
 def test_more_stages_have_more_batches_in_flight() -> None:
     one, three = (
-        cache(MODELS["mistral-7b-v0.1"], Rank(pp=pp, capability="9.0"), 16, ("windows_of_more_batches",)) for pp in (1, 3)
+        cache(
+            MODELS["mistral-7b-v0.1"],
+            Rank(pp=pp, capability="9.0"),
+            16,
+            ("windows_of_more_batches",),
+        )
+        for pp in (1, 3)
     )
     assert (one.blocks_for(32768, 2048), three.blocks_for(32768, 2048)) == (513, 769)
 
@@ -115,7 +166,11 @@ def test_pages_that_do_not_divide_are_padded_or_refused() -> None:
 def test_towers_and_encoders_keep_nothing() -> None:
     tower = full(27, 16, 72, causal=False).evolve(kind="vision")
     found = cache([tower, full(2, 1, 64).evolve(kind="encoder")], Rank(capability="9.0"), 16, ())
-    assert (found.bytes_per_token, found.bytes_for(512, 2048), found.largest(0, 2048, 512)) == (0, 0, 512)
+    assert (found.bytes_per_token, found.bytes_for(512, 2048), found.largest(0, 2048, 512)) == (
+        0,
+        0,
+        512,
+    )
     assert found.requests(0, 512, 2048) == math.inf
     seen = cache([tower, *MODELS["llama-3.2-1b"]], Rank(capability="9.0"), 16, ())
     assert seen == cache(MODELS["llama-3.2-1b"], Rank(capability="9.0"), 16, ())
@@ -138,9 +193,17 @@ GROUPS = st.builds(
     st.sampled_from(list(TRAITS.values())), st.none() | st.booleans(), st.integers(0, 10**13), st.integers(0, 2**22),
 )  # fmt: skip
 def test_no_model_breaks_the_arithmetic(
-    groups: list[AttentionGroup], tp: int, kv_dtype: str, traits: tuple[str, ...], prefixes: bool | None, kv: int, limit: int
+    groups: list[AttentionGroup],
+    tp: int,
+    kv_dtype: str,
+    traits: tuple[str, ...],
+    prefixes: bool | None,
+    kv: int,
+    limit: int,
 ) -> None:
-    found = cache(groups, Rank(tp=tp, kv_dtype=kv_dtype, capability="9.0"), 16, traits, prefixes=prefixes)
+    found = cache(
+        groups, Rank(tp=tp, kv_dtype=kv_dtype, capability="9.0"), 16, traits, prefixes=prefixes
+    )
     longest = found.largest(kv, 2048, limit)
     assert 0 <= longest <= limit
     assert longest == 0 or found.bytes_for(longest, 2048) <= kv

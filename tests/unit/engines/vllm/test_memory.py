@@ -1,4 +1,5 @@
-"""What fills a GPU beside weights and KV cache (tests/unit/engines/common/layers/test_weights.py, tests/unit/engines/vllm/test_kv_cache.py), and how it adds up."""
+"""What fills a GPU beside weights and KV cache (tests/unit/engines/common/layers/test_weights.py,
+tests/unit/engines/vllm/test_kv_cache.py), and how it adds up."""
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.layers.weights import weights_bytes
 from gateway.engines.common.planning_input import driver_bytes
 from gateway.engines.vllm.kv_cache import Cache, cache
-from gateway.engines.vllm.memory import activation_bytes, graph_sizes, memory, position_bytes, runner_of
+from gateway.engines.vllm.memory import (
+    activation_bytes,
+    graph_sizes,
+    memory,
+    position_bytes,
+    runner_of,
+)
 from gateway.errors import BadModel
 from gateway.models.rank import Rank
 from gateway.models.spec import read_model
@@ -33,9 +40,12 @@ from tests.support.published import CONFIGS, TENSORS, TRAITS, published, tensors
 PROFILES = Profiles()
 ENGINES = PROFILES.engines(("vllm==0.26.0",), device="cuda")
 RULES = PROFILES.rules(ENGINES)
-# Starts of vLLM 0.26.0 on H200 GPUs on 2026-11-21 with the planner's own flags and dummy weights, as its logs told them.
-# `used_gib` is the most that NVML saw in use; `runner` which of the engine's model runners it chose.
-MEASURED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "measured_memory.json").read_text())
+# Starts of vLLM 0.26.0 on H200 GPUs on 2026-11-21 with the planner's own flags and dummy weights,
+# as its logs told them. `used_gib` is the most that NVML saw in use; `runner` which of the engine's
+# model runners it chose.
+MEASURED: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "measured_memory.json").read_text()
+)
 _FLAGS = {"seqs": "max-num-seqs", "batched": "max-num-batched-tokens", "eager": "enforce-eager"}
 _DRIVER_GIB = 0.6
 # The starts with two ranks had fuse_allreduce_rms off, and so were without the workspace of it.
@@ -46,7 +56,10 @@ _EMBEDS = ("qwen3-embedding-0.6b", "bge-m3")
 def machine(count: int) -> Hardware:
     """So many H200s, each linked with each."""
     here = PROFILES.hardware("h200")
-    gpus = tuple(here.gpus[0].evolve(index=index, uuid=f"{here.gpus[0].uuid}-{index}") for index in range(count))
+    gpus = tuple(
+        here.gpus[0].evolve(index=index, uuid=f"{here.gpus[0].uuid}-{index}")
+        for index in range(count)
+    )
     links = tuple(Link(a=a, b=b, nvlinks=18, p2p=True) for a, b in combinations(range(count), 2))
     made: Hardware = here.evolve(gpus=gpus, links=links)
     return made
@@ -60,7 +73,9 @@ def predicted(name: str) -> Plan:
     spec = read_model("m", None, case(row["base"], row["quant"]), None, None, (), task)
     args = {flag: row[key] for key, flag in _FLAGS.items() if key in row}
     wanted = wish(args=args, tensor_parallel=row.get("tp", 1))
-    return decide(spec, machine(row.get("tp", 1)), ENGINES, wanted, PROFILES.facts, rules=RULES).plans[0]
+    return decide(
+        spec, machine(row.get("tp", 1)), ENGINES, wanted, PROFILES.facts, rules=RULES
+    ).plans[0]
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -68,7 +83,8 @@ def test_what_was_measured_was_foreseen(name: str) -> None:
     row, plan = MEASURED[name], predicted(name)
     size = plan.memory
     assert size is not None
-    # Beside the weights the log counts rotary tables and buffers for images; the planner has those elsewhere.
+    # Beside the weights the log counts rotary tables and buffers for images; the planner has those
+    # elsewhere.
     sees = any(group.kind == "vision" for group in plan.attention)
     assert -0.02 <= row["weights_gib"] - size.weights_bytes / GIB <= (0.5 if sees else 0.22)
     if "kv_gib" in row:
@@ -78,7 +94,11 @@ def test_what_was_measured_was_foreseen(name: str) -> None:
         tokens = size.full_requests * plan.max_model_len.value * kv_gib / (size.kv_bytes / GIB)
         assert -0.006 <= tokens / row["kv_tokens"] - 1 <= 0.002
     if "used_gib" in row:
-        assert size.low / GIB < row["used_gib"] - _DRIVER_GIB - row.get("kv_gib", 0.0) < size.high / GIB
+        assert (
+            size.low / GIB
+            < row["used_gib"] - _DRIVER_GIB - row.get("kv_gib", 0.0)
+            < size.high / GIB
+        )
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -103,7 +123,9 @@ def kept(built: BuiltModel, tp: int, dtype: str = "bfloat16") -> Cache:
     return cache(built.attention, Rank(tp=tp, dtype=dtype, capability="8.6"), 16, frozenset())
 
 
-def sized(spec: ModelSpec, tp: int = 1, budget: int = 24 * GIB, device: str = "cuda", **more: Any) -> Memory:
+def sized(
+    spec: ModelSpec, tp: int = 1, budget: int = 24 * GIB, device: str = "cuda", **more: Any
+) -> Memory:
     built = build(spec)
     load = Workload(device, Rank(tp=tp), 2048, 256, graphs=True)
     return memory(
@@ -113,7 +135,11 @@ def sized(spec: ModelSpec, tp: int = 1, budget: int = 24 * GIB, device: str = "c
 
 
 def test_the_table_of_positions_is_the_engines() -> None:
-    for name, size in (("llama-3.1-8b", 33554432), ("llama-3.2-1b", 16777216), ("qwen3-8b", 10485760)):
+    for name, size in (
+        ("llama-3.1-8b", 33554432),
+        ("llama-3.2-1b", 16777216),
+        ("qwen3-8b", 10485760),
+    ):
         spec = published(name)
         assert position_bytes(spec, build(spec), "bfloat16") == size
     longer = (
@@ -150,8 +176,15 @@ def test_an_encoder_keeps_no_kv_cache() -> None:
 
 def test_a_family_that_is_not_known_has_a_wider_band() -> None:
     shapes = tensors({"model.layers.0.self_attn.q_proj.weight": (4096, 4096)})
-    fields = {"architectures": ["OtherForCausalLM"], "model_type": "other", "hidden_size": 4096, "num_attention_heads": 32}
-    spec = read_model("o", None, {**fields, "num_hidden_layers": 1, "vocab_size": 1024}, shapes, None, (), None)
+    fields = {
+        "architectures": ["OtherForCausalLM"],
+        "model_type": "other",
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+    }
+    spec = read_model(
+        "o", None, {**fields, "num_hidden_layers": 1, "vocab_size": 1024}, shapes, None, (), None
+    )
     built = build(spec)
     assert not built.known
     narrow = memory(
@@ -165,7 +198,13 @@ def test_a_family_that_is_not_known_has_a_wider_band() -> None:
     assert wide.high - wide.low > narrow.high - narrow.low
 
 
-@given(CONFIGS, st.none() | TENSORS, st.integers(1, 8), st.sampled_from(["bfloat16", "float32"]), st.integers(0, 10**13))
+@given(
+    CONFIGS,
+    st.none() | TENSORS,
+    st.integers(1, 8),
+    st.sampled_from(["bfloat16", "float32"]),
+    st.integers(0, 10**13),
+)
 def test_no_model_that_was_read_breaks_the_arithmetic(
     fields: dict[str, Any], headers: dict[str, Any] | None, tp: int, dtype: str, kv_bytes: int
 ) -> None:
@@ -176,7 +215,12 @@ def test_no_model_that_was_read_breaks_the_arithmetic(
         return
     weights = weights_bytes(built, Rank(tp=tp, dtype=dtype))
     assert weights is None or weights >= 0
-    assert activation_bytes(spec, built, Workload("cuda", Rank(tp=tp, dtype=dtype), 2048, 256, graphs=False)) > 0
+    assert (
+        activation_bytes(
+            spec, built, Workload("cuda", Rank(tp=tp, dtype=dtype), 2048, 256, graphs=False)
+        )
+        > 0
+    )
     held = kept(built, tp, dtype)
     assert held.bytes_per_token >= 0
     length = held.largest(kv_bytes, 2048, spec.max_position)
@@ -193,9 +237,19 @@ def test_ranks_that_fuse_their_all_reduces_keep_a_workspace() -> None:
 
     def overhead(tp: int, capability: str, **changes: Any) -> float:
         load = Workload(
-            "cuda", Rank(tp=tp, capability=capability), **{"batched_tokens": 8192, "seqs": 256, "graphs": True, **changes}
+            "cuda",
+            Rank(tp=tp, capability=capability),
+            **{"batched_tokens": 8192, "seqs": 256, "graphs": True, **changes},
         )
-        size = memory(spec, built, kept(built, tp), load, weights_bytes=GIB, device_bytes=80 * GIB, budget_bytes=70 * GIB)
+        size = memory(
+            spec,
+            built,
+            kept(built, tp),
+            load,
+            weights_bytes=GIB,
+            device_bytes=80 * GIB,
+            budget_bytes=70 * GIB,
+        )
         return size.overhead_bytes / GIB
 
     # Two H200 on 2026-11-22: 1.04 GiB beyond torch with it; 0.21 were planned.
@@ -211,7 +265,8 @@ def test_graphs_beside_the_budget_are_as_large_as_captured_ones() -> None:
 
 
 def test_few_requests_have_few_sizes_of_graphs() -> None:
-    """51 of 256 requests and more, as engines say when they capture them; 64 requests of a 1B: 0.15 GiB of 0.45, as an H200 took."""
+    """51 of 256 requests and more, as engines say when they capture them; 64 requests of a 1B: 0.15
+    GiB of 0.45, as an H200 took."""
     assert [graph_sizes(seqs) for seqs in (1024, 256, 64, 16, 1)] == [51, 51, 19, 7, 2]
     assert graph_sizes(16, query=4) == 19
     spec = published("llama-3.2-1b")
@@ -220,7 +275,13 @@ def test_few_requests_have_few_sizes_of_graphs() -> None:
     def graphs(seqs: int) -> int:
         load = Workload("cuda", Rank(), 2048, seqs, graphs=True, runner=2)
         return memory(
-            spec, built, kept(built, 1), load, weights_bytes=0, device_bytes=80 * GIB, budget_bytes=70 * GIB
+            spec,
+            built,
+            kept(built, 1),
+            load,
+            weights_bytes=0,
+            device_bytes=80 * GIB,
+            budget_bytes=70 * GIB,
         ).graph_bytes
 
     assert 0.15 / 0.45 < graphs(64) / graphs(256) < 0.45

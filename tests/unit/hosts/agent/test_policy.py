@@ -44,7 +44,9 @@ def launch(plan: Plan, **changes: Any) -> LaunchSpec:
 
 def plans(hardware: Hardware, model: Any, **wanted: Any) -> list[Plan]:
     engines = PROFILES.engines_for(hardware)
-    found = decide(model, hardware, engines, wish(**wanted), rules=PROFILES.rules(engines), gpus=PROFILES.gpus)
+    found = decide(
+        model, hardware, engines, wish(**wanted), rules=PROFILES.rules(engines), gpus=PROFILES.gpus
+    )
     return [*found.plans]
 
 
@@ -53,9 +55,18 @@ def test_every_plan_for_every_engine_is_let_through(name: str) -> None:
     seen = 0
     here = machine(name)
     for model in (spec(), *map(published, NAMES)):
-        for wanted in ({}, {"max_context": 4096, "speculative": "ngram", "chat_template": {"text": "{{ messages }}"}}):
+        for wanted in (
+            {},
+            {
+                "max_context": 4096,
+                "speculative": "ngram",
+                "chat_template": {"text": "{{ messages }}"},
+            },
+        ):
             for plan in plans(here, model, **wanted):
-                check_launch(launch(plan), PROFILES.engine(str(plan.engine)), SHARED, ALLOWED, RESOLVED)
+                check_launch(
+                    launch(plan), PROFILES.engine(str(plan.engine)), SHARED, ALLOWED, RESOLVED
+                )
                 seen += 1
     assert seen
 
@@ -80,7 +91,9 @@ ADAPTER = AdapterRef(name="team/sql", source="/models/sql")
 @pytest.mark.parametrize("ref", ["vllm==0.33.0", "sglang==0.5.23"])
 def test_adapters_below_the_models_are_let_through(ref: str) -> None:
     engine = PROFILES.engine(ref)
-    found = decide(spec(), machine("3090"), [engine], wish(), rules=PROFILES.rules([engine])).plans[0]
+    found = decide(spec(), machine("3090"), [engine], wish(), rules=PROFILES.rules([engine])).plans[
+        0
+    ]
     plan = found.evolve(adapters=(ADAPTER, ADAPTER.evolve(name="two")))
     spec_of = launch(plan)
     assert "/models/two" in spec_of.argv[-5]
@@ -93,7 +106,10 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"model": "a b"}, "of 'a b'"),
     ({"fingerprint": "x\n"}, "the name"),
     ({"attempt": -1}, "the name"),
-    ({"mounts": (Mount(source="/", target="/models"),)}, "mount fitserve-models at /models, read-only"),
+    (
+        {"mounts": (Mount(source="/", target="/models"),)},
+        "mount fitserve-models at /models, read-only",
+    ),
     ({"mounts": (SHARED.evolve(read_only=False),)}, "read-only, and nothing else"),
     ({"mounts": (SHARED, SHARED.evolve(target="/x"))}, "and nothing else"),
     ({"gpus": ("all",)}, "by UUID"),
@@ -107,20 +123,41 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"port": 8001}, "another name or address"),
     ({"env": {"LD_PRELOAD": "x"}}, "LD_PRELOAD cannot be given to engines: it loads code"),
     ({"argv": ("sh",)}, "is not that of vllm=="),
-    ({"argv": with_flags("--lora-modules", '{"name": "a", "path": "/etc"}')}, "The adapter '/etc' is not below /models"),
-    ({"argv": with_flags("--lora-modules", '{"name": "a", "path": "/models/../etc"}')}, "is not below /models"),
-    ({"argv": with_flags("--lora-modules", '{"name": "a b", "path": "/models/a"}')}, "is not below /models"),
+    (
+        {"argv": with_flags("--lora-modules", '{"name": "a", "path": "/etc"}')},
+        "The adapter '/etc' is not below /models",
+    ),
+    (
+        {"argv": with_flags("--lora-modules", '{"name": "a", "path": "/models/../etc"}')},
+        "is not below /models",
+    ),
+    (
+        {"argv": with_flags("--lora-modules", '{"name": "a b", "path": "/models/a"}')},
+        "is not below /models",
+    ),
     ({"argv": with_flags("--lora-modules", "--host=0.0.0.0")}, "names an adapter as no plan does"),
     ({"argv": with_flags("--lora-modules", "a=/models/a")}, "names an adapter as no plan does"),
-    ({"argv": with_flags("--lora-paths", '{"lora_name": "a", "lora_path": "/models/a"}')}, "has no flag 'lora-paths'"),
-    ({"argv": with_template("/etc/passwd")}, "'/etc/passwd' is not a file below /models/chat-templates"),
+    (
+        {"argv": with_flags("--lora-paths", '{"lora_name": "a", "lora_path": "/models/a"}')},
+        "has no flag 'lora-paths'",
+    ),
+    (
+        {"argv": with_template("/etc/passwd")},
+        "'/etc/passwd' is not a file below /models/chat-templates",
+    ),
     ({"argv": with_template("{{ messages }}")}, "is not a file below /models/chat-templates"),
     ({"engine": PLAN.engine.evolve(image="debian")}, "the image 'debian' may not be started"),
     ({"engine": PLAN.engine.evolve(image=None)}, "the image '' may not be started"),
     ({"engine": PLAN.engine.evolve(image=f"evil/{ENGINE.image}")}, "may not be started"),
     ({"engine": PLAN.engine.evolve(image=BUILT)}, "may not be started"),
-    ({"engine": PLAN.engine.evolve(digest="sha256:" + "0" * 64)}, "no image that it has found under the name"),
-    ({"engine": PLAN.engine.evolve(digest="debian@sha256:" + "0" * 64)}, "no image that it has found under the name"),
+    (
+        {"engine": PLAN.engine.evolve(digest="sha256:" + "0" * 64)},
+        "no image that it has found under the name",
+    ),
+    (
+        {"engine": PLAN.engine.evolve(digest="debian@sha256:" + "0" * 64)},
+        "no image that it has found under the name",
+    ),
     ({"engine": PLAN.engine.evolve(digest="debian")}, "no image that it has found under the name"),
     ({"engine": PLAN.engine.evolve(version="0.18.0")}, "this is the profile of vllm=="),
     ({"key_env": "LD_PRELOAD"}, "its key is in its profile"),
@@ -153,9 +190,18 @@ def test_an_engine_for_cpus_gets_no_gpu() -> None:
 
 
 def test_an_image_may_be_any_of_the_allowed_names_and_a_digest_that_belongs_to_it() -> None:
-    for image in ("vllm/vllm-openai:nightly", "docker.io/vllm/vllm-openai:v1", "vllm/vllm-openai@sha256:" + "0" * 64):
+    for image in (
+        "vllm/vllm-openai:nightly",
+        "docker.io/vllm/vllm-openai:v1",
+        "vllm/vllm-openai@sha256:" + "0" * 64,
+    ):
         check_engine(PLAN.engine.evolve(image=image), ENGINE, ALLOWED, RESOLVED)
     for digest in ("vllm/vllm-openai@sha256:" + "0" * 64, BUILT):
         check_engine(PLAN.engine.evolve(digest=digest), ENGINE, ALLOWED, RESOLVED)
     with pytest.raises(AgentRefusal, match="no image that it has found under the name"):
-        check_engine(PLAN.engine.evolve(image="vllm/vllm-openai:nightly", digest=BUILT), ENGINE, ALLOWED, RESOLVED)
+        check_engine(
+            PLAN.engine.evolve(image="vllm/vllm-openai:nightly", digest=BUILT),
+            ENGINE,
+            ALLOWED,
+            RESOLVED,
+        )

@@ -22,11 +22,15 @@ def frame(second: int, text: bytes, source: int = 1) -> bytes:
 
 
 def test_lines_come_whole_however_the_bytes_are_cut() -> None:
-    log = frame(1, b"one\n") + frame(2, b"\n") + frame(3, b"tw") + frame(4, b"o\n") + frame(5, b"end")
+    log = (
+        frame(1, b"one\n") + frame(2, b"\n") + frame(3, b"tw") + frame(4, b"o\n") + frame(5, b"end")
+    )
     for size in range(1, len(log) + 1):
         lines = LogLines()
         lines.resume()
-        given = [line for at in range(0, len(log), size) for line in lines.feed(log[at : at + size])]
+        given = [
+            line for at in range(0, len(log), size) for line in lines.feed(log[at : at + size])
+        ]
         assert given == [b"one", b"", b"two"]
         assert list(lines.rest()) == [b"end"]
         assert list(lines.rest()) == []
@@ -40,7 +44,11 @@ def test_stdout_and_stderr_do_not_mix_within_a_line() -> None:
 
 def test_a_line_of_many_entries_is_cut_at_the_limit() -> None:
     lines = LogLines()
-    log = b"".join(frame(second, b"x" * 16384) for second in range(5)) + frame(6, b"x\n") + frame(7, b"next\n")
+    log = (
+        b"".join(frame(second, b"x" * 16384) for second in range(5))
+        + frame(6, b"x\n")
+        + frame(7, b"next\n")
+    )
     assert list(lines.feed(log)) == [b"x" * MAX_LINE, b"next"]
 
 
@@ -79,7 +87,10 @@ def test_pull_progress_counts_the_bytes_of_all_layers() -> None:
     progress = PullProgress("some/image:1")
     assert str(progress) == "pulling some/image:1"
     progress.feed(
-        events({"status": "Pulling from some/image", "id": "1"}, *({"status": "Pulling fs layer", "id": x} for x in "abc"))
+        events(
+            {"status": "Pulling from some/image", "id": "1"},
+            *({"status": "Pulling fs layer", "id": x} for x in "abc"),
+        )
     )
     assert str(progress) == "pulling some/image:1"
     progress.feed(events({"status": "Already exists", "id": "a"}, downloading("b", 1.5, 6)))
@@ -117,17 +128,29 @@ CDI = [{"Source": "cdi", "ID": f"nvidia.com/gpu={name}"} for name in ("GPU-1", "
 
 @pytest.mark.parametrize(
     "info",
-    [{"Runtimes": {"runc": {}}}, {"Runtimes": {"runc": {}, "nvidia": {}}, "DiscoveredDevices": CDI}],
+    [
+        {"Runtimes": {"runc": {}}},
+        {"Runtimes": {"runc": {}, "nvidia": {}}, "DiscoveredDevices": CDI},
+    ],
 )
 def test_gpus_are_asked_for_by_uuid(info: dict[str, object]) -> None:
     request = gpu_request(info, UUIDS)
-    assert (request.driver, request.device_ids, request.capabilities) == ("", ["GPU-1", "GPU-2"], [["gpu"]])
+    assert (request.driver, request.device_ids, request.capabilities) == (
+        "",
+        ["GPU-1", "GPU-2"],
+        [["gpu"]],
+    )
 
 
 def test_gpus_are_cdi_devices_where_docker_has_only_those() -> None:
     request = gpu_request({"Runtimes": {"runc": {}}, "DiscoveredDevices": CDI}, UUIDS)
-    assert (request.driver, request.device_ids) == ("cdi", ["nvidia.com/gpu=GPU-1", "nvidia.com/gpu=GPU-2"])
-    assert gpu_request({"Runtimes": {"runc": {}}, "DiscoveredDevices": CDI}, ("GPU-3",)).driver == ""
+    assert (request.driver, request.device_ids) == (
+        "cdi",
+        ["nvidia.com/gpu=GPU-1", "nvidia.com/gpu=GPU-2"],
+    )
+    assert (
+        gpu_request({"Runtimes": {"runc": {}}, "DiscoveredDevices": CDI}, ("GPU-3",)).driver == ""
+    )
 
 
 def test_an_engine_without_an_image_is_refused() -> None:
@@ -135,7 +158,9 @@ def test_an_engine_without_an_image_is_refused() -> None:
         image_of(EngineRef(kind="vllm", version="1"))
 
 
-def test_the_socket_is_named_by_the_argument_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_socket_is_named_by_the_argument_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     assert socket_path() == "/var/run/docker.sock"
     monkeypatch.setenv("DOCKER_HOST", "unix:///run/user/1/docker.sock")

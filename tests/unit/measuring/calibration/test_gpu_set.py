@@ -31,7 +31,10 @@ def why(**changes: Any) -> str | None:
 
 
 def test_an_idle_gpu_and_one_with_a_desktop_are_free() -> None:
-    desktop = (GpuProcess(pid=1, name="Xorg", used_bytes=GIB // 4), GpuProcess(pid=2, name="gnome-shell", used_bytes=GIB // 4))
+    desktop = (
+        GpuProcess(pid=1, name="Xorg", used_bytes=GIB // 4),
+        GpuProcess(pid=2, name="gnome-shell", used_bytes=GIB // 4),
+    )
     assert why() is None
     assert why(processes=desktop, free_bytes=23 * GIB) is None
     assert why(total_bytes=None, free_bytes=None, processes=None) is None
@@ -40,7 +43,10 @@ def test_an_idle_gpu_and_one_with_a_desktop_are_free() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"processes": (GpuProcess(pid=7, name="python3", used_bytes=20 * GIB),)}, "20.00 GiB of it are in use by python3 (7)"),
+        (
+            {"processes": (GpuProcess(pid=7, name="python3", used_bytes=20 * GIB),)},
+            "20.00 GiB of it are in use by python3 (7)",
+        ),
         ({"free_bytes": 4 * GIB}, "processes that this user cannot see: end them first"),
         ({"total_bytes": 3 * GIB, "free_bytes": 2 * GIB - 1}, "measuring takes 2.00 GiB"),
         ({"mig": True}, "no MIG device"),

@@ -19,10 +19,14 @@ TWO = GpuSet(WHOLE.gpus[:2], WHOLE.links, ((0, 1),))
 
 
 def said(*numbers: dict[str, Any], **changes: Any) -> bytes:
-    return json.dumps({"measured": {"software": "torch 2.11.0", "problems": [], "numbers": numbers, **changes}}).encode()
+    return json.dumps(
+        {"measured": {"software": "torch 2.11.0", "problems": [], "numbers": numbers, **changes}}
+    ).encode()
 
 
-def one(what: str, gpus: list[int], value: float, spread: float = 0.01, **more: Any) -> dict[str, Any]:
+def one(
+    what: str, gpus: list[int], value: float, spread: float = 0.01, **more: Any
+) -> dict[str, Any]:
     return {"what": what, "gpus": gpus, "value": value, "spread": spread, **more}
 
 
@@ -49,7 +53,10 @@ def test_the_document_asks_for_these_gpus() -> None:
         said(one("memory", [0], 1.0, more="x")),
         said(problems=["x" * 601]),
         said(*(one("memory", [0], 1.0) for _ in range(1001))),
-        b'{"measured": {"software": "x", "problems": [], "numbers": [{"what": "memory", "gpus": [0], "value": NaN, "spread": 0}]}}',
+        (
+            b'{"measured": {"software": "x", "problems": [], "numbers": [{"what": "memory", "gpus":'
+            b' [0], "value": NaN, "spread": 0}]}}'
+        ),
     ],
 )
 def test_anything_else_is_nonsense(line: bytes) -> None:
@@ -67,9 +74,17 @@ def test_steady_numbers_become_facts_that_plans_read() -> None:
     facts, problems = facts_of(found, TWO, "vllm==0.26.0", "580.1", 1.8e9)
     assert problems == []
     assert facts[0].scope == {"what": "memory", "gpus": TWO.gpus[0].uuid}
-    assert (facts[0].value, facts[0].under, facts[0].grade) == (4_100_000_000_000, {"driver": "580.1"}, "verified")
+    assert (facts[0].value, facts[0].under, facts[0].grade) == (
+        4_100_000_000_000,
+        {"driver": "580.1"},
+        "verified",
+    )
     assert facts[0].source == "vllm==0.26.0, torch 2.11.0, varied by 1.0%"
-    assert (facts[1].value, facts[1].scope["bytes"], facts[1].scope["links"]) == (12500, "16384", "18 NVLinks")
+    assert (facts[1].value, facts[1].scope["bytes"], facts[1].scope["links"]) == (
+        12500,
+        "16384",
+        "18 NVLinks",
+    )
     known = Measured(facts)
     memory, reduce = known.number(TWO.gpus[0], "memory"), known.all_reduce(TWO.gpus, TWO.links)
     assert memory is not None
@@ -80,14 +95,28 @@ def test_steady_numbers_become_facts_that_plans_read() -> None:
 
 
 def test_what_varies_is_not_kept_and_short_times_may_vary_more() -> None:
-    found = read([said(one("memory", [1], 4e12, 0.11), one("launch", [1], 4e-6, 0.2), one("launch", [0], 4e-6, 0.5))], 2)
+    found = read(
+        [
+            said(
+                one("memory", [1], 4e12, 0.11),
+                one("launch", [1], 4e-6, 0.2),
+                one("launch", [0], 4e-6, 0.5),
+            )
+        ],
+        2,
+    )
     facts, problems = facts_of(found, TWO, "x", None, 0.0)
-    assert [(fact.scope["what"], fact.scope["gpus"]) for fact in facts] == [("launch", TWO.gpus[1].uuid)]
+    assert [(fact.scope["what"], fact.scope["gpus"]) for fact in facts] == [
+        ("launch", TWO.gpus[1].uuid)
+    ]
     assert problems[-1] == "GPU 1, memory: it varied by 11%, so that nothing is kept of it"
 
 
 def test_of_one_all_reduce_that_was_timed_twice_the_last_counts() -> None:
-    twice = (one("all_reduce", [0, 1], 30e-6, bytes=16384), one("all_reduce", [0, 1], 12e-6, bytes=16384))
+    twice = (
+        one("all_reduce", [0, 1], 30e-6, bytes=16384),
+        one("all_reduce", [0, 1], 12e-6, bytes=16384),
+    )
     facts, _ = facts_of(read([said(*twice)], 2), TWO, "x", None, 0.0)
     assert [fact.value for fact in facts] == [12000]
 

@@ -1,4 +1,5 @@
-"""gateway.models.catalog.catalog: a model folder read into a ModelSpec, and what is said when it cannot be."""
+"""gateway.models.catalog.catalog: a model folder read into a ModelSpec, and what is said when it
+cannot be."""
 
 from __future__ import annotations
 
@@ -17,7 +18,15 @@ from gateway.errors import BadModel, NeedsRemoteCode
 from gateway.models.catalog.catalog import Facts, check_weights, gather, load, load_drafter, spec_of
 from gateway.models.catalog.hub import Hub
 from gateway.models.spec import Tensor
-from tests.support.model_files import CONFIG, experts, layer, model, safetensors, sharded_model, write
+from tests.support.model_files import (
+    CONFIG,
+    experts,
+    layer,
+    model,
+    safetensors,
+    sharded_model,
+    write,
+)
 
 # Folders need no Hub: one that would be asked answers nothing.
 NO_HUB = Hub("http://127.0.0.1:9", None, Path("/nonexistent"))
@@ -47,7 +56,11 @@ async def test_a_folder_becomes_a_spec_with_the_resolved_path_as_its_source(tmp_
     (tmp_path / "link").symlink_to(folder)
     spec = load(str(tmp_path / "link"), hub=NO_HUB)
     assert isinstance(spec, ModelSpec)
-    assert (spec.source, spec.revision, spec.tensors_from) == (str(folder.resolve()), None, "headers")
+    assert (spec.source, spec.revision, spec.tensors_from) == (
+        str(folder.resolve()),
+        None,
+        "headers",
+    )
     assert spec.file_bytes == len(model()["model.safetensors"])
     assert {(group.name, group.count, group.shape) for group in spec.tensors} == {
         ("model.embed_tokens.weight", 1, (256, 64)),
@@ -60,12 +73,30 @@ def test_the_ways_to_write_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder = write(tmp_path / "org" / "name", model())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for source in (folder, "./org/name", "../" + tmp_path.name + "/org/name", "~/org/name", "org/name"):
+    for source in (
+        folder,
+        "./org/name",
+        "../" + tmp_path.name + "/org/name",
+        "~/org/name",
+        "org/name",
+    ):
         assert facts(source).source == str(folder.resolve())
 
 
 @pytest.mark.parametrize(
-    "source", ["", "llama", "a/b/c", "https://hub/a/b", "a b/c", "org/näme", "org/name\n", "\0", "x" * 5000, "\ud800"]
+    "source",
+    [
+        "",
+        "llama",
+        "a/b/c",
+        "https://hub/a/b",
+        "a b/c",
+        "org/näme",
+        "org/name\n",
+        "\0",
+        "x" * 5000,
+        "\ud800",
+    ],
 )
 def test_what_is_neither_a_folder_nor_a_repository_is_told_how_both_look(source: str) -> None:
     error = refused(source)
@@ -97,11 +128,17 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
 def test_shards_are_those_of_the_index_and_other_files_are_ignored(tmp_path: Path) -> None:
     files = sharded_model()
     read_facts = facts(write(tmp_path, files))
-    assert read_facts.tensors == {name: Tensor("BF16", shape) for n in (0, 1) for name, shape in layer(n).items()}
-    assert read_facts.file_bytes == sum(len(data) for name, data in files.items() if name.startswith("model-"))
+    assert read_facts.tensors == {
+        name: Tensor("BF16", shape) for n in (0, 1) for name, shape in layer(n).items()
+    }
+    assert read_facts.file_bytes == sum(
+        len(data) for name, data in files.items() if name.startswith("model-")
+    )
 
 
-def test_without_an_index_model_safetensors_alone_counts_else_all_files_together(tmp_path: Path) -> None:
+def test_without_an_index_model_safetensors_alone_counts_else_all_files_together(
+    tmp_path: Path,
+) -> None:
     write(
         tmp_path,
         {
@@ -119,17 +156,26 @@ def test_without_an_index_model_safetensors_alone_counts_else_all_files_together
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     write(tmp_path, sharded_model())
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    assert f"{tmp_path}/model-00002-of-00002.safetensors is missing, 1 of the 2 shards that" in refused(tmp_path).message
+    assert (
+        f"{tmp_path}/model-00002-of-00002.safetensors is missing, 1 of the 2 shards that"
+        in refused(tmp_path).message
+    )
 
 
 def test_missing_shards_are_told_without_an_index_too(tmp_path: Path) -> None:
     names = [f"model-{number:05d}-of-00007.safetensors" for number in range(1, 8)]
     write(
-        tmp_path, {"config.json": json.dumps(CONFIG).encode(), names[1]: safetensors(layer(0)), names[2]: safetensors(layer(1))}
+        tmp_path,
+        {
+            "config.json": json.dumps(CONFIG).encode(),
+            names[1]: safetensors(layer(0)),
+            names[2]: safetensors(layer(1)),
+        },
     )
     message = refused(tmp_path).message
     assert message.startswith(
-        f"{tmp_path}/{names[0]}, {tmp_path}/{names[3]}, {tmp_path}/{names[4]} and 2 more are missing, 5 of the 7"
+        f"{tmp_path}/{names[0]}, {tmp_path}/{names[3]}, {tmp_path}/{names[4]} and 2 more are"
+        " missing, 5 of the 7"
     )
     for number, name in enumerate(names):
         write(tmp_path, {name: safetensors(layer(number))})
@@ -137,7 +183,8 @@ def test_missing_shards_are_told_without_an_index_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("load_format", "needed"), [("", True), ("auto", True), ("safetensors", True), ("dummy", False), ("tensorizer", False)]
+    ("load_format", "needed"),
+    [("", True), ("auto", True), ("safetensors", True), ("dummy", False), ("tensorizer", False)],
 )
 def test_a_model_without_weights_is_started_only_where_its_engine_reads_none_here(
     tmp_path: Path, load_format: str, needed: bool
@@ -156,13 +203,19 @@ def test_a_model_without_weights_is_started_only_where_its_engine_reads_none_her
 
 def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
     write(tmp_path, model() | {"../outside.safetensors": safetensors(layer(0))})
-    write(tmp_path, {"model.safetensors.index.json": b'{"weight_map": {"a": "../outside.safetensors"}}'})
+    write(
+        tmp_path,
+        {"model.safetensors.index.json": b'{"weight_map": {"a": "../outside.safetensors"}}'},
+    )
     assert "is missing" in refused(tmp_path).message
 
 
 @pytest.mark.parametrize("index", [b"{}", b'{"weight_map": []}', b'{"weight_map": {"a": 1}}'])
 def test_an_index_without_a_weight_map_is_refused(tmp_path: Path, index: bytes) -> None:
-    assert "has no weight_map" in refused(write(tmp_path, model() | {"model.safetensors.index.json": index})).message
+    assert (
+        "has no weight_map"
+        in refused(write(tmp_path, model() | {"model.safetensors.index.json": index})).message
+    )
 
 
 def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
@@ -173,7 +226,8 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     }
     error = refused(write(tmp_path, files))
     assert (
-        f"{tmp_path}/b.safetensors has tensor model.layers.0.mlp.down_proj.weight, which another file has too" in error.message
+        f"{tmp_path}/b.safetensors has tensor model.layers.0.mlp.down_proj.weight, which another"
+        " file has too" in error.message
     )
 
 
@@ -190,7 +244,9 @@ def test_a_model_without_weights_is_read_from_its_config(tmp_path: Path) -> None
     assert (read_facts.tensors, read_facts.file_bytes, read_facts.config) == (None, None, CONFIG)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model-Q4_K_M.gguf"])
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "model.pt", "model.pth", "model-Q4_K_M.gguf"]
+)
 def test_weights_in_another_format_are_to_be_converted(tmp_path: Path, name: str) -> None:
     error = refused(write(tmp_path, {name: b""}))
     assert name in error.message
@@ -211,7 +267,9 @@ def test_weights_in_another_format_are_to_be_converted(tmp_path: Path, name: str
         (b" " * (16 * 1024 * 1024 + 1), "over the limit of 16777216"),
     ],
 )
-def test_a_config_that_cannot_be_read_is_named_with_the_place(tmp_path: Path, config: bytes, says: str) -> None:
+def test_a_config_that_cannot_be_read_is_named_with_the_place(
+    tmp_path: Path, config: bytes, says: str
+) -> None:
     message = refused(write(tmp_path, model() | {"config.json": config})).message
     assert says in message
     assert f"{tmp_path}/config.json" in message
@@ -219,7 +277,10 @@ def test_a_config_that_cannot_be_read_is_named_with_the_place(tmp_path: Path, co
 
 def test_a_config_with_infinity_is_read_as_transformers_writes_it(tmp_path: Path) -> None:
     config = json.dumps(CONFIG | {"time_step_limit": [0.0, float("inf")]}).encode()
-    assert facts(write(tmp_path, model() | {"config.json": config})).config["time_step_limit"] == [0.0, float("inf")]
+    assert facts(write(tmp_path, model() | {"config.json": config})).config["time_step_limit"] == [
+        0.0,
+        float("inf"),
+    ]
 
 
 def test_no_config_is_refused(tmp_path: Path) -> None:
@@ -235,7 +296,11 @@ def test_a_config_that_is_no_file_is_refused_at_once(tmp_path: Path, make: str) 
         os.mkfifo(path)
     else:
         path.symlink_to("nowhere")
-    says = {"mkdir": "is not a file", "mkfifo": "is not a file", "dangle": "cannot be read: No such file or directory"}[make]
+    says = {
+        "mkdir": "is not a file",
+        "mkfifo": "is not a file",
+        "dangle": "cannot be read: No such file or directory",
+    }[make]
     assert refused(tmp_path).message == f"{path} {says}."
 
 
@@ -256,14 +321,23 @@ def hub_snapshot(cache: Path) -> Path:
 
 @pytest.mark.parametrize("name", model())
 @pytest.mark.parametrize("layout", ["a folder", "a snapshot", "snapshots of nobody"])
-def test_a_file_that_is_a_link_out_of_the_model_is_not_read(tmp_path: Path, name: str, layout: str) -> None:
+def test_a_file_that_is_a_link_out_of_the_model_is_not_read(
+    tmp_path: Path, name: str, layout: str
+) -> None:
     elsewhere = write(tmp_path / "elsewhere", model())
     folder = tmp_path / "snapshots" / "name"
     if layout == "a snapshot":
         folder = hub_snapshot(tmp_path)
     elif layout == "a folder":
         folder = tmp_path / "model"
-    write(folder, {other: data for other, data in model().items() if other != name} if layout != "a snapshot" else {})
+    write(
+        folder,
+        (
+            {other: data for other, data in model().items() if other != name}
+            if layout != "a snapshot"
+            else {}
+        ),
+    )
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(elsewhere / name)
     assert f"{folder / name} is a link to a file outside of" in refused(folder).message
@@ -277,10 +351,15 @@ def test_a_file_that_is_a_link_out_of_the_model_is_not_read(tmp_path: Path, name
             model() | {"tokenizer_config.json": b'{"auto_map": {"AutoTokenizer": ["t.T", null]}}'},
             ("auto_map in tokenizer_config.json",),
         ),
-        (model() | {"modeling_x.py": b"", "configuration_x.py": b""}, ("configuration_x.py", "modeling_x.py")),
+        (
+            model() | {"modeling_x.py": b"", "configuration_x.py": b""},
+            ("configuration_x.py", "modeling_x.py"),
+        ),
     ],
 )
-def test_code_of_the_model_is_told(tmp_path: Path, files: dict[str, bytes], found: tuple[str, ...]) -> None:
+def test_code_of_the_model_is_told(
+    tmp_path: Path, files: dict[str, bytes], found: tuple[str, ...]
+) -> None:
     assert facts(write(tmp_path, files)).remote_code == found
 
 
@@ -289,11 +368,19 @@ def test_code_beside_a_drafter_needs_leave(tmp_path: Path) -> None:
     with pytest.raises(NeedsRemoteCode, match=r"auto_map in config\.json") as caught:
         load_drafter(str(tmp_path), hub=NO_HUB)
     assert caught.value.code == "needs_remote_code"
-    assert caught.value.hint == "Add it with policy.allow_remote_code=true if you trust it, pinned to a commit."
+    assert (
+        caught.value.hint
+        == "Add it with policy.allow_remote_code=true if you trust it, pinned to a commit."
+    )
 
 
 def test_a_tokenizer_config_without_code_needs_no_leave(tmp_path: Path) -> None:
-    assert facts(write(tmp_path, model() | {"tokenizer_config.json": b'{"model_max_length": 1}'})).remote_code == ()
+    assert (
+        facts(
+            write(tmp_path, model() | {"tokenizer_config.json": b'{"model_max_length": 1}'})
+        ).remote_code
+        == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -323,9 +410,14 @@ def test_names_that_are_not_unicode_can_be_said(tmp_path: Path) -> None:
     assert facts(tmp_path).remote_code == ("\\udcff.py",)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=60,
+)
 @given(st.sampled_from(sorted(sharded_model())), st.binary(max_size=200))
-def test_random_bytes_in_any_file_are_a_bad_model_if_they_matter(tmp_path: Path, name: str, data: bytes) -> None:
+def test_random_bytes_in_any_file_are_a_bad_model_if_they_matter(
+    tmp_path: Path, name: str, data: bytes
+) -> None:
     outcome = tried(write(tmp_path, sharded_model() | {name: data}))
     if isinstance(outcome, BadModel):
         assert name in outcome.message
@@ -336,14 +428,25 @@ def test_random_bytes_in_any_file_are_a_bad_model_if_they_matter(tmp_path: Path,
 
 _VALUES: Any = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=100)
-@given(st.dictionaries(st.sampled_from([*CONFIG, "auto_map", "quantization_config"]), _VALUES, max_size=4))
-def test_any_json_object_as_config_gives_facts_or_a_bad_model(tmp_path: Path, changes: dict[str, Any]) -> None:
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=100,
+)
+@given(
+    st.dictionaries(
+        st.sampled_from([*CONFIG, "auto_map", "quantization_config"]), _VALUES, max_size=4
+    )
+)
+def test_any_json_object_as_config_gives_facts_or_a_bad_model(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     outcome = tried(write(tmp_path, model(**changes)))
     if isinstance(outcome, Facts):
         assert ("auto_map in config.json" in outcome.remote_code) == bool(changes.get("auto_map"))
@@ -351,8 +454,11 @@ def test_any_json_object_as_config_gives_facts_or_a_bad_model(tmp_path: Path, ch
 
 
 @pytest.mark.anyio
-async def test_ten_times_the_tensors_cost_not_much_more_than_ten_times_the_work(tmp_path: Path) -> None:
-    """In CPU time, the best of several: what grows with the square would cost a hundred times. benchmarks/small.py tells the time."""
+async def test_ten_times_the_tensors_cost_not_much_more_than_ten_times_the_work(
+    tmp_path: Path,
+) -> None:
+    """In CPU time, the best of several: what grows with the square would cost a hundred times.
+    benchmarks/small.py tells the time."""
 
     async def cost(shards: int) -> float:
         folder = write(tmp_path / str(shards), experts(shards))
@@ -391,7 +497,9 @@ def test_more_tensors_than_any_model_has_are_refused(
     assert len(facts(folder).tensors or ()) == count
 
 
-def test_a_folder_with_more_files_than_any_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_with_more_files_than_any_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write(tmp_path, model())
     monkeypatch.setattr("gateway.models.catalog.files.MOST_FILES", 1)
     assert "holds more than 1 files" in refused(folder).message
@@ -408,11 +516,18 @@ def test_a_folder_with_more_files_than_any_model_is_refused(tmp_path: Path, monk
         ({}, None),
     ],
 )  # fmt: skip
-def test_the_chat_template_is_read_where_engines_look(tmp_path: Path, files: dict[str, bytes], template: str | None) -> None:
+def test_the_chat_template_is_read_where_engines_look(
+    tmp_path: Path, files: dict[str, bytes], template: str | None
+) -> None:
     assert load(str(write(tmp_path, {**model(), **files})), hub=NO_HUB).chat_template == template
 
 
 def test_tokens_beside_the_vocabulary_are_read_in_small_files(tmp_path: Path) -> None:
-    config = b'{"added_tokens_decoder": {"7": {"content": "<think>"}, "8": {"content": 3}, "9": "x"}}'
+    config = (
+        b'{"added_tokens_decoder": {"7": {"content": "<think>"}, "8": {"content": 3}, "9": "x"}}'
+    )
     files = {"tokenizer_config.json": config, "added_tokens.json": b'{"</think>": 8}'}
-    assert load(str(write(tmp_path, {**model(), **files})), hub=NO_HUB).added_tokens == ("</think>", "<think>")
+    assert load(str(write(tmp_path, {**model(), **files})), hub=NO_HUB).added_tokens == (
+        "</think>",
+        "<think>",
+    )

@@ -1,4 +1,5 @@
-"""gateway.models.catalog.safetensors: what a header says, and every way in which it can be wrong."""
+"""gateway.models.catalog.safetensors: what a header says, and every way in which it can be
+wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ from tests.support.model_files import entries, packed, safetensors
 
 
 def header_of(data: bytes, size: int | None = None) -> dict[str, Tensor]:
-    return read_header("x.safetensors", len(data) if size is None else size, lambda at, count: data[at : at + count])
+    return read_header(
+        "x.safetensors",
+        len(data) if size is None else size,
+        lambda at, count: data[at : at + count],
+    )
 
 
 def tried(data: bytes) -> dict[str, Tensor] | BadModel:
@@ -31,7 +36,10 @@ def one(**changes: Any) -> dict[str, Any]:
 
 
 def test_tensors_have_their_dtype_and_shape_and_metadata_is_none_of_them() -> None:
-    assert header_of(safetensors({"a": (2, 3), "b": (4,)})) == {"a": Tensor("BF16", (2, 3)), "b": Tensor("BF16", (4,))}
+    assert header_of(safetensors({"a": (2, 3), "b": (4,)})) == {
+        "a": Tensor("BF16", (2, 3)),
+        "b": Tensor("BF16", (4,)),
+    }
 
 
 def test_a_scalar_an_empty_tensor_and_no_tensor_are_fine() -> None:
@@ -98,7 +106,10 @@ def test_a_header_longer_than_the_first_read_is_read_in_two() -> None:
         (packed(one(), 11), "describes 12 bytes of weights and the file has 11, so it is cut off"),
         (packed(one(), 13), "describes 12 bytes of weights and the file has 13, so it is longer"),
         (packed(one() | {"b": one()["a"]}, 12), "overlap"),
-        (packed(one() | {"b": {"dtype": "U8", "shape": [1], "data_offsets": [13, 14]}}, 14), "holes"),
+        (
+            packed(one() | {"b": {"dtype": "U8", "shape": [1], "data_offsets": [13, 14]}}, 14),
+            "holes",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_the_file_and_what_to_do(data: bytes, reason: str) -> None:
@@ -123,7 +134,9 @@ def test_random_bytes_are_refused_as_a_bad_model(data: bytes) -> None:
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 _ENTRY = st.fixed_dictionaries(
@@ -137,7 +150,9 @@ _ENTRY = st.fixed_dictionaries(
 
 
 @given(st.dictionaries(st.text(max_size=8), _ENTRY | _JSON, max_size=3), st.integers(0, 40))
-def test_any_json_is_tensors_within_the_file_or_a_bad_model(header: dict[str, Any], data_bytes: int) -> None:
+def test_any_json_is_tensors_within_the_file_or_a_bad_model(
+    header: dict[str, Any], data_bytes: int
+) -> None:
     outcome = tried(packed(header, data_bytes))
     if isinstance(outcome, dict):
         assert outcome.keys() == header.keys() - {"__metadata__"}

@@ -12,7 +12,10 @@ from gateway.models.catalog.template_syntax import check
     "text",
     [
         "{{ bos_token }}{% for message in messages %}{{ message.content | tojson }}{% endfor %}",
-        "{% for m in messages %}{% if not m %}{% continue %}{% endif %}{% generation %}{{ m }}{% endgeneration %}{% endfor %}",
+        (
+            "{% for m in messages %}{% if not m %}{% continue %}{% endif %}{% generation %}{{ m"
+            " }}{% endgeneration %}{% endfor %}"
+        ),
         "{{ raise_exception('no') }}{{ strftime_now('%Y') }}",
     ],
 )
@@ -38,4 +41,8 @@ def test_what_they_would_not_is_refused_with_the_line(text: str, why: str) -> No
 
 
 def test_nothing_of_it_runs() -> None:
-    check("{% for i in range(100000) %}{% for j in range(100000) %}{{ 1 / 0 }}{% endfor %}{% endfor %}", "")
+    check(
+        "{% for i in range(100000) %}{% for j in range(100000) %}{{ 1 / 0 }}{% endfor %}{%"
+        " endfor %}",
+        "",
+    )

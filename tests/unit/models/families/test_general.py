@@ -1,4 +1,5 @@
-"""Families that no reader knows: what their fields say agrees with readers that know, is marked as a guess, and yields to answers."""
+"""Families that no reader knows: what their fields say agrees with readers that know, is marked as
+a guess, and yields to answers."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from tests.support.paths import MODELS, ROOT
 from tests.support.published import CONFIGS, TENSORS, config, tensors
 
 PROFILES = Profiles()
-# What names of fields cannot tell, by how much: sizes and ties that only a family's own defaults have, towers by rule of thumb.
+# What names of fields cannot tell, by how much: sizes and ties that only a family's own defaults
+# have, towers by rule of thumb.
 APART = {
     "bge-large-en-v1.5": 0.10,
     "bge-m3": 0.45,
@@ -46,25 +48,46 @@ APART = {
     "qwen3.5-9b": 0.02,
 }
 # Windows that only a family's defaults give to layers: all of their tokens are counted.
-WINDOWS = {"gemma-2-9b", "gemma-3-1b", "gemma-3-27b", "gemma-3-4b", "mistral-7b-v0.1", "phi-3.5-moe", "phi-4-mini"}
-SHAPES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "tests/support/family_shapes.yaml").read_text())
+WINDOWS = {
+    "gemma-2-9b",
+    "gemma-3-1b",
+    "gemma-3-27b",
+    "gemma-3-4b",
+    "mistral-7b-v0.1",
+    "phi-3.5-moe",
+    "phi-4-mini",
+}
+SHAPES: dict[str, dict[str, Any]] = yaml.safe_load(
+    (ROOT / "tests/support/family_shapes.yaml").read_text()
+)
 OTHER_CACHES = {"gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e4b"}
 
 
 def guess(fields: dict[str, Any]) -> Blueprint:
     top = Fields(fields, "m")
-    text, around = general.decoder(completed(general.text_of(top).fields), "model"), general.towers(top)
-    return Blueprint(text.linears, text.attention + around.attention, text.others + around.others, text.guessed)
+    text, around = (
+        general.decoder(completed(general.text_of(top).fields), "model"),
+        general.towers(top),
+    )
+    return Blueprint(
+        text.linears, text.attention + around.attention, text.others + around.others, text.guessed
+    )
 
 
 def elements(plan: Blueprint) -> int:
-    held = sum(len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts) for item in plan.linears)
+    held = sum(
+        len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts)
+        for item in plan.linears
+    )
     return held + sum(group.count * math.prod(group.shape) for group in plan.others)
 
 
 def kept(plan: Blueprint) -> list[tuple[Any, ...]]:
     groups = [group for group in plan.attention if group.kind != "vision"]
-    return sorted((group.kind, group.layers, group.kv_heads, group.head_dim, group.window or 0) for group in groups)
+    return sorted(
+        (group.kind, group.layers, group.kv_heads, group.head_dim, group.window or 0)
+        for group in groups
+    )
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.json")))
@@ -119,17 +142,30 @@ def test_layers_without_attention_and_layers_with_two_keep_the_caches_that_they_
 
 
 @pytest.mark.parametrize(
-    "odd", [{}, {"attention": 3, "ffn": []}, {"ffn": {"ffn_mult": math.nan}}, {"ffn": {"ffn_mult": 1e300}}]
+    "odd",
+    [
+        {},
+        {"attention": 3, "ffn": []},
+        {"ffn": {"ffn_mult": math.nan}},
+        {"ffn": {"ffn_mult": 1e300}},
+    ],
 )
 def test_a_block_that_says_nonsense_is_a_layer_without_an_mlp(odd: dict[str, Any]) -> None:
     fields = shape("nemotron-super-49b")
-    whole, found = guess(fields), guess(fields | {"block_configs": [odd, *fields["block_configs"][1:]]})
+    whole, found = (
+        guess(fields),
+        guess(fields | {"block_configs": [odd, *fields["block_configs"][1:]]}),
+    )
     assert sum(group.layers for group in found.attention) == 49
     assert 0 < elements(whole) - elements(found) < 1e9
 
 
-def unheard(name: str = "qwen3-8b", headers: dict[str, Tensor] | None = None, **changes: Any) -> ModelSpec:
-    fields = config(name, model_type="unheard", **changes) | {"architectures": ["UnheardForCausalLM"]}
+def unheard(
+    name: str = "qwen3-8b", headers: dict[str, Tensor] | None = None, **changes: Any
+) -> ModelSpec:
+    fields = config(name, model_type="unheard", **changes) | {
+        "architectures": ["UnheardForCausalLM"]
+    }
     return read_model("m", None, fields, headers, None, (), None)
 
 
@@ -165,7 +201,10 @@ def test_a_plan_of_an_unheard_family_is_a_guess_that_says_what_was_guessed() -> 
     known = decided(read_model("m", None, config("qwen3-8b"), None, None, (), None)).plans[0]
     best = decided(unheard()).plans[0]
     assert (best.grade, best.verdict) == ("guess", "degraded")
-    assert any("its attention, its MLPs are guessed from the names of fields" in words for words in best.warnings)
+    assert any(
+        "its attention, its MLPs are guessed from the names of fields" in words
+        for words in best.warnings
+    )
     assert best.memory.weights_bytes == pytest.approx(known.memory.weights_bytes, rel=0.001)
     assert best.memory.kv_bytes_per_token == known.memory.kv_bytes_per_token
 
@@ -197,7 +236,10 @@ def test_an_architecture_that_is_not_listed_is_refused_unless_the_engine_itself_
     assert [one.verdict for one in before.rejected] == ["unsupported_architecture"]
     found = asked(before)
     assert found
-    assert decided(unheard(), {found[0]: SAID}, listed=False, tensor_parallel=1).plans[0].grade == "checked"
+    assert (
+        decided(unheard(), {found[0]: SAID}, listed=False, tensor_parallel=1).plans[0].grade
+        == "checked"
+    )
     words = EngineAnswer(refused="ValueError: not supported", source="sha256:0123")
     refused = decided(unheard(), {found[0]: words}, listed=False, tensor_parallel=1)
     assert (refused.plans, refused.rejected[0].reasons) == ((), ("ValueError: not supported",))
@@ -213,8 +255,12 @@ def test_the_weights_are_those_of_the_headers_where_there_are_any() -> None:
 
 
 @pytest.mark.parametrize(("method", "plans"), [("torchao", True), ("unheard_method", False)])
-def test_a_method_without_rules_is_sized_by_headers_where_the_engine_has_it(method: str, *, plans: bool) -> None:
-    headers = tensors({f"model.layers.{number}.mlp.up_proj.weight": (512, 4096) for number in range(36)}, "I8")
+def test_a_method_without_rules_is_sized_by_headers_where_the_engine_has_it(
+    method: str, *, plans: bool
+) -> None:
+    headers = tensors(
+        {f"model.layers.{number}.mlp.up_proj.weight": (512, 4096) for number in range(36)}, "I8"
+    )
     fields = config("qwen3-8b", quantization_config={"quant_method": method})
     found = decided(read_model("m", None, fields, headers, None, (), None), tensor_parallel=1)
     assert bool(found.plans) == plans
@@ -234,25 +280,42 @@ def test_a_method_without_rules_is_sized_by_headers_where_the_engine_has_it(meth
         ({"sliding_window_pattern": "LLLG", "sliding_window": 512}, {"sliding": 27, "full": 9}),
         ({"attention_chunk_size": 8192}, {"sliding": 27, "full": 9}),
         ({"hybrid_layer_pattern": [0, 1] * 18, "sliding_window": 128}, {"sliding": 18, "full": 18}),
-        ({"linear_attn_config": {"full_attn_layers": [4, 8], "num_heads": 8, "head_dim": 64}}, {"recurrent": 34, "full": 2}),
-        ({"mamba_d_state": 128, "mamba_n_heads": 32, "mamba_d_head": 64}, {"recurrent": 36, "full": 36}),
+        (
+            {"linear_attn_config": {"full_attn_layers": [4, 8], "num_heads": 8, "head_dim": 64}},
+            {"recurrent": 34, "full": 2},
+        ),
+        (
+            {"mamba_d_state": 128, "mamba_n_heads": 32, "mamba_d_head": 64},
+            {"recurrent": 36, "full": 36},
+        ),
         ({"kv_lora_rank": 512}, {"mla": 36}),
     ],
 )
-def test_kinds_of_layers_are_told_by_what_published_configs_call_them(fields: dict[str, Any], groups: dict[str, int]) -> None:
+def test_kinds_of_layers_are_told_by_what_published_configs_call_them(
+    fields: dict[str, Any], groups: dict[str, int]
+) -> None:
     assert {group.kind: group.layers for group in unheard(**fields).attention} == groups
 
 
 def test_the_text_model_stands_where_configs_put_it_and_a_known_one_is_read_exactly() -> None:
     text = config("qwen3-8b")
     vision = {"depth": 4, "hidden_size": 64, "intermediate_size": 256, "num_heads": 2}
-    for outer in ({"llm_config": text}, {"text_config": text}, {"thinker_config": {"text_config": text}}):
+    for outer in (
+        {"llm_config": text},
+        {"text_config": text},
+        {"thinker_config": {"text_config": text}},
+    ):
         fields = {"architectures": ["A"], "model_type": "unheard", "vision_config": vision, **outer}
         spec = read_model("m", None, fields, None, None, (), None)
         assert spec.guessed == ("its vision tower",)
         assert (spec.hidden, spec.vocab, spec.max_position) == (4096, 151936, 40960)
-        assert [(group.kind, group.layers) for group in spec.attention] == [("full", 36), ("vision", 4)]
-        assert [layer.n for layer in build(spec).linears if layer.name.endswith("qkv_proj")] == [6144]
+        assert [(group.kind, group.layers) for group in spec.attention] == [
+            ("full", 36),
+            ("vision", 4),
+        ]
+        assert [layer.n for layer in build(spec).linears if layer.name.endswith("qkv_proj")] == [
+            6144
+        ]
 
 
 NAMES = st.sampled_from(
@@ -309,10 +372,21 @@ VALUES = st.one_of(
     st.booleans(),
     st.integers(-2, 40),
     st.just(10**12),
-    st.lists(st.integers(-1, 40) | st.sampled_from(["mamba", "moe", "full_attention", ""]), max_size=4),
+    st.lists(
+        st.integers(-1, 40) | st.sampled_from(["mamba", "moe", "full_attention", ""]), max_size=4
+    ),
     st.sampled_from(["M*-E", "1,2,x", "LG", ""]),
     st.dictionaries(
-        st.sampled_from(["hidden_size", "num_hidden_layers", "depth", "full_attn_layers", "text_config", "num_heads"]),
+        st.sampled_from(
+            [
+                "hidden_size",
+                "num_hidden_layers",
+                "depth",
+                "full_attn_layers",
+                "text_config",
+                "num_heads",
+            ]
+        ),
         st.integers(-1, 99) | st.lists(st.integers(), max_size=3),
         max_size=4,
     ),
@@ -323,17 +397,37 @@ VALUES = st.one_of(
 def test_any_config_is_read_built_and_planned_or_a_fitserve_error(
     fields: dict[str, Any], more: dict[str, Any], headers: dict[str, Tensor] | None, known: bool
 ) -> None:
-    whole = fields | more | ({} if known else {"model_type": "unheard", "architectures": ["UnheardForCausalLM"]})
+    whole = (
+        fields
+        | more
+        | ({} if known else {"model_type": "unheard", "architectures": ["UnheardForCausalLM"]})
+    )
     with suppress(FitserveError):
         decided(read_model("m", None, whole, headers, None, (), None))
 
 
 def test_queries_and_outputs_of_a_lower_rank_are_no_whole_matrices() -> None:
     """Of DeepSeek-V4-Flash, whose 284 billion parameters were 291 with them."""
-    sizes = {"num_hidden_layers": 43, "hidden_size": 4096, "num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 512}
-    ranks = {"q_lora_rank": 1024, "o_lora_rank": 1024, "o_groups": 8, "vocab_size": 129280, "intermediate_size": 2048}
+    sizes = {
+        "num_hidden_layers": 43,
+        "hidden_size": 4096,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 1,
+        "head_dim": 512,
+    }
+    ranks = {
+        "q_lora_rank": 1024,
+        "o_lora_rank": 1024,
+        "o_groups": 8,
+        "vocab_size": 129280,
+        "intermediate_size": 2048,
+    }
     found = guess({"model_type": "unheard-of", **sizes, **ranks})
-    layer = {one.name.rpartition(".")[2]: (one.k, sum(one.parts)) for one in found.linears if ".self_attn." in one.name}
+    layer = {
+        one.name.rpartition(".")[2]: (one.k, sum(one.parts))
+        for one in found.linears
+        if ".self_attn." in one.name
+    }
     assert layer == {
         "q_a_proj": (4096, 1024),
         "kv_proj": (4096, 512),

@@ -30,7 +30,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_documented_example_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    section = (ROOT / "docs" / "plan.md").read_text().partition("## From Python\n")[2].partition("\n## ")[0]
+    section = (
+        (ROOT / "docs" / "plan.md")
+        .read_text()
+        .partition("## From Python\n")[2]
+        .partition("\n## ")[0]
+    )
     example = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    "))
     names: dict[str, Any] = {}
     exec(example, names)
@@ -44,7 +49,10 @@ def test_hardware_may_be_a_name_a_file_or_a_machine_that_was_read(folder: Path) 
     machine = Profiles().hardware("2x3090")
     file = folder / "machine.json"
     file.write_text(machine.model_dump_json(by_alias=True))
-    wanted = [gateway.plan(Path("models/llama-3.1-8b"), hardware, ["vllm"]) for hardware in ("2x3090", file, machine)]
+    wanted = [
+        gateway.plan(Path("models/llama-3.1-8b"), hardware, ["vllm"])
+        for hardware in ("2x3090", file, machine)
+    ]
     assert wanted[0].plans
     assert wanted[0].plans == wanted[1].plans == wanted[2].plans
 
@@ -70,7 +78,10 @@ def test_every_field_of_a_wish_can_be_given() -> None:
 
 def test_importing_the_package_imports_none_of_it() -> None:
     """A worker process and every command import it."""
-    code = "import sys, gateway; assert not {name for name in sys.modules if name.startswith('gateway.')} - {'gateway.version'}; gateway.plan"
+    code = (
+        "import sys, gateway; assert not {name for name in sys.modules if"
+        " name.startswith('gateway.')} - {'gateway.version'}; gateway.plan"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError):
         gateway.nothing  # noqa: B018

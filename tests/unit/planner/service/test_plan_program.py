@@ -9,7 +9,15 @@ import pytest
 
 from gateway.domain import Decision
 from gateway.errors import BadModel
-from gateway.planner.service.messages import DECISION_BYTES, LENGTH, Answer, Frames, Request, Start, packed
+from gateway.planner.service.messages import (
+    DECISION_BYTES,
+    LENGTH,
+    Answer,
+    Frames,
+    Request,
+    Start,
+    packed,
+)
 from gateway.planner.service.plan_program import Decided, Planner, answered
 from tests.support.makers import planned
 
@@ -69,7 +77,9 @@ def test_every_error_is_told_in_few_words(error: Exception, kind: str, says: str
     assert answer.error["class"] == kind
     assert says in str(answer.error["message"])
     assert len(json.dumps(answer)) < 10_000
-    assert answer.last or not isinstance(error, MemoryError), "memory that was fragmented is given back"
+    assert answer.last or not isinstance(error, MemoryError), (
+        "memory that was fragmented is given back"
+    )
 
 
 def test_frames_come_after_their_lengths() -> None:

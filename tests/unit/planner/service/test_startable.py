@@ -30,7 +30,13 @@ def with_speed(engine: Engine, stream: float, total: float, context: int = 8192)
         return Estimate(value=value, low=value, high=value)
 
     made = plan()
-    speed = Speed(stream=estimate(stream), total=estimate(total), concurrency=1, first_token_2k_s=estimate(1), source="test")
+    speed = Speed(
+        stream=estimate(stream),
+        total=estimate(total),
+        concurrency=1,
+        first_token_2k_s=estimate(1),
+        source="test",
+    )
     changed: Plan = made.evolve(
         speed=speed,
         engine=made.engine.evolve(kind=engine.kind, version=engine.version),
@@ -49,24 +55,38 @@ def test_processes_are_started_of_what_is_installed(tmp_path: Path) -> None:
 
 
 def test_containers_are_started_of_what_may_be_pulled(tmp_path: Path) -> None:
-    assert Startable(tmp_path, False, AllowedImages(["*:v0.19.1"])).split([OLD, NEW]) == ([OLD], [NEW])
-    assert Startable(tmp_path, False).split([OLD, NEW]) == ([OLD, NEW], []), "an agent has its own word"
+    assert Startable(tmp_path, False, AllowedImages(["*:v0.19.1"])).split([OLD, NEW]) == (
+        [OLD],
+        [NEW],
+    )
+    assert Startable(tmp_path, False).split([OLD, NEW]) == ([OLD, NEW], []), (
+        "an agent has its own word"
+    )
 
 
 def test_an_engine_that_is_not_here_is_told_with_its_command_and_its_gain(tmp_path: Path) -> None:
     startable = Startable(installed(tmp_path, OLD), installed_only=True)
     ours, theirs = decision(with_speed(OLD, 100, 1000)), decision(with_speed(NEW, 110, 1500))
-    told = startable.told(ours, [OLD], [NEW], wish(), lambda engines: theirs if engines == [NEW] else ours)
+    told = startable.told(
+        ours, [OLD], [NEW], wish(), lambda engines: theirs if engines == [NEW] else ours
+    )
     assert [(one.engine, one.here) for one in told.engines] == [(OLD.ref, True), (NEW.ref, False)]
     assert told.engines[1].gain == 0.5
-    assert not_here(told) == ["vllm==0.33.0: not installed here; `fitserve engine install vllm==0.33.0`: 50% more tokens/s"]
+    assert not_here(told) == [
+        "vllm==0.33.0: not installed here; `fitserve engine install vllm==0.33.0`: 50% more"
+        " tokens/s"
+    ]
     assert told.plans == ours.plans, "what add would start is not touched"
 
 
 def test_an_engine_that_gives_nothing_is_in_the_answer_and_not_in_the_text(tmp_path: Path) -> None:
     startable = Startable(installed(tmp_path, OLD), installed_only=True)
     ours = decision(with_speed(OLD, 100, 1000))
-    for theirs in (decision(with_speed(NEW, 90, 900)), decision(with_speed(NEW, 101, 1010)), decision()):
+    for theirs in (
+        decision(with_speed(NEW, 90, 900)),
+        decision(with_speed(NEW, 101, 1010)),
+        decision(),
+    ):
         told = startable.told(ours, [OLD], [NEW], wish(), lambda _: theirs)  # noqa: B023 - called at once
         assert not_here(told) == []
         assert len(told.engines) == 2
@@ -74,7 +94,9 @@ def test_an_engine_that_gives_nothing_is_in_the_answer_and_not_in_the_text(tmp_p
 
 def test_where_nothing_is_here_whatever_could_serve_is_told(tmp_path: Path) -> None:
     startable = Startable(tmp_path, installed_only=True)
-    told = startable.told(decision(), [], [OLD, NEW], wish(), lambda _: decision(with_speed(NEW, 1, 1)))
+    told = startable.told(
+        decision(), [], [OLD, NEW], wish(), lambda _: decision(with_speed(NEW, 1, 1))
+    )
     (line,) = not_here(told)
     assert "fitserve engine install vllm==0.33.0" in line
     assert "8,192 tokens of context" in line
@@ -84,7 +106,9 @@ def test_a_flag_that_only_engines_here_have_is_no_error(tmp_path: Path) -> None:
     def refuse(_: list[Engine]) -> Decision:
         raise BadFlag("no such flag")
 
-    told = Startable(tmp_path, True).told(decision(with_speed(OLD, 1, 1)), [OLD], [NEW], wish(), refuse)
+    told = Startable(tmp_path, True).told(
+        decision(with_speed(OLD, 1, 1)), [OLD], [NEW], wish(), refuse
+    )
     assert [one.gives for one in told.engines] == ["", "no plan"]
 
 
@@ -98,4 +122,7 @@ def test_a_refusal_says_how_to_get_an_engine(tmp_path: Path) -> None:
 def test_what_a_goal_asks_for_is_compared() -> None:
     ours, theirs = with_speed(OLD, 100, 1000), with_speed(NEW, 150, 900, context=16384)
     assert more_of(ours, theirs, "latency") == (0.5, "50% more tokens/s, 16,384 tokens of context")
-    assert more_of(ours, theirs, "throughput") == (-0.1, "10% fewer tokens/s, 16,384 tokens of context")
+    assert more_of(ours, theirs, "throughput") == (
+        -0.1,
+        "10% fewer tokens/s, 16,384 tokens of context",
+    )

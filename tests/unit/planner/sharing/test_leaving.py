@@ -35,7 +35,9 @@ def test_weights_go_into_ram_where_there_is_room_and_else_the_engine_stops() -> 
     here = machine("3090").evolve(ram_total_bytes=64 * GIB)
     weights = PLAN.memory.weights_bytes
     assert awake(PLAN, here.evolve(ram_available_bytes=weights + 4 * GIB)) == ""
-    assert "of 64.00 GiB are free" in awake(PLAN, here.evolve(ram_available_bytes=weights + 3 * GIB))
+    assert "of 64.00 GiB are free" in awake(
+        PLAN, here.evolve(ram_available_bytes=weights + 3 * GIB)
+    )
 
 
 def test_what_was_kept_of_a_sleeping_engine_before_is_read() -> None:
@@ -49,14 +51,28 @@ def test_each_leaves_by_the_better_means_and_to_end_altogether_comes_last() -> N
     some = [Leaver("a", 0, 1, held, awake), Leaver("b", 0, 1, held), Leaver("c", 0, 1, held, awake)]
     found = leaving(some, [Leaver("s", 0, 1, {GPU.uuid: GIB})])
     said = [(one.model, one.how) for one in found]
-    assert said == [("a", "sleep"), ("b", "stop"), ("c", "sleep"), ("s", "stop"), ("a", "stop"), ("c", "stop")]
-    assert 0.9 * expected(PLAN) < found[0].gives[GPU.uuid] < found[4].gives[GPU.uuid] == PLAN.memory.promised_bytes
+    assert said == [
+        ("a", "sleep"),
+        ("b", "stop"),
+        ("c", "sleep"),
+        ("s", "stop"),
+        ("a", "stop"),
+        ("c", "stop"),
+    ]
+    assert (
+        0.9 * expected(PLAN)
+        < found[0].gives[GPU.uuid]
+        < found[4].gives[GPU.uuid]
+        == PLAN.memory.promised_bytes
+    )
 
 
 def test_a_copy_of_a_model_leaves_by_itself_and_says_which_one_it_is() -> None:
     other = PLAN.evolve(gpus=("GPU-other",))
     engines = [attempt(1, "ready", plan=PLAN), attempt(2, "ready", plan=other)]
-    found = leaving([Leaver("a", index, 2, {one.plan.gpus[0]: 9}, one) for index, one in enumerate(engines)], [])
+    found = leaving(
+        [Leaver("a", index, 2, {one.plan.gpus[0]: 9}, one) for index, one in enumerate(engines)], []
+    )
     assert [(one.replica, one.how, *one.gives) for one in found] == [
         (0, "sleep", GPU.uuid),
         (1, "sleep", "GPU-other"),

@@ -17,16 +17,21 @@ BASE = plan("3090")
 
 
 def offer(model: str, how: str, gibs: int, gpu: str = "GPU-0") -> Offer:
-    return Offer.model_validate({"model": model, "how": how, "gives": {gpu: gibs * GIB}, "words": f"{model} {how}"})
+    return Offer.model_validate(
+        {"model": model, "how": how, "gives": {gpu: gibs * GIB}, "words": f"{model} {how}"}
+    )
 
 
 def needing(gibs: int, some: int = 0) -> Callable[[dict[str, int]], Decision]:
-    """A plan with the wanted context where so many GiB are given on GPU-0, with 8,192 tokens where `some` are, else none."""
+    """A plan with the wanted context where so many GiB are given on GPU-0, with 8,192 tokens where
+    `some` are, else none."""
 
     def decide(free: dict[str, int]) -> Decision:
         there = free.get("GPU-0", 0) // GIB
         context = WANTED if there >= gibs else 8192 if there >= some else 0
-        sized: Plan = BASE.evolve(gpus=("GPU-0",), max_model_len=IntChoice(value=context, reason="", source=""))
+        sized: Plan = BASE.evolve(
+            gpus=("GPU-0",), max_model_len=IntChoice(value=context, reason="", source="")
+        )
         return Decision(model="m", hardware="h", plans=(sized,) if context else ())
 
     return decide
@@ -41,7 +46,12 @@ def test_what_fits_takes_nothing() -> None:
 
 
 def test_surplus_comes_before_sleep_and_stop_and_what_is_not_needed_is_left() -> None:
-    offers = [offer("a", "surplus", 2), offer("b", "surplus", 4), offer("a", "sleep", 8), offer("b", "stop", 9)]
+    offers = [
+        offer("a", "surplus", 2),
+        offer("b", "surplus", 4),
+        offer("a", "sleep", 8),
+        offer("b", "stop", 9),
+    ]
     assert takes(offers, needing(3, 3)) == ["b surplus"]
     assert takes(offers, needing(6, 6)) == ["a surplus", "b surplus"]
     assert takes(offers, needing(7, 7)) == ["a sleep"]
@@ -56,18 +66,31 @@ def test_for_a_longer_context_nobody_is_stopped() -> None:
 
 
 def test_of_several_offers_of_a_model_the_largest_counts_and_other_gpus_give_nothing() -> None:
-    offers = [offer("a", "surplus", 1), offer("c", "surplus", 20, "GPU-1"), offer("a", "surplus", 5), offer("b", "surplus", 1)]
+    offers = [
+        offer("a", "surplus", 1),
+        offer("c", "surplus", 20, "GPU-1"),
+        offer("a", "surplus", 5),
+        offer("b", "surplus", 1),
+    ]
     assert given(offers) == {"GPU-0": 6 * GIB, "GPU-1": 20 * GIB}
     assert [one.gives["GPU-0"] // GIB for one in shared(offers, needing(5, 5), WANTED).takes] == [5]
 
 
 OFFERS = st.lists(
-    st.builds(offer, st.sampled_from("abcd"), st.sampled_from(["surplus", "sleep", "stop"]), st.integers(1, 9)), max_size=6
+    st.builds(
+        offer,
+        st.sampled_from("abcd"),
+        st.sampled_from(["surplus", "sleep", "stop"]),
+        st.integers(1, 9),
+    ),
+    max_size=6,
 )
 
 
 @draw(OFFERS, st.integers(0, 20))
-def test_what_is_taken_is_enough_and_without_any_of_it_it_would_not_be(offers: list[Offer], need: int) -> None:
+def test_what_is_taken_is_enough_and_without_any_of_it_it_would_not_be(
+    offers: list[Offer], need: int
+) -> None:
     decide = needing(need, need)
     found = shared(offers, decide, WANTED)
     whole = given(offers).get("GPU-0", 0) >= need * GIB
@@ -76,7 +99,13 @@ def test_what_is_taken_is_enough_and_without_any_of_it_it_would_not_be(offers: l
         assert not decide(given(other for other in found.takes if other is not one)).plans
 
 
-def test_what_is_given_for_one_and_what_it_counts_on_beside_stays_for_it_and_who_leaves_gives_to_all_that_wait() -> None:
-    offers = [offer("a", "surplus", 3).evolve(beside=2 * GIB), offer("b", "surplus", 1), offer("c", "sleep", 9)]
+def test_what_is_given_for_one_and_what_it_counts_on_beside_stays_for_it_and_who_leaves_gives_to_all_that_wait() -> (
+    None
+):
+    offers = [
+        offer("a", "surplus", 3).evolve(beside=2 * GIB),
+        offer("b", "surplus", 1),
+        offer("c", "sleep", 9),
+    ]
     assert reserved(offers) == {"GPU-0": 6 * GIB}
     assert reserved(offers[2:]) == {}

@@ -1,4 +1,5 @@
-"""What a copy has again after something outside of its plan ended its engine, and when it is planned anew instead."""
+"""What a copy has again after something outside of its plan ended its engine, and when it is
+planned anew instead."""
 
 from __future__ import annotations
 
@@ -15,10 +16,23 @@ CUT = Failure(kind="exited", phase="serving", message="", proves="nothing")
 
 
 def ended(planned: Plan, failure: Failure | None, *, ready: bool) -> Attempt:
-    known: dict[str, Any] = {"id": 1, "model": "m", "replica": 0, "port": 1, "started_at": 1.0, "fingerprint": "f"}
+    known: dict[str, Any] = {
+        "id": 1,
+        "model": "m",
+        "replica": 0,
+        "port": 1,
+        "started_at": 1.0,
+        "fingerprint": "f",
+    }
     state = "failed" if failure else "stopped"
     return Attempt.model_validate(
-        {**known, "plan": planned, "state": state, "ready_at": 2.0 if ready else None, "failure": failure}
+        {
+            **known,
+            "plan": planned,
+            "state": state,
+            "ready_at": 2.0 if ready else None,
+            "failure": failure,
+        }
     )
 
 
@@ -32,7 +46,12 @@ def test_starts_that_were_cut_off_too_change_nothing() -> None:
 
 @pytest.mark.parametrize("kind", ["withdrawn", "host_error", "download", "stalled"])
 def test_a_start_that_met_something_is_planned_anew(kind: str) -> None:
-    assert outlived([ended(SERVED, CUT, ready=True), ended(SERVED, CUT.evolve(kind=kind), ready=False)]) is None
+    assert (
+        outlived(
+            [ended(SERVED, CUT, ready=True), ended(SERVED, CUT.evolve(kind=kind), ready=False)]
+        )
+        is None
+    )
 
 
 def test_who_stopped_or_failed_by_itself_is_planned_anew() -> None:
@@ -63,15 +82,31 @@ def test_what_took_another_place_or_more_is_not_the_same() -> None:
 
 def test_another_way_is_not_the_same_and_other_sizes_are() -> None:
     """A drafter that failed in a plan of another size is not known to fail in one of this size."""
-    shorter = SERVED.evolve(max_model_len=SERVED.max_model_len.evolve(value=SERVED.max_model_len.value - 16))
+    shorter = SERVED.evolve(
+        max_model_len=SERVED.max_model_len.evolve(value=SERVED.max_model_len.value - 16)
+    )
     found = same(decided(shorter), SERVED)
     assert found is not None
     assert found.plans[0] == shorter
     for other in (
         SERVED.evolve(speculation=SERVED.speculation.evolve(value="eagle3")),
-        SERVED.evolve(enforce_eager=SERVED.enforce_eager.evolve(value=not SERVED.enforce_eager.value)),
-        SERVED.evolve(attention=(LayerAttention(kind="full", layers=32, head_dim=128, backend="TRITON_ATTN", status="ok"),)),
-        SERVED.evolve(kernels=(LayerKernel(layer="qkv_proj", count=32, k=64, n=64, scheme="awq", kernel="awq", status="ok"),)),
+        SERVED.evolve(
+            enforce_eager=SERVED.enforce_eager.evolve(value=not SERVED.enforce_eager.value)
+        ),
+        SERVED.evolve(
+            attention=(
+                LayerAttention(
+                    kind="full", layers=32, head_dim=128, backend="TRITON_ATTN", status="ok"
+                ),
+            )
+        ),
+        SERVED.evolve(
+            kernels=(
+                LayerKernel(
+                    layer="qkv_proj", count=32, k=64, n=64, scheme="awq", kernel="awq", status="ok"
+                ),
+            )
+        ),
     ):
         assert other != SERVED
         assert same(decided(other), SERVED) is None

@@ -1,4 +1,5 @@
-"""What a model gives of its KV cache, what it keeps, and when it has everything back: models that come and go on one machine."""
+"""What a model gives of its KV cache, what it keeps, and when it has everything back: models that
+come and go on one machine."""
 
 from __future__ import annotations
 
@@ -9,7 +10,20 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gateway.domain import Attempt, Cap, Decision, Failure, Hardware, Holding, ModelSpec, Offer, Plan, Policy, Sharing, Wish
+from gateway.domain import (
+    Attempt,
+    Cap,
+    Decision,
+    Failure,
+    Hardware,
+    Holding,
+    ModelSpec,
+    Offer,
+    Plan,
+    Policy,
+    Sharing,
+    Wish,
+)
 from gateway.models.spec import read_model
 from gateway.planner.decide import decide
 from gateway.planner.parallel import freed, rooms
@@ -43,8 +57,17 @@ MODELS = {
 
 
 def attempt(number: int, planned: Plan, **fields: Any) -> Attempt:
-    known = {"state": "ready", "ready_at": 2.0, "port": 1, "started_at": 1.0, "replica": 0, "model": "m"}
-    return Attempt.model_validate({**known, "id": number, "plan": planned, "fingerprint": planned.fingerprint, **fields})
+    known = {
+        "state": "ready",
+        "ready_at": 2.0,
+        "port": 1,
+        "started_at": 1.0,
+        "replica": 0,
+        "model": "m",
+    }
+    return Attempt.model_validate(
+        {**known, "id": number, "plan": planned, "fingerprint": planned.fingerprint, **fields}
+    )
 
 
 def test_one_whole_context_stays_and_what_was_wished_for() -> None:
@@ -54,8 +77,8 @@ def test_one_whole_context_stays_and_what_was_wished_for() -> None:
     assert last.tokens >= 8192
     assert 0 < sum(first.gives.values()) < sum(last.gives.values()) < alone.memory.kv_bytes
     assert (
-        f"room for {first.tokens / 8192:.1f} of {alone.memory.kv_tokens / 8192:.1f} requests of 8,192 tokens stays"
-        in first.words
+        f"room for {first.tokens / 8192:.1f} of {alone.memory.kv_tokens / 8192:.1f} requests of"
+        " 8,192 tokens stays" in first.words
     )
     count = next(iter(first.gives.values()))
     half = part(first, count // 2)
@@ -70,7 +93,10 @@ def test_one_whole_context_stays_and_what_was_wished_for() -> None:
 def test_nothing_is_given_of_a_size_that_the_user_set_nor_of_little() -> None:
     assert surplus(plan("3090", max_context=8192), wish(args={"gpu_memory_utilization": 0.9})) == ()
     assert surplus(plan("3090"), wish(goal="context")) == ()
-    assert surplus(plan("h200", max_context=8192), wish(max_context=8192, policy={"pinned": True})) == ()
+    assert (
+        surplus(plan("h200", max_context=8192), wish(max_context=8192, policy={"pinned": True}))
+        == ()
+    )
 
 
 def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -> None:
@@ -78,28 +104,46 @@ def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -
     capped = free.evolve(cap=Cap(bytes=8 * GIB, models=("other",)))
     other: dict[str, tuple[Cap, ...]] = {"other": ()}
     assert kept([attempt(1, free)], other) is None
-    assert kept([attempt(1, free), attempt(2, capped, state="stopped")], {**other, "x": ()}) == capped.cap
+    assert (
+        kept([attempt(1, free), attempt(2, capped, state="stopped")], {**other, "x": ()})
+        == capped.cap
+    )
     assert kept([attempt(1, free), attempt(2, capped)], {"x": ()}) is None
     bad = Failure(kind="crash", phase="load", message="", proves="plan")
-    assert kept([attempt(1, free), attempt(2, capped, state="failed", ready_at=None, failure=bad)], other) is None
+    assert (
+        kept(
+            [attempt(1, free), attempt(2, capped, state="failed", ready_at=None, failure=bad)],
+            other,
+        )
+        is None
+    )
     killed = Failure(kind="killed", phase="load", message="", proves="nothing")
-    assert kept([attempt(2, capped, state="failed", ready_at=None, failure=killed)], other) == capped.cap
+    assert (
+        kept([attempt(2, capped, state="failed", ready_at=None, failure=killed)], other)
+        == capped.cap
+    )
 
 
 def test_what_a_model_took_when_others_came_beside_it_is_kept_for_it() -> None:
     free = plan("3090", max_context=8192)
     late, far = Cap(bytes=GIB, models=("m",)), Cap(bytes=GIB, models=("x",))
     beside: dict[str, tuple[Cap, ...]] = {"late": (late, far), "far": (far,), "x": ()}
-    assert kept([attempt(1, free)], beside) == Cap(bytes=free.memory.promised_bytes, models=("late",)), (
-        "whichever of its copies came beside it"
-    )
+    assert kept([attempt(1, free)], beside) == Cap(
+        bytes=free.memory.promised_bytes, models=("late",)
+    ), "whichever of its copies came beside it"
     assert kept([attempt(1, free, state="stopped", ready_at=None)], beside) is None
     bad = Failure(kind="crash", phase="load", message="", proves="plan")
-    assert kept([attempt(1, free), attempt(2, free, state="failed", ready_at=None, failure=bad)], beside) is None
+    assert (
+        kept(
+            [attempt(1, free), attempt(2, free, state="failed", ready_at=None, failure=bad)], beside
+        )
+        is None
+    )
 
 
 class Machine:
-    """A machine as the loop fills it: each copy of a model has a wish, its attempts, and the plan that serves. A copy is `model` or `model#number`."""
+    """A machine as the loop fills it: each copy of a model has a wish, its attempts, and the plan
+    that serves. A copy is `model` or `model#number`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -120,7 +164,12 @@ class Machine:
         return total
 
     def decided(
-        self, name: str, sharing: Sharing, free: dict[str, int] | None = None, wish: Wish | None = None, **changes: Any
+        self,
+        name: str,
+        sharing: Sharing,
+        free: dict[str, int] | None = None,
+        wish: Wish | None = None,
+        **changes: Any,
     ) -> Decision:
         """As the process that plans: what others give is free, and nobody has it any more."""
         claims, here = self.claims(name), self.free(name)
@@ -128,16 +177,28 @@ class Machine:
         asked = (wish or self.wishes[name]).evolve(**changes)
         here = freed(here, free or {})
         return decide(
-            spec_of(name), here, ENGINES, asked, PROFILES.facts, left, rules=RULES, gpus=PROFILES.gpus, sharing=sharing
+            spec_of(name),
+            here,
+            ENGINES,
+            asked,
+            PROFILES.facts,
+            left,
+            rules=RULES,
+            gpus=PROFILES.gpus,
+            sharing=sharing,
         )
 
     def free(self, without: str = "") -> Hardware:
         claims = self.claims(without, come=False)
         gpus = (
             # What the driver has is not read beside engines.
-            gpu.evolve(free_bytes=max(0, (gpu.free_bytes or 0) - claims[gpu.uuid]), processes=None)
-            if gpu.uuid in claims
-            else gpu
+            (
+                gpu.evolve(
+                    free_bytes=max(0, (gpu.free_bytes or 0) - claims[gpu.uuid]), processes=None
+                )
+                if gpu.uuid in claims
+                else gpu
+            )
             for gpu in self.hardware.gpus
         )
         found: Hardware = self.hardware.evolve(gpus=tuple(gpus))
@@ -159,7 +220,9 @@ class Machine:
             for model, copies in others.items()
             for other in copies
             for offer in (
-                surplus(self.serving[other], self.wishes[other].evolve(name=model), number_of(other))
+                surplus(
+                    self.serving[other], self.wishes[other].evolve(name=model), number_of(other)
+                )
                 if other in self.serving
                 else ()
             )
@@ -174,7 +237,12 @@ class Machine:
         past = self.attempts.get(name, [])
         cap, lost = kept(past, caps), outlived(past)
         return Sharing(
-            cap, tuple(offers), tuple(holders), past[-1].plan.gpus if past else (), "", again(lost, cap) if lost else None
+            cap,
+            tuple(offers),
+            tuple(holders),
+            past[-1].plan.gpus if past else (),
+            "",
+            again(lost, cap) if lost else None,
         )
 
     def last_caps(self, copies: list[str]) -> list[Cap]:
@@ -184,7 +252,9 @@ class Machine:
     def add_copy(self, first: str, number: int) -> bool:
         """One more copy of what serves, which nobody gives anything for."""
         name = copy_of(first, number)
-        self.wishes[name] = self.wishes[first].evolve(name=name, replicas=1, gpus=len(self.serving[first].gpus))
+        self.wishes[name] = self.wishes[first].evolve(
+            name=name, replicas=1, gpus=len(self.serving[first].gpus)
+        )
         if not self.plan_copy(name):
             del self.wishes[name]
             return False
@@ -202,21 +272,36 @@ class Machine:
 
     def add(self, name: str, *, pinned: bool = False) -> bool:
         policy = Policy(pinned=pinned)
-        self.wishes[name] = Wish(name=name, source="m", gpus="few" if self.serving else None, policy=policy)
+        self.wishes[name] = Wish(
+            name=name, source="m", gpus="few" if self.serving else None, policy=policy
+        )
         self.fixed |= {name} if pinned else set()
         sharing = self.sharing(name)
         wanted = wanted_context(spec_of(name), self.wishes[name], {})
-        found = shared(sharing.offers, partial(self.decided, name, sharing), wanted, rooms(self.free(), self.claims()))
+        found = shared(
+            sharing.offers,
+            partial(self.decided, name, sharing),
+            wanted,
+            rooms(self.free(), self.claims()),
+        )
         for take in found.takes:
             giver = copy_of(take.model, take.replica)
             old = self.serving[giver]
             cap = without(take, old, (name,))
-            less = self.decided(giver, Sharing(cap, (), (), old.gpus), gpus=old.gpus, tensor_parallel=old.tensor_parallel.value)
+            less = self.decided(
+                giver,
+                Sharing(cap, (), (), old.gpus),
+                gpus=old.gpus,
+                tensor_parallel=old.tensor_parallel.value,
+            )
             assert less.plans, "what was offered can be given"
             assert less.plans[0].max_model_len.value >= min(old.max_model_len.value, 32768)
             assert less.plans[0].memory.kv_tokens >= take.tokens, "what stays is what the words say"
             assert less.plans[0].memory.promised_bytes <= take.keeps
-            self.start(giver, less.plans[0].evolve(cap=cap.evolve(bytes=less.plans[0].memory.promised_bytes)))
+            self.start(
+                giver,
+                less.plans[0].evolve(cap=cap.evolve(bytes=less.plans[0].memory.promised_bytes)),
+            )
         anew = self.decided(name, sharing) if found.takes else found
         assert bool(anew.plans) == bool(found.plans), "what was taken is there once it was given"
         if anew.plans:
@@ -229,11 +314,17 @@ class Machine:
         self.attempts.setdefault(name, []).append(attempt(self.made, planned, model=model_of(name)))
 
     def load(self, name: str) -> tuple[Offer, ...] | None:
-        """A model that is asked: copies of others leave for it where there is no room. What left; None where not even that makes room."""
+        """A model that is asked: copies of others leave for it where there is no room. What left;
+        None where not even that makes room."""
         self.wishes[name] = Wish(name=name, source="m", gpus="few")
         offers = leaving(
             [
-                Leaver(model_of(other), number_of(other), 1, dict.fromkeys(one.gpus, one.memory.promised_bytes))
+                Leaver(
+                    model_of(other),
+                    number_of(other),
+                    1,
+                    dict.fromkeys(one.gpus, one.memory.promised_bytes),
+                )
                 for other, one in reversed(self.serving.items())
                 if other not in self.fixed
             ],
@@ -258,7 +349,8 @@ class Machine:
             del self.wishes[name]
 
     def power_cut(self, order: list[str]) -> None:
-        """All start anew, one after the other. What they had is left to those that are still to come."""
+        """All start anew, one after the other. What they had is left to those that are still to
+        come."""
         self.lost, self.serving = self.serving, {}
         for name in self.lost:
             self.attempts[name][-1] = self.attempts[name][-1].evolve(state="failed", failure=GONE)
@@ -269,7 +361,11 @@ class Machine:
     def restart(self, name: str) -> None:
         sharing = self.sharing(name)._replace(offers=())
         before = sharing.again
-        found = same(self.decided(name, sharing, wish=there(self.wishes[name], before)), before) if before else None
+        found = (
+            same(self.decided(name, sharing, wish=there(self.wishes[name], before)), before)
+            if before
+            else None
+        )
         found = found or self.decided(name, sharing._replace(again=None))
         assert found.plans, found.rejected
         self.start(name, found.plans[0])
@@ -298,12 +394,17 @@ def spec_of(name: str) -> ModelSpec:
     return read_model("m", None, MODELS[name.partition("/")[0]], None, None, (), None)
 
 
-COPIES = st.lists(st.tuples(st.sampled_from(sorted(MODELS)), st.booleans(), st.integers(1, 3)), min_size=2, max_size=6)
+COPIES = st.lists(
+    st.tuples(st.sampled_from(sorted(MODELS)), st.booleans(), st.integers(1, 3)),
+    min_size=2,
+    max_size=6,
+)
 PROPERTY = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def filled(name: str, kinds: list[tuple[str, bool, int]]) -> Machine:
-    """A machine with those of these models that find room, in this order. Claims never exceed a GPU, and nobody pinned is touched."""
+    """A machine with those of these models that find room, in this order. Claims never exceed a
+    GPU, and nobody pinned is touched."""
     machine = Machine(name)
     for number, (kind, pinned, copies) in enumerate(kinds):
         before = {other: machine.serving[other] for other in machine.fixed & machine.serving.keys()}
@@ -318,7 +419,9 @@ def filled(name: str, kinds: list[tuple[str, bool, int]]) -> Machine:
 
 
 @PROPERTY
-@given(COPIES, st.sampled_from(["3090", "2x3090", "h200", "4xh100"]), st.randoms(use_true_random=False))
+@given(
+    COPIES, st.sampled_from(["3090", "2x3090", "h200", "4xh100"]), st.randoms(use_true_random=False)
+)
 def test_after_a_power_cut_every_copy_has_the_gpus_and_the_plan_that_it_had(
     kinds: list[tuple[str, bool, int]], name: str, chance: Any
 ) -> None:
@@ -330,13 +433,19 @@ def test_after_a_power_cut_every_copy_has_the_gpus_and_the_plan_that_it_had(
         machine.power_cut(names)
         for other, one in had.items():
             now = machine.serving[other]
-            assert (now.gpus, now.fingerprint, now.memory) == (one.gpus, one.fingerprint, one.memory)
+            assert (now.gpus, now.fingerprint, now.memory) == (
+                one.gpus,
+                one.fingerprint,
+                one.memory,
+            )
             assert one.cap in (None, now.cap)
         assert not machine.full()
 
 
 @PROPERTY
-@given(COPIES, st.sampled_from(["3090", "2x3090", "h200", "4xh100"]), st.randoms(use_true_random=False))
+@given(
+    COPIES, st.sampled_from(["3090", "2x3090", "h200", "4xh100"]), st.randoms(use_true_random=False)
+)
 def test_who_is_left_when_all_others_go_has_everything_back_at_its_next_start(
     kinds: list[tuple[str, bool, int]], name: str, chance: Any
 ) -> None:
@@ -356,7 +465,11 @@ def test_who_is_left_when_all_others_go_has_everything_back_at_its_next_start(
 
 
 @PROPERTY
-@example([("llama-1b", False, 1), ("small", False, 1), ("small", True, 2), ("small", False, 2)], "llama-1b", "4xh100")
+@example(
+    [("llama-1b", False, 1), ("small", False, 1), ("small", True, 2), ("small", False, 2)],
+    "llama-1b",
+    "4xh100",
+)
 @given(COPIES, st.sampled_from(sorted(MODELS)), st.sampled_from(["2x3090", "4xh100"]))
 def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
     kinds: list[tuple[str, bool, int]], asked: str, name: str
@@ -367,7 +480,9 @@ def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
     assert not machine.full()
     left = {copy_of(take.model, take.replica) for take in gone or ()}
     assert not left & machine.fixed, "who is pinned never leaves"
-    assert {other: machine.serving[other] for other in had.keys() - left} == {other: had[other] for other in had.keys() - left}
+    assert {other: machine.serving[other] for other in had.keys() - left} == {
+        other: had[other] for other in had.keys() - left
+    }
     if gone is None:
         assert not left
         return
@@ -376,11 +491,15 @@ def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
     machine.remove(f"{asked}/asked")
     for other in sorted(left):
         back = machine.plan_copy(other)
-        # Of several the first to come back may take a place of another, which is then given room by who has more than it needs.
+        # Of several the first to come back may take a place of another, which is then given room by
+        # who has more than it needs.
         if len(left) == 1:
             assert back, "there is room again"
             now, before = machine.serving[other], had[other]
-            assert now.memory.promised_bytes >= before.memory.promised_bytes - before.memory.gpu_bytes // 50
+            assert (
+                now.memory.promised_bytes
+                >= before.memory.promised_bytes - before.memory.gpu_bytes // 50
+            )
     assert not machine.full()
 
 
@@ -397,7 +516,10 @@ def test_an_encoder_leaves_the_card_to_others_though_it_came_first() -> None:
     assert machine.add("encoder/0")
     assert machine.claims()[machine.hardware.gpus[0].uuid] < 6 * GIB
     assert machine.add("llama-1b/1")
-    assert machine.serving["llama-1b/1"].memory.kv_bytes > 8 * GIB or machine.serving["llama-1b/1"].cap is not None
+    assert (
+        machine.serving["llama-1b/1"].memory.kv_bytes > 8 * GIB
+        or machine.serving["llama-1b/1"].cap is not None
+    )
 
 
 @pytest.mark.parametrize("name", ["3090", "h200"])

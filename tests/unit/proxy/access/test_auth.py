@@ -47,7 +47,10 @@ def test_each_key_opens_what_it_is_for(
 ) -> None:
     keys = Keys(admin, api)
     header = None if sent is None else f"Bearer {sent}".encode()
-    assert (verdict(keys, header, "inference"), verdict(keys, header, "admin")) == (inference, administration)
+    assert (verdict(keys, header, "inference"), verdict(keys, header, "admin")) == (
+        inference,
+        administration,
+    )
 
 
 def test_without_an_admin_key_the_admin_api_says_that_none_is_configured() -> None:
@@ -115,7 +118,15 @@ def test_the_keys_themselves_are_not_kept() -> None:
 
 @pytest.mark.parametrize(
     "host",
-    [b"localhost", b"LOCALHOST:8080", b"127.0.0.1", b"127.0.0.1:8080", b"127.0.0.2:1", b"[::1]", b"[::1]:8080"],
+    [
+        b"localhost",
+        b"LOCALHOST:8080",
+        b"127.0.0.1",
+        b"127.0.0.1:8080",
+        b"127.0.0.2:1",
+        b"[::1]",
+        b"[::1]:8080",
+    ],
 )
 def test_a_loopback_host_is_local(host: bytes) -> None:
     check_local(host, None)
@@ -197,7 +208,12 @@ def test_without_keys_only_pages_of_the_gateway_itself_may_administer() -> None:
 def test_admit_with_keys_looks_at_the_key_alone() -> None:
     keys = Keys(ADMIN, None)
     keys.admit(
-        [(b"host", b"gpu.example"), (b"origin", b"https://app.example"), (b"authorization", b"Bearer admin-secret-1")], "admin"
+        [
+            (b"host", b"gpu.example"),
+            (b"origin", b"https://app.example"),
+            (b"authorization", b"Bearer admin-secret-1"),
+        ],
+        "admin",
     )
     with pytest.raises(Unauthorized):
         keys.admit([(b"host", b"127.0.0.1")], "inference")
@@ -205,15 +221,24 @@ def test_admit_with_keys_looks_at_the_key_alone() -> None:
 
 @pytest.mark.parametrize("name", [b"authorization", b"host", b"origin"])
 def test_a_header_that_decides_may_not_come_twice(name: bytes) -> None:
-    values = {b"authorization": b"Bearer admin-secret-1", b"host": b"localhost", b"origin": b"http://localhost"}
+    values = {
+        b"authorization": b"Bearer admin-secret-1",
+        b"host": b"localhost",
+        b"origin": b"http://localhost",
+    }
     for keys in (Keys(ADMIN, None), Keys(None, None)):
         with pytest.raises(BadRequest, match="two"):
             keys.admit([*values.items(), (name, values[name])], "admin")
 
 
-def test_a_key_is_looked_up_and_compared_by_its_digest_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the time does not tell how much of a wrong key was right: the digest of a key that is right but for one character has nothing in
-    common with the digest of the key. What the clock says of it, `python -m benchmarks.key_comparison` prints."""
+def test_a_key_is_looked_up_and_compared_by_its_digest_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So the time does not tell how much of a wrong key was right: the digest of a key that is
+    right but for one character has nothing in
+    common with the digest of the key. What the clock says of it, `python -m
+    benchmarks.key_comparison` prints.
+    """
     compared: list[tuple[bytes, bytes]] = []
     looked_up: list[bytes] = []
 
@@ -236,4 +261,7 @@ def test_a_key_is_looked_up_and_compared_by_its_digest_alone(monkeypatch: pytest
     digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
     assert looked_up == digests
     # Once for each token, also for a wrong one, and always over the same number of bytes.
-    assert compared == [*((digest, bytes(32)) for digest in digests[:-1]), (digests[-1], digests[-1])]
+    assert compared == [
+        *((digest, bytes(32)) for digest in digests[:-1]),
+        (digests[-1], digests[-1]),
+    ]

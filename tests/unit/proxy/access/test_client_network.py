@@ -1,4 +1,5 @@
-"""Clients are counted by network: who has a whole IPv6 /64 is one client, however many addresses come from there."""
+"""Clients are counted by network: who has a whole IPv6 /64 is one client, however many addresses
+come from there."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ BITS_64 = st.integers(0, 2**64 - 1)
 
 
 @given(network=BITS_64, one=BITS_64, other=BITS_64)
-def test_addresses_are_of_one_network_where_their_first_64_bits_are_the_same(network: int, one: int, other: int) -> None:
+def test_addresses_are_of_one_network_where_their_first_64_bits_are_the_same(
+    network: int, one: int, other: int
+) -> None:
     def unit(high: int, low: int) -> str:
         return client_network(str(ipaddress.IPv6Address(high << 64 | low)))
 

@@ -40,7 +40,9 @@ def test_a_key_is_read_where_it_is_laid_and_each_time(tmp_path: Path) -> None:
         (b"secret" * 1000, "more than 4 KiB"),
     ],
 )
-def test_what_is_no_key_is_said_without_it_and_without_its_place(tmp_path: Path, content: bytes | None, why: str) -> None:
+def test_what_is_no_key_is_said_without_it_and_without_its_place(
+    tmp_path: Path, content: bytes | None, why: str
+) -> None:
     found = keys(tmp_path)
     if content is not None:
         (tmp_path / FOLDER / "lab").write_bytes(content)
@@ -64,17 +66,34 @@ def test_what_is_no_key_is_said_without_it_and_without_its_place(tmp_path: Path,
             "env:FITSERVE_ENDPOINT_KEYS",
             "env:FITSERVE_ENDPOINT_KEYX",
         ),
-        *("file:/etc/shadow", "file:../keys.json", "file:..", "file:a/b", "file:", "file:a\n", "FILE:a", "env:", ""),
+        *(
+            "file:/etc/shadow",
+            "file:../keys.json",
+            "file:..",
+            "file:a/b",
+            "file:",
+            "file:a\n",
+            "FILE:a",
+            "env:",
+            "",
+        ),
     ],
 )
 def test_nothing_but_what_is_laid_for_it_can_be_named(reference: str) -> None:
     with pytest.raises(ValidationError) as refused:
         Wish(name="m", endpoints=ENDPOINTS, endpoint_key=reference)
-    said = refused.value.errors(include_url=False, include_input=False, include_context=False)[0]["msg"]
+    said = refused.value.errors(include_url=False, include_input=False, include_context=False)[0][
+        "msg"
+    ]
     assert said.startswith("this is not allowed here: it says where the key is")
     assert reference in ("", "env:", "file:") or reference not in said
 
 
 def test_what_is_laid_can_be_named() -> None:
-    for reference in ("env:FITSERVE_ENDPOINT_KEY", "env:FITSERVE_ENDPOINT_KEY_LAB_2", "file:lab", "file:lab-2.key"):
+    for reference in (
+        "env:FITSERVE_ENDPOINT_KEY",
+        "env:FITSERVE_ENDPOINT_KEY_LAB_2",
+        "file:lab",
+        "file:lab-2.key",
+    ):
         assert Wish(name="m", endpoints=ENDPOINTS, endpoint_key=reference).endpoint_key == reference

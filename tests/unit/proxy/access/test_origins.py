@@ -30,7 +30,9 @@ def test_all_is_said_only_where_all_are_named() -> None:
 
 
 def test_without_keys_a_named_page_may_call_and_all_pages_may_only_ask_models() -> None:
-    named, every = (Keys(None, None, origins=Origins(frozenset({one}))) for one in (APP.decode(), "*"))
+    named, every = (
+        Keys(None, None, origins=Origins(frozenset({one}))) for one in (APP.decode(), "*")
+    )
     for need in ("inference", "admin"):
         named.who({**HOST, b"origin": APP}, need, "")
         with pytest.raises(Forbidden, match="FITSERVE_ORIGINS"):

@@ -1,4 +1,5 @@
-"""Limits of keys: buckets that refill evenly, debts that are paid, headers that say how much is left."""
+"""Limits of keys: buckets that refill evenly, debts that are paid, headers that say how much is
+left."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def limited(**limit: int) -> Key:
 
 
 @given(size=st.integers(1, 50), steps=st.lists(st.floats(0, 30), min_size=1, max_size=30))
-def test_no_more_than_a_minutes_worth_at_once_and_as_much_again_per_minute(size: int, steps: list[float]) -> None:
+def test_no_more_than_a_minutes_worth_at_once_and_as_much_again_per_minute(
+    size: int, steps: list[float]
+) -> None:
     bucket, now, taken = Bucket(size, 0.0), 0.0, 0
     for step in steps:
         now += step
@@ -88,43 +91,82 @@ def test_what_is_left_is_told_in_the_shape_of_the_api() -> None:
     told = dict(account.headers("anthropic", 0.0))
     after = time.time()
     assert told[b"anthropic-ratelimit-tokens-remaining"] == b"0"
-    reset = datetime.strptime(told[b"anthropic-ratelimit-tokens-reset"].decode(), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    reset = datetime.strptime(
+        told[b"anthropic-ratelimit-tokens-reset"].decode(), "%Y-%m-%dT%H:%M:%SZ"
+    ).replace(tzinfo=UTC)
     assert before + 120.5 <= reset.timestamp() <= after + 121.5
     assert dict(account.headers("openai", 0.0))[b"x-ratelimit-reset-tokens"] == b"2m1s"
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**12), st.booleans(), st.integers(1, 10**9))
-def test_an_estimate_is_never_more_than_a_minutes_worth(asked: int, sent: int, events: bool, most: int) -> None:
+def test_an_estimate_is_never_more_than_a_minutes_worth(
+    asked: int, sent: int, events: bool, most: int
+) -> None:
     assert 0 <= estimate(asked, sent, events=events, most=most) <= most
 
 
 @pytest.mark.parametrize(
     ("tail", "tokens"),
     [
-        ((b'{"choices":[],"usage":{"prompt_tokens":30,"total_tokens":50,"completion_tokens":20}}',), (30, 20, None)),
-        ((b'data: {"usage":{"input_tokens": 3, "output_to', b'kens" : 4}}\n\n', b"data: [DONE]\n\n"), (3, 4, None)),
+        (
+            (
+                b'{"choices":[],"usage":{"prompt_tokens":30,"total_tokens":50,"completion_tokens":20}}',
+            ),
+            (30, 20, None),
+        ),
+        (
+            (
+                b'data: {"usage":{"input_tokens": 3, "output_to',
+                b'kens" : 4}}\n\n',
+                b"data: [DONE]\n\n",
+            ),
+            (3, 4, None),
+        ),
         ((b'{"usage":{"prompt_tokens":7,"total_tokens":7}}',), (7, None, None)),
         ((b'{"usage":{"output_tokens":7}}',), (None, 7, None)),
         (
-            (b'{"usage":{"input_tokens":3,"output_tokens":4,"cache_read_input_tokens":90,"cache_creation_input_tokens":7}}',),
+            (
+                b'{"usage":{"input_tokens":3,"output_tokens":4,"cache_read_input_tokens":90,"cache_creation_input_tokens":7}}',
+            ),
             (100, 4, 90),
         ),
-        ((b'{"usage":{"input_tokens":93,"input_tokens_details":{"cached_tokens":90},"output_tokens":4}}',), (93, 4, 90)),
+        (
+            (
+                b'{"usage":{"input_tokens":93,"input_tokens_details":{"cached_tokens":90},"output_tokens":4}}',
+            ),
+            (93, 4, 90),
+        ),
         (
             (
                 b'{"usage":{"prompt_tokens":93,"total_tokens":97,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":90}}}',
             ),
             (93, 4, 90),
         ),
-        ((b'{"usage":{"prompt_tokens":93,"completion_tokens":4,"prompt_tokens_details":null}}',), (93, 4, None)),
+        (
+            (b'{"usage":{"prompt_tokens":93,"completion_tokens":4,"prompt_tokens_details":null}}',),
+            (93, 4, None),
+        ),
         ((b'data: {"usage":null}\n\n', b"data: [DONE]\n\n"), (None, None, None)),
         (
-            (b'{"usage":{"prompt_tokens":1,"completion_tokens":2}}\n', b'{"usage":{"prompt_tokens":9,"completion_tokens":8}}'),
+            (
+                b'{"usage":{"prompt_tokens":1,"completion_tokens":2}}\n',
+                b'{"usage":{"prompt_tokens":9,"completion_tokens":8}}',
+            ),
             (9, 8, None),
         ),
         # What a model or a client says of usage is in a string, where quotes are escaped.
-        ((b'{"text":"\\"usage\\":{\\"prompt_tokens\\":0}","usage":{"prompt_tokens":5,"completion_tokens":6}}',), (5, 6, None)),
-        ((b'{"usage":{"prompt_tokens":5,"completion_tokens":6},"text":"\\"usage\\":{\\"prompt_tokens\\":0}"}',), (5, 6, None)),
+        (
+            (
+                b'{"text":"\\"usage\\":{\\"prompt_tokens\\":0}","usage":{"prompt_tokens":5,"completion_tokens":6}}',
+            ),
+            (5, 6, None),
+        ),
+        (
+            (
+                b'{"usage":{"prompt_tokens":5,"completion_tokens":6},"text":"\\"usage\\":{\\"prompt_tokens\\":0}"}',
+            ),
+            (5, 6, None),
+        ),
         ((b'{"usage":{"prompt_tokens":"5","completion_tokens":-6}}',), (None, None, None)),
         ((b'{"usage":{"prompt_tokens":' + b"9" * 5000,), (999999999999, None, None)),
         ((), (None, None, None)),

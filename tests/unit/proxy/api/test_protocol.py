@@ -35,7 +35,11 @@ from gateway.proxy.api.protocol import (
 )
 
 json_values: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
@@ -47,7 +51,11 @@ def model_of(body: bytes) -> str:
 
 @pytest.mark.parametrize(
     "body",
-    [b'{"model":"a","x":1,"model":"b"}', b'{"model":"a","mod\\u0065l":"b"}', b'{"model":{"deep":1},"model":"b"}'],
+    [
+        b'{"model":"a","x":1,"model":"b"}',
+        b'{"model":"a","mod\\u0065l":"b"}',
+        b'{"model":{"deep":1},"model":"b"}',
+    ],
 )
 def test_of_a_repeated_model_the_last_counts_as_in_the_engines_json(body: bytes) -> None:
     assert model_of(body) == json.loads(body)["model"] == "b"
@@ -89,7 +97,15 @@ def test_a_body_that_is_no_json_object_is_a_bad_request(body: bytes, says: str) 
 
 
 @pytest.mark.parametrize(
-    "body", [b"{}", b'{"Model":"a"}', b'{"model":null}', b'{"model":1}', b'{"model":["a"]}', b'{"model":{}}']
+    "body",
+    [
+        b"{}",
+        b'{"Model":"a"}',
+        b'{"model":null}',
+        b'{"model":1}',
+        b'{"model":["a"]}',
+        b'{"model":{}}',
+    ],
 )
 def test_a_missing_or_non_string_model_is_named_as_the_param(body: bytes) -> None:
     with pytest.raises(BadRequest) as caught:
@@ -103,7 +119,13 @@ named_bodies = st.lists(
         st.booleans() | st.none() | st.text(max_size=3) | st.integers(),
     ),
     max_size=6,
-).map(lambda pairs: b"{" + ",".join(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in pairs).encode() + b"}")
+).map(
+    lambda pairs: (
+        b"{"
+        + ",".join(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in pairs).encode()
+        + b"}"
+    )
+)
 
 
 @given(
@@ -133,7 +155,12 @@ def test_no_body_is_anything_but_a_model_or_a_bad_request(body: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("body", "streams"),
-    [(b'{"stream":true}', True), (b'{"stream": false}', False), (b"{}", False), (b'{"stream":"x","stream":true}', True)],
+    [
+        (b'{"stream":true}', True),
+        (b'{"stream": false}', False),
+        (b"{}", False),
+        (b'{"stream":"x","stream":true}', True),
+    ],
 )
 def test_whether_a_stream_is_asked_for(body: bytes, streams: bool) -> None:
     assert read_request_fields(body).streams() is streams
@@ -141,7 +168,11 @@ def test_whether_a_stream_is_asked_for(body: bytes, streams: bool) -> None:
 
 @pytest.mark.parametrize(
     ("body", "previous"),
-    [(b'{"previous_response_id":"resp_1"}', "resp_1"), (b'{"previous_response_id":null}', None), (b"{}", None)],
+    [
+        (b'{"previous_response_id":"resp_1"}', "resp_1"),
+        (b'{"previous_response_id":null}', None),
+        (b"{}", None),
+    ],
 )
 def test_the_response_that_is_gone_on_from(body: bytes, previous: str | None) -> None:
     assert read_request_fields(body).previous() == previous
@@ -157,10 +188,13 @@ def test_replacing_the_model_changes_nothing_else(fields: dict[str, Any], name: 
 
 def test_replacing_the_model_keeps_the_bytes_of_other_values() -> None:
     body = (
-        b'{ "temperature": 1.0e+0 , "model":"a", "x" : {"b":1,  "a":\n[1.50, 123456789012345678901234567890]}, "s":"\\u00e9" }'
+        b'{ "temperature": 1.0e+0 , "model":"a", "x" : {"b":1,  "a":\n[1.50,'
+        b' 123456789012345678901234567890]}, "s":"\\u00e9" }'
     )
-    assert with_model(read_fields(body), 'é"') == (
-        b'{"temperature":1.0e+0,"model":"\xc3\xa9\\"","x":{"b":1,  "a":\n[1.50, 123456789012345678901234567890]},"s":"\\u00e9"}'
+    assert (
+        with_model(read_fields(body), 'é"')
+        == b'{"temperature":1.0e+0,"model":"\xc3\xa9\\"","x":{"b":1,  "a":\n[1.50,'
+        b' 123456789012345678901234567890]},"s":"\\u00e9"}'
     )
 
 
@@ -171,7 +205,9 @@ def test_a_sane_request_id_is_kept(value: bytes) -> None:
 
 @pytest.mark.parametrize("value", [b"", b" ", b"a b", b"a\n", b"\x7f", b"\xc3\xa9", b"x" * 129])
 def test_any_other_request_id_is_replaced_by_a_new_one(value: bytes) -> None:
-    made = {request_id({"headers": [(b"x-request-id", value)]}) for _ in range(20)} | {request_id({"headers": []})}
+    made = {request_id({"headers": [(b"x-request-id", value)]}) for _ in range(20)} | {
+        request_id({"headers": []})
+    }
     assert len(made) == 21
     assert all(id_.startswith("req_") for id_ in made)
 
@@ -190,9 +226,11 @@ def test_an_error_has_the_shape_of_the_api_that_was_called() -> None:
 def test_an_answer_is_one_http_message() -> None:
     error = MethodNotAllowed("No.", allow="GET")
     words = answer(405, b"{}", "id-1", error_headers(error))
-    assert words == (
-        b"HTTP/1.1 405 Method Not Allowed\r\ncontent-type: application/json\r\ncontent-length: 2\r\nx-request-id: id-1\r\n"
-        b"x-gateway-source: gateway\r\nallow: GET\r\nx-should-retry: false\r\n\r\n{}"
+    assert (
+        words
+        == b"HTTP/1.1 405 Method Not Allowed\r\ncontent-type: application/json\r\ncontent-length:"
+        b" 2\r\nx-request-id: id-1\r\nx-gateway-source: gateway\r\nallow: GET\r\nx-should-retry:"
+        b" false\r\n\r\n{}"
     )
 
 
@@ -209,7 +247,11 @@ class Client:
 @pytest.mark.anyio
 async def test_an_error_is_sent_as_envelope_with_its_headers() -> None:
     client = Client()
-    await send_error(client.send, NotReady("Not \ud800 now.", hint="Later.", param="model", retry_after_s=7), "id-1")
+    await send_error(
+        client.send,
+        NotReady("Not \ud800 now.", hint="Later.", param="model", retry_after_s=7),
+        "id-1",
+    )
     start, body = client.sent
     headers = dict(start["headers"])
     assert start["status"] == 503

@@ -1,4 +1,5 @@
-"""Memory for bodies: whatever is asked in whatever order, it is bounded, no key takes all of it, and somebody always gets on."""
+"""Memory for bodies: whatever is asked in whatever order, it is bounded, no key takes all of it,
+and somebody always gets on."""
 
 from __future__ import annotations
 
@@ -50,7 +51,12 @@ class Body:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from("abc"), st.integers(0, 15), st.integers(1, 16 * MIB), st.sampled_from(["read", "leave"])),
+        st.tuples(
+            st.sampled_from("abc"),
+            st.integers(0, 15),
+            st.integers(1, 16 * MIB),
+            st.sampled_from(["read", "leave"]),
+        ),
         max_size=300,
     )
 )

@@ -1,4 +1,5 @@
-"""Forms: what is read as `model` is what Starlette reads with python-multipart, as the engines do, or the form is refused."""
+"""Forms: what is read as `model` is what Starlette reads with python-multipart, as the engines do,
+or the form is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def part(disposition: bytes, value: bytes = b"red-b", *headers: bytes) -> bytes:
 
 PLAIN = b'form-data; name="model"'
 GOOD = part(PLAIN, b"red-a")
-FILE = part(b'form-data; name="file"; filename="a.wav"', bytes(range(256)) * 4, b"Content-Type: audio/wav")
+FILE = part(
+    b'form-data; name="file"; filename="a.wav"', bytes(range(256)) * 4, b"Content-Type: audio/wav"
+)
 END = b"--B--\r\n"
 
 
@@ -62,7 +65,8 @@ def starlette(body: bytes) -> list[object]:
         part(b'form-data; name="timestamp_granularities[]"', b"word") + GOOD + END,
         part(b"form-data; name=file; filename=a.wav; filename*=utf-8''a.wav", b"x") + GOOD + END,
         part('form-data; name="file"; filename="ä b;c=%22.wav"'.encode(), b"x") + GOOD + END,
-        part(PLAIN, b"red-a", b"Content-Type: text/plain; charset=utf-8", b"Content-Length: 5") + END,
+        part(PLAIN, b"red-a", b"Content-Type: text/plain; charset=utf-8", b"Content-Length: 5")
+        + END,
     ],
 )
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 64, 10**9])
@@ -80,7 +84,9 @@ AMBIGUOUS = {
     "a blank before =": part(b'form-data; name ="model"') + END,
     "attachment": GOOD + part(b'attachment; name="model"') + END,
     "no disposition type": GOOD + part(b'; name="model"') + END,
-    "name in a file name": part(PLAIN) + part(b'form-data; name="file"; filename="a; name=model; b\\""') + END,
+    "name in a file name": (
+        part(PLAIN) + part(b'form-data; name="file"; filename="a; name=model; b\\""') + END
+    ),
     "an escaped quote": GOOD + part(b'form-data; name="x\\"; name=\\"model"') + END,
     "a backslash": GOOD + part(b'form-data; name="mode\\l"') + END,
     "name*": GOOD + part(b"form-data; name*=utf-8''model") + END,
@@ -95,8 +101,12 @@ AMBIGUOUS = {
     "a blank in the name": GOOD + part(b'form-data; name=" model"') + END,
     "single quotes": GOOD + part(b"form-data; name='model'") + END,
     "an open quote": GOOD + part(b'form-data; name="model') + END,
-    "two dispositions": part(b'form-data; name="x"', b"red-b", b"content-disposition: " + PLAIN) + END,
-    "a header in a header": GOOD + part(b'form-data; name="x"\nContent-Disposition: form-data; name="model"') + END,
+    "two dispositions": (
+        part(b'form-data; name="x"', b"red-b", b"content-disposition: " + PLAIN) + END
+    ),
+    "a header in a header": (
+        GOOD + part(b'form-data; name="x"\nContent-Disposition: form-data; name="model"') + END
+    ),
     "folded": GOOD + part(b'form-data;\r\n name="model"') + END,
     "no disposition": GOOD + b"--B\r\n\r\nred-b\r\n" + END,
     "encoded": part(PLAIN, b"cmVkLWI=", b"Content-Transfer-Encoding: base64") + END,
@@ -165,7 +175,9 @@ FRAGMENTS = [
 
 
 @given(
-    st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.sampled_from(list(AMBIGUOUS.values()))), max_size=8),
+    st.lists(
+        st.one_of(st.sampled_from(FRAGMENTS), st.sampled_from(list(AMBIGUOUS.values()))), max_size=8
+    ),
     st.booleans(),
     st.integers(0, 400),
     st.sampled_from(FRAGMENTS),

@@ -13,9 +13,16 @@ PAGE = ROOT / "docs" / "metrics.md"
 
 
 def test_the_page_lists_every_metric() -> None:
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith(("| `fitserve", "| `process"))]
+    rows = [
+        line
+        for line in PAGE.read_text().splitlines()
+        if line.startswith(("| `fitserve", "| `process"))
+    ]
     labels = [", ".join(f"`{label}`" for label in metric.labels) for metric in METRICS]
-    assert rows == [f"| `{m.name}` | {m.kind} | {names} | {m.help} |" for m, names in zip(METRICS, labels, strict=True)]
+    assert rows == [
+        f"| `{m.name}` | {m.kind} | {names} | {m.help} |"
+        for m, names in zip(METRICS, labels, strict=True)
+    ]
 
 
 def test_names_follow_the_conventions() -> None:

@@ -25,7 +25,11 @@ NAME = re.compile(r"\b((?:fitserve|process)_[a-z_]+)\b(?:\{([^}]*)\})?")
 
 
 def panels() -> list[str]:
-    return [target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel.get("targets", ())]
+    return [
+        target["expr"]
+        for panel in json.loads(DASHBOARD.read_text())["panels"]
+        for target in panel.get("targets", ())
+    ]
 
 
 def rules() -> list[dict[str, Any]]:
@@ -36,7 +40,9 @@ def series() -> dict[str, set[str]]:
     """The labels of every name that a page of metrics may have."""
     found = dict(OTHERS)
     for metric in METRICS:
-        endings = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}.get(metric.kind, ("",))
+        endings = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}.get(
+            metric.kind, ("",)
+        )
         for ending in endings:
             more = {"le"} if ending == "_bucket" else set()
             found[metric.name + ending] = {*metric.labels, *more, "job", "instance"}
@@ -66,7 +72,9 @@ def test_what_a_legend_names_is_in_the_series() -> None:
 
 
 def test_the_page_has_every_alert() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| .* \| .* \|$", PAGE.read_text().partition("## Alerts")[2], re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \| .* \| .* \|$", PAGE.read_text().partition("## Alerts")[2], re.MULTILINE
+    )
     assert rows == [rule["alert"] for rule in rules()]
 
 
@@ -88,18 +96,30 @@ promtool = pytest.mark.skipif(
 @promtool
 def test_the_expressions_are_promql(tmp_path: Path) -> None:
     made = [one.replace("$__rate_interval", "1m").replace("$model", ".*") for one in expressions()]
-    groups = [{"name": "all", "rules": [{"record": f"r{number}", "expr": one} for number, one in enumerate(made)]}]
+    groups = [
+        {
+            "name": "all",
+            "rules": [{"record": f"r{number}", "expr": one} for number, one in enumerate(made)],
+        }
+    ]
     file = tmp_path / "rules.yml"
     file.write_text(json.dumps({"groups": groups}))
     for checked in (file, ALERTS):
-        done = subprocess.run(["promtool", "check", "rules", str(checked)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["promtool", "check", "rules", str(checked)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-# Minutes from the start, by alert: the series that there are then (a value for each minute), and the labels with which it fires.
+# Minutes from the start, by alert: the series that there are then (a value for each minute), and
+# the labels with which it fires.
 WHEN: dict[str, list[tuple[dict[str, str], int, list[dict[str, str]]]]] = {
     "EngineKeepsFailing": [
-        # Minutes apart, as failures are: what `increase` adds beyond the samples is then less than one.
+        # Minutes apart, as failures are: what `increase` adds beyond the samples is then less than
+        # one.
         ({'fitserve_failures_total{model="m",kind="oom"}': "_ _ 1x5 2x5 3x5"}, 18, [{"model": "m", "kind": "oom"}]),
         ({'fitserve_failures_total{model="m",kind="oom"}': "_ _ 1 2 2"}, 4, []),
         ({'fitserve_failures_total{model="m",kind="oom"}': "7x60"}, 60, []),
@@ -133,15 +153,26 @@ def test_an_alert_fires_when_the_page_says_so(alert: str, tmp_path: Path) -> Non
         cases.append(
             {
                 "interval": "1m",
-                "input_series": [{"series": name, "values": values} for name, values in series_of.items()],
-                "alert_rule_test": [{"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": wanted}],
+                "input_series": [
+                    {"series": name, "values": values} for name, values in series_of.items()
+                ],
+                "alert_rule_test": [
+                    {"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": wanted}
+                ],
             }
         )
     # Whether it fires, not what it says.
     without_words = [{name: value for name, value in known[alert].items() if name != "annotations"}]
-    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "all", "rules": without_words}]}))
-    (tmp_path / "cases.yml").write_text(json.dumps({"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": cases}))
+    (tmp_path / "rules.yml").write_text(
+        json.dumps({"groups": [{"name": "all", "rules": without_words}]})
+    )
+    (tmp_path / "cases.yml").write_text(
+        json.dumps({"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": cases})
+    )
     done = subprocess.run(
-        ["promtool", "test", "rules", str(tmp_path / "cases.yml")], capture_output=True, text=True, check=False
+        ["promtool", "test", "rules", str(tmp_path / "cases.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -33,7 +33,9 @@ def test_what_was_taken_can_be_given_back() -> None:
 
 def test_rows_are_bounded() -> None:
     counter = UsageCounter()
-    counter.add(UsageRow(TODAY, "app", f"m{number}", 1, 0, 0, 0, 0) for number in range(MOST_ROWS + 5))
+    counter.add(
+        UsageRow(TODAY, "app", f"m{number}", 1, 0, 0, 0, 0) for number in range(MOST_ROWS + 5)
+    )
     rows = counter.take()
     assert len(rows) == MOST_ROWS + 1
     assert rows[-1] == UsageRow(TODAY, "other", "", 5, 0, 0, 0, 0)

@@ -1,4 +1,5 @@
-"""The choice of a replica, as arithmetic: what a call weighs, how its prompt begins, and where that leads."""
+"""The choice of a replica, as arithmetic: what a call weighs, how its prompt begins, and where that
+leads."""
 
 from __future__ import annotations
 
@@ -64,17 +65,23 @@ def test_the_turns_of_a_conversation_begin_alike_and_two_conversations_do_not() 
     turns: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": "First question"}]
     begins = [prefix(asked(messages=turns))]
     for number in range(3):
-        turns += [{"role": "assistant", "content": f'{{"answer": {number}}}'}, {"role": "user", "content": "And then?"}]
+        turns += [
+            {"role": "assistant", "content": f'{{"answer": {number}}}'},
+            {"role": "user", "content": "And then?"},
+        ]
         begins.append(prefix(asked(messages=turns, temperature=number)))
     assert len(set(begins)) == 1
-    assert prefix(asked(messages=[SYSTEM, {"role": "user", "content": "Other question"}])) != begins[0]
+    assert (
+        prefix(asked(messages=[SYSTEM, {"role": "user", "content": "Other question"}])) != begins[0]
+    )
 
 
 def test_spaces_between_messages_make_no_difference_to_the_turns() -> None:
     turns = [SYSTEM, {"role": "user", "content": "First"}]
     longer = [*turns, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "go on"}]
     begins = {
-        prefix(read_request_fields(json.dumps({"model": "m", "messages": each}, indent=2).encode())) for each in (turns, longer)
+        prefix(read_request_fields(json.dumps({"model": "m", "messages": each}, indent=2).encode()))
+        for each in (turns, longer)
     }
     assert len(begins) == 1
 
@@ -126,8 +133,13 @@ def test_whatever_stands_for_messages_is_read_without_complaint(value: Any) -> N
 
 def test_a_beginning_is_the_same_number_in_every_process() -> None:
     body = json.dumps({"model": "m", "messages": [SYSTEM]})
-    code = "import sys; from gateway.proxy.api import protocol; from gateway.proxy.routing import balance; print(balance.prefix(protocol.read_request_fields(sys.stdin.buffer.read())))"
-    other = subprocess.run([sys.executable, "-c", code], input=body.encode(), capture_output=True, check=True).stdout
+    code = (
+        "import sys; from gateway.proxy.api import protocol; from gateway.proxy.routing import"
+        " balance; print(balance.prefix(protocol.read_request_fields(sys.stdin.buffer.read())))"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", code], input=body.encode(), capture_output=True, check=True
+    ).stdout
     assert int(other) == prefix(read_request_fields(body.encode()))
 
 
@@ -143,7 +155,9 @@ def test_no_replica_is_taken_beyond_the_bound(loads: list[int], tokens: int, key
 
 
 @given(loads_of, st.randoms())
-def test_without_a_beginning_the_least_loaded_one_is_taken(loads: list[int], chance: random.Random) -> None:
+def test_without_a_beginning_the_least_loaded_one_is_taken(
+    loads: list[int], chance: random.Random
+) -> None:
     turns = [chance.randrange(10) for _ in loads]
     chosen = least(loads, turns)
     assert (loads[chosen], turns[chosen]) == min(zip(loads, turns, strict=True))
@@ -160,7 +174,9 @@ def test_a_replica_that_goes_moves_only_its_own_prompts(key: int, count: int) ->
 def test_prompts_spread_evenly_over_replicas() -> None:
     chance = random.Random(5)
     for count in (2, 3, 5, 8):
-        found = Counter(affine([0] * count, SEEDS[:count], 1, chance.getrandbits(32)) for _ in range(8000))
+        found = Counter(
+            affine([0] * count, SEEDS[:count], 1, chance.getrandbits(32)) for _ in range(8000)
+        )
         assert min(found.values()) > 0.85 * 8000 / count
         assert max(found.values()) < 1.15 * 8000 / count
 

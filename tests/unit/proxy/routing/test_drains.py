@@ -1,4 +1,5 @@
-"""When an engine that left the routes has drained: one rule for all that stop, sleep, or give way."""
+"""When an engine that left the routes has drained: one rule for all that stop, sleep, or give
+way."""
 
 from __future__ import annotations
 

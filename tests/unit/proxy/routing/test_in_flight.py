@@ -18,7 +18,14 @@ AHEAD = 1_700_000_000.0
 
 
 def ask(**fields: Any) -> Any:
-    made = {"id": "r", "model": "m", "endpoint": ENDPOINTS[0], "key": ANYONE, "address": "10.0.0.9", "state": "asked"}
+    made = {
+        "id": "r",
+        "model": "m",
+        "endpoint": ENDPOINTS[0],
+        "key": ANYONE,
+        "address": "10.0.0.9",
+        "state": "asked",
+    }
     made |= {"replica": REPLICA, "started": 990.0, "first_byte_at": 0.0, "received": 12, "sent": 0}
     return SimpleNamespace(**made | fields)
 
@@ -54,4 +61,7 @@ def test_the_oldest_are_shown_and_the_others_counted_of_one_process_and_of_sever
     assert [row.id for row in alone.data] == [str(number) for number in range(MOST_SHOWN)]
     assert alone.more == 130 - MOST_SHOWN
     shared = together(oldest(asks[part::3], TABLE, AHEAD) for part in range(3))
-    assert ([row.id for row in shared.data], shared.more) == ([row.id for row in alone.data], alone.more)
+    assert ([row.id for row in shared.data], shared.more) == (
+        [row.id for row in alone.data],
+        alone.more,
+    )

@@ -19,10 +19,15 @@ from gateway.proxy.routing.responses import Responses
 from gateway.proxy.routing.routes import Routes
 from gateway.proxy.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
 
-A, B, C = (RoutedReplica(f"http://127.0.0.1:{port}", id_, "m") for port, id_ in ((9001, "a"), (9002, "b"), (9003, "c")))
+A, B, C = (
+    RoutedReplica(f"http://127.0.0.1:{port}", id_, "m")
+    for port, id_ in ((9001, "a"), (9002, "b"), (9003, "c"))
+)
 
 
-def route(*replicas: RoutedReplica, name: str = "m", state: str = "ready", detail: str = "") -> ModelRoute:
+def route(
+    *replicas: RoutedReplica, name: str = "m", state: str = "ready", detail: str = ""
+) -> ModelRoute:
     return ModelRoute(name, state, detail, 1700000000, replicas, "generate")
 
 
@@ -73,13 +78,19 @@ def test_a_prompt_goes_where_it_went_before_until_that_one_has_too_much_to_do() 
     st.sampled_from([None, 3]),
 )
 def test_a_pick_is_in_the_route_has_room_and_is_not_the_one_to_avoid(
-    load: list[tuple[str, int]], names: set[str], prefix: int | None, avoid: str | None, capacity: int | None
+    load: list[tuple[str, int]],
+    names: set[str],
+    prefix: int | None,
+    avoid: str | None,
+    capacity: int | None,
 ) -> None:
     replicas = {name: RoutedReplica("http://127.0.0.1:9001", name, "m", capacity) for name in "abc"}
     routes = Routes()
     for name, tokens in load:
         routes.begin(replicas[name], tokens)
-    possible = {name for name in names - {avoid} if capacity is None or routes.in_flight(name) < capacity}
+    possible = {
+        name for name in names - {avoid} if capacity is None or routes.in_flight(name) < capacity
+    }
     among = route(*(replicas[name] for name in sorted(names)))
     call = Call("chat", "m", tokens=100, prefix=prefix)
     if not names - {avoid}:
@@ -94,7 +105,9 @@ def test_a_pick_is_in_the_route_has_room_and_is_not_the_one_to_avoid(
     assert routes._loads == {}
 
 
-def test_what_goes_on_from_a_response_goes_to_its_maker_and_to_any_other_when_that_is_gone() -> None:
+def test_what_goes_on_from_a_response_goes_to_its_maker_and_to_any_other_when_that_is_gone() -> (
+    None
+):
     routes = Routes()
     routes.responses.made(b"resp_1", ANYONE, B.seed)
     routes.begin(B, 10_000)
@@ -113,7 +126,12 @@ def test_a_response_is_known_to_the_key_that_made_it_alone() -> None:
     responses, one, another = Responses(), *(Key(name, name.encode() * 32, SCOPES) for name in "ab")
     responses.made(b"resp_1", one, B.seed)
     assert responses.maker_of("resp_1", one) == B.seed
-    for key, response in ((another, "resp_1"), (ANYONE, "resp_1"), (one, "resp_2"), (one, "\ud800")):
+    for key, response in (
+        (another, "resp_1"),
+        (ANYONE, "resp_1"),
+        (one, "resp_2"),
+        (one, "\ud800"),
+    ):
         with pytest.raises(NotFound, match=f"There is no response {response}."):
             responses.maker_of(response, key)
 
@@ -125,7 +143,10 @@ def test_pick_goes_round_among_equals() -> None:
 
 def test_two_models_asked_in_turn_both_use_all_their_replicas() -> None:
     routes = Routes()
-    first, second = route(A, B), route(C, RoutedReplica("http://127.0.0.1:9004", "d", "n"), name="n")
+    first, second = (
+        route(A, B),
+        route(C, RoutedReplica("http://127.0.0.1:9004", "d", "n"), name="n"),
+    )
     picked = Counter(pick(routes, first if turn % 2 else second).id for turn in range(40))
     assert picked == {"a": 10, "b": 10, "c": 10, "d": 10}
 
@@ -151,7 +172,9 @@ def test_in_flight_of_a_replica_outlives_its_table_and_then_leaves_nothing() -> 
 def test_swapping_tables_forgets_replicas_that_left() -> None:
     routes = Routes()
     for generation in range(50):
-        replicas = (RoutedReplica("http://127.0.0.1:9001", f"{side}{generation}", "m") for side in "rs")
+        replicas = (
+            RoutedReplica("http://127.0.0.1:9001", f"{side}{generation}", "m") for side in "rs"
+        )
         table = RouteTable({"m": route(*replicas)})
         routes.table = table
         pick(routes, table.find("m"))
@@ -166,10 +189,14 @@ def test_an_end_without_begin_is_an_error_and_not_a_negative_count() -> None:
 
 
 def test_a_model_without_replicas_is_not_ready_and_says_its_state() -> None:
-    waiting = dataclasses.replace(route(state="starting", detail="loading weights."), retry_after_s=7)
+    waiting = dataclasses.replace(
+        route(state="starting", detail="loading weights."), retry_after_s=7
+    )
     with pytest.raises(NotReady) as caught:
         pick(Routes(), waiting)
-    assert caught.value.message == "The model 'm' cannot answer now, it is starting: loading weights."
+    assert (
+        caught.value.message == "The model 'm' cannot answer now, it is starting: loading weights."
+    )
     assert caught.value.retry_after_s == 7
     assert caught.value.param == "model"
 
@@ -183,7 +210,9 @@ def test_a_client_is_not_told_to_wait_for_what_no_waiting_brings() -> None:
     assert len(str(caught.value)) < 600
     # Another model may leave for it.
     with pytest.raises(NotReady) as caught:
-        raise dataclasses.replace(route(state="no_plan", detail="no memory"), wait_s=5.0).not_ready()
+        raise dataclasses.replace(
+            route(state="no_plan", detail="no memory"), wait_s=5.0
+        ).not_ready()
     assert caught.value.retry_after_s == 10
 
 
@@ -296,7 +325,9 @@ def test_who_waits_for_the_maker_of_a_response_keeps_nobody_from_another_replica
     assert bound.replica is SMALL
 
 
-@pytest.mark.parametrize("call", [Call("tokenize", "m", b"{}"), Call("responses", "m", maker=SMALL.seed)])
+@pytest.mark.parametrize(
+    "call", [Call("tokenize", "m", b"{}"), Call("responses", "m", maker=SMALL.seed)]
+)
 def test_what_takes_no_place_does_not_wait(call: Call) -> None:
     routes = full(SMALL)
     come(routes, Waiting(routes))
@@ -345,7 +376,9 @@ def test_a_model_that_is_waited_for_takes_those_who_wait_when_it_is_there() -> N
 
 
 @pytest.mark.parametrize(("table", "status"), [({}, 404), ({"m": route(state="quarantined")}, 503)])
-def test_who_waits_for_what_will_not_come_is_told(table: dict[str, ModelRoute], status: int) -> None:
+def test_who_waits_for_what_will_not_come_is_told(
+    table: dict[str, ModelRoute], status: int
+) -> None:
     routes = Routes(RouteTable({"m": dataclasses.replace(route(state="starting"), wait_s=60)}))
     waiter = Waiting(routes)
     settle(lambda: come(routes, waiter))
@@ -381,8 +414,14 @@ def test_the_pace_of_those_who_go_is_measured(monkeypatch: pytest.MonkeyPatch) -
     assert pace.seconds(10**6) == 60
 
 
-@given(st.lists(st.tuples(st.sampled_from(["come", "end", "leave", "swap"]), st.integers(0, 7)), max_size=60))
-def test_whatever_happens_nobody_is_lost_and_no_replica_has_more_than_it_takes(events: list[tuple[str, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["come", "end", "leave", "swap"]), st.integers(0, 7)), max_size=60
+    )
+)
+def test_whatever_happens_nobody_is_lost_and_no_replica_has_more_than_it_takes(
+    events: list[tuple[str, int]],
+) -> None:
     pair = (dataclasses.replace(A, capacity=2), dataclasses.replace(B, capacity=1))
     routes = Routes(RouteTable({"m": dataclasses.replace(route(*pair), wait_s=60)}), 5)
     came: list[Waiting] = []
@@ -390,7 +429,9 @@ def test_whatever_happens_nobody_is_lost_and_no_replica_has_more_than_it_takes(e
 
     async def run() -> None:
         for what, number in events:
-            flying = [waiter for waiter in came if waiter.replica is not None and waiter not in ended]
+            flying = [
+                waiter for waiter in came if waiter.replica is not None and waiter not in ended
+            ]
             waiting = [waiter for waiter in came if waiter.replica is None and waiter not in ended]
             if what == "come":
                 waiter = Waiting(routes)

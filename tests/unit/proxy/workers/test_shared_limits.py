@@ -1,4 +1,5 @@
-"""What workers share: limits of keys, the capacity of replicas, and the messages that tell of both."""
+"""What workers share: limits of keys, the capacity of replicas, and the messages that tell of
+both."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ from tests.support.patience import HANG_S
 pytestmark = pytest.mark.anyio
 
 DIGEST = b"d" * 32
-ROUTE = ModelRoute("m", "ready", "", 1, (RoutedReplica("http://127.0.0.1:1", "m-0-1", "m", 8),), "generate")
+ROUTE = ModelRoute(
+    "m", "ready", "", 1, (RoutedReplica("http://127.0.0.1:1", "m-0-1", "m", 8),), "generate"
+)
 
 
 def key(limit: KeyLimits) -> Key:
@@ -69,7 +72,9 @@ class Pair:
         self.key = key(limit)
         self.memory = SharedMemory()
         self.rows = LimitRows(self.memory)
-        self.workers = [SharedRateLimiter(SharedMemory(self.memory.descriptor), index) for index in range(2)]
+        self.workers = [
+            SharedRateLimiter(SharedMemory(self.memory.descriptor), index) for index in range(2)
+        ]
         self.told()
 
     def told(self, *keys: Key) -> None:
@@ -124,7 +129,9 @@ def test_requests_at_once_are_counted_over_all_workers_and_those_of_a_dead_one_a
     assert [pair.admitted(1), pair.admitted(0)] == [True, False]
 
 
-def test_the_row_of_a_key_that_is_gone_is_the_last_to_be_given_again_and_empty_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_row_of_a_key_that_is_gone_is_the_last_to_be_given_again_and_empty_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("gateway.proxy.workers.shared_limits.ROWS", 2)
     pair = Pair(KeyLimits(requests_per_minute=1))
     assert pair.admitted(0)
@@ -203,7 +210,12 @@ def test_a_response_made_elsewhere_is_found_by_its_key_at_once() -> None:
 
 async def test_messages_arrive_as_they_were_sent() -> None:
     near, far = [await Channel.of(end) for end in socket.socketpair()]
-    down: list[ToWorker] = [begin(), Models((ROUTE,)), KeyTableMessage((), True, {}), Elsewhere({"m-0-1": 3})]
+    down: list[ToWorker] = [
+        begin(),
+        Models((ROUTE,)),
+        KeyTableMessage((), True, {}),
+        Elsewhere({"m-0-1": 3}),
+    ]
     up = Report({"m-0-1": ReplicaLoad(2, 0.5)}, (("fitserve_connections", (), 1.0),))
     for message in down:
         near.send(message)
@@ -238,7 +250,14 @@ def test_the_first_message_is_read_without_an_event_loop() -> None:
 
 
 def test_a_table_with_what_is_no_text_can_be_sent() -> None:
-    odd = ModelRoute("m", "failed", "it said \udcff", 1, (*ROUTE.replicas, RoutedReplica("http://x", "m#1", "\ud800")), None)
+    odd = ModelRoute(
+        "m",
+        "failed",
+        "it said \udcff",
+        1,
+        (*ROUTE.replicas, RoutedReplica("http://x", "m#1", "\ud800")),
+        None,
+    )
     table = channel.table_of(RouteTable(MappingProxyType({"m": odd})))
     assert msgspec.msgpack.decode(channel.frame(table)[4:], type=Models) == table
     assert [replica.id for replica in table.models[0].replicas] == ["m-0-1"]

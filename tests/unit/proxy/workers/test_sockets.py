@@ -12,9 +12,17 @@ from gateway.proxy.workers.sockets import spread
 
 @pytest.mark.parametrize(
     ("sockets", "workers", "expected"),
-    [(2, 2, [[0], [1]]), (4, 2, [[0, 2], [1, 3]]), (3, 2, [[0, 2], [1]]), (1, 3, [[0], [0], [0]]), (2, 3, [[0], [1], [0]])],
+    [
+        (2, 2, [[0], [1]]),
+        (4, 2, [[0, 2], [1, 3]]),
+        (3, 2, [[0, 2], [1]]),
+        (1, 3, [[0], [0], [0]]),
+        (2, 3, [[0], [1], [0]]),
+    ],
 )
-def test_each_socket_has_a_worker_and_each_worker_a_socket(sockets: int, workers: int, expected: list[list[int]]) -> None:
+def test_each_socket_has_a_worker_and_each_worker_a_socket(
+    sockets: int, workers: int, expected: list[list[int]]
+) -> None:
     with ExitStack() as stack:
         given = [stack.enter_context(socket.socket()) for _ in range(sockets)]
         assert [[given.index(one) for one in own] for own in spread(given, workers)] == expected

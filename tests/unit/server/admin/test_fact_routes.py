@@ -13,11 +13,17 @@ from tests.support.makers import GIB, plan, planned
 
 
 def fact(kind: str, scope: dict[str, str], **fields: Any) -> Fact:
-    return Fact.model_validate({"kind": kind, "scope": scope, "grade": "failed", "source": "a line", **fields})
+    return Fact.model_validate(
+        {"kind": kind, "scope": scope, "grade": "failed", "source": "a line", **fields}
+    )
 
 
 def test_a_fact_holds_where_its_whole_scope_is_true() -> None:
-    facts = [fact("max_context", {"engine": "a"}), fact("max_context", {"engine": "a", "gpu": "b"}), fact("plan_failed", {})]
+    facts = [
+        fact("max_context", {"engine": "a"}),
+        fact("max_context", {"engine": "a", "gpu": "b"}),
+        fact("plan_failed", {}),
+    ]
     known = KnownFacts(facts)
     assert list(known.holding("max_context", {"engine": "a", "gpu": "c", "more": "d"})) == facts[:1]
     assert list(known.holding("max_context", {"engine": None})) == []
@@ -29,12 +35,16 @@ def test_memory_that_an_engine_needed_is_not_planned_away_again() -> None:
     scope = {key: value for key, value in before.scope.items() if key != "budget"}
     scope["max_num_batched_tokens"] = str(before.max_num_batched_tokens.value)
     failed = fact("needs_memory", scope, value=used + GIB)
-    after = planned(facts=(failed,), max_context=4096, tensor_parallel=before.tensor_parallel.value).plans[0]
+    after = planned(
+        facts=(failed,), max_context=4096, tensor_parallel=before.tensor_parallel.value
+    ).plans[0]
     assert after.memory.kv_bytes == before.memory.kv_bytes - GIB
     # With another batch it proves nothing, and more than there is leaves no plan of this size.
     other = failed.evolve(scope=scope | {"max_num_batched_tokens": "1"})
     assert planned(facts=(other,), max_context=4096).plans[0].memory == before.memory
-    hopeless = planned(facts=(failed.evolve(value=30 * GIB),), tensor_parallel=before.tensor_parallel.value)
+    hopeless = planned(
+        facts=(failed.evolve(value=30 * GIB),), tensor_parallel=before.tensor_parallel.value
+    )
     assert {one.verdict for one in hopeless.rejected} >= {"no_memory"}
 
 
@@ -43,7 +53,9 @@ def test_a_good_start_makes_the_band_narrow_and_changes_nothing_else() -> None:
     scope = {key: value for key, value in before.scope.items() if key != "budget"}
     scope["max_num_batched_tokens"] = str(before.max_num_batched_tokens.value)
     measured = before.memory.budget_bytes - before.memory.kv_bytes - GIB // 4
-    after = planned(facts=(fact("needs_memory", scope, value=measured, grade="verified"),), max_context=4096).plans[0]
+    after = planned(
+        facts=(fact("needs_memory", scope, value=measured, grade="verified"),), max_context=4096
+    ).plans[0]
     assert after.fingerprint == before.fingerprint
     assert after.memory.high - after.memory.low <= GIB // 8
     assert after.memory.low < measured < after.memory.high
@@ -53,7 +65,11 @@ def test_memory_that_ran_out_while_serving_is_left_free() -> None:
     before = plan(max_context=4096)
     scope = {key: value for key, value in before.scope.items() if key != "budget"}
     after = planned(facts=(fact("spare_memory", scope, value=GIB),), max_context=4096).plans[0]
-    assert GIB <= before.memory.budget_bytes - after.memory.budget_bytes <= GIB + before.memory.gpu_bytes // 100
+    assert (
+        GIB
+        <= before.memory.budget_bytes - after.memory.budget_bytes
+        <= GIB + before.memory.gpu_bytes // 100
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +83,9 @@ def test_memory_that_ran_out_while_serving_is_left_free() -> None:
         ({"image": "engine:0"}, None, True),
     ],
 )
-def test_what_a_fact_was_learned_on_may_be_gone(under: dict[str, str], driver: str | None, stale: bool) -> None:
+def test_what_a_fact_was_learned_on_may_be_gone(
+    under: dict[str, str], driver: str | None, stale: bool
+) -> None:
     one = fact("plan_failed", {"fingerprint": "x"}, under=under)
     assert (gone(one, driver, {"engine:1"}) is not None) is stale
     assert standing([one], driver, {"engine:1"}) == ([] if stale else [one])

@@ -19,7 +19,9 @@ def test_a_gpu_is_held_by_the_engines_whose_plans_have_it() -> None:
     gpus = {gpu["uuid"]: gpu for gpu in live_machine(machine("2x3090"), {"m": model})["gpus"]}
     held = {uuid for uuid, gpu in gpus.items() if gpu["holders"]}
     assert held == set(plan.gpus)
-    assert gpus[plan.gpus[0]]["holders"] == [{"model": "m", "replica": 0, "planned": plan.memory.promised_bytes}]
+    assert gpus[plan.gpus[0]]["holders"] == [
+        {"model": "m", "replica": 0, "planned": plan.memory.promised_bytes}
+    ]
     model.replicas[0].attempt = attempt(7, "failed")
     assert not any(gpu["holders"] for gpu in live_machine(machine("2x3090"), {"m": model})["gpus"])
 
@@ -32,8 +34,14 @@ def test_an_engine_without_a_gpu_holds_memory_of_the_machine() -> None:
 
 
 def test_requests_are_those_of_all_processes() -> None:
-    samples = [("fitserve_requests_in_flight", ("m",), 2.0), ("fitserve_requests_in_flight", ("m",), 3.0)]
-    samples += [("fitserve_requests_queued", ("m",), 1.0), ("fitserve_requests_in_flight", ("other",), 9.0)]
+    samples = [
+        ("fitserve_requests_in_flight", ("m",), 2.0),
+        ("fitserve_requests_in_flight", ("m",), 3.0),
+    ]
+    samples += [
+        ("fitserve_requests_queued", ("m",), 1.0),
+        ("fitserve_requests_in_flight", ("other",), 9.0),
+    ]
     [shown] = live_models([serving()], Routes(), samples)
     assert (shown["running"], shown["waiting"]) == (5, 1)
     assert (shown["replicas"][0]["attempt"], shown["replicas"][0]["grade"]) == (7, "verified")
@@ -43,6 +51,10 @@ def test_a_download_is_told_with_its_bytes_and_other_work_in_words() -> None:
     model = serving()
     model.replicas[0].attempt = None
     model.replicas[0].progress = Progress("Downloading", 3, 9, 1.5)
-    assert live_models([model], Routes(), [])[0]["replicas"][0]["progress"] == {"done": 3, "total": 9, "rate": 1.5}
+    assert live_models([model], Routes(), [])[0]["replicas"][0]["progress"] == {
+        "done": 3,
+        "total": 9,
+        "rate": 1.5,
+    }
     model.replicas[0].progress = "unpacking"
     assert live_models([model], Routes(), [])[0]["replicas"][0]["progress"] is None

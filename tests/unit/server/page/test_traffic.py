@@ -11,7 +11,8 @@ def counted(requests: float, tokens: float, fast: float = 0, slow: float = 0) ->
     bounds = [*map(repr, FIRST_BYTES), "+Inf"]
     sums = [fast if bound != "+Inf" and float(bound) < 10 else fast + slow for bound in bounds]
     buckets = [
-        ("fitserve_first_byte_seconds_bucket", ("m", "chat", bound), value) for bound, value in zip(bounds, sums, strict=True)
+        ("fitserve_first_byte_seconds_bucket", ("m", "chat", bound), value)
+        for bound, value in zip(bounds, sums, strict=True)
     ]
     return [
         ("fitserve_requests_total", ("m", "chat", "answered", "2xx"), requests),

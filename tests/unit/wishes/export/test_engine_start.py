@@ -28,7 +28,10 @@ SPEC = LaunchSpec(
     argv=("python3", "-m", "engine", '--json={"a": "$HOME $(X)"}', "--port=8000"),
     env={"NCCL_DEBUG": "INFO $X"},
     gpus=("GPU-1", "GPU-2"),
-    mounts=(Mount(source="/models", target="/models"), Mount(source="cache", target="/cache", read_only=False)),
+    mounts=(
+        Mount(source="/models", target="/models"),
+        Mount(source="cache", target="/cache", read_only=False),
+    ),
     shm_bytes=1 << 30,
     port=8000,
     memory_bytes=8 << 30,
@@ -54,11 +57,21 @@ def test_a_command_line_has_all_of_it_and_no_key() -> None:
         ["--memory", str(8 << 30)],
         ["--name", "org-model-8b"],
     ):
-        at = words.index(wanted[0]) if wanted[0] not in ("--mount", "--env") else words.index(wanted[1]) - 1
+        at = (
+            words.index(wanted[0])
+            if wanted[0] not in ("--mount", "--env")
+            else words.index(wanted[1]) - 1
+        )
         assert words[at : at + 2] == wanted
     assert "KEY" not in text(START)
     here = command_line(engine_start(SPEC, container=False))
-    assert here == ["env", "NCCL_DEBUG=INFO $X", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2", *SPEC.argv]
+    assert here == [
+        "env",
+        "NCCL_DEBUG=INFO $X",
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2",
+        *SPEC.argv,
+    ]
 
 
 def test_an_engine_without_an_image_has_no_container() -> None:
@@ -69,18 +82,29 @@ def test_an_engine_without_an_image_has_no_container() -> None:
 def test_a_compose_file_has_all_of_it(tmp_path: Path) -> None:
     made = compose(START)
     service = made["services"]["org-model-8b"]
-    assert service["entrypoint"] + service["command"] == [word.replace("$", "$$") for word in SPEC.argv]
+    assert service["entrypoint"] + service["command"] == [
+        word.replace("$", "$$") for word in SPEC.argv
+    ]
     assert service["environment"]["NCCL_DEBUG"] == "INFO $$X"
-    assert service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] == ["GPU-1", "GPU-2"]
+    assert service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] == [
+        "GPU-1",
+        "GPU-2",
+    ]
     assert made["volumes"] == {"cache": {"external": True}}
     assert yaml.safe_load(yaml.safe_dump(made, sort_keys=False)) == made
     if (
         shutil.which("docker")
-        and subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
+        and subprocess.run(
+            ["docker", "compose", "version"], capture_output=True, check=False
+        ).returncode
+        == 0
     ):
         (file := tmp_path / "compose.yaml").write_text(yaml.safe_dump(made))
         read = subprocess.run(
-            ["docker", "compose", "-f", str(file), "config", "--format", "json"], capture_output=True, text=True, check=True
+            ["docker", "compose", "-f", str(file), "config", "--format", "json"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert json.loads(read.stdout)["services"]["org-model-8b"]["command"] == list(SPEC.argv[1:])
 
@@ -88,16 +112,26 @@ def test_a_compose_file_has_all_of_it(tmp_path: Path) -> None:
 def test_a_deployment_and_its_service_fit_together() -> None:
     deployment, service = kubernetes(START)
     template = deployment["spec"]["template"]
-    assert deployment["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert (
+        deployment["spec"]["selector"]["matchLabels"].items()
+        <= template["metadata"]["labels"].items()
+    )
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     (container,) = template["spec"]["containers"]
     assert container["command"] == [word.replace("$(", "$$(") for word in SPEC.argv]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 2, "memory": str(8 << 30)}
-    assert service["spec"]["ports"][0]["targetPort"] in {port["name"] for port in container["ports"]}
+    assert service["spec"]["ports"][0]["targetPort"] in {
+        port["name"] for port in container["ports"]
+    }
     volumes = {volume["name"] for volume in template["spec"]["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
-    assert {"/models", "/cache", "/dev/shm", "/tmp"} == {mount["mountPath"] for mount in container["volumeMounts"]}
-    assert {one["apiVersion"] + " " + one["kind"] for one in (deployment, service)} == {"apps/v1 Deployment", "v1 Service"}
+    assert {"/models", "/cache", "/dev/shm", "/tmp"} == {
+        mount["mountPath"] for mount in container["volumeMounts"]
+    }
+    assert {one["apiVersion"] + " " + one["kind"] for one in (deployment, service)} == {
+        "apps/v1 Deployment",
+        "v1 Service",
+    }
     for name in names(deployment) | names(service):
         assert len(name) < 64
         assert name == name.lower()
@@ -106,6 +140,10 @@ def test_a_deployment_and_its_service_fit_together() -> None:
 def names(value: Any) -> set[str]:
     """Every `name` that Kubernetes wants in small letters; variables have their own rules."""
     if isinstance(value, dict):
-        own = {value["name"]} if isinstance(value.get("name"), str) and "value" not in value else set()
+        own = (
+            {value["name"]}
+            if isinstance(value.get("name"), str) and "value" not in value
+            else set()
+        )
         return own.union(*(names(one) for one in value.values()))
     return set().union(*(names(one) for one in value)) if isinstance(value, list) else set()

@@ -1,4 +1,5 @@
-"""What an answer proves of tool calls, thoughts and schemas; what is asked; and what earlier attempts have shown already."""
+"""What an answer proves of tool calls, thoughts and schemas; what is asked; and what earlier
+attempts have shown already."""
 
 from __future__ import annotations
 
@@ -7,7 +8,17 @@ import json
 import pytest
 
 from gateway.domain import Abilities, Ability, Plan, StrChoice
-from gateway.engines.common.chat.abilities import ANSWER, TOOL, Said, earlier, ended_by_asking, fits, judged, questions, unasked
+from gateway.engines.common.chat.abilities import (
+    ANSWER,
+    TOOL,
+    Said,
+    earlier,
+    ended_by_asking,
+    fits,
+    judged,
+    questions,
+    unasked,
+)
 from tests.support.makers import attempt, plan
 
 CALL = json.dumps({"city": "Paris", "unit": "celsius"})
@@ -49,7 +60,10 @@ def test_an_answer_proves_what_it_holds(name: str, said: Said, state: str, evide
     assert (found.state, evidence in found.evidence) == (state, True), found
 
 
-@pytest.mark.parametrize("text", ["null", '{"city": ["Paris"], "capital": true}', '{"city": true, "capital": true}', "{}"])
+@pytest.mark.parametrize(
+    "text",
+    ["null", '{"city": ["Paris"], "capital": true}', '{"city": true, "capital": true}', "{}"],
+)
 def test_what_is_of_another_type_does_not_fit(text: str) -> None:
     assert not fits(text, ANSWER)
 
@@ -64,14 +78,22 @@ def test_a_model_is_asked_about_what_its_plan_has_a_parser_for() -> None:
 
 def test_a_model_that_does_not_chat_is_not_asked() -> None:
     made = chatting()
-    base, embeds = (made.evolve(model=made.model.evolve(**change)) for change in ({"chat": False}, {"task": "embed"}))
+    base, embeds = (
+        made.evolve(model=made.model.evolve(**change))
+        for change in ({"chat": False}, {"task": "embed"})
+    )
     for one, why in ((base, "no chat template"), (embeds, "does not generate")):
         assert not questions(one)
-        assert all(ability.state == "not proven" and why in ability.evidence for _, ability in unasked(one))
+        assert all(
+            ability.state == "not proven" and why in ability.evidence for _, ability in unasked(one)
+        )
 
 
 def test_thoughts_get_more_room_and_no_question_more_than_half_a_context() -> None:
-    thinking, plain = (questions(chatting(reasoning=parser))["json_schema"]["max_tokens"] for parser in ("qwen3", "none"))
+    thinking, plain = (
+        questions(chatting(reasoning=parser))["json_schema"]["max_tokens"]
+        for parser in ("qwen3", "none")
+    )
     assert thinking > plain
     assert {body["max_tokens"] for body in questions(chatting(context=128)).values()} == {64}
 
@@ -79,7 +101,9 @@ def test_thoughts_get_more_room_and_no_question_more_than_half_a_context() -> No
 def test_the_same_plan_is_asked_once() -> None:
     now = attempt(3, started_at=30.0)
     served = attempt(1, "stopped", started_at=10.0, ready_at=11.0, abilities=SHOWN)
-    other = attempt(2, "stopped", started_at=20.0, ready_at=21.0, abilities=Abilities(), fingerprint="another")
+    other = attempt(
+        2, "stopped", started_at=20.0, ready_at=21.0, abilities=Abilities(), fingerprint="another"
+    )
     assert earlier(now, [served, other], 0.0) == SHOWN
     assert earlier(now, [served, other], 10.0) is None, "somebody asked to try again since"
     assert earlier(now, [other], 0.0) is None
@@ -91,6 +115,13 @@ def test_an_engine_that_ended_when_it_was_asked_is_not_asked_again() -> None:
     assert ended_by_asking(died)
     found = earlier(attempt(2, started_at=20.0), [died], 0.0)
     assert found is not None
-    assert (found.tools.state, found.tools.evidence) == ("not proven", "attempt 1 ended when it was asked")
-    for lived in (died.evolve(state="stopped"), died.evolve(ready_at=12.0), died.evolve(abilities=SHOWN)):
+    assert (found.tools.state, found.tools.evidence) == (
+        "not proven",
+        "attempt 1 ended when it was asked",
+    )
+    for lived in (
+        died.evolve(state="stopped"),
+        died.evolve(ready_at=12.0),
+        died.evolve(abilities=SHOWN),
+    ):
         assert not ended_by_asking(lived)

@@ -1,4 +1,5 @@
-"""Which parser reads what a model writes: by the marks of its chat template, and only one that the engine version has."""
+"""Which parser reads what a model writes: by the marks of its chat template, and only one that the
+engine version has."""
 
 from __future__ import annotations
 
@@ -17,8 +18,14 @@ PROMPT = "{%- if add_generation_prompt %}"
 HERMES = '<tool_call>\n{"name": {{ tool.name }}}\n</tool_call>'
 
 
-def taught(template: str | None, model_type: str = "llama", tokens: tuple[str, ...] = ("<think>", "</think>")) -> ModelSpec:
-    made: ModelSpec = published("llama-3.1-8b").evolve(chat_template=template, model_type=model_type, added_tokens=tokens)
+def taught(
+    template: str | None,
+    model_type: str = "llama",
+    tokens: tuple[str, ...] = ("<think>", "</think>"),
+) -> ModelSpec:
+    made: ModelSpec = published("llama-3.1-8b").evolve(
+        chat_template=template, model_type=model_type, added_tokens=tokens
+    )
     return made
 
 
@@ -33,11 +40,18 @@ def taught(template: str | None, model_type: str = "llama", tokens: tuple[str, .
         ("<|channel|>commentary", "gpt_oss", "openai", "gpt-oss"),
         ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "deepseek_v3", "deepseek_v31", "deepseekv31"),
         ("<minimax:tool_call>", "minimax_m2", "minimax_m2", "minimax-m2"),
-        ("<start_of_turn>user\nAnswer with a python list of the function calls.", "gemma3_text", "pythonic", "pythonic"),
+        (
+            "<start_of_turn>user\nAnswer with a python list of the function calls.",
+            "gemma3_text",
+            "pythonic",
+            "pythonic",
+        ),
         ("{{ bos_token }}", "llama", NONE, NONE),
     ],
 )
-def test_tool_calls_are_told_by_the_template(template: str, model_type: str, vllm: str, sglang: str) -> None:
+def test_tool_calls_are_told_by_the_template(
+    template: str, model_type: str, vllm: str, sglang: str
+) -> None:
     model = taught(template, model_type)
     assert TABLE.of(model).tool_parser(PROFILES.engine("vllm==0.33.0")).value == vllm
     assert TABLE.of(model).tool_parser(PROFILES.engine("sglang==0.5.23")).value == sglang
@@ -54,7 +68,9 @@ def test_tool_calls_are_told_by_the_template(template: str, model_type: str, vll
     ],
 )
 def test_thoughts_are_told_by_the_template(template: str, parser: str) -> None:
-    assert TABLE.of(taught(template)).reasoning_parser(PROFILES.engine("vllm==0.33.0")).value == parser
+    assert (
+        TABLE.of(taught(template)).reasoning_parser(PROFILES.engine("vllm==0.33.0")).value == parser
+    )
 
 
 def test_a_parser_that_the_version_does_not_have_is_not_taken() -> None:
@@ -65,20 +81,35 @@ def test_a_parser_that_the_version_does_not_have_is_not_taken() -> None:
 
 
 def test_thoughts_are_left_in_the_answer_where_the_parser_would_break_it() -> None:
-    found = TABLE.of(taught("</think>{% if enable_thinking %}", tokens=())).reasoning_parser(PROFILES.engine("vllm==0.33.0"))
+    found = TABLE.of(taught("</think>{% if enable_thinking %}", tokens=())).reasoning_parser(
+        PROFILES.engine("vllm==0.33.0")
+    )
     assert (found.value, "<think> as a token of its own" in found.reason) == (NONE, True)
-    assert TABLE.of(taught("[THINK]", "mistral3")).reasoning_parser(PROFILES.engine("vllm==0.33.0")).value == NONE
+    assert (
+        TABLE.of(taught("[THINK]", "mistral3"))
+        .reasoning_parser(PROFILES.engine("vllm==0.33.0"))
+        .value
+        == NONE
+    )
 
 
 def test_gemma_3_has_a_parser_only_with_a_template_that_tells_it_of_tools() -> None:
-    own = TABLE.of(taught("{{ '<start_of_turn>' + role }}", "gemma3")).tool_parser(PROFILES.engine("vllm==0.33.0"))
+    own = TABLE.of(taught("{{ '<start_of_turn>' + role }}", "gemma3")).tool_parser(
+        PROFILES.engine("vllm==0.33.0")
+    )
     assert (own.value, "give it with --chat-template FILE" in own.reason) == (NONE, True)
 
 
 def test_a_model_without_template_or_words_has_none() -> None:
-    assert TABLE.of(taught(None)).tool_parser(PROFILES.engine("vllm==0.33.0")).reason == "the model has no chat template"
+    assert (
+        TABLE.of(taught(None)).tool_parser(PROFILES.engine("vllm==0.33.0")).reason
+        == "the model has no chat template"
+    )
     embeds = taught(HERMES).evolve(task="embed")
-    assert TABLE.of(embeds).tool_parser(PROFILES.engine("vllm==0.33.0")).reason == "the model does not generate"
+    assert (
+        TABLE.of(embeds).tool_parser(PROFILES.engine("vllm==0.33.0")).reason
+        == "the model does not generate"
+    )
 
 
 def test_every_parser_of_the_table_is_one_of_some_version() -> None:
@@ -92,9 +123,15 @@ def test_the_plan_starts_the_engine_with_both_parsers() -> None:
     engines = [PROFILES.engine("vllm==0.33.0")]
     model = taught(HERMES + "</think>{% if enable_thinking %}", "qwen3")
     here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
-    best = decide(model, here, engines, wish(), rules=rules, pace=PROFILES.pace, parsers=TABLE).plans[0]
+    best = decide(
+        model, here, engines, wish(), rules=rules, pace=PROFILES.pace, parsers=TABLE
+    ).plans[0]
     assert (best.tool_parser.value, best.reasoning_parser.value) == ("hermes", "qwen3")
-    assert {"--enable-auto-tool-choice", "--tool-call-parser=hermes", "--reasoning-parser=qwen3"} <= set(best.argv)
+    assert {
+        "--enable-auto-tool-choice",
+        "--tool-call-parser=hermes",
+        "--reasoning-parser=qwen3",
+    } <= set(best.argv)
     assert best.question is None or not any("parser" in flag for flag in best.question.argv)
 
 
@@ -102,7 +139,9 @@ def test_a_user_has_the_last_word() -> None:
     engines = [PROFILES.engine("vllm==0.33.0")]
     asked = wish(args={"tool-call-parser": "mistral"})
     here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
-    best = decide(taught(HERMES), here, engines, asked, rules=rules, pace=PROFILES.pace, parsers=TABLE).plans[0]
+    best = decide(
+        taught(HERMES), here, engines, asked, rules=rules, pace=PROFILES.pace, parsers=TABLE
+    ).plans[0]
     assert (best.tool_parser.value, best.tool_parser.source) == ("mistral", "user")
     assert "--tool-call-parser=mistral" in best.argv
     assert "--enable-auto-tool-choice" in best.argv

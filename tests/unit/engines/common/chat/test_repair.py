@@ -1,4 +1,5 @@
-"""Every repair of a published chat template: a passage as it is published fails, or hides what happened; the repaired one does neither."""
+"""Every repair of a published chat template: a passage as it is published fails, or hides what
+happened; the repaired one does neither."""
 
 from __future__ import annotations
 
@@ -19,14 +20,27 @@ PROFILES = Profiles()
 REPAIRS = PROFILES.parsers.repairs
 ID = "chatcmpl-tool-0123456789abc"
 TOOLS = [
-    {"type": "function", "function": {"name": "get_weather", "description": "of a city", "parameters": {"type": "object"}}}
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "of a city",
+            "parameters": {"type": "object"},
+        },
+    }
 ]
 
 
 def calling(*cities: str) -> list[dict[str, Any]]:
     """A conversation in which the model has called the tool, as engines give it to templates."""
-    calls = [{"id": ID, "function": {"name": "get_weather", "arguments": {"city": city, "days": 3}}} for city in cities]
-    return [{"role": "assistant", "content": "", "tool_calls": calls}, {"role": "tool", "tool_call_id": ID, "content": "SUNNY"}]
+    calls = [
+        {"id": ID, "function": {"name": "get_weather", "arguments": {"city": city, "days": 3}}}
+        for city in cities
+    ]
+    return [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": ID, "content": "SUNNY"},
+    ]
 
 
 def rendered(text: str, messages: list[dict[str, Any]]) -> str:
@@ -83,11 +97,15 @@ LFM2 = """{{- "List of tools: " }}{%- for message in messages -%}
 {%- endfor -%}"""
 SMOLLM = """{%- if xml_tools or python_tools -%}{%- for tool in xml_tools[:] -%}{{ tool | string }}{%- endfor -%}{%- endif -%}
 {%- for message in messages -%}{{ message.content }}{{ message.tool_calls | tojson if message.tool_calls }}{%- endfor -%}"""
-CALL = "<\uff5ctool\u2581call\u2581begin\uff5c>'+ tool['function']['name'] + '<\uff5ctool\u2581sep\uff5c>"
+CALL = (
+    "<\uff5ctool\u2581call\u2581begin\uff5c>'+ tool['function']['name'] +"
+    " '<\uff5ctool\u2581sep\uff5c>"
+)
 DEEPSEEK = (
-    "{%- set ns = namespace(system_prompt='') -%}{{ ns.system_prompt }}{%- for message in messages -%}"
-    "{%- for tool in message.tool_calls or [] -%}{{'" + CALL + "' + tool['function']['arguments'] + '.'}}{%- endfor -%}"
-    "{{ message.content }}{%- endfor -%}"
+    "{%- set ns = namespace(system_prompt='') -%}{{ ns.system_prompt }}{%- for message in messages"
+    " -%}{%- for tool in message.tool_calls or [] -%}{{'"
+    + CALL
+    + "' + tool['function']['arguments'] + '.'}}{%- endfor -%}{{ message.content }}{%- endfor -%}"
 )
 CASES: list[tuple[str, set[str], str, tuple[str, ...]]] = [
     (LLAMA, {"several-calls"}, "single tool-calls", ('"Paris", "days": 3}}; {"name": "get_weather"', "Lima")),
@@ -105,8 +123,12 @@ CASES: list[tuple[str, set[str], str, tuple[str, ...]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "names", "error", "shown"), CASES, ids=[next(iter(case[1])) for case in CASES])
-def test_what_was_broken_is_mended(text: str, names: set[str], error: str, shown: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("text", "names", "error", "shown"), CASES, ids=[next(iter(case[1])) for case in CASES]
+)
+def test_what_was_broken_is_mended(
+    text: str, names: set[str], error: str, shown: tuple[str, ...]
+) -> None:
     conversation = calling("Paris", "Lima")
     if error:
         with pytest.raises((TemplateError, TypeError), match=error):

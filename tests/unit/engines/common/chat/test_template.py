@@ -1,4 +1,5 @@
-"""Which chat template a model is served with, and what follows from that: parsers, flags, another engine."""
+"""Which chat template a model is served with, and what follows from that: parsers, flags, another
+engine."""
 
 from __future__ import annotations
 
@@ -12,31 +13,55 @@ from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine, machine, spec, wish
 
 PROFILES = Profiles()
-GIVEN = ChatTemplate(text="{{ messages }}<tool_call></think>{% if enable_thinking %}{% endif %}", name="my.jinja")
+GIVEN = ChatTemplate(
+    text="{{ messages }}<tool_call></think>{% if enable_thinking %}{% endif %}", name="my.jinja"
+)
 TOKENS = ("<think>", "</think>")
 
 
-def planned(ref: str = "vllm==0.33.0", published: str | None = None, given: ChatTemplate | None = None) -> Plan:
+def planned(
+    ref: str = "vllm==0.33.0", published: str | None = None, given: ChatTemplate | None = None
+) -> Plan:
     model = spec().evolve(chat_template=published, added_tokens=TOKENS)
     here = PROFILES.engine(ref)
     wished = wish(chat_template=given)
-    found = decide(model, machine("3090"), [here], wished, rules=PROFILES.rules([here]), parsers=PROFILES.parsers)
+    found = decide(
+        model,
+        machine("3090"),
+        [here],
+        wished,
+        rules=PROFILES.rules([here]),
+        parsers=PROFILES.parsers,
+    )
     return found.plans[0]
 
 
-@pytest.mark.parametrize("ref", ["vllm==0.18.0", "vllm==0.33.0", "sglang==0.5.10.post1", "sglang==0.5.23"])
+@pytest.mark.parametrize(
+    "ref", ["vllm==0.18.0", "vllm==0.33.0", "sglang==0.5.10.post1", "sglang==0.5.23"]
+)
 @pytest.mark.parametrize("published", [None, "{{ messages }}"])
-def test_tools_and_thoughts_follow_from_the_template_of_the_user(ref: str, published: str | None) -> None:
+def test_tools_and_thoughts_follow_from_the_template_of_the_user(
+    ref: str, published: str | None
+) -> None:
     plan = planned(ref, published, GIVEN)
-    assert (plan.tool_parser.value, plan.reasoning_parser.value, plan.model.chat) == ("hermes", "qwen3", True)
-    assert plan.chat_template.value == f"my.jinja ({len(GIVEN.text)} bytes, sha256 {GIVEN.digest[:12]})"
+    assert (plan.tool_parser.value, plan.reasoning_parser.value, plan.model.chat) == (
+        "hermes",
+        "qwen3",
+        True,
+    )
+    assert (
+        plan.chat_template.value
+        == f"my.jinja ({len(GIVEN.text)} bytes, sha256 {GIVEN.digest[:12]})"
+    )
     assert plan.chat_template.source == "user"
     assert f"--chat-template={GIVEN.digest}.jinja" in plan.argv
     assert template.digest_in(plan.argv) == GIVEN.digest
 
 
 def test_an_engine_that_takes_none_is_no_plan() -> None:
-    without = engine(flags={name: flag for name, flag in engine().flags.items() if name != "chat-template"})
+    without = engine(
+        flags={name: flag for name, flag in engine().flags.items() if name != "chat-template"}
+    )
     found = decide(spec(), machine("3090"), [without], wish(chat_template=GIVEN))
     assert not found.plans
     assert "takes no chat template but the model's own" in found.rejected[0].reasons[0]

@@ -4,7 +4,18 @@ import pytest
 
 from gateway.engines.common.kernels.compiled import capabilities, runs
 
-VLLM = ("compute_80", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100f", "sm_120")
+VLLM = (
+    "compute_80",
+    "sm_75",
+    "sm_80",
+    "sm_86",
+    "sm_89",
+    "sm_90",
+    "sm_90a",
+    "sm_100",
+    "sm_100f",
+    "sm_120",
+)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Backends of experts: the rules of each vLLM version agree with that version's own selection code, and read well."""
+"""Backends of experts: the rules of each vLLM version agree with that version's own selection code,
+and read well."""
 
 from __future__ import annotations
 
@@ -40,13 +41,16 @@ def gpt_oss(version: str, capability: str, origin: str, tp: int = 1) -> MoeChoic
 
 
 @pytest.mark.parametrize("version", VLLM)
-def test_gpt_oss_as_compressed_tensors_loads_and_would_crash_in_its_second_product(version: str) -> None:
+def test_gpt_oss_as_compressed_tensors_loads_and_would_crash_in_its_second_product(
+    version: str,
+) -> None:
     choice = gpt_oss(version, "12.0", "compressed-tensors")
     assert (choice.status, choice.kernel) == ("crash", "MARLIN")
     assert [product for product, _ in choice.crashes] == ["w2"]
     assert (
         choice.note
-        == "w2: K=2880, N=2880: K=2880 is not a multiple of 128 (64 over) and N=2880 is not a multiple of 128 (64 over)"
+        == "w2: K=2880, N=2880: K=2880 is not a multiple of 128 (64 over) and N=2880 is not a"
+        " multiple of 128 (64 over)"
     )
 
 
@@ -68,7 +72,9 @@ def wna16(version: str, intermediate: int, origin: str = "gptq", group: int = 32
     return choose_moe(RULES[version], MoeShape(scheme=scheme, origin=origin, **sizes), "8.6")
 
 
-def test_a_width_of_352_is_padded_for_marlin_by_later_versions_and_left_to_triton_by_earlier_ones() -> None:
+def test_a_width_of_352_is_padded_for_marlin_by_later_versions_and_left_to_triton_by_earlier_ones() -> (
+    None
+):
     assert (wna16("0.26.0", 352).kernel, wna16("0.26.0", 352).padded_to) == ("MARLIN", (2816, 384))
     early = wna16("0.19.1", 352)
     assert early.kernel == "MoeWNA16Method"
@@ -79,7 +85,8 @@ def test_a_width_of_352_is_padded_for_marlin_by_later_versions_and_left_to_trito
 
 @pytest.mark.parametrize("version", ["0.18.0", "0.19.1", "0.26.0"])
 def test_4_bit_experts_of_2880_in_groups_of_32_load_and_would_crash(version: str) -> None:
-    """A block of 96 is what divides 2880, and three groups are no number that the kernel has code for. Seen on an H200."""
+    """A block of 96 is what divides 2880, and three groups are no number that the kernel has code
+    for. Seen on an H200."""
 
     def choice(hidden: int, group: int) -> MoeChoice:
         shape = MoeShape(
@@ -95,7 +102,10 @@ def test_4_bit_experts_of_2880_in_groups_of_32_load_and_would_crash(version: str
 
     crash = choice(2880, 32)
     assert (crash.status, crash.kernel) == ("crash", "CompressedTensorsWNA16MoEMethod")
-    assert "a block of 96 of K=2880 has 3 groups of 32, and the kernel takes 1 or 2 or 4 or 8" in crash.note
+    assert (
+        "a block of 96 of K=2880 has 3 groups of 32, and the kernel takes 1 or 2 or 4 or 8"
+        in crash.note
+    )
     assert [product for product, _ in crash.crashes] == ["w13", "w2"]
     assert choice(2880, 64).status == "ok"
     assert choice(2944, 32).status == "ok"
@@ -116,11 +126,23 @@ def test_every_refusal_is_kept_with_its_numbers() -> None:
     assert choice.kernel == "MARLIN"
     reasons = {refusal.kernel: refusal.reason for refusal in choice.refused}
     assert reasons["TRITON"] == "needs compute capability 8.9 or higher, this GPU has 8.6"
-    assert list(reasons) == ["FLASHINFER_TRTLLM", "FLASHINFER_CUTLASS", "DEEPGEMM", "VLLM_CUTLASS", "TRITON"]
+    assert list(reasons) == [
+        "FLASHINFER_TRTLLM",
+        "FLASHINFER_CUTLASS",
+        "DEEPGEMM",
+        "VLLM_CUTLASS",
+        "TRITON",
+    ]
 
 
 def test_a_router_that_is_not_known_matters_only_where_a_backend_asks() -> None:
-    shape = MoeShape(hidden=2048, intermediate=768, experts=128, scheme=Scheme(kind="unquantized", bits=16), dtype="bfloat16")
+    shape = MoeShape(
+        hidden=2048,
+        intermediate=768,
+        experts=128,
+        scheme=Scheme(kind="unquantized", bits=16),
+        dtype="bfloat16",
+    )
     assert choose_moe(RULES["0.33.0"], shape, "9.0").kernel == "TRITON"
     assert choose_moe(RULES["0.33.0"], shape, "10.0").status == "unknown"
 
@@ -134,7 +156,10 @@ def test_a_forced_backend_stands_alone_and_a_wrong_one_is_refused() -> None:
         dtype="bfloat16",
         routing="renormalize",
     )
-    assert choose_moe(RULES["0.33.0"], shape, "9.0", forced="flashinfer_cutlass").kernel == "FLASHINFER_CUTLASS"
+    assert (
+        choose_moe(RULES["0.33.0"], shape, "9.0", forced="flashinfer_cutlass").kernel
+        == "FLASHINFER_CUTLASS"
+    )
     assert choose_moe(RULES["0.33.0"], shape, "9.0", forced="auto").kernel == "TRITON"
     refused = choose_moe(RULES["0.33.0"], shape, "9.0", forced="deep_gemm")
     assert (refused.status, refused.refused[0].kernel) == ("none", "--moe-backend deep_gemm")
@@ -144,17 +169,31 @@ def test_a_forced_backend_stands_alone_and_a_wrong_one_is_refused() -> None:
 
 
 @pytest.mark.parametrize("version", VLLM)
-def test_the_rules_name_only_backends_that_they_describe_and_describe_none_in_vain(version: str) -> None:
+def test_the_rules_name_only_backends_that_they_describe_and_describe_none_in_vain(
+    version: str,
+) -> None:
     rules = RULES[version]
-    used = {name for method in rules.methods for names in (method.backends, *method.forced.values()) for name in names}
+    used = {
+        name
+        for method in rules.methods
+        for names in (method.backends, *method.forced.values())
+        for name in names
+    }
     assert used == set(rules.backends)
     assert all(method.backends or method.refuses for method in rules.methods)
-    for source in [method.source for method in rules.methods] + [backend.source for backend in rules.backends.values()]:
+    for source in [method.source for method in rules.methods] + [
+        backend.source for backend in rules.backends.values()
+    ]:
         assert tells_the_line(source)
 
 
 def test_a_list_with_a_backend_that_is_not_described_is_refused() -> None:
-    method: dict[str, Any] = {"name": "M", "match": {"schemes": ["int8"]}, "source": "a.py:1", "backends": ["int8 TRITON"]}
+    method: dict[str, Any] = {
+        "name": "M",
+        "match": {"schemes": ["int8"]},
+        "source": "a.py:1",
+        "backends": ["int8 TRITON"],
+    }
     described = {"int8 TRITON": {"source": "a.py:2"}, "int8 HUMMING": {"source": "a.py:3"}}
     MoeRules.model_validate({"packages": [], "methods": [method], "backends": described})
     with pytest.raises(ValueError, match="lists int8 TRITON, which `backends` does not describe"):
@@ -170,7 +209,9 @@ shapes = st.builds(
     intermediate=st.integers(1, 1 << 40),
     experts=st.integers(1, 1 << 20),
     scheme=SCHEMES,
-    origin=st.sampled_from(["", "gptq", "awq", "auto-round", "compressed-tensors", "fp8", "modelopt", "mxfp4", "frobq"]),
+    origin=st.sampled_from(
+        ["", "gptq", "awq", "auto-round", "compressed-tensors", "fp8", "modelopt", "mxfp4", "frobq"]
+    ),
     dtype=st.sampled_from(["bfloat16", "float16", "float32", ""]),
     function=st.sampled_from(["silu", "gelu", "relu2_no_mul", "swigluoai", "frob"]),
     routing=st.sampled_from(["", "renormalize", "default", "deepseek"]),

@@ -1,4 +1,5 @@
-"""Dense linear kernels: the rules of each vLLM version agree with that version's own selection code, and read well."""
+"""Dense linear kernels: the rules of each vLLM version agree with that version's own selection
+code, and read well."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from tests.support.versions import VLLM, vllm_since
 RULES = {version: read_rules(LinearRules, "linear", version) for version in VLLM}
 
 
-def wna16(version: str, capability: str, k: int, n: int, group: int, dtype: str = "bfloat16", **how: Any) -> KernelChoice:
+def wna16(
+    version: str, capability: str, k: int, n: int, group: int, dtype: str = "bfloat16", **how: Any
+) -> KernelChoice:
     shape = LinearShape(k=k, n=n, scheme=Scheme(kind="wna16", bits=4, group=group), dtype=dtype)
     return choose(RULES[version], shape, capability, **how)
 
@@ -31,7 +34,9 @@ def fp8(version: str, capability: str, kind: Any = "fp8_token", **how: Any) -> K
 # --- the cases that people reported ---
 
 
-def test_a_narrow_projection_of_two_ranks_has_no_kernel_in_0_19_and_says_why_for_each_of_six() -> None:
+def test_a_narrow_projection_of_two_ranks_has_no_kernel_in_0_19_and_says_why_for_each_of_six() -> (
+    None
+):
     choice = wna16("0.19.1", "8.6", k=2048, n=32, group=128)
     assert choice.status == "none"
     assert [(refusal.kernel, refusal.reason) for refusal in choice.refused] == [
@@ -47,11 +52,18 @@ def test_a_narrow_projection_of_two_ranks_has_no_kernel_in_0_19_and_says_why_for
 @pytest.mark.parametrize("version", vllm_since("0.26"))
 def test_later_versions_pad_it_to_a_marlin_tile(version: str) -> None:
     choice = wna16(version, "8.6", k=2048, n=32, group=128)
-    assert (choice.status, choice.kernel, choice.padded_to) == ("ok", "MarlinLinearKernel", (2048, 64))
+    assert (choice.status, choice.kernel, choice.padded_to) == (
+        "ok",
+        "MarlinLinearKernel",
+        (2048, 64),
+    )
 
 
 def test_float16_activations_leave_it_exllama_in_0_19() -> None:
-    assert wna16("0.19.1", "8.6", k=2048, n=32, group=128, dtype="float16").kernel == "ExllamaLinearKernel"
+    assert (
+        wna16("0.19.1", "8.6", k=2048, n=32, group=128, dtype="float16").kernel
+        == "ExllamaLinearKernel"
+    )
 
 
 def test_one_rank_keeps_the_whole_projection_and_marlin_takes_it() -> None:
@@ -61,19 +73,24 @@ def test_one_rank_keeps_the_whole_projection_and_marlin_takes_it() -> None:
 def test_k_2112_with_groups_of_32_needs_the_other_marlin_tile() -> None:
     old = wna16("0.19.1", "8.6", k=2112, n=4096, group=32)
     assert old.status == "none"
-    assert "K=2112 is not a multiple of 128 (64 over)" in [refusal.reason for refusal in old.refused]
+    assert "K=2112 is not a multiple of 128 (64 over)" in [
+        refusal.reason for refusal in old.refused
+    ]
     new = wna16("0.26.0", "8.6", k=2112, n=4096, group=32)
     assert (new.kernel, new.padded_to) == ("MarlinLinearKernel", None)
 
 
 @pytest.mark.parametrize(
-    ("capability", "kernel"), [("8.9", "TritonFp8BlockScaledMMKernel"), ("9.0", "CutlassFp8BlockScaledMMKernel")]
+    ("capability", "kernel"),
+    [("8.9", "TritonFp8BlockScaledMMKernel"), ("9.0", "CutlassFp8BlockScaledMMKernel")],
 )
 def test_fp8_in_blocks_loads_with_2112_inputs_and_would_crash(capability: str, kernel: str) -> None:
     """Its activations are quantized in whole groups of 128."""
 
     def choice(k: int) -> KernelChoice:
-        shape = LinearShape(k=k, n=4096, scheme=Scheme(kind="fp8_block", bits=8, group=128), dtype="bfloat16")
+        shape = LinearShape(
+            k=k, n=4096, scheme=Scheme(kind="fp8_block", bits=8, group=128), dtype="bfloat16"
+        )
         return choose(RULES["0.26.0"], shape, capability)
 
     assert (choice(2112).kernel, choice(2112).status) == (kernel, "crash")
@@ -82,7 +99,9 @@ def test_fp8_in_blocks_loads_with_2112_inputs_and_would_crash(capability: str, k
 
 
 def test_a_group_that_straddles_ranks_is_beyond_padding() -> None:
-    sharded = LinearShape(k=576, n=4096, full_k=1152, scheme=Scheme(kind="wna16", group=128), dtype="bfloat16")
+    sharded = LinearShape(
+        k=576, n=4096, full_k=1152, scheme=Scheme(kind="wna16", group=128), dtype="bfloat16"
+    )
     assert choose(RULES["0.33.0"], sharded, "8.6").kernel == "HummingLinearKernel"
     without = choose(RULES["0.33.0"], sharded, "8.6", packages=frozenset())
     assert without.status == "none"
@@ -111,7 +130,10 @@ def test_a_forced_backend_stands_alone() -> None:
     refused = wna16("0.26.0", "8.6", k=4096, n=4096, group=128, forced="machete")
     assert refused.status == "none"
     assert [refusal.kernel for refusal in refused.refused] == ["MacheteLinearKernel"]
-    assert wna16("0.26.0", "8.6", k=4096, n=4096, group=128, forced="auto").kernel == "MarlinLinearKernel"
+    assert (
+        wna16("0.26.0", "8.6", k=4096, n=4096, group=128, forced="auto").kernel
+        == "MarlinLinearKernel"
+    )
 
 
 def test_a_backend_without_a_kernel_for_the_scheme_is_refused_by_0_26_and_ignored_by_0_33() -> None:
@@ -128,17 +150,23 @@ def test_a_package_that_is_missing_changes_the_answer() -> None:
     assert fp8("0.26.0", "10.0", "fp8_block").kernel == "DeepGemmFp8BlockScaledMMKernel"
     bare = fp8("0.26.0", "10.0", "fp8_block", packages=frozenset())
     assert bare.kernel == "CutlassFp8BlockScaledMMKernel"
-    assert any(refusal.reason == "the package deep_gemm is not installed" for refusal in bare.refused)
+    assert any(
+        refusal.reason == "the package deep_gemm is not installed" for refusal in bare.refused
+    )
 
 
 def test_a_scheme_that_the_version_does_not_describe_is_unknown_not_refused() -> None:
-    shape = LinearShape(k=4096, n=4096, scheme=Scheme(kind="mxfp8", bits=8, group=32), dtype="bfloat16")
+    shape = LinearShape(
+        k=4096, n=4096, scheme=Scheme(kind="mxfp8", bits=8, group=32), dtype="bfloat16"
+    )
     assert choose(RULES["0.19.1"], shape, "8.6").status == "unknown"
     assert choose(RULES["0.33.0"], shape, "8.6").kernel == "MarlinMxfp8LinearKernel"
 
 
 def test_act_order_is_turned_away_by_0_33_before_any_kernel() -> None:
-    shape = LinearShape(k=4096, n=4096, scheme=Scheme(kind="wna16", group=128, act_order=True), dtype="float16")
+    shape = LinearShape(
+        k=4096, n=4096, scheme=Scheme(kind="wna16", group=128, act_order=True), dtype="float16"
+    )
     assert choose(RULES["0.26.0"], shape, "8.6").kernel == "MarlinLinearKernel"
     choice = choose(RULES["0.33.0"], shape, "8.6")
     assert choice.status == "none"
@@ -152,14 +180,22 @@ def test_act_order_is_turned_away_by_0_33_before_any_kernel() -> None:
 def test_the_rules_name_only_kernels_that_they_describe(version: str) -> None:
     rules = RULES[version]
     assert {kernel for path in rules.paths for kernel in path.kernels} == set(rules.kernels)
-    assert {kernel for kernels in rules.backends.values() for kernel in kernels} <= set(rules.kernels)
+    assert {kernel for kernels in rules.backends.values() for kernel in kernels} <= set(
+        rules.kernels
+    )
     assert all(path.kernels or path.refuses for path in rules.paths)
-    for source in [path.source for path in rules.paths] + [kernel.source for kernel in rules.kernels.values()]:
+    for source in [path.source for path in rules.paths] + [
+        kernel.source for kernel in rules.kernels.values()
+    ]:
         assert tells_the_line(source)
 
 
 def test_a_list_with_a_kernel_that_is_not_described_is_refused() -> None:
-    path: dict[str, Any] = {"match": {"schemes": ["wna16"]}, "source": "a.py:1", "kernels": ["Marlin"]}
+    path: dict[str, Any] = {
+        "match": {"schemes": ["wna16"]},
+        "source": "a.py:1",
+        "kernels": ["Marlin"],
+    }
     described = {"Marlin": {"source": "a.py:2"}, "Humming": {"source": "a.py:3"}}
     LinearRules.model_validate({"packages": [], "paths": [path], "kernels": described})
     with pytest.raises(ValueError, match="lists Marlin, which `kernels` does not describe"):
@@ -187,7 +223,8 @@ capabilities = st.sampled_from([*CAPABILITIES, "7.0", "8.7", "11.0", "13.0"]) | 
     shape=shapes,
     capability=capabilities,
     disabled=st.frozensets(names, max_size=4),
-    forced=st.none() | st.sampled_from(["auto", "marlin", "torch", "humming", "conch", "none such"]),
+    forced=st.none()
+    | st.sampled_from(["auto", "marlin", "torch", "humming", "conch", "none such"]),
 )
 def test_any_layer_gets_the_same_answer_twice_and_never_an_error(
     version: str, shape: LinearShape, capability: str, disabled: frozenset[str], forced: str | None

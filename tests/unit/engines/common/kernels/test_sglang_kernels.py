@@ -1,4 +1,5 @@
-"""Products of dense layers and runners of experts in SGLang: the rules of each version agree with that version's own code."""
+"""Products of dense layers and runners of experts in SGLang: the rules of each version agree with
+that version's own code."""
 
 from __future__ import annotations
 
@@ -44,7 +45,10 @@ def moe(version: str) -> MoeRules:
 
 def scheme_of(q: Any) -> Scheme:
     layout: Any = {"gptq": "gptq", "awq": "awq", "auto-round": "gptq"}.get(q.origin, "")
-    fields = {name: getattr(q, name) for name in ("kind", "bits", "group", "symmetric", "act_order", "weight_only")}
+    fields = {
+        name: getattr(q, name)
+        for name in ("kind", "bits", "group", "symmetric", "act_order", "weight_only")
+    }
     return Scheme(**fields, static_activation=q.static, layout=layout)
 
 
@@ -52,7 +56,9 @@ def scheme_of(q: Any) -> Scheme:
 
 
 def kernel(version: str, k: int, n: int, capability: str = "8.6", **scheme: Any) -> KernelChoice:
-    shape = LinearShape(k=k, n=n, scheme=Scheme(**{"kind": "wna16", "group": 128, **scheme}), dtype="bfloat16")
+    shape = LinearShape(
+        k=k, n=n, scheme=Scheme(**{"kind": "wna16", "group": 128, **scheme}), dtype="bfloat16"
+    )
     return choose(linear(version), shape, capability)
 
 
@@ -67,12 +73,25 @@ def test_seed_000_two_ranks_leave_no_tile_for_the_gates_of_a_gdn_layer(version: 
 
 @pytest.mark.parametrize("version", SGLANG)
 def test_seed_000_as_a_whole_model(version: str) -> None:
-    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
-    config = {**sglang_memory_questions.config_of("qwen3.6-35b-a3b"), "quantization_config": quantization}
+    quantization = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 128,
+        "sym": True,
+        "desc_act": False,
+    }
+    config = {
+        **sglang_memory_questions.config_of("qwen3.6-35b-a3b"),
+        "quantization_config": quantization,
+    }
     spec = read_model("/models/qwen", None, config, None, None, (), None)
     layers = build(spec, ENGINES[version].traits).linears
     without = {
-        tp: [row.layer for row in layer_kernels(layers, RULES[version], Rank(tp=tp, capability="8.6")) if row.status == "none"]
+        tp: [
+            row.layer
+            for row in layer_kernels(layers, RULES[version], Rank(tp=tp, capability="8.6"))
+            if row.status == "none"
+        ]
         for tp in (1, 2)
     }
     assert without == {1: [], 2: ["language_model.model.layers.*.linear_attn.in_proj_ba"]}
@@ -80,19 +99,33 @@ def test_seed_000_as_a_whole_model(version: str) -> None:
 
 @pytest.mark.parametrize(
     ("k", "n", "status"),
-    [(2112, 2048, "ok"), (2112, 2112, "none"), (2880, 2880, "none"), (1024, 64, "ok"), (576, 1024, "unknown")],
+    [
+        (2112, 2048, "ok"),
+        (2112, 2112, "none"),
+        (2880, 2880, "none"),
+        (1024, 64, "ok"),
+        (576, 1024, "unknown"),
+    ],
 )
 @pytest.mark.parametrize("version", SGLANG)
-def test_marlin_needs_a_tile_that_fits_both_sides_and_whole_groups(version: str, k: int, n: int, status: str) -> None:
+def test_marlin_needs_a_tile_that_fits_both_sides_and_whole_groups(
+    version: str, k: int, n: int, status: str
+) -> None:
     group = 128 if k == 576 else 32
-    shape = LinearShape(k=k, n=n, scheme=Scheme(kind="wna16", group=group), dtype="bfloat16", full_k=2 * k)
+    shape = LinearShape(
+        k=k, n=n, scheme=Scheme(kind="wna16", group=group), dtype="bfloat16", full_k=2 * k
+    )
     assert choose(linear(version), shape, "8.6").status == status
 
 
 @pytest.mark.parametrize("version", SGLANG)
-def test_modules_that_are_merged_are_asked_for_whole_blocks_each_and_one_that_is_whole_is_not(version: str) -> None:
+def test_modules_that_are_merged_are_asked_for_whole_blocks_each_and_one_that_is_whole_is_not(
+    version: str,
+) -> None:
     scheme = Scheme(kind="fp8_block", bits=8, group=128)
-    whole = LinearShape(k=7168, n=2112, scheme=scheme, dtype="bfloat16", full_k=7168, full_n=2112, origin="fp8")
+    whole = LinearShape(
+        k=7168, n=2112, scheme=scheme, dtype="bfloat16", full_k=7168, full_n=2112, origin="fp8"
+    )
     assert choose(linear(version), whole, "9.0").kernel == "w8a8_block_fp8_matmul_deepgemm"
     merged = choose(linear(version), whole._replace(parts=(1536, 576)), "9.0")
     assert merged.status == "none"
@@ -111,7 +144,10 @@ class Experts(NamedTuple):
 def experts(name: str) -> Experts:
     spec = published(name)
     return Experts(
-        expert_traits(spec), next(layer for layer in build(spec).linears if layer.experts and layer.name.endswith(".w13"))
+        expert_traits(spec),
+        next(
+            layer for layer in build(spec).linears if layer.experts and layer.name.endswith(".w13")
+        ),
     )
 
 
@@ -135,7 +171,9 @@ def moe_choice(version: str, q: Any, capability: str) -> MoeChoice:
 
 
 @pytest.mark.parametrize("version", SGLANG)
-def test_fp8_experts_would_crash_where_triton_has_no_such_type_and_no_flag_helps(version: str) -> None:
+def test_fp8_experts_would_crash_where_triton_has_no_such_type_and_no_flag_helps(
+    version: str,
+) -> None:
     base = sglang_moe_questions.Question("qwen3-30b-a3b", "fp8", "fp8_block", 8, 128)
     crash = moe_choice(version, base, "8.6")
     assert (crash.status, crash.kernel) == ("crash", "triton")
@@ -148,12 +186,16 @@ def test_fp8_experts_would_crash_where_triton_has_no_such_type_and_no_flag_helps
 
 
 @pytest.mark.parametrize("version", SGLANG)
-def test_weights_that_do_not_fit_are_not_quantized_while_they_load_because_they_are_whole_until_then(version: str) -> None:
+def test_weights_that_do_not_fit_are_not_quantized_while_they_load_because_they_are_whole_until_then(
+    version: str,
+) -> None:
     refusal = Refused("no_memory", "60 GiB are needed", "memory model")
     offered = {
         engine.kind: [
             variant.quantization
-            for variant in repairs(Variant(), refusal, engine, SglangRules(), 1, (), quantized=False)
+            for variant in repairs(
+                Variant(), refusal, engine, SglangRules(), 1, (), quantized=False
+            )
             if variant.quantization
         ]
         for engine in (ENGINES[version], PROFILES.engine("vllm==0.33.0"))
@@ -169,7 +211,9 @@ def test_a_family_that_was_not_asked_is_unknown(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", SGLANG)
-def test_the_rules_name_only_runners_that_they_describe_and_describe_none_in_vain(version: str) -> None:
+def test_the_rules_name_only_runners_that_they_describe_and_describe_none_in_vain(
+    version: str,
+) -> None:
     rules = moe(version)
     assert {name for method in rules.methods for name in method.backends} == set(rules.backends)
     paths = linear(version).paths
@@ -179,7 +223,12 @@ def test_the_rules_name_only_runners_that_they_describe_and_describe_none_in_vai
 
 @pytest.mark.parametrize("version", SGLANG)
 def test_a_file_lists_once_the_families_that_the_engine_was_asked_about(version: str) -> None:
-    asked = {expert_traits(published(question.model)).family for question in sglang_moe_questions.questions(version)}
+    asked = {
+        expert_traits(published(question.model)).family
+        for question in sglang_moe_questions.questions(version)
+    }
     assert asked <= set(moe(version).families)
-    named = {name for method in moe(version).methods for name in method.match.root.get("families", ())}
+    named = {
+        name for method in moe(version).methods for name in method.match.root.get("families", ())
+    }
     assert named <= set(moe(version).families)

@@ -1,4 +1,5 @@
-"""Stages of a pipeline: what each holds, and the fullest, which decides what fits. Whole models: tests/conformance/test_stages.py."""
+"""Stages of a pipeline: what each holds, and the fullest, which decides what fits. Whole models:
+tests/conformance/test_stages.py."""
 
 from __future__ import annotations
 
@@ -33,10 +34,19 @@ def test_one_stage_is_the_model() -> None:
 
 
 def test_engines_give_what_is_left_over_to_other_stages() -> None:
-    """What both print of it: 'Hidden layers were unevenly partitioned' of vLLM; the last have one more in SGLang."""
+    """What both print of it: 'Hidden layers were unevenly partitioned' of vLLM; the last have one
+    more in SGLang."""
     whole = build(published("llama-3.1-8b"))
-    assert [layers_of(whole, NEWEST, count) for count in (2, 3, 5)] == [(16, 16), (11, 11, 10), (6, 6, 7, 7, 6)]
-    assert [layers_of(whole, OTHER, count) for count in (2, 3, 5)] == [(16, 16), (10, 11, 11), (6, 6, 6, 7, 7)]
+    assert [layers_of(whole, NEWEST, count) for count in (2, 3, 5)] == [
+        (16, 16),
+        (11, 11, 10),
+        (6, 6, 7, 7, 6),
+    ]
+    assert [layers_of(whole, OTHER, count) for count in (2, 3, 5)] == [
+        (16, 16),
+        (10, 11, 11),
+        (6, 6, 6, 7, 7),
+    ]
 
 
 @pytest.mark.parametrize(("stages", "layers"), [(2, 16), (3, 11), (5, 7), (32, 1)])
@@ -45,46 +55,71 @@ def test_the_fullest_stage_keeps_as_many_layers_as_any(stages: int, layers: int)
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-3.1-8b", "qwen3-30b-a3b", "qwen3-next-80b-a3b", "gpt-oss-20b", "gemma-2-9b", "deepseek-v3"]
+    "name",
+    [
+        "llama-3.1-8b",
+        "qwen3-30b-a3b",
+        "qwen3-next-80b-a3b",
+        "gpt-oss-20b",
+        "gemma-2-9b",
+        "deepseek-v3",
+    ],
 )
 def test_no_stage_is_smaller_than_its_share_nor_larger_than_the_rest(name: str) -> None:
-    whole, half, quarter = (weights_bytes(fullest(name, stages), Rank()) or 0 for stages in (1, 2, 4))
+    whole, half, quarter = (
+        weights_bytes(fullest(name, stages), Rank()) or 0 for stages in (1, 2, 4)
+    )
     assert whole / 2 <= half < whole
     assert whole / 4 <= quarter < half
 
 
-def test_embedding_and_head_are_on_the_first_and_the_last_stage_unless_the_engine_repeats_them() -> None:
+def test_embedding_and_head_are_on_the_first_and_the_last_stage_unless_the_engine_repeats_them() -> (
+    None
+):
     whole = build(published("llama-3.1-8b"))
     thirds = [dealt(whole, (11, 11, 10), part, frozenset()) for part in range(3)]
     assert [vocabularies(one) for one in thirds] == [1, 0, 1]
-    assert [vocabularies(dealt(whole, (11, 11, 10), part, repeated(OTHER, "LlamaForCausalLM"))) for part in range(3)] == [
-        2,
-        1,
-        1,
-    ]
+    assert [
+        vocabularies(dealt(whole, (11, 11, 10), part, repeated(OTHER, "LlamaForCausalLM")))
+        for part in range(3)
+    ] == [2, 1, 1]
 
 
 def test_a_head_that_is_the_embedding_brings_it_to_the_last_stage() -> None:
     whole = build(published("llama-3.2-1b"))
-    assert [vocabularies(dealt(whole, (6, 5, 5), part, frozenset())) for part in range(3)] == [1, 0, 1]
+    assert [vocabularies(dealt(whole, (6, 5, 5), part, frozenset())) for part in range(3)] == [
+        1,
+        0,
+        1,
+    ]
 
 
 def test_layers_that_differ_are_where_the_model_has_them() -> None:
     """DeepSeek-V3 begins with three dense layers, so its first stage is the smallest."""
     whole = build(published("deepseek-v3"))
-    first, second = (weights_bytes(dealt(whole, (20, 21, 20), part, frozenset()), Rank()) or 0 for part in (0, 1))
+    first, second = (
+        weights_bytes(dealt(whole, (20, 21, 20), part, frozenset()), Rank()) or 0 for part in (0, 1)
+    )
     assert first < 0.85 * second
 
 
 def test_what_sees_is_on_the_first_stage_unless_the_engine_repeats_it() -> None:
     whole = build(published("qwen2.5-vl-7b"))
-    seeing = [[group.layers for group in dealt(whole, (14, 14), part, frozenset()).attention] for part in (0, 1)]
+    seeing = [
+        [group.layers for group in dealt(whole, (14, 14), part, frozenset()).attention]
+        for part in (0, 1)
+    ]
     assert seeing == [[14, 32], [14, 0]]
-    assert [group.layers for group in dealt(whole, (14, 14), 1, frozenset({"towers"})).attention] == [14, 32]
+    assert [
+        group.layers for group in dealt(whole, (14, 14), 1, frozenset({"towers"})).attention
+    ] == [14, 32]
 
 
 def test_every_kind_of_layer_of_a_hybrid_is_dealt_out() -> None:
-    assert {group.kind: group.layers for group in fullest("qwen3-next-80b-a3b", 2).attention} == {"recurrent": 18, "full": 6}
+    assert {group.kind: group.layers for group in fullest("qwen3-next-80b-a3b", 2).attention} == {
+        "recurrent": 18,
+        "full": 6,
+    }
 
 
 @pytest.mark.parametrize("version", VLLM[1:])

@@ -1,7 +1,8 @@
-"""The bytes of every layer on one rank, and of the whole model, are those of the parameters that the engine makes.
+"""The bytes of every layer on one rank, and of the whole model, are those of the parameters that
+the engine makes.
 
-Scales of whole tensors, a few bytes a matrix, are left out: hence `SLACK`. The golden answers are made anew by
-scripts/engine-answers (tests/conformance/weight_questions.py).
+Scales of whole tensors, a few bytes a matrix, are left out: hence `SLACK`. The golden answers are
+made anew by scripts/engine-answers (tests/conformance/weight_questions.py).
 """
 
 from __future__ import annotations
@@ -40,8 +41,19 @@ def test_what_cannot_be_cut_or_is_not_known_has_no_bytes() -> None:
 
 
 def test_a_kernel_that_pads_makes_a_layer_larger() -> None:
-    layer = Linear("ba", 1, 2048, 32, "merged", (16, 16), Scheme(kind="wna16", bits=4, group=128, layout="gptq"))
-    plain, padded = (linear_bytes(layer, Rank(), (NO_GROUP_INDEX,), padded_to=size) for size in (None, (2048, 64)))
+    layer = Linear(
+        "ba",
+        1,
+        2048,
+        32,
+        "merged",
+        (16, 16),
+        Scheme(kind="wna16", bits=4, group=128, layout="gptq"),
+    )
+    plain, padded = (
+        linear_bytes(layer, Rank(), (NO_GROUP_INDEX,), padded_to=size)
+        for size in (None, (2048, 64))
+    )
     assert plain is not None
     assert padded == 2 * plain
 
@@ -49,9 +61,24 @@ def test_a_kernel_that_pads_makes_a_layer_larger() -> None:
 @pytest.mark.parametrize(
     ("tensor", "tp", "kv_heads", "expected"),
     [
-        (TensorGroup(name="e", count=1, shape=(100, 8), dtype="", shard="vocab"), 4, None, 32 * 8 * 2),
-        (TensorGroup(name="n", count=3, shape=(8,), dtype="", shard="replicated"), 4, None, 3 * 8 * 2),
-        (TensorGroup(name="n", count=3, shape=(8,), dtype="F32", shard="column"), 4, None, 3 * 2 * 4),
+        (
+            TensorGroup(name="e", count=1, shape=(100, 8), dtype="", shard="vocab"),
+            4,
+            None,
+            32 * 8 * 2,
+        ),
+        (
+            TensorGroup(name="n", count=3, shape=(8,), dtype="", shard="replicated"),
+            4,
+            None,
+            3 * 8 * 2,
+        ),
+        (
+            TensorGroup(name="n", count=3, shape=(8,), dtype="F32", shard="column"),
+            4,
+            None,
+            3 * 2 * 4,
+        ),
         (TensorGroup(name="n", count=3, shape=(8,), dtype="F32", shard="column"), 4, 2, 3 * 2 * 2),
         (TensorGroup(name="k", count=1, shape=(16, 8), dtype="BF16", shard="kv"), 4, 2, 8 * 8 * 2),
         (TensorGroup(name="q", count=1, shape=(16, 8), dtype="I32", shard="row"), 4, 2, 4 * 8 * 4),
@@ -65,7 +92,9 @@ def test_other_tensors(tensor: TensorGroup, tp: int, kv_heads: int | None, expec
 
 @settings(max_examples=40)
 @given(CONFIGS, st.sampled_from([()] + [traits for traits in TRAITS.values() if traits]))
-def test_any_config_has_bytes_or_none_or_is_a_bad_model(config: dict[str, Any], traits: tuple[str, ...]) -> None:
+def test_any_config_has_bytes_or_none_or_is_a_bad_model(
+    config: dict[str, Any], traits: tuple[str, ...]
+) -> None:
     try:
         made = build(read_model("m", None, config, None, None, (), None), traits)
     except BadModel:

@@ -16,12 +16,26 @@ from tests.support.published import published
 PROFILES = Profiles()
 LAYER = AdapterLayer(module="model.layers.*.self_attn.q_proj", inputs=4096, outputs=4096, rank=12)
 SQL = Adapter(name="sql", source="org/sql", revision="0" * 40, rank=12, layers=(LAYER,))
-VERSIONS = ("vllm==0.18.0", "vllm==0.19.1", "vllm==0.26.0", "vllm==0.33.0", "sglang==0.5.10.post1", "sglang==0.5.23")
+VERSIONS = (
+    "vllm==0.18.0",
+    "vllm==0.19.1",
+    "vllm==0.26.0",
+    "vllm==0.33.0",
+    "sglang==0.5.10.post1",
+    "sglang==0.5.23",
+)
 
 
 def decision(ref: str, *adapters: Adapter, model: ModelSpec | None = None) -> Decision:
     here = PROFILES.engine(ref)
-    return decide(model or spec(), machine("3090"), [here], wish(), rules=PROFILES.rules([here]), adapters=adapters)
+    return decide(
+        model or spec(),
+        machine("3090"),
+        [here],
+        wish(),
+        rules=PROFILES.rules([here]),
+        adapters=adapters,
+    )
 
 
 def planned(ref: str, *adapters: Adapter) -> Plan:
@@ -33,7 +47,9 @@ def test_each_version_is_told_by_its_own_flags(ref: str) -> None:
     plan, without = planned(ref, SQL), planned(ref)
     ranks = {item for item in plan.argv if item.startswith(("--max-lora-rank", "--max-loras"))}
     own = (
-        {"--max-lora-rank=16", "--max-loras=1"} if ref.startswith("vllm") else {"--max-lora-rank=12", "--max-loras-per-batch=2"}
+        {"--max-lora-rank=16", "--max-loras=1"}
+        if ref.startswith("vllm")
+        else {"--max-lora-rank=12", "--max-loras-per-batch=2"}
     )
     assert ranks == own
     assert "--enable-lora" in plan.argv
@@ -50,7 +66,9 @@ def test_a_rank_that_the_engine_does_not_take_is_refused(ref: str) -> None:
     found = decision(ref, SQL.evolve(rank=1024))
     assert not found.plans
     assert found.rejected[0].verdict == "unsupported_lora"
-    assert f"the adapter sql has rank 1024, and {ref} takes at most 512" in found.rejected[0].reasons
+    assert (
+        f"the adapter sql has rank 1024, and {ref} takes at most 512" in found.rejected[0].reasons
+    )
 
 
 @pytest.mark.parametrize("ref", VERSIONS)
@@ -68,4 +86,7 @@ def test_an_adapter_is_asked_for_by_the_name_that_its_engine_has_for_it() -> Non
 def test_an_architecture_without_adapters_is_refused_before_its_start() -> None:
     found = decision("vllm==0.19.1", SQL, model=published("gemma-4-31b"))
     assert not found.plans
-    assert "vllm==0.19.1 has no adapters for Gemma4ForConditionalGeneration" in found.rejected[0].reasons
+    assert (
+        "vllm==0.19.1 has no adapters for Gemma4ForConditionalGeneration"
+        in found.rejected[0].reasons
+    )

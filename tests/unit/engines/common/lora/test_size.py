@@ -9,7 +9,8 @@ from tests.unit.engines.common.lora.test_served import PROFILES, SQL, planned
 
 
 def test_room_is_made_in_every_layer_whatever_the_adapter_changes() -> None:
-    # Of Llama 3.1 8B: inputs of each merged part and outputs, of qkv, o, gate and up, down; and embedding and head.
+    # Of Llama 3.1 8B: inputs of each merged part and outputs, of qkv, o, gate and up, down; and
+    # embedding and head.
     layer = (3 * 4096 + 6144) + (4096 + 4096) + (2 * 4096 + 28672) + (14336 + 4096)
     numbers = 32 * layer + 2 * (128256 + 4096)
     model, engine = spec(), PROFILES.engine("vllm==0.33.0")

@@ -15,14 +15,21 @@ PAGE = 4096
 
 
 def asked(cache: Cache, longest: int, block: int) -> CountedCache:
-    """What an engine with this cache answers: as `cache` in gateway/engines/vllm/inside/answers.py asks."""
+    """What an engine with this cache answers: as `cache` in gateway/engines/vllm/inside/answers.py
+    asks."""
     blocks = sorted({round(2 ** (step / 4)) for step in range(80)})
     lengths = sorted({1, longest} | {count * block for count in blocks if count * block < longest})
-    return CountedCache(AskedCache(block_bytes=cache.block_bytes, needed=tuple((n, cache.bytes_for(n, 0)) for n in lengths)))
+    return CountedCache(
+        AskedCache(
+            block_bytes=cache.block_bytes, needed=tuple((n, cache.bytes_for(n, 0)) for n in lengths)
+        )
+    )
 
 
 @given(st.integers(1, 200_000), st.integers(1, 200_000), st.sampled_from([16, 64, 1056]))
-def test_where_every_layer_keeps_every_token_nothing_is_lost(longest: int, length: int, block: int) -> None:
+def test_where_every_layer_keeps_every_token_nothing_is_lost(
+    longest: int, length: int, block: int
+) -> None:
     ours = Cache(block, PAGE, (BlockTable("full", 8, block, PAGE),), 1, 0)
     theirs, length = asked(ours, longest, block), min(length, longest)
     assert theirs.bytes_for(length, 0) == ours.bytes_for(length, 0)
@@ -48,7 +55,8 @@ def test_what_keeps_nothing_has_room_for_everything() -> None:
 
 
 def test_bytes_that_no_token_gets_are_taken_from_the_pool_once() -> None:
-    """As SGLang sets aside for images (mm_runtime_reservation_gb): beside the pool, whatever the requests are."""
+    """As SGLang sets aside for images (mm_runtime_reservation_gb): beside the pool, whatever the
+    requests are."""
     pool = AskedCache(block_bytes=100, needed=((1, 100), (1000, 100_000)))
     beside = CountedCache(pool.evolve(fixed=5_000))
     assert beside.bytes_per_token == 100

@@ -1,4 +1,5 @@
-"""Every quantization block gives each layer a scheme, or says why it cannot; nothing in a block raises."""
+"""Every quantization block gives each layer a scheme, or says why it cannot; nothing in a block
+raises."""
 
 from __future__ import annotations
 
@@ -26,7 +27,13 @@ AWQ = {"bits": 4, "group_size": 128, "zero_point": True}
 ROUND = {"bits": 4, "group_size": 128, "sym": True}
 
 
-def scheme(method: str, block: dict[str, Any], layer: tuple[str, tuple[str, ...]] = DOWN, *, experts: bool = False) -> Any:
+def scheme(
+    method: str,
+    block: dict[str, Any],
+    layer: tuple[str, tuple[str, ...]] = DOWN,
+    *,
+    experts: bool = False,
+) -> Any:
     return parse(Quant(method=method, config=block)).scheme_of(*layer, experts=experts)
 
 
@@ -62,11 +69,19 @@ def test_gptq(changes: dict[str, Any], expected: Scheme) -> None:
 def test_headers_tell_what_is_packed_and_without_them_it_is_said_to_be_assumed(method: str) -> None:
     quant = Quant(method=method, config=GPTQ if method == "gptq" else AWQ)
     told = parse(quant, packed=frozenset(f"model.layers.3.self_attn.{name}_proj" for name in "qkv"))
-    assert (isinstance(told.scheme_of(*QKV), Scheme), told.scheme_of(*DOWN), told.assumed) == (True, UNQUANTIZED, "")
+    assert (isinstance(told.scheme_of(*QKV), Scheme), told.scheme_of(*DOWN), told.assumed) == (
+        True,
+        UNQUANTIZED,
+        "",
+    )
     assert told.scheme_of(*QKV) != UNQUANTIZED
     assumed = parse(quant)
     assert assumed.scheme_of(*DOWN) != UNQUANTIZED
-    assert assumed.scheme_of("model.layers.3.mlp.gate") == assumed.scheme_of("visual.blocks.0.attn.proj") == UNQUANTIZED
+    assert (
+        assumed.scheme_of("model.layers.3.mlp.gate")
+        == assumed.scheme_of("visual.blocks.0.attn.proj")
+        == UNQUANTIZED
+    )
     assert "assumed" in assumed.assumed
 
 
@@ -90,15 +105,24 @@ def test_a_checkpoint_whose_headers_hold_nothing_packed_is_unknown(method: str) 
         ({}, ("lm_head", ()), False, UNQUANTIZED),
         ({"llm_int8_skip_modules": ["mlp"]}, DOWN, False, UNQUANTIZED),
         ({"llm_int8_skip_modules": ["model.layers.3"]}, DOWN, False, UNQUANTIZED),
-        ({"llm_int8_skip_modules": ["model.layers.33", "down"]}, DOWN, False, Scheme(kind="bnb", bits=4)),
+        (
+            {"llm_int8_skip_modules": ["model.layers.33", "down"]},
+            DOWN,
+            False,
+            Scheme(kind="bnb", bits=4),
+        ),
     ],
 )
-def test_bitsandbytes(block: dict[str, Any], layer: tuple[str, tuple[str, ...]], experts: bool, expected: Scheme) -> None:
+def test_bitsandbytes(
+    block: dict[str, Any], layer: tuple[str, tuple[str, ...]], experts: bool, expected: Scheme
+) -> None:
     assert scheme("bitsandbytes", block, layer, experts=experts) == expected
 
 
 def test_bitsandbytes_has_no_experts_in_8_bits() -> None:
-    assert isinstance(scheme("bitsandbytes", {"load_in_8bit": True}, DOWN, experts=True), UnknownScheme)
+    assert isinstance(
+        scheme("bitsandbytes", {"load_in_8bit": True}, DOWN, experts=True), UnknownScheme
+    )
 
 
 def test_online_fp8_is_fp8_without_a_block() -> None:
@@ -107,12 +131,22 @@ def test_online_fp8_is_fp8_without_a_block() -> None:
 
 def test_experts_may_have_fewer_bits_than_their_block_says() -> None:
     """DeepSeek-V4: FP8 in blocks, and `expert_dtype` beside them in config.json."""
-    fields = {**config("deepseek-v3"), "quantization_config": QUANTS["fp8-block"], "expert_dtype": "fp4"}
+    fields = {
+        **config("deepseek-v3"),
+        "quantization_config": QUANTS["fp8-block"],
+        "expert_dtype": "fp4",
+    }
     quantization = parse(read_model("m", None, fields, None, None, (), None).quant)
-    assert quantization.scheme_of("model.layers.3.mlp.experts", experts=True) == scheme("mxfp4", {}, experts=True)
+    assert quantization.scheme_of("model.layers.3.mlp.experts", experts=True) == scheme(
+        "mxfp4", {}, experts=True
+    )
     assert quantization.scheme_of(*DOWN) == scheme("fp8", QUANTS["fp8-block"])
-    plain = parse(read_model("m", None, {**fields, "expert_dtype": "fp8"}, None, None, (), None).quant)
-    assert plain.scheme_of("model.layers.3.mlp.experts", experts=True) == scheme("fp8", QUANTS["fp8-block"])
+    plain = parse(
+        read_model("m", None, {**fields, "expert_dtype": "fp8"}, None, None, (), None).quant
+    )
+    assert plain.scheme_of("model.layers.3.mlp.experts", experts=True) == scheme(
+        "fp8", QUANTS["fp8-block"]
+    )
 
 
 def test_modelopt_has_one_fp8_method_for_experts() -> None:
@@ -125,7 +159,11 @@ def test_modelopt_has_one_fp8_method_for_experts() -> None:
 def test_a_packed_head_is_announced(method: str) -> None:
     block = GPTQ | AWQ
     assert scheme(method, block, ("lm_head", ())) == UNQUANTIZED
-    listed = {"modules_in_block_to_quantize": ["lm_head"], "modules_to_not_convert": ["visual"], "lm_head": True}
+    listed = {
+        "modules_in_block_to_quantize": ["lm_head"],
+        "modules_to_not_convert": ["visual"],
+        "lm_head": True,
+    }
     assert scheme(method, block | listed, ("lm_head", ())).kind == "wna16"
 
 
@@ -148,11 +186,17 @@ def test_awq(changes: dict[str, Any], expected: Scheme) -> None:
         ({"block_name_to_quantize": "model.layers,model.visual"}, PACKED),
         ({"to_quant_block_names": ["model.visual"]}, UNQUANTIZED),
         ({"extra_config": {DOWN[0]: {"bits": 16}}}, UNQUANTIZED),
-        ({"extra_config": {r".*\.3\.mlp.*": {"bits": 8, "group_size": 32}}}, PACKED._replace(bits=8, group=32)),
+        (
+            {"extra_config": {r".*\.3\.mlp.*": {"bits": 8, "group_size": 32}}},
+            PACKED._replace(bits=8, group=32),
+        ),
         ({"extra_config": {"(": {"bits": 8}}}, PACKED),
         ({"packing_format": "auto_round:auto_awq"}, WNA16._replace(layout="awq")),
         ({"data_type": "mx_fp", "bits": 4}, Scheme(kind="mxfp4", bits=4, group=32)),
-        ({"data_type": "fp", "bits": 8, "group_size": [128, 128]}, Scheme(kind="fp8_block", bits=8, group=128)),
+        (
+            {"data_type": "fp", "bits": 8, "group_size": [128, 128]},
+            Scheme(kind="fp8_block", bits=8, group=128),
+        ),
     ],
 )
 def test_auto_round(changes: dict[str, Any], expected: Scheme) -> None:
@@ -168,7 +212,13 @@ TOKEN8 = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
     [
         ({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}, None, WNA16),
         (
-            {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "actorder": "group"},
+            {
+                "num_bits": 4,
+                "type": "int",
+                "strategy": "group",
+                "group_size": 128,
+                "actorder": "group",
+            },
             None,
             Scheme(kind="wna16", bits=4, group=128, act_order=True),
         ),
@@ -194,8 +244,16 @@ TOKEN8 = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
             TOKEN8 | {"strategy": "group"},
             Scheme(kind="fp8_block", bits=8, group=128),
         ),
-        (FLOAT8 | {"strategy": "channel"}, None, Scheme(kind="fp8_token", bits=8, weight_only=True)),
-        (FLOAT8 | {"strategy": "group", "group_size": 32}, TOKEN8, Scheme(kind="mxfp8", bits=8, group=32)),
+        (
+            FLOAT8 | {"strategy": "channel"},
+            None,
+            Scheme(kind="fp8_token", bits=8, weight_only=True),
+        ),
+        (
+            FLOAT8 | {"strategy": "group", "group_size": 32},
+            TOKEN8,
+            Scheme(kind="mxfp8", bits=8, group=32),
+        ),
         (
             {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
             None,
@@ -208,15 +266,24 @@ TOKEN8 = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
         ),
     ],
 )
-def test_compressed_tensors(weights: dict[str, Any], inputs: dict[str, Any] | None, expected: Scheme) -> None:
+def test_compressed_tensors(
+    weights: dict[str, Any], inputs: dict[str, Any] | None, expected: Scheme
+) -> None:
     assert compressed(weights, inputs) == expected
 
 
 def test_compressed_tensors_ignores_and_targets_by_name_and_expression() -> None:
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
     wide = {"num_bits": 8, "type": "int", "strategy": "channel"}
-    assert compressed(weights, ignore=["re:.*layers.3.*"]) == compressed(weights, ignore=[DOWN[0]]) == UNQUANTIZED
-    groups = {"a": {"targets": ["Linear"], "weights": weights}, "b": {"targets": ["re:.*(q|k|v)_proj"], "weights": wide}}
+    assert (
+        compressed(weights, ignore=["re:.*layers.3.*"])
+        == compressed(weights, ignore=[DOWN[0]])
+        == UNQUANTIZED
+    )
+    groups = {
+        "a": {"targets": ["Linear"], "weights": weights},
+        "b": {"targets": ["re:.*(q|k|v)_proj"], "weights": wide},
+    }
     block = {"config_groups": groups | {"c": {"targets": ["LlamaAttention"], "weights": wide}}}
     assert scheme("compressed-tensors", block, QKV) == Scheme(kind="wna16", bits=8)
     assert scheme("compressed-tensors", block) == WNA16
@@ -243,11 +310,23 @@ def test_a_fused_layer_whose_parts_differ_is_unknown(method: str, block: dict[st
     ("block", "expected"),
     [
         ({"quant_algo": "FP8"}, Scheme(kind="fp8_tensor", bits=8, static_activation=True)),
-        ({"quantization": {"quant_algo": "nvfp4", "group_size": 16}}, Scheme(kind="nvfp4", bits=4, group=16)),
+        (
+            {"quantization": {"quant_algo": "nvfp4", "group_size": 16}},
+            Scheme(kind="nvfp4", bits=4, group=16),
+        ),
         ({"quantization": {"quant_algo": "MXFP8", "exclude_modules": ["*.mlp.*"]}}, UNQUANTIZED),
         ({"quant_algo": "FP8", "ignore": ["model.layers.3*"]}, UNQUANTIZED),
-        ({"quant_algo": "FP8", "ignore": ["*layers.4*"]}, Scheme(kind="fp8_tensor", bits=8, static_activation=True)),
-        ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {DOWN[0]: {"quant_algo": "FP8_PB_WO"}}}, "fp8_block"),
+        (
+            {"quant_algo": "FP8", "ignore": ["*layers.4*"]},
+            Scheme(kind="fp8_tensor", bits=8, static_activation=True),
+        ),
+        (
+            {
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {DOWN[0]: {"quant_algo": "FP8_PB_WO"}},
+            },
+            "fp8_block",
+        ),
         ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {}}, UNQUANTIZED),
     ],
 )
@@ -276,7 +355,9 @@ def test_experts_are_asked_for_by_their_own_projections() -> None:
 
 @pytest.mark.parametrize("method", ["quark", "gguf"])
 def test_methods_without_rules_are_unknown(method: str) -> None:
-    assert scheme(method, {}) == UnknownScheme(reason=f"no rules for the quantization method {method}")
+    assert scheme(method, {}) == UnknownScheme(
+        reason=f"no rules for the quantization method {method}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -288,7 +369,14 @@ def test_methods_without_rules_are_unknown(method: str) -> None:
         ("fp8", {"weight_block_size": [128]}),
         ("modelopt", {"quant_algo": "W4A8_AWQ"}),
         ("auto-round", ROUND | {"data_type": "nv_fp"}),
-        ("compressed-tensors", {"config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 3, "type": "float"}}}}),
+        (
+            "compressed-tensors",
+            {
+                "config_groups": {
+                    "a": {"targets": ["Linear"], "weights": {"num_bits": 3, "type": "float"}}
+                }
+            },
+        ),
         ("compressed-tensors", {"config_groups": {"a": {"targets": ["Linear"], "weights": 4}}}),
     ],
 )
@@ -298,11 +386,24 @@ def test_blocks_that_are_not_understood_say_so(method: str, block: dict[str, Any
     assert found.reason
 
 
-METHODS = st.sampled_from(["gptq", "awq", "auto-round", "compressed-tensors", "mxfp4", "modelopt", "fp8", "bitsandbytes"])
-KEYS = sorted({key for block in QUANTS.values() for key in block} | {"weights", "targets", "quantization", "quantized_layers"})
+METHODS = st.sampled_from(
+    ["gptq", "awq", "auto-round", "compressed-tensors", "mxfp4", "modelopt", "fp8", "bitsandbytes"]
+)
+KEYS = sorted(
+    {key for block in QUANTS.values() for key in block}
+    | {"weights", "targets", "quantization", "quantized_layers"}
+)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.sampled_from(["re:.*", "Linear", "FP8"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=6)
+    | st.sampled_from(["re:.*", "Linear", "FP8"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 NEARLY = st.builds(
@@ -315,7 +416,10 @@ BLOCKS = NEARLY | st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6)
 
 @given(METHODS, BLOCKS)
 def test_no_block_raises(method: str, block: dict[str, Any]) -> None:
-    found = parse(Quant(method=method, config=block), (("model.", "language_model.model."), (".self_attn.", ".attn.")))
+    found = parse(
+        Quant(method=method, config=block),
+        (("model.", "language_model.model."), (".self_attn.", ".attn.")),
+    )
     for name, parts in (QKV, DOWN, ("lm_head", ()), ("", ())):
         for experts in (False, True):
             assert isinstance(found.scheme_of(name, parts, experts=experts), Scheme | UnknownScheme)
@@ -331,7 +435,9 @@ def test_no_block_raises(method: str, block: dict[str, Any]) -> None:
         ({"modules_to_not_convert": ["3.mlp"]}, True),
     ],
 )
-def test_only_a_block_that_can_tell_layers_by_their_number_is_asked_for_each(block: dict[str, Any], numbered: bool) -> None:
+def test_only_a_block_that_can_tell_layers_by_their_number_is_asked_for_each(
+    block: dict[str, Any], numbered: bool
+) -> None:
     assert parse(Quant(method="fp8", config=block)).numbered is numbered
 
 
@@ -340,22 +446,41 @@ def test_a_pattern_may_tell_them_by_their_number(entry: str) -> None:
     assert parse(Quant(method="compressed-tensors", config={"ignore": [entry]})).numbered
 
 
-@given(st.lists(st.text("lm.13", min_size=1, max_size=4), max_size=3), st.sampled_from(["fp8", "awq", "modelopt"]))
+@given(
+    st.lists(st.text("lm.13", min_size=1, max_size=4), max_size=3),
+    st.sampled_from(["fp8", "awq", "modelopt"]),
+)
 def test_layers_of_a_block_without_numbers_have_one_scheme(entries: list[str], method: str) -> None:
-    config = {"bits": 4, "group_size": 128, "quant_algo": "FP8", "exclude_modules": entries, "modules_to_not_convert": entries}
+    config = {
+        "bits": 4,
+        "group_size": 128,
+        "quant_algo": "FP8",
+        "exclude_modules": entries,
+        "modules_to_not_convert": entries,
+    }
     found = parse(Quant(method=method, config=config))
     names = [f"l.{number}.m" for number in (1, 3, 11, 13, 31)]
     assert found.numbered or len({found.scheme_of(name) for name in names}) == 1
 
 
-@pytest.mark.parametrize("entry", ["lm_head", "re:.*mlp.gate$", r"re:^model\.visual\..*", "re:.*self_attn.*", "re:lm_head"])
+@pytest.mark.parametrize(
+    "entry",
+    ["lm_head", "re:.*mlp.gate$", r"re:^model\.visual\..*", "re:.*self_attn.*", "re:lm_head"],
+)
 def test_what_no_number_makes_a_difference_to_asks_for_one_layer_of_a_kind(entry: str) -> None:
     assert not tells_numbers(entry)
 
 
 @pytest.mark.parametrize(
     "entry",
-    ["model.layers.0.mlp", r"re:.*layers\.[12]\..*", "re:.*layers.0.mlp", "re:.*layers..mlp", "re:.*layers.+mlp", r"re:.*\d"],
+    [
+        "model.layers.0.mlp",
+        r"re:.*layers\.[12]\..*",
+        "re:.*layers.0.mlp",
+        "re:.*layers..mlp",
+        "re:.*layers.+mlp",
+        r"re:.*\d",
+    ],
 )
 def test_what_may_be_about_some_numbers_alone_asks_for_each_layer(entry: str) -> None:
     assert tells_numbers(entry)
@@ -364,12 +489,21 @@ def test_what_may_be_about_some_numbers_alone_asks_for_each_layer(entry: str) ->
 _PARTS = ("model", "layers", "mlp", "gate", "_", ".", "..", r"\.", ".*", ".+", "^", "$", "s", "1")
 
 
-@given(parts=st.lists(st.sampled_from(_PARTS), max_size=8), number=st.integers(0, 200), other=st.integers(0, 200))
+@given(
+    parts=st.lists(st.sampled_from(_PARTS), max_size=8),
+    number=st.integers(0, 200),
+    other=st.integers(0, 200),
+)
 def test_a_pattern_that_tells_no_numbers_matches_all_layers_of_a_kind_or_none(
     parts: list[str], number: int, other: int
 ) -> None:
     pattern = "".join(parts)
     if not tells_numbers(f"re:{pattern}"):
-        for name in ("model.layers.{}.mlp.gate", "layers.{}.mlp_gate", "model.mlp.{}", "model.layers.{}.mlp.gate.0.gate"):
+        for name in (
+            "model.layers.{}.mlp.gate",
+            "layers.{}.mlp_gate",
+            "model.mlp.{}",
+            "model.layers.{}.mlp.gate.0.gate",
+        ):
             first, second = (re.match(pattern, name.format(one)) is None for one in (number, other))
             assert first == second

@@ -62,9 +62,12 @@ def test_many_patterns_are_refused_together() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.sampled_from([".", r"\w", "a", r"\d", "[a-z_.]", "*", "+", "?", "{2,}", "(", "|", ")", "x"]), max_size=24).map(
-        "".join
-    )
+    st.lists(
+        st.sampled_from(
+            [".", r"\w", "a", r"\d", "[a-z_.]", "*", "+", "?", "{2,}", "(", "|", ")", "x"]
+        ),
+        max_size=24,
+    ).map("".join)
 )
 def test_what_passes_is_matched_at_once(pattern: str) -> None:
     try:
@@ -72,7 +75,8 @@ def test_what_passes_is_matched_at_once(pattern: str) -> None:
         compiled = re.compile(pattern)
     except (Untamed, re.error):
         return
-    # In CPU time, with several tries: what passes costs less than this one, what backtracks for ever millions of times as much.
+    # In CPU time, with several tries: what passes costs less than this one, what backtracks for
+    # ever millions of times as much.
     assert any(cost(compiled) < 1000 * cost(CUBIC) for _ in range(5))
 
 
@@ -89,7 +93,9 @@ BLOCKS = {
     "compressed": {**QUANTS["w4a16"], "ignore": ["re:(.+)+\\d\\d\\d$"]},
     "targets": {
         **QUANTS["w4a16"],
-        "config_groups": {"g": {**QUANTS["w4a16"]["config_groups"]["group_0"], "targets": ["re:(.|.)*x"]}},
+        "config_groups": {
+            "g": {**QUANTS["w4a16"]["config_groups"]["group_0"], "targets": ["re:(.|.)*x"]}
+        },
     },
     "gptq": {**QUANTS["gptq"], "dynamic": {"-:(.+)+\\d\\d\\d$": {}}},
     "auto-round": {**QUANTS["auto-round"], "extra_config": {"(.+)+\\d\\d\\d$": {"bits": 8}}},
@@ -101,7 +107,9 @@ def test_a_checkpoint_with_such_a_pattern_is_refused_in_words(name: str, ref: st
     profiles = Profiles()
     engines = [profiles.engine(ref)]
     spec = published("llama-3.1-8b", quantization_config=BLOCKS[name])
-    decision = decide(spec, profiles.hardware("2x3090"), engines, wish(), rules=profiles.rules(engines))
+    decision = decide(
+        spec, profiles.hardware("2x3090"), engines, wish(), rules=profiles.rules(engines)
+    )
     assert not decision.plans
     assert {one.verdict for one in decision.rejected} == {"unsupported_quantization"}
     assert "could take for ever" in decision.rejected[0].reasons[0]

@@ -1,4 +1,5 @@
-"""Checks: how conditions of a profile combine, and what is wrong with a profile that asks for none such."""
+"""Checks: how conditions of a profile combine, and what is wrong with a profile that asks for none
+such."""
 
 from __future__ import annotations
 
@@ -22,8 +23,13 @@ def refusal(**conditions: Any) -> str | None:
 
 def test_the_first_condition_that_does_not_hold_gives_the_reason() -> None:
     assert refusal() is None
-    assert refusal(layers=["mla"], max_head=256, min_capability="9.0") == "head size 576 is above 256"
-    assert refusal(min_capability="9.0", max_head=256) == "needs compute capability 9.0 or higher, this GPU has 8.6"
+    assert (
+        refusal(layers=["mla"], max_head=256, min_capability="9.0") == "head size 576 is above 256"
+    )
+    assert (
+        refusal(min_capability="9.0", max_head=256)
+        == "needs compute capability 9.0 or higher, this GPU has 8.6"
+    )
 
 
 def test_when_says_where_the_rest_applies() -> None:
@@ -34,7 +40,10 @@ def test_when_says_where_the_rest_applies() -> None:
 def test_one_of_several_is_enough_and_every_reason_is_told_once() -> None:
     assert refusal(any_of=[{"max_head": 256}, {"layers": ["mla"]}]) is None
     wanted = [{"max_head": 256}, {"capabilities": ["9.*"]}, {"max_head": 256, "layers": ["mla"]}]
-    assert refusal(any_of=wanted) == "head size 576 is above 256 and runs on compute capability 9.*, this GPU has 8.6"
+    assert (
+        refusal(any_of=wanted)
+        == "head size 576 is above 256 and runs on compute capability 9.*, this GPU has 8.6"
+    )
 
 
 def test_what_a_check_may_be_about_is_told_without_asking_it() -> None:
@@ -42,22 +51,37 @@ def test_what_a_check_may_be_about_is_told_without_asking_it() -> None:
     assert [asked.asks_for("schemes", kind) for kind in ("wna16", "nvfp4")] == [True, False]
     assert asked.asks_for("bits", 4)
     # Outside of `when` it holds, whatever else it asks for.
-    assert Check.model_validate({"when": {"min_capability": "9.0"}, "schemes": ["wna16"]}).asks_for("schemes", "nvfp4")
+    assert Check.model_validate({"when": {"min_capability": "9.0"}, "schemes": ["wna16"]}).asks_for(
+        "schemes", "nvfp4"
+    )
 
 
 def test_what_is_not_known_is_no_refusal() -> None:
-    for conditions in ({"nope_dims": [128]}, {"when": {"nope_dims": [128]}, "max_head": 1}, {"any_of": [{"nope_dims": [1]}]}):
+    for conditions in (
+        {"nope_dims": [128]},
+        {"when": {"nope_dims": [128]}, "max_head": 1},
+        {"any_of": [{"nope_dims": [1]}]},
+    ):
         reason = refusal(**conditions)
         assert isinstance(reason, Undecided)
         assert reason == "qk_nope_head_dim is not known"
-    assert first_refusal([Check(), Check.model_validate({"max_head": 8})], AMPERE) == "head size 576 is above 8"
+    assert (
+        first_refusal([Check(), Check.model_validate({"max_head": 8})], AMPERE)
+        == "head size 576 is above 8"
+    )
 
 
 @pytest.mark.parametrize(
     ("conditions", "problem"),
     [
-        ({"min_capabilty": "9.0"}, "there is no condition `min_capabilty`; the nearest is `min_capability`"),
-        ({"any_of": [{"head_dim": [64]}]}, "`any_of`: there is no condition `head_dim`; the nearest is `head_dims`"),
+        (
+            {"min_capabilty": "9.0"},
+            "there is no condition `min_capabilty`; the nearest is `min_capability`",
+        ),
+        (
+            {"any_of": [{"head_dim": [64]}]},
+            "`any_of`: there is no condition `head_dim`; the nearest is `head_dims`",
+        ),
         ({"n_multiple": "many"}, "`n_multiple`: Input should be a valid integer"),
         ({"schemes": ["int3"]}, "`schemes`: Input should be 'wna16'"),
         ({"any_of": {"sinks": True}}, "`any_of`: Input should be a valid tuple"),
@@ -68,14 +92,23 @@ def test_a_check_that_is_wrong_says_which_name(conditions: dict[str, Any], probl
         Check.model_validate(conditions)
 
 
-def test_a_profile_of_a_user_with_a_wrong_condition_names_file_place_and_nearest_condition(tmp_path: Path) -> None:
+def test_a_profile_of_a_user_with_a_wrong_condition_names_file_place_and_nearest_condition(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "engines" / "vllm"
     (folder / "0.33.0").mkdir(parents=True)
     (folder / "0.33.0.yaml").write_text((shipped() / "engines/vllm/0.33.0.yaml").read_text())
-    rules = (shipped() / "engines/vllm/0.33.0/linear.yaml").read_text().replace("n_packs: true", "n_pack: true", 1)
+    rules = (
+        (shipped() / "engines/vllm/0.33.0/linear.yaml")
+        .read_text()
+        .replace("n_packs: true", "n_pack: true", 1)
+    )
     (folder / "0.33.0" / "linear.yaml").write_text(rules)
     profiles = Profiles(tmp_path)
     with pytest.raises(SettingsError) as error:
         profiles.rules([profiles.engine("vllm==0.33.0")])
-    assert "linear.yaml is wrong at kernels.AutoAWQLinearMethod.requires.1: there is no condition `n_pack`" in str(error.value)
+    assert (
+        "linear.yaml is wrong at kernels.AutoAWQLinearMethod.requires.1: there is no condition"
+        " `n_pack`" in str(error.value)
+    )
     assert "the nearest is `n_packs`" in str(error.value)

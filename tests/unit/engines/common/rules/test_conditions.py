@@ -17,7 +17,14 @@ from gateway.profiles.profiles import Profiles
 
 SCHEME = Scheme(kind="wna16", bits=4, group=128)
 LAYER = LinearShape(k=2048, n=32, scheme=SCHEME, dtype="bfloat16")
-EXPERTS = MoeShape(hidden=2816, intermediate=352, experts=128, scheme=SCHEME, dtype="bfloat16", routing="renormalize")
+EXPERTS = MoeShape(
+    hidden=2816,
+    intermediate=352,
+    experts=128,
+    scheme=SCHEME,
+    dtype="bfloat16",
+    routing="renormalize",
+)
 
 
 def checks(value: Any) -> Iterator[Check]:
@@ -38,7 +45,12 @@ def checks(value: Any) -> Iterator[Check]:
 def shipped_checks() -> list[Check]:
     profiles = Profiles()
     rules = profiles.rules([profiles.engine(ref) for ref in profiles.engine_files])
-    return [check for version in rules.values() for file in vars(version).values() for check in checks(file)]
+    return [
+        check
+        for version in rules.values()
+        for file in vars(version).values()
+        for check in checks(file)
+    ]
 
 
 def test_every_condition_is_asked_for_by_a_rule_that_ships() -> None:
@@ -51,7 +63,15 @@ def test_a_condition_never_fails_on_a_subject_that_lacks_what_it_asks_for(name: 
     """It is undecided, or it is about the GPU and what is installed."""
     wanted = next(check.root[name] for check in shipped_checks() if name in check.root)
     reason = CONDITIONS[name].test(wanted, Subject(""))
-    about_the_machine = ("capabilities", "min_capability", "below_capability", "min_gib", "package", "variable", "enabled")
+    about_the_machine = (
+        "capabilities",
+        "min_capability",
+        "below_capability",
+        "min_gib",
+        "package",
+        "variable",
+        "enabled",
+    )
     if name in (*about_the_machine, "activations", "block_multiple"):
         assert not isinstance(reason, Undecided)
     else:
@@ -71,7 +91,10 @@ def test_a_condition_never_fails_on_a_subject_that_lacks_what_it_asks_for(name: 
         ({"intermediate_multiple": 128}, "intermediate size 352 is not a multiple of 128"),
         ({"max_experts": 64}, "takes at most 64 experts, not 128"),
         ({"halved_groups": 64}, "no half of the group size 128 down to 64 divides 2816 and 352"),
-        ({"capabilities": ["9.0", "10.*"]}, "runs on compute capability 9.0 or 10.*, this GPU has 8.6"),
+        (
+            {"capabilities": ["9.0", "10.*"]},
+            "runs on compute capability 9.0 or 10.*, this GPU has 8.6",
+        ),
         ({"package": "humming"}, "the package humming is not installed"),
     ],
 )
@@ -82,5 +105,8 @@ def test_a_refusal_has_the_numbers(check: dict[str, Any], reason: str) -> None:
 
 def test_what_a_model_computes_in_has_one_name_for_layers_and_attention() -> None:
     attention = Subject("8.6", attention=AttentionQuery(kind="full", head_dim=128))
-    assert Check.model_validate({"dtypes": ["float16"]}).refusal(attention) == "takes dtype float16, not bfloat16"
+    assert (
+        Check.model_validate({"dtypes": ["float16"]}).refusal(attention)
+        == "takes dtype float16, not bfloat16"
+    )
     assert Check.model_validate({"dtypes": ["bfloat16"]}).refusal(attention) is None

@@ -1,4 +1,5 @@
-"""Speculative decoding: the rules agree with each vLLM version's own code, and a drafter that cannot run costs no model."""
+"""Speculative decoding: the rules agree with each vLLM version's own code, and a drafter that
+cannot run costs no model."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.domain import AttentionGroup, Engine, LayerAttention, ModelSpec, Refusal, TensorGroup, Wish
+from gateway.domain import (
+    AttentionGroup,
+    Engine,
+    LayerAttention,
+    ModelSpec,
+    Refusal,
+    TensorGroup,
+    Wish,
+)
 from gateway.engines.common.layers.build import build
 from gateway.engines.common.speculative.speculation import Speculation
 from gateway.engines.common.speculative.speculative import Target, drafter_bytes, speculate
@@ -37,7 +46,14 @@ RULES = {
 
 
 def engine(version: str) -> Engine:
-    return Engine(kind="vllm", version=version, device="cuda", image="", container_command=(), process_command=())
+    return Engine(
+        kind="vllm",
+        version=version,
+        device="cuda",
+        image="",
+        container_command=(),
+        process_command=(),
+    )
 
 
 def attends(groups: tuple[AttentionGroup, ...]) -> tuple[LayerAttention, ...]:
@@ -45,21 +61,38 @@ def attends(groups: tuple[AttentionGroup, ...]) -> tuple[LayerAttention, ...]:
 
 
 def no_backend(groups: tuple[AttentionGroup, ...]) -> tuple[LayerAttention, ...]:
-    reasons = {"FLASH_ATTN": "head_size not supported", "FLASHINFER": "non-causal attention not supported"}
+    reasons = {
+        "FLASH_ATTN": "head_size not supported",
+        "FLASHINFER": "non-causal attention not supported",
+    }
     refused = tuple(Refusal(kernel=kernel, reason=reason) for kernel, reason in reasons.items())
     return tuple(row(group, None, "none").evolve(refused=refused) for group in groups)
 
 
 def row(group: AttentionGroup, backend: str | None, status: Any) -> LayerAttention:
-    return LayerAttention(kind=group.kind, layers=group.layers, head_dim=group.head_dim, backend=backend, status=status)
+    return LayerAttention(
+        kind=group.kind,
+        layers=group.layers,
+        head_dim=group.head_dim,
+        backend=backend,
+        status=status,
+    )
 
 
 def target(name: str, *, drafting: bool = True, **changes: Any) -> ModelSpec:
     """A spec with what speculation looks at, from tests/models/NAME.json."""
     config = json.loads((MODELS / f"{name}.json").read_text()) | changes
     text = config.get("text_config", config)
-    heads = AttentionGroup(kind="full", layers=text["num_hidden_layers"], heads=32, kv_heads=8, head_dim=128)
-    layer = TensorGroup(name="mtp.fc.weight", count=1, shape=(text["hidden_size"], 64), dtype="BF16", shard="replicated")
+    heads = AttentionGroup(
+        kind="full", layers=text["num_hidden_layers"], heads=32, kv_heads=8, head_dim=128
+    )
+    layer = TensorGroup(
+        name="mtp.fc.weight",
+        count=1,
+        shape=(text["hidden_size"], 64),
+        dtype="BF16",
+        shard="replicated",
+    )
     return ModelSpec(
         source=name,
         architecture=config["architectures"][0],
@@ -81,15 +114,27 @@ def wish(**fields: Any) -> Wish:
 
 
 def speculated(
-    spec: ModelSpec, drafter: Drafter | None, asked: Wish, engine: Any, rules: SpeculativeRules | None, attends: Any, rank: Rank
+    spec: ModelSpec,
+    drafter: Drafter | None,
+    asked: Wish,
+    engine: Any,
+    rules: SpeculativeRules | None,
+    attends: Any,
+    rank: Rank,
 ) -> Speculation:
     return speculate(Target(spec, rank, build, attends), drafter, asked, engine, rules)
 
 
 def drafter(name: str, spec: ModelSpec | None = None) -> Drafter:
-    found = read_drafter("org/EAGLE-drafter" if name == "eagle llama" else "org/drafter", None, DRAFTERS[name])
+    found = read_drafter(
+        "org/EAGLE-drafter" if name == "eagle llama" else "org/drafter", None, DRAFTERS[name]
+    )
     # Engines compare these sizes only when weights are loaded, or never: they are ours to compare.
-    return found if spec is None else found.evolve(target_hidden=spec.hidden, vocab=spec.vocab, target_layers=())
+    return (
+        found
+        if spec is None
+        else found.evolve(target_hidden=spec.hidden, vocab=spec.vocab, target_layers=())
+    )
 
 
 # --- seed case 003: a DFlash drafter for Gemma 4 on two RTX 3090 ---
@@ -98,7 +143,15 @@ def drafter(name: str, spec: ModelSpec | None = None) -> Drafter:
 def gemma(version: str, backends: Any = attends, **fields: Any) -> Speculation:
     spec = target("gemma-4-31b", drafting=False)
     asked = wish(drafter="org/drafter", **fields)
-    return speculated(spec, drafter("dflash gemma-4-31b"), asked, engine(version), RULES[version], backends, Rank(tp=2))
+    return speculated(
+        spec,
+        drafter("dflash gemma-4-31b"),
+        asked,
+        engine(version),
+        RULES[version],
+        backends,
+        Rank(tp=2),
+    )
 
 
 @pytest.mark.parametrize("version", vllm_since("0.26"))
@@ -106,8 +159,13 @@ def test_a_dflash_drafter_gets_its_number_of_tokens_from_its_config(version: str
     found = gemma(version)
     assert found.config == {"method": "dflash", "model": "org/drafter", "num_speculative_tokens": 8}
     assert found.tokens is not None
-    assert found.tokens.reason == "taken from speculators_config.proposal_methods[0].speculative_tokens = 8"
-    assert [(group.kind, group.head_dim, group.causal, group.layers) for group in found.groups] == [("full", 256, False, 5)]
+    assert (
+        found.tokens.reason
+        == "taken from speculators_config.proposal_methods[0].speculative_tokens = 8"
+    )
+    assert [(group.kind, group.head_dim, group.causal, group.layers) for group in found.groups] == [
+        ("full", 256, False, 5)
+    ]
     assert found.slots == (0 if since(version, "0.33") else 7)
     assert found.warnings == ()
 
@@ -141,8 +199,12 @@ def test_the_attention_rules_have_a_backend_for_it(version: str, capability: str
 
 def by_rules(version: str, capability: str, kv_dtype: str) -> Any:
     path = shipped() / "engines/vllm" / version / "attention.yaml"
-    rules = AttentionRules.model_validate(yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-    return lambda groups: layer_attention(groups, rules, Rank(tp=2, kv_dtype=kv_dtype, capability=capability), drafter=True)
+    rules = AttentionRules.model_validate(
+        yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    )
+    return lambda groups: layer_attention(
+        groups, rules, Rank(tp=2, kv_dtype=kv_dtype, capability=capability), drafter=True
+    )
 
 
 def test_the_user_decides_the_number_of_tokens() -> None:
@@ -154,7 +216,15 @@ def test_the_user_decides_the_number_of_tokens() -> None:
 
 def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
     for fields in ({}, {"speculative": "off"}):
-        found = speculated(target("glm-4.5-air"), None, wish(**fields), engine("0.33.0"), RULES["0.33.0"], attends, Rank())
+        found = speculated(
+            target("glm-4.5-air"),
+            None,
+            wish(**fields),
+            engine("0.33.0"),
+            RULES["0.33.0"],
+            attends,
+            Rank(),
+        )
         assert found.method.value == "none"
         assert not found.warnings
 
@@ -168,19 +238,33 @@ def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
         ("nemotron-3-nano-30b-a3b", True, "none", "config.json names no layers that draft"),
     ],
 )
-def test_auto_drafts_with_the_checkpoints_own_layers_only(name: str, drafting: bool, method: str, why: str) -> None:
+def test_auto_drafts_with_the_checkpoints_own_layers_only(
+    name: str, drafting: bool, method: str, why: str
+) -> None:
     spec = target(name, drafting=drafting)
-    found = speculated(spec, None, wish(speculative="auto"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=1))
+    found = speculated(
+        spec, None, wish(speculative="auto"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=1)
+    )
     assert found.method.value == method
     assert why in found.method.reason
     assert not found.warnings
-    asked = speculated(spec, None, wish(speculative="mtp"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=1))
+    asked = speculated(
+        spec, None, wish(speculative="mtp"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=1)
+    )
     assert asked.method.value == method
     assert bool(asked.warnings) == (method == "none")
 
 
 def test_an_engine_without_rules_serves_the_target_alone() -> None:
-    found = speculated(target("qwen3-8b"), None, wish(speculative="ngram"), engine("9.9"), None, attends, Rank(tp=1))
+    found = speculated(
+        target("qwen3-8b"),
+        None,
+        wish(speculative="ngram"),
+        engine("9.9"),
+        None,
+        attends,
+        Rank(tp=1),
+    )
     assert found.method.value == "none"
     assert "not known here" in found.warnings[0]
 
@@ -188,11 +272,23 @@ def test_an_engine_without_rules_serves_the_target_alone() -> None:
 def test_a_drafter_for_another_model_is_dropped() -> None:
     asked = wish(drafter="org/drafter")
     found = speculated(
-        target("llama-3.1-8b"), drafter("eagle3 llama"), asked, engine("0.33.0"), RULES["0.33.0"], attends, Rank()
+        target("llama-3.1-8b"),
+        drafter("eagle3 llama"),
+        asked,
+        engine("0.33.0"),
+        RULES["0.33.0"],
+        attends,
+        Rank(),
     )
     assert "reads a vocabulary of 151936 tokens, and the target has 128256" in found.warnings[0]
     found = speculated(
-        target("gpt-oss-20b"), drafter("eagle3 llama"), asked, engine("0.33.0"), RULES["0.33.0"], attends, Rank()
+        target("gpt-oss-20b"),
+        drafter("eagle3 llama"),
+        asked,
+        engine("0.33.0"),
+        RULES["0.33.0"],
+        attends,
+        Rank(),
     )
     assert "made for a target of hidden size 4096, and this one has 2880" in found.warnings[0]
 
@@ -226,7 +322,9 @@ def test_a_wish_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> No
         ("dspark qwen3", "dspark", 7, False),
     ],
 )
-def test_a_drafter_is_what_its_config_says(name: str, method: str, tokens: int | None, causal: bool) -> None:
+def test_a_drafter_is_what_its_config_says(
+    name: str, method: str, tokens: int | None, causal: bool
+) -> None:
     found = drafter(name)
     assert (found.method, found.tokens, found.attention[0].causal) == (method, tokens, causal)
 
@@ -246,7 +344,9 @@ def test_a_sliding_drafter_needs_a_window() -> None:
     with pytest.raises(BadModel, match="sliding_window"):
         read_drafter("org/drafter", None, config)
     found = read_drafter("org/drafter", None, config | {"sliding_window": 2048})
-    assert [(group.kind, group.window, group.causal) for group in found.attention] == [("sliding", 2048, True)]
+    assert [(group.kind, group.window, group.causal) for group in found.attention] == [
+        ("sliding", 2048, True)
+    ]
 
 
 FIELDS = [
@@ -284,10 +384,22 @@ FIELDS = [
 )  # fmt: skip
 def test_no_config_raises_anything_but_bad_model(name: str, field: str, value: Any) -> None:
     config = json.loads(json.dumps(DRAFTERS[name]))
-    where = config["transformer_layer_config"] if field in config.get("transformer_layer_config", {}) else config
+    where = (
+        config["transformer_layer_config"]
+        if field in config.get("transformer_layer_config", {})
+        else config
+    )
     where[field] = value
     try:
         found = read_drafter("org/drafter", None, config)
     except BadModel:
         return
-    speculated(target("qwen3-8b"), found, wish(drafter="a/b"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=2))
+    speculated(
+        target("qwen3-8b"),
+        found,
+        wish(drafter="a/b"),
+        engine("0.33.0"),
+        RULES["0.33.0"],
+        attends,
+        Rank(tp=2),
+    )

@@ -1,4 +1,5 @@
-"""Measurements take the place of expectations of the plan itself, and move those of plans like it, the more the more alike they are."""
+"""Measurements take the place of expectations of the plan itself, and move those of plans like it,
+the more the more alike they are."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from tests.support.makers import engine, machine, spec, wish
 PROFILES = Profiles()
 
 
-def decided(facts: tuple[Fact, ...] = (), version: str = "9.9.0", pace: Pace | None = PROFILES.pace, **fields: Any) -> Decision:
+def decided(
+    facts: tuple[Fact, ...] = (),
+    version: str = "9.9.0",
+    pace: Pace | None = PROFILES.pace,
+    **fields: Any,
+) -> Decision:
     wanted = wish(**{"gpus": 1, "replicas": 1, **fields})
     return decide(spec(), machine("2x3090"), [engine("cuda", version)], wanted, facts, pace=pace)
 
@@ -66,7 +72,9 @@ def test_a_plan_that_was_measured_says_its_own_figures() -> None:
     assert after.grade == "measured"
     assert after.stream.value == pytest.approx(before.speed.stream.value / 2, rel=0.01)
     assert after.total.value == pytest.approx(before.speed.total.value / 2, rel=0.01)
-    assert after.first_token_2k_s.value == pytest.approx(before.speed.first_token_2k_s.value * 2, rel=0.01)
+    assert after.first_token_2k_s.value == pytest.approx(
+        before.speed.first_token_2k_s.value * 2, rel=0.01
+    )
     assert after.stream.high / after.stream.low < before.speed.stream.high / before.speed.stream.low
     assert "fitserve bench" in after.source
 
@@ -76,9 +84,16 @@ def test_what_is_measured_again_is_not_multiplied_twice() -> None:
     facts = learned(before, 0.5)
     again = decided(facts).plans[0]
     assert again.speed is not None
-    ratios = {fact.value: fact.samples for fact in learned(again, 1.0, facts) if fact.kind == "speed_ratio"}
+    ratios = {
+        fact.value: fact.samples
+        for fact in learned(again, 1.0, facts)
+        if fact.kind == "speed_ratio"
+    }
     # The second run gave what the first one gave: half of what was expected at first.
-    assert all(value == pytest.approx(500, rel=0.02) or value == pytest.approx(2000, rel=0.02) for value in ratios)
+    assert all(
+        value == pytest.approx(500, rel=0.02) or value == pytest.approx(2000, rel=0.02)
+        for value in ratios
+    )
     assert set(ratios.values()) == {2}
 
 
@@ -92,7 +107,10 @@ def test_plans_like_it_are_corrected_and_others_are_not() -> None:
     assert stream(corrected) == pytest.approx(stream(two) * 0.5**0.5, rel=0.02)
     assert stream(decided(facts, "9.9.1")) == stream(decided(version="9.9.1"))
     assert corrected.plans[0].speed is not None
-    assert "corrected by what was measured of plans with its kernels" in corrected.plans[0].speed.source
+    assert (
+        "corrected by what was measured of plans with its kernels"
+        in corrected.plans[0].speed.source
+    )
 
 
 def test_what_corrects_data_sheets_is_no_correction_of_measured_figures() -> None:
@@ -100,7 +118,10 @@ def test_what_corrects_data_sheets_is_no_correction_of_measured_figures() -> Non
     facts = learned(plan, 0.5)
     (basis,) = {fact.scope["basis"] for fact in facts if fact.kind == "speed_ratio"}
     assert basis == "data sheet of NVIDIA GeForce RTX 3090"
-    others = tuple(fact.evolve(scope=fact.scope | {"basis": "memory"}) if "basis" in fact.scope else fact for fact in facts)
+    others = tuple(
+        fact.evolve(scope=fact.scope | {"basis": "memory"}) if "basis" in fact.scope else fact
+        for fact in facts
+    )
     assert (
         stream(decided(others, max_context=4096))
         == stream(decided(max_context=4096))
@@ -110,7 +131,11 @@ def test_what_corrects_data_sheets_is_no_correction_of_measured_figures() -> Non
 
 def test_what_cannot_be_is_bounded_and_the_past_fades() -> None:
     plan = decided().plans[0]
-    ratio = next(fact for fact in learned(plan, 0.001) if fact.kind == "speed_ratio" and fact.scope["figure"] == "stream")
+    ratio = next(
+        fact
+        for fact in learned(plan, 0.001)
+        if fact.kind == "speed_ratio" and fact.scope["figure"] == "stream"
+    )
     assert ratio.value == 200
     facts = learned(plan, 0.5)
     for _ in range(20):

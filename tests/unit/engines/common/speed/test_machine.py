@@ -1,4 +1,5 @@
-"""The speed model agrees with what was measured on real GPUs, and comes near to what others published."""
+"""The speed model agrees with what was measured on real GPUs, and comes near to what others
+published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What was measured takes the place of a data sheet, on the scale on which the parts of peaks were fitted."""
+"""What was measured takes the place of a data sheet, on the scale on which the parts of peaks were
+fitted."""
 
 from __future__ import annotations
 
@@ -30,17 +31,27 @@ H100, GEFORCE = machine("8xh100"), machine("2x3090")
 
 def fact(what: str, group: Iterable[Gpu], value: float, **scope: str) -> Fact:
     about = {"what": what, "gpus": uuids(group), **scope}
-    return Fact(kind="machine_speed", scope=about, value=round(value), grade="verified", source="x", at=DAY)
+    return Fact(
+        kind="machine_speed", scope=about, value=round(value), grade="verified", source="x", at=DAY
+    )
 
 
 def reduced(hardware: Hardware, group: list[Gpu], **nanoseconds: int) -> list[Fact]:
     links = {frozenset((link.a, link.b)): link for link in hardware.links}
     about = {"cards": cards(group), "links": reach(group, links)}
-    return [fact("all_reduce", group, took, bytes=size.removeprefix("b"), **about) for size, took in nanoseconds.items()]
+    return [
+        fact("all_reduce", group, took, bytes=size.removeprefix("b"), **about)
+        for size, took in nanoseconds.items()
+    ]
 
 
 def made(
-    hardware: Hardware, count: int, facts: Iterable[Fact] = (), *, direct: bool = True, gpus: Any = None
+    hardware: Hardware,
+    count: int,
+    facts: Iterable[Fact] = (),
+    *,
+    direct: bool = True,
+    gpus: Any = None,
 ) -> Machine | None:
     links = {frozenset((link.a, link.b)): link for link in hardware.links}
     return machine_of(gpus or hardware.gpus[:count], links, PACE, Measured(facts), direct=direct)
@@ -48,20 +59,33 @@ def made(
 
 def test_a_card_that_reaches_as_much_as_the_reference_is_its_data_sheet() -> None:
     gpu = H100.gpus[0]
-    facts = [fact("memory", [gpu], 3350e9 * REFERENCE.memory), fact("fp8", [gpu], 1979e12 * REFERENCE.flops["fp8"])]
-    facts += [fact("bfloat16", [gpu], 989e12 * REFERENCE.flops["bfloat16"]), fact("launch", [gpu], REFERENCE.launch_s * 1e9)]
+    facts = [
+        fact("memory", [gpu], 3350e9 * REFERENCE.memory),
+        fact("fp8", [gpu], 1979e12 * REFERENCE.flops["fp8"]),
+    ]
+    facts += [
+        fact("bfloat16", [gpu], 989e12 * REFERENCE.flops["bfloat16"]),
+        fact("launch", [gpu], REFERENCE.launch_s * 1e9),
+    ]
     before, after = made(H100, 1), made(H100, 1, facts)
     assert before is not None
     assert after is not None
     assert before.source == "data sheet of NVIDIA H100 80GB HBM3"
-    assert after.source == "memory, bfloat16, fp8 measured here on 2026-11-18; else data sheet of NVIDIA H100 80GB HBM3"
+    assert (
+        after.source
+        == "memory, bfloat16, fp8 measured here on 2026-11-18; else data sheet of NVIDIA H100 80GB"
+        " HBM3"
+    )
     assert after.memory == pytest.approx(before.memory, rel=1e-3)
     assert after.launch == pytest.approx(1)
     assert dict(after.flops) == pytest.approx(dict(before.flops), rel=1e-2)
 
 
 def test_a_slower_card_is_slower() -> None:
-    (before, after) = (made(H100, 1, facts) for facts in ([], [fact("memory", [H100.gpus[0]], 2000e9 * REFERENCE.memory)]))
+    before, after = (
+        made(H100, 1, facts)
+        for facts in ([], [fact("memory", [H100.gpus[0]], 2000e9 * REFERENCE.memory)])
+    )
     assert before is not None
     assert after is not None
     assert (round(before.memory / 1e9), round(after.memory / 1e9)) == (3350, 2000)
@@ -75,23 +99,32 @@ def test_a_card_that_nobody_wrote_down_has_a_speed_once_it_is_measured() -> None
     found = made(GEFORCE, 1, [memory, half], gpus=[gpu])
     assert found is not None
     assert found.memory == pytest.approx(900e9 / REFERENCE.memory)
-    assert found.flops == pytest.approx(dict.fromkeys(("bfloat16", "float16"), 100e12 / REFERENCE.flops["bfloat16"]))
+    assert found.flops == pytest.approx(
+        dict.fromkeys(("bfloat16", "float16"), 100e12 / REFERENCE.flops["bfloat16"])
+    )
     assert found.source == "memory, float16 measured here on 2026-11-18"
 
 
 def test_measured_nvlink_is_on_the_scale_of_the_fit() -> None:
-    """2 (n - 1) / n x 64 MiB in 301 us less the latency are 450 GB/s and the part of them that the reference has."""
+    """2 (n - 1) / n x 64 MiB in 301 us less the latency are 450 GB/s and the part of them that the
+    reference has."""
     two, of = list(H100.gpus[:2]), WIRE
     latency = of.latency_s * 1e9
     took = latency + (1 << 26) / (450e9 * of.part) * 1e9
-    before, after = made(H100, 2), made(H100, 2, reduced(H100, two, b16384=round(latency), b67108864=round(took)))
+    before, after = (
+        made(H100, 2),
+        made(H100, 2, reduced(H100, two, b16384=round(latency), b67108864=round(took))),
+    )
     assert before is not None
     assert before.wire is not None
     assert after is not None
     assert after.wire is not None
     assert after.wire.bytes_s == pytest.approx(before.wire.bytes_s, rel=1e-2)
     assert after.wire.latency_s == pytest.approx(before.wire.latency_s, rel=1e-2)
-    assert after.source == "all-reduce measured here on 2026-11-18; else data sheet of NVIDIA H100 80GB HBM3"
+    assert (
+        after.source
+        == "all-reduce measured here on 2026-11-18; else data sheet of NVIDIA H100 80GB HBM3"
+    )
 
 
 def test_other_gpus_that_are_joined_alike_are_as_fast() -> None:
@@ -122,21 +155,43 @@ def test_what_was_measured_with_p2p_says_nothing_of_ranks_without() -> None:
 
 def test_without_a_reference_only_what_needs_none_is_taken() -> None:
     pace = Pace(PROFILES.cards, PACE.table.evolve(reference=None))
-    facts = [*reduced(GEFORCE, list(GEFORCE.gpus), b16384=30_000, b67108864=10_030_000), fact("memory", GEFORCE.gpus[:1], 1e9)]
+    facts = [
+        *reduced(GEFORCE, list(GEFORCE.gpus), b16384=30_000, b67108864=10_030_000),
+        fact("memory", GEFORCE.gpus[:1], 1e9),
+    ]
     links = {frozenset((link.a, link.b)): link for link in GEFORCE.links}
     found = machine_of(GEFORCE.gpus, links, pace, Measured(facts), direct=False)
     assert found is not None
     assert found.memory == 936.2e9
-    assert found.source == "all-reduce measured here on 2026-11-18; else data sheet of NVIDIA GeForce RTX 3090"
+    assert (
+        found.source
+        == "all-reduce measured here on 2026-11-18; else data sheet of NVIDIA GeForce RTX 3090"
+    )
     gpu = GEFORCE.gpus[0].evolve(name="NVIDIA Nobody 9000")
-    alone = machine_of([gpu], {}, pace, Measured([fact("memory", [gpu], 9e11), fact("float16", [gpu], 1e14)]), direct=False)
+    alone = machine_of(
+        [gpu],
+        {},
+        pace,
+        Measured([fact("memory", [gpu], 9e11), fact("float16", [gpu], 1e14)]),
+        direct=False,
+    )
     assert alone is not None
     assert (alone.memory, alone.flops["bfloat16"]) == (9e11, 1e14)
 
 
 def test_days_are_those_of_the_calendar() -> None:
-    seconds = [0, 951_782_399, 951_782_400, 951_868_800, 4_107_542_400, *range(1_700_000_000, 1_900_000_000, 7_654_321)]
-    known = Measured(fact("memory", [], 1).evolve(scope={"what": "memory", "gpus": str(at)}, at=float(at)) for at in seconds)
+    seconds = [
+        0,
+        951_782_399,
+        951_782_400,
+        951_868_800,
+        4_107_542_400,
+        *range(1_700_000_000, 1_900_000_000, 7_654_321),
+    ]
+    known = Measured(
+        fact("memory", [], 1).evolve(scope={"what": "memory", "gpus": str(at)}, at=float(at))
+        for at in seconds
+    )
     for at in seconds:
         found = known.number(H100.gpus[0].evolve(uuid=str(at)), "memory")
         assert found is not None

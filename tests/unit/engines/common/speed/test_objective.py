@@ -10,7 +10,9 @@ def speed(stream: float, total: float) -> Speed:
     def told(value: float) -> Estimate:
         return Estimate(value=value, low=value, high=value)
 
-    return Speed(stream=told(stream), total=told(total), concurrency=8, first_token_2k_s=told(1), source="")
+    return Speed(
+        stream=told(stream), total=told(total), concurrency=8, first_token_2k_s=told(1), source=""
+    )
 
 
 def test_each_goal_has_its_own_best() -> None:
@@ -26,7 +28,10 @@ def test_each_goal_has_its_own_best() -> None:
 
 
 def test_more_gpus_have_to_be_worth_it_where_others_might_want_them() -> None:
-    one, two = Outcome(speed(100, 1000), 8_000, 8_000, 1), Outcome(speed(130, 1300), 8_000, 8_000, 2)
+    one, two = (
+        Outcome(speed(100, 1000), 8_000, 8_000, 1),
+        Outcome(speed(130, 1300), 8_000, 8_000, 2),
+    )
     assert worth(two, "balanced", share(None)) > worth(one, "balanced", share(None))
     assert worth(two, "balanced", share("few")) < worth(one, "balanced", share("few"))
     barely = Outcome(speed(104, 1040), 8_000, 8_000, 2)

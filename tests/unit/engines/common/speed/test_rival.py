@@ -1,4 +1,5 @@
-"""What runs is compared with what might run once it was measured, and stays where the other would be little better."""
+"""What runs is compared with what might run once it was measured, and stays where the other would
+be little better."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ PLANS = decided(gpus=None, replicas=None).plans
 
 
 def other(stream: float, running: Plan, **changes: object) -> Plan:
-    """Another plan that is expected to give so many times as much as the running one was expected to."""
+    """Another plan that is expected to give so many times as much as the running one was expected
+    to."""
     speed = running.speed
     assert speed is not None
     told = speed.evolve(stream=speed.stream.evolve(value=speed.stream.value * stream))
@@ -52,7 +54,9 @@ def test_what_makes_something_else_worse_is_no_rival() -> None:
     slow = ran(0.5)
     assert rival(slow, [slow], WISH, NEEDED) is None
     assert rival(slow, [other(1.0, PLANS[0], verdict="degraded")], WISH, NEEDED) is None
-    assert rival(slow, [other(1.0, PLANS[0], advice="Known weaknesses of it")], WISH, NEEDED) is None
+    assert (
+        rival(slow, [other(1.0, PLANS[0], advice="Known weaknesses of it")], WISH, NEEDED) is None
+    )
     short = PLANS[0].max_model_len.evolve(value=1024)
     assert rival(slow, [other(1.0, PLANS[0], max_model_len=short)], WISH, NEEDED) is None
 

@@ -1,4 +1,5 @@
-"""What clients were served is compared with what is expected of the same load, and with nothing else."""
+"""What clients were served is compared with what is expected of the same load, and with nothing
+else."""
 
 from __future__ import annotations
 
@@ -25,18 +26,28 @@ PLAN = decided(concurrency=32).plans[0]
 
 
 def clock(plan: Plan = PLAN) -> Clock:
-    found = clock_of(plan, spec(), engine("cuda"), machine("2x3090"), PROFILES.gpus, PROFILES.pace, ())
+    found = clock_of(
+        plan, spec(), engine("cuda"), machine("2x3090"), PROFILES.gpus, PROFILES.pace, ()
+    )
     assert found is not None
     return found
 
 
 def serve(
-    at_once: int, part: float, seconds: float = 60.0, prompt: int = 300, written: int = 200, spread: float = 0.0
+    at_once: int,
+    part: float,
+    seconds: float = 60.0,
+    prompt: int = 300,
+    written: int = 200,
+    spread: float = 0.0,
 ) -> Served:
-    """What an engine counts that takes for each step, and each prompt, as long as is expected of it, over `part`. As many ask at once, each again
+    """What an engine counts that takes for each step, and each prompt, as long as is expected of
+    it, over `part`. As many ask at once, each again
     when it has its answer; spread: the part of the time for which they rest in between."""
     timed, dice, now = clock(), random.Random(at_once), 0.0
-    sums = dict.fromkeys(("requests", "first_s", "between", "between_s", "written", "steps", "prompt"), 0.0)
+    sums = dict.fromkeys(
+        ("requests", "first_s", "between", "between_s", "written", "steps", "prompt"), 0.0
+    )
     waiting = [(dice.random() * spread * 10, prompt) for _ in range(at_once)]
     writing: list[list[float]] = []  # tokens that are left, when the last one came
     while now < seconds:
@@ -83,11 +94,19 @@ def test_the_text_of_a_real_engine_is_read() -> None:
 
 def test_every_version_with_rules_says_how_it_counts() -> None:
     for ref in PROFILES.engine_files:
-        assert {"requests", "first_s", "between", "between_s", "steps", "prompt", "cached"} <= PROFILES.engine(
-            ref
-        ).counters.keys()
+        assert {
+            "requests",
+            "first_s",
+            "between",
+            "between_s",
+            "steps",
+            "prompt",
+            "cached",
+        } <= PROFILES.engine(ref).counters.keys()
         assert {"running", "waiting", "kv_use", "preempted"} <= PROFILES.engine(ref).series.keys()
-        assert {"drafted", "accepted"} <= PROFILES.engine(ref).series.keys() or "accept_rate" in PROFILES.engine(ref).series
+        assert {"drafted", "accepted"} <= PROFILES.engine(
+            ref
+        ).series.keys() or "accept_rate" in PROFILES.engine(ref).series
         assert PROFILES.engine(ref).sources["counters"]
         assert PROFILES.engine(ref).sources["series"]
 
@@ -118,7 +137,9 @@ def test_what_no_engine_writes_is_not_read(text: bytes) -> None:
 
 
 def test_series_of_one_name_are_added_up() -> None:
-    text = b'# HELP a b\na_total{rank="0",of="x y"} 1.0\na_total{rank="1"} 2.5\na_total_created 7\nb 4'
+    text = (
+        b'# HELP a b\na_total{rank="0",of="x y"} 1.0\na_total{rank="1"} 2.5\na_total_created 7\nb 4'
+    )
     assert counted(text, {"one": "a_total", "two": "b", "three": "c"}) == {"one": 3.5, "two": 4}
 
 
@@ -132,9 +153,13 @@ def test_an_engine_that_counts_anew_or_did_little_tells_nothing() -> None:
 
 
 @pytest.mark.parametrize("part", [1.0, 0.5])
-@pytest.mark.parametrize(("at_once", "figure"), [(1, "stream"), (3, "stream"), (12, "total"), (32, "total")])
+@pytest.mark.parametrize(
+    ("at_once", "figure"), [(1, "stream"), (3, "stream"), (12, "total"), (32, "total")]
+)
 @pytest.mark.parametrize("spread", [0.0, 0.5])
-def test_a_load_is_compared_with_what_is_expected_of_it(at_once: int, figure: str, part: float, spread: float) -> None:
+def test_a_load_is_compared_with_what_is_expected_of_it(
+    at_once: int, figure: str, part: float, spread: float
+) -> None:
     found = ratios(PLAN, serve(at_once, part, spread=spread if at_once > 1 else 0.0), clock())
     assert found[figure] == pytest.approx(part, rel=0.1)
 
@@ -148,7 +173,9 @@ def test_the_first_token_is_told_by_requests_that_are_alone() -> None:
     assert "first_token_2k_s" not in ratios(PLAN, serve(1, 0.5, prompt=100), clock())
 
 
-def facts(part: float, plan: Plan = PLAN, known: tuple[Fact, ...] = (), at_once: int = 32) -> tuple[Fact, ...]:
+def facts(
+    part: float, plan: Plan = PLAN, known: tuple[Fact, ...] = (), at_once: int = 32
+) -> tuple[Fact, ...]:
     return learned(plan, [serve(at_once, part)] * 3, clock(), known, 5.0)
 
 
@@ -206,10 +233,16 @@ def test_a_bench_says_more_than_what_was_served() -> None:
 
 
 def rivals() -> Iterator[float]:
-    """How many times as good another plan is found, by what was served as a part of what was expected."""
+    """How many times as good another plan is found, by what was served as a part of what was
+    expected."""
     for part in (1.0, 0.9, 0.7):
         other = PLAN.evolve(argv=(*PLAN.argv, "--other"))
-        found = rival(measured(PLAN, facts(part)), [other], wish(goal="throughput", gpus="all", concurrency=32), 131072)
+        found = rival(
+            measured(PLAN, facts(part)),
+            [other],
+            wish(goal="throughput", gpus="all", concurrency=32),
+            131072,
+        )
         yield found.gain if found else 0.0
 
 

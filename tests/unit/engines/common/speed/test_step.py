@@ -1,4 +1,5 @@
-"""A step takes as long as its slowest part: what is more, nearer or larger makes it slower or faster as on a real machine."""
+"""A step takes as long as its slowest part: what is more, nearer or larger makes it slower or
+faster as on a real machine."""
 
 from __future__ import annotations
 
@@ -35,9 +36,12 @@ def work(name: str, tp: int = 1, pp: int = 1) -> Work:
 
 
 def test_one_request_reads_every_weight_once() -> None:
-    """Where nothing but memory took time, a token of 8B in 16 bits would take 15 GB over the bandwidth."""
+    """Where nothing but memory took time, a token of 8B in 16 bits would take 15 GB over the
+    bandwidth."""
     free = TABLE.evolve(layer_s=0.0, step_s=0.0, request_s=0.0, dense=WHOLE, attention=WHOLE)
-    assert Clock(work("llama-3.1-8b"), H100, free).decode_s(1, 0) == pytest.approx(15.0e9 / 3.35e12, rel=0.01)
+    assert Clock(work("llama-3.1-8b"), H100, free).decode_s(1, 0) == pytest.approx(
+        15.0e9 / 3.35e12, rel=0.01
+    )
 
 
 def test_a_prompt_takes_as_long_as_its_products() -> None:
@@ -56,7 +60,15 @@ def test_few_requests_read_few_experts() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "gemma-3-27b", "nemotron-nano-9b-v2", "gpt-oss-20b"]
+    "name",
+    [
+        "llama-3.1-8b",
+        "qwen3-30b-a3b",
+        "deepseek-v3",
+        "gemma-3-27b",
+        "nemotron-nano-9b-v2",
+        "gpt-oss-20b",
+    ],
 )
 def test_more_of_anything_takes_longer(name: str) -> None:
     whole = work(name)
@@ -79,7 +91,10 @@ def test_ranks_that_reach_each_other_badly_gain_little() -> None:
 
 
 def test_stages_help_many_requests_and_never_one() -> None:
-    alone, staged = Clock(work("llama-3.1-8b"), H100, TABLE), Clock(work("llama-3.1-8b", pp=2), H100, TABLE)
+    alone, staged = (
+        Clock(work("llama-3.1-8b"), H100, TABLE),
+        Clock(work("llama-3.1-8b", pp=2), H100, TABLE),
+    )
     assert staged.decode_s(1, 1000) > alone.decode_s(1, 1000)
     totals = [one.total_per_s(256, 1024, 256, 8192) for one in (alone, staged)]
     assert totals[0] < totals[1] < 2 * totals[0]
@@ -94,13 +109,21 @@ def test_a_window_is_all_that_a_long_context_costs() -> None:
 
 def test_of_unlike_stages_one_request_takes_the_sum_and_many_the_pace_of_the_slowest() -> None:
     whole = work("llama-3.1-8b", pp=2)
-    slow = replace(H100, memory=H100.memory / 2, flops={name: peak / 2 for name, peak in H100.flops.items()})
+    slow = replace(
+        H100, memory=H100.memory / 2, flops={name: peak / 2 for name, peak in H100.flops.items()}
+    )
     quick, late = (Clock(whole, machine, TABLE) for machine in (H100, slow))
     both = Clock(whole, H100, TABLE, beside=(late,))
     assert both.decode_s(1, 0) == pytest.approx((quick.decode_s(1, 0) + late.decode_s(1, 0)) / 2)
     assert both.decode_s(64, 0) == pytest.approx(late.decode_s(64, 0))
-    assert quick.first_token_s(2048, 2048) < both.first_token_s(2048, 2048) < late.first_token_s(2048, 2048)
-    assert Clock(whole, H100, TABLE, beside=(quick,)).decode_s(1, 0) == pytest.approx(quick.decode_s(1, 0))
+    assert (
+        quick.first_token_s(2048, 2048)
+        < both.first_token_s(2048, 2048)
+        < late.first_token_s(2048, 2048)
+    )
+    assert Clock(whole, H100, TABLE, beside=(quick,)).decode_s(1, 0) == pytest.approx(
+        quick.decode_s(1, 0)
+    )
 
 
 def test_a_prompt_that_is_larger_than_any_graph_waits_for_the_cpu() -> None:
@@ -109,7 +132,10 @@ def test_a_prompt_that_is_larger_than_any_graph_waits_for_the_cpu() -> None:
     assert clock.prompts_s(1, 513, 8192) == pytest.approx(48 * 0.1, rel=0.1)
     assert clock.prompts_s(1, 512, 8192) < 0.1
     assert clock.prompts_s(1, 1024, 512) < 0.1  # in two batches
-    dense = [Clock(work("llama-3.1-8b"), H100, table, Graphs(512, 512)).prompts_s(1, 513, 8192) for table in (TABLE, slow)]
+    dense = [
+        Clock(work("llama-3.1-8b"), H100, table, Graphs(512, 512)).prompts_s(1, 513, 8192)
+        for table in (TABLE, slow)
+    ]
     assert dense[0] == dense[1]
 
 
@@ -140,7 +166,9 @@ def test_graphs_are_those_that_the_engine_makes() -> None:
 def test_a_step_that_waits_for_the_cpu_decodes_beside_the_prompt() -> None:
     """The GPU has the time."""
     slow = TABLE.evolve(experts=TABLE.experts.evolve(launch_s=0.01))
-    waiting, graphs = (Clock(work("qwen3-30b-a3b"), H100, slow, one) for one in (Graphs(64, 64), Graphs()))
+    waiting, graphs = (
+        Clock(work("qwen3-30b-a3b"), H100, slow, one) for one in (Graphs(64, 64), Graphs())
+    )
     assert graphs.decode_s(64, 576) < 48 * 0.01
     seconds = 64 * 128 / waiting.apart_per_s(64, 512, 128, 8192)
     steps_s = 64 * graphs.decode_s(64, 576) + 64 * 48 * 0.01
@@ -152,31 +180,46 @@ def test_a_cache_of_eight_bits_is_read_sooner_but_not_twice_as_soon() -> None:
     spec = published("llama-3.1-8b")
 
     def attention_s(kv_dtype: str) -> float:
-        model, rank = Model(spec.hidden, spec.vocab, spec.experts), Rank(kv_dtype=kv_dtype, capability="9.0")
+        model, rank = (
+            Model(spec.hidden, spec.vocab, spec.experts),
+            Rank(kv_dtype=kv_dtype, capability="9.0"),
+        )
         clock = Clock(work_of(model, build(spec, frozenset()), rank, (), frozenset()), H100, free)
         return clock.decode_s(64, 4096) - clock.decode_s(64, 0)
 
     assert 0.5 * attention_s("auto") < attention_s("fp8") < attention_s("auto")
 
 
-def test_attention_of_a_prompt_is_slower_with_narrow_heads_and_faster_with_a_cache_of_eight_bits() -> None:
+def test_attention_of_a_prompt_is_slower_with_narrow_heads_and_faster_with_a_cache_of_eight_bits() -> (
+    None
+):
     wide, narrow = work("llama-3.1-8b"), work("llama-3.2-1b")
     assert [any(one.narrow for one in each.readings) for each in (wide, narrow)] == [False, True]
     whole, half = TABLE.evolve(narrow=1.0), TABLE.evolve(narrow=0.5)
-    assert Clock(narrow, H100, half).pairs_s(4096) == pytest.approx(2 * Clock(narrow, H100, whole).pairs_s(4096))
+    assert Clock(narrow, H100, half).pairs_s(4096) == pytest.approx(
+        2 * Clock(narrow, H100, whole).pairs_s(4096)
+    )
     assert Clock(wide, H100, half).pairs_s(4096) == Clock(wide, H100, whole).pairs_s(4096)
     small = replace(wide, readings=tuple(one._replace(small=True) for one in wide.readings))
     quick = TABLE.evolve(small_cache=TABLE.attention.evolve(flops=2 * TABLE.attention.flops))
-    assert Clock(small, H100, quick).pairs_s(4096) == pytest.approx(Clock(wide, H100, quick).pairs_s(4096) / 2)
+    assert Clock(small, H100, quick).pairs_s(4096) == pytest.approx(
+        Clock(wide, H100, quick).pairs_s(4096) / 2
+    )
 
 
 def test_requests_that_come_together_begin_one_behind_the_other() -> None:
     whole, late = work("llama-3.1-8b"), TABLE.evolve(admit_s=1.0)
-    assert Clock(whole, H100, late).prompts_s(8, 512, 8192) > 8 > Clock(whole, H100, TABLE).prompts_s(8, 512, 8192)
+    assert (
+        Clock(whole, H100, late).prompts_s(8, 512, 8192)
+        > 8
+        > Clock(whole, H100, TABLE).prompts_s(8, 512, 8192)
+    )
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b"])
-def test_prompts_that_come_one_by_one_cost_most_where_they_have_steps_of_their_own(name: str) -> None:
+def test_prompts_that_come_one_by_one_cost_most_where_they_have_steps_of_their_own(
+    name: str,
+) -> None:
     """A step of vLLM that computes a prompt decodes too."""
     mixed, separate = (Clock(work(name), H100, TABLE.of(kind)) for kind in ("vllm", "sglang"))
     alike = Clock(work(name), H100, TABLE.of("vllm").evolve(separate=True))
