@@ -575,9 +575,9 @@ async def test_prepare_pulls_a_missing_image_and_tells_how_far_it_is(
             await harness.host.prepare(engine, report)
             assert registry.hurry.is_set()
             assert reports[0] == f"pulling {registry.image}"
-            assert harness.docker.inspect_image(registry.image)["RepoTags"] == [
+            assert harness.docker.inspect_image(registry.image)["RepoTags"] == [  # type: ignore[no-untyped-call]
                 f"{registry.image}:latest"
-            ]  # type: ignore[no-untyped-call]
+            ]
             reports.clear()
             await harness.host.prepare(engine, report)
             assert reports == []

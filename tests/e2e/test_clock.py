@@ -120,8 +120,9 @@ def test_a_clock_that_jumps_restarts_nothing_and_changes_no_limit(
         for offset in (DAY_S, -DAY_S, 0, -400 * DAY_S, 400 * DAY_S):
             jump(offset)
             wait_for(
-                "it has the new time", lambda offset=offset: abs(off(gateway) - offset) < DAY_S / 2
-            )  # type: ignore[misc]
+                "it has the new time",
+                lambda offset=offset: abs(off(gateway) - offset) < DAY_S / 2,  # type: ignore[misc]
+            )
             looks(gateway)
             assert (engines(gateway), starts(gateway)) == (before, 1)
             # Neither a used-up limit comes back, nor does one last longer than its minute; the same

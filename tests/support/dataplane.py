@@ -220,8 +220,10 @@ async def local(url: str, **limits: Any) -> AsyncIterator[tuple[DataPlane, int]]
     config.load()
     state = ServerState()
     server = await loop.create_server(
-        lambda: config.http_protocol_class(config, state, {}, loop), "127.0.0.1", 0
-    )  # type: ignore[call-arg]
+        lambda: config.http_protocol_class(config, state, {}, loop),  # type: ignore[call-arg]
+        "127.0.0.1",
+        0,
+    )
     try:
         yield plane, server.sockets[0].getsockname()[1]
     finally:

@@ -98,10 +98,10 @@ def served(
             for name in models:
                 _until(
                     gateway,
-                    lambda name=name: (
+                    lambda name=name: (  # type: ignore[misc]
                         client.get(f"/v1/models/{name}").json().get("state") == "ready"
                     ),
-                )  # type: ignore[misc]
+                )
         yield gateway
     finally:
         process.send_signal(signal.SIGTERM)

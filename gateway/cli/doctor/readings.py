@@ -120,9 +120,9 @@ def limits() -> dict[str, tuple[int | None, int | None]]:
     kinds = {"open files": resource.RLIMIT_NOFILE, "locked memory": resource.RLIMIT_MEMLOCK}
     endless = resource.RLIM_INFINITY
     return {
-        name: tuple(None if one == endless else one for one in resource.getrlimit(kind))
+        name: tuple(None if one == endless else one for one in resource.getrlimit(kind))  # type: ignore[misc]
         for name, kind in kinds.items()
-    }  # type: ignore[misc]
+    }
 
 
 def kernel_version(proc: Path = Path("/proc")) -> str | None:

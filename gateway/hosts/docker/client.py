@@ -152,8 +152,10 @@ class DockerClient:
         with self._lock:
             if timeout_s not in self._clients:
                 self._clients[timeout_s] = APIClient(
-                    f"unix://{self.path}", version="auto", timeout=timeout_s
-                )  # type: ignore[arg-type]
+                    f"unix://{self.path}",
+                    version="auto",
+                    timeout=timeout_s,  # type: ignore[arg-type]
+                )
             return self._clients[timeout_s]
 
     def _disconnect(self) -> None:

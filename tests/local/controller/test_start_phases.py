@@ -188,10 +188,10 @@ async def test_an_engine_that_prints_nothing_is_given_up(
         await gateway.add("m", model_folder(tmp_path / "model"))
         for attempt in range(2):
             await until(
-                lambda attempt=attempt: any(
+                lambda attempt=attempt: any(  # type: ignore[misc]
                     f"-a{attempt + 1}" in name for name in gateway.world.engines
                 )
-            )  # type: ignore[misc]
+            )
             await looked_at(clock)
             clock.now += 1700
             await looked_at(clock)

@@ -503,8 +503,8 @@ async def test_a_client_that_takes_all_but_the_end_is_cut_off_too(connection: by
                 await call.chunk(b"x" * 8192)
                 sent += 8192
                 await until(
-                    lambda sent=sent: front.exchange is not None and front.exchange.sent == sent
-                )  # type: ignore[misc]
+                    lambda sent=sent: front.exchange is not None and front.exchange.sent == sent  # type: ignore[misc]
+                )
             await call.end()
 
         async with stage(gateway, script):

@@ -209,11 +209,11 @@ async def test_an_idle_connection_that_the_engine_closed_is_not_used(gateway: Ga
         for turn in range(5):
             assert (await client.post(CHAT, json=ASK)).status_code == 200
             await until(
-                lambda turn=turn: (
+                lambda turn=turn: (  # type: ignore[misc]
                     len(upstream.calls) == turn + 1
                     and not gateway.plane.pool(upstream.url).connections
                 )
-            )  # type: ignore[misc]
+            )
 
 
 # --- slow ones ---
@@ -310,8 +310,9 @@ async def test_slow_readers_hold_little_memory_and_slow_nobody_else(gateway: Gat
             lambda: sum(not reads_on(front) for front in list(gateway.plane.connections)) == 50
         )
         held = [
-            front.transport.get_write_buffer_size() for front in list(gateway.plane.connections)
-        ]  # type: ignore[attr-defined]
+            front.transport.get_write_buffer_size()  # type: ignore[attr-defined]
+            for front in list(gateway.plane.connections)
+        ]
         assert len(held) == 50
         assert max(held) <= 512 * 1024
         assert sum(held) <= 50 * 256 * 1024
@@ -564,8 +565,8 @@ class Notes(Meter):
 
     def ended(self, exchange: object) -> None:
         self.lines.append(
-            ("ended", exchange.outcome, exchange.status, exchange.sent, *usage(exchange.tail))
-        )  # type: ignore[attr-defined]
+            ("ended", exchange.outcome, exchange.status, exchange.sent, *usage(exchange.tail))  # type: ignore[attr-defined]
+        )
 
 
 async def test_each_request_is_told_to_the_meter(gateway: Gateway) -> None:

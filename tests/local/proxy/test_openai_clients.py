@@ -293,8 +293,8 @@ async def test_a_client_that_leaves_at_any_step_of_the_event_loop_loses_no_conne
             # One connection is left, waiting for the next request; a second one would be lost for
             # ever.
             await until(
-                lambda calls=upstream.calls: sum(not call.closed.is_set() for call in calls) == 1
-            )  # type: ignore[misc]
+                lambda calls=upstream.calls: sum(not call.closed.is_set() for call in calls) == 1  # type: ignore[misc]
+            )
             assert len(plane.pool(upstream.url).connections) == 1
         if answered:
             break

@@ -387,12 +387,12 @@ async def watched(name: str, *, ends: bool) -> Observation:
         failed_attempt(),
         "x",
         "http://127.0.0.1:1",
-        host,
+        host,  # type: ignore[arg-type]
         SIGNATURES,
         settings,
         EngineClient(1),
         woken.set,
-    )  # type: ignore[arg-type]
+    )
     try:
         async with asyncio.timeout(HANG_S):
             while watcher.observation.proof is None and not watcher.observation.log_ended:

@@ -130,10 +130,10 @@ async def test_they_are_answered_in_order_of_coming() -> None:
             for number in range(6):
                 asked.append(ask(client, {**ASK, "user": f"u{number}"}))
                 await until(
-                    lambda number=number: (
+                    lambda number=number: (  # type: ignore[misc]
                         gateway.routes.waiting("m") + len(upstream.requests) == number + 1
                     )
-                )  # type: ignore[misc]
+                )
             gate.let(6)
             await asyncio.gather(*asked)
             assert [request.partition(b'"user":"')[2][:2] for request in upstream.requests] == [

@@ -151,8 +151,8 @@ async def test_wrong_keys_of_an_address_are_counted_over_all_processes(tmp_path:
             one = clients[number % CLIENTS]
             sent = {"headers": bearer(f"a-wrong-key-{number}")}
             answer = await (
-                one.get("/admin/models", **sent) if number % 3 else one.post(CHAT, json=ASK, **sent)
-            )  # type: ignore[arg-type]
+                one.get("/admin/models", **sent) if number % 3 else one.post(CHAT, json=ASK, **sent)  # type: ignore[arg-type]
+            )
             got[answer.status_code] += 1
         assert got == {401: 10, 429: 20}
         assert {(await ask(one, OTHER)).status_code for one in clients} == {200}
