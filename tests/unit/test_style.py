@@ -1,0 +1,180 @@
+"""The rules of names and sentences that a machine can check, over every module of the package."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+# Rooms that still break a rule. A room leaves the tuple once it is clean, and none enters it.
+NOT_YET = (
+    "base",
+    "cli",
+    "controller",
+    "diagnosis",
+    "domain",
+    "engines",
+    "hosts",
+    "machine",
+    "measuring",
+    "models",
+    "planner",
+    "profiles",
+    "proxy",
+    "server",
+    "store",
+    "wishes",
+)
+# Pronouns, adverbs, conjunctions, prepositions, and participles without a noun. As the name of a
+# function or class none of them can be searched for.
+VAGUE = """
+it its they them this that these those one ones both each every all any some none
+who whom whose which what when where why how other others same
+again there here now then so still yet even also just only else once instead together away back
+such much many few most least enough almost apart aside alone alike otherwise anew
+beside besides elsewhere everywhere somewhere meanwhile
+told said kept held found seen given asked left gone done made taken known heard spoken meant
+wanted needed shown written got put let fresh own different
+like with without within against among between by for from in into on onto off out of over under
+up upon to about above below before after behind during until since than as at
+or and but nor if unless though while because
+"""
+MOST_LINES = 60
+MOST_WORDS = 20
+MANY_PARAMETERS = 8
+MOST_WIDE_FUNCTIONS = 8
+
+VAGUE_SUBJECT = re.compile(r"(?:^|[.!?:] )((?:Who|What)(?:ever)?\b.{0,60})")
+DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def room(path: Path) -> str:
+    parts = path.relative_to(ROOT / "gateway").parts
+    return parts[0] if len(parts) > 1 else "base"
+
+
+SOURCES = {
+    path: path.read_text()
+    for path in sorted((ROOT / "gateway").rglob("*.py"))
+    if room(path) not in NOT_YET
+}
+TREES = {path: ast.parse(source) for path, source in SOURCES.items()}
+
+
+def place(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def definitions() -> Iterator[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
+    return (
+        (path, node)
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, DEFINITIONS)
+    )
+
+
+def functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    return ((path, node) for path, node in definitions() if not isinstance(node, ast.ClassDef))
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Every string that stands alone, with its line: docstrings, and those below a field."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text)), lineno=line):
+                yield line, text
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Every block of comment lines as one text, with its first line."""
+    block: list[str] = []
+    first = last = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        row = token.start[0]
+        if block and row != last + 1:
+            yield first, " ".join(block)
+            block = []
+        first = first if block else row
+        last = row
+        block.append(token.string.lstrip("# "))
+    if block:
+        yield first, " ".join(block)
+
+
+def places_of_vague_subjects(path: Path) -> Iterator[str]:
+    for line, text in (*docstrings(TREES[path]), *comments(SOURCES[path])):
+        for match in VAGUE_SUBJECT.finditer(" ".join(text.split())):
+            yield f"{place(path, line)}: {match[1]}"
+
+
+def test_no_class_name_stands_twice() -> None:
+    files: dict[str, list[str]] = {}
+    for path, node in definitions():
+        # An engine runs the modules in `inside` as files of their own: they share no names.
+        if isinstance(node, ast.ClassDef) and "inside" not in path.parts:
+            files.setdefault(node.name, []).append(place(path, node.lineno))
+    assert not {name: rows for name, rows in files.items() if len(rows) > 1}
+
+
+def test_the_name_of_a_function_or_class_can_be_searched_for() -> None:
+    assert not [
+        f"{place(path, node.lineno)}: {node.name}"
+        for path, node in definitions()
+        if node.name.strip("_").lower() in VAGUE.split()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "vague"),
+    [
+        ("Who asks is answered.", True),
+        ("The answer.  What follows\nis ignored.", True),
+        ("The answer: whatever it is. Whatever follows.", True),
+        ("A wish, and what follows from it.", False),
+        ("Whole plans. Whose?", False),
+    ],
+)
+def test_a_vague_subject(text: str, *, vague: bool) -> None:
+    assert (VAGUE_SUBJECT.search(" ".join(text.split())) is not None) is vague
+
+
+def test_no_sentence_begins_with_who_or_what() -> None:
+    assert not [found for path in TREES for found in places_of_vague_subjects(path)]
+
+
+def test_every_module_says_in_few_words_what_it_is() -> None:
+    first = {
+        place(path, 1): (ast.get_docstring(tree) or "").partition("\n\n")[0]
+        for path, tree in TREES.items()
+    }
+    assert not [name for name, text in first.items() if not 0 < len(text.split()) <= MOST_WORDS]
+
+
+def test_every_function_fits_on_a_screen() -> None:
+    sizes = {
+        f"{place(path, node.lineno)}: {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for path, node in functions()
+    }
+    assert not {name: size for name, size in sizes.items() if size > MOST_LINES}
+
+
+def test_few_functions_have_many_parameters() -> None:
+    wide = []
+    for path, node in functions():
+        names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
+        names = names[names[:1] in (["self"], ["cls"]) :] + [
+            arg.arg for arg in node.args.kwonlyargs
+        ]
+        if len(names) >= MANY_PARAMETERS:
+            wide.append(f"{place(path, node.lineno)}: {node.name} has {len(names)}")
+    assert len(wide) <= MOST_WIDE_FUNCTIONS, "\n".join(wide)
