@@ -1,38 +1,22 @@
-"""What `fitserve diagnose` says of logs that users reported: python -m benchmarks.reports [FOLDER
-...] [--split fifth] [--list] [--rules COMMIT] [--without-words] [--form FORM]
+"""How well `fitserve diagnose` names the failures of logs whose cause is known.
 
-FOLDER holds logs and an index.json: `file`, `engine`, the `kinds` that are right, `gap` (a kind
-that was made for it), `old` (not counted). Right: an accepted kind. Unknown: named a failure, but
-not which. Not told: a failure taken for none. Without a folder that of tests/logs. To be reached:
-nine of ten right, and no healthy log taken for a failure.
+    python -m benchmarks.reports [FOLDER ...] [--split fifth] [--list] [--without-words] [--form FORM]
 
---rules COMMIT asks the rows of profiles/failures.yaml as they were then, before the reports of
-later sets had been looked at; --without-words leaves out profiles/failure_words.yaml: how much is
-named by what was not made by these reports.
+FOLDER holds logs and an index.json: `file`, `engine`, the `kinds` that are right, `gap` (a kind that
+was made for it), `old` (not counted). Without a folder those of tests/logs/reports are read.
+Right: an accepted kind. Unknown: a failure without a name. Not told: a failure taken for none.
+Aim: nine of ten right, and no healthy log taken for a failure.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 from collections import Counter
 from pathlib import Path
 
-import yaml
-
-from gateway.diagnosis.signature import Signature
 from gateway.diagnosis.signatures import Signatures
 from gateway.profiles.profiles import Profiles
 from tests.support.reports import COLUMNS, FORMS, OWN, score
-
-
-def rules_of(commit: str) -> tuple[Signature, ...]:
-    """The rows of profiles/failures.yaml as a commit has them. Raises CalledProcessError where
-    there is none."""
-    told = subprocess.run(
-        ["git", "show", f"{commit}:profiles/failures.yaml"], check=True, capture_output=True
-    ).stdout
-    return tuple(Signature.model_validate(row) for row in yaml.safe_load(told))
 
 
 def main() -> None:
@@ -51,18 +35,10 @@ def main() -> None:
         choices=FORMS,
         help="pasted in another form: html, behind a prefix, the last message alone, in a sentence",
     )
-    asked.add_argument(
-        "--rules",
-        metavar="COMMIT",
-        help="with the rows of this commit, before it had seen later reports",
-    )
-    asked.add_argument("--without-words", action="store_true", help="without failure_words.yaml")
+    asked.add_argument("--without-words", action="store_true", help="without words.yaml")
     given = asked.parse_args()
     shipped = Profiles().signatures
-    # What tells that an engine is over names no failure, and is read as today.
-    over = tuple(row for row in shipped.rows if row.over)
-    rows_then = shipped.rows if given.rules is None else rules_of(given.rules) + over
-    signatures = Signatures(rows_then, () if given.without_words else shipped.kinds)
+    signatures = Signatures(shipped.rows._replace(words=())) if given.without_words else shipped
     for folder in given.folders:
         rows = score(folder, signatures, given.split, given.form)
         table = {

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.diagnosis.lines.line_forms import HANDLER, REQUEST
-from gateway.diagnosis.signature import Signature
+from gateway.diagnosis.signature import FailureSignature, StructuralSignature, TextSignature
 from gateway.diagnosis.structure import Shape
 from gateway.domain.value import Scalar
 
@@ -18,7 +18,7 @@ _LONGEST = 2000
 # The rank of what tells that a process died, and not why.
 TOLD_DEAD = 3
 
-Proof = tuple[Signature, dict[str, Scalar]]
+Proof = tuple[TextSignature, dict[str, Scalar]]
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Process:
 
 @dataclass
 class Candidate:
-    row: Signature | None
+    row: FailureSignature | None
     culprit: dict[str, Scalar]
     line: str
     number: int
@@ -114,6 +114,8 @@ class Candidate:
     def rank(self) -> int:
         """The smaller, the nearer to the root cause: 0 known causes, 1 consequences, 2 unknown
         errors, 3 that another process died."""
-        if self.row is None or self.row.structure:
+        if self.row is None or isinstance(self.row, StructuralSignature):
             return 2
-        return 0 if not self.row.weak else TOLD_DEAD if self.row.proves == "nothing" else 1
+        if not (isinstance(self.row, TextSignature) and self.row.consequence):
+            return 0
+        return TOLD_DEAD if self.row.proves == "nothing" else 1

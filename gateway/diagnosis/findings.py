@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gateway.diagnosis.candidate import TOLD_DEAD, Candidate
 from gateway.diagnosis.lines.line_forms import EXCEPTION, LOUD, TOLD
-from gateway.diagnosis.signature import Signature
+from gateway.diagnosis.signature import FailureSignature, StructuralSignature
 from gateway.diagnosis.signatures import Signatures
 from gateway.diagnosis.structure import Shape, culprit
 from gateway.domain import Failure, Scalar
@@ -98,8 +98,8 @@ class Findings:
             cause is not None
             and death is None
             and cause.row is not None
-            and (cause.row.structure or _kind(cause) != "unknown")
-            and not cause.row.vague
+            and (isinstance(cause.row, StructuralSignature) or _kind(cause) != "unknown")
+            and not (isinstance(cause.row, StructuralSignature) and cause.row.yields_to_words)
         ):
             return None
         raised = [*self._unknown(), *self._quoted_death(""), *cut_off, *self.quoted[:1]]
@@ -111,13 +111,13 @@ class Findings:
         ]
         several = [*raised, *loud]
         several = [one for one in several if death is None or one.number < death.number]
-        if self.crashed is not None and self._signatures.likely([self.crashed.shape]):
+        if self.crashed is not None and self._signatures.guess([self.crashed.shape]):
             several = [self.crashed]
         if cause is not None and cause.phase == "serving":
             several = [one for one in several if one.phase == "serving"]
         several += self._around
-        found = self._signatures.likely(
-            [self._signatures.spoken(one.shape, self._engine) for one in several]
+        found = self._signatures.guess(
+            [self._signatures.shape_for_words(one.shape, self._engine) for one in several]
         )
         if found is None:
             return None
@@ -169,8 +169,8 @@ class Findings:
         """The line around a quote, where the quote itself says nothing."""
         shapes = [one.shape for one in self.quoted[:1]]
         says = any(
-            self._signatures.structural(shape, self._engine) for shape in shapes
-        ) or self._signatures.likely(shapes)
+            self._signatures.match_structure(shape, self._engine) for shape in shapes
+        ) or self._signatures.guess(shapes)
         return [] if says else [*self.quoted[1:]]
 
     def _unknown(self) -> list[Candidate]:
@@ -192,7 +192,7 @@ class Findings:
         for one in several:
             if one.row is not None:
                 return one
-            if found := self._signatures.structural(one.shape, self._engine):
+            if found := self._signatures.match_structure(one.shape, self._engine):
                 return replace(
                     one,
                     row=found[0],
@@ -222,7 +222,7 @@ class Findings:
 
     def _failure(self, one: Candidate, settings: dict[str, Scalar]) -> Failure:
         row = one.row or _UNKNOWN
-        message, advice, steps = self._signatures.words(row, settings | one.culprit)
+        message, advice, steps = self._signatures.describe(row, settings | one.culprit)
         return Failure(
             kind=_kind(one),
             phase=one.phase,
@@ -237,14 +237,15 @@ class Findings:
 
 
 def _kind(one: Candidate) -> str:
-    return (one.row.kind if one.row is not None else None) or "unknown"
+    return one.row.kind if one.row is not None else "unknown"
 
 
-_UNKNOWN = Signature(
-    kind="unknown", message="The engine failed with an error that is not known here."
+_UNKNOWN = FailureSignature(
+    kind="unknown",
+    message="The engine failed with an error that is not known here.",
 )
 # Processes that tell of the death of another one, and of nothing else.
-_NOT_HERE = Signature(
+_NOT_HERE = FailureSignature(
     kind="unknown",
     message=(
         "A process of the engine died, and this part of its log does not tell why: the cause stands"

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from gateway.diagnosis.candidate import Candidate, Process
 from gateway.diagnosis.crash import Crash
 from gateway.diagnosis.lines.line_forms import CODE, COMPLAINT, DOES, HARMLESS, PYTHON, WRAPPER
+from gateway.diagnosis.signature import TextSignature
 from gateway.diagnosis.structure import Shape
 
 # Of so few lines all are meant by who pastes them, also one that does not complain.
@@ -119,7 +120,8 @@ class LastLook:
             (
                 one
                 for one in known
-                if one is not None and (cut or (one.row is not None and one.row.warned))
+                if one is not None
+                and (cut or (isinstance(one.row, TextSignature) and one.row.printed_as_warning))
             ),
             None,
         )

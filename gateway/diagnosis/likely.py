@@ -3,7 +3,7 @@ failure, and the kind with the most.
 
 A word that is hardly said of anything else, or an exception of one kind alone, is three points; a
 word of the field, a file or function in the innermost frames, or an exception that is usual for a
-kind, one. No more than three of a sort count. The words are data (`profiles/failure_words.yaml`).
+kind, one. No more than three of a sort count. The words are data (`profiles/failures/words.yaml`).
 What they decide is likely, and proves nothing: it is for a reader, and no engine is treated by it.
 Pure.
 """
@@ -37,7 +37,7 @@ _INSTALLED = re.compile(r".*(?:(?:site|dist)-packages/|/python/(?=sglang))")
 
 class KindWords(Value):
     """The words of one kind, as regular expressions that begin where a word does
-    (profiles/failure_words.yaml says of what).
+    (profiles/failures/words.yaml says of what).
 
     phases: those that such a failure can be in, where no text proves it; every one where there are
     none.

@@ -51,6 +51,7 @@ from gateway.diagnosis.lines.line_forms import (
 from gateway.diagnosis.lines.log_lines import LogLine, clean
 from gateway.diagnosis.progress import Progress
 from gateway.diagnosis.proofs import Proofs
+from gateway.diagnosis.signature import TextSignature
 from gateway.diagnosis.signatures import Signatures
 from gateway.diagnosis.structure import Shape
 from gateway.domain import Failure
@@ -131,7 +132,7 @@ class LogReader:
         if line.quiet or self._stopped:
             return
         self._last_look.crash.read(line.text, text, self._lines.number)
-        fatal = (line.header or process.tracing) and self._signatures.over(line.text)
+        fatal = (line.header or process.tracing) and self._signatures.is_ending(line.text)
         if fatal:
             self._ends(text, process)
         if (
@@ -237,8 +238,8 @@ class LogReader:
         """Notes how far the start is, and which kernels it chose."""
         if self.answered:
             return
-        for row, groups in self._signatures.progress(text):
-            if row.answers:
+        for row, groups in self._signatures.match_progress(text):
+            if row.is_answer:
                 self.answered = True
                 self._lines.anchors = (
                     FATAL if self.ready and not self._over else self._lines.anchors
@@ -284,7 +285,7 @@ class LogReader:
                 MESSAGE_LINES,
             )
             return
-        if not self._signatures.loops.isdisjoint(process.frames) and not process.of_a_request:
+        if not self._signatures.main_loops.isdisjoint(process.frames) and not process.of_a_request:
             ignored = False
             if self._deaf(process):
                 self._ends(text, process)
@@ -312,7 +313,7 @@ class LogReader:
             return
         self._lines.attend = max(self._lines.attend, 8)
         row, culprit = found or (None, {})
-        if row is not None and row.when == "always" and self._deaf(process):
+        if row is not None and row.while_serving and self._deaf(process):
             self._ends(text, process)
         waited = causes and process.unknown is not None and process.unknown.shape.waited
         if (
@@ -378,7 +379,7 @@ class LogReader:
             candidate.phase = self._proofs.phase(found[0], process)
             return
         if candidate.row is not None:
-            candidate.culprit |= self._signatures.more(candidate.row, line.text)
+            candidate.culprit |= self._signatures.read_details(candidate.row, line.text)
         self._lines.attend = max(self._lines.attend, 3)
 
     def _cut_off(self, text: str, process: Process, exception: str = "") -> None:
@@ -418,7 +419,9 @@ class LogReader:
         )
 
     def _add(self, candidate: Candidate, process: Process, line: LogLine) -> None:
-        if self._deaf(process) and (candidate.row is None or candidate.row.line is False):
+        if self._deaf(process) and not (
+            isinstance(candidate.row, TextSignature) and candidate.row.line_start
+        ):
             process.served = process.served or candidate
         else:
             self._findings.add(candidate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from gateway.diagnosis.signature import Signature
+from gateway.diagnosis.signature import ProgressLine
 from gateway.domain import Scalar
 
 # Kernels that are remembered: more than any engine needs, and bounded.
@@ -27,9 +27,9 @@ class Progress:
         """Those that the engine chose, the last one last."""
         self._sized = False
 
-    def learn(self, row: Signature, groups: dict[str, Scalar]) -> bool:
+    def learn(self, row: ProgressLine, groups: dict[str, Scalar]) -> bool:
         """What a line says that a row knows. Returns whether the start goes on to another phase."""
-        if row.setting:
+        if row.is_setting:
             self.settings = groups | self.settings
             return False
         if kernel := groups.get("kernel"):
@@ -38,7 +38,7 @@ class Progress:
             self.cache_bytes = size if self.cache_bytes is None else min(self.cache_bytes, size)
         self.reported |= {name: str(value) for name, value in groups.items() if name != "kernel"}
         self._sized = self._sized or row.phase == "kv"
-        self.stands = self.stands or (row.stands and self._sized) or row.phase == "serving"
-        self.warm = self.warm or row.warm or row.phase == "serving"
+        self.stands = self.stands or (row.cache_ready and self._sized) or row.phase == "serving"
+        self.warm = self.warm or row.warmed_up or row.phase == "serving"
         self.phase = row.phase or self.phase
         return row.phase is not None

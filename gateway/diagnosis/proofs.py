@@ -6,7 +6,7 @@ import re
 
 from gateway.diagnosis.candidate import Candidate, Process, Proof
 from gateway.diagnosis.progress import Progress
-from gateway.diagnosis.signature import Signature
+from gateway.diagnosis.signature import FailureSignature, TextSignature
 from gateway.diagnosis.signatures import Signatures
 from gateway.domain import Scalar
 
@@ -24,14 +24,18 @@ class Proofs:
     ) -> Proof | None:
         """A line that proves a failure without an exception. deaf: the engine serves, and what the
         process says proves little."""
-        found = self._signatures.proof(text, self._engine, frozenset(process.frames), line=True)
-        if warned and found and not found[0].warned:
+        found = self._signatures.match_text(
+            text, self._engine, frozenset(process.frames), line=True
+        )
+        if warned and found and not found[0].printed_as_warning:
             return None
-        return found if found and (found[0].when == "always" or not deaf) else None
+        return found if found and (found[0].while_serving or not deaf) else None
 
     def known(self, text: str, process: Process) -> Proof | None:
         """What a text proves, whoever says it."""
-        return self._signatures.proof(text, self._engine, frozenset(process.frames), line=False)
+        return self._signatures.match_text(
+            text, self._engine, frozenset(process.frames), line=False
+        )
 
     def hint(self, said: str, text: str, number: int, process: Process) -> Candidate | None:
         """A known text in a line that is no exception: at the end of a log it may be the
@@ -49,26 +53,27 @@ class Proofs:
         found = self.known(text, process)
         return (
             found
-            if found and (self._signatures.while_serving(found[0].kind) or not process.of_a_handler)
+            if found
+            and (self._signatures.can_fail_serving(found[0].kind) or not process.of_a_handler)
             else None
         )
 
     def culprit(
-        self, row: Signature | None, found: dict[str, Scalar], process: Process
+        self, row: TextSignature | None, found: dict[str, Scalar], process: Process
     ) -> dict[str, Scalar]:
         """The values that the message names; for a failure of a kernel or engine also kernel and
         layer from the traceback."""
         if row is None or row.proves not in ("kernel", "engine"):
             return found
-        kernel, like = row.kernel, row.like
+        kernel, pattern = row.kernel, row.kernel_pattern
         for function in process.frames:
             if (known := self._signatures.frames.get(function)) and known.kernel:
-                kernel, like = known.kernel, known.like
+                kernel, pattern = known.kernel, known.kernel_pattern
         named = next(
             (
                 name
                 for name in reversed(self._progress.kernels)
-                if like and re.fullmatch(like, name)
+                if pattern and re.fullmatch(pattern, name)
             ),
             kernel,
         )
@@ -76,7 +81,7 @@ class Proofs:
         own |= {"layer": process.layer} if process.layer else {}
         return own | found
 
-    def phase(self, row: Signature | None, process: Process) -> str:
+    def phase(self, row: FailureSignature | None, process: Process) -> str:
         if row is not None and row.phase:
             return row.phase
         if process.of_a_handler:

@@ -1,89 +1,153 @@
-"""One row of `profiles/failures.yaml`: what engines print when they fail, and how far a start has
-come. Pure."""
+"""Rows of `profiles/failures/`: failures as engines print them, cures, and progress. Pure.
+
+texts/*.yaml     TextSignature        a failure known by its text
+structures.yaml  StructuralSignature  a failure known by exception, frames and phase
+remedies.yaml    Remedy               words and steps of a kind of failure
+progress.yaml    ProgressLine         a line that shows how far a start has come
+endings.yaml     EndingLine           a line that shows that the whole engine ends
+frames.yaml      FrameMark            what a function in a traceback shows
+words.yaml       KindWords            words of a kind of failure (likely.py)
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator
 
 from gateway.domain.value import Value
 
+Proves = Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"]
 
-class Signature(Value):
-    """One row of failures.yaml. A row with a kind and a pattern proves a failure; with a kind and
-    nothing to match it has the words and steps
-    of that kind. A row without a kind says what a start is doing (`phase`), how the engine is set
-    (`setting`), that it answers (`answers`), or names a kernel that the engine chose (a group
-    `kernel`).
 
-    pattern: searched in the message of an exception and in the lines that belong to it; with
-    `line`, from the start of any line that was not printed as information or warning. Its named
-    groups become the culprit and may be used as {group} in message, advice and steps; a group
-    `x_gib` is a number of GiB, `x_bytes` a number with its unit, and `x_cuda` a version as one
-    number. more: searched in the lines after the proof, as long as they belong to the same message.
-    frame: a function that must stand in the traceback, or, in a row without kind, that says `phase`
-    or `kernel`. like: a pattern; a kernel that the log named before and that matches it is meant
-    instead of `kernel`. structure: asked only of what no text proves; then `exception` is the whole
-    name of its type, `where` is searched in the innermost frames (`file:function`), `phases` are
-    those that it holds in. It never teaches more than that the plan failed. vague: what the words
-    of the failure speak for (likely.py) is told instead, where they speak for something else. weak:
-    often only a consequence: any other proof is preferred.
-    warned: the engine prints this line as a warning, though it then ends.
-    when: `always` also counts once the engine serves, because users cannot write this text into its
-    log. proves: what is learned from it (diagnosis/facts/learn.py).
-    stands: of a row without kind: once the size of the KV cache was told, this line says that the
-        cache is made. warm: and that nothing more is to be made.
-    over: of a row without kind: a record that begins like this, or a traceback with this `frame`,
-        tells that the engine itself is over, also one that had served. A frame of its main loop
-        tells so, as nothing leaves that but the process.
-    steps: the cure, in order; a step of which a {group} is not known is left out.
+def _join(pattern: Any) -> Any:
+    return "|".join(pattern) if isinstance(pattern, list | tuple) else pattern
+
+
+def _check(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return pattern
+
+
+# A regular expression, or the list of its alternatives.
+Pattern = Annotated[str, BeforeValidator(_join), AfterValidator(_check)]
+
+
+class FailureSignature(Value):
+    """What a row says of the failure that it proves.
+
+    kind, phase: those of the failure; without a phase the log tells it.
+    engines: the kinds of engine that print it; empty for all.
+    proves: what is learned from it (facts/learn.py).
+    message, advice, steps: templates (remedy.py); where they are empty, those of the kind hold.
+    source: where the text was read.
+    examples: lines in the engine's form, each of which must be diagnosed as this row.
     """
 
-    kind: str | None = None
-    pattern: str = ""
-    more: str = ""
-    line: bool = False
-    frame: str = ""
-    kernel: str = ""
-    like: str = ""
-    structure: bool = False
-    exception: str = ""
-    where: str = ""
-    phases: tuple[str, ...] = ()
-    vague: bool = False
-    weak: bool = False
-    warned: bool = False
-    when: Literal["starting", "always"] = "starting"
+    kind: str
     phase: str | None = None
-    stands: bool = False
-    warm: bool = False
-    setting: bool = False
-    answers: bool = False
-    over: bool = False
-    proves: Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"] = "plan"
     engines: tuple[str, ...] = ()
+    proves: Proves = "plan"
     message: str = ""
     advice: str = ""
     steps: tuple[str, ...] = ()
     source: str = ""
+    examples: tuple[str, ...] = ()
 
-    @field_validator("pattern", "more", "like", "exception", "where")
-    @classmethod
-    def _compiles(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from None
-        return pattern
 
-    @model_validator(mode="after")
-    def _teaches_little(self) -> Signature:
-        if self.structure and self.proves not in ("plan", "nothing"):
-            raise ValueError("structure alone proves no more than that the plan failed")
-        return self
+class TextSignature(FailureSignature):
+    """A failure that is known by its text. The first row that matches wins.
 
-    @property
-    def is_remedy(self) -> bool:
-        return self.kind is not None and not (self.pattern or self.structure)
+    pattern: searched in the message of an exception and in the lines that belong to it. Its named
+        groups become the culprit and may be used as {group} in message, advice and steps.
+        `x_gib` is a number of GiB, `x_bytes` a number with its unit, and
+        `x_cuda` a version as one number.
+    line_start: the pattern is matched at the start of any line instead, unless the line is
+        information or a warning.
+    printed_as_warning: a warning counts, too: the engine prints it and then ends.
+    detail_pattern: searched in the later lines of the same message.
+    frame: a function that must stand in the traceback.
+    kernel: the kernel that failed. kernel_pattern: a matching kernel that the log named before
+        is meant instead.
+    consequence: often a consequence of another failure, which is preferred.
+    while_serving: also counts once the engine serves, as users cannot write this into its log.
+    """
+
+    pattern: Pattern
+    line_start: bool = False
+    printed_as_warning: bool = False
+    detail_pattern: Pattern = ""
+    frame: str = ""
+    kernel: str = ""
+    kernel_pattern: Pattern = ""
+    consequence: bool = False
+    while_serving: bool = False
+
+
+class StructuralSignature(FailureSignature):
+    """A failure that no text proves. The first row wins of which every condition holds.
+
+    exception: the whole name of its type. frames: searched in the innermost frames of the
+    traceback (`file:function`, one a line). pattern: searched in the message.
+    phases: the phases that it holds in; without them those of the kind (words.yaml).
+    yields_to_words: where words speak for another kind, that kind is told instead (likely.py).
+    """
+
+    proves: Literal["plan", "nothing"] = "plan"
+    exception: Pattern = ""
+    frames: Pattern = ""
+    pattern: Pattern = ""
+    phases: tuple[str, ...] = ()
+    yields_to_words: bool = False
+
+
+class Remedy(Value):
+    """Message, advice and steps of every failure of a kind, as templates (remedy.py)."""
+
+    kind: str
+    message: str = ""
+    advice: str = ""
+    steps: tuple[str, ...] = ()
+
+
+class ProgressLine(Value):
+    """A line of a start that goes on. Groups of its pattern are remembered, `kernel` as chosen.
+
+    phase: the phase that begins. is_setting: its groups say how the engine is set.
+    is_answer: only an engine that gave tokens or vectors prints it.
+    cache_ready: once the size of the KV cache is known, the cache is made.
+    warmed_up: nothing more is to be made before the engine serves.
+    """
+
+    pattern: Pattern
+    phase: str | None = None
+    is_setting: bool = False
+    is_answer: bool = False
+    cache_ready: bool = False
+    warmed_up: bool = False
+    source: str = ""
+
+
+class EndingLine(Value):
+    """The beginning of a record that says that the whole engine ends, also one that served."""
+
+    pattern: Pattern
+    source: str = ""
+
+
+class FrameMark(Value):
+    """What a function in a traceback shows: the phase of the start, or the kernel that ran.
+
+    main_loop: the function is the main loop of a process: an error that leaves it ends the engine.
+    """
+
+    function: str
+    phase: str | None = None
+    kernel: str = ""
+    kernel_pattern: Pattern = ""
+    main_loop: bool = False
+    source: str = ""

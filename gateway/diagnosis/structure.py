@@ -1,8 +1,6 @@
-"""What a failure's structure says where its text is not known: the exception's type, the frames of
-its traceback, the phase, the shape of its message.
+"""A failure's structure where its text is not known: exception, frames and form of message. Pure.
 
-The rows are data (`structure: true` in profiles/failures.yaml); what they decide teaches no more
-than that the plan failed. Pure.
+The rows are data (profiles/failures/structures.yaml). They teach no more than that the plan failed.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gateway.diagnosis.signature import Signature
+from gateway.diagnosis.signature import StructuralSignature
 from gateway.domain.value import Scalar
 
 # Frames further out than these are the way of every failure: the engine's loop, the worker, the
@@ -43,31 +41,31 @@ class Structure:
     """The structural rows, compiled. The first row of which every condition holds wins."""
 
     def __init__(
-        self, rows: tuple[Signature, ...], phases: Mapping[str, tuple[str, ...]] | None = None
+        self,
+        rows: tuple[StructuralSignature, ...],
+        phases: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        """phases: of a kind, those that such a failure can be in."""
+        """phases: of each kind, the phases that such a failure can be in."""
         self._phases = phases or {}
         self._rows = [
-            (row, re.compile(row.exception), re.compile(row.where), re.compile(row.pattern))
+            (row, re.compile(row.exception), re.compile(row.frames), re.compile(row.pattern))
             for row in rows
-            if row.structure
         ]
 
     def row(
         self, shape: Shape, engine: str | None
-    ) -> tuple[Signature, dict[str, str | None]] | None:
-        """The row that the shape belongs to, with the groups of its pattern. Nothing where no row
-        is sure."""
-        frames = "\n".join(shape.frames[-_INNERMOST:])
-        for row, exception, where, pattern in self._rows:
+    ) -> tuple[StructuralSignature, dict[str, str | None]] | None:
+        """The row that the shape belongs to, with the groups of its pattern; None without a row."""
+        innermost = "\n".join(shape.frames[-_INNERMOST:])
+        for row, exception, frames, pattern in self._rows:
             if row.engines and engine is not None and engine not in row.engines:
                 continue
-            phases = row.phases or self._phases.get(row.kind or "", ())
+            phases = row.phases or self._phases.get(row.kind, ())
             if phases and shape.phase not in phases:
                 continue
             if row.exception and not exception.fullmatch(shape.exception):
                 continue
-            if row.where and not where.search(frames):
+            if row.frames and not frames.search(innermost):
                 continue
             if found := pattern.search(shape.message):
                 return row, found.groupdict()

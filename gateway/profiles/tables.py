@@ -1,8 +1,7 @@
 """What every profile folder has once: the tables of GPUs, cards, speed, parsers, failures and
 driver errors, facts, and snapshots of machines.
 
-failures.yaml               -> Signature list
-failure_words.yaml          -> KindWords list: what speaks for a kind of failure that no signature knows
+failures/                   -> Signatures: what engines print when they fail (diagnosis/signature.py)
 gpus.yaml                   -> GpuTable: what follows from a GPU's capability
 parsers.yaml                -> ParserTable: how models write tool calls and thoughts
 chat_templates.yaml         -> RepairTable: published chat templates that are broken, and how each is repaired
@@ -165,19 +164,34 @@ class ProfileTables:
     def signatures(self) -> Signatures:
         """The failure signatures of every root, the user's before ours."""
         from gateway.diagnosis.likely import KindWords
-        from gateway.diagnosis.signature import Signature
-        from gateway.diagnosis.signatures import Signatures
+        from gateway.diagnosis.signature import (
+            EndingLine,
+            FrameMark,
+            ProgressLine,
+            Remedy,
+            StructuralSignature,
+            TextSignature,
+        )
+        from gateway.diagnosis.signatures import FailureRows, Signatures
 
-        found: list[Signature] = []
-        words: list[KindWords] = []
-        for root in self.roots:
-            path = root / "failures.yaml"
-            if path.is_file():
-                found.extend(validated(path, Signature, entry) for entry in self.document(path))
-            path = root / "failure_words.yaml"
-            if path.is_file():
-                words.extend(validated(path, KindWords, entry) for entry in self.document(path))
-        return Signatures(tuple(found), tuple(words))
+        return Signatures(
+            FailureRows(
+                texts=self._failure_rows("texts/*.yaml", TextSignature),
+                structures=self._failure_rows("structures.yaml", StructuralSignature),
+                remedies=self._failure_rows("remedies.yaml", Remedy),
+                progress=self._failure_rows("progress.yaml", ProgressLine),
+                endings=self._failure_rows("endings.yaml", EndingLine),
+                frames=self._failure_rows("frames.yaml", FrameMark),
+                words=self._failure_rows("words.yaml", KindWords),
+            )
+        )
+
+    def _failure_rows(self, files: str, model: type[V]) -> tuple[V, ...]:
+        """The rows of these files of `failures/`, the files of a folder by name."""
+        paths = [path for root in self.roots for path in sorted((root / "failures").glob(files))]
+        return tuple(
+            validated(path, model, entry) for path in paths for entry in self.document(path) or ()
+        )
 
     def document(self, path: Path) -> Any:
         """The file's one document."""

@@ -149,7 +149,7 @@ class Attempts:
     async def _cured(self, attempt: Attempt, failure: Failure) -> Failure:
         """With the steps that cure it, and the numbers of this case in them."""
         signatures = await asyncio.to_thread(self._signatures)
-        return signatures.cured(failure, _case(attempt, self._patience_s))
+        return signatures.with_remedy(failure, _case(attempt, self._patience_s))
 
 
 def _case(attempt: Attempt, patience_s: float) -> dict[str, Scalar]:

@@ -24,8 +24,8 @@ from gateway.diagnosis.lines.line_filter import FATAL as FATAL_WORDS
 from gateway.diagnosis.lines.log_lines import MAX_LINE, clean, parse
 from gateway.diagnosis.log_reader import LogReader
 from gateway.diagnosis.remedy import filled
-from gateway.diagnosis.signature import Signature
-from gateway.diagnosis.signatures import Signatures, values
+from gateway.diagnosis.signature import TextSignature
+from gateway.diagnosis.signatures import FailureRows, Signatures, values
 from gateway.domain import Attempt, Fact, Failure, LayerKernel, Observation
 from gateway.errors import BadRequest
 from gateway.planner.decide import decide
@@ -328,7 +328,9 @@ def test_what_stands_before_the_text_is_told_apart(
 
 
 def test_a_signature_of_another_engine_does_not_match() -> None:
-    rows = Signatures((Signature(kind="x", pattern="boom", engines=("sglang",)),))
+    rows = Signatures(
+        FailureRows(texts=(TextSignature(kind="x", pattern="boom", engines=("sglang",)),))
+    )
     assert diagnose([b"ValueError: boom\n"], rows, "vllm")[0].kind == "unknown"
     assert diagnose([b"ValueError: boom\n"], rows, "sglang")[0].kind == "x"
     assert diagnose([b"ValueError: boom\n"], rows)[0].kind == "x"
@@ -336,7 +338,7 @@ def test_a_signature_of_another_engine_does_not_match() -> None:
 
 def test_a_signature_that_is_no_expression_is_refused() -> None:
     with pytest.raises(ValidationError, match="not a regular expression"):
-        Signature(kind="x", pattern="(boom")
+        TextSignature(kind="x", pattern="(boom")
 
 
 def test_groups_are_numbers_and_sizes() -> None:
@@ -349,14 +351,15 @@ def test_groups_are_numbers_and_sizes() -> None:
 
 
 def test_every_signature_says_where_it_was_read_and_what_to_do() -> None:
-    for row in SIGNATURES.rows:
-        assert row.source or row.frame or row.structure or row.is_remedy, row
-        if row.kind is not None:
-            # Words and steps of its own, or those of its kind.
-            message, advice, steps = SIGNATURES.words(row, {})
-            assert message != "The engine failed.", row
-            assert advice, row
-            assert steps, row
+    rows = SIGNATURES.rows
+    for several in (rows.texts, rows.progress, rows.endings):
+        assert all(row.source for row in several)
+    for row in (*rows.texts, *rows.structures):
+        # Words and steps of its own, or those of its kind.
+        message, advice, steps = SIGNATURES.describe(row, {})
+        assert message != "The engine failed.", row
+        assert advice, row
+        assert steps, row
 
 
 # --- while it is printed ---

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.likely import KindWords, Likely, plain
 from gateway.diagnosis.log_reader import LogReader
-from gateway.diagnosis.signature import Signature
+from gateway.diagnosis.signature import FailureSignature
 from gateway.diagnosis.structure import Shape
 from gateway.domain import Failure
 from gateway.profiles.profiles import Profiles
 from tests.support.paths import LOGS
 
 SIGNATURES = Profiles().signatures
-KINDS = [one.kind for one in SIGNATURES.kinds]
+KINDS = [one.kind for one in SIGNATURES.rows.words]
 FAILED = [
     case
     for case in yaml.safe_load((LOGS / "index.yaml").read_text())
@@ -125,7 +125,7 @@ def test_the_beginning_of_a_log_that_fails_later_is_no_likely_failure(
         st.sampled_from(
             [
                 word
-                for one in SIGNATURES.kinds
+                for one in SIGNATURES.rows.words
                 for word in ("nccl", "gated", "lora", *one.exceptions)
             ]
         ),
@@ -140,7 +140,7 @@ def test_what_is_printed_as_information_speaks_for_nothing(words: list[str]) -> 
     st.text(max_size=300), st.sampled_from(["RuntimeError", "ValueError", "KeyError", "FrobError"])
 )
 def test_whatever_is_likely_shows_its_words_in_the_text(text: str, exception: str) -> None:
-    found = Likely(SIGNATURES.kinds).kind([Shape(exception, text, (), "load")])
+    found = Likely(SIGNATURES.rows.words).kind([Shape(exception, text, (), "load")])
     if found is not None:
         assert found[0] in KINDS
         assert all(word in plain(text) or word == exception for word in found[1])
@@ -156,7 +156,7 @@ def test_no_engine_is_treated_by_what_is_only_likely() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_has_words_that_tell_a_person_what_to_do(kind: str) -> None:
-    message, _, steps = SIGNATURES.words(Signature(kind=kind), {})
+    message, _, steps = SIGNATURES.describe(FailureSignature(kind=kind), {})
     assert message != "The engine failed."
     assert steps
 

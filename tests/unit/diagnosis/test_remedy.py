@@ -5,28 +5,28 @@ import re
 import pytest
 
 from gateway.diagnosis.remedy import DONE, filled, groups, steps
-from gateway.diagnosis.signature import Signature
+from gateway.diagnosis.signature import FailureSignature, Remedy
 from gateway.domain import Failure, Scalar
 from gateway.profiles.profiles import Profiles
 from tests.support.paths import ROOT
 
 SIGNATURES = Profiles().signatures
-NAMED = [row for row in SIGNATURES.rows if row.kind is not None]
+NAMED: list[FailureSignature | Remedy] = [
+    *SIGNATURES.rows.texts,
+    *SIGNATURES.rows.structures,
+    *SIGNATURES.rows.remedies,
+]
 # An empty number, a word that is missing, punctuation after nothing.
 _HOLE = re.compile(r"  |[{}\[]\[|\{|\( ?\)|: ?\.|: ?$| [.,;:](?: |$)|\bof  |\bNone\b")
 
 
-def templates(row: Signature) -> list[str]:
-    kind = next((one for one in NAMED if one.is_remedy and one.kind == row.kind), row)
+def templates(row: FailureSignature | Remedy) -> list[str]:
+    kind = SIGNATURES.remedies[row.kind]
     return [row.message, row.advice, *row.steps, kind.message, kind.advice, *kind.steps]
 
 
-@pytest.mark.parametrize(
-    "row",
-    NAMED,
-    ids=lambda row: f"{row.kind}: {row.pattern[:40] or row.where[:40] or row.message[:40]}",
-)
-def test_every_text_is_whole_with_and_without_each_value(row: Signature) -> None:
+@pytest.mark.parametrize("row", NAMED, ids=lambda row: f"{row.kind}: {row.message[:40]}")
+def test_every_text_is_whole_with_and_without_each_value(row: FailureSignature | Remedy) -> None:
     named = sorted(set().union(*(groups(text) for text in templates(row))))
     cases = [
         dict.fromkeys(named, 7),
@@ -34,7 +34,7 @@ def test_every_text_is_whole_with_and_without_each_value(row: Signature) -> None
         *({name: 7 for name in named if name != left_out} for left_out in named),
     ]
     for known in cases:
-        message, advice, cure = SIGNATURES.words(row, dict(known))
+        message, advice, cure = SIGNATURES.describe(row, dict(known))
         assert message != "The engine failed."
         assert advice
         assert cure
@@ -43,8 +43,7 @@ def test_every_text_is_whole_with_and_without_each_value(row: Signature) -> None
 
 
 def test_every_kind_of_a_row_has_a_cure() -> None:
-    cured = {row.kind for row in NAMED if row.is_remedy}
-    assert {row.kind for row in NAMED} <= cured
+    assert {row.kind for row in NAMED} <= {row.kind for row in SIGNATURES.rows.remedies}
 
 
 def test_every_kind_that_the_gateway_finds_itself_has_a_cure() -> None:
@@ -72,7 +71,7 @@ def test_every_kind_that_the_gateway_finds_itself_has_a_cure() -> None:
         "gpu_lost",
     }
     assert made <= found
-    cured = {row.kind for row in NAMED if row.is_remedy}
+    cured = {row.kind for row in SIGNATURES.rows.remedies}
     assert {*made, "download", "exited", "killed", "unknown", "host_oom"} <= cured
 
 
@@ -84,15 +83,16 @@ def test_a_failure_without_steps_gets_those_of_its_kind_with_the_numbers_of_its_
         advice="Read the log.",
     )
     known: dict[str, Scalar] = {"model": "m", "engine": "vllm==0.26.0", "patience": 600, "ranks": 2}
-    steps = SIGNATURES.cured(failure, known).steps
+    steps = SIGNATURES.with_remedy(failure, known).steps
     assert steps[0] == "Read the log."
     assert "raise FITSERVE_START_TIMEOUT_S above 600, then `fitserve retry m`" in steps[2]
     assert "Its 2 ranks may wait" in steps[-1]
     assert not any(
-        "ranks" in step for step in SIGNATURES.cured(failure, {"engine": "vllm==0.26.0"}).steps
+        "ranks" in step
+        for step in SIGNATURES.with_remedy(failure, {"engine": "vllm==0.26.0"}).steps
     )
     told = failure.evolve(steps=("Do this.",))
-    assert SIGNATURES.cured(told, known) is told
+    assert SIGNATURES.with_remedy(told, known) is told
 
 
 def test_a_part_is_left_out_and_a_sentence_is_not_used() -> None:

@@ -1,16 +1,16 @@
 """What structure decides: reports as users pasted them, and what it may teach."""
 
 import pytest
+from pydantic import ValidationError
 
 from gateway.diagnosis.diagnose import diagnose
-from gateway.diagnosis.signature import Signature
+from gateway.diagnosis.signature import StructuralSignature
 from gateway.diagnosis.structure import Shape, Structure
 from gateway.domain import Failure
 from gateway.profiles.profiles import Profiles
 from tests.support.reports import OWN, judged, score
 
 SIGNATURES = Profiles().signatures
-STRUCTURAL = [row for row in SIGNATURES.rows if row.structure]
 TRACED = "Traceback (most recent call last):"
 SITE = "/opt/venv/lib/python3.12/site-packages"
 
@@ -524,17 +524,16 @@ def test_what_0_26_is_known_to_fail_at_is_named_with_its_cure(error: str, step: 
 
 
 def test_structure_teaches_no_more_than_that_the_plan_failed() -> None:
-    assert {row.proves for row in STRUCTURAL} == {"plan"}
-    with pytest.raises(ValueError, match="structure alone"):
-        Signature(kind="x", structure=True, proves="engine")
+    assert {row.proves for row in SIGNATURES.rows.structures} == {"plan"}
+    with pytest.raises(ValidationError):
+        StructuralSignature.model_validate({"kind": "x", "proves": "engine"})
 
 
 def test_all_conditions_of_a_row_must_hold() -> None:
-    row = Signature(
+    row = StructuralSignature(
         kind="x",
-        structure=True,
         exception="KeyError",
-        where="/a/",
+        frames="/a/",
         phases=("load",),
         pattern="b",
         engines=("vllm",),

@@ -1,0 +1,63 @@
+"""Logs as an engine prints them, written from facts: exception, frames, message and phase."""
+
+from __future__ import annotations
+
+import re
+
+from gateway.diagnosis.lines.line_forms import EXCEPTION
+from gateway.diagnosis.structure import Shape
+
+SITE = "/opt/venv/lib/python3.12/site-packages"
+# Lines that begin a phase, in the words of both engines.
+BEGINS = {
+    "starting": "",
+    "download": "",
+    "load": "Starting to load model /models/frob...",
+    "profile": "Model loading took 14.2 GiB and 9.1 seconds",
+    "kv": "GPU KV cache size: 65,536 tokens",
+    "compile": "Dynamo bytecode transform time: 4.1 s",
+    "graphs": "Capturing CUDA graphs",
+    "serving": "Application startup complete.",
+}
+_FRAME = re.compile(r"\S+\.(?:py|pxi):\S+")
+
+
+def traceback(frames: list[str], raised: str, code: str = "") -> list[str]:
+    """The lines of a traceback.
+
+    frames: `file:function`, the innermost last. code: the line of code that failed.
+    """
+    lines = ["Traceback (most recent call last):"] if frames else []
+    for frame in frames:
+        file, _, function = frame.rpartition(":")
+        path = file if file.startswith("/") else f"{SITE}/{file}"
+        lines += [f'  File "{path}", line 7, in {function}', "    run()"]
+    if code:
+        lines = [*lines[:-1], f"    {code}"]
+    return [*lines, raised]
+
+
+def fatal(engine: str, lines: list[str]) -> list[str]:
+    """The lines as an engine prints them that served and ends."""
+    if engine == "sglang":
+        return [f"[2026-03-14 10:22:05 TP0] Scheduler hit an exception: {lines[0]}", *lines[1:]]
+    head = "(EngineCore_DP0 pid=4242) ERROR 03-14 10:22:05 [core.py:844] "
+    return [head + line for line in ("EngineCore encountered a fatal error.", *lines)]
+
+
+def split_example(example: str) -> tuple[list[str], str]:
+    """The frames with which an example begins, and the exception that follows."""
+    words = example.split(" ")
+    frames = [
+        word for number, word in enumerate(words) if all(map(_FRAME.fullmatch, words[: number + 1]))
+    ]
+    return frames, " ".join(words[len(frames) :])
+
+
+def shape_of(example: str, phase: str) -> Shape:
+    """The example of a structural row as the failure that the reader makes of it."""
+    frames, raised = split_example(example)
+    name = EXCEPTION.match(raised)
+    return Shape(
+        name["name"] if name else "", raised[name.end() :] if name else raised, tuple(frames), phase
+    )

@@ -1,0 +1,114 @@
+"""Each row of profiles/failures has examples, and each example is diagnosed as its own row."""
+
+import re
+
+import pytest
+
+from gateway.diagnosis.diagnose import diagnose
+from gateway.diagnosis.lines.log_lines import clean, parse
+from gateway.diagnosis.signature import StructuralSignature, TextSignature
+from gateway.profiles.profiles import Profiles
+from tests.support.engine_logs import BEGINS, shape_of, split_example, traceback
+
+SIGNATURES = Profiles().signatures
+TEXTS = SIGNATURES.rows.texts
+STRUCTURES = SIGNATURES.rows.structures
+PHASES = {
+    one.kind: one.phases for one in SIGNATURES.rows.words if one.phases and one.kind != "unknown"
+}
+
+
+def texts() -> list[object]:
+    return [
+        pytest.param(row, text, id=f"{row.kind}: {text[:60]}")
+        for row in TEXTS
+        for text in row.examples
+    ]
+
+
+def structures() -> list[object]:
+    return [
+        pytest.param(row, text, id=f"{row.kind}: {text[:60]}")
+        for row in STRUCTURES
+        for text in row.examples
+    ]
+
+
+def first_text(example: str) -> str:
+    return parse(clean(example.partition("\n")[0].encode())).text
+
+
+def alternatives(pattern: str) -> list[str]:
+    """The parts of a pattern between the `|` that stand in no group."""
+    parts, depth, start = [], 0, 0
+    for token in re.finditer(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]|[()|]", pattern):
+        depth += {"(": 1, ")": -1}.get(token[0], 0)
+        if token[0] == "|" and depth == 0:
+            parts.append(pattern[start : token.start()])
+            start = token.end()
+    return [*parts, pattern[start:]]
+
+
+def test_every_row_has_an_example() -> None:
+    assert not [row for row in (*TEXTS, *STRUCTURES) if not row.examples]
+
+
+@pytest.mark.parametrize(("row", "example"), texts())
+def test_no_row_above_takes_the_example_of_a_text(row: TextSignature, example: str) -> None:
+    frames = frozenset((row.frame,) if row.frame else ())
+    for engine in (None, *(row.engines or ("vllm", "sglang"))):
+        found = SIGNATURES.match_text(first_text(example), engine, frames, line=row.line_start)
+        assert found is not None
+        assert found[0] is row, found[0]
+
+
+@pytest.mark.parametrize(("row", "example"), texts())
+def test_a_log_with_the_example_of_a_text_is_diagnosed_as_its_row(
+    row: TextSignature, example: str
+) -> None:
+    lines = traceback([f"engine/module.py:{row.frame}"], example) if row.frame else [example]
+    failure, reader = diagnose(
+        ["\n".join(lines).encode()], SIGNATURES, next(iter(row.engines), None)
+    )
+    words = SIGNATURES.describe(row, reader.progress.settings | failure.culprit)
+    assert (failure.kind, failure.proves, failure.message) == (row.kind, row.proves, words[0])
+
+
+@pytest.mark.parametrize("row", TEXTS, ids=lambda row: f"{row.kind}: {row.examples[0][:60]}")
+def test_every_alternative_of_a_text_has_an_example(row: TextSignature) -> None:
+    said = [first_text(example) for example in row.examples]
+    search = re.match if row.line_start else re.search
+    assert not [
+        part for part in alternatives(row.pattern) if not any(search(part, text) for text in said)
+    ]
+
+
+@pytest.mark.parametrize(("row", "example"), structures())
+def test_no_row_above_takes_the_example_of_a_structure(
+    row: StructuralSignature, example: str
+) -> None:
+    phases = row.phases or PHASES.get(row.kind, ("starting", "load", "serving"))
+    for phase in phases[:3]:
+        found = SIGNATURES.match_structure(shape_of(example, phase), next(iter(row.engines), None))
+        assert found is not None
+        assert found[0] is row, found[0]
+
+
+@pytest.mark.parametrize(("row", "example"), structures())
+def test_a_log_with_the_example_of_a_structure_names_its_kind(
+    row: StructuralSignature, example: str
+) -> None:
+    phases = row.phases or PHASES.get(row.kind, ("starting",))
+    phase = next(one for one in phases if BEGINS[one] or one == "starting")
+    frames, raised = split_example(example)
+    lines = (
+        [BEGINS[phase], *traceback(frames, raised)]
+        if phase != "serving"
+        else traceback(frames, raised)
+    )
+    kind = diagnose(["\n".join(lines).encode()], SIGNATURES, next(iter(row.engines), None))[0].kind
+    assert (
+        kind == row.kind
+        or row.yields_to_words
+        or (row.phases == ("serving",) and kind == "unknown")
+    )
