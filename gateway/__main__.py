@@ -30,7 +30,7 @@ def main() -> None:
         serve(take_over="--take-over" in sys.argv)
     else:
         gc.set_threshold(_OBJECTS)
-        from gateway.cli.commands.registered import add_to, keep_only
+        from gateway.cli.commands.registry import add_to, keep_only
         from gateway.cli.main import app
         from gateway.cli.main import main as cli
 

@@ -16,12 +16,12 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.client import call, of_model, url_of
-from gateway.cli.commands.bench_command import bench
-from gateway.cli.commands.change_commands import set_model, update
-from gateway.cli.commands.engine_commands import app as engine_app
-from gateway.cli.commands.fact_commands import app as facts_app
-from gateway.cli.commands.key_commands import app as keys_app
-from gateway.cli.commands.plan_commands import matrix, plan
+from gateway.cli.commands.bench import bench
+from gateway.cli.commands.change import set_model, update
+from gateway.cli.commands.engine import app as engine_app
+from gateway.cli.commands.facts import app as facts_app
+from gateway.cli.commands.keys import app as keys_app
+from gateway.cli.commands.plan import matrix, plan
 from gateway.cli.options import (
     MISTYPED,
     EndpointKey,
@@ -174,7 +174,7 @@ def demo(
 ) -> None:
     """From nothing, without Docker: install an engine, start a gateway, serve a tiny model (or NAME
     SOURCE), and say how to ask it; until Ctrl-C."""
-    from gateway.cli.demo.served import serve_demo
+    from gateway.cli.demo.demo_server import serve_demo
 
     if wanted is not None and len(wanted) == 1:
         usage("`fitserve demo` takes a name and a source, or neither.")
@@ -344,7 +344,7 @@ def diagnose(
 ) -> None:
     """Name the failure in an engine's log, the line that proves it and the cure. Exit code 1 when
     there is one, 4 when nobody can tell."""
-    from gateway.cli.commands.diagnosis import lines, read_log, report
+    from gateway.cli.commands.diagnose import lines, read_log, report
     from gateway.profiles.profiles import Profiles
 
     extra = os.environ.get("FITSERVE_PROFILES_DIR")
@@ -362,7 +362,7 @@ def diagnose(
 def calibrate(as_json: Json = False) -> None:
     """Measure the GPUs that nobody uses, for plans to know how fast they are. Exit code 3 when
     nothing could be measured."""
-    from gateway.cli.commands.calibration import asked, rows
+    from gateway.cli.commands.calibrate import asked, rows
 
     found = asked()
     if as_json:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from typer.main import get_command
 
-from gateway.cli.commands.registered import add_to
+from gateway.cli.commands.registry import add_to
 from gateway.cli.main import app
 from tests.support.paths import ROOT
 

@@ -31,7 +31,7 @@ from tests.support import forked
 IMPORTED = (
     "httpx",
     "gateway.planner.service.plan_program",
-    "gateway.cli.commands.registered",
+    "gateway.cli.commands.registry",
     "gateway.cli.main",
     "gateway.__main__",
     "gateway.server.server",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from gateway.cli.commands.diagnosis import SCHEMA, Diagnosis, report
+from gateway.cli.commands.diagnose import SCHEMA, Diagnosis, report
 from gateway.cli.main import app
 from gateway.controller.watch.engine_client import EngineClient
 from gateway.controller.watch.watcher import Watcher

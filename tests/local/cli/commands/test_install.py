@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.commands.engine_commands import engine_rm
+from gateway.cli.commands.engine import engine_rm
 from gateway.cli.commands.install import InstallFailed, find_uv, install, script, take
 from gateway.domain import Engine
 from gateway.errors import BadRequest

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.controller.steps.plan_steps import PlanSteps
 from gateway.profiles.profiles import Profiles
-from tests.local.cli.commands.test_run_command import script
+from tests.local.cli.commands.test_run import script
 from tests.local.cli.test_main import fitserve
 from tests.support.patience import HANG_S
 from tests.support.running import model_folder, running

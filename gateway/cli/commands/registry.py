@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.cli.commands.apply_command import apply
-from gateway.cli.commands.backup_commands import backup, restore
+from gateway.cli.commands.apply import apply
+from gateway.cli.commands.backup import backup, restore
 from gateway.cli.commands.completion import completion
-from gateway.cli.commands.config_commands import app as config_app
-from gateway.cli.commands.events_command import events
-from gateway.cli.commands.export_command import export
+from gateway.cli.commands.config import app as config_app
+from gateway.cli.commands.events import events
+from gateway.cli.commands.export import export
 from gateway.cli.commands.listing import list_models, ps
-from gateway.cli.commands.pull_command import pull
-from gateway.cli.commands.run_command import run
-from gateway.cli.commands.usage_command import usage
+from gateway.cli.commands.pull import pull
+from gateway.cli.commands.run import run
+from gateway.cli.commands.usage import usage
 
 if TYPE_CHECKING:
     import typer

@@ -17,5 +17,5 @@ def test_the_help_imports_nothing_heavy() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "Talk with MODEL" in done.stdout
     imported = set(re.findall(r"\| +([\w.]+)$", done.stderr, re.MULTILINE))
-    assert "gateway.cli.commands.registered" in imported
+    assert "gateway.cli.commands.registry" in imported
     assert imported & HEAVY == set()

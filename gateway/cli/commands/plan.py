@@ -167,7 +167,7 @@ def _named(wish: Any) -> Any:
         return wish
     import asyncio
 
-    from gateway.cli.asking import allowed_images, inquirer
+    from gateway.cli.engine_inquiry import allowed_images, inquirer
     from gateway.planner.service.images import named
     from gateway.planner.service.offline import OfflinePlanner
 
@@ -186,7 +186,7 @@ def _checked(wish: Any, hardware: str | None) -> Any:
     standard error."""
     import asyncio
 
-    from gateway.cli.asking import inquirer
+    from gateway.cli.engine_inquiry import inquirer
     from gateway.planner.service.offline import OfflinePlanner
 
     planner = OfflinePlanner.from_environment()

@@ -112,7 +112,7 @@ def engine_learn(
     """Make the profile of any version, from what the version says of itself."""
     import asyncio
 
-    from gateway.cli.asking import inquirer
+    from gateway.cli.engine_inquiry import inquirer
     from gateway.domain import EngineRef
     from gateway.domain.likeness import like
     from gateway.engines.inquiry.learned import learn

@@ -10,7 +10,7 @@ import typer
 
 from gateway.cli.client import call, of_model
 from gateway.cli.commands.chat import Chat
-from gateway.cli.commands.pull_command import pulled
+from gateway.cli.commands.pull import pulled
 from gateway.cli.options import Json, absolute, wishing
 from gateway.cli.present import show_decision, status_text
 from gateway.cli.terminal import Talk, everything, status, told

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.cli.commands.test_run_command import script
+from tests.local.cli.commands.test_run import script
 from tests.local.cli.test_main import fitserve
 from tests.support.running import model_folder, running
 

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from gateway.cli.asking import host_of
 from gateway.cli.client import call
+from gateway.cli.engine_inquiry import host_of
 from gateway.engines.common.speed.measured import SECONDS
 from gateway.errors import NotReady, SettingsError
 from gateway.machine.gpu_watch import kept_here

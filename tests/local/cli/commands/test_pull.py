@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.cli.commands.test_run_command import script
+from tests.local.cli.commands.test_run import script
 from tests.local.cli.test_main import fitserve
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.model_files import sharded_model
