@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.commands import calibration
+from gateway.cli.commands import calibrate
 from gateway.cli.doctor.examination import examine
 from gateway.domain import Fact, Wish
 from gateway.engines.common.speed.measured import uuids
@@ -38,7 +38,7 @@ def _settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("_COPY_BYTES", 1 << 20),
     ):
         monkeypatch.setattr(measurement, name, value)
-    monkeypatch.setattr(calibration, "probe", lambda _: HARDWARE)
+    monkeypatch.setattr(calibrate, "probe", lambda _: HARDWARE)
     monkeypatch.delenv("FITSERVE_URL", raising=False)
     monkeypatch.setenv("FITSERVE_PORT", refused_url().rpartition(":")[2])
     monkeypatch.setenv("FITSERVE_HOST_KIND", "process")
@@ -49,8 +49,8 @@ def test_without_a_gateway_the_command_measures_and_plans_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2)))
-    found = calibration.asked()
-    assert [row[1] for row in calibration.rows(found["facts"])] == [
+    found = calibrate.asked()
+    assert [row[1] for row in calibrate.rows(found["facts"])] == [
         *("memory", "memory"),
         *("peer_access", "peer_latency", "peer"),
     ]
@@ -94,7 +94,7 @@ def test_beside_a_gateway_that_does_not_answer_nothing_is_measured(tmp_path: Pat
     held = lock(tmp_path / "data")
     try:
         with pytest.raises(NotReady, match="does not answer here") as refused:
-            calibration.asked()
+            calibrate.asked()
     finally:
         os.close(held)
     assert "FITSERVE_URL" in refused.value.hint
@@ -126,7 +126,7 @@ def test_the_doctor_names_a_card_of_which_nothing_is_known(
 def test_a_gateway_that_is_named_has_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FITSERVE_URL", refused_url())
     with pytest.raises(NotReady, match="No gateway answers"):
-        calibration.asked()
+        calibrate.asked()
 
 
 def test_a_machine_without_gpus_ends_in_words(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_machine_without_gpus_ends_in_words(tmp_path: Path) -> None:
 
 
 def test_values_are_told_in_the_units_of_people() -> None:
-    assert calibration.said("memory", 4_100_000_000_000) == "4,100.0 GB/s"
-    assert calibration.said("bfloat16", 790 * 10**12) == "790.0 TFLOP/s"
-    assert calibration.said("all_reduce", 12_345) == "12.3 us"
-    assert (calibration.said("peer_access", 1), calibration.said("peer_access", 0)) == ("yes", "no")
+    assert calibrate.said("memory", 4_100_000_000_000) == "4,100.0 GB/s"
+    assert calibrate.said("bfloat16", 790 * 10**12) == "790.0 TFLOP/s"
+    assert calibrate.said("all_reduce", 12_345) == "12.3 us"
+    assert (calibrate.said("peer_access", 1), calibrate.said("peer_access", 0)) == ("yes", "no")
