@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from gateway.diagnosis.lines.line_forms import EXCEPTION
 from gateway.diagnosis.structure import Shape
@@ -43,6 +44,15 @@ def fatal(engine: str, lines: list[str]) -> list[str]:
         return [f"[2026-03-14 10:22:05 TP0] Scheduler hit an exception: {lines[0]}", *lines[1:]]
     head = "(EngineCore_DP0 pid=4242) ERROR 03-14 10:22:05 [core.py:844] "
     return [head + line for line in ("EngineCore encountered a fatal error.", *lines)]
+
+
+def written(fact: dict[str, Any]) -> bytes:
+    """The log of a row of tests/logs/failures.yaml."""
+    lines = traceback(fact.get("frames", []), fact["raises"], fact.get("code", ""))
+    phase = "serving" if fact.get("served") else fact.get("phase", "starting")
+    begins = [BEGINS[phase]] if BEGINS[phase] else []
+    ends = fatal(fact["engine"], lines) if fact.get("served") else lines
+    return "\n".join([*begins, *ends]).encode()
 
 
 def split_example(example: str) -> tuple[list[str], str]:

@@ -1,5 +1,7 @@
-"""Logs that users reported, and how well `fitserve diagnose` names what failed in them
-(benchmarks/reports.py prints it)."""
+"""Logs written from the facts of public reports, and how well `fitserve diagnose` names them.
+
+benchmarks/reports.py prints it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
+from typing import Any
+
 import pytest
+import yaml
 
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.log_reader import LogReader
@@ -6,6 +9,13 @@ from gateway.profiles.profiles import Profiles
 from tests.support.paths import LOGS
 
 SIGNATURES = Profiles().signatures
+EXCERPTS = yaml.safe_load((LOGS / "excerpts.yaml").read_text())
+
+
+@pytest.mark.parametrize("excerpt", EXCERPTS, ids=lambda excerpt: excerpt["shows"])
+def test_several_lines_are_read_together(excerpt: dict[str, Any]) -> None:
+    data = excerpt["log"].encode()
+    assert diagnose([data], SIGNATURES, excerpt["engine"])[0].kind == excerpt["kind"]
 
 
 @pytest.mark.parametrize(

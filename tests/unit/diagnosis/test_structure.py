@@ -1,6 +1,9 @@
-"""What structure decides: reports as users pasted them, and what it may teach."""
+"""What structure decides: facts of failures, written as engines print them, and what it may teach."""
+
+from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from gateway.diagnosis.diagnose import diagnose
@@ -8,9 +11,12 @@ from gateway.diagnosis.signature import StructuralSignature
 from gateway.diagnosis.structure import Shape, Structure
 from gateway.domain import Failure
 from gateway.profiles.profiles import Profiles
+from tests.support.engine_logs import written
+from tests.support.paths import LOGS
 from tests.support.reports import OWN, judged, score
 
 SIGNATURES = Profiles().signatures
+FACTS = yaml.safe_load((LOGS / "failures.yaml").read_text())
 TRACED = "Traceback (most recent call last):"
 SITE = "/opt/venv/lib/python3.12/site-packages"
 
@@ -29,35 +35,8 @@ def traced(frame: str, function: str, error: str) -> Failure:
 
 
 @pytest.mark.parametrize(
-    "split",
-    [
-        "tuned",
-        "held",
-        "second-tuned",
-        "second-held",
-        "third",
-        "fifth-tuned",
-        "fifth-held",
-        "sixth-tuned",
-    ],
-)
-def test_nine_of_ten_failures_that_users_reported_are_named(split: str) -> None:
-    rows = score(OWN, SIGNATURES, split)
-    assert len(rows) >= 33
-    right = sum(column == "right" for _, _, column in rows)
-    assert right / len(rows) >= 0.9, [
-        (case["file"], found) for case, found, column in rows if column != "right"
-    ]
-    assert all(column == "right" for case, _, column in rows if case["kinds"] == ["none"])
-
-
-@pytest.mark.parametrize(
     ("split", "reports", "measured"),
     [
-        ("sixth-held", 45, 42),
-        ("seventh", 66, 60),
-        ("eighth", 88, 85),
-        ("ninth", 52, 46),
         ("fourteenth", 108, 102),
         ("fifteenth", 89, 84),
         ("sixteenth", 112, 105),
@@ -74,16 +53,6 @@ def test_of_reports_that_were_looked_at_late_no_fewer_are_named_than_were_measur
         (case["file"], found) for case, found, column in rows if column != "right"
     ]
     assert all(column == "right" for case, _, column in rows if case["kinds"] == ["none"])
-
-
-def test_reports_that_only_trained_the_rules_are_named() -> None:
-    rows = score(OWN, SIGNATURES, "trained")
-    missed = [(case["file"], found) for case, found, column in rows if column != "right"]
-    assert rows
-    assert len(missed) <= 0.1 * len(rows), missed
-    assert not [
-        case["file"] for case, _, column in rows if case["kinds"] == ["none"] and column != "right"
-    ]
 
 
 @pytest.mark.parametrize(
@@ -142,6 +111,11 @@ def test_shapes_are_those_of_weights_where_weights_are_read(
     begun: str, error: str, kind: str
 ) -> None:
     assert read(begun, f"RuntimeError: {error}").kind == kind
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: f"{fact['kind']}: {fact['raises'][:60]}")
+def test_a_failure_is_named_by_its_facts(fact: dict[str, Any]) -> None:
+    assert diagnose([written(fact)], SIGNATURES, fact["engine"])[0].kind == fact["kind"]
 
 
 @pytest.mark.parametrize("file", ["arg_groups/serving_hook.py", "server_args.py"])
