@@ -12,13 +12,13 @@ from dataclasses import replace
 from gateway.controller.decisions.eviction import (
     LEAST_S,
     Copy,
-    Leave,
+    Eviction,
+    LoadedModel,
     Place,
-    Resident,
     Why,
     decide,
+    eviction_order,
     loadable,
-    may_leave,
     warm_order,
 )
 from gateway.controller.fleet.fleet import Fleet
@@ -37,7 +37,7 @@ log = Logger("fitserve.loop")
 _COUNT_S, _NOTE_S = 1.0, 60.0
 
 
-class Residents:
+class Evictor:
     """`unloads`: how often copies of models left that served, by why. `measures`: as of
     `StartGate`. `ended`: how many requests of each model have
     ended so far."""
@@ -72,7 +72,7 @@ class Residents:
         for model in models:
             self._see_off(model, running)
         before = self._residents(models, demand, running)
-        self._fleet.may_leave = may_leave(before, now)
+        self._fleet.eviction_order = eviction_order(before, now)
         self._fleet.unasked = {one.name for one in before if not one.asked}
         for model in models:
             self._hear(model, asked=model.wish.name in demand)
@@ -103,7 +103,7 @@ class Residents:
             self._fleet.models.values(), key=lambda model: self._order.get(model.wish.name, last)
         )
 
-    def _send_off(self, place: Place, why: Leave) -> None:
+    def _send_off(self, place: Place, why: Eviction) -> None:
         """The copy gets no request from now on, nor does what is tried in its place."""
         name, index = place
         going = [
@@ -161,14 +161,14 @@ class Residents:
         models: Iterable[ManagedModel],
         demand: Mapping[str, float],
         running: Mapping[str, str],
-    ) -> list[Resident]:
+    ) -> list[LoadedModel]:
         return [
             one for model in models if (one := self._resident(model, demand, running)) is not None
         ]
 
     def _resident(
         self, model: ManagedModel, demand: Mapping[str, float], running: Mapping[str, str]
-    ) -> Resident | None:
+    ) -> LoadedModel | None:
         """running: the models of instances, by their names."""
         name, live = (
             model.wish.name,
@@ -176,11 +176,11 @@ class Residents:
         )
         if model.deleting:
             there = live or self._busy(model) or name in running.values()
-            return Resident(name, (Copy(0, "leaves"),)) if there else None
+            return LoadedModel(name, (Copy(0, "leaves"),)) if there else None
         copies = tuple(
             replace(_copy(model, one), watched=self._watched(one)) for one in model.replicas
         )
-        known = Resident(name, copies)
+        known = LoadedModel(name, copies)
         if known.state == "serves":
             model.gave_way = False
         # What is said of room is said of the copies that are away.

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from gateway.controller.endpoints import Endpoints
-from gateway.controller.evictor import Residents
+from gateway.controller.evictor import Evictor
 from gateway.controller.failpoint import Failpoint
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
@@ -22,15 +22,15 @@ from gateway.controller.fleet.remembered import remembered
 from gateway.controller.fleet.route_table import route_table
 from gateway.controller.loop_health import LoopHealth
 from gateway.controller.orders import Orders
-from gateway.controller.orphan_engines import Strays
-from gateway.controller.plan_preview import Forecasts
+from gateway.controller.orphan_engines import OrphanEngines
+from gateway.controller.plan_preview import PlanPreview
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.change_steps import ChangeSteps
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.plan_steps import PlanSteps
-from gateway.controller.steps.planner_port import Planner
+from gateway.controller.steps.planner_port import PlannerPort
 from gateway.controller.steps.proof_steps import ProofSteps
-from gateway.controller.steps.replica_planner import Decisions
+from gateway.controller.steps.replica_planner import ReplicaPlanner
 from gateway.controller.steps.replica_steps import Effects, ReplicaSteps
 from gateway.controller.steps.shrink_steps import ShrinkSteps
 from gateway.controller.steps.sleep_steps import SleepSteps
@@ -67,13 +67,13 @@ _ENDED_WITH_US = Failure(
 
 class Loop:
     """Owns the state. Others read `fleet` and `health`, ask for something by `orders`, and look
-    ahead with `forecasts`; everything else happens in
+    ahead with `plan_preview`; everything else happens in
     `run`."""
 
     def __init__(
         self,
         store: Store,
-        planner: Planner,
+        planner: PlannerPort,
         launcher: Launcher,
         gpus: GpuWatch,
         signatures: Callable[[], Signatures],
@@ -103,17 +103,19 @@ class Loop:
         self._gate = StartGate(self.fleet, planner.hardware, settings.start_timeout_s)
         self._drains = Drains(routes, settings.drain_s)
         wishes = WishChanges(store)
-        decisions = Decisions(store, planner, settings.start_timeout_s / 2, wishes.keep_commits)
+        replica_planner = ReplicaPlanner(
+            store, planner, settings.start_timeout_s / 2, wishes.keep_commits
+        )
         attempts = Attempts(
             store, self._running, launcher, self._gate, signatures, self.fleet.ports
         )
         effects = Effects(
-            PlanSteps(decisions, attempts, launcher, gpus),
-            StartSteps(decisions, attempts, launcher, self._running, self._gate),
+            PlanSteps(replica_planner, attempts, launcher, gpus),
+            StartSteps(replica_planner, attempts, launcher, self._running, self._gate),
             ProofSteps(store, settings.start_timeout_s),
             attempts,
-            ShrinkSteps(decisions, attempts, self._drains),
-            SleepSteps(store, planner, launcher, self._gate, decisions.planning),
+            ShrinkSteps(replica_planner, attempts, self._drains),
+            SleepSteps(store, planner, launcher, self._gate, replica_planner.planning),
         )
         watching = (
             gpus,
@@ -135,9 +137,9 @@ class Loop:
             settings.health_interval_s,
             self.wake,
         )
-        self._strays = Strays(launcher.stop, settings.stop_grace_s, self.wake)
-        self.residents = Residents(self.fleet, routes, store, settings, self._gate.measures, ended)
-        self.forecasts = Forecasts(store, planner, self.fleet)
+        self._orphans = OrphanEngines(launcher.stop, settings.stop_grace_s, self.wake)
+        self.evictor = Evictor(self.fleet, routes, store, settings, self._gate.measures, ended)
+        self.plan_preview = PlanPreview(store, planner, self.fleet)
         self.orders = Orders(store, self.fleet, wishes, self._admitted, self.wake)
         routes.demanded = self.wake
 
@@ -197,7 +199,7 @@ class Loop:
                 replica.task.cancel()
                 await asyncio.wait({replica.task})
             await replica.unwatch()
-        await self._strays.close()
+        await self._orphans.close()
 
     async def end_engines(self) -> None:
         """After `close`: no engine of this gateway goes on. Their models start again with the next
@@ -246,12 +248,12 @@ class Loop:
             self._lost = self._gpus.lost
             self.fleet.unblock()
         # Before anything that may fail: an engine that is gone, or leaves, gets no more requests.
-        await self.residents.look(instances)
+        await self.evictor.look(instances)
         self._publish_routes(instances)
         self._gate.look(instances)
         self._drains.look({instance.name for instance in instances})
-        self._strays.look(instances, self.fleet.instance_names())
-        models = self.residents.in_order()
+        self._orphans.look(instances, self.fleet.instance_names())
+        models = self.evictor.in_order()
         # Of all before any is planned: what is given for one is not another's.
         for model in models:
             self._receive(model)

@@ -13,7 +13,7 @@ from gateway.supervision import Supervised
 log = Logger("fitserve.loop")
 
 
-class Strays:
+class OrphanEngines:
     """Those that are being stopped, by name."""
 
     def __init__(

@@ -7,14 +7,14 @@ import asyncio
 
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.controller.steps.planner_port import Planner
+from gateway.controller.steps.planner_port import PlannerPort
 from gateway.domain import Hardware, Plan, Planned, RunningPlan, Served, Wish
 from gateway.domain.plan import ALONE
 from gateway.store.store import Store
 
 
-class Forecasts:
-    def __init__(self, store: Store, planner: Planner, fleet: Fleet) -> None:
+class PlanPreview:
+    def __init__(self, store: Store, planner: PlannerPort, fleet: Fleet) -> None:
         self._store = store
         self._planner = planner
         self._fleet = fleet
@@ -67,7 +67,7 @@ class Forecasts:
         )
         claims = {uuid: size - held.get(uuid, 0) for uuid, size in self._fleet.claims(None).items()}
         wish = (
-            self._fleet.room(model, replica).wish
+            self._fleet.planning_context(model, replica).wish
             if replica is not None
             else self._fleet.beside(model.wish)
         )

@@ -196,7 +196,7 @@ def create_app(
         in_flight = app.state.in_flight = workers or plane
         live = app.state.live = LiveStream(
             loop.fleet,
-            loop.forecasts,
+            loop.plan_preview,
             loop.health,
             routes,
             partial(gauges.counted_by, metrics, workers),
@@ -210,14 +210,14 @@ def create_app(
         )
         app.state.hub, app.state.launcher = hub, launcher
         app.state.settings, app.state.store, app.state.profiles = settings, store, profiles
-        app.state.fleet, app.state.orders, app.state.forecasts = (
+        app.state.fleet, app.state.orders, app.state.plan_preview = (
             loop.fleet,
             loop.orders,
-            loop.forecasts,
+            loop.plan_preview,
         )
-        app.state.health, app.state.residents, app.state.wake = (
+        app.state.health, app.state.evictor, app.state.wake = (
             loop.health,
-            loop.residents,
+            loop.evictor,
             loop.wake,
         )
         running = asyncio.create_task(loop.run())
@@ -225,7 +225,7 @@ def create_app(
         series = app.state.engine_series = EngineSeries(loop.fleet.models, profiles.of)
         tuner = app.state.tuner = Tuner(
             loop.fleet,
-            loop.forecasts,
+            loop.plan_preview,
             loop.trials,
             launcher,
             store,

@@ -19,7 +19,7 @@ from gateway.engines.inquiry.answer_cache import AnswerCache
 from gateway.engines.inquiry.document import document
 from gateway.engines.inquiry.inquirer import Inquirer
 from gateway.errors import HostError
-from gateway.hosts.agent.calls import Identity, Inquire, Prepare, Resolve, Start
+from gateway.hosts.agent.calls import IdentityCall, InquireCall, PrepareCall, ResolveCall, StartCall
 from gateway.hosts.docker.host import DockerHost
 from tests.contract.agent_harness import AgentHarness, agent_harness
 from tests.contract.docker_harness import BASE_IMAGE, DockerHarness, docker_harness
@@ -189,14 +189,14 @@ async def test_a_gateway_that_was_taken_over_cannot_name_another_image_by_its_di
         ):
             engine = plain.engine.evolve(digest=told)
             calls: tuple[Any, ...] = (
-                Prepare(engine=engine),
-                Resolve(engine=engine),
-                Identity(engine=engine),
+                PrepareCall(engine=engine),
+                ResolveCall(engine=engine),
+                IdentityCall(engine=engine),
             )
             for call in (
                 *calls,
-                Inquire(engine=engine, asked=""),
-                Start(spec=plain.evolve(engine=engine)),
+                InquireCall(engine=engine, asked=""),
+                StartCall(spec=plain.evolve(engine=engine)),
             ):
                 body = json.loads(call.model_dump_json())
                 answer = await ask(harness, body.pop("call"), **body)

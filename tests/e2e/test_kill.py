@@ -92,7 +92,7 @@ _CHANGES = {
     "Adopt.after": (None, []),
     "Finish.before": (None, []),
     "GoInPlace.after": ("3090", []),
-    "Leave.after": ("3090", []),
+    "StopRouting.after": ("3090", []),
     "Replace.after": ("3090", []),
     "GiveUp.before": (None, ["--gibberish"]),
     "GiveUp.after": (None, ["--gibberish"]),

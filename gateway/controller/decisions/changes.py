@@ -12,7 +12,7 @@ place. Pure.
     does not serve                  none                        Replace
     serves                          none                        TryBeside
     serves, in place, another comes none                        -
-    serves, in place                none                        Leave
+    serves, in place                none                        StopRouting
     left, answers still             none                        -
     left, answers no more           none                        Replace
     none, one failed by a new wish  none                        GiveUp
@@ -59,7 +59,7 @@ class GoInPlace:
 
 
 @dataclass(frozen=True)
-class Leave:
+class StopRouting:
     """No new request goes there; those in flight end."""
 
     index: int
@@ -82,11 +82,11 @@ class Finish:
     pass
 
 
-Step = TryBeside | Adopt | EndTrial | GoInPlace | Leave | Replace | GiveUp | Finish
+Step = TryBeside | Adopt | EndTrial | GoInPlace | StopRouting | Replace | GiveUp | Finish
 
 
 @dataclass(frozen=True)
-class ReplicaNow:
+class ReplicaStatus:
     """generation: of the wish that it is by. comes: it does not serve yet, and is on its way.
         in_place: nothing fits beside it. left: it is out of the routes. answers: requests are in
     flight there. failed: why its engine does not start by its wish; "" where it served by that, or
@@ -104,7 +104,7 @@ class ReplicaNow:
 
 
 @dataclass(frozen=True)
-class TrialNow:
+class TrialStatus:
     index: int
     generation: int
     state: Literal["starts", "ready", "no_room", "failed", "stops", "others"]
@@ -113,7 +113,7 @@ class TrialNow:
 
 
 def next_step(
-    wanted: int, new: bool, replicas: Sequence[ReplicaNow], trial: TrialNow | None
+    wanted: int, new: bool, replicas: Sequence[ReplicaStatus], trial: TrialStatus | None
 ) -> Step | None:
     """wanted: the generation that all replicas are to have. new: it is that of a new wish, else the
     wish from before comes back."""
@@ -137,11 +137,11 @@ def next_step(
     if not replica.in_place:
         return TryBeside(replica.index)
     if not replica.left:
-        return None if any(one.comes for one in replicas) else Leave(replica.index)
+        return None if any(one.comes for one in replicas) else StopRouting(replica.index)
     return None if replica.answers else Replace(replica.index)
 
 
-def _of_trial(wanted: int, new: bool, trial: TrialNow) -> Step | None:
+def _of_trial(wanted: int, new: bool, trial: TrialStatus) -> Step | None:
     if trial.state == "stops":
         return None
     if trial.generation != wanted:

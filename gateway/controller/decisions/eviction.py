@@ -18,7 +18,7 @@ idle, needed        an engine measures the memory of its GPUs now          leave
 serves    -         a copy of it is away, and nobody waits                 the copy comes back where there is room
 serves    queued    a copy of it is away, no model that is out is asked    the copy comes back; where it finds no room, who is not asked leaves for it
 
-Plans are offered the copies that could leave in the order of `may_leave`: those first that nobody
+Plans are offered the copies that could leave in the order of `eviction_order`: those first that nobody
 asks. Who leaves is put to sleep where its engine can (gateway/planner/sharing/leaving.py), else
 stopped.
 Who leaves gets no new request; those wait, or go to the copies that stay. A residence of a copy is
@@ -69,7 +69,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Resident:
+class LoadedModel:
     """One model. Times are in Unix seconds. requests: in flight. waited_s: the oldest request that
     waits.
     room: False where no plan was found with what is left of the machine, for the copies that are
@@ -139,7 +139,7 @@ class Resident:
 
 
 @dataclass(frozen=True)
-class Leave:
+class Eviction:
     """ends: it is stopped, though it could sleep."""
 
     why: Why
@@ -152,26 +152,26 @@ class Moves:
     """leave: the copies that leave. hold: the models of which no copy is to be loaded now, and why.
     Whatever is in neither goes on as it is, and is loaded where it is out."""
 
-    leave: Mapping[Place, Leave] = field(default_factory=dict)
+    leave: Mapping[Place, Eviction] = field(default_factory=dict)
     hold: Mapping[str, str] = field(default_factory=dict)
 
 
-def decide(residents: Iterable[Resident], now: float) -> Moves:
+def decide(residents: Iterable[LoadedModel], now: float) -> Moves:
     """What each model is to do now."""
     known = list(residents)
-    leave: dict[Place, Leave] = {}
+    leave: dict[Place, Eviction] = {}
     hold: dict[str, str] = {}
     for one in known:
         if one.stopped:
             hold[one.name] = "stopped by its owner"
-            why = Leave("owner", "its owner stops it", ends=True)
+            why = Eviction("owner", "its owner stops it", ends=True)
             leave |= {
                 place: why
                 for place, copy in _places(one)
                 if copy.state in ("serves", "loads", "asleep")
             }
         elif _expired(one, now):
-            why = Leave("idle", f"it was not asked for {in_words(one.idle_s(now))}")
+            why = Eviction("idle", f"it was not asked for {in_words(one.idle_s(now))}")
             leave |= {
                 place: why
                 for place, copy in _places(one)
@@ -183,7 +183,7 @@ def decide(residents: Iterable[Resident], now: float) -> Moves:
         key=lambda one: (one.state == "serves", _turn(one, now), one.name),
     )
     going = bool(leave) or any(copy.state == "leaves" for one in known for copy in one.copies)
-    first: Resident | None = None
+    first: LoadedModel | None = None
     for one in queue:
         if first is not None:
             hold[one.name] = f"it waits for its turn, after {first.name}"
@@ -209,14 +209,14 @@ def decide(residents: Iterable[Resident], now: float) -> Moves:
     return Moves(leave, hold)
 
 
-def _places(one: Resident) -> Iterator[tuple[Place, Copy]]:
+def _places(one: LoadedModel) -> Iterator[tuple[Place, Copy]]:
     return (((one.name, copy.index), copy) for copy in one.copies)
 
 
-def _room(one: Resident, known: Iterable[Resident], now: float) -> dict[Place, Leave]:
+def _room(one: LoadedModel, known: Iterable[LoadedModel], now: float) -> dict[Place, Eviction]:
     """The copies that leave now for a model that is asked: none before each has had its time, and
     none while an engine measures its memory."""
-    found: dict[Place, Leave] = {}
+    found: dict[Place, Eviction] = {}
     for other in known:
         for place, copy in _places(other):
             ends = place in one.ends
@@ -229,16 +229,16 @@ def _room(one: Resident, known: Iterable[Resident], now: float) -> dict[Place, L
             )
             if stays or copy.watched:
                 return {}
-            found[place] = Leave("room", f"it makes room for {one.name}", ends=ends)
+            found[place] = Eviction("room", f"it makes room for {one.name}", ends=ends)
     return found
 
 
-def warm_order(one: Resident) -> tuple[bool, int, float]:
+def warm_order(one: LoadedModel) -> tuple[bool, int, float]:
     """Who is loaded first where several may be."""
     return not one.pinned, -one.priority, -one.used_at
 
 
-def may_leave(residents: Iterable[Resident], now: float) -> list[Place]:
+def eviction_order(residents: Iterable[LoadedModel], now: float) -> list[Place]:
     """The copies that could leave for another model, in the order in which it is asked of them:
     those first of models that nobody asks, and that
     have had their time; of these the lowest priority; of these those without which their model
@@ -265,14 +265,14 @@ def may_leave(residents: Iterable[Resident], now: float) -> list[Place]:
     return [place for _, place in sorted(found)]
 
 
-def loadable(residents: Iterable[Resident], one: Resident) -> bool:
+def loadable(residents: Iterable[LoadedModel], one: LoadedModel) -> bool:
     """Whether a request would bring it back: there is room, or somebody could leave for it."""
     going = any(other.moves for other in residents if other.name != one.name)
     comes = one.room or one.on_request or one.state not in _AWAY or one.promised or bool(one.needs)
     return one.able and not one.stopped and (comes or going)
 
 
-def _asks(one: Resident) -> bool:
+def _asks(one: LoadedModel) -> bool:
     """Whether others leave for it: who is away and is asked, and who serves and has a copy away
     while requests wait."""
     wants = one.waited_s is not None or (one.pinned and one.state in _AWAY)
@@ -284,13 +284,13 @@ def _asks(one: Resident) -> bool:
     )
 
 
-def _turn(one: Resident, now: float) -> float:
+def _turn(one: LoadedModel, now: float) -> float:
     """Since when it waits for its turn: since its oldest request came, but not since before it had
     to leave."""
     return max(now - one.waited_s if one.waited_s is not None else 0.0, one.since)
 
 
-def _expired(one: Resident, now: float) -> bool:
+def _expired(one: LoadedModel, now: float) -> bool:
     return (
         one.state == "serves"
         and not one.pinned
@@ -300,12 +300,12 @@ def _expired(one: Resident, now: float) -> bool:
     )
 
 
-def _warm(one: Resident, now: float) -> bool:
+def _warm(one: LoadedModel, now: float) -> bool:
     return (
         one.new or one.keep_alive_s < 0 or (not one.gave_way and one.idle_s(now) < one.keep_alive_s)
     )
 
 
-def _had_time(one: Resident, copy: Copy, now: float) -> bool:
+def _had_time(one: LoadedModel, copy: Copy, now: float) -> bool:
     """Whether the residence of its copy is over, if it has one."""
     return one.unused or now - copy.since >= copy.residence_s

@@ -48,7 +48,7 @@ def longest_step_s(plan: Plan, tokens: int, prefill_s: float) -> float:
     return prefill_s * prompts * steps * max(2.0, 2 * context)
 
 
-class Pulse:
+class FreezeDetector:
     """Of one engine. Times are seconds of one clock that never goes back."""
 
     def __init__(self, now: float, silent_after_s: float) -> None:
@@ -106,7 +106,7 @@ class Pulse:
         """Whether the next look should come soon."""
         return self._stopped_since is not None
 
-    def mute_s(self, now: float) -> float:
+    def silent_seconds(self, now: float) -> float:
         """Since it first did not answer the smallest request, and at each one from then on."""
         return now - self._mute_since if self._mute_since is not None else 0.0
 
@@ -136,7 +136,9 @@ class Pulse:
         if self._unanswered_s >= self._silent_after_s and (idle or self._cpu is None):
             return f"the engine has answered no health check for {round(self._unanswered_s)} s"
         # One that takes processor time may be in the last of its work.
-        if self._mute_since is not None and (idle or self.mute_s(now) >= self._silent_after_s):
+        if self._mute_since is not None and (
+            idle or self.silent_seconds(now) >= self._silent_after_s
+        ):
             does = "does nothing" if idle else "computes without an end"
             return (
                 f"the engine gives its clients nothing, {does}, and does not answer the smallest"

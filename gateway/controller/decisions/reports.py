@@ -3,7 +3,7 @@ out.
 
 One place tells events apart, by what is recorded and seen, and not by who did it: so an event is
 told whatever way led there, and once. What a gateway had no time to tell before it died it tells at
-its next start: `Told` says what the last one had told of each start.
+its next start: `ReportedStages` says what the last one had told of each start.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WEIGHTS, _IMAGE = ("Downloading ", "Checking "), ("pulling ", "unpacking ")
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaNow:
+class ReportedReplica:
     """One replica. attempts: the last few, oldest first, with the live one. watched: the number of
     the attempt whose engine is seen to run. leaving: why
     it is unloaded, as a word and in a sentence."""
@@ -56,7 +56,7 @@ class ReplicaNow:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelNow:
+class ReportedModel:
     """One model. endpoints: by URL, why each is away; "" where it answers."""
 
     wish: Wish
@@ -67,11 +67,11 @@ class ModelNow:
     forgiven_at: float = 0.0
     generation: int = 0
     change: Change | None = None
-    replicas: tuple[ReplicaNow, ...] = ()
+    replicas: tuple[ReportedReplica, ...] = ()
     endpoints: Mapping[str, str] = field(default_factory=dict)
 
 
-class Told:
+class ReportedStages:
     """How far each start was told, by its number."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ def stage(attempt: Attempt, *, watched: bool) -> Stage:
 
 
 def of_model(
-    before: ModelNow | None, after: ModelNow | None, told: Told, now: float
+    before: ReportedModel | None, after: ReportedModel | None, told: ReportedStages, now: float
 ) -> Iterator[Event]:
     """What happened to a model in between; None: it was, or is, not there. told: is brought up to
     date as the events are taken."""
@@ -135,7 +135,7 @@ def of_model(
 _IS = {"no_plan": "has no plan", "backing_off": "is backing off"}
 
 
-def _of_wish(before: ModelNow | None, after: ModelNow, now: float) -> Iterator[Event]:
+def _of_wish(before: ReportedModel | None, after: ReportedModel, now: float) -> Iterator[Event]:
     wish, name = after.wish, after.wish.name
 
     def event(kind: EventKind, words: str, **data: Any) -> Event:
@@ -146,7 +146,7 @@ def _of_wish(before: ModelNow | None, after: ModelNow, now: float) -> Iterator[E
         yield event(
             "model.added", f"{name} is added: {wish.source or ', '.join(wish.endpoints)}.", **data
         )
-        before = ModelNow(wish)
+        before = ReportedModel(wish)
     change, old = after.change, before.change
     if change is not None and (old is None or old.generation != change.generation):
         differences = _differences(of_wishes(wish, change.wish))
@@ -183,7 +183,11 @@ def _of_wish(before: ModelNow | None, after: ModelNow, now: float) -> Iterator[E
 
 
 def _of_replica(
-    model: ModelNow, before: ReplicaNow, after: ReplicaNow, told: Told, now: float
+    model: ReportedModel,
+    before: ReportedReplica,
+    after: ReportedReplica,
+    told: ReportedStages,
+    now: float,
 ) -> Iterator[Event]:
     for place, attempt in enumerate(after.attempts):
         watched = after.watched == attempt.id
@@ -249,8 +253,8 @@ def _of_replica(
 
 
 def _of_start(
-    model: ModelNow,
-    replica: ReplicaNow,
+    model: ReportedModel,
+    replica: ReportedReplica,
     earlier: Attempt | None,
     attempt: Attempt,
     was: Stage,
@@ -362,7 +366,7 @@ def _choices(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _why_stopped(model: ModelNow, replica: ReplicaNow) -> tuple[str, str]:
+def _why_stopped(model: ReportedModel, replica: ReportedReplica) -> tuple[str, str]:
     if model.deleting:
         return "removed", "its model is removed"
     if replica.leaving is not None:
@@ -373,7 +377,7 @@ def _why_stopped(model: ModelNow, replica: ReplicaNow) -> tuple[str, str]:
 
 
 def _of_phase(
-    name: str, before: ReplicaNow, after: ReplicaNow
+    name: str, before: ReportedReplica, after: ReportedReplica
 ) -> Iterator[tuple[EventKind, str, dict[str, Any]]]:
     """Of a start that goes on. Figures that move every second are left out."""
     live = after.live
@@ -408,7 +412,9 @@ def _head(phase: str) -> str:
     return phase.partition(": ")[0]
 
 
-def _of_endpoints(before: ModelNow | None, after: ModelNow, now: float) -> Iterator[Event]:
+def _of_endpoints(
+    before: ReportedModel | None, after: ReportedModel, now: float
+) -> Iterator[Event]:
     known = before.endpoints if before is not None else {}
     for url, why in after.endpoints.items():
         away = known.get(url)
@@ -431,11 +437,11 @@ def _of_endpoints(before: ModelNow | None, after: ModelNow, now: float) -> Itera
             )
 
 
-def _like(before: ModelNow | None, replica: ReplicaNow) -> ReplicaNow:
+def _like(before: ReportedModel | None, replica: ReportedReplica) -> ReportedReplica:
     """The same replica as it was."""
     known = before.replicas if before is not None else ()
     found = (one for one in known if one.index == replica.index and one.trial == replica.trial)
-    return next(found, ReplicaNow(replica.index))
+    return next(found, ReportedReplica(replica.index))
 
 
 def _differences(found: Iterable[Any]) -> list[dict[str, Any]]:

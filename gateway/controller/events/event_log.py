@@ -31,18 +31,18 @@ _IN_MEMORY = 1_000
 _AT_ONCE = 256
 
 
-class Recorded(NamedTuple):
+class RecordedEvent(NamedTuple):
     """An event with its number, and as JSON, which is made once for all who listen."""
 
     event: Event
     text: bytes
 
 
-class Listened(NamedTuple):
+class EventBatch(NamedTuple):
     """What comes after an event. number: of the last that was looked at. gap: events between are
     gone, or the number is of another gateway."""
 
-    events: Sequence[Recorded]
+    events: Sequence[RecordedEvent]
     number: int
     gap: bool = False
 
@@ -54,7 +54,7 @@ class EventLog:
         self.newest = self.at_start = 0
         """The number of the newest event, and of the newest one when the gateway started."""
         self._table = store.events
-        self._recent: deque[Recorded] = deque(maxlen=_IN_MEMORY)
+        self._recent: deque[RecordedEvent] = deque(maxlen=_IN_MEMORY)
         self._waiting: deque[Iterable[Event]] = deque(maxlen=_MOST_WAITING)
         self._told = asyncio.Event()
         self._more = asyncio.Event()
@@ -90,11 +90,11 @@ class EventLog:
     async def last(self, most: int, model: str | None) -> list[Event]:
         return await asyncio.to_thread(self._table.last, most, model)
 
-    async def after(self, number: int, model: str | None = None) -> Listened:
+    async def after(self, number: int, model: str | None = None) -> EventBatch:
         """The next events after this one; none where there are none yet. 0: with the oldest. Raises
         StoreError."""
         if number == self.newest:
-            return Listened((), number)
+            return EventBatch((), number)
         if number == 0:
             number = max(0, (await self.bounds()).oldest - 1)
         recent = self._recent
@@ -102,16 +102,16 @@ class EventLog:
             # Numbers have no holes.
             first = number + 1 - recent[0].event.id
             found = [recent[place] for place in range(first, min(first + _AT_ONCE, len(recent)))]
-            return Listened(
+            return EventBatch(
                 [one for one in found if model in (None, one.event.model)], found[-1].event.id
             )
         bounds = await self.bounds()
         if number > bounds.newest or number + 1 < bounds.oldest:
-            return Listened((), bounds.newest, gap=True)
+            return EventBatch((), bounds.newest, gap=True)
         events = await asyncio.to_thread(
             lambda: _recorded(self._table.after(number, _AT_ONCE, model))
         )
-        return Listened(events, events[-1].event.id if len(events) == _AT_ONCE else bounds.newest)
+        return EventBatch(events, events[-1].event.id if len(events) == _AT_ONCE else bounds.newest)
 
     async def next(self, number: int, most: int, model: str | None) -> list[Event]:
         return await asyncio.to_thread(self._table.after, number, most, model)
@@ -171,7 +171,7 @@ class EventLog:
                 self._wake()
         return True
 
-    def _keep(self, added: list[Recorded]) -> None:
+    def _keep(self, added: list[RecordedEvent]) -> None:
         if added:
             if self._recent and added[0].event.id != self._recent[-1].event.id + 1:
                 # Another process has told events of its own: a gateway that took over, or one that
@@ -180,7 +180,7 @@ class EventLog:
             self._recent.extend(added)
             self.newest = added[-1].event.id
 
-    def _add(self, taken: list[Iterable[Event]]) -> list[Recorded]:
+    def _add(self, taken: list[Iterable[Event]]) -> list[RecordedEvent]:
         """Makes and writes them; `taken` has then what was made, for the next try. In a thread.
         Raises StoreError."""
         for place, events in enumerate(taken):
@@ -197,5 +197,5 @@ class EventLog:
         self._more = asyncio.Event()
 
 
-def _recorded(events: Iterable[Event]) -> list[Recorded]:
-    return [Recorded(one, one.model_dump_json().encode()) for one in events]
+def _recorded(events: Iterable[Event]) -> list[RecordedEvent]:
+    return [RecordedEvent(one, one.model_dump_json().encode()) for one in events]

@@ -10,9 +10,9 @@ from operator import attrgetter
 from typing import Any
 
 from gateway.controller.decisions.reports import (
-    ModelNow,
-    ReplicaNow,
-    Told,
+    ReportedModel,
+    ReportedReplica,
+    ReportedStages,
     of_model,
     stage,
     stage_of,
@@ -56,9 +56,9 @@ class Observer:
         self._gpus = gpus
         self._keys = keys
         self._settings = settings
-        self._told = Told()
+        self._told = ReportedStages()
         self._seen: dict[str, tuple[Any, ...]] = {}
-        self._now: dict[str, ModelNow] = {}
+        self._now: dict[str, ReportedModel] = {}
         self._lost: Mapping[str, Any] = {}
         self._errors: dict[tuple[str, int], int] = {}
         self._throttled: dict[str, float] = {}
@@ -282,12 +282,12 @@ _OF_MODEL = attrgetter(
 _OF_REPLICA = attrgetter("attempt", "shown", "progress", "takes", "leaving")
 
 
-def _now(model: ManagedModel) -> ModelNow:
+def _now(model: ManagedModel) -> ReportedModel:
     state, detail = status(model)
     replicas = [_replica(one) for one in model.replicas]
     if model.trial is not None:
         replicas.append(_replica(model.trial, trial=True))
-    return ModelNow(
+    return ReportedModel(
         wish=model.wish,
         state=state,
         detail=detail,
@@ -303,8 +303,8 @@ def _now(model: ManagedModel) -> ModelNow:
     )
 
 
-def _replica(replica: ReplicaState, *, trial: bool = False) -> ReplicaNow:
-    return ReplicaNow(
+def _replica(replica: ReplicaState, *, trial: bool = False) -> ReportedReplica:
+    return ReportedReplica(
         replica.index,
         (*replica.history[-_LAST:], *([replica.attempt] if replica.attempt is not None else ())),
         replica.shown,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from gateway.controller.decisions.eviction import Place
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.controller.fleet.planning_context import Room
+from gateway.controller.fleet.planning_context import PlanningContext
 from gateway.diagnosis.ending import environmental
 from gateway.domain import Attempt, Cap, Failure, Holding, Offer, Plan, Sharing, Wish
 from gateway.domain.value import MOST_BYTES
@@ -29,7 +29,7 @@ class Fleet:
         self._keep_alive = keep_alive
         self.set_apart: frozenset[str] = frozenset()
         """UUIDs of GPUs on which nothing is started now: they are being measured."""
-        self.may_leave: Sequence[Place] = ()
+        self.eviction_order: Sequence[Place] = ()
         """The copies that could leave for another model, in the order in which it is asked of
         them."""
         self.unasked: Collection[str] = ()
@@ -79,7 +79,9 @@ class Fleet:
             or replica.attempt.state != "ready"
         }
 
-    def room(self, model: ManagedModel, asking: ReplicaState, *, instead: bool = False) -> Room:
+    def planning_context(
+        self, model: ManagedModel, asking: ReplicaState, *, instead: bool = False
+    ) -> PlanningContext:
         """What a replica is planned with now. instead: what is tried is planned in the place of
         what serves."""
         wish, claims = model.wish_of(asking), self.claims(asking)
@@ -108,7 +110,7 @@ class Fleet:
                 if aside
                 else sharing._replace(again=_again(model, asking, sharing.cap))
             )
-            return Room(self.beside(wish), claims, sharing, if_asked=if_asked)
+            return PlanningContext(self.beside(wish), claims, sharing, if_asked=if_asked)
         # Copies are alike: each takes as many GPUs as the first.
         named = isinstance(wish.gpus, tuple)
         size = (
@@ -124,7 +126,7 @@ class Fleet:
             else ()
         )
         sharing = sharing._replace(offers=offers, again=_again(model, asking, sharing.cap))
-        return Room(wish.evolve(replicas=1, **size), claims, sharing, copy=True)
+        return PlanningContext(wish.evolve(replicas=1, **size), claims, sharing, copy=True)
 
     def sharing(
         self, asking: ManagedModel | None, wish: Wish, replica: ReplicaState | None = None
@@ -181,11 +183,13 @@ class Fleet:
         for one more copy of what serves only those that
         nobody asks."""
         if asking is None:
-            return [*self.may_leave]
+            return [*self.eviction_order]
         if not asking.serving:
-            return [*self.may_leave] if asking.asks else []
+            return [*self.eviction_order] if asking.asks else []
         return (
-            [place for place in self.may_leave if place[0] in self.unasked] if asking.asked else []
+            [place for place in self.eviction_order if place[0] in self.unasked]
+            if asking.asked
+            else []
         )
 
     def _leaves(self, asking: ManagedModel | None, may: Iterable[Place]) -> list[Offer]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from gateway.controller.decisions.eviction import Leave, Place
+from gateway.controller.decisions.eviction import Eviction, Place
 from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.watch.endpoint_watcher import EndpointWatcher
 from gateway.controller.watch.watcher import Watcher
@@ -76,7 +76,7 @@ class ReplicaState:
     """What it served with stopped for another engine, which does not serve yet."""
     spent: int | None = None
     """The number of an attempt whose engine could not fall asleep or wake up: it ends."""
-    leaving: Leave | None = None
+    leaving: Eviction | None = None
     """Why it gets no request and its engine stops or sleeps, until it does not run any more."""
     woken: tuple[float, float] | None = None
     """When its engine was last told to wake up, and when it answered; None: it never slept."""

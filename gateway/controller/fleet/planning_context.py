@@ -9,7 +9,7 @@ from gateway.domain import Offer, Sharing, Wish
 from gateway.domain.plan import ALONE
 
 
-class Room(NamedTuple):
+class PlanningContext(NamedTuple):
     """What a replica is planned with: its model's wish, as the others leave it, bytes per GPU UUID
         that others may use, and how it shares
     the GPUs with them. copy: it is planned like a replica that has a plan; what else could be done

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 
 from gateway.controller.decisions import changes
-from gateway.controller.decisions.changes import ReplicaNow, TrialNow, next_step
+from gateway.controller.decisions.changes import ReplicaStatus, TrialStatus, next_step
 from gateway.controller.decisions.reconcile import counted
 from gateway.controller.failpoint import Failpoint
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
@@ -58,7 +58,7 @@ class ChangeSteps:
             case changes.GoInPlace(index):
                 model.replicas[index].in_place = True
                 await self._trials.end(model)
-            case changes.Leave(index):
+            case changes.StopRouting(index):
                 model.replicas[index].left_at = time.monotonic()
             case changes.Replace(index):
                 if not await self._replace(model.replicas[index], model.wanted):
@@ -126,11 +126,11 @@ class ChangeSteps:
             await self._attempts.end(replica, attempt)
         model.replicas.remove(replica)
 
-    def _replica(self, model: ManagedModel, replica: ReplicaState) -> ReplicaNow:
+    def _replica(self, model: ManagedModel, replica: ReplicaState) -> ReplicaStatus:
         attempt = replica.attempt
         serves = attempt is not None and attempt.serves
         left = replica.left_at is not None
-        return ReplicaNow(
+        return ReplicaStatus(
             replica.index,
             replica.generation,
             serves=serves,
@@ -157,12 +157,12 @@ def _failed(model: ManagedModel, replica: ReplicaState) -> str:
     return replica.blocked or ""
 
 
-def _trial(model: ManagedModel) -> TrialNow | None:
+def _trial(model: ManagedModel) -> TrialStatus | None:
     trial = model.trial
     if trial is None:
         return None
     if not trial.seeks:
-        return TrialNow(
+        return TrialStatus(
             trial.index, trial.generation, "others" if trial.attempt is not None else "stops"
         )
     if trial.no_room and trial.attempt is None:
@@ -171,14 +171,14 @@ def _trial(model: ManagedModel) -> TrialNow | None:
         past = [*model.replicas[trial.index].history, *trial.history]
         own = (one.failure for one in reversed(past) if one.generation == trial.generation)
         if (failure := next((one for one in own if one is not None), None)) is not None:
-            return TrialNow(
+            return TrialStatus(
                 trial.index, trial.generation, "failed", f"{failure.kind}: {failure.message}"
             )
-        return TrialNow(trial.index, trial.generation, "no_room")
+        return TrialStatus(trial.index, trial.generation, "no_room")
     if trial.attempt is not None:
-        return TrialNow(
+        return TrialStatus(
             trial.index, trial.generation, "ready" if trial.attempt.state == "ready" else "starts"
         )
     if not trial.busy and trial.shown.state in ("quarantined", "no_plan"):
-        return TrialNow(trial.index, trial.generation, "failed", trial.shown.reason)
-    return TrialNow(trial.index, trial.generation, "starts")
+        return TrialStatus(trial.index, trial.generation, "failed", trial.shown.reason)
+    return TrialStatus(trial.index, trial.generation, "starts")

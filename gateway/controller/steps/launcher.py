@@ -43,7 +43,7 @@ Turn = Callable[[bool], Awaitable[int | None]]
 with the bytes."""
 
 
-class Download(Protocol):
+class Downloader(Protocol):
     """`gateway.models.catalog.download.download` from one Hub."""
 
     async def __call__(
@@ -58,7 +58,7 @@ class Launcher:
     settings: Settings
     host: Host
     profile_of: Callable[[EngineRef], Engine]
-    download: Download
+    download: Downloader
 
     async def launch(
         self, attempt: Attempt, report: Report, turn: Turn, *, allow_remote_code: bool

@@ -10,7 +10,7 @@ from gateway.controller.decisions.changes import as_good, of_plans
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.launcher import Launcher
-from gateway.controller.steps.replica_planner import Decisions, RoomNow
+from gateway.controller.steps.replica_planner import CurrentContext, ReplicaPlanner
 from gateway.domain import Attempt, Plan, Planned
 from gateway.errors import FitserveError, NoPlan
 from gateway.logging import Logger
@@ -23,22 +23,30 @@ class PlanSteps:
     """Shared by all replicas of a gateway."""
 
     def __init__(
-        self, decisions: Decisions, attempts: Attempts, launcher: Launcher, gpus: GpuWatch
+        self,
+        replica_planner: ReplicaPlanner,
+        attempts: Attempts,
+        launcher: Launcher,
+        gpus: GpuWatch,
     ) -> None:
-        self._decisions = decisions
+        self._replica_planner = replica_planner
         self._attempts = attempts
         self._launcher = launcher
         self._gpus = gpus
 
     async def plan(
-        self, model: ManagedModel, replica: ReplicaState, room: RoomNow, instead: RoomNow
+        self,
+        model: ManagedModel,
+        replica: ReplicaState,
+        room: CurrentContext,
+        instead: CurrentContext,
     ) -> None:
         """instead: the room in the place of what serves; what is tried beside has to be as good as
         a plan for that."""
         try:
             # One at a time: two plans made side by side would count on the same free memory.
-            async with self._decisions.planning:
-                planned = await self._decisions.decide(model, room)
+            async with self._replica_planner.planning:
+                planned = await self._replica_planner.decide(model, room)
                 if replica is model.trial and not await self._fits_beside(
                     model, planned, room, instead
                 ):
@@ -61,7 +69,7 @@ class PlanSteps:
                 return
             # What the rules refuse, the engines' own code may allow.
             replica.progress = f"checking: {planned.open[0]} is asked about what its rules refuse"
-            async with self._decisions.checked(model, room, planned.open[0], None) as planned:
+            async with self._replica_planner.checked(model, room, planned.open[0], None) as planned:
                 if planned.plan is None:
                     await self._without_plan(model, replica, planned, room)
                     return
@@ -71,23 +79,23 @@ class PlanSteps:
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
 
     async def _fits_beside(
-        self, model: ManagedModel, planned: Planned, room: RoomNow, instead: RoomNow
+        self, model: ManagedModel, planned: Planned, room: CurrentContext, instead: CurrentContext
     ) -> bool:
         if room().claims == instead().claims:
             return True  # what serves holds nothing that plans are made of
-        other = await self._decisions.decide(model, instead)
+        other = await self._replica_planner.decide(model, instead)
         if other.takes or other.plan is None:
             # In its place others may give, or an engine may allow what the rules refuse.
             return not other.takes and not other.open
         return planned.plan is not None and as_good(planned.plan, other.plan)
 
     async def _without_plan(
-        self, model: ManagedModel, replica: ReplicaState, planned: Planned, room: RoomNow
+        self, model: ManagedModel, replica: ReplicaState, planned: Planned, room: CurrentContext
     ) -> None:
         """It rests where others would leave for it once it is asked. Else raises NoPlan."""
         reason = "; ".join([planned.reason, *self._gpus.lost_messages()])
         if room().if_asked:
-            takes = (await self._decisions.decide(model, room, "leave")).takes
+            takes = (await self._replica_planner.decide(model, room, "leave")).takes
             if takes:
                 replica.rest_until_asked(reason, takes, asks=model.asks)
                 model.on_request = True

@@ -19,7 +19,7 @@ from gateway.domain import (
 from gateway.domain.plan import ALONE
 
 
-class Planner(Protocol):
+class PlannerPort(Protocol):
     """`gateway.planner.service.machine_planner.MachinePlanner` is the planner of a gateway that
     runs."""
 

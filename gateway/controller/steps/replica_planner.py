@@ -9,23 +9,23 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from typing import Literal
 
 from gateway.controller.fleet.managed_model import ManagedModel
-from gateway.controller.fleet.planning_context import Room
-from gateway.controller.steps.planner_port import Planner
+from gateway.controller.fleet.planning_context import PlanningContext
+from gateway.controller.steps.planner_port import PlannerPort
 from gateway.domain import Asked, Attempt, Offer, Plan, Planned, RunningPlan
 from gateway.domain.image_name import exact
 from gateway.errors import FitserveError
 from gateway.planner.sharing.surplus import without
 from gateway.store.store import Store
 
-RoomNow = Callable[[], Room]
+CurrentContext = Callable[[], PlanningContext]
 KeepCommits = Callable[[ManagedModel, Mapping[str, str]], Awaitable[None]]
 
 
-class Decisions:
+class ReplicaPlanner:
     """Shared by all replicas of a gateway."""
 
     def __init__(
-        self, store: Store, planner: Planner, asking_s: float, keep_commits: KeepCommits
+        self, store: Store, planner: PlannerPort, asking_s: float, keep_commits: KeepCommits
     ) -> None:
         """asking_s: how long engines may take to answer about a model. keep_commits: as of
         `WishChanges`."""
@@ -37,7 +37,10 @@ class Decisions:
         """Held while somebody counts on memory that is free."""
 
     async def decide(
-        self, model: ManagedModel, room: RoomNow, others: Literal["give", "stay", "leave"] = "give"
+        self,
+        model: ManagedModel,
+        room: CurrentContext,
+        others: Literal["give", "stay", "leave"] = "give",
     ) -> Planned:
         """By what is known now; that is shown. others: what they do for it; `leave` is what all do
         in time once it is asked, and is not shown. Raises
@@ -63,7 +66,7 @@ class Decisions:
 
     @contextlib.asynccontextmanager
     async def checked(
-        self, model: ManagedModel, room: RoomNow, engine: str, plan: Plan | None
+        self, model: ManagedModel, room: CurrentContext, engine: str, plan: Plan | None
     ) -> AsyncGenerator[Planned]:
         """What is planned once engines were asked; until the end no other plan is made. Nobody
         waits while they are asked: what was
@@ -97,7 +100,7 @@ class Decisions:
         old: Attempt,
         take: Offer,
         asking: Collection[str],
-        room: Room,
+        room: PlanningContext,
         held: dict[str, int],
     ) -> Plan | None:
         """The plan that serves, with less KV cache: the same engine on the same GPUs. Raises

@@ -99,7 +99,7 @@ class ReplicaSteps:
         done for it."""
         replica = model.replicas[take.replica]
         if not replica.busy:
-            room = partial(self._fleet.room, model, replica)
+            room = partial(self._fleet.planning_context, model, replica)
             effect = self._effects.shrinks.shrink(model, take, asking, room, self._fleet.held)
             self._start(replica, "Shrink", effect)
 
@@ -185,9 +185,9 @@ class ReplicaSteps:
         effects, name, room = (
             self._effects,
             type(action).__name__,
-            partial(self._fleet.room, model, replica),
+            partial(self._fleet.planning_context, model, replica),
         )
-        instead = partial(self._fleet.room, model, replica, instead=True)
+        instead = partial(self._fleet.planning_context, model, replica, instead=True)
         # A look for room of which nobody waits for the end is no start.
         replica.looks_again = replica.looks_again and replica.attempt is None and not model.asks
         match action:

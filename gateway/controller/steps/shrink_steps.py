@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.attempts import Attempts
-from gateway.controller.steps.replica_planner import Decisions, RoomNow
+from gateway.controller.steps.replica_planner import CurrentContext, ReplicaPlanner
 from gateway.domain import Offer
 from gateway.errors import FitserveError, NoPlan
 from gateway.logging import Logger
@@ -22,8 +22,8 @@ _KEEPS_S = 600.0
 class ShrinkSteps:
     """Shared by all replicas of a gateway."""
 
-    def __init__(self, decisions: Decisions, attempts: Attempts, drains: Drains) -> None:
-        self._decisions = decisions
+    def __init__(self, replica_planner: ReplicaPlanner, attempts: Attempts, drains: Drains) -> None:
+        self._replica_planner = replica_planner
         self._attempts = attempts
         self._drains = drains
 
@@ -32,7 +32,7 @@ class ShrinkSteps:
         model: ManagedModel,
         take: Offer,
         asking: Collection[str],
-        room: RoomNow,
+        room: CurrentContext,
         held: Callable[[ManagedModel, ReplicaState], dict[str, int]],
     ) -> None:
         """Start a replica's plan anew with less KV cache, in place of what serves, once that has
@@ -43,8 +43,8 @@ class ShrinkSteps:
             return
         log.warning("gives KV cache", model=replica.model, to=sorted(asking), words=take.words)
         try:
-            async with self._decisions.planning:
-                new = await self._decisions.smaller(
+            async with self._replica_planner.planning:
+                new = await self._replica_planner.smaller(
                     model, old, take, asking, room(), held(model, replica)
                 )
             if new is None or new.memory.promised_bytes > take.keeps:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gateway.controller.fleet.managed_model import ReplicaState
 from gateway.controller.steps.launcher import Launcher
-from gateway.controller.steps.planner_port import Planner
+from gateway.controller.steps.planner_port import PlannerPort
 from gateway.controller.steps.start_gate import StartGate
 from gateway.controller.watch.engine_client import NoAnswerError
 from gateway.controller.watch.verify import alive
@@ -37,12 +37,12 @@ class SleepSteps:
     def __init__(
         self,
         store: Store,
-        planner: Planner,
+        planner: PlannerPort,
         launcher: Launcher,
         gate: StartGate,
         planning: asyncio.Lock,
     ) -> None:
-        """planning: that of `Decisions`."""
+        """planning: that of `ReplicaPlanner`."""
         self._store = store
         self._planner = planner
         self._launcher = launcher

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.launcher import Launcher
-from gateway.controller.steps.replica_planner import Decisions, RoomNow, pinned
+from gateway.controller.steps.replica_planner import CurrentContext, ReplicaPlanner, pinned
 from gateway.controller.steps.start_gate import StartGate, WithdrawnError
 from gateway.domain import Asked, Attempt, EngineRef, Failure, Plan
 from gateway.errors import FitserveError, HostError, NoPlan
@@ -29,20 +29,20 @@ class StartSteps:
 
     def __init__(
         self,
-        decisions: Decisions,
+        replica_planner: ReplicaPlanner,
         attempts: Attempts,
         launcher: Launcher,
         running: RunningEngines,
         gate: StartGate,
     ) -> None:
-        self._decisions = decisions
+        self._replica_planner = replica_planner
         self._attempts = attempts
         self._launcher = launcher
         self._running = running
         self._gate = gate
 
     async def launch(
-        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, room: RoomNow
+        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, room: CurrentContext
     ) -> None:
         moved = time.monotonic()
 
@@ -86,7 +86,7 @@ class StartSteps:
         model: ManagedModel,
         replica: ReplicaState,
         attempt: Attempt,
-        room: RoomNow,
+        room: CurrentContext,
         report: Callable[[str], None],
     ) -> None:
         """Check the plan, and start the engine. Raises HostError, BadModel and their kin; NoPlan
@@ -151,7 +151,7 @@ class StartSteps:
         model: ManagedModel,
         replica: ReplicaState,
         attempt: Attempt,
-        room: RoomNow,
+        room: CurrentContext,
         report: Callable[[str], None],
     ) -> Attempt:
         """The same attempt, with the plan that is best once its engine was asked. Another engine
@@ -163,7 +163,7 @@ class StartSteps:
             model.heard(Asked({}, {str(engine): str(error)}, {}))
             return await self._replan(model, replica, attempt, attempt.plan)
         report(f"checking: {engine} is asked about the plan")
-        async with self._decisions.checked(model, room, str(engine), attempt.plan) as planned:
+        async with self._replica_planner.checked(model, room, str(engine), attempt.plan) as planned:
             if planned.plan is None:
                 raise NoPlan(planned.reason)
             return await self._replan(model, replica, attempt, planned.plan)

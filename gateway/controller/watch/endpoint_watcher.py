@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.controller.watch.engine_client import EngineAnswer, EngineClient, NoAnswerError
+from gateway.controller.watch.engine_client import EngineClient, EngineResponse, NoAnswerError
 from gateway.diagnosis.lines.log_lines import clean
 from gateway.proxy.access.endpoint_keys import EndpointKeys, NoKeyError
 from gateway.proxy.routing.table import RoutedReplica
@@ -185,7 +185,7 @@ class EndpointWatcher:
         )
         return replica, models[name].here, ""
 
-    async def _refusal(self, answer: EngineAnswer, key: str | None) -> str:
+    async def _refusal(self, answer: EngineResponse, key: str | None) -> str:
         if answer.status not in (401, 403):
             return f"{self.url}/v1/models answers {answer.status}"
         if key is None:

@@ -42,7 +42,7 @@ class NoAnswerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineAnswer:
+class EngineResponse:
     """`body`: all of it."""
 
     status: int
@@ -77,17 +77,17 @@ class EngineClient:
         """For an engine that wants this key of its callers; the places are the same."""
         return EngineClient(self._places, key)
 
-    async def get(self, url: str, within_s: float, most_bytes: int = SMALL_BYTES) -> EngineAnswer:
+    async def get(self, url: str, within_s: float, most_bytes: int = SMALL_BYTES) -> EngineResponse:
         """Raises NoAnswerError."""
         return await self._ask("GET", url, b"", within_s, most_bytes)
 
     async def post(
         self, url: str, body: Any, within_s: float, most_bytes: int = LARGE_BYTES
-    ) -> EngineAnswer:
+    ) -> EngineResponse:
         """`body` is sent as JSON. Raises NoAnswerError."""
         return await self._ask("POST", url, msgspec.json.encode(body), within_s, most_bytes)
 
-    async def send(self, url: str, body: bytes, lines: bytes, within_s: float) -> EngineAnswer:
+    async def send(self, url: str, body: bytes, lines: bytes, within_s: float) -> EngineResponse:
         """`body` is JSON, and is sent as it is; lines: more of the head, each with its end. Raises
         NoAnswerError."""
         return await self._ask("POST", url, body, within_s, SMALL_BYTES, lines)
@@ -100,7 +100,7 @@ class EngineClient:
         within_s: float,
         most_bytes: int,
         lines: bytes = b"",
-    ) -> EngineAnswer:
+    ) -> EngineResponse:
         try:
             host, port, secure, request = _request(method, url)
         except ValueError:
@@ -110,7 +110,7 @@ class EngineClient:
             request += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
         async with self._places:
             loop = asyncio.get_running_loop()
-            call = _Call(b"%b\r\n%b" % (request, body), most_bytes, loop.create_future())
+            call = _HttpCall(b"%b\r\n%b" % (request, body), most_bytes, loop.create_future())
             try:
                 async with asyncio.timeout(within_s):
                     tls = await asyncio.to_thread(_tls_context) if secure else None
@@ -141,11 +141,11 @@ def _request(method: str, url: str) -> tuple[str, int, bool, bytes]:
     return parts.hostname or "", parts.port or (443 if secure else 80), secure, head.encode("ascii")
 
 
-class _Call(asyncio.Protocol):
+class _HttpCall(asyncio.Protocol):
     """One request on one connection; `answer` is what came of it."""
 
     def __init__(
-        self, request: bytes, most_bytes: int, answer: asyncio.Future[EngineAnswer]
+        self, request: bytes, most_bytes: int, answer: asyncio.Future[EngineResponse]
     ) -> None:
         self.answer = answer
         self._request = request
@@ -226,4 +226,4 @@ class _Call(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._status and not self.answer.done():
-            self.answer.set_result(EngineAnswer(self._status, bytes(self._body)))
+            self.answer.set_result(EngineResponse(self._status, bytes(self._body)))

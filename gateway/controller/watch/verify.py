@@ -20,8 +20,8 @@ import msgspec
 
 from gateway.controller.watch.engine_client import (
     LARGE_BYTES,
-    EngineAnswer,
     EngineClient,
+    EngineResponse,
     NoAnswerError,
 )
 from gateway.domain import Abilities, Ability, Failure, Plan
@@ -66,7 +66,7 @@ class _Function(msgspec.Struct):
     arguments: str | None = None
 
 
-class _Call(msgspec.Struct):
+class _ToolCall(msgspec.Struct):
     function: _Function
 
 
@@ -77,7 +77,7 @@ class _Message(msgspec.Struct):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_ToolCall] | None = None
 
 
 class _ChatChoice(msgspec.Struct):
@@ -395,7 +395,7 @@ async def _post(
     return await _read(answer, kind)
 
 
-async def _read(answer: EngineAnswer, kind: type[T]) -> T:
+async def _read(answer: EngineResponse, kind: type[T]) -> T:
     try:
         return await answer.read(kind)
     except NoAnswerError as error:

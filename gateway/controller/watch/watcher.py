@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from gateway.controller.decisions.freeze_detector import Pulse, longest_step_s
+from gateway.controller.decisions.freeze_detector import FreezeDetector, longest_step_s
 from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
 from gateway.controller.watch.verify import alive, metrics_of, sleeps
 from gateway.diagnosis.compilers import COMPILING, compiling
@@ -76,7 +76,7 @@ class Watcher:
         self._last_sign = self._answered = time.monotonic()
         self._silent_since: float | None = None
         self._compiles = ""
-        self._pulse = Pulse(self._answered, settings.silent_after_s)
+        self._freeze = FreezeDetector(self._answered, settings.silent_after_s)
         self._lines = 0  # of the log, as far as any reading of it came
         self._works = [
             Supervised(self._follow, "reading the log of an engine", wake, instance=name),
@@ -112,7 +112,7 @@ class Watcher:
 
     def proved(self, tokens: int, seconds: float) -> None:
         """A prompt of so many tokens was answered in so many seconds."""
-        self._pulse.step_s = longest_step_s(self.attempt.plan, tokens, seconds)
+        self._freeze.step_s = longest_step_s(self.attempt.plan, tokens, seconds)
 
     def fail(self, failure: Failure) -> None:
         """The first proof stands: what comes after it are its consequences."""
@@ -211,7 +211,7 @@ class Watcher:
         """One look; the seconds until the next one."""
         serves = self.observation.verified and self.observation.answering
         if serves:
-            self._pulse.looked(time.monotonic(), await self._processes())
+            self._freeze.looked(time.monotonic(), await self._processes())
             self._judge()
         healthy = await self._healthy(self._probe_s if serves else PROBE_TIMEOUT_S)
         if healthy and not self.observation.answering and self.attempt.plan.sleep_mode.value:
@@ -220,7 +220,7 @@ class Watcher:
                 sleeping=await sleeps(self.client, self.url, PROBE_TIMEOUT_S)
             )
         now = time.monotonic()
-        self._pulse.checked(now, healthy=healthy)
+        self._freeze.checked(now, healthy=healthy)
         if healthy:
             self._silent_since = None
             if not self.observation.answering:
@@ -253,7 +253,7 @@ class Watcher:
             return _START_POLL_S
         if serves:
             self._judge()
-        soon = not healthy or self._pulse.suspicious
+        soon = not healthy or self._freeze.suspicious
         return (
             min(_SOON_S, self._settings.health_interval_s)
             if soon
@@ -264,7 +264,7 @@ class Watcher:
     def _probe_s(self) -> float:
         """How long a health check of an engine that serves may take, so that silence is told in
         time."""
-        if self._pulse.suspicious:
+        if self._freeze.suspicious:
             return _SOON_S
         return min(
             PROBE_TIMEOUT_S,
@@ -280,13 +280,16 @@ class Watcher:
     async def _work(self) -> float:
         """Whether the core of the engine works, behind a server that answers; the seconds until the
         next look."""
-        waited_s, mute = self._silent_s(self.name), self._pulse.mute_s(time.monotonic()) > 0
+        waited_s, mute = (
+            self._silent_s(self.name),
+            self._freeze.silent_seconds(time.monotonic()) > 0,
+        )
         if (waited_s is None and not mute) or not self.observation.verified:
             return self._settings.health_interval_s
-        self._pulse.counted(
+        self._freeze.counted(
             time.monotonic(), await metrics_of(self.client, self.url, self._probe_s)
         )
-        doubtful = not self.observation.frozen and self._pulse.doubtful(
+        doubtful = not self.observation.frozen and self._freeze.doubtful(
             time.monotonic(), waited_s, self._probe_s
         )
         if mute or doubtful:
@@ -294,10 +297,10 @@ class Watcher:
             lives = await alive(
                 self.client, self.url, self.attempt.served_name, self.attempt.plan, self._probe_s
             )
-            self._pulse.asked(asked, alive=lives)
+            self._freeze.asked(asked, alive=lives)
             self._answered = time.monotonic() if lives else self._answered
             self._judge()
-        if not self._pulse.mute_s(time.monotonic()):
+        if not self._freeze.silent_seconds(time.monotonic()):
             await self._progress()
         return min(_SOON_S, self._settings.health_interval_s)
 
@@ -305,7 +308,7 @@ class Watcher:
         """A frozen engine gets no requests until it answers again, or until it is proven frozen and
         is replaced."""
         now = time.monotonic()
-        frozen = self._pulse.frozen(now)
+        frozen = self._freeze.frozen(now)
         if bool(frozen) is not bool(self.observation.frozen):
             log.warning(
                 "frozen" if frozen else "no longer frozen",
@@ -313,14 +316,16 @@ class Watcher:
                 why=frozen or self.observation.frozen,
             )
             self.note(frozen=frozen)
-        stopped_s, mute_s = self._pulse.stopped_s(now), self._pulse.mute_s(now)
+        stopped_s, silent_seconds = self._freeze.stopped_s(now), self._freeze.silent_seconds(now)
         if stopped_s > self._settings.hang_after_s:
             self._hangs(
                 f"Processes of the engine were stopped for {round(stopped_s)} seconds, as by"
                 " SIGSTOP or `docker pause`."
             )
-        if mute_s > self._settings.hang_after_s:
-            self._hangs(f"For {round(mute_s)} seconds and longer {self._pulse.frozen(now)}.")
+        if silent_seconds > self._settings.hang_after_s:
+            self._hangs(
+                f"For {round(silent_seconds)} seconds and longer {self._freeze.frozen(now)}."
+            )
 
     def _hangs(self, message: str) -> None:
         phase = self.observation.phase

@@ -38,19 +38,19 @@ from gateway.hosts.agent.calls import (
     MOST_BYTES_OF_CALL,
     Answer,
     Call,
-    Done,
-    Failed,
-    Follow,
-    Identity,
-    Inquire,
-    Line,
-    ListAll,
-    Prepare,
-    Processes,
-    Progress,
-    Resolve,
-    Start,
-    Stop,
+    DoneAnswer,
+    FailedAnswer,
+    FollowCall,
+    IdentityCall,
+    InquireCall,
+    LineAnswer,
+    ListCall,
+    PrepareCall,
+    ProcessesCall,
+    ProgressAnswer,
+    ResolveCall,
+    StartCall,
+    StopCall,
 )
 from gateway.hosts.agent.policy import MOST_INSTANCES, check_engine, check_gpus, check_launch
 from gateway.hosts.agent.resolved_images import ResolvedImages
@@ -158,7 +158,7 @@ class Agent:
             log.warning("refused", reason="no call that an agent knows", why=why)
             await _write(
                 writer,
-                Failed(
+                FailedAnswer(
                     error="AgentRefusal",
                     message="The agent refuses: this is no call that it knows.",
                 ),
@@ -185,50 +185,50 @@ class Agent:
         except FitserveError as error:
             if isinstance(error, AgentRefusal):
                 log.warning("refused", call=call.call, reason=error.message)
-            elif not isinstance(call, ListAll):
+            elif not isinstance(call, ListCall):
                 log.warning("failed", call=call.call, reason=error.message)
             await _write(writer, _failed(error))
 
     async def _perform(self, call: Call) -> AsyncGenerator[Answer, None]:
         match call:
-            case Prepare(engine=engine):
+            case PrepareCall(engine=engine):
                 await self._check(engine)
                 async with aclosing(self._prepare(engine)) as reports:
                     async for report in reports:
                         yield report
-                yield Done()
-            case Start(spec=spec):
+                yield DoneAnswer()
+            case StartCall(spec=spec):
                 profile = await self._profile(spec.engine)
                 check_launch(spec, profile, self._models, self._allowed, self._resolved.digests)
-                yield Done(instances=(await self._start(spec),))
-            case ListAll():
-                yield Done(instances=tuple(await self._host.list()))
-            case Stop(name=name, grace_s=grace_s):
+                yield DoneAnswer(instances=(await self._start(spec),))
+            case ListCall():
+                yield DoneAnswer(instances=tuple(await self._host.list()))
+            case StopCall(name=name, grace_s=grace_s):
                 log.info("stopping", instance=name)
                 await self._host.stop(name, grace_s)
-                yield Done()
-            case Processes(name=name):
-                yield Done(processes=await self._host.processes(name))
-            case Follow(name=name):
+                yield DoneAnswer()
+            case ProcessesCall(name=name):
+                yield DoneAnswer(processes=await self._host.processes(name))
+            case FollowCall(name=name):
                 async with aclosing(self._host.follow(name)) as lines:
                     async for line in lines:
-                        yield Line(text=line.decode("latin-1"))
-                yield Done()
-            case Resolve(engine=engine):
+                        yield LineAnswer(text=line.decode("latin-1"))
+                yield DoneAnswer()
+            case ResolveCall(engine=engine):
                 await self._check(engine)
                 exact = await self._host.resolve(engine)
                 await asyncio.to_thread(self._resolved.keep, exact)
-                yield Done(engine=exact)
-            case Identity(engine=engine):
+                yield DoneAnswer(engine=exact)
+            case IdentityCall(engine=engine):
                 await self._check(engine)
-                yield Done(identity=await self._host.identity(engine))
-            case Inquire(engine=engine, asked=packed, gpus=gpus):
+                yield DoneAnswer(identity=await self._host.identity(engine))
+            case InquireCall(engine=engine, asked=packed, gpus=gpus):
                 await self._check(engine)
                 check_gpus(gpus)
                 async with aclosing(self._host.inquire(engine, _unpacked(packed), gpus)) as lines:
                     async for line in lines:
-                        yield Line(text=line.decode("latin-1"))
-                yield Done()
+                        yield LineAnswer(text=line.decode("latin-1"))
+                yield DoneAnswer()
 
     async def _profile(self, engine: EngineRef) -> Engine:
         try:
@@ -254,7 +254,7 @@ class Agent:
         finally:
             self._starting.discard(spec.name)
 
-    async def _prepare(self, engine: EngineRef) -> AsyncGenerator[Progress, None]:
+    async def _prepare(self, engine: EngineRef) -> AsyncGenerator[ProgressAnswer, None]:
         reports: asyncio.Queue[str | None] = asyncio.Queue(_REPORTS)
 
         def report(text: str | None) -> None:
@@ -266,7 +266,7 @@ class Agent:
         preparing.add_done_callback(lambda _: report(None))
         try:
             while (text := await reports.get()) is not None:
-                yield Progress(text=text)
+                yield ProgressAnswer(text=text)
             await preparing
         finally:
             preparing.cancel()
@@ -301,10 +301,10 @@ def _unpacked(text: str) -> bytes:
     return document
 
 
-def _failed(error: FitserveError) -> Failed:
+def _failed(error: FitserveError) -> FailedAnswer:
     kinds = (AgentRefusal, ForeignInstance, Conflict, HostError)
     kind = next((kind for kind in kinds if isinstance(error, kind)), HostError)
-    return Failed.model_validate(
+    return FailedAnswer.model_validate(
         {"error": kind.__name__, "message": error.message, "hint": error.hint}
     )
 

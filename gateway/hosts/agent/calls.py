@@ -1,16 +1,16 @@
 """What a gateway and its agent tell each other: one call per connection, one line of JSON up, lines
 of JSON down.
 
-    Prepare(engine)         -> Progress ... Done
-    Start(spec)             -> Done with the instance
-    ListAll()               -> Done with all instances
-    Stop(name, grace_s)     -> Done
-    Processes(name)         -> Done with its processes
-    Follow(name)            -> Line ... Done
-    Resolve(engine)         -> Done with the engine, and the digest of its image
-    Identity(engine)        -> Done with what would answer
-    Inquire(engine, asked)  -> Line ... Done
-    any                     -> Failed, instead of Done
+    PrepareCall(engine)         -> ProgressAnswer ... DoneAnswer
+    StartCall(spec)             -> DoneAnswer with the instance
+    ListCall()               -> DoneAnswer with all instances
+    StopCall(name, grace_s)     -> DoneAnswer
+    ProcessesCall(name)         -> DoneAnswer with its processes
+    FollowCall(name)            -> LineAnswer ... DoneAnswer
+    ResolveCall(engine)         -> DoneAnswer with the engine, and the digest of its image
+    IdentityCall(engine)        -> DoneAnswer with what would answer
+    InquireCall(engine, asked)  -> LineAnswer ... DoneAnswer
+    any                     -> FailedAnswer, instead of DoneAnswer
 
 The gateway closes the connection to give a call up. HTTP would say the same in more words, and
 would need limits for heads, bodies, pipelining and idle connections; of a line, one number is the
@@ -34,47 +34,47 @@ MOST_BYTES_OF_ANSWER = 16 * 1024 * 1024
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 
 
-class Prepare(Value):
+class PrepareCall(Value):
     call: Literal["prepare"] = "prepare"
     engine: EngineRef
 
 
-class Start(Value):
+class StartCall(Value):
     call: Literal["start"] = "start"
     spec: LaunchSpec
 
 
-class ListAll(Value):
+class ListCall(Value):
     call: Literal["list"] = "list"
 
 
-class Stop(Value):
+class StopCall(Value):
     call: Literal["stop"] = "stop"
     name: Name
     grace_s: float = Field(ge=0, le=86400, allow_inf_nan=False)
 
 
-class Processes(Value):
+class ProcessesCall(Value):
     call: Literal["processes"] = "processes"
     name: Name
 
 
-class Follow(Value):
+class FollowCall(Value):
     call: Literal["follow"] = "follow"
     name: Name
 
 
-class Resolve(Value):
+class ResolveCall(Value):
     call: Literal["resolve"] = "resolve"
     engine: EngineRef
 
 
-class Identity(Value):
+class IdentityCall(Value):
     call: Literal["identity"] = "identity"
     engine: EngineRef
 
 
-class Inquire(Value):
+class InquireCall(Value):
     """`asked` is what `gateway.engines.inquiry.document` makes, packed by zlib, in base64. What
     runs in the container is the agent's own."""
 
@@ -84,19 +84,19 @@ class Inquire(Value):
     gpus: tuple[str, ...] = ()
 
 
-class Progress(Value):
+class ProgressAnswer(Value):
     answer: Literal["progress"] = "progress"
     text: str
 
 
-class Line(Value):
+class LineAnswer(Value):
     """A line of a log: its bytes as the characters of the same numbers."""
 
     answer: Literal["line"] = "line"
     text: str
 
 
-class Done(Value):
+class DoneAnswer(Value):
     answer: Literal["done"] = "done"
     instances: tuple[Instance, ...] = ()
     processes: tuple[EngineProcess, ...] = ()
@@ -104,7 +104,7 @@ class Done(Value):
     engine: EngineRef | None = None
 
 
-class Failed(Value):
+class FailedAnswer(Value):
     """`error` is the name of its class in gateway/errors.py."""
 
     answer: Literal["failed"] = "failed"
@@ -113,7 +113,17 @@ class Failed(Value):
     hint: str = ""
 
 
-Call = Prepare | Start | ListAll | Stop | Processes | Follow | Resolve | Identity | Inquire
-Answer = Progress | Line | Done | Failed
+Call = (
+    PrepareCall
+    | StartCall
+    | ListCall
+    | StopCall
+    | ProcessesCall
+    | FollowCall
+    | ResolveCall
+    | IdentityCall
+    | InquireCall
+)
+Answer = ProgressAnswer | LineAnswer | DoneAnswer | FailedAnswer
 CALL: TypeAdapter[Call] = TypeAdapter(Annotated[Call, Field(discriminator="call")])
 ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="answer")])

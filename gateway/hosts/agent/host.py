@@ -25,19 +25,16 @@ from gateway.hosts.agent.calls import (
     MOST_BYTES_OF_CALL,
     Answer,
     Call,
-    Done,
-    Failed,
-    Follow,
-    Identity,
-    Inquire,
-    Line,
-    ListAll,
-    Prepare,
-    Processes,
-    Progress,
-    Resolve,
-    Start,
-    Stop,
+    DoneAnswer,
+    FollowCall,
+    IdentityCall,
+    InquireCall,
+    ListCall,
+    PrepareCall,
+    ProcessesCall,
+    ResolveCall,
+    StartCall,
+    StopCall,
 )
 from gateway.hosts.docker.host import ENGINE_PORT
 
@@ -64,23 +61,23 @@ class AgentHost:
         self._timeout_s = timeout_s
 
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
-        async with aclosing(self._ask(Prepare(engine=engine), None)) as answers:
+        async with aclosing(self._ask(PrepareCall(engine=engine), None)) as answers:
             async for answer in answers:
-                if isinstance(answer, Progress):
+                if isinstance(answer, ProgressAnswer):
                     report(answer.text)
 
     async def start(self, spec: LaunchSpec) -> Instance:
-        (instance,) = (await self._done(Start(spec=spec), _SLOW_S)).instances
+        (instance,) = (await self._done(StartCall(spec=spec), _SLOW_S)).instances
         return instance
 
     async def list(self) -> Instances:
-        return [*(await self._done(ListAll(), self._timeout_s)).instances]
+        return [*(await self._done(ListCall(), self._timeout_s)).instances]
 
     async def stop(self, name: str, grace_s: float) -> None:
-        await self._done(Stop(name=name, grace_s=grace_s), grace_s + _SLOW_S)
+        await self._done(StopCall(name=name, grace_s=grace_s), grace_s + _SLOW_S)
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
-        return (await self._done(Processes(name=name), self._timeout_s)).processes
+        return (await self._done(ProcessesCall(name=name), self._timeout_s)).processes
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         given = 0
@@ -88,9 +85,9 @@ class AgentHost:
             try:
                 # The agent gives the log from its first line, each time.
                 passed = 0
-                async with aclosing(self._ask(Follow(name=name), None)) as answers:
+                async with aclosing(self._ask(FollowCall(name=name), None)) as answers:
                     async for answer in answers:
-                        if isinstance(answer, Line):
+                        if isinstance(answer, LineAnswer):
                             passed += 1
                             if passed > given:
                                 given = passed
@@ -104,10 +101,10 @@ class AgentHost:
         return ENGINE_PORT
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
-        return (await self._done(Resolve(engine=engine), self._timeout_s)).engine or engine
+        return (await self._done(ResolveCall(engine=engine), self._timeout_s)).engine or engine
 
     async def identity(self, engine: EngineRef) -> str:
-        return (await self._done(Identity(engine=engine), self._timeout_s)).identity
+        return (await self._done(IdentityCall(engine=engine), self._timeout_s)).identity
 
     async def inquire(
         self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
@@ -119,25 +116,25 @@ class AgentHost:
                 hint="The forecast by the rules stays.",
             )
         async with aclosing(
-            self._ask(Inquire(engine=engine, asked=packed, gpus=gpus), None)
+            self._ask(InquireCall(engine=engine, asked=packed, gpus=gpus), None)
         ) as answers:
             async for answer in answers:
-                if isinstance(answer, Line):
+                if isinstance(answer, LineAnswer):
                     yield answer.text.encode("latin-1")
 
     async def close(self) -> None:
         """Every call has a connection of its own."""
 
-    async def _done(self, call: Call, timeout_s: float) -> Done:
-        done = Done()
+    async def _done(self, call: Call, timeout_s: float) -> DoneAnswer:
+        done = DoneAnswer()
         async with aclosing(self._ask(call, timeout_s)) as answers:
             async for answer in answers:
-                if isinstance(answer, Done):
+                if isinstance(answer, DoneAnswer):
                     done = answer
         return done
 
     async def _ask(self, call: Call, silence_s: float | None) -> AsyncGenerator[Answer, None]:
-        """What the agent answers, Done as the last. Raises AgentAway, and what the agent says of a
+        """What the agent answers, DoneAnswer as the last. Raises AgentAway, and what the agent says of a
         failure."""
         writer: asyncio.StreamWriter | None = None
         try:
@@ -153,10 +150,10 @@ class AgentHost:
                 if not line.endswith(b"\n"):
                     raise ConnectionError("it broke off")
                 answer = ANSWER.validate_json(line)
-                if isinstance(answer, Failed):
+                if isinstance(answer, FailedAnswer):
                     raise _error(answer)
                 yield answer
-                if isinstance(answer, Done):
+                if isinstance(answer, DoneAnswer):
                     return
         except FileNotFoundError:
             raise self._away(f"there is no socket {self._path}") from None
@@ -182,7 +179,7 @@ class AgentHost:
         )
 
 
-def _error(failed: Failed) -> FitserveError:
+def _error(failed: FailedAnswer) -> FitserveError:
     kinds: tuple[type[HostError | Conflict], ...] = (
         AgentRefusal,
         Conflict,

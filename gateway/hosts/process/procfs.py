@@ -17,7 +17,7 @@ PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessStat:
     """One line of /proc/PID/stat. `start_ticks` is the start time in clock ticks since boot."""
 
     pid: int
@@ -56,7 +56,7 @@ def boot_id() -> str:
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
-def read(pid: int) -> Process | None:
+def read(pid: int) -> ProcessStat | None:
     """The process that has this pid now. None also where other users' processes are hidden from
     us."""
     try:
@@ -66,7 +66,7 @@ def read(pid: int) -> Process | None:
     # The command name stands in parentheses and may hold anything: fields are counted from the last
     # one.
     fields = text.rpartition(")")[2].split()
-    return Process(
+    return ProcessStat(
         pid=pid,
         state=fields[0],
         session=int(fields[3]),
@@ -76,7 +76,7 @@ def read(pid: int) -> Process | None:
     )
 
 
-def everything() -> Iterator[Process]:
+def everything() -> Iterator[ProcessStat]:
     """All processes there are."""
     with os.scandir(PROC) as entries:
         pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
@@ -85,12 +85,12 @@ def everything() -> Iterator[Process]:
             yield process
 
 
-def session(leader: int) -> list[Process]:
+def session(leader: int) -> list[ProcessStat]:
     """The living processes of the session that `leader` leads, or led."""
     return [process for process in everything() if process.session == leader and process.alive]
 
 
-def writers(file: Path) -> list[Process]:
+def writers(file: Path) -> list[ProcessStat]:
     """The processes that have this file open for writing. Processes of other users cannot be seen,
     and are not engines of ours."""
     with suppress(FileNotFoundError):
@@ -118,7 +118,7 @@ def _writes(pid: int, wanted: os.stat_result) -> bool:
     return False
 
 
-def send(process: Process, number: signal.Signals) -> None:
+def send(process: ProcessStat, number: signal.Signals) -> None:
     """Signal exactly this process: nothing happens when it is gone, even if its pid was given away
     since."""
     with suppress(ProcessLookupError):

@@ -40,7 +40,7 @@ class Record(Value):
     exit_code: int | None = None
 
     @property
-    def holder(self) -> procfs.Process | None:
+    def holder(self) -> procfs.ProcessStat | None:
         """The engine's main process, be it a zombie."""
         if self.pid is None or self.boot_id != procfs.boot_id():
             return None
@@ -48,12 +48,12 @@ class Record(Value):
         return process if process is not None and process.start_ticks == self.start_ticks else None
 
     @property
-    def leader(self) -> procfs.Process | None:
+    def leader(self) -> procfs.ProcessStat | None:
         """The engine's main process while it runs."""
         process = self.holder
         return process if process is not None and process.alive else None
 
-    def family(self) -> list[procfs.Process]:
+    def family(self) -> list[procfs.ProcessStat]:
         """The living processes of the engine's session, in whatever process group."""
         if self.pid is None or self.boot_id != procfs.boot_id():
             return []

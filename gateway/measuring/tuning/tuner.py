@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.controller.plan_preview import Forecasts
+from gateway.controller.plan_preview import PlanPreview
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.trial_steps import TrialSteps
 from gateway.diagnosis.facts.known_facts import KnownFacts
@@ -51,7 +51,7 @@ class Tuner:
     def __init__(
         self,
         fleet: Fleet,
-        forecasts: Forecasts,
+        plan_preview: PlanPreview,
         trials: TrialSteps,
         launcher: Launcher,
         store: Store,
@@ -60,7 +60,7 @@ class Tuner:
         profile: Callable[[EngineRef], Engine],
     ) -> None:
         self._fleet = fleet
-        self._forecasts = forecasts
+        self._plan_preview = plan_preview
         self._trials = trials
         self._launcher = launcher
         self._working = working
@@ -174,7 +174,7 @@ class Tuner:
     ) -> Rival | None:
         """replica: of this one alone, where the model has several."""
         plan = for_copies(attempt.plan, 1) if replica is not None else attempt.plan
-        return (await self._forecasts.compared(model, plan, replica, beside=beside)).rival
+        return (await self._plan_preview.compared(model, plan, replica, beside=beside)).rival
 
     async def _learn(self, model: ManagedModel) -> None:
         """From what clients are served meanwhile."""
@@ -183,7 +183,7 @@ class Tuner:
         if not seen or not (serving := model.serving):
             return
         try:
-            compared = await self._forecasts.compared(model, serving[0].plan, seen=seen)
+            compared = await self._plan_preview.compared(model, serving[0].plan, seen=seen)
             if not compared.learned:
                 return
             await asyncio.to_thread(self._store.learn_speeds, compared.learned)
@@ -279,7 +279,9 @@ class Tuner:
         try:
             await self._keep(model.wish.name, other, report)
             better = (
-                await self._forecasts.compared(model, ours, _alone(model, replica), against=other)
+                await self._plan_preview.compared(
+                    model, ours, _alone(model, replica), against=other
+                )
             ).rival
         finally:
             log.warning(

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import ConfigDict, Field
 
 from gateway.controller.fleet.fleet import Fleet
-from gateway.controller.plan_preview import Forecasts
+from gateway.controller.plan_preview import PlanPreview
 from gateway.diagnosis.facts.scope import gone
 from gateway.domain import Fact, Value
 from gateway.errors import Conflict, NotFound, StoreError
@@ -51,11 +51,11 @@ class FactsGiven(Value):
 async def list_facts(request: Request) -> Response:
     """All facts, those of the profiles first."""
     fleet: Fleet = request.app.state.fleet
-    forecasts: Forecasts = request.app.state.forecasts
+    plan_preview: PlanPreview = request.app.state.plan_preview
     profiles: Profiles = request.app.state.profiles
     store: Store = request.app.state.store
     hardware, learned = await asyncio.gather(
-        forecasts.hardware(), asyncio.to_thread(store.numbered_facts)
+        plan_preview.hardware(), asyncio.to_thread(store.numbered_facts)
     )
 
     def told() -> bytes:

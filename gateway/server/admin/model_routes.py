@@ -1,4 +1,4 @@
-"""The admin API: models, plans, hardware. FastAPI routes over orders and forecasts; nothing here
+"""The admin API: models, plans, hardware. FastAPI routes over orders and the plan preview; nothing here
 decides."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.controller.decisions.changes import of_plans, of_wishes, same_start
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.orders import Orders
-from gateway.controller.plan_preview import Forecasts
+from gateway.controller.plan_preview import PlanPreview
 from gateway.domain import Decision, Hardware, Wish
 from gateway.domain.value import Form, first_problem
 from gateway.domain.wish import ModelName
@@ -73,17 +73,17 @@ class PlanRequest(ModelRequest):
 async def add_model(request: Request, body: ModelRequest, dry_run: bool = False) -> Any:
     """Add a model: 202, and the gateway starts working on it. With `dry_run` the plan is returned,
     and nothing happens."""
-    forecasts: Forecasts = request.app.state.forecasts
+    plan_preview: PlanPreview = request.app.state.plan_preview
     orders: Orders = request.app.state.orders
     wish = body.wish()
     _check_name(wish.name)
-    wish = await forecasts.named(wish)
+    wish = await plan_preview.named(wish)
     if dry_run:
-        return _json((await forecasts.plan(wish, others=True)).decision)
+        return _json((await plan_preview.plan(wish, others=True)).decision)
     if wish.source is not None:
         # Everything that is wrong with the model, a flag or the machine is said now, not in a state
         # message later.
-        planned = await forecasts.plan(wish)
+        planned = await plan_preview.plan(wish)
         wish = wish.evolve(commits=dict(planned.commits))
     return await _shown(request, await orders.add(wish), 202)
 
@@ -171,14 +171,14 @@ async def change_model(
     anew. With `dry_run` nothing is done.
     """
     fleet: Fleet = request.app.state.fleet
-    forecasts: Forecasts = request.app.state.forecasts
+    plan_preview: PlanPreview = request.app.state.plan_preview
     orders: Orders = request.app.state.orders
     model = fleet.model(name)
     old = model.wish
-    wish = await forecasts.named(_patched(old, body))
+    wish = await plan_preview.named(_patched(old, body))
     anew, planned = starts_anew(old, wish), None
     if anew and wish.source is not None:
-        planned = await forecasts.plan_change(model, wish)
+        planned = await plan_preview.plan_change(model, wish)
         if planned.unasked and "commits" in body:
             raise BadModel(
                 f"The Hub could not be asked what {', '.join(planned.unasked)} is now; {name} stays"
@@ -257,19 +257,19 @@ async def start_model(request: Request, name: str) -> Any:
 @router.post("/plan", response_model=Decision, responses=errors(*_UNPLANNED))
 async def make_plan(request: Request, body: PlanRequest) -> Response:
     """What would be done for this model, on this machine or on a snapshot. Nothing is started."""
-    forecasts: Forecasts = request.app.state.forecasts
+    plan_preview: PlanPreview = request.app.state.plan_preview
     asked = ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish()
-    wish = await forecasts.named(asked)
+    wish = await plan_preview.named(asked)
     if body.hardware:
         wish = wish.evolve(gpus=asked.gpus)  # numbers are of the snapshot
-    return _json((await forecasts.plan(wish, body.hardware, others=True)).decision)
+    return _json((await plan_preview.plan(wish, body.hardware, others=True)).decision)
 
 
 @router.get("/hardware")
 async def hardware(request: Request) -> Hardware:
     """What the probe reads now."""
-    forecasts: Forecasts = request.app.state.forecasts
-    return await forecasts.hardware()
+    plan_preview: PlanPreview = request.app.state.plan_preview
+    return await plan_preview.hardware()
 
 
 def _json(body: bytes, status: int = 200) -> Response:

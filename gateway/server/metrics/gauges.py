@@ -16,7 +16,7 @@ from typing import Protocol
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
-from gateway.controller.evictor import Residents
+from gateway.controller.evictor import Evictor
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.fleet.model_state import status
 from gateway.controller.loop_health import LoopHealth
@@ -48,7 +48,7 @@ async def metrics(request: Request) -> PlainTextResponse:
         *counted.samples(),
         *starts.samples(models),
         *_models(models, plane),
-        *_loop(state.residents, state.health),
+        *_loop(state.evictor, state.health),
         *_process(),
     ]
     series: EngineSeries = state.engine_series
@@ -139,8 +139,8 @@ def _models(models: dict[str, ManagedModel], plane: DataPlane) -> Iterator[Sampl
     yield "fitserve_connections", (), len(plane.connections)
 
 
-def _loop(residents: Residents, health: LoopHealth) -> Iterator[Sample]:
-    for labels, count in residents.unloads.items():
+def _loop(evictor: Evictor, health: LoopHealth) -> Iterator[Sample]:
+    for labels, count in evictor.unloads.items():
         yield "fitserve_unloads_total", labels, count
     yield "fitserve_loop_age_seconds", (), round(time.monotonic() - health.last_pass, 3)
 

@@ -26,7 +26,7 @@ from starlette.responses import Response
 
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.loop_health import LoopHealth
-from gateway.controller.plan_preview import Forecasts
+from gateway.controller.plan_preview import PlanPreview
 from gateway.logging import Logger
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.metrics.counters import Sample
@@ -65,7 +65,7 @@ class LiveStream:
     def __init__(
         self,
         fleet: Fleet,
-        forecasts: Forecasts,
+        plan_preview: PlanPreview,
         health: LoopHealth,
         routes: Routes,
         samples: Callable[[], list[Sample]],
@@ -76,7 +76,7 @@ class LiveStream:
         """samples: what is counted, of all processes; in_flight: as well. about: what stays as it
         is as long as the gateway runs."""
         self._models = fleet.models
-        self._forecasts = forecasts
+        self._plan_preview = plan_preview
         self._health = health
         self._routes = routes
         self._samples = samples
@@ -190,7 +190,7 @@ class LiveStream:
         if slow:
             self._slow_at = now
             point = self._traffic.look(samples, time.time())
-            found["machine"] = live_machine(await self._forecasts.hardware(), self._models)
+            found["machine"] = live_machine(await self._plan_preview.hardware(), self._models)
         version = self._version + 1
         for name, value in found.items():
             data = msgspec.json.encode(value)

@@ -14,8 +14,8 @@ import pytest
 
 from gateway.controller.watch.engine_client import (
     SMALL_BYTES,
-    EngineAnswer,
     EngineClient,
+    EngineResponse,
     NoAnswerError,
 )
 from tests.support.dataplane import never_answers, refused_url, until
@@ -63,7 +63,7 @@ async def drips(call: Call) -> None:
 
 async def asked(
     script: Script, within_s: float = HANG_S, most_bytes: int = SMALL_BYTES
-) -> EngineAnswer:
+) -> EngineResponse:
     """The answer. However it ends, nothing of the call is left open."""
     async with Upstream(script) as upstream:
         try:
@@ -196,7 +196,7 @@ async def test_json_of_another_kind_is_an_error_in_words(body: bytes) -> None:
 
 async def test_json_that_nobody_asked_for_makes_no_objects() -> None:
     body = b'{"other": [' + b"[]," * (MIB - 20) + b'[]], "names": ["x"]}'
-    answer = EngineAnswer(200, body)
+    answer = EngineResponse(200, body)
     tracemalloc.start()
     try:
         assert (await answer.read(Wanted)).names == ["x"]
@@ -206,7 +206,7 @@ async def test_json_that_nobody_asked_for_makes_no_objects() -> None:
 
 
 def test_what_is_shown_of_an_answer_is_fit_for_a_terminal() -> None:
-    words = EngineAnswer(500, b"\x1b[31mred\x1b]0;title\x07\r\nnext \xff\x00" + b"x" * 1000).words
+    words = EngineResponse(500, b"\x1b[31mred\x1b]0;title\x07\r\nnext \xff\x00" + b"x" * 1000).words
     assert words.isprintable()
     assert len(words) <= 200
 

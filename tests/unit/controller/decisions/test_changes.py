@@ -12,10 +12,10 @@ from gateway.controller.decisions.changes import (
     Finish,
     GiveUp,
     GoInPlace,
-    Leave,
     Replace,
-    ReplicaNow,
-    TrialNow,
+    ReplicaStatus,
+    StopRouting,
+    TrialStatus,
     TryBeside,
     as_good,
     next_step,
@@ -31,12 +31,12 @@ NEW = 1
 
 def replica(
     index: int = 0, generation: int = 0, *, serves: bool = True, **fields: Any
-) -> ReplicaNow:
-    return ReplicaNow(index, generation, serves, **fields)
+) -> ReplicaStatus:
+    return ReplicaStatus(index, generation, serves, **fields)
 
 
-def trial(state: Any, generation: int = NEW, reason: str = "") -> TrialNow:
-    return TrialNow(0, generation, state, reason)
+def trial(state: Any, generation: int = NEW, reason: str = "") -> TrialStatus:
+    return TrialStatus(0, generation, state, reason)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def trial(state: Any, generation: int = NEW, reason: str = "") -> TrialNow:
         ([replica()], trial("no_room"), GoInPlace(0)),
         ([replica()], trial("failed", reason="why"), GiveUp("why")),
         ([replica(serves=False)], None, Replace(0)),
-        ([replica(in_place=True)], None, Leave(0)),
+        ([replica(in_place=True)], None, StopRouting(0)),
         ([replica(0, NEW, serves=False, comes=True), replica(1, in_place=True)], None, None),
         ([replica(in_place=True, left=True, answers=True)], None, None),
         ([replica(in_place=True, left=True)], None, Replace(0)),
@@ -61,7 +61,7 @@ def trial(state: Any, generation: int = NEW, reason: str = "") -> TrialNow:
     ],
 )
 def test_the_next_step_to_a_new_wish(
-    replicas: list[ReplicaNow], tried: TrialNow | None, step: object
+    replicas: list[ReplicaStatus], tried: TrialStatus | None, step: object
 ) -> None:
     assert next_step(NEW, True, replicas, tried) == step
 
@@ -78,7 +78,7 @@ def test_the_next_step_to_a_new_wish(
     ],
 )
 def test_the_next_step_back_to_the_wish_from_before(
-    replicas: list[ReplicaNow], tried: TrialNow | None, step: object
+    replicas: list[ReplicaStatus], tried: TrialStatus | None, step: object
 ) -> None:
     assert next_step(0, False, replicas, tried) == step
 
@@ -93,7 +93,7 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
     """Played through: starts succeed but for one of them; in the end all replicas are by the wish
     in force."""
     now = [replica(index, 0, serves=serving or index > 0) for index in range(count)]
-    tried: TrialNow | None = None
+    tried: TrialStatus | None = None
     wanted, new, starts, finished = NEW, True, 0, False
     for _ in range(20 * count + 20):
         step = next_step(wanted, new, now, tried)
@@ -103,7 +103,7 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
             case TryBeside(index):
                 fails = starts == fails_at and room and new
                 starts += room
-                tried = TrialNow(
+                tried = TrialStatus(
                     index, wanted, "failed" if fails else "ready" if room else "no_room", "why"
                 )
             case Adopt():
@@ -117,7 +117,7 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
                     replica(index, now[index].generation, serves=now[index].serves, in_place=True),
                     None,
                 )
-            case Leave(index):
+            case StopRouting(index):
                 now[index] = replica(index, now[index].generation, in_place=True, left=True)
             case Replace(index):
                 fails = starts == fails_at and new

@@ -13,13 +13,13 @@ from gateway.controller.decisions.eviction import (
     LEAST_S,
     MOST_S,
     Copy,
-    Leave,
+    Eviction,
+    LoadedModel,
     Moves,
-    Resident,
     State,
     decide,
+    eviction_order,
     loadable,
-    may_leave,
     warm_order,
 )
 
@@ -28,24 +28,24 @@ NOW = 10_000.0
 
 def resident(
     name: str, *states: State, since: float = NOW - 1000, load_s: float = 0.0, **fields: Any
-) -> Resident:
-    return Resident(
+) -> LoadedModel:
+    return LoadedModel(
         name,
         tuple(Copy(index, state, since, load_s) for index, state in enumerate(states)),
         **fields,
     )
 
 
-def out(name: str, **fields: Any) -> Resident:
+def out(name: str, **fields: Any) -> LoadedModel:
     return resident(name, "out", **fields)
 
 
-def serves(name: str, copies: int = 1, **fields: Any) -> Resident:
+def serves(name: str, copies: int = 1, **fields: Any) -> LoadedModel:
     states: list[State] = ["serves"] * copies
     return resident(name, *states, **{"used_at": NOW - 10, **fields})
 
 
-def moves(*residents: Resident) -> Moves:
+def moves(*residents: LoadedModel) -> Moves:
     return decide(residents, NOW)
 
 
@@ -56,7 +56,7 @@ def test_what_nobody_limits_stays_and_what_is_out_loads() -> None:
 def test_who_is_idle_for_longer_than_its_keep_alive_leaves() -> None:
     assert moves(serves("a", keep_alive_s=11)) == Moves()
     assert moves(serves("a", keep_alive_s=10)).leave == {
-        ("a", 0): Leave("idle", "it was not asked for 10s")
+        ("a", 0): Eviction("idle", "it was not asked for 10s")
     }
     fields: list[dict[str, Any]] = [
         {"requests": 1},
@@ -87,7 +87,7 @@ def test_for_who_is_asked_and_has_no_room_those_leave_that_its_plan_needs() -> N
     asking = out("x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), promised=True)
     a, b, c = (serves(name) for name in "abc")
     assert moves(asking, a, b, c).leave == dict.fromkeys(
-        [("a", 0), ("b", 0)], Leave("room", "it makes room for x")
+        [("a", 0), ("b", 0)], Eviction("room", "it makes room for x")
     )
     assert moves(asking, a, b, c).hold == {"x": "it waits for a, b to leave"}
     # With room nobody leaves, and for what others give without leaving neither.
@@ -117,7 +117,7 @@ def test_who_was_loaded_for_no_request_leaves_for_one_at_once() -> None:
     assert not moves(out("x", room=False, needs=needs), a, b).leave
     assert not moves(asking, a, serves("b", unused=True, pinned=True, **young)).leave.get(("b", 0))
     used = serves("used", used_at=NOW - 99, **young)
-    assert may_leave([used, serves("a", unused=True, used_at=NOW - 1, **young)], NOW) == [
+    assert eviction_order([used, serves("a", unused=True, used_at=NOW - 1, **young)], NOW) == [
         ("a", 0),
         ("used", 0),
     ]
@@ -133,7 +133,13 @@ def test_the_order_in_which_models_are_asked_to_leave() -> None:
         serves("kept", pinned=True),
         out("out"),
     ]
-    assert [name for name, _ in may_leave(some, NOW)] == ["cheap", "old", "new", "young", "busy"]
+    assert [name for name, _ in eviction_order(some, NOW)] == [
+        "cheap",
+        "old",
+        "new",
+        "young",
+        "busy",
+    ]
 
 
 def test_nobody_leaves_while_another_one_does() -> None:
@@ -195,7 +201,7 @@ copies = st.lists(
 )
 residents = st.lists(
     st.builds(
-        Resident,
+        LoadedModel,
         st.sampled_from("abcdefgh"),
         copies.map(lambda some: tuple(replace(one, index=index) for index, one in enumerate(some))),
         stopped=st.booleans(),
@@ -219,7 +225,7 @@ residents = st.lists(
 
 
 @given(residents)
-def test_whatever_the_models_are(known: list[Resident]) -> None:
+def test_whatever_the_models_are(known: list[LoadedModel]) -> None:
     found, by_name = decide(known, NOW), {one.name: one for one in known}
     for name in found.hold:
         assert (
@@ -257,7 +263,7 @@ def test_whatever_the_models_are(known: list[Resident]) -> None:
     assert bool(turns) == bool(asked) or any(one.pinned for one in known)
 
 
-def asleep(name: str, **fields: Any) -> Resident:
+def asleep(name: str, **fields: Any) -> LoadedModel:
     return resident(name, "asleep", **fields)
 
 
@@ -269,13 +275,13 @@ def test_who_sleeps_is_woken_when_it_is_asked_and_rests_until_then() -> None:
         "a": "it waits for its turn, after b"
     }
     asking = asleep("a", waited_s=1, room=False, needs=(("b", 0),), promised=True)
-    assert moves(asking, serves("b")).leave == {("b", 0): Leave("room", "it makes room for a")}
+    assert moves(asking, serves("b")).leave == {("b", 0): Eviction("room", "it makes room for a")}
 
 
 def test_who_sleeps_has_to_end_only_where_that_is_needed() -> None:
     wants = out("x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), promised=True)
     assert moves(wants, asleep("a"), serves("b")).leave == {
-        ("b", 0): Leave("room", "it makes room for x")
+        ("b", 0): Eviction("room", "it makes room for x")
     }
     both = moves(
         out(
@@ -290,18 +296,18 @@ def test_who_sleeps_has_to_end_only_where_that_is_needed() -> None:
         serves("b"),
     )
     assert both.leave == dict.fromkeys(
-        [("a", 0), ("b", 0)], Leave("room", "it makes room for x", ends=True)
+        [("a", 0), ("b", 0)], Eviction("room", "it makes room for x", ends=True)
     )
     assert moves(asleep("a", stopped=True)).leave == {
-        ("a", 0): Leave("owner", "its owner stops it", ends=True)
+        ("a", 0): Eviction("owner", "its owner stops it", ends=True)
     }
-    assert may_leave([asleep("a"), serves("b")], NOW) == [("b", 0)]
+    assert eviction_order([asleep("a"), serves("b")], NOW) == [("b", 0)]
 
 
 def test_of_several_copies_those_leave_that_are_needed_and_the_others_serve() -> None:
     asking = out("x", waited_s=1, room=False, needs=(("pair", 1),), promised=True)
     assert moves(asking, serves("pair", 2, requests=9)).leave == {
-        ("pair", 1): Leave("room", "it makes room for x")
+        ("pair", 1): Eviction("room", "it makes room for x")
     }
     assert set(moves(serves("pair", 2, stopped=True)).leave) == {("pair", 0), ("pair", 1)}
     assert set(moves(serves("pair", 2, keep_alive_s=1)).leave) == {("pair", 0), ("pair", 1)}
@@ -309,24 +315,26 @@ def test_of_several_copies_those_leave_that_are_needed_and_the_others_serve() ->
 
 
 def test_each_copy_has_its_own_residence() -> None:
-    pair = Resident("pair", (Copy(0, "serves", NOW - 1000), Copy(1, "serves", NOW - 1)), requests=1)
+    pair = LoadedModel(
+        "pair", (Copy(0, "serves", NOW - 1000), Copy(1, "serves", NOW - 1)), requests=1
+    )
     assert not moves(out("x", waited_s=1, room=False, needs=(("pair", 1),)), pair).leave
     assert moves(out("x", waited_s=1, room=False, needs=(("pair", 0),)), pair).leave
-    assert may_leave([pair], NOW) == [("pair", 0), ("pair", 1)]
+    assert eviction_order([pair], NOW) == [("pair", 0), ("pair", 1)]
 
 
 def test_the_copy_without_which_its_model_serves_leaves_before_the_only_one() -> None:
-    assert may_leave([serves("old", used_at=NOW - 99), serves("pair", 2)], NOW) == [
+    assert eviction_order([serves("old", used_at=NOW - 99), serves("pair", 2)], NOW) == [
         ("pair", 1),
         ("old", 0),
         ("pair", 0),
     ]
     # Not before an idle model, while it is asked itself; and what its owner holds dear comes later.
-    assert may_leave([serves("old"), serves("pair", 2, requests=1)], NOW)[0] == ("old", 0)
-    assert may_leave([serves("old"), serves("pair", 2, priority=1)], NOW)[0] == ("old", 0)
+    assert eviction_order([serves("old"), serves("pair", 2, requests=1)], NOW)[0] == ("old", 0)
+    assert eviction_order([serves("old"), serves("pair", 2, priority=1)], NOW)[0] == ("old", 0)
 
 
-def short(name: str, away: State = "out", **fields: Any) -> Resident:
+def short(name: str, away: State = "out", **fields: Any) -> LoadedModel:
     return resident(name, "serves", away, used_at=NOW - 10, **fields)
 
 
@@ -340,7 +348,9 @@ def test_for_requests_that_wait_at_its_other_copies_who_is_not_asked_leaves() ->
     fields: dict[str, Any] = {"waited_s": 1, "room": False, "needs": (("x", 0),), "promised": True}
     for away in ("out", "asleep"):
         pair = short("pair", away, **fields)
-        assert moves(pair, serves("x")).leave == {("x", 0): Leave("room", "it makes room for pair")}
+        assert moves(pair, serves("x")).leave == {
+            ("x", 0): Eviction("room", "it makes room for pair")
+        }
         assert not moves(pair, serves("x", requests=1)).leave
         assert not moves(pair, serves("x", since=NOW - 1)).leave
         # A model that is out comes first, however long the others have waited.
@@ -355,14 +365,14 @@ def test_nobody_gives_memory_back_while_an_engine_measures_its_own() -> None:
     asking = out(
         "x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), ends=(("b", 0),), promised=True
     )
-    sleeper = Resident("b", (Copy(0, "asleep", NOW - 90),))
+    sleeper = LoadedModel("b", (Copy(0, "asleep", NOW - 90),))
     assert set(moves(asking, serves("a"), sleeper).leave) == {("a", 0), ("b", 0)}
-    busy = moves(asking, Resident("a", tuple(watched)), sleeper)
+    busy = moves(asking, LoadedModel("a", tuple(watched)), sleeper)
     assert not busy.leave
     assert busy.hold == {"x": "it waits for a, b to leave"}
     assert not moves(
-        asking, serves("a"), Resident("b", (Copy(0, "asleep", NOW - 90, watched=True),))
+        asking, serves("a"), LoadedModel("b", (Copy(0, "asleep", NOW - 90, watched=True),))
     ).leave
     # Nor for being idle; its owner's word is obeyed at once.
-    assert not moves(Resident("a", tuple(watched), keep_alive_s=10, used_at=NOW - 90)).leave
-    assert moves(Resident("a", tuple(watched), stopped=True)).leave
+    assert not moves(LoadedModel("a", tuple(watched), keep_alive_s=10, used_at=NOW - 90)).leave
+    assert moves(LoadedModel("a", tuple(watched), stopped=True)).leave

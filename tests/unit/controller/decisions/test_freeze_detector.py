@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.controller.decisions.freeze_detector import Pulse, longest_step_s
+from gateway.controller.decisions.freeze_detector import FreezeDetector, longest_step_s
 from gateway.domain import Choice, EngineProcess, LayerAttention
 from tests.support.makers import plan
 
@@ -23,9 +23,9 @@ def changed(value: int) -> Choice[int]:
 
 def looked(
     *seconds: float, core_cpu: float = 0.0, answers: bool = True, metrics: object = "m"
-) -> Pulse:
+) -> FreezeDetector:
     """Looked at in these seconds; its core takes so much of a processor."""
-    pulse = Pulse(0.0, SILENT_S)
+    pulse = FreezeDetector(0.0, SILENT_S)
     for now in seconds:
         pulse.looked(now, [process(1), process(2, cpu_s=core_cpu * now)])
         pulse.counted(now, metrics)
@@ -60,7 +60,7 @@ def test_an_engine_that_answers_nothing_while_it_computes_is_not_frozen(core_cpu
 
 
 def test_without_a_look_at_its_processes_the_silence_alone_decides() -> None:
-    pulse = Pulse(0.0, SILENT_S)
+    pulse = FreezeDetector(0.0, SILENT_S)
     pulse.looked(5, ())
     pulse.checked(7, healthy=False)
     assert pulse.frozen(7) == ""
@@ -86,7 +86,7 @@ def test_a_core_that_stands_while_clients_wait_is_frozen_when_it_does_not_answer
     assert "does nothing" in pulse.frozen(9)
     # Its clients are gone, and it still answers nothing.
     pulse.asked(20, alive=False)
-    assert (pulse.doubtful(20, None, ASK_S), pulse.mute_s(20)) == (False, 11)
+    assert (pulse.doubtful(20, None, ASK_S), pulse.silent_seconds(20)) == (False, 11)
     assert pulse.frozen(20)
     pulse.counted(21, "more tokens")
     assert pulse.frozen(21) == ""
@@ -106,7 +106,7 @@ def test_a_core_that_answers_the_smallest_request_is_at_work() -> None:
     assert not pulse.doubtful(10, 10.0, ASK_S)
 
 
-def spinning(step_s: float) -> Pulse:
+def spinning(step_s: float) -> FreezeDetector:
     pulse = looked(0, 5, 10, 15, 20, core_cpu=1.0)
     pulse.step_s = step_s
     return pulse

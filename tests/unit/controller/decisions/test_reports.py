@@ -8,9 +8,9 @@ import pytest
 
 from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.decisions.reports import (
-    ModelNow,
-    ReplicaNow,
-    Told,
+    ReportedModel,
+    ReportedReplica,
+    ReportedStages,
     of_model,
     stage,
     stage_of,
@@ -21,7 +21,7 @@ from tests.support.makers import plan, wish
 from tests.support.paths import ROOT
 
 NOW = 1_000_000.0
-OLD = ModelNow(wish())
+OLD = ReportedModel(wish())
 
 
 def attempt(number: int = 1, **changes: Any) -> Attempt:
@@ -51,17 +51,19 @@ def ready(number: int = 1) -> Attempt:
     return attempt(number, state="ready", ready_at=NOW - 10, abilities=Abilities())
 
 
-def model(*replicas: ReplicaNow, **changes: Any) -> ModelNow:
-    return ModelNow(wish(), replicas=replicas, **changes)
+def model(*replicas: ReportedReplica, **changes: Any) -> ReportedModel:
+    return ReportedModel(wish(), replicas=replicas, **changes)
 
 
-def kinds(before: ModelNow | None, after: ModelNow | None, told: Told | None = None) -> list[str]:
-    return [event.kind for event in of_model(before, after, told or Told(), NOW)]
+def kinds(
+    before: ReportedModel | None, after: ReportedModel | None, told: ReportedStages | None = None
+) -> list[str]:
+    return [event.kind for event in of_model(before, after, told or ReportedStages(), NOW)]
 
 
 def test_nothing_happened_where_nothing_is_other() -> None:
-    told = Told()
-    now = model(ReplicaNow(0, (failed(), ready(2)), Rest("ready"), watched=2))
+    told = ReportedStages()
+    now = model(ReportedReplica(0, (failed(), ready(2)), Rest("ready"), watched=2))
     assert list(of_model(OLD, now, told, NOW))
     assert list(of_model(now, now, told, NOW)) == []
 
@@ -79,12 +81,12 @@ def test_nothing_happened_where_nothing_is_other() -> None:
         (model(stopped=True), model(), ["model.started"]),
         (model(), model(forgiven_at=5.0), ["model.retried"]),
         (
-            model(ReplicaNow(0)),
-            model(ReplicaNow(0, leaving=("idle", "it was not asked for 5m"))),
+            model(ReportedReplica(0)),
+            model(ReportedReplica(0, leaving=("idle", "it was not asked for 5m"))),
             ["model.leaving"],
         ),
         (model(), model(state="ready"), ["model.state"]),
-        (model(), ModelNow(wish(min_context=7)), ["model.changed"]),
+        (model(), ReportedModel(wish(min_context=7)), ["model.changed"]),
         # The commits that a plan pinned are no change that somebody asked for, but they are told.
         (model(), model(endpoints={"http://a": ""}), ["endpoint.reached"]),
         (
@@ -96,7 +98,7 @@ def test_nothing_happened_where_nothing_is_other() -> None:
     ],
 )
 def test_what_is_other_of_a_model_is_told(
-    before: ModelNow | None, after: ModelNow | None, expected: list[str]
+    before: ReportedModel | None, after: ReportedModel | None, expected: list[str]
 ) -> None:
     assert kinds(before, after) == expected
 
@@ -104,7 +106,7 @@ def test_what_is_other_of_a_model_is_told(
 def test_a_change_is_told_when_it_begins_and_when_it_is_given_up() -> None:
     change = Change(wish=wish(min_context=7), generation=1, at=NOW)
     begun, refused = model(change=change), model(change=change.evolve(refused="no plan"))
-    (event,) = of_model(OLD, begun, Told(), NOW)
+    (event,) = of_model(OLD, begun, ReportedStages(), NOW)
     assert event.data == {"differences": [{"what": "min_context", "old": None, "new": "7"}]}
     assert kinds(begun, refused) == ["model.change_refused"]
     assert kinds(refused, refused) == []
@@ -114,60 +116,68 @@ def test_a_change_is_told_when_it_begins_and_when_it_is_given_up() -> None:
 @pytest.mark.parametrize(
     ("replica", "expected"),
     [
-        (ReplicaNow(0, (attempt(),)), ["plan.chosen"]),
-        (ReplicaNow(0, (attempt(),), watched=1), ["plan.chosen", "engine.started"]),
+        (ReportedReplica(0, (attempt(),)), ["plan.chosen"]),
+        (ReportedReplica(0, (attempt(),), watched=1), ["plan.chosen", "engine.started"]),
         (
-            ReplicaNow(0, (ready(),), watched=1),
+            ReportedReplica(0, (ready(),), watched=1),
             ["plan.chosen", "engine.started", "engine.proven", "engine.ready"],
         ),
-        (ReplicaNow(0, (failed(),)), ["plan.chosen", "engine.failed"]),
+        (ReportedReplica(0, (failed(),)), ["plan.chosen", "engine.failed"]),
         (
-            ReplicaNow(0, (attempt(state="stopped", ended_at=NOW),)),
+            ReportedReplica(0, (attempt(state="stopped", ended_at=NOW),)),
             ["plan.chosen", "engine.stopped"],
         ),
         # All that lies between two looks is told, in its order.
-        (ReplicaNow(0, (failed(), attempt(2))), ["plan.chosen", "engine.failed", "plan.fallback"]),
+        (
+            ReportedReplica(0, (failed(), attempt(2))),
+            ["plan.chosen", "engine.failed", "plan.fallback"],
+        ),
     ],
 )
-def test_every_step_of_a_start_is_told_once(replica: ReplicaNow, expected: list[str]) -> None:
-    told = Told()
+def test_every_step_of_a_start_is_told_once(replica: ReportedReplica, expected: list[str]) -> None:
+    told = ReportedStages()
     assert kinds(OLD, model(replica), told) == expected
     # Another look, or the same start as another replica has it now: a trial that took its place.
     assert (
         kinds(
-            OLD, model(ReplicaNow(0, replica.attempts, watched=replica.watched, trial=True)), told
+            OLD,
+            model(ReportedReplica(0, replica.attempts, watched=replica.watched, trial=True)),
+            told,
         )
         == []
     )
 
 
 def test_which_copy_leaves_is_told_where_there_are_several() -> None:
-    leaves = ReplicaNow(1, leaving=("room", "it makes room for b"))
+    leaves = ReportedReplica(1, leaving=("room", "it makes room for b"))
     (event,) = of_model(
-        model(ReplicaNow(0), ReplicaNow(1)), model(ReplicaNow(0), leaves), Told(), NOW
+        model(ReportedReplica(0), ReportedReplica(1)),
+        model(ReportedReplica(0), leaves),
+        ReportedStages(),
+        NOW,
     )
     assert (event.kind, event.replica, event.data["why"]) == ("model.leaving", 1, "room")
     assert event.words == "Copy 2 of m is unloaded: it makes room for b."
 
 
 def test_a_start_goes_on_where_it_was_told_to_be() -> None:
-    told = Told()
+    told = ReportedStages()
     told.note(1, stage_of("plan.chosen"))
-    assert kinds(OLD, model(ReplicaNow(0, (ready(),), watched=1)), told) == [
+    assert kinds(OLD, model(ReportedReplica(0, (ready(),), watched=1)), told) == [
         "engine.started",
         "engine.proven",
         "engine.ready",
     ]
-    told = Told()
+    told = ReportedStages()
     told.note(1, stage(ready(), watched=True))
-    assert kinds(OLD, model(ReplicaNow(0, (failed().evolve(ready_at=5.0),))), told) == [
+    assert kinds(OLD, model(ReportedReplica(0, (failed().evolve(ready_at=5.0),))), told) == [
         "engine.failed"
     ]
 
 
 def test_a_failure_comes_with_its_proof_and_a_fallback_with_what_differs() -> None:
     first, failure, second = of_model(
-        OLD, model(ReplicaNow(0, (failed(), attempt(2)))), Told(), NOW
+        OLD, model(ReportedReplica(0, (failed(), attempt(2)))), ReportedStages(), NOW
     )
     assert first.data["why"]["max_model_len"] == first.data["why"]["max_model_len"] | {
         "value": plan().max_model_len.value
@@ -194,9 +204,9 @@ def test_a_failure_comes_with_its_proof_and_a_fallback_with_what_differs() -> No
 def test_an_engine_that_stops_says_why(
     changes: dict[str, Any], own: dict[str, Any], why: str
 ) -> None:
-    told = Told()
+    told = ReportedStages()
     told.note(1, "ready")
-    replica = ReplicaNow(0, (attempt(state="stopped", ended_at=NOW),), **own)
+    replica = ReportedReplica(0, (attempt(state="stopped", ended_at=NOW),), **own)
     stopped = [
         event
         for event in of_model(model(**changes), model(replica, **changes), told, NOW)
@@ -226,10 +236,10 @@ def test_an_engine_that_stops_says_why(
 def test_phases_are_told_without_their_figures(
     before: str, after: str, expected: list[str]
 ) -> None:
-    told = Told()
+    told = ReportedStages()
     told.note(1, "started")
     looks = [
-        model(ReplicaNow(0, (attempt(),), phase=phase, watched=1)) for phase in (before, after)
+        model(ReportedReplica(0, (attempt(),), phase=phase, watched=1)) for phase in (before, after)
     ]
     assert kinds(looks[0], looks[1], told) == expected
 
@@ -258,19 +268,22 @@ def test_phases_are_told_without_their_figures(
     ],
 )
 def test_what_a_replica_waits_for_is_told(before: Rest, after: Rest, expected: list[str]) -> None:
-    assert kinds(model(ReplicaNow(0, shown=before)), model(ReplicaNow(0, shown=after))) == expected
+    assert (
+        kinds(model(ReportedReplica(0, shown=before)), model(ReportedReplica(0, shown=after)))
+        == expected
+    )
 
 
 def test_what_others_give_is_told() -> None:
     take = Offer(model="b", how="stop", gives={"GPU-1": 5}, words="b is unloaded")
-    waits = model(ReplicaNow(0, takes=(take,)))
-    (event,) = of_model(model(ReplicaNow(0)), waits, Told(), NOW)
+    waits = model(ReportedReplica(0, takes=(take,)))
+    (event,) = of_model(model(ReportedReplica(0)), waits, ReportedStages(), NOW)
     assert (event.kind, event.data) == ("plan.waits", {"takes": ["b is unloaded"]})
     assert kinds(waits, waits) == []
 
 
 def test_what_was_told_of_ended_starts_is_forgotten_and_of_others_not() -> None:
-    told = Told()
+    told = ReportedStages()
     told.note(1, "ready")
     for number in range(2, 20_100):
         told.note(number, "ended")
