@@ -55,7 +55,7 @@ def step(replica: ReplicaState, numbers: Iterator[int]) -> None:
         id=number, model=replica.model, replica=0, state="ready", plan=made, fingerprint=made.fingerprint, port=1,
         started_at=now - 60, ready_at=now,
     )  # fmt: skip
-    replica.shown = Rest("ready")
+    replica.status = Rest("ready")
 
 
 async def listen(events: EventLog, heard: list[int]) -> None:

@@ -1,1 +1,2 @@
-"""The loop that brings what runs to what is wanted; it is the only writer."""
+"""The control loop: the only writer of state, which starts and stops engines until wishes are
+met."""

@@ -1,5 +1,7 @@
-"""Who is asked, who is idle, who waits, before each pass of the loop; and with that who leaves and
-who is held back (gateway/controller/decisions/eviction.py)."""
+"""Measures demand and idle time before each pass, and applies evictions and holds.
+
+The decision itself is in gateway/controller/decisions/eviction.py.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from gateway.controller.decisions.eviction import (
     LEAST_S,
     Copy,
     Eviction,
+    EvictionCause,
     LoadedModel,
     Place,
-    Why,
-    decide,
+    decide_evictions,
     eviction_order,
-    loadable,
-    warm_order,
+    is_loadable,
+    load_order,
 )
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
@@ -32,15 +34,17 @@ from gateway.store.store import Store
 
 log = Logger("fitserve.loop")
 
-# Between two looks at how many requests have ended while nobody waits, and between two notes on the
-# disk of when a model was last asked.
+# Seconds between two counts of ended requests while no request waits, and between two writes of the
+# last use.
 _COUNT_S, _NOTE_S = 1.0, 60.0
 
 
 class Evictor:
-    """`unloads`: how often copies of models left that served, by why. `measures`: as of
-    `StartGate`. `ended`: how many requests of each model have
-    ended so far."""
+    """Applies evictions to the fleet.
+
+    `unloads` counts evicted copies by model and reason. `measures` is `StartGate.measures`. `ended`
+    gives the number of ended requests of each model.
+    """
 
     def __init__(
         self,
@@ -51,7 +55,7 @@ class Evictor:
         measures: Callable[[Collection[str]], bool],
         ended: Callable[[], Mapping[str, float]],
     ) -> None:
-        self.unloads: Counter[tuple[str, Why]] = Counter()
+        self.unloads: Counter[tuple[str, EvictionCause]] = Counter()
         self._fleet = fleet
         self._routes = routes
         self._store = store
@@ -64,76 +68,79 @@ class Evictor:
         self._order: dict[str, tuple[bool, int, float]] = {}
 
     async def look(self, instances: Iterable[Instance]) -> None:
-        """Decides for all models. Raises StoreError."""
+        """Decide for all models. Raises StoreError."""
         now, demand = time.time(), self._routes.demand()
         running = {instance.name: instance.model for instance in instances}
         models = [model for model in self._fleet.models.values() if model.replicas]
-        self._note_use(models, now, asked=bool(demand))
+        self._note_use(models, now, has_requests=bool(demand))
         for model in models:
-            self._see_off(model, running)
-        before = self._residents(models, demand, running)
-        self._fleet.eviction_order = eviction_order(before, now)
-        self._fleet.unasked = {one.name for one in before if not one.asked}
+            self._clear_eviction(model, running)
+        snapshot = self._loaded_models(models, demand, running)
+        self._fleet.eviction_order = eviction_order(snapshot, now)
+        self._fleet.unasked = {one.name for one in snapshot if not one.is_requested}
         for model in models:
-            self._hear(model, asked=model.wish.name in demand)
-        for model, one in ((self._fleet.models[one.name], one) for one in before):
+            self._note_requests(model, has_requests=model.wish.name in demand)
+        for model, one in ((self._fleet.models[one.name], one) for one in snapshot):
             model.unused = (
                 (model.unused or one.state in ("out", "asleep"))
-                and not one.asked
+                and not one.is_requested
                 and model.used_at < now
             )
-        residents = self._residents(models, demand, running)
-        moves = decide(residents, now)
-        for place, why in moves.leave.items():
-            self._send_off(place, why)
-        for model, one in ((self._fleet.models[one.name], one) for one in residents):
-            model.hold = moves.hold.get(one.name, "")
+        loaded_models = self._loaded_models(models, demand, running)
+        moves = decide_evictions(loaded_models, now)
+        for place, eviction in moves.evictions.items():
+            self._evict(place, eviction)
+        for model, one in ((self._fleet.models[one.name], one) for one in loaded_models):
+            model.hold = moves.holds.get(one.name, "")
             leaves = any(replica.leaving for replica in model.replicas)
             asked_for = model.on_request or one.keep_alive_s >= 0 or one.gave_way or not one.room
-            model.on_request = (asked_for or one.name in moves.hold or leaves) and loadable(
-                residents, one
+            model.on_request = (asked_for or one.name in moves.holds or leaves) and is_loadable(
+                loaded_models, one
             )
-        self._order = {one.name: warm_order(one) for one in residents}
-        await self._keep(models)
+        self._order = {one.name: load_order(one) for one in loaded_models}
+        await self._write_use(models)
 
     def in_order(self) -> list[ManagedModel]:
-        """All models, those first that are planned first where several may be loaded."""
+        """All models in the order in which they are planned."""
         last = (True, 101, 0.0)
         return sorted(
             self._fleet.models.values(), key=lambda model: self._order.get(model.wish.name, last)
         )
 
-    def _send_off(self, place: Place, why: Eviction) -> None:
-        """The copy gets no request from now on, nor does what is tried in its place."""
+    def _evict(self, place: Place, eviction: Eviction) -> None:
+        """Evict a copy: it gets no more requests, nor does a trial in its place."""
         name, index = place
-        going = [
+        replicas = [
             one
             for one in self._fleet.models[name].all_replicas
             if one.index == index and one.leaving is None
         ]
-        if going:
-            # Who sleeps has left before.
-            self.unloads[name, why.why] += not all(one.asleep for one in going)
-            log.info("leaves", model=name, replica=index, why=why.words)
-        for replica in going:
-            replica.leaving = why
+        if replicas:
+            # A sleeping copy was counted before.
+            self.unloads[name, eviction.cause] += not all(one.asleep for one in replicas)
+            log.info("leaves", model=name, replica=index, why=eviction.reason)
+        for replica in replicas:
+            replica.leaving = eviction
 
-    def _see_off(self, model: ManagedModel, running: Mapping[str, str]) -> None:
-        """Whoever leaves has left once its engine is gone, or asleep if that is enough."""
+    def _clear_eviction(self, model: ManagedModel, running: Mapping[str, str]) -> None:
+        """Clear an eviction once the engine is gone, or asleep where that suffices."""
         for replica in model.all_replicas:
             if replica.leaving is None or replica.busy:
                 continue
             stays = replica.asleep and not (replica.leaving.ends or model.deleting)
-            there = replica.attempt is not None or any(
+            is_running = replica.attempt is not None or any(
                 one.instance_name in running for one in replica.attempts
             )
-            if stays or not there:
+            if stays or not is_running:
                 replica.leaving, replica.looks_again, model.gave_way = None, True, True
                 self._fleet.unblock()
 
-    def _hear(self, model: ManagedModel, *, asked: bool) -> None:
-        """Whether requests wait. That others leave is planned with only for a model that is asked,
-        and anew where they do not after a while."""
+    def _note_requests(self, model: ManagedModel, *, has_requests: bool) -> None:
+        """Note whether requests wait, and plan again where that changes something.
+
+        Evictions are planned only for a model with requests. They are planned anew if they do not
+        happen in time.
+        """
         stops = model.needs
         copies = (
             one
@@ -141,55 +148,61 @@ class Evictor:
             if (other := self._fleet.models.get(name))
             for one in other.replicas[index:][:1]
         )
-        idle = not any(one.leaving for one in copies)
-        old = any(
+        is_idle = not any(one.leaving for one in copies)
+        is_overdue = any(
             time.monotonic() - one.blocked_at > LEAST_S for one in model.replicas if one.takes
         )
-        wanted = asked or model.wish.policy.pinned
-        # Somebody could leave now who could not when it was planned.
-        more = wanted and not stops and bool(set(self._fleet.leavers(model)) - model.offered)
-        # Requests that wait for a place at copies that serve come and go: they change nothing where
-        # nobody leaves for one more copy.
-        first = asked and not (model.asked or model.serving)
-        if first or more or (stops and idle and (old or not wanted)):
+        may_evict = has_requests or model.wish.policy.pinned
+        # A copy may be evicted now that could not when the model was planned.
+        has_candidate = (
+            may_evict
+            and not stops
+            and bool(set(self._fleet.evictable_copies(model)) - model.offered)
+        )
+        # Requests for serving copies come and go: they change nothing unless a copy is evicted for
+        # them.
+        is_first = has_requests and not (model.has_requests or model.serving)
+        if is_first or has_candidate or (stops and is_idle and (is_overdue or not may_evict)):
             for replica in model.replicas:
                 replica.blocked, replica.takes = None, ()
-        model.asked = asked
+        model.has_requests = has_requests
 
-    def _residents(
+    def _loaded_models(
         self,
         models: Iterable[ManagedModel],
         demand: Mapping[str, float],
         running: Mapping[str, str],
     ) -> list[LoadedModel]:
         return [
-            one for model in models if (one := self._resident(model, demand, running)) is not None
+            one
+            for model in models
+            if (one := self._loaded_model(model, demand, running)) is not None
         ]
 
-    def _resident(
+    def _loaded_model(
         self, model: ManagedModel, demand: Mapping[str, float], running: Mapping[str, str]
     ) -> LoadedModel | None:
-        """running: the models of instances, by their names."""
+        """The model as eviction sees it; `running` maps instance names to models."""
         name, live = (
             model.wish.name,
             [one.attempt for one in model.replicas if one.attempt is not None],
         )
         if model.deleting:
-            there = live or self._busy(model) or name in running.values()
-            return LoadedModel(name, (Copy(0, "leaves"),)) if there else None
+            is_running = live or self._busy(model) or name in running.values()
+            return LoadedModel(name, (Copy(0, "leaves"),)) if is_running else None
         copies = tuple(
             replace(_copy(model, one), watched=self._watched(one)) for one in model.replicas
         )
         known = LoadedModel(name, copies)
         if known.state == "serves":
             model.gave_way = False
-        # What is said of room is said of the copies that are away.
+        # Room is a question for the copies that are away.
         away = [
             one for one in model.replicas if one.attempt is None or one.asleep
         ] or model.replicas
         unable = [
-            one.shown.state in ("quarantined", "backing_off")
-            for one in (away if known.short else model.replicas)
+            one.status.state in ("quarantined", "backing_off")
+            for one in (away if known.lacks_copies else model.replicas)
         ]
         policy = model.wish.policy
         return replace(
@@ -219,9 +232,8 @@ class Evictor:
     def _busy(model: ManagedModel) -> bool:
         return any(one.busy for one in model.replicas)
 
-    def _note_use(self, models: Iterable[ManagedModel], now: float, *, asked: bool) -> None:
-        """A model is used while a request is in flight, and when one has ended since the last
-        look."""
+    def _note_use(self, models: Iterable[ManagedModel], now: float, *, has_requests: bool) -> None:
+        """Note the time of use: a request is in flight, or has ended since the last look."""
         for model in models:
             if any(
                 self._routes.in_flight(one.attempt.instance_name)
@@ -229,7 +241,7 @@ class Evictor:
                 if one.attempt is not None
             ):
                 model.used_at = now
-        if time.monotonic() - self._counted_at < _COUNT_S and not asked:
+        if time.monotonic() - self._counted_at < _COUNT_S and not has_requests:
             return
         before, self._counts, self._counted_at = self._counts, self._ended(), time.monotonic()
         for model in models:
@@ -237,20 +249,20 @@ class Evictor:
             if before is not None and self._counts.get(name, 0.0) > before.get(name, 0.0):
                 model.used_at = now
 
-    async def _keep(self, models: Iterable[ManagedModel]) -> None:
-        """On the disk, now and then."""
+    async def _write_use(self, models: Iterable[ManagedModel]) -> None:
+        """Write the last use of models to disk, once in a while."""
         if time.monotonic() - self._noted_at < _NOTE_S or self._store.problem is not None:
             return
         self._noted_at = time.monotonic()
-        fresh = {
+        used_at = {
             one.wish.name: one.used_at
             for one in models
             if one.used_at > self._noted.get(one.wish.name, 0.0)
         }
-        if fresh:
-            self._noted |= fresh
+        if used_at:
+            self._noted |= used_at
             try:
-                await asyncio.to_thread(self._store.used, fresh)
+                await asyncio.to_thread(self._store.used, used_at)
             except StoreError as error:
                 log.warning("when models were last asked could not be noted", error=str(error))
 

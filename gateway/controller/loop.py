@@ -307,13 +307,15 @@ class Loop:
                 if replica.takes and not missing:
                     replica.receive(
                         tuple(
-                            take for take in replica.takes if self.fleet.gave(take, model.wish.name)
+                            take
+                            for take in replica.takes
+                            if self.fleet.has_given(take, model.wish.name)
                         )
                     )
         except Exception as error:
             model.setback.broke(error)
 
-    def _given(self, take: Offer, asking: str) -> bool:
+    def _given(self, take: Offer, requester: str) -> bool:
         """Whether a model has given what is taken of it, or never will; else it is seen to."""
         model = self.fleet.models.get(take.model)
         if model is None or take.replica >= len(model.replicas):
@@ -334,7 +336,7 @@ class Loop:
             return True
         # One of its copies after the other: the rest serves meanwhile.
         away = any(
-            one.left_at is not None or (one.made_room and one.attempt is not None)
+            one.unrouted_at is not None or (one.made_room and one.attempt is not None)
             for one in model.replicas
             if one is not replica
         )
@@ -344,7 +346,7 @@ class Loop:
             and not away
             and not self._gate.measures(attempt.plan.gpus, attempt.instance_name)
         ):
-            self._steps.shrink(model, *self.fleet.asked_of(model, take, asking))
+            self._steps.shrink(model, *self.fleet.combined_offer(model, take, requester))
         return False
 
     async def _forget(self, model: ManagedModel, instances: list[Instance]) -> None:

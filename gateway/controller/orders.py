@@ -88,7 +88,7 @@ class Orders:
             else:
                 await self._wishes.begin(model, wish)
             if anew:
-                model.problems_of_asking.clear()
+                model.inquiry_problems.clear()
                 model.answers = {}
         self._wake()
         return model
@@ -100,7 +100,7 @@ class Orders:
         now = time.time()
         await asyncio.to_thread(self._store.forgive, name, now)
         model.forgiven_at = now
-        model.problems_of_asking.clear()
+        model.inquiry_problems.clear()
         # What is asked or started meanwhile keeps the old ones for itself. Answers are on disk, as
         # long as what gave them is here.
         model.pins, model.answers = {}, {}
@@ -134,11 +134,11 @@ class Orders:
         for replica in model.replicas:  # as it is shown until the next pass
             engine = replica.attempt is not None or replica.busy
             if stopped and engine:
-                replica.shown = Rest(
+                replica.status = Rest(
                     "stopping", "its owner stops it; what it answers is finished first"
                 )
             elif not stopped and not engine:
-                replica.shown = Rest("starting", "its owner starts it")
+                replica.status = Rest("starting", "its owner starts it")
         if not stopped:
             # Being started is being asked.
             model.used_at, model.gave_way = time.time(), False

@@ -29,7 +29,7 @@ class PlanPreview:
         """What would be done for this wish now; nothing is recorded. others: and what engines would
         give that are not here."""
         facts = await asyncio.to_thread(self._store.fact_texts)
-        beside = wish if hardware else self._fleet.beside(wish)
+        beside = wish if hardware else self._fleet.wish_beside_others(wish)
         sharing = ALONE if hardware else self._fleet.sharing(None, wish)
         return await self._planner.decide(
             beside, facts, self._fleet.claims(None), hardware, others=others, sharing=sharing
@@ -38,12 +38,12 @@ class PlanPreview:
     async def plan_change(self, model: ManagedModel, wish: Wish) -> Planned:
         """What would be done for this wish in the place of what the model has now; nothing is
         recorded."""
-        facts, held = await asyncio.to_thread(self._store.fact_texts), self._fleet.held(model)
+        facts, held = await asyncio.to_thread(self._store.fact_texts), self._fleet.held_bytes(model)
         claims = {uuid: size - held.get(uuid, 0) for uuid, size in self._fleet.claims(None).items()}
         known = facts, claims, None, model.answers, model.pins
         sharing = self._fleet.sharing(model, wish)
         return await self._planner.decide(
-            self._fleet.beside(wish), *known, others=True, sharing=sharing
+            self._fleet.wish_beside_others(wish), *known, others=True, sharing=sharing
         )
 
     async def compared(
@@ -63,13 +63,13 @@ class PlanPreview:
         """
         facts, held = (
             await asyncio.to_thread(self._store.fact_texts),
-            {} if beside else self._fleet.held(model, replica),
+            {} if beside else self._fleet.held_bytes(model, replica),
         )
         claims = {uuid: size - held.get(uuid, 0) for uuid, size in self._fleet.claims(None).items()}
         wish = (
             self._fleet.planning_context(model, replica).wish
             if replica is not None
-            else self._fleet.beside(model.wish)
+            else self._fleet.wish_beside_others(model.wish)
         )
         running, sharing = (
             RunningPlan(plan, held, seen, against),

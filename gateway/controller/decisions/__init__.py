@@ -1,1 +1,1 @@
-"""Decisions of the controller, pure: what to do next with each replica and model."""
+"""Pure decisions of the controller: the next action for each replica and model."""

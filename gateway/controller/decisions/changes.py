@@ -1,8 +1,8 @@
-"""What a changed wish asks of the engines of its model next: one replica after the other, beside
-what serves where there is room, else in its
-place. Pure.
+"""The next step of a changed wish for the engines of its model, one replica at a time.
 
-    replica that is to be changed   trial                       next
+The new engine starts beside the old one where there is room, else in its place. Pure.
+
+    replica to be changed           trial                       next
     -                               by another wish             EndTrial
     -                               starts, or stops            -
     -                               ready                       Adopt
@@ -11,15 +11,15 @@ place. Pure.
     -                               failed, on the way back     GoInPlace
     does not serve                  none                        Replace
     serves                          none                        TryBeside
-    serves, in place, another comes none                        -
+    serves, in place, another starts none                       -
     serves, in place                none                        StopRouting
-    left, answers still             none                        -
-    left, answers no more           none                        Replace
+    unrouted, still answers         none                        -
+    unrouted, answers no more       none                        Replace
     none, one failed by a new wish  none                        GiveUp
     none, all serve by a new wish   none                        Finish
 
-A change that was given up is undone in the same way: the wish from before is the wish of all
-replicas again. Every step may be repeated.
+A refused change is undone in the same way: the previous wish becomes the wish of all replicas
+again. Every step may be repeated.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ from typing import Literal
 from gateway.domain import ChatTemplate, Plan, Value, Wish
 from gateway.domain.units import gib
 
-# What no engine is started again for; of the policy, all but what the engine is told.
+# Fields of a wish that never need another start. `policy` is compared apart, for remote code.
 _LIVE = frozenset({"aliases", "check", "policy"})
-# Of the tokens that a plan holds in the place of what serves, a plan beside that has to hold so
-# many.
+# A plan beside the running engine needs at least this share of the tokens of a plan in its place.
 _AS_MANY = 0.95
 
 
@@ -60,14 +59,14 @@ class GoInPlace:
 
 @dataclass(frozen=True)
 class StopRouting:
-    """No new request goes there; those in flight end."""
+    """Requests in flight are answered; new ones go elsewhere."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Replace:
-    """Its engine stops, and the next one is by the wish that is wanted."""
+    """The engine stops, and the next one follows the wanted wish."""
 
     index: int
 
@@ -87,18 +86,19 @@ Step = TryBeside | Adopt | EndTrial | GoInPlace | StopRouting | Replace | GiveUp
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """generation: of the wish that it is by. comes: it does not serve yet, and is on its way.
-        in_place: nothing fits beside it. left: it is out of the routes. answers: requests are in
-    flight there. failed: why its engine does not start by its wish; "" where it served by that, or
-        may still.
+    """The state of one replica during a change.
+
+    `generation` is that of its wish. `starting`: not serving yet. `in_place`: nothing fits beside
+    its engine. `unrouted`: no new request goes there. `answers`: requests are in flight. `failed`:
+    why no engine starts by this wish; "" if one served or still may.
     """
 
     index: int
     generation: int
     serves: bool
-    comes: bool = False
+    starting: bool = False
     in_place: bool = False
-    left: bool = False
+    unrouted: bool = False
     answers: bool = False
     failed: str = ""
 
@@ -107,26 +107,27 @@ class ReplicaStatus:
 class TrialStatus:
     index: int
     generation: int
-    state: Literal["starts", "ready", "no_room", "failed", "stops", "others"]
-    """others: it is tried for another reason than a changed wish."""
+    state: Literal["starts", "ready", "no_room", "failed", "stops", "unrelated"]
+    """"unrelated": the trial has another reason than a changed wish."""
     reason: str = ""
 
 
 def next_step(
-    wanted: int, new: bool, replicas: Sequence[ReplicaStatus], trial: TrialStatus | None
+    target: int, new: bool, replicas: Sequence[ReplicaStatus], trial: TrialStatus | None
 ) -> Step | None:
-    """wanted: the generation that all replicas are to have. new: it is that of a new wish, else the
-    wish from before comes back."""
+    """The next step, or None while nothing can be done.
+
+    `target` is the generation that all replicas shall have. `new` is False while the previous wish
+    is being restored.
+    """
     if trial is not None:
-        return _of_trial(wanted, new, trial)
-    failed = next(
-        (one for one in replicas if new and one.generation == wanted and one.failed), None
-    )
+        return _trial_step(target, new, trial)
+    failed = next((r for r in replicas if new and r.generation == target and r.failed), None)
     if failed is not None:
         return GiveUp(failed.failed)
-    # Those first that nobody is served by.
+    # Replicas that serve nobody come first.
     replica = min(
-        (one for one in replicas if one.generation != wanted),
+        (one for one in replicas if one.generation != target),
         key=lambda one: one.serves,
         default=None,
     )
@@ -136,15 +137,15 @@ def next_step(
         return Replace(replica.index)
     if not replica.in_place:
         return TryBeside(replica.index)
-    if not replica.left:
-        return None if any(one.comes for one in replicas) else StopRouting(replica.index)
+    if not replica.unrouted:
+        return None if any(one.starting for one in replicas) else StopRouting(replica.index)
     return None if replica.answers else Replace(replica.index)
 
 
-def _of_trial(wanted: int, new: bool, trial: TrialStatus) -> Step | None:
+def _trial_step(target: int, new: bool, trial: TrialStatus) -> Step | None:
     if trial.state == "stops":
         return None
-    if trial.generation != wanted:
+    if trial.generation != target:
         return EndTrial()
     match trial.state:
         case "ready":
@@ -156,8 +157,8 @@ def _of_trial(wanted: int, new: bool, trial: TrialStatus) -> Step | None:
     return None
 
 
-def starts_anew(old: Wish, new: Wish) -> bool:
-    """Whether the new wish may need other engines: all that is planned, or said to them, may."""
+def may_need_restart(old: Wish, new: Wish) -> bool:
+    """Whether the new wish may need other engines."""
     if old.policy.allow_remote_code != new.policy.allow_remote_code:
         return True
     return any(
@@ -165,43 +166,43 @@ def starts_anew(old: Wish, new: Wish) -> bool:
     )
 
 
-def same_start(plan: Plan, running: Plan) -> bool:
-    """Whether the plan would start what runs, perhaps on other GPUs of the same kind."""
-    alike: Plan = plan.evolve(gpus=running.gpus)
-    return len(plan.gpus) == len(running.gpus) and alike.fingerprint == running.fingerprint
+def starts_same_engine(plan: Plan, running: Plan) -> bool:
+    """Whether the plan starts the same engine, perhaps on other GPUs of the same kind."""
+    relocated: Plan = plan.evolve(gpus=running.gpus)
+    return len(plan.gpus) == len(running.gpus) and relocated.fingerprint == running.fingerprint
 
 
-def as_good(beside: Plan, instead: Plan) -> bool:
-    """Whether a plan beside what serves gives what one in its place would: a neighbour that is
-    about to stop takes nothing from it."""
+def is_as_good(trial: Plan, replacement: Plan) -> bool:
+    """Whether a plan beside the running engine is as good as one in its place."""
     return (
-        str(beside.engine) == str(instead.engine)
-        and beside.max_model_len.value >= instead.max_model_len.value
-        and beside.max_num_seqs.value >= instead.max_num_seqs.value
-        and beside.tensor_parallel.value == instead.tensor_parallel.value
-        and beside.quantization.value == instead.quantization.value
-        and beside.memory.kv_tokens >= _AS_MANY * instead.memory.kv_tokens
+        str(trial.engine) == str(replacement.engine)
+        and trial.max_model_len.value >= replacement.max_model_len.value
+        and trial.max_num_seqs.value >= replacement.max_num_seqs.value
+        and trial.tensor_parallel.value == replacement.tensor_parallel.value
+        and trial.quantization.value == replacement.quantization.value
+        and trial.memory.kv_tokens >= _AS_MANY * replacement.memory.kv_tokens
     )
 
 
 class Difference(Value):
-    """One thing that is otherwise. None: it is not there, or nobody said anything about it."""
+    """One difference. None: the value is absent or unset."""
 
     what: str
     old: str | None
     new: str | None
 
 
-def of_wishes(old: Wish, new: Wish) -> tuple[Difference, ...]:
-    """What somebody asks for otherwise. Values of variables are not told: they may be secrets."""
+def diff_wishes(old: Wish, new: Wish) -> tuple[Difference, ...]:
+    """The differences between two wishes. Values of variables are hidden, as they may be
+    secrets."""
     return tuple(
-        Difference(what=name, old=_said(name, old), new=_said(name, new))
+        Difference(what=name, old=_shown_value(name, old), new=_shown_value(name, new))
         for name in Wish.model_fields
         if getattr(old, name) != getattr(new, name)
     )
 
 
-def _said(name: str, wish: Wish) -> str | None:
+def _shown_value(name: str, wish: Wish) -> str | None:
     value = getattr(wish, name)
     if value is None or value == Wish.model_fields[name].get_default(call_default_factory=True):
         return None
@@ -216,9 +217,9 @@ def _said(name: str, wish: Wish) -> str | None:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def of_plans(old: Plan, new: Plan) -> tuple[Difference, ...]:
-    """What the new plan does otherwise, and what comes of that."""
-    before, after = dict(_told(old)), dict(_told(new))
+def diff_plans(old: Plan, new: Plan) -> tuple[Difference, ...]:
+    """The differences between two plans, results included."""
+    before, after = dict(_plan_facts(old)), dict(_plan_facts(new))
     return tuple(
         Difference(what=what, old=before.get(what), new=after.get(what))
         for what in dict.fromkeys((*before, *after))
@@ -226,7 +227,7 @@ def of_plans(old: Plan, new: Plan) -> tuple[Difference, ...]:
     )
 
 
-def _told(plan: Plan) -> Iterator[tuple[str, str]]:
+def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "engine", str(plan.engine)
     yield "model", plan.model.source
     if plan.model.revision:

@@ -1,5 +1,5 @@
-"""Whether an engine that serves is frozen: what its processes, its health endpoint, its metrics and
-its clients show. Pure.
+"""Decides whether a serving engine is frozen, from its processes, health endpoint, metrics and
+clients. Pure.
 
     what is frozen           how it shows                                                    frozen after
     any process of it        Linux says "stopped" (SIGSTOP, a paused container), twice       CONFIRM_S after the first look
@@ -11,11 +11,12 @@ its clients show. Pure.
                              for longer than a step of it can take; from then on it
                              does not answer the smallest request                            twice silent_after_s
 
-An engine at work is never frozen, however silent: a long prefill moves its metrics with each step,
-and garbage collection, autotuning or compiling kernels take processor time, in the engine or in its
-children. Processor time alone proves no work: a core that waits for its GPU takes all of a
-processor, whether the GPU computes or not. `/health` alone tells little: the HTTP server answers it
-while the core stands (vLLM 0.26.0, vllm/v1/engine/async_llm.py:900).
+An engine at work is never frozen, however silent. A long prefill moves its metrics with each step.
+Garbage collection, autotuning and compilation take processor time in the engine or its children.
+
+Processor time alone proves no work: a core that waits for its GPU takes a whole processor. A
+healthy `/health` proves little: the HTTP server answers while the core hangs (vLLM 0.26.0,
+vllm/v1/engine/async_llm.py:900).
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from gateway.domain import EngineProcess, Plan
 
 # A debugger or a profiler stops a process for a moment.
 CONFIRM_S = 1.0
-# Of one core: what an idle engine takes to answer health checks is far below.
+# Of one core. An idle engine needs far less to answer health checks.
 _AT_WORK = 0.2
-# Layers that keep something of every token: with each step of a prefill the engine's KV cache is
-# fuller, and its metrics say so.
+# Layers that store something for every token: each prefill step fills the KV cache, and the metrics
+# show it.
 _KEEPING = {"full", "mla"}
 
 
 def longest_step_s(plan: Plan, tokens: int, prefill_s: float) -> float:
-    """For how long the metrics of an engine at work may stand still at most. prefill_s: what a
-    prompt of so many tokens, at most a step, took.
+    """The longest time that the metrics of a working engine may stand still, in seconds.
 
-    Of a step's work only attention grows with what was read before: from half that prompt on
-    average to the whole context at most. Where no layer is known to keep every token, nothing tells
-    one step of a prompt from the next: then they count together.
+    `prefill_s` is the time that a prompt of `tokens` tokens took, at most one step.
+
+    Only the attention part of a step grows with the context: from half that prompt on average to
+    the whole context. Without a layer that stores every token, all steps of a prompt look like one.
     """
     context = plan.max_model_len.value / tokens
     prompts = max(1.0, plan.max_num_batched_tokens.value / tokens)
@@ -49,16 +50,16 @@ def longest_step_s(plan: Plan, tokens: int, prefill_s: float) -> float:
 
 
 class FreezeDetector:
-    """Of one engine. Times are seconds of one clock that never goes back."""
+    """The observations of one engine. Times are seconds of one monotonic clock."""
 
     def __init__(self, now: float, silent_after_s: float) -> None:
         self._silent_after_s = silent_after_s
         self._answered = self._moved = now
         self._unanswered_s = 0.0
         self._metrics: object = None
-        self._mute_since: float | None = None
+        self._silent_since: float | None = None
         self.step_s: float | None = None
-        """For how long its metrics may stand still while it works; None: not known."""
+        """How long its metrics may stand still while it works; None: unknown."""
         self._stopped: tuple[EngineProcess, ...] = ()
         self._stopped_since: float | None = None
         self._stays_stopped = False
@@ -67,14 +68,14 @@ class FreezeDetector:
 
     # --- what was seen ---
 
-    def checked(self, now: float, *, healthy: bool) -> None:
-        """Its health: whether the check was answered."""
+    def note_health(self, now: float, *, healthy: bool) -> None:
+        """Note whether the health check was answered."""
         if healthy:
             self._answered = now
         self._unanswered_s = now - self._answered
 
-    def looked(self, now: float, processes: Sequence[EngineProcess]) -> None:
-        """At all processes of the engine; none where the host could not tell."""
+    def note_processes(self, now: float, processes: Sequence[EngineProcess]) -> None:
+        """Note all processes of the engine; none if the host cannot tell."""
         self._stopped = tuple(one for one in processes if one.stopped)
         self._stopped_since = (self._stopped_since or now) if self._stopped else None
         self._stays_stopped = self.stopped_s(now) >= CONFIRM_S
@@ -88,55 +89,56 @@ class FreezeDetector:
         if compiling(one.command for one in processes):
             self._moved = now
 
-    def counted(self, now: float, metrics: object) -> None:
-        """What its metrics say now, in any form that can be compared; None where it has none."""
+    def note_metrics(self, now: float, metrics: object) -> None:
+        """Note its metrics in any comparable form; None if it has none."""
         if metrics is None or metrics != self._metrics:
-            self._metrics, self._moved, self._mute_since = metrics, now, None
+            self._metrics, self._moved, self._silent_since = metrics, now, None
 
-    def asked(self, now: float, *, alive: bool) -> None:
-        """At `now`, for the smallest answer, while its core seemed to stand."""
-        self._mute_since = None if alive else self._mute_since or now
+    def note_probe(self, now: float, *, alive: bool) -> None:
+        """Note whether the engine answered the smallest request, sent at `now`."""
+        self._silent_since = None if alive else self._silent_since or now
         if alive:
             self._moved = now
 
     # --- what it means ---
 
     @property
-    def suspicious(self) -> bool:
+    def is_suspicious(self) -> bool:
         """Whether the next look should come soon."""
         return self._stopped_since is not None
 
     def silent_seconds(self, now: float) -> float:
-        """Since it first did not answer the smallest request, and at each one from then on."""
-        return now - self._mute_since if self._mute_since is not None else 0.0
+        """How long it has not answered the smallest request."""
+        return now - self._silent_since if self._silent_since is not None else 0.0
 
     def stopped_s(self, now: float) -> float:
-        """Since processes of it were first seen stopped, and at each look from then on."""
+        """How long its processes have been stopped."""
         return now - self._stopped_since if self._stopped_since is not None else 0.0
 
-    def doubtful(self, now: float, waited_s: float | None, ask_s: float) -> bool:
-        """Whether its core should be asked for the smallest answer, which is waited for ask_s.
-        waited_s: for so long clients wait, and none got
-        a byte; None: no client waits."""
+    def needs_probe(self, now: float, waited_s: float | None, ask_s: float) -> bool:
+        """Whether the engine should get a test request, which takes up to `ask_s`.
+
+        `waited_s`: how long clients have waited without a byte; None: no client waits.
+        """
         still_s = min(now - self._moved, waited_s or 0.0)
         if min(still_s, self._idle_s(now)) >= self._silent_after_s - ask_s:
             return True
         return self.step_s is not None and still_s >= max(self._silent_after_s, self.step_s)
 
     def _idle_s(self, now: float) -> float:
-        """Since its processes last worked; 0: nobody knows."""
+        """Seconds since its processes last worked; 0: unknown."""
         return now - self._worked if self._cpu is not None else 0.0
 
-    def frozen(self, now: float) -> str:
-        """Why it is frozen; empty: it is not."""
+    def freeze_reason(self, now: float) -> str:
+        """Why it is frozen; "" if it is not."""
         if self._stays_stopped:
             pids = ", ".join(str(one.pid) for one in self._stopped[:4])
             return f"processes of the engine are stopped ({pids}), as by SIGSTOP or `docker pause`"
         idle = self._idle_s(now) >= self._silent_after_s / 2
         if self._unanswered_s >= self._silent_after_s and (idle or self._cpu is None):
             return f"the engine has answered no health check for {round(self._unanswered_s)} s"
-        # One that takes processor time may be in the last of its work.
-        if self._mute_since is not None and (
+        # An engine that takes processor time may be finishing its work.
+        if self._silent_since is not None and (
             idle or self.silent_seconds(now) >= self._silent_after_s
         ):
             does = "does nothing" if idle else "computes without an end"

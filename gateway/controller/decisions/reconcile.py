@@ -1,4 +1,4 @@
-"""What to do next for one replica: wanted and observed in, one action out. Pure, and the only place
+"""The next action for one replica, from its wanted and observed state. Pure, and the only place
 that decides.
 
     wanted?  attempt     instance   seen               action
@@ -19,8 +19,8 @@ that decides.
     yes      ready       running    proof (hang)       Fail
     yes      ready       exited/absent                 Fail
 
-The loop performs the action, records it, and asks again. Every action may be repeated: launching
-what runs and stopping what is gone are both nothing, so a crash at any point costs one more pass.
+The loop performs the action, records it, and asks again. Every action may be repeated: launching a
+running engine or stopping an absent one does nothing. So a crash at any point costs one more pass.
 """
 
 from __future__ import annotations
@@ -63,15 +63,14 @@ class Fail:
 
 @dataclass(frozen=True)
 class Retire:
-    """End an attempt that did not fail; its engine stops then."""
+    """End an attempt that did not fail. Its engine stops then."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True)
 class Sleep:
-    """Put the engine to sleep; where it cannot, or does not give its memory back, its attempt
-    ends."""
+    """Put the engine to sleep. If it cannot, or frees too little memory, its attempt ends."""
 
     attempt: Attempt
 
@@ -89,8 +88,8 @@ class Stop:
 
 @dataclass(frozen=True)
 class Rest:
-    """Nothing to do; `state` and `reason` are what the user sees. `until` is when to look again, if
-    ever."""
+    """Nothing to do. Users see `state` and `reason`; `recheck_at` is the next look in Unix seconds,
+    if any."""
 
     state: Literal[
         "starting",
@@ -105,7 +104,7 @@ class Rest:
         "stopping",
     ]
     reason: str = ""
-    until: float | None = None
+    recheck_at: float | None = None
 
 
 Action = MakePlan | Launch | Verify | Publish | Fail | Retire | Sleep | Wake | Stop | Rest
@@ -113,48 +112,48 @@ Action = MakePlan | Launch | Verify | Publish | Fail | Retire | Sleep | Wake | S
 
 @dataclass(frozen=True)
 class ReplicaSnapshot:
-    """Everything known of one replica at one moment. `history` has its ended attempts, oldest
+    """All that is known of one replica at one moment. `history` has its ended attempts, oldest
     first."""
 
-    wanted: bool
+    is_wanted: bool
     policy: Policy
     attempt: Attempt | None
     history: tuple[Attempt, ...] = ()
     instance: Instance | None = None
-    seen: Observation = Observation()
+    observation: Observation = Observation()
     tail: tuple[str, ...] = ()
     blocked: str | None = None
     """Why the planner has no plan, until something changes."""
     promised: bool = False
-    """What it lacks is about to be given by others."""
+    """Other models are about to give the missing memory."""
     on_request: bool = False
-    """What it lacks others give once a request waits for it."""
+    """Other models give the missing memory once a request waits."""
     busy: bool = False
     """An effect for this replica is under way."""
     hold: str = ""
-    """Why it is not to be loaded now."""
+    """Why it must not be loaded now."""
     stopped: bool = False
-    """Because its owner has stopped it: whatever failed before, that alone keeps it out."""
-    asked: bool = False
-    """A request waits for its model, or it is pinned."""
+    """Its owner has stopped the model. This alone keeps it out, whatever failed before."""
+    is_requested: bool = False
+    """A request waits for its model, or the model is pinned."""
     spare: bool = False
     """Another copy of its model serves."""
     leaving: str = ""
-    """Why it is to stop, though it is wanted."""
+    """Why a wanted replica has to stop."""
     drained: bool = False
     """Nothing is in flight at its engine, and nothing will be."""
     spent: bool = False
-    """Its engine could not fall asleep, or wake up."""
+    """Its engine could not fall asleep or wake up."""
     sleeps: bool = False
-    """Where it leaves, its engine may be put to sleep instead."""
+    """An evicted engine may be put to sleep instead of stopped."""
 
 
 def next_action(
     replica: ReplicaSnapshot, now: float, *, backoff_s: float, backoff_max_s: float
 ) -> Action:
-    """The one thing to do now. `now` in Unix seconds."""
+    """The one action to take at `now`, in Unix seconds."""
     attempt = replica.attempt
-    if not replica.wanted:
+    if not replica.is_wanted:
         return (
             Stop(replica.instance.name)
             if replica.instance and not replica.busy
@@ -169,10 +168,10 @@ def next_action(
     instance = replica.instance
     if replica.spent and not replica.busy:
         return Retire(attempt)
-    if attempt.asleep is not None or (attempt.serves and replica.seen.sleeping):
+    if attempt.asleep is not None or (attempt.serves and replica.observation.sleeping):
         return _asleep(replica, attempt)
-    if replica.seen.proof is not None:
-        return Fail(attempt, replica.seen.proof)
+    if replica.observation.proof is not None:
+        return Fail(attempt, replica.observation.proof)
     if replica.leaving and (attempt.state == "starting" or replica.drained):
         if (
             attempt.state == "ready"
@@ -185,7 +184,7 @@ def next_action(
     if instance is not None and instance.fingerprint != attempt.fingerprint:
         why = "replacing an engine that runs with another plan than the one that was recorded"
         return Stop(instance.name, why) if not replica.busy else Rest("starting", why)
-    if instance is not None and instance.state == "exited" and not replica.seen.log_ended:
+    if instance is not None and instance.state == "exited" and not replica.observation.log_ended:
         return Rest("starting", "reading the end of its log")
     gone = instance is None or instance.state != "running"
     if attempt.state == "ready":
@@ -193,58 +192,75 @@ def next_action(
             return Fail(attempt, _ending(replica, attempt, "serving", was_ready=True))
         if replica.leaving:
             return Rest("stopping", f"{replica.leaving}; what it answers is finished first")
-        return Rest("unreachable", replica.seen.frozen) if replica.seen.frozen else Rest("ready")
+        return (
+            Rest("unreachable", replica.observation.frozen)
+            if replica.observation.frozen
+            else Rest("ready")
+        )
     if instance is None or instance.state == "created":
-        return Rest("starting", replica.seen.phase) if replica.busy else Launch(attempt)
+        return Rest("starting", replica.observation.phase) if replica.busy else Launch(attempt)
     if instance.state == "exited":
         return (
-            Rest("starting", replica.seen.phase)
+            Rest("starting", replica.observation.phase)
             if replica.busy
-            else Fail(attempt, _ending(replica, attempt, replica.seen.phase, was_ready=False))
+            else Fail(
+                attempt, _ending(replica, attempt, replica.observation.phase, was_ready=False)
+            )
         )
-    if replica.seen.verified:
+    if replica.observation.verified:
         return Publish(attempt)
-    if replica.seen.answering and not replica.busy:
+    if replica.observation.answering and not replica.busy:
         return Verify(attempt)
-    return Rest("verifying" if replica.seen.answering else "starting", replica.seen.phase)
+    return Rest(
+        "verifying" if replica.observation.answering else "starting", replica.observation.phase
+    )
 
 
 def _asleep(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
-    """Of an engine that sleeps, falls asleep or wakes up."""
+    """The action for an engine that sleeps, falls asleep or wakes up."""
     settled = attempt.asleep is not None and attempt.asleep.gave is not None
     if (
         replica.instance is None
         or replica.instance.state != "running"
-        or replica.seen.proof is not None
+        or replica.observation.proof is not None
     ):
         return Retire(attempt)
     if replica.busy:
         return (
             Rest("stopping", replica.leaving)
             if replica.leaving
-            else Rest("starting" if replica.asked else "asleep", replica.seen.phase)
+            else Rest("starting" if replica.is_requested else "asleep", replica.observation.phase)
         )
     if replica.leaving and not (replica.sleeps and settled):
         return Retire(attempt)
     if not settled:
-        return Wake(attempt) if replica.seen.answering else Rest("starting", replica.seen.phase)
-    if replica.leaving or not (replica.asked or replica.spare):
+        return (
+            Wake(attempt)
+            if replica.observation.answering
+            else Rest("starting", replica.observation.phase)
+        )
+    if replica.leaving or not (replica.is_requested or replica.spare):
         return Rest("asleep")
     if replica.hold or replica.blocked is not None:
-        comes = replica.asked and not (replica.spare and replica.blocked and not replica.promised)
+        comes = replica.is_requested and not (
+            replica.spare and replica.blocked and not replica.promised
+        )
         return Rest("starting" if comes else "asleep", replica.hold or replica.blocked or "")
     return Wake(attempt)
 
 
 def backoff(failures: int, backoff_s: float, backoff_max_s: float) -> float:
-    """Seconds to wait before the same plan is started again after `failures` in a row: 10, 20, 40
-    ... 300."""
+    """Seconds before the next start after `failures` in a row: 10, 20, 40 ... 300."""
     return float(min(backoff_max_s, backoff_s * 2 ** min(failures - 1, 30)))
 
 
-def counted(history: Iterable[Attempt], forgiven_at: float, now: float) -> tuple[Attempt, ...]:
-    """The attempts that ended after the last time somebody asked to try again, and that no
-    neighbour disturbed. Where the clock was set back after that, all count."""
+def attempts_that_count(
+    history: Iterable[Attempt], forgiven_at: float, now: float
+) -> tuple[Attempt, ...]:
+    """The attempts that ended after the last `retry` and that no neighbour disturbed.
+
+    If the clock was set back since, all attempts count.
+    """
     since = forgiven_at if forgiven_at <= now else 0.0
     return tuple(attempt for attempt in undisturbed(history) if (attempt.ended_at or 0) > since)
 
@@ -269,7 +285,7 @@ def _between_attempts(
             return Rest(
                 "quarantined", f"no other plan helps against {cause} {last.failure.advice}".rstrip()
             )
-        # The next plan avoids a GPU that is known to be lost, so there is nothing to wait for.
+        # The next plan avoids a lost GPU, so there is nothing to wait for.
         elsewhere = (
             last.failure is not None
             and last.failure.kind == "gpu_lost"
@@ -284,15 +300,14 @@ def _between_attempts(
             # The first death of an engine that generated costs no wait.
             deaths = len(same) - (same[-1].ready_at is not None)
             wait = backoff(deaths, backoff_s, backoff_max_s) if deaths else 0.0
-            # `ended_at` is wall time; a clock set back must not stretch the wait beyond its own
-            # length.
+            # `ended_at` is wall time: a clock that was set back must not stretch the wait.
             until = (last.ended_at or now) + wait
             if now < until <= now + wait:
                 return Rest("backing_off", f"after {cause}", until)
     if replica.hold:
-        return Rest("starting" if replica.asked else "stopped", replica.hold)
+        return Rest("starting" if replica.is_requested else "stopped", replica.hold)
     if replica.blocked is not None:
-        if replica.promised or (replica.on_request and replica.asked):
+        if replica.promised or (replica.on_request and replica.is_requested):
             return Rest("starting", replica.blocked)
         return Rest("stopped" if replica.on_request else "no_plan", replica.blocked)
     return MakePlan()

@@ -1,9 +1,8 @@
-"""Which events lie between two looks at a model. Pure: what it was and what it is in, what happened
-out.
+"""The events that lie between two states of a model. Pure.
 
-One place tells events apart, by what is recorded and seen, and not by who did it: so an event is
-told whatever way led there, and once. What a gateway had no time to tell before it died it tells at
-its next start: `ReportedStages` says what the last one had told of each start.
+Events follow from recorded and observed state, not from the code path. So each event is reported
+once, whatever led to it. Events that a dying gateway could not report are reported at the next
+start: `ReportedStages` remembers the last report of each start.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gateway.controller.decisions.changes import of_plans, of_wishes
+from gateway.controller.decisions.changes import diff_plans, diff_wishes
 from gateway.controller.decisions.reconcile import Rest
 from gateway.domain import Attempt, Change, Choice, Offer, Plan, Wish
 from gateway.domain.facts import Event, EventKind
 from gateway.domain.units import in_words
 
 Stage = Literal["", "chosen", "started", "ready", "ended"]
-"""How far a start has come, as far as it was told."""
+"""How far a start was reported."""
 
 _STAGES: dict[str, Stage] = {
     "plan.chosen": "chosen",
@@ -31,19 +30,21 @@ _STAGES: dict[str, Stage] = {
     "engine.stopped": "ended",
 }
 _ORDER: tuple[Stage, ...] = ("", "chosen", "started", "ready", "ended")
-# Words of phases, and the events that are told in place of a phase.
+# Prefixes of phases that have events of their own.
 _WEIGHTS, _IMAGE = ("Downloading ", "Checking "), ("pulling ", "unpacking ")
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedReplica:
-    """One replica. attempts: the last few, oldest first, with the live one. watched: the number of
-    the attempt whose engine is seen to run. leaving: why
-    it is unloaded, as a word and in a sentence."""
+    """One replica.
+
+    `attempts` are the last few, oldest first, with the live one. `watched` is the attempt whose
+    engine is seen to run. `leaving` is the reason of its eviction, as a word and as a sentence.
+    """
 
     index: int
     attempts: tuple[Attempt, ...] = ()
-    shown: Rest = field(default_factory=lambda: Rest("starting"))
+    status: Rest = field(default_factory=lambda: Rest("starting"))
     phase: str = ""
     watched: int | None = None
     takes: tuple[Offer, ...] = ()
@@ -57,7 +58,7 @@ class ReportedReplica:
 
 @dataclass(frozen=True, slots=True)
 class ReportedModel:
-    """One model. endpoints: by URL, why each is away; "" where it answers."""
+    """One model. `endpoints` says for each URL why it is away; "" if it answers."""
 
     wish: Wish
     state: str = "starting"
@@ -72,7 +73,7 @@ class ReportedModel:
 
 
 class ReportedStages:
-    """How far each start was told, by its number."""
+    """The reported stage of each start, by attempt number."""
 
     def __init__(self) -> None:
         self._stages: dict[int, Stage] = {}
@@ -88,12 +89,12 @@ class ReportedStages:
                 del self._stages[one]
 
 
-# Starts that have ended. A look has the last few of each replica.
+# Ended starts to remember. A state holds the last few of each replica.
 _REMEMBERED = 10_000
 
 
 def stage_of(kind: str) -> Stage:
-    """How far a start is told by an event of this kind."""
+    """The stage that an event of this kind reports; "" if none."""
     return _STAGES.get(kind, "")
 
 
@@ -107,8 +108,10 @@ def stage(attempt: Attempt, *, watched: bool) -> Stage:
 def of_model(
     before: ReportedModel | None, after: ReportedModel | None, told: ReportedStages, now: float
 ) -> Iterator[Event]:
-    """What happened to a model in between; None: it was, or is, not there. told: is brought up to
-    date as the events are taken."""
+    """The events between two states of a model; None: the model does not exist.
+
+    `reported` is brought up to date while the events are consumed.
+    """
     if after is None:
         if before is not None:
             name = before.wish.name
@@ -149,7 +152,7 @@ def _of_wish(before: ReportedModel | None, after: ReportedModel, now: float) -> 
         before = ReportedModel(wish)
     change, old = after.change, before.change
     if change is not None and (old is None or old.generation != change.generation):
-        differences = _differences(of_wishes(wish, change.wish))
+        differences = _differences(diff_wishes(wish, change.wish))
         yield event(
             "model.changing",
             f"{name} is being changed: {_in_words(differences)}.",
@@ -165,7 +168,7 @@ def _of_wish(before: ReportedModel | None, after: ReportedModel, now: float) -> 
             f"{name} stays as it was: {change.refused}",
             reason=change.refused,
         )
-    if before.wish != wish and (differences := _differences(of_wishes(before.wish, wish))):
+    if before.wish != wish and (differences := _differences(diff_wishes(before.wish, wish))):
         yield event(
             "model.changed",
             f"{name} is changed: {_in_words(differences)}.",
@@ -210,7 +213,7 @@ def _of_replica(
             data=data,
         )
 
-    name, shown = model.wish.name, after.shown
+    name, status = model.wish.name, after.status
     yield from (event(kind, words, **data) for kind, words, data in _of_phase(name, before, after))
     if after.takes and after.takes != before.takes:
         takes = [take.words for take in after.takes]
@@ -223,32 +226,34 @@ def _of_replica(
             else name
         )
         yield event("model.leaving", f"{copy} is unloaded: {words}.", why=why)
-    if shown == before.shown:
+    if status == before.status:
         return
-    changed = (shown.state, shown.reason) != (before.shown.state, before.shown.reason)
-    if shown.state == "no_plan" and changed:
+    changed = (status.state, status.reason) != (before.status.state, before.status.reason)
+    if status.state == "no_plan" and changed:
         yield event(
-            "plan.none", f"There is no plan for {name}: {shown.reason}", reason=shown.reason
+            "plan.none", f"There is no plan for {name}: {status.reason}", reason=status.reason
         )
-    elif shown.state == "backing_off" and shown.until is not None:
-        wait = in_words(max(0.0, shown.until - now))
+    elif status.state == "backing_off" and status.recheck_at is not None:
+        wait = in_words(max(0.0, status.recheck_at - now))
         yield event(
             "engine.retry",
-            f"{name} is started again in {wait}, {shown.reason}",
-            at=shown.until,
-            reason=shown.reason,
+            f"{name} is started again in {wait}, {status.reason}",
+            at=status.recheck_at,
+            reason=status.reason,
         )
-    elif shown.state == "quarantined" and changed:
+    elif status.state == "quarantined" and changed:
         yield event(
-            "engine.quarantined", f"{name} is started no more: {shown.reason}", reason=shown.reason
+            "engine.quarantined",
+            f"{name} is started no more: {status.reason}",
+            reason=status.reason,
         )
-    elif shown.state == "unreachable" and before.shown.state != "unreachable":
+    elif status.state == "unreachable" and before.status.state != "unreachable":
         yield event(
             "engine.frozen",
-            f"An engine of {name} gets no requests: {shown.reason}",
-            reason=shown.reason,
+            f"An engine of {name} gets no requests: {status.reason}",
+            reason=status.reason,
         )
-    elif shown.state == "ready" and before.shown.state == "unreachable":
+    elif status.state == "ready" and before.status.state == "unreachable":
         yield event("engine.answers", f"An engine of {name} answers again.")
 
 
@@ -260,7 +265,7 @@ def _of_start(
     was: Stage,
     now: float,
 ) -> Iterator[Event]:
-    """What was not told of a start yet."""
+    """The events of a start that were not reported yet."""
     name, plan = model.wish.name, attempt.plan
 
     def event(kind: EventKind, words: str, at: float = now, **data: Any) -> Event:
@@ -312,7 +317,7 @@ def _of_start(
 def _of_choice(
     name: str, earlier: Attempt | None, attempt: Attempt
 ) -> tuple[EventKind, str, dict[str, Any]]:
-    """The plan of a start, with what it chose and why."""
+    """The kind, sentence and data of the event about a start's plan."""
     plan = attempt.plan
     data: dict[str, Any] = {
         "engine": str(plan.engine),
@@ -329,7 +334,7 @@ def _of_choice(
         f" {plan.max_model_len.value}"
     )
     if earlier is not None and earlier.failure is not None:
-        differences = _differences(of_plans(earlier.plan, plan))
+        differences = _differences(diff_plans(earlier.plan, plan))
         data |= {
             "after": earlier.failure.kind,
             "attempt_before": earlier.id,
@@ -379,7 +384,7 @@ def _why_stopped(model: ReportedModel, replica: ReportedReplica) -> tuple[str, s
 def _of_phase(
     name: str, before: ReportedReplica, after: ReportedReplica
 ) -> Iterator[tuple[EventKind, str, dict[str, Any]]]:
-    """Of a start that goes on. Figures that move every second are left out."""
+    """The event about a start that goes on. Figures that change every second are left out."""
     live = after.live
     old, new = _head(before.phase), _head(after.phase)
     if old == new or live is None or live.state == "ready":
@@ -438,7 +443,7 @@ def _of_endpoints(
 
 
 def _like(before: ReportedModel | None, replica: ReportedReplica) -> ReportedReplica:
-    """The same replica as it was."""
+    """The earlier state of the same replica."""
     known = before.replicas if before is not None else ()
     found = (one for one in known if one.index == replica.index and one.trial == replica.trial)
     return next(found, ReportedReplica(replica.index))

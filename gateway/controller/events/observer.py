@@ -279,7 +279,7 @@ _OF_MODEL = attrgetter(
         "setback.problem",
     )
 )
-_OF_REPLICA = attrgetter("attempt", "shown", "progress", "takes", "leaving")
+_OF_REPLICA = attrgetter("attempt", "status", "progress", "takes", "leaving")
 
 
 def _now(model: ManagedModel) -> ReportedModel:
@@ -307,10 +307,10 @@ def _replica(replica: ReplicaState, *, trial: bool = False) -> ReportedReplica:
     return ReportedReplica(
         replica.index,
         (*replica.history[-_LAST:], *([replica.attempt] if replica.attempt is not None else ())),
-        replica.shown,
+        replica.status,
         replica.phase,
         replica.watcher.attempt.id if replica.watcher is not None else None,
         replica.takes,
-        (replica.leaving.why, replica.leaving.words) if replica.leaving is not None else None,
+        (replica.leaving.cause, replica.leaving.reason) if replica.leaving is not None else None,
         trial,
     )

@@ -80,37 +80,41 @@ class Fleet:
         }
 
     def planning_context(
-        self, model: ManagedModel, asking: ReplicaState, *, instead: bool = False
+        self, model: ManagedModel, requester: ReplicaState, *, instead: bool = False
     ) -> PlanningContext:
         """What a replica is planned with now. instead: what is tried is planned in the place of
         what serves."""
-        wish, claims = model.wish_of(asking), self.claims(asking)
+        wish, claims = model.wish_of(requester), self.claims(requester)
         # Beside what serves nothing is asked of others: that would be for as long as a change
         # takes.
-        aside = asking is model.trial and not instead
+        aside = requester is model.trial and not instead
         if instead:
-            replaced = _promised((one for one in model.replicas if one.index == asking.index), {})
+            replaced = _promised(
+                (one for one in model.replicas if one.index == requester.index), {}
+            )
             claims = {uuid: size - replaced.get(uuid, 0) for uuid, size in claims.items()}
         alike = (
             one
             for one in model.replicas
-            if one is not asking and one.generation == asking.generation
+            if one is not requester and one.generation == requester.generation
         )
         like = next((one.attempt.plan for one in alike if one.attempt is not None), None)
         if like is None:
-            sharing = self.sharing(model, wish, asking)
+            sharing = self.sharing(model, wish, requester)
             every = [
                 (name, one.index)
                 for name, other in self.models.items()
                 for one in reversed(other.replicas)
             ]
-            if_asked = () if model.unsettled else tuple(self._leaves(model, every))
+            if_asked = () if model.unsettled else tuple(self._eviction_offers(model, every))
             sharing = (
                 sharing._replace(offers=())
                 if aside
-                else sharing._replace(again=_again(model, asking, sharing.cap))
+                else sharing._replace(again=_again(model, requester, sharing.cap))
             )
-            return PlanningContext(self.beside(wish), claims, sharing, if_asked=if_asked)
+            return PlanningContext(
+                self.wish_beside_others(wish), claims, sharing, if_asked=if_asked
+            )
         # Copies are alike: each takes as many GPUs as the first.
         named = isinstance(wish.gpus, tuple)
         size = (
@@ -118,22 +122,22 @@ class Fleet:
             if named
             else {"gpus": max(1, len(like.gpus))}
         )
-        sharing = self.sharing(model, wish, asking)
+        sharing = self.sharing(model, wish, requester)
         # For one more copy of what serves others leave at most.
         offers = (
             tuple(one for one in sharing.offers if one.how != "surplus")
             if model.serving and not aside
             else ()
         )
-        sharing = sharing._replace(offers=offers, again=_again(model, asking, sharing.cap))
+        sharing = sharing._replace(offers=offers, again=_again(model, requester, sharing.cap))
         return PlanningContext(wish.evolve(replicas=1, **size), claims, sharing, copy=True)
 
     def sharing(
-        self, asking: ManagedModel | None, wish: Wish, replica: ReplicaState | None = None
+        self, requester: ManagedModel | None, wish: Wish, replica: ReplicaState | None = None
     ) -> Sharing:
         """How a replica of a model, or a model that is not here yet, shares the GPUs with the
         others. wish: that it would be planned by."""
-        held = self._held(asking)
+        held = self._held_by_others(requester)
         others = {name: self.models[name] for name in held}
         pinned = {name for name, model in others.items() if model.wish.policy.pinned}
         holders = tuple(
@@ -153,52 +157,52 @@ class Fleet:
         # the first of all are too little.
         found.sort(key=lambda one: (one[0], -sum(one[1].gives.values())))
         caps = {name: _last_caps(model) for name, model in others.items()}
-        may = self.leavers(asking)
-        if asking is not None:
-            asking.offered = frozenset(may)
-        leaves = self._leaves(asking, may)
-        past = _attempts(asking, replica) if asking is not None else []
+        may = self.evictable_copies(requester)
+        if requester is not None:
+            requester.offered = frozenset(may)
+        leaves = self._eviction_offers(requester, may)
+        past = _attempts(requester, replica) if requester is not None else []
         home = past[-1].plan.gpus if past else ()
         return Sharing(
             kept(past, caps),
             (*(offer for _, offer in found), *leaves),
             holders,
             home,
-            self.leaves(wish),
+            self.eviction_risk(wish),
         )
 
-    def _held(self, asking: ManagedModel | None) -> dict[str, dict[str, int]]:
+    def _held_by_others(self, requester: ManagedModel | None) -> dict[str, dict[str, int]]:
         """What each of the other models has of the GPUs, and of RAM; those that are being removed
         are not asked for any of it."""
         others = (
-            model for model in self.models.values() if model is not asking and not model.deleting
+            model for model in self.models.values() if model is not requester and not model.deleting
         )
         return {
-            model.wish.name: self._returning(model.replicas, _promised(model.replicas, {}))
+            model.wish.name: self._with_returning(model.replicas, _promised(model.replicas, {}))
             for model in others
         }
 
-    def leavers(self, asking: ManagedModel | None) -> list[Place]:
+    def evictable_copies(self, requester: ManagedModel | None) -> list[Place]:
         """The copies of others that could leave for a model now: none where nobody asks for it, and
         for one more copy of what serves only those that
         nobody asks."""
-        if asking is None:
+        if requester is None:
             return [*self.eviction_order]
-        if not asking.serving:
-            return [*self.eviction_order] if asking.asks else []
+        if not requester.serving:
+            return [*self.eviction_order] if requester.asks else []
         return (
             [place for place in self.eviction_order if place[0] in self.unasked]
-            if asking.asked
+            if requester.has_requests
             else []
         )
 
-    def _leaves(self, asking: ManagedModel | None, may: Iterable[Place]) -> list[Offer]:
+    def _eviction_offers(self, requester: ManagedModel | None, may: Iterable[Place]) -> list[Offer]:
         """What the others give by leaving. may: the copies that leave while they serve, in this
         order; who is pinned never does."""
         others = {
             name: model
             for name, model in self.models.items()
-            if model is not asking and not model.deleting
+            if model is not requester and not model.deleting
         }
         pinned = {name for name, model in others.items() if model.wish.policy.pinned}
         known = {(name, one.index): one for name, model in others.items() for one in model.replicas}
@@ -224,7 +228,7 @@ class Fleet:
             attempt if sleeps else None,
         )
 
-    def leaves(self, wish: Wish) -> str:
+    def eviction_risk(self, wish: Wish) -> str:
         """Why a model may have to leave its GPUs for a while; "" where it does not."""
         if wish.policy.pinned:
             return ""
@@ -261,7 +265,9 @@ class Fleet:
             else ()
         )
 
-    def asked_of(self, model: ManagedModel, take: Offer, asking: str) -> tuple[Offer, set[str]]:
+    def combined_offer(
+        self, model: ManagedModel, take: Offer, requester: str
+    ) -> tuple[Offer, set[str]]:
         """What a replica gives at once, for whom: each time it gives it is started anew, so all
         that wait for it have theirs together."""
         taken = (
@@ -283,9 +289,9 @@ class Fleet:
         most = next(
             (one for one in self._surplus(model, take.replica) if one.keeps <= take.keeps), take
         )
-        return part(most, count), {asking, *(name for name, _ in waiting)}
+        return part(most, count), {requester, *(name for name, _ in waiting)}
 
-    def beside(self, wish: Wish) -> Wish:
+    def wish_beside_others(self, wish: Wish) -> Wish:
         """The wish beside all other models: who shares a machine takes few of its GPUs, unless
         somebody says otherwise."""
         others = any(
@@ -295,13 +301,15 @@ class Fleet:
         changed: Wish = wish.evolve(gpus="few") if others and wish.gpus is None else wish
         return changed
 
-    def claims(self, asking: ReplicaState | None) -> dict[str, int]:
+    def claims(self, requester: ReplicaState | None) -> dict[str, int]:
         """Bytes per GPU, and of RAM, that live attempts may use, and those that are to come back as
         they were, without those of the replica that asks."""
-        others = [one for one in self.replicas() if one is not asking]
-        return self._returning(others, _promised(others, dict.fromkeys(self.set_apart, MOST_BYTES)))
+        others = [one for one in self.replicas() if one is not requester]
+        return self._with_returning(
+            others, _promised(others, dict.fromkeys(self.set_apart, MOST_BYTES))
+        )
 
-    def _returning(
+    def _with_returning(
         self, replicas: Iterable[ReplicaState], promised: dict[str, int]
     ) -> dict[str, int]:
         """On top of what is promised already what replicas had that served until something outside
@@ -321,20 +329,20 @@ class Fleet:
             comes = (
                 replica.attempt is None
                 and replica.blocked is None
-                and replica.shown.state != "quarantined"
+                and replica.status.state != "quarantined"
             )
             if here and comes and (plan := _outlived(replica)) is not None:
                 _promise(plan, promised)
             elif here and replica.attempt is None:
                 given = (
-                    *replica.given,
-                    *(take for take in replica.takes if self.gave(take, replica.model)),
+                    *replica.received_offers,
+                    *(take for take in replica.takes if self.has_given(take, replica.model)),
                 )
                 for uuid, count in reserved(given).items():
                     promised[uuid] = promised.get(uuid, 0) + count
         return promised
 
-    def gave(self, take: Offer, asking: str) -> bool:
+    def has_given(self, take: Offer, requester: str) -> bool:
         """Whether a replica has given KV cache, and for this model: whoever asked while it gave to
         another has none of that."""
         giver = self.models.get(take.model)
@@ -342,9 +350,11 @@ class Fleet:
             return False
         replica = giver.replicas[take.replica]
         cap = replica.attempt.plan.cap if replica.attempt is not None else None
-        return cap is not None and cap.bytes <= take.keeps and asking in replica.gave_to
+        return cap is not None and cap.bytes <= take.keeps and requester in replica.gave_to
 
-    def held(self, model: ManagedModel, replica: ReplicaState | None = None) -> dict[str, int]:
+    def held_bytes(
+        self, model: ManagedModel, replica: ReplicaState | None = None
+    ) -> dict[str, int]:
         """Bytes per GPU that the model's own live attempts may use; of one replica, or of all."""
         return _promised([replica] if replica is not None else model.replicas, {})
 
@@ -378,7 +388,7 @@ class Fleet:
                         proved=proved,
                     )
 
-    def disproved(self, attempt: Attempt) -> Failure | None:
+    def copy_failure(self, attempt: Attempt) -> Failure | None:
         """As the gate of starts wants it."""
         model = self.models.get(attempt.model)
         for other in (

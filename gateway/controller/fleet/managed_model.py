@@ -52,15 +52,15 @@ class ReplicaState:
     that is known it stays what it was."""
     takes: tuple[Offer, ...] = ()
     """What other models give before it can be planned: it waits for that."""
-    given: tuple[Offer, ...] = ()
+    received_offers: tuple[Offer, ...] = ()
     """What others gave for it, until it has a plan: nobody else takes that."""
     gave_to: frozenset[str] = frozenset()
     """The models for which it last gave KV cache."""
-    asked_of: set[tuple[str, int, str]] = field(default_factory=set)
+    requested_copies: set[tuple[str, int, str]] = field(default_factory=set)
     """Which copies were last asked to give, and how, since it last had a plan."""
     on_request: bool = False
     """There is room for it once others leave, which they do when it is asked."""
-    shown: Rest = Rest("starting")
+    status: Rest = Rest("starting")
     generation: int = 0
     """Of the wish that it is planned by."""
     seeks: bool = False
@@ -69,7 +69,7 @@ class ReplicaState:
     """What it tries does not fit beside what serves."""
     in_place: bool = False
     """Another wish takes its place: nothing fits beside it."""
-    left_at: float | None = None
+    unrouted_at: float | None = None
     """When its engine left the routes, for another one takes its place: it answers what it has, and
     stops."""
     made_room: bool = False
@@ -130,7 +130,7 @@ class ReplicaState:
 
     def block(self, reason: str) -> None:
         """There is nothing to start for now."""
-        self.blocked, self.blocked_at, self.takes, self.given, self.on_request = (
+        self.blocked, self.blocked_at, self.takes, self.received_offers, self.on_request = (
             reason,
             time.monotonic(),
             (),
@@ -142,14 +142,17 @@ class ReplicaState:
         """There is nothing to start before others gave this. Returns whether that is asked of
         others than the last time."""
         self.block("waits: " + "; ".join(offer.words for offer in takes))
-        before, self.asked_of = self.asked_of, {(one.model, one.replica, one.how) for one in takes}
+        before, self.requested_copies = (
+            self.requested_copies,
+            {(one.model, one.replica, one.how) for one in takes},
+        )
         self.takes = takes
-        return self.asked_of != before
+        return self.requested_copies != before
 
     def receive(self, given: tuple[Offer, ...]) -> None:
         """It waits for nothing any more, and is planned: with this, which stays for it until
         then."""
-        self.blocked, self.takes, self.given = None, (), given
+        self.blocked, self.takes, self.received_offers = None, (), given
 
     def rest_until_asked(self, reason: str, takes: tuple[Offer, ...], *, asks: bool) -> None:
         """There is no plan now, and others would give this to a request that waits; asks: and will,
@@ -212,9 +215,9 @@ class ManagedModel:
     pins: dict[str, str] = field(default_factory=dict)
     """By the name of an image the digest that it had when it was first asked or started: restarts
     take the same, wherever the name has moved."""
-    problems_of_asking: dict[str, tuple[str, float]] = field(default_factory=dict)
+    inquiry_problems: dict[str, tuple[str, float]] = field(default_factory=dict)
     """By engine, why it could not be asked, and when that was."""
-    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    inquiry_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while engines are asked about the model: what one replica hears, the others need not
     ask."""
     measured: Plan | None = None
@@ -237,7 +240,7 @@ class ManagedModel:
     """When it was last asked, in Unix seconds; 0: not since it was added."""
     hold: str = ""
     """Why no copy of it is loaded now; empty: it may be."""
-    asked: bool = False
+    has_requests: bool = False
     """A request waits for it."""
     offered: frozenset[Place] = frozenset()
     """The copies of others that could have left for it when it was last planned."""
@@ -281,7 +284,7 @@ class ManagedModel:
     @property
     def asks(self) -> bool:
         """Others leave for it where there is no room."""
-        return self.asked or self.wish.policy.pinned
+        return self.has_requests or self.wish.policy.pinned
 
     @property
     def unsettled(self) -> bool:
@@ -312,21 +315,21 @@ class ManagedModel:
             default=self.created_at,
         )
 
-    def heard(self, asked: Asked) -> None:
+    def remember_answers(self, asked: Asked) -> None:
         """Remember what came of asking engines about the model."""
         self.answers.update(asked.answers)
         for engine, problem in asked.problems.items():
-            self.problems_of_asking.setdefault(engine, (problem, time.monotonic()))
+            self.inquiry_problems.setdefault(engine, (problem, time.monotonic()))
 
     @property
-    def not_asked(self) -> dict[str, str]:
+    def failed_inquiries(self) -> dict[str, str]:
         """The engines that are not asked now, by name, and why: to ask them has just failed."""
-        self.problems_of_asking = {
+        self.inquiry_problems = {
             engine: (why, at)
-            for engine, (why, at) in self.problems_of_asking.items()
+            for engine, (why, at) in self.inquiry_problems.items()
             if time.monotonic() - at < _ASK_AGAIN_S
         }
-        return {engine: why for engine, (why, _) in self.problems_of_asking.items()}
+        return {engine: why for engine, (why, _) in self.inquiry_problems.items()}
 
     @property
     def all_replicas(self) -> list[ReplicaState]:

@@ -49,26 +49,26 @@ def _status(model: ManagedModel) -> tuple[str, str]:
         return "stopping", "it is being removed"
     if model.wish.endpoints:
         return _status_elsewhere(model)
-    best = min(model.replicas, key=lambda replica: _ORDER.index(replica.shown.state))
-    detail = best.shown.reason
-    if best.shown.state == "ready":
+    best = min(model.replicas, key=lambda replica: _ORDER.index(replica.status.state))
+    detail = best.status.reason
+    if best.status.state == "ready":
         detail = _lacking(model)
-    elif best.shown.state in ("starting", "verifying") and (best.attempt is not None or best.busy):
+    elif best.status.state in ("starting", "verifying") and (best.attempt is not None or best.busy):
         detail = best.phase
-    elif best.shown.state == "backing_off" and best.shown.until is not None:
-        detail = f"{detail} Next start in {max(0, round(best.shown.until - time.time()))} s."
-    return best.shown.state, detail
+    elif best.status.state == "backing_off" and best.status.recheck_at is not None:
+        detail = f"{detail} Next start in {max(0, round(best.status.recheck_at - time.time()))} s."
+    return best.status.state, detail
 
 
 def _lacking(model: ManagedModel) -> str:
     """How many copies serve, and why another does not, where one has no way to."""
     away = [
-        replica.shown
+        replica.status
         for replica in model.replicas
-        if replica.shown.state
+        if replica.status.state
         in ("no_plan", "quarantined", "backing_off", "unreachable", "stopping", "stopped", "asleep")
     ]
-    serving = sum(replica.shown.state == "ready" for replica in model.replicas)
+    serving = sum(replica.status.state == "ready" for replica in model.replicas)
     if not away:
         return ""
     return (
@@ -89,7 +89,7 @@ def _status_elsewhere(model: ManagedModel) -> tuple[str, str]:
         return best, "; ".join(
             [f"{len(states)} of {len(model.endpoints)} endpoints answer", *there, *why]
         )
-    asked = model.endpoints and all(endpoint.asked for endpoint in model.endpoints)
+    asked = model.endpoints and all(endpoint.was_contacted for endpoint in model.endpoints)
     return "unreachable" if asked else "starting", "; ".join(
         why
     ) or "its endpoints are not asked yet"
@@ -113,7 +113,7 @@ def route(
         for replica in model.replicas
         if replica.attempt is not None
         and replica.attempt.serves
-        and replica.left_at is None
+        and replica.unrouted_at is None
         and replica.leaving is None
         and (instance := running.get(replica.attempt.instance_name)) is not None
         and instance.url
@@ -155,7 +155,7 @@ def route(
     state, detail = status(model)
     # No request fails for a change: those that come between two engines wait for the next one.
     between = model.unsettled or any(
-        one.made_room or one.left_at is not None for one in model.replicas
+        one.made_room or one.unrouted_at is not None for one in model.replicas
     )
     wait_s = max(model.wish.policy.wait_s, _CHANGE_WAIT_S if between else 0.0)
     return routing.ModelRoute(

@@ -8,7 +8,7 @@ import time
 
 from gateway.controller.decisions import changes
 from gateway.controller.decisions.changes import ReplicaStatus, TrialStatus, next_step
-from gateway.controller.decisions.reconcile import counted
+from gateway.controller.decisions.reconcile import attempts_that_count
 from gateway.controller.failpoint import Failpoint
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.attempts import Attempts
@@ -59,7 +59,7 @@ class ChangeSteps:
                 model.replicas[index].in_place = True
                 await self._trials.end(model)
             case changes.StopRouting(index):
-                model.replicas[index].left_at = time.monotonic()
+                model.replicas[index].unrouted_at = time.monotonic()
             case changes.Replace(index):
                 if not await self._replace(model.replicas[index], model.wanted):
                     return False
@@ -88,8 +88,8 @@ class ChangeSteps:
             ReplicaState(model.wish.name, index, generation=model.generation) for index in indices
         ]
         for replica in model.replicas[count:]:
-            if replica.left_at is None:
-                replica.left_at = time.monotonic()
+            if replica.unrouted_at is None:
+                replica.unrouted_at = time.monotonic()
             elif not self._replica(model, replica).answers:
                 await self._drop(model, replica)
 
@@ -106,7 +106,7 @@ class ChangeSteps:
         replica.made_room |= attempt is not None and attempt.state == "ready"
         if attempt is not None:
             await self._attempts.end(replica, attempt)
-        replica.generation, replica.in_place, replica.left_at, replica.blocked = (
+        replica.generation, replica.in_place, replica.unrouted_at, replica.blocked = (
             generation,
             False,
             None,
@@ -129,15 +129,18 @@ class ChangeSteps:
     def _replica(self, model: ManagedModel, replica: ReplicaState) -> ReplicaStatus:
         attempt = replica.attempt
         serves = attempt is not None and attempt.serves
-        left = replica.left_at is not None
+        unrouted = replica.unrouted_at is not None
         return ReplicaStatus(
             replica.index,
             replica.generation,
             serves=serves,
-            comes=not serves and replica.shown.state in ("starting", "verifying", "backing_off"),
+            starting=not serves
+            and replica.status.state in ("starting", "verifying", "backing_off"),
             in_place=replica.in_place,
-            left=left,
-            answers=left and attempt is not None and not self._drains.over(attempt.instance_name),
+            unrouted=unrouted,
+            answers=unrouted
+            and attempt is not None
+            and not self._drains.over(attempt.instance_name),
             failed=_failed(model, replica),
         )
 
@@ -149,7 +152,7 @@ def _failed(model: ManagedModel, replica: ReplicaState) -> str:
         return ""
     failures = [
         one.failure
-        for one in counted(own, model.forgiven_at, time.time())
+        for one in attempts_that_count(own, model.forgiven_at, time.time())
         if one.failure is not None
     ]
     if failures:
@@ -163,7 +166,7 @@ def _trial(model: ManagedModel) -> TrialStatus | None:
         return None
     if not trial.seeks:
         return TrialStatus(
-            trial.index, trial.generation, "others" if trial.attempt is not None else "stops"
+            trial.index, trial.generation, "unrelated" if trial.attempt is not None else "stops"
         )
     if trial.no_room and trial.attempt is None:
         # Its engines had room, and failed: what serves does not leave for another try. After a
@@ -179,6 +182,6 @@ def _trial(model: ManagedModel) -> TrialStatus | None:
         return TrialStatus(
             trial.index, trial.generation, "ready" if trial.attempt.state == "ready" else "starts"
         )
-    if not trial.busy and trial.shown.state in ("quarantined", "no_plan"):
-        return TrialStatus(trial.index, trial.generation, "failed", trial.shown.reason)
+    if not trial.busy and trial.status.state in ("quarantined", "no_plan"):
+        return TrialStatus(trial.index, trial.generation, "failed", trial.status.reason)
     return TrialStatus(trial.index, trial.generation, "starts")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from gateway.controller.decisions.changes import as_good, of_plans
+from gateway.controller.decisions.changes import diff_plans, is_as_good
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.launcher import Launcher
@@ -64,7 +64,10 @@ class PlanSteps:
                 if planned.plan is not None:
                     await self._record(model, replica, planned.plan, planned.template)
                     return
-            if not model.wish_of(replica).check or not set(planned.open) - model.not_asked.keys():
+            if (
+                not model.wish_of(replica).check
+                or not set(planned.open) - model.failed_inquiries.keys()
+            ):
                 await self._without_plan(model, replica, planned, room)
                 return
             # What the rules refuse, the engines' own code may allow.
@@ -87,7 +90,7 @@ class PlanSteps:
         if other.takes or other.plan is None:
             # In its place others may give, or an engine may allow what the rules refuse.
             return not other.takes and not other.open
-        return planned.plan is not None and as_good(planned.plan, other.plan)
+        return planned.plan is not None and is_as_good(planned.plan, other.plan)
 
     async def _without_plan(
         self, model: ManagedModel, replica: ReplicaState, planned: Planned, room: CurrentContext
@@ -112,7 +115,7 @@ class PlanSteps:
                 ReplicaState(replica.model, index, generation=replica.generation)
                 for index in range(len(model.replicas), plan.replicas.value)
             ]
-        replica.attempt, replica.asked_of, replica.given = (
+        replica.attempt, replica.requested_copies, replica.received_offers = (
             await self._attempts.begin(replica, plan),
             set(),
             (),
@@ -134,6 +137,7 @@ def _after(history: Sequence[Attempt], plan: Plan) -> dict[str, str]:
     return {
         "after": failure.kind,
         "differs": (
-            ", ".join(one.what for one in of_plans(history[-1].plan, plan)) or "the same plan again"
+            ", ".join(one.what for one in diff_plans(history[-1].plan, plan))
+            or "the same plan again"
         ),
     }

@@ -73,10 +73,10 @@ class ReplicaPlanner:
         promised to others meanwhile is looked at again. plan, of that engine: what stands where
         nothing comes of it.
         """
-        async with model.asking:
+        async with model.inquiry_lock:
             facts, before = await asyncio.to_thread(self._store.fact_texts), room()
             pins = model.pins
-            known = model.answers, model.not_asked, pins
+            known = model.answers, model.failed_inquiries, pins
             try:
                 sharing = before.sharing._replace(offers=())
                 planned, asked = await self._planner.check(
@@ -86,7 +86,7 @@ class ReplicaPlanner:
                 planned = Planned(plan, str(error), model.decision or b"null")
                 asked = Asked({}, {engine: str(error)}, {})
             pins.update(asked.pins)
-            model.heard(asked)
+            model.remember_answers(asked)
         async with self.planning:
             if room() != before:
                 planned = await self.decide(model, room, "stay")
@@ -99,7 +99,7 @@ class ReplicaPlanner:
         model: ManagedModel,
         old: Attempt,
         take: Offer,
-        asking: Collection[str],
+        requester: Collection[str],
         room: PlanningContext,
         held: dict[str, int],
     ) -> Plan | None:
@@ -109,7 +109,7 @@ class ReplicaPlanner:
         near = {
             holder.model for holder in room.sharing.holders if set(plan.gpus) & holder.gives.keys()
         }
-        cap = without(take, plan, {*asking, *near, *(before.models if before else ())})
+        cap = without(take, plan, {*requester, *near, *(before.models if before else ())})
         same = {
             "engines": (str(plan.engine),),
             "gpus": plan.gpus,

@@ -94,13 +94,15 @@ class ReplicaSteps:
         except Exception as error:
             replica.setback.broke(error)
 
-    def shrink(self, model: ManagedModel, take: Offer, asking: Collection[str]) -> None:
+    def shrink(self, model: ManagedModel, take: Offer, requester: Collection[str]) -> None:
         """Have a model that serves give what it offered to those that ask, once nothing else is
         done for it."""
         replica = model.replicas[take.replica]
         if not replica.busy:
             room = partial(self._fleet.planning_context, model, replica)
-            effect = self._effects.shrinks.shrink(model, take, asking, room, self._fleet.held)
+            effect = self._effects.shrinks.shrink(
+                model, take, requester, room, self._fleet.held_bytes
+            )
             self._start(replica, "Shrink", effect)
 
     async def _step(
@@ -135,18 +137,20 @@ class ReplicaSteps:
             and replica.watcher is None
         ):
             replica.watcher = self._watcher(replica.attempt, instance)
-        seen = replica.watcher.observation if replica.watcher else Observation(phase=replica.phase)
+        observation = (
+            replica.watcher.observation if replica.watcher else Observation(phase=replica.phase)
+        )
         if (
             replica.attempt is not None
             and (loss := self._gpus.failure(replica.attempt.plan.gpus)) is not None
         ):
-            seen = seen.evolve(proof=seen.proof or loss)
+            observation = observation.evolve(proof=observation.proof or loss)
         # Another plan that was tried is not started again, unless a changed wish is tried.
         wanted = not model.deleting and (
             replica.attempt is not None or replica is not model.trial or replica.seeks
         )
         history = [one for one in replica.history if one.generation == replica.generation]
-        leaving = replica.leaving.words if replica.leaving is not None else ""
+        leaving = replica.leaving.reason if replica.leaving is not None else ""
         spare = any(
             one is not replica and one.leaving is None
             for one in model.replicas
@@ -154,12 +158,12 @@ class ReplicaSteps:
         )
         action = next_action(
             reconcile.ReplicaSnapshot(
-                wanted=wanted,
+                is_wanted=wanted,
                 policy=model.wish_of(replica).policy,
                 attempt=replica.attempt,
-                history=reconcile.counted(history, model.forgiven_at, time.time()),
+                history=reconcile.attempts_that_count(history, model.forgiven_at, time.time()),
                 instance=instance,
-                seen=seen,
+                observation=observation,
                 tail=tuple(replica.watcher.tail) if replica.watcher else (),
                 blocked=replica.blocked,
                 promised=bool(replica.takes),
@@ -167,7 +171,7 @@ class ReplicaSteps:
                 busy=replica.busy,
                 hold=model.hold,
                 stopped=model.stopped,
-                asked=model.asks,
+                is_requested=model.asks,
                 spare=spare,
                 leaving=leaving,
                 spent=replica.attempt is not None and replica.spent == replica.attempt.id,
@@ -193,24 +197,24 @@ class ReplicaSteps:
         match action:
             case Rest():
                 if not (replica.looks_again and action.state == "starting"):
-                    replica.shown, replica.looks_again = action, False
+                    replica.status, replica.looks_again = action, False
                 if not replica.busy:
                     replica.setback.over()
             case reconcile.MakePlan():
                 if not replica.looks_again:
-                    replica.shown = Rest("starting", "planning")
+                    replica.status = Rest("starting", "planning")
                 self._start(replica, name, effects.plans.plan(model, replica, room, instead))
             case reconcile.Launch(attempt):
-                replica.shown = Rest("starting", "launching")
+                replica.status = Rest("starting", "launching")
                 self._start(replica, name, effects.starts.launch(model, replica, attempt, room))
             case reconcile.Verify(attempt):
-                replica.shown = Rest("verifying", "proving that it generates")
+                replica.status = Rest("verifying", "proving that it generates")
                 self._start(
                     replica, name, effects.proofs.verify(replica, attempt, model.forgiven_at)
                 )
             case reconcile.Publish(attempt):
                 await self._performed(name, effects.attempts.publish(replica, attempt))
-                replica.shown = Rest("ready")
+                replica.status = Rest("ready")
             case reconcile.Fail(attempt, failure):
                 await self._performed(name, effects.attempts.fail(replica, attempt, failure))
                 return True
@@ -218,10 +222,10 @@ class ReplicaSteps:
                 await self._performed(name, effects.attempts.retire(replica, attempt))
                 return True
             case reconcile.Sleep(attempt):
-                replica.shown = Rest("stopping", leaving)
+                replica.status = Rest("stopping", leaving)
                 self._start(replica, name, effects.sleeps.sleep(replica, attempt))
             case reconcile.Wake(attempt):
-                replica.shown = Rest("starting", "waking up")
+                replica.status = Rest("starting", "waking up")
                 claims, sharing = (
                     partial(self._fleet.claims, replica),
                     partial(self._fleet.sharing, model, model.wish),
@@ -231,7 +235,7 @@ class ReplicaSteps:
                 )
                 self._start(replica, name, effect)
             case reconcile.Stop(instance_to_stop, why):
-                replica.shown = Rest(
+                replica.status = Rest(
                     "starting" if wanted and not leaving else "stopping", leaving or why
                 )
                 served = any(one.ready_at is not None for one in replica.attempts[-1:]) and (

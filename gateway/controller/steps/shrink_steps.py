@@ -31,7 +31,7 @@ class ShrinkSteps:
         self,
         model: ManagedModel,
         take: Offer,
-        asking: Collection[str],
+        requester: Collection[str],
         room: CurrentContext,
         held: Callable[[ManagedModel, ReplicaState], dict[str, int]],
     ) -> None:
@@ -41,25 +41,29 @@ class ShrinkSteps:
         replica, old = model.replicas[take.replica], model.replicas[take.replica].attempt
         if old is None:
             return
-        log.warning("gives KV cache", model=replica.model, to=sorted(asking), words=take.words)
+        log.warning("gives KV cache", model=replica.model, to=sorted(requester), words=take.words)
         try:
             async with self._replica_planner.planning:
                 new = await self._replica_planner.smaller(
-                    model, old, take, asking, room(), held(model, replica)
+                    model, old, take, requester, room(), held(model, replica)
                 )
             if new is None or new.memory.promised_bytes > take.keeps:
                 raise NoPlan("no plan of it is smaller")
-            replica.left_at = time.monotonic()
+            replica.unrouted_at = time.monotonic()
             await self._drains.ended(old.instance_name)
             attempt, now = await self._attempts.begin(replica, new), replica.attempt
             if now is None or now.id != old.id:
                 await self._attempts.drop(attempt)
                 return
-            replica.attempt, replica.made_room, replica.gave_to = attempt, True, frozenset(asking)
+            replica.attempt, replica.made_room, replica.gave_to = (
+                attempt,
+                True,
+                frozenset(requester),
+            )
             # It may have become ready meanwhile.
             await self._attempts.end(replica, now)
         except FitserveError as error:
             model.keeps_until = time.monotonic() + _KEEPS_S
             log.warning("gives no KV cache", model=replica.model, reason=str(error))
         finally:
-            replica.left_at = None
+            replica.unrouted_at = None

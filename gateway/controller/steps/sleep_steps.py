@@ -126,7 +126,7 @@ class SleepSteps:
             return
         watcher.note(sleeping=False)
         await self._save(replica, attempt.evolve(asleep=None))
-        replica.woken, replica.blocked, replica.takes, replica.asked_of = (
+        replica.woken, replica.blocked, replica.takes, replica.requested_copies = (
             (at, time.time()),
             None,
             (),

@@ -54,7 +54,7 @@ class Engines(Protocol):
         are taken out. now: of the clock that stages are timed with."""
         ...
 
-    def disproved(self, attempt: Attempt) -> Failure | None:
+    def copy_failure(self, attempt: Attempt) -> Failure | None:
         """How a copy has shown, since the attempt was made, that its plan fails."""
         ...
 
@@ -151,7 +151,7 @@ class StartGate:
                 if held is not None:
                     report(await self._words(held))
                     await self._looked.wait()
-                if (met := self._engines.disproved(attempt)) is not None:
+                if (met := self._engines.copy_failure(attempt)) is not None:
                     message = f"Another copy with this plan failed first: {met.message}"
                     told = Failure(
                         kind="withdrawn",

@@ -97,7 +97,7 @@ class StartSteps:
         while (
             check
             and (replaced or attempt.plan.question is not None)
-            and str(attempt.plan.engine) not in model.not_asked
+            and str(attempt.plan.engine) not in model.failed_inquiries
         ):
             attempt, replaced = await self._settle(model, replica, attempt, room, report), False
             attempt = await self._pin(model, replica, attempt, report)
@@ -160,7 +160,7 @@ class StartSteps:
         try:
             await self._launcher.host.identity(engine)
         except HostError as error:
-            model.heard(Asked({}, {str(engine): str(error)}, {}))
+            model.remember_answers(Asked({}, {str(engine): str(error)}, {}))
             return await self._replan(model, replica, attempt, attempt.plan)
         report(f"checking: {engine} is asked about the plan")
         async with self._replica_planner.checked(model, room, str(engine), attempt.plan) as planned:
@@ -171,7 +171,7 @@ class StartSteps:
     async def _replan(
         self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, plan: Plan
     ) -> Attempt:
-        if plan.question is not None and (problem := model.not_asked.get(str(plan.engine))):
+        if plan.question is not None and (problem := model.failed_inquiries.get(str(plan.engine))):
             plan = plan.evolve(
                 warnings=(*plan.warnings, f"Not checked by the engine's own code: {problem}")
             )

@@ -66,8 +66,12 @@ class TrialSteps:
             replica.task.cancel()  # it comes back by the old plan; nobody needs that any more
             return
         old, watcher, generation = replica.attempt, replica.watcher, replica.generation
-        replica.attempt, replica.watcher, replica.shown = trial.attempt, trial.watcher, trial.shown
-        replica.generation, replica.in_place, replica.left_at, replica.made_room = (
+        replica.attempt, replica.watcher, replica.status = (
+            trial.attempt,
+            trial.watcher,
+            trial.status,
+        )
+        replica.generation, replica.in_place, replica.unrouted_at, replica.made_room = (
             trial.generation,
             False,
             None,

@@ -117,7 +117,7 @@ class EndpointWatcher:
         self.url = endpoint.rstrip("/").removesuffix("/v1")
         self.replica: RoutedReplica | None = None
         self.state = "unreachable"
-        self.asked = False
+        self.was_contacted = False
         self._detail = f"{self.url} is not asked yet"
         self._model = model
         self._client = client
@@ -141,7 +141,7 @@ class EndpointWatcher:
         """One look; the seconds until the next one, never the same, so that many endpoints are not
         asked all at once."""
         replica, state, detail = await self._ask()
-        self.asked = True
+        self.was_contacted = True
         if (replica, state, detail) != (self.replica, self.state, self._detail):
             self.replica, self.state, self._detail = replica, state, detail
             self._wake()

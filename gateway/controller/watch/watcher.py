@@ -211,7 +211,7 @@ class Watcher:
         """One look; the seconds until the next one."""
         serves = self.observation.verified and self.observation.answering
         if serves:
-            self._freeze.looked(time.monotonic(), await self._processes())
+            self._freeze.note_processes(time.monotonic(), await self._processes())
             self._judge()
         healthy = await self._healthy(self._probe_s if serves else PROBE_TIMEOUT_S)
         if healthy and not self.observation.answering and self.attempt.plan.sleep_mode.value:
@@ -220,7 +220,7 @@ class Watcher:
                 sleeping=await sleeps(self.client, self.url, PROBE_TIMEOUT_S)
             )
         now = time.monotonic()
-        self._freeze.checked(now, healthy=healthy)
+        self._freeze.note_health(now, healthy=healthy)
         if healthy:
             self._silent_since = None
             if not self.observation.answering:
@@ -253,7 +253,7 @@ class Watcher:
             return _START_POLL_S
         if serves:
             self._judge()
-        soon = not healthy or self._freeze.suspicious
+        soon = not healthy or self._freeze.is_suspicious
         return (
             min(_SOON_S, self._settings.health_interval_s)
             if soon
@@ -264,7 +264,7 @@ class Watcher:
     def _probe_s(self) -> float:
         """How long a health check of an engine that serves may take, so that silence is told in
         time."""
-        if self._freeze.suspicious:
+        if self._freeze.is_suspicious:
             return _SOON_S
         return min(
             PROBE_TIMEOUT_S,
@@ -286,10 +286,10 @@ class Watcher:
         )
         if (waited_s is None and not mute) or not self.observation.verified:
             return self._settings.health_interval_s
-        self._freeze.counted(
+        self._freeze.note_metrics(
             time.monotonic(), await metrics_of(self.client, self.url, self._probe_s)
         )
-        doubtful = not self.observation.frozen and self._freeze.doubtful(
+        doubtful = not self.observation.frozen and self._freeze.needs_probe(
             time.monotonic(), waited_s, self._probe_s
         )
         if mute or doubtful:
@@ -297,7 +297,7 @@ class Watcher:
             lives = await alive(
                 self.client, self.url, self.attempt.served_name, self.attempt.plan, self._probe_s
             )
-            self._freeze.asked(asked, alive=lives)
+            self._freeze.note_probe(asked, alive=lives)
             self._answered = time.monotonic() if lives else self._answered
             self._judge()
         if not self._freeze.silent_seconds(time.monotonic()):
@@ -308,7 +308,7 @@ class Watcher:
         """A frozen engine gets no requests until it answers again, or until it is proven frozen and
         is replaced."""
         now = time.monotonic()
-        frozen = self._freeze.frozen(now)
+        frozen = self._freeze.freeze_reason(now)
         if bool(frozen) is not bool(self.observation.frozen):
             log.warning(
                 "frozen" if frozen else "no longer frozen",
@@ -324,7 +324,7 @@ class Watcher:
             )
         if silent_seconds > self._settings.hang_after_s:
             self._hangs(
-                f"For {round(silent_seconds)} seconds and longer {self._freeze.frozen(now)}."
+                f"For {round(silent_seconds)} seconds and longer {self._freeze.freeze_reason(now)}."
             )
 
     def _hangs(self, message: str) -> None:

@@ -11,7 +11,12 @@ from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
 
-from gateway.controller.decisions.changes import of_plans, of_wishes, same_start, starts_anew
+from gateway.controller.decisions.changes import (
+    diff_plans,
+    diff_wishes,
+    may_need_restart,
+    starts_same_engine,
+)
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.orders import Orders
@@ -176,7 +181,7 @@ async def change_model(
     model = fleet.model(name)
     old = model.wish
     wish = await plan_preview.named(_patched(old, body))
-    anew, planned = starts_anew(old, wish), None
+    anew, planned = may_need_restart(old, wish), None
     if anew and wish.source is not None:
         planned = await plan_preview.plan_change(model, wish)
         if planned.unasked and "commits" in body:
@@ -188,7 +193,9 @@ async def change_model(
         wish = wish.evolve(commits=dict(planned.commits))
         running = [attempt.plan for attempt in model.serving]
         plan = planned.plan
-        anew = not running or plan is None or not all(same_start(plan, one) for one in running)
+        anew = (
+            not running or plan is None or not all(starts_same_engine(plan, one) for one in running)
+        )
         if plan is None and not planned.open and not dry_run:
             raise NoPlan(
                 f"Nothing was changed: {planned.reason.rstrip('.')}.",
@@ -199,10 +206,10 @@ async def change_model(
     answer = ChangeAnswer(
         name=name,
         anew=anew,
-        wish=of_wishes(old, wish),
+        wish=diff_wishes(old, wish),
         commits=wish.commits,
         plan=(
-            of_plans(model.serving[0].plan, planned.plan)
+            diff_plans(model.serving[0].plan, planned.plan)
             if planned and planned.plan and model.serving
             else ()
         ),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import Field
 
-from gateway.controller.decisions.changes import Difference, of_plans, of_wishes
+from gateway.controller.decisions.changes import Difference, diff_plans, diff_wishes
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.model_state import status
 from gateway.domain import Abilities, Asleep, Attempt, Decision, Failure, Plan, Value, Wish
@@ -173,7 +173,7 @@ def _change(model: ManagedModel) -> ChangeView | None:
         if model.trial is not None and model.trial.seeks:
             detail += f"; the next one starts beside what serves: {model.trial.phase}"
     return ChangeView(
-        at=change.at, state=state, detail=detail, wish=of_wishes(model.wish, change.wish)
+        at=change.at, state=state, detail=detail, wish=diff_wishes(model.wish, change.wish)
     )
 
 
@@ -194,10 +194,10 @@ def _replica(replica: ReplicaState) -> ReplicaView:
     plan = attempt.plan if attempt is not None else None
     return ReplicaView(
         replica=replica.index,
-        state=replica.shown.state,
-        detail=replica.shown.reason,
+        state=replica.status.state,
+        detail=replica.status.reason,
         attempt=attempt.id if attempt else None,
-        busy_with=replica.phase if replica.shown.state in ("starting", "verifying") else None,
+        busy_with=replica.phase if replica.status.state in ("starting", "verifying") else None,
         engine=str(plan.engine) if plan else None,
         max_model_len=plan.max_model_len.value if plan else None,
         gpus=plan.gpus if plan else (),
@@ -214,7 +214,7 @@ def _follows(failed: Attempt, later: Iterable[Attempt]) -> Follows | None:
     return Follows(
         attempt=following.id,
         failure=failed.failure.kind,
-        differs=of_plans(failed.plan, following.plan),
+        differs=diff_plans(failed.plan, following.plan),
     )
 
 

@@ -125,7 +125,7 @@ def _models(models: dict[str, ManagedModel], plane: DataPlane) -> Iterator[Sampl
         yield "fitserve_models", (state,), count
     planned: Counter[str] = Counter()
     for name, model in models.items():
-        states: Counter[str] = Counter(replica.shown.state for replica in model.replicas)
+        states: Counter[str] = Counter(replica.status.state for replica in model.replicas)
         states.update(endpoint.state for endpoint in model.endpoints)
         for state, count in states.items():
             yield "fitserve_replicas", (name, state), count

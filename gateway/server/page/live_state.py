@@ -208,9 +208,9 @@ def _replica(replica: ReplicaState, routes: Routes) -> LiveReplica:
     plan = attempt.plan if attempt is not None else None
     return LiveReplica(
         index=replica.index,
-        state=replica.shown.state,
-        detail=replica.shown.reason,
-        phase=replica.phase if replica.shown.state in ("starting", "verifying") else None,
+        state=replica.status.state,
+        detail=replica.status.reason,
+        phase=replica.phase if replica.status.state in ("starting", "verifying") else None,
         progress=_bringing(replica.progress),
         attempt=attempt.id if attempt is not None else None,
         started_at=attempt.started_at if attempt is not None else None,

@@ -112,7 +112,7 @@ async def test_an_idle_model_leaves_and_comes_back_when_it_is_asked(tmp_path: Pa
     async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
         await add(gateway, tmp_path, "m", keep_alive=0)
         view = await gateway.until("m", "stopped")
-        assert (view["detail"], view["keep_alive"]) == ("it is loaded when it is asked", 0)
+        assert (view["detail"], view["keep_alive"]) == ("the next request loads it", 0)
         answer = await ask(gateway, "m", stream=True)
         assert (answer.status_code, answer.text.count("[DONE]")) == (200, 1)
         view = await gateway.until("m", "stopped")
@@ -382,7 +382,7 @@ async def test_who_was_loaded_for_no_request_leaves_for_one_at_once_and_who_has_
             assert loaded(gateway.world) == {"b", "c"}
             asked = asyncio.create_task(ask(gateway, "a"))
             view = await gateway.until("a", "starting")
-            while "to leave" not in view["detail"]:
+            while "to be unloaded" not in view["detail"]:
                 await asyncio.sleep(0.02)
                 view = await gateway.show("a")
             assert loaded(gateway.world) == {"b", "c"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.controller.decisions.reconcile import counted, next_action
+from gateway.controller.decisions.reconcile import attempts_that_count, next_action
 from gateway.domain import Attempt, Cap, Failure
 from gateway.domain.units import GIB
 from gateway.planner.starts import (
@@ -235,13 +235,13 @@ def test_a_disturbed_start_costs_nothing_until_it_is_always_disturbed() -> None:
     once = tuple(ends("b came to its end"))
     assert not [*undisturbed(once)]
     action = next_action(
-        replica(history=counted(once, 0.0, NOW)), NOW, backoff_s=10, backoff_max_s=300
+        replica(history=attempts_that_count(once, 0.0, NOW)), NOW, backoff_s=10, backoff_max_s=300
     )
     assert type(action).__name__ == "MakePlan"
     assert [one.id for one in undisturbed(ends("b", "b", "b", "b", "b"))] == [3, 4]
     assert [one.id for one in undisturbed(ends("b", "b", "b", "", "b"))] == [3]
     action = next_action(
-        replica(history=counted(ends("b", "b", "b", "b"), 0.0, NOW)),
+        replica(history=attempts_that_count(ends("b", "b", "b", "b"), 0.0, NOW)),
         NOW,
         backoff_s=10,
         backoff_max_s=300,

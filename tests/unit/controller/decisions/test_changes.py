@@ -17,12 +17,12 @@ from gateway.controller.decisions.changes import (
     StopRouting,
     TrialStatus,
     TryBeside,
-    as_good,
+    diff_plans,
+    diff_wishes,
+    is_as_good,
+    may_need_restart,
     next_step,
-    of_plans,
-    of_wishes,
-    same_start,
-    starts_anew,
+    starts_same_engine,
 )
 from tests.support.makers import plan, wish
 
@@ -47,14 +47,14 @@ def trial(state: Any, generation: int = NEW, reason: str = "") -> TrialStatus:
         ([replica()], trial("starts"), None),
         ([replica()], trial("ready"), Adopt()),
         ([replica()], trial("stops", 0), None),
-        ([replica()], trial("others", 0), EndTrial()),
+        ([replica()], trial("unrelated", 0), EndTrial()),
         ([replica()], trial("no_room"), GoInPlace(0)),
         ([replica()], trial("failed", reason="why"), GiveUp("why")),
         ([replica(serves=False)], None, Replace(0)),
         ([replica(in_place=True)], None, StopRouting(0)),
-        ([replica(0, NEW, serves=False, comes=True), replica(1, in_place=True)], None, None),
-        ([replica(in_place=True, left=True, answers=True)], None, None),
-        ([replica(in_place=True, left=True)], None, Replace(0)),
+        ([replica(0, NEW, serves=False, starting=True), replica(1, in_place=True)], None, None),
+        ([replica(in_place=True, unrouted=True, answers=True)], None, None),
+        ([replica(in_place=True, unrouted=True)], None, Replace(0)),
         ([replica(0, NEW, serves=False, failed="why"), replica(1)], None, GiveUp("why")),
         ([replica(0, NEW, serves=False)], None, None),
         ([replica(0, NEW), replica(1, NEW)], None, Finish()),
@@ -97,7 +97,7 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
     wanted, new, starts, finished = NEW, True, 0, False
     for _ in range(20 * count + 20):
         step = next_step(wanted, new, now, tried)
-        away = sum(not one.serves or one.left for one in now)
+        away = sum(not one.serves or one.unrouted for one in now)
         assert away <= 1 or not serving
         match step:
             case TryBeside(index):
@@ -118,7 +118,7 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
                     None,
                 )
             case StopRouting(index):
-                now[index] = replica(index, now[index].generation, in_place=True, left=True)
+                now[index] = replica(index, now[index].generation, in_place=True, unrouted=True)
             case Replace(index):
                 fails = starts == fails_at and new
                 starts += 1
@@ -135,36 +135,36 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
 
 
 def test_what_the_engine_does_not_see_starts_nothing_anew() -> None:
-    assert not starts_anew(wish(), wish(policy={"wait_s": 5}, check=False))
-    assert starts_anew(wish(), wish(policy={"allow_remote_code": True}))
-    assert starts_anew(wish(), wish(max_context=5))
+    assert not may_need_restart(wish(), wish(policy={"wait_s": 5}, check=False))
+    assert may_need_restart(wish(), wish(policy={"allow_remote_code": True}))
+    assert may_need_restart(wish(), wish(max_context=5))
 
 
 def test_the_same_on_other_gpus_is_the_same_start() -> None:
     one = plan()
-    assert same_start(one.evolve(gpus=("GPU-x",) * len(one.gpus)), one)
-    assert not same_start(one.evolve(gpus=(*one.gpus, "GPU-x")), one)
-    assert not same_start(one.evolve(argv=(*one.argv, "--x")), one)
+    assert starts_same_engine(one.evolve(gpus=("GPU-x",) * len(one.gpus)), one)
+    assert not starts_same_engine(one.evolve(gpus=(*one.gpus, "GPU-x")), one)
+    assert not starts_same_engine(one.evolve(argv=(*one.argv, "--x")), one)
 
 
 def test_a_plan_beside_that_holds_less_is_not_as_good() -> None:
     one = plan()
-    assert as_good(one, one)
+    assert is_as_good(one, one)
     less = one.memory.evolve(kv_tokens=one.memory.kv_tokens // 2)
-    assert not as_good(one.evolve(memory=less), one)
+    assert not is_as_good(one.evolve(memory=less), one)
     shorter = one.max_model_len.evolve(value=one.max_model_len.value // 2)
-    assert not as_good(one.evolve(max_model_len=shorter), one)
+    assert not is_as_good(one.evolve(max_model_len=shorter), one)
 
 
 def test_differences_name_what_is_otherwise_and_no_secret() -> None:
-    told = of_wishes(wish(), wish(env={"NCCL_DEBUG": "INFO"}, max_context=5))
+    told = diff_wishes(wish(), wish(env={"NCCL_DEBUG": "INFO"}, max_context=5))
     assert [(one.what, one.old, one.new) for one in told] == [
         ("max_context", None, "5"),
         ("env", None, "NCCL_DEBUG"),
     ]
     one = plan()
     other = one.evolve(argv=(*one.argv, "--seed=3"), env={**one.env, "NCCL_DEBUG": "INFO"})
-    assert [(one.what, one.old, one.new) for one in of_plans(one, other)] == [
+    assert [(one.what, one.old, one.new) for one in diff_plans(one, other)] == [
         ("--seed", None, "3"),
         ("variable NCCL_DEBUG", None, "set"),
     ]

@@ -17,10 +17,10 @@ from gateway.controller.decisions.eviction import (
     LoadedModel,
     Moves,
     State,
-    decide,
+    decide_evictions,
     eviction_order,
-    loadable,
-    warm_order,
+    is_loadable,
+    load_order,
 )
 
 NOW = 10_000.0
@@ -45,8 +45,8 @@ def serves(name: str, copies: int = 1, **fields: Any) -> LoadedModel:
     return resident(name, *states, **{"used_at": NOW - 10, **fields})
 
 
-def moves(*residents: LoadedModel) -> Moves:
-    return decide(residents, NOW)
+def moves(*models: LoadedModel) -> Moves:
+    return decide_evictions(models, NOW)
 
 
 def test_what_nobody_limits_stays_and_what_is_out_loads() -> None:
@@ -55,8 +55,8 @@ def test_what_nobody_limits_stays_and_what_is_out_loads() -> None:
 
 def test_who_is_idle_for_longer_than_its_keep_alive_leaves() -> None:
     assert moves(serves("a", keep_alive_s=11)) == Moves()
-    assert moves(serves("a", keep_alive_s=10)).leave == {
-        ("a", 0): Eviction("idle", "it was not asked for 10s")
+    assert moves(serves("a", keep_alive_s=10)).evictions == {
+        ("a", 0): Eviction("idle", "no request for 10s")
     }
     fields: list[dict[str, Any]] = [
         {"requests": 1},
@@ -66,30 +66,30 @@ def test_who_is_idle_for_longer_than_its_keep_alive_leaves() -> None:
     ]
     for field in fields:
         assert moves(serves("a", **{"keep_alive_s": 10, **field})) == Moves()
-    assert moves(serves("a", keep_alive_s=0)).leave
+    assert moves(serves("a", keep_alive_s=0)).evictions
 
 
 def test_who_was_stopped_leaves_and_rests_though_it_is_asked() -> None:
-    assert moves(serves("a", stopped=True, pinned=True)).leave["a", 0].why == "owner"
-    assert moves(resident("a", "loads", stopped=True)).leave["a", 0].why == "owner"
-    assert moves(out("a", stopped=True, waited_s=5)) == Moves(hold={"a": "stopped by its owner"})
+    assert moves(serves("a", stopped=True, pinned=True)).evictions["a", 0].cause == "owner"
+    assert moves(resident("a", "loads", stopped=True)).evictions["a", 0].cause == "owner"
+    assert moves(out("a", stopped=True, waited_s=5)) == Moves(holds={"a": "stopped by its owner"})
 
 
 def test_without_a_request_it_loads_only_where_it_is_to_be_kept() -> None:
-    assert not moves(out("a", keep_alive_s=60, used_at=NOW - 59)).hold
-    assert moves(out("a", keep_alive_s=60, used_at=NOW - 60)).hold
-    assert moves(out("a", keep_alive_s=60, used_at=NOW - 1, gave_way=True)).hold
-    assert not moves(out("a", keep_alive_s=-1, gave_way=True)).hold
-    assert not moves(out("a", keep_alive_s=0, new=True)).hold
+    assert not moves(out("a", keep_alive_s=60, used_at=NOW - 59)).holds
+    assert moves(out("a", keep_alive_s=60, used_at=NOW - 60)).holds
+    assert moves(out("a", keep_alive_s=60, used_at=NOW - 1, gave_way=True)).holds
+    assert not moves(out("a", keep_alive_s=-1, gave_way=True)).holds
+    assert not moves(out("a", keep_alive_s=0, new=True)).holds
 
 
 def test_for_who_is_asked_and_has_no_room_those_leave_that_its_plan_needs() -> None:
     asking = out("x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), promised=True)
     a, b, c = (serves(name) for name in "abc")
-    assert moves(asking, a, b, c).leave == dict.fromkeys(
+    assert moves(asking, a, b, c).evictions == dict.fromkeys(
         [("a", 0), ("b", 0)], Eviction("room", "it makes room for x")
     )
-    assert moves(asking, a, b, c).hold == {"x": "it waits for a, b to leave"}
+    assert moves(asking, a, b, c).holds == {"x": "it waits for a, b to be unloaded"}
     # With room nobody leaves, and for what others give without leaving neither.
     assert moves(out("x", waited_s=1), a, b) == Moves()
     assert moves(out("x", waited_s=1, room=False, promised=True), a, b) == Moves()
@@ -97,13 +97,13 @@ def test_for_who_is_asked_and_has_no_room_those_leave_that_its_plan_needs() -> N
 
 def test_who_leaves_has_had_its_residence() -> None:
     asking = out("x", waited_s=1, room=False, needs=(("a", 0),), promised=True)
-    assert moves(asking, serves("a", requests=3)).leave
-    assert not moves(asking, serves("a", since=NOW - LEAST_S + 0.1)).leave
-    assert moves(asking, serves("a", since=NOW - LEAST_S + 0.1)).hold
+    assert moves(asking, serves("a", requests=3)).evictions
+    assert not moves(asking, serves("a", since=NOW - LEAST_S + 0.1)).evictions
+    assert moves(asking, serves("a", since=NOW - LEAST_S + 0.1)).holds
     # What took long to load stays as long.
-    assert not moves(asking, serves("a", since=NOW - 19, load_s=20)).leave
-    assert moves(asking, serves("a", since=NOW - 20, load_s=20)).leave
-    assert moves(asking, serves("a", since=NOW - MOST_S, load_s=900)).leave
+    assert not moves(asking, serves("a", since=NOW - 19, load_s=20)).evictions
+    assert moves(asking, serves("a", since=NOW - 20, load_s=20)).evictions
+    assert moves(asking, serves("a", since=NOW - MOST_S, load_s=900)).evictions
 
 
 def test_who_was_loaded_for_no_request_leaves_for_one_at_once() -> None:
@@ -111,11 +111,13 @@ def test_who_was_loaded_for_no_request_leaves_for_one_at_once() -> None:
     asking = out("x", waited_s=1, room=False, needs=needs, promised=True)
     young: dict[str, Any] = {"since": NOW - 1, "load_s": 90}
     a, b = serves("a", unused=True, **young), serves("b", unused=True, **young)
-    assert set(moves(asking, a, b).leave) == {*needs}
+    assert set(moves(asking, a, b).evictions) == {*needs}
     # Half of the room is no use to who waits.
-    assert not moves(asking, a, serves("b", **young)).leave
-    assert not moves(out("x", room=False, needs=needs), a, b).leave
-    assert not moves(asking, a, serves("b", unused=True, pinned=True, **young)).leave.get(("b", 0))
+    assert not moves(asking, a, serves("b", **young)).evictions
+    assert not moves(out("x", room=False, needs=needs), a, b).evictions
+    assert not moves(asking, a, serves("b", unused=True, pinned=True, **young)).evictions.get(
+        ("b", 0)
+    )
     used = serves("used", used_at=NOW - 99, **young)
     assert eviction_order([used, serves("a", unused=True, used_at=NOW - 1, **young)], NOW) == [
         ("a", 0),
@@ -146,50 +148,52 @@ def test_nobody_leaves_while_another_one_does() -> None:
     found = moves(
         out("x", waited_s=1, room=False, needs=(("a", 0),)), serves("a"), resident("b", "leaves")
     )
-    assert found == Moves(hold={"x": "it waits until another model has left, or may leave"})
+    assert found == Moves(holds={"x": "it waits until another model is unloaded"})
 
 
 def test_the_turn_is_of_who_waits_longest_and_who_had_to_leave_is_behind() -> None:
     first, second = out("b", waited_s=9), out("a", waited_s=3)
-    assert moves(second, first).hold == {"a": "it waits for its turn, after b"}
+    assert moves(second, first).holds == {"a": "it waits for its turn after b"}
     # Its oldest request has waited for longer, but it has just served.
-    assert moves(second, out("b", waited_s=9, since=NOW - 1)).hold == {
-        "b": "it waits for its turn, after a"
+    assert moves(second, out("b", waited_s=9, since=NOW - 1)).holds == {
+        "b": "it waits for its turn after a"
     }
     # Who could not be started anyway has no turn.
     assert moves(second, out("b", waited_s=9, able=False)) == Moves()
 
 
 def test_what_nobody_asks_for_waits_for_those_that_are_asked() -> None:
-    assert moves(out("a", waited_s=1), out("b")).hold == {"b": "others load first"}
+    assert moves(out("a", waited_s=1), out("b")).holds == {"b": "other models load first"}
 
 
 def test_a_pinned_model_asks_for_itself_and_gives_nothing() -> None:
     assert (
-        moves(out("p", pinned=True, room=False, needs=(("a", 0),)), serves("a")).leave["a", 0].words
+        moves(out("p", pinned=True, room=False, needs=(("a", 0),)), serves("a"))
+        .evictions["a", 0]
+        .reason
         == "it makes room for p"
     )
     assert not moves(
         out("x", waited_s=1, room=False, needs=(("p", 0),)), serves("p", pinned=True)
-    ).leave
+    ).evictions
 
 
 def test_which_models_a_request_would_bring_back() -> None:
     alone, asked = out("x", room=False), out("x", room=False, waited_s=1)
-    assert loadable([out("x")], out("x"))
+    assert is_loadable([out("x")], out("x"))
     # It was planned with all that others could give, and found nothing.
-    assert not loadable([alone, serves("a")], alone)
-    assert not loadable([asked, serves("a")], asked)
+    assert not is_loadable([alone, serves("a")], alone)
+    assert not is_loadable([asked, serves("a")], asked)
     # They could, and not all of them now.
     could = out("x", room=False, waited_s=1, on_request=True)
-    assert loadable([could, serves("a")], could)
-    assert loadable([asked, resident("a", "loads")], asked)
-    assert not loadable([out("x", stopped=True)], out("x", stopped=True))
+    assert is_loadable([could, serves("a")], could)
+    assert is_loadable([asked, resident("a", "loads")], asked)
+    assert not is_loadable([out("x", stopped=True)], out("x", stopped=True))
 
 
 def test_the_order_of_a_boot() -> None:
     some = [out("old"), out("new", used_at=NOW), out("dear", priority=1), out("kept", pinned=True)]
-    assert [one.name for one in sorted(some, key=warm_order)] == ["kept", "dear", "new", "old"]
+    assert [one.name for one in sorted(some, key=load_order)] == ["kept", "dear", "new", "old"]
 
 
 places = st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 2))
@@ -226,27 +230,29 @@ residents = st.lists(
 
 @given(residents)
 def test_whatever_the_models_are(known: list[LoadedModel]) -> None:
-    found, by_name = decide(known, NOW), {one.name: one for one in known}
-    for name in found.hold:
+    found, by_name = decide_evictions(known, NOW), {one.name: one for one in known}
+    for name in found.holds:
         assert (
-            by_name[name].stopped or by_name[name].short or by_name[name].state in ("out", "asleep")
+            by_name[name].stopped
+            or by_name[name].lacks_copies
+            or by_name[name].state in ("out", "asleep")
         )
-    for (name, index), leave in found.leave.items():
+    for (name, index), eviction in found.evictions.items():
         one = by_name[name]
         copy = one.copies[index]
         assert copy.state in ("serves", "loads", "asleep")
-        assert leave.why == "owner" or not one.pinned
-        assert leave.why != "idle" or not one.asked
-        if leave.why == "room":
+        assert eviction.cause == "owner" or not one.pinned
+        assert eviction.cause != "idle" or not one.is_requested
+        if eviction.cause == "room":
             assert copy.state == "serves"
-            assert one.unused or NOW - copy.since >= copy.residence_s
+            assert one.unused or NOW - copy.entered_at >= copy.residence_s
             (other,) = [
                 other
                 for other in known
-                if (name, index) in other.needs and f"room for {other.name}" in leave.words
+                if (name, index) in other.needs and f"room for {other.name}" in eviction.reason
             ]
-            assert other.name in found.hold
-            assert other.state != "serves" or not one.asked
+            assert other.name in found.holds
+            assert other.state != "serves" or not one.is_requested
     # One of those that are asked has its turn, or all of them say themselves why they cannot be
     # loaded.
     asked = [
@@ -258,7 +264,9 @@ def test_whatever_the_models_are(known: list[LoadedModel]) -> None:
         and not one.stopped
     ]
     turns = [
-        one for one in asked if not found.hold.get(one.name, "").startswith("it waits for its turn")
+        one
+        for one in asked
+        if not found.holds.get(one.name, "").startswith("it waits for its turn")
     ]
     assert bool(turns) == bool(asked) or any(one.pinned for one in known)
 
@@ -271,16 +279,18 @@ def test_who_sleeps_is_woken_when_it_is_asked_and_rests_until_then() -> None:
     assert moves(asleep("a"), serves("b")) == Moves()
     assert moves(asleep("a", keep_alive_s=0, used_at=NOW - 9999), serves("b")) == Moves()
     # It takes its turn as any other that is out.
-    assert moves(asleep("a", waited_s=1), out("b", waited_s=2)).hold == {
-        "a": "it waits for its turn, after b"
+    assert moves(asleep("a", waited_s=1), out("b", waited_s=2)).holds == {
+        "a": "it waits for its turn after b"
     }
     asking = asleep("a", waited_s=1, room=False, needs=(("b", 0),), promised=True)
-    assert moves(asking, serves("b")).leave == {("b", 0): Eviction("room", "it makes room for a")}
+    assert moves(asking, serves("b")).evictions == {
+        ("b", 0): Eviction("room", "it makes room for a")
+    }
 
 
 def test_who_sleeps_has_to_end_only_where_that_is_needed() -> None:
     wants = out("x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), promised=True)
-    assert moves(wants, asleep("a"), serves("b")).leave == {
+    assert moves(wants, asleep("a"), serves("b")).evictions == {
         ("b", 0): Eviction("room", "it makes room for x")
     }
     both = moves(
@@ -295,10 +305,10 @@ def test_who_sleeps_has_to_end_only_where_that_is_needed() -> None:
         asleep("a"),
         serves("b"),
     )
-    assert both.leave == dict.fromkeys(
+    assert both.evictions == dict.fromkeys(
         [("a", 0), ("b", 0)], Eviction("room", "it makes room for x", ends=True)
     )
-    assert moves(asleep("a", stopped=True)).leave == {
+    assert moves(asleep("a", stopped=True)).evictions == {
         ("a", 0): Eviction("owner", "its owner stops it", ends=True)
     }
     assert eviction_order([asleep("a"), serves("b")], NOW) == [("b", 0)]
@@ -306,20 +316,20 @@ def test_who_sleeps_has_to_end_only_where_that_is_needed() -> None:
 
 def test_of_several_copies_those_leave_that_are_needed_and_the_others_serve() -> None:
     asking = out("x", waited_s=1, room=False, needs=(("pair", 1),), promised=True)
-    assert moves(asking, serves("pair", 2, requests=9)).leave == {
+    assert moves(asking, serves("pair", 2, requests=9)).evictions == {
         ("pair", 1): Eviction("room", "it makes room for x")
     }
-    assert set(moves(serves("pair", 2, stopped=True)).leave) == {("pair", 0), ("pair", 1)}
-    assert set(moves(serves("pair", 2, keep_alive_s=1)).leave) == {("pair", 0), ("pair", 1)}
-    assert not moves(asking, serves("pair", 2, pinned=True)).leave
+    assert set(moves(serves("pair", 2, stopped=True)).evictions) == {("pair", 0), ("pair", 1)}
+    assert set(moves(serves("pair", 2, keep_alive_s=1)).evictions) == {("pair", 0), ("pair", 1)}
+    assert not moves(asking, serves("pair", 2, pinned=True)).evictions
 
 
 def test_each_copy_has_its_own_residence() -> None:
     pair = LoadedModel(
         "pair", (Copy(0, "serves", NOW - 1000), Copy(1, "serves", NOW - 1)), requests=1
     )
-    assert not moves(out("x", waited_s=1, room=False, needs=(("pair", 1),)), pair).leave
-    assert moves(out("x", waited_s=1, room=False, needs=(("pair", 0),)), pair).leave
+    assert not moves(out("x", waited_s=1, room=False, needs=(("pair", 1),)), pair).evictions
+    assert moves(out("x", waited_s=1, room=False, needs=(("pair", 0),)), pair).evictions
     assert eviction_order([pair], NOW) == [("pair", 0), ("pair", 1)]
 
 
@@ -340,22 +350,24 @@ def short(name: str, away: State = "out", **fields: Any) -> LoadedModel:
 
 def test_a_copy_that_left_comes_back_where_nobody_waits() -> None:
     assert moves(short("pair"), serves("x")) == Moves()
-    assert moves(short("pair"), out("x", waited_s=1)).hold == {"pair": "others load first"}
-    assert moves(short("pair"), resident("x", "leaves")).hold == {"pair": "others load first"}
+    assert moves(short("pair"), out("x", waited_s=1)).holds == {"pair": "other models load first"}
+    assert moves(short("pair"), resident("x", "leaves")).holds == {
+        "pair": "other models load first"
+    }
 
 
 def test_for_requests_that_wait_at_its_other_copies_who_is_not_asked_leaves() -> None:
     fields: dict[str, Any] = {"waited_s": 1, "room": False, "needs": (("x", 0),), "promised": True}
     for away in ("out", "asleep"):
         pair = short("pair", away, **fields)
-        assert moves(pair, serves("x")).leave == {
+        assert moves(pair, serves("x")).evictions == {
             ("x", 0): Eviction("room", "it makes room for pair")
         }
-        assert not moves(pair, serves("x", requests=1)).leave
-        assert not moves(pair, serves("x", since=NOW - 1)).leave
+        assert not moves(pair, serves("x", requests=1)).evictions
+        assert not moves(pair, serves("x", since=NOW - 1)).evictions
         # A model that is out comes first, however long the others have waited.
-        assert moves(pair, serves("x"), out("y", waited_s=0.1)).hold == {
-            "pair": "it waits for its turn, after y"
+        assert moves(pair, serves("x"), out("y", waited_s=0.1)).holds == {
+            "pair": "it waits for its turn after y"
         }
     assert moves(short("pair", pinned=True), serves("x")) == Moves()
 
@@ -366,13 +378,13 @@ def test_nobody_gives_memory_back_while_an_engine_measures_its_own() -> None:
         "x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), ends=(("b", 0),), promised=True
     )
     sleeper = LoadedModel("b", (Copy(0, "asleep", NOW - 90),))
-    assert set(moves(asking, serves("a"), sleeper).leave) == {("a", 0), ("b", 0)}
+    assert set(moves(asking, serves("a"), sleeper).evictions) == {("a", 0), ("b", 0)}
     busy = moves(asking, LoadedModel("a", tuple(watched)), sleeper)
-    assert not busy.leave
-    assert busy.hold == {"x": "it waits for a, b to leave"}
+    assert not busy.evictions
+    assert busy.holds == {"x": "it waits for a, b to be unloaded"}
     assert not moves(
         asking, serves("a"), LoadedModel("b", (Copy(0, "asleep", NOW - 90, watched=True),))
-    ).leave
+    ).evictions
     # Nor for being idle; its owner's word is obeyed at once.
-    assert not moves(LoadedModel("a", tuple(watched), keep_alive_s=10, used_at=NOW - 90)).leave
-    assert moves(LoadedModel("a", tuple(watched), stopped=True)).leave
+    assert not moves(LoadedModel("a", tuple(watched), keep_alive_s=10, used_at=NOW - 90)).evictions
+    assert moves(LoadedModel("a", tuple(watched), stopped=True)).evictions

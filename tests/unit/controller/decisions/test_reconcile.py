@@ -25,7 +25,7 @@ NOW = 1_000_000.0
 
 
 def replica(**fields: Any) -> ReplicaSnapshot:
-    return ReplicaSnapshot(**{"wanted": True, "policy": Policy(), "attempt": None, **fields})
+    return ReplicaSnapshot(**{"is_wanted": True, "policy": Policy(), "attempt": None, **fields})
 
 
 def act(**fields: Any) -> Any:
@@ -62,15 +62,15 @@ def test_a_start_goes_from_plan_to_route() -> None:
     running = instance(one)
     assert act(attempt=one, instance=running) == Rest("starting", "starting")
     answering = Observation(answering=True)
-    assert act(attempt=one, instance=running, seen=answering) == Verify(one)
-    assert act(attempt=one, instance=running, seen=answering, busy=True) == Rest(
+    assert act(attempt=one, instance=running, observation=answering) == Verify(one)
+    assert act(attempt=one, instance=running, observation=answering, busy=True) == Rest(
         "verifying", "starting"
     )
     assert act(
-        attempt=one, instance=running, seen=Observation(answering=True, verified=True)
+        attempt=one, instance=running, observation=Observation(answering=True, verified=True)
     ) == Publish(one)
     ready = attempt(state="ready", ready_at=NOW)
-    assert act(attempt=ready, instance=instance(ready), seen=answering) == Rest("ready")
+    assert act(attempt=ready, instance=instance(ready), observation=answering) == Rest("ready")
 
 
 def test_a_start_that_was_cut_off_before_its_process_goes_on() -> None:
@@ -80,12 +80,12 @@ def test_a_start_that_was_cut_off_before_its_process_goes_on() -> None:
 
 def test_a_proof_ends_a_start_while_the_engine_still_runs() -> None:
     one, proof = attempt(), Failure(kind="kv_too_small", phase="starting", message="too small")
-    assert act(attempt=one, instance=instance(one), seen=Observation(proof=proof)) == Fail(
+    assert act(attempt=one, instance=instance(one), observation=Observation(proof=proof)) == Fail(
         one, proof
     )
     # Even while an effect is under way: nothing that is running now can undo a proof.
     assert act(
-        attempt=one, instance=instance(one), seen=Observation(proof=proof), busy=True
+        attempt=one, instance=instance(one), observation=Observation(proof=proof), busy=True
     ) == Fail(one, proof)
 
 
@@ -94,7 +94,10 @@ def test_an_exit_counts_only_after_the_log_was_read_to_its_end() -> None:
     gone = instance(one, "exited", exit_code=1)
     assert isinstance(act(attempt=one, instance=gone), Rest)
     action = act(
-        attempt=one, instance=gone, seen=Observation(log_ended=True), tail=("a", "last words")
+        attempt=one,
+        instance=gone,
+        observation=Observation(log_ended=True),
+        tail=("a", "last words"),
     )
     assert isinstance(action, Fail)
     assert action.failure.kind == "unknown"
@@ -111,7 +114,7 @@ def test_a_ready_engine_that_ends_has_failed_whatever_its_exit_code(
 ) -> None:
     ready = attempt(state="ready", ready_at=NOW - 5)
     gone = instance(ready, "exited", exit_code=code, oom_killed=oom)
-    action = act(attempt=ready, instance=gone, seen=Observation(log_ended=True))
+    action = act(attempt=ready, instance=gone, observation=Observation(log_ended=True))
     assert isinstance(action, Fail)
     assert action.failure.kind == kind
 
@@ -136,7 +139,7 @@ def test_an_engine_with_another_plan_is_replaced() -> None:
 def test_causes_outside_the_plan_back_off_and_others_do_not() -> None:
     action = act(history=(failed(1, "killed"),))
     assert isinstance(action, Rest)
-    assert (action.state, action.until) == ("backing_off", NOW - 1 + 10)
+    assert (action.state, action.recheck_at) == ("backing_off", NOW - 1 + 10)
     assert act(history=(failed(1, "killed", ended_at=NOW - 10),)) == MakePlan()
     assert act(history=(failed(1, "unknown"),)) == MakePlan()
 
@@ -148,10 +151,10 @@ def test_an_engine_that_served_is_started_again_at_once_and_waits_begin_with_its
     healthy = failed(1, "killed", ready_at=NOW - 1 - served_s)
     assert act(history=(healthy,)) == MakePlan()
     again = failed(2, "killed", ready_at=NOW - 1 - served_s)
-    waits = [act(history=(healthy, *[again] * more)).until - (NOW - 1) for more in (1, 2, 3)]
+    waits = [act(history=(healthy, *[again] * more)).recheck_at - (NOW - 1) for more in (1, 2, 3)]
     assert waits == [10, 20, 40]
     # What never served waits from the first time on, and ten good minutes begin anew.
-    assert act(history=(failed(1, "killed"), healthy)).until == NOW - 1 + 20
+    assert act(history=(failed(1, "killed"), healthy)).recheck_at == NOW - 1 + 20
     assert act(history=(healthy, again, failed(3, "killed", ready_at=NOW - 1 - 600))) == MakePlan()
 
 
@@ -206,8 +209,8 @@ def test_no_plan_is_shown_until_something_changes() -> None:
 
 def test_removal_stops_what_runs() -> None:
     ready = attempt(state="ready")
-    assert act(wanted=False, attempt=ready, instance=instance(ready)) == Stop("m-r0-a1")
-    assert act(wanted=False, attempt=ready) == Rest("stopping")
+    assert act(is_wanted=False, attempt=ready, instance=instance(ready)) == Stop("m-r0-a1")
+    assert act(is_wanted=False, attempt=ready) == Rest("stopping")
 
 
 def test_who_leaves_finishes_what_it_answers_and_stops() -> None:
@@ -225,10 +228,8 @@ def test_who_leaves_finishes_what_it_answers_and_stops() -> None:
 
 
 def test_who_is_held_back_is_not_planned_but_says_why_it_failed_before() -> None:
-    assert act(hold="it is loaded when it is asked") == Rest(
-        "stopped", "it is loaded when it is asked"
-    )
-    assert act(hold="it waits for its turn", asked=True) == Rest(
+    assert act(hold="the next request loads it") == Rest("stopped", "the next request loads it")
+    assert act(hold="it waits for its turn", is_requested=True) == Rest(
         "starting", "it waits for its turn"
     )
     assert act(hold="x", blocked="needs 40 GiB") == Rest("stopped", "x")
@@ -248,7 +249,7 @@ def test_who_leaves_sleeps_where_it_can_once_it_has_answered_everything() -> Non
     leaves = {
         "attempt": ready,
         "instance": instance(ready),
-        "seen": SEEN,
+        "observation": SEEN,
         "leaving": "it makes room",
         "sleeps": True,
     }
@@ -265,28 +266,38 @@ def test_who_leaves_sleeps_where_it_can_once_it_has_answered_everything() -> Non
 
 def test_who_sleeps_wakes_when_it_is_asked_and_its_turn_has_come() -> None:
     one = sleeper({"GPU-0": 5})
-    rests = {"attempt": one, "instance": instance(one), "seen": SEEN, "sleeps": True}
+    rests = {"attempt": one, "instance": instance(one), "observation": SEEN, "sleeps": True}
     assert act(**rests) == Rest("asleep")
-    assert act(**rests, asked=True) == Wake(one)
-    assert act(**rests, asked=True, busy=True).state == "starting"
-    assert act(**rests, asked=True, hold="another is first") == Rest("starting", "another is first")
-    assert act(**rests, asked=True, blocked="waits: b sleeps") == Rest(
+    assert act(**rests, is_requested=True) == Wake(one)
+    assert act(**rests, is_requested=True, busy=True).state == "starting"
+    assert act(**rests, is_requested=True, hold="another is first") == Rest(
+        "starting", "another is first"
+    )
+    assert act(**rests, is_requested=True, blocked="waits: b sleeps") == Rest(
         "starting", "waits: b sleeps"
     )
     # Its model leaves with its other engines.
-    assert act(**rests, asked=True, leaving="it makes room") == Rest("asleep")
+    assert act(**rests, is_requested=True, leaving="it makes room") == Rest("asleep")
 
 
 def test_a_copy_that_sleeps_while_another_serves_wakes_where_there_is_room_and_else_sleeps_on() -> (
     None
 ):
     one = sleeper({"GPU-0": 5})
-    rests = {"attempt": one, "instance": instance(one), "seen": SEEN, "sleeps": True, "spare": True}
+    rests = {
+        "attempt": one,
+        "instance": instance(one),
+        "observation": SEEN,
+        "sleeps": True,
+        "spare": True,
+    }
     assert act(**rests) == Wake(one)
-    assert act(**rests, hold="others load first") == Rest("asleep", "others load first")
+    assert act(**rests, hold="other models load first") == Rest("asleep", "other models load first")
     assert act(**rests, blocked="it lacks 3 GiB") == Rest("asleep", "it lacks 3 GiB")
-    assert act(**rests, asked=True, blocked="it lacks 3 GiB") == Rest("asleep", "it lacks 3 GiB")
-    assert act(**rests, asked=True, blocked="waits: b sleeps", promised=True) == Rest(
+    assert act(**rests, is_requested=True, blocked="it lacks 3 GiB") == Rest(
+        "asleep", "it lacks 3 GiB"
+    )
+    assert act(**rests, is_requested=True, blocked="waits: b sleeps", promised=True) == Rest(
         "starting", "waits: b sleeps"
     )
     assert act(**rests, leaving="it makes room") == Rest("asleep")
@@ -294,27 +305,29 @@ def test_a_copy_that_sleeps_while_another_serves_wakes_where_there_is_room_and_e
 
 def test_what_was_cut_off_while_it_fell_asleep_or_woke_up_is_woken() -> None:
     one = sleeper(None)
-    assert act(attempt=one, instance=instance(one), seen=SEEN) == Wake(one)
+    assert act(attempt=one, instance=instance(one), observation=SEEN) == Wake(one)
     assert act(attempt=one, instance=instance(one)) == Rest("starting", "starting"), (
         "its watcher has not seen it yet"
     )
     awake = attempt(state="ready", ready_at=NOW)
-    assert act(attempt=awake, instance=instance(awake), seen=SEEN.evolve(sleeping=True)) == Wake(
-        awake
-    )
-    assert act(attempt=awake, instance=instance(awake), seen=SEEN) == Rest("ready")
+    assert act(
+        attempt=awake, instance=instance(awake), observation=SEEN.evolve(sleeping=True)
+    ) == Wake(awake)
+    assert act(attempt=awake, instance=instance(awake), observation=SEEN) == Rest("ready")
 
 
 @pytest.mark.parametrize("gave", [{"GPU-0": 5}, None])
 def test_who_dies_or_has_to_end_while_it_sleeps_just_ends(gave: dict[str, int] | None) -> None:
     one, proof = sleeper(gave), Failure(kind="hang", phase="serving", message="it hangs")
     assert act(attempt=one, instance=None) == Retire(one)
-    assert act(attempt=one, instance=instance(one, "exited"), asked=True) == Retire(one)
+    assert act(attempt=one, instance=instance(one, "exited"), is_requested=True) == Retire(one)
     assert act(
-        attempt=one, instance=instance(one), seen=SEEN.evolve(proof=proof), busy=True
+        attempt=one, instance=instance(one), observation=SEEN.evolve(proof=proof), busy=True
     ) == Retire(one)
     assert act(
-        attempt=one, instance=instance(one), seen=SEEN, leaving="its owner stops it"
+        attempt=one, instance=instance(one), observation=SEEN, leaving="its owner stops it"
     ) == Retire(one)
-    assert act(attempt=one, instance=instance(one), seen=SEEN, spent=True) == Retire(one)
-    assert act(attempt=one, instance=instance(one), seen=SEEN, spent=True, busy=True) != Retire(one)
+    assert act(attempt=one, instance=instance(one), observation=SEEN, spent=True) == Retire(one)
+    assert act(
+        attempt=one, instance=instance(one), observation=SEEN, spent=True, busy=True
+    ) != Retire(one)

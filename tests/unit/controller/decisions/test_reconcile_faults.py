@@ -11,7 +11,7 @@ from gateway.controller.decisions.reconcile import (
     MakePlan,
     ReplicaSnapshot,
     Rest,
-    counted,
+    attempts_that_count,
     next_action,
 )
 from gateway.diagnosis.ending import ended
@@ -38,7 +38,7 @@ def failed(number: int, at: float, ready_at: float | None = None) -> Attempt:
 
 def act(history: list[Attempt], now: float, attempts: int = 50) -> object:
     replica = ReplicaSnapshot(
-        wanted=True, policy=Policy(max_attempts=attempts), attempt=None, history=tuple(history)
+        is_wanted=True, policy=Policy(max_attempts=attempts), attempt=None, history=tuple(history)
     )
     return next_action(replica, now, backoff_s=10, backoff_max_s=300)
 
@@ -65,7 +65,7 @@ def test_a_crash_loop_starts_seven_times_in_a_quarter_of_an_hour() -> None:
 def test_the_state_says_when_the_next_start_is() -> None:
     rest = act([failed(1, START), failed(2, START + 10)], START + 11)
     assert isinstance(rest, Rest)
-    assert (rest.state, rest.until) == ("backing_off", START + 30)
+    assert (rest.state, rest.recheck_at) == ("backing_off", START + 30)
     assert "The engine was killed" in rest.reason
 
 
@@ -75,11 +75,11 @@ def test_ten_good_minutes_begin_the_back_off_anew() -> None:
     assert act([*early, good], START + 2001) == MakePlan()
     rest = act([*early, good, failed(7, START + 2002)], START + 2003)
     assert isinstance(rest, Rest)
-    assert rest.until == START + 2012
+    assert rest.recheck_at == START + 2012
     short = failed(6, START + 2000, ready_at=START + 1401)
     rest = act([*early, short], START + 2001)
     assert isinstance(rest, Rest)
-    assert rest.until == START + 2300
+    assert rest.recheck_at == START + 2300
 
 
 @pytest.mark.parametrize("jump", [DAY, -DAY])
@@ -100,15 +100,17 @@ def test_a_clock_that_jumps_touches_nothing_that_runs(jump: float) -> None:
         name="m-r0-a1", model="m", attempt=1, fingerprint=ready.fingerprint, state="running"
     )
     replica = ReplicaSnapshot(
-        wanted=True, policy=Policy(), attempt=ready, instance=running_instance
+        is_wanted=True, policy=Policy(), attempt=ready, instance=running_instance
     )
     assert next_action(replica, START + jump, backoff_s=10, backoff_max_s=300) == Rest("ready")
 
 
 def test_a_clock_set_back_does_not_forgive_what_fails_from_then_on() -> None:
     old, new = failed(1, START - 10), failed(2, START - DAY)
-    assert counted([old, failed(2, START + 1)], START, START + 2) == (failed(2, START + 1),)
-    assert new in counted([old, new], START, START - DAY + 1)
+    assert attempts_that_count([old, failed(2, START + 1)], START, START + 2) == (
+        failed(2, START + 1),
+    )
+    assert new in attempts_that_count([old, new], START, START - DAY + 1)
 
 
 def next_plans(one: Attempt, failure: Failure, here: Hardware) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def test_nothing_happened_where_nothing_is_other() -> None:
         (model(), model(forgiven_at=5.0), ["model.retried"]),
         (
             model(ReportedReplica(0)),
-            model(ReportedReplica(0, leaving=("idle", "it was not asked for 5m"))),
+            model(ReportedReplica(0, leaving=("idle", "no request for 5m"))),
             ["model.leaving"],
         ),
         (model(), model(state="ready"), ["model.state"]),
@@ -269,7 +269,7 @@ def test_phases_are_told_without_their_figures(
 )
 def test_what_a_replica_waits_for_is_told(before: Rest, after: Rest, expected: list[str]) -> None:
     assert (
-        kinds(model(ReportedReplica(0, shown=before)), model(ReportedReplica(0, shown=after)))
+        kinds(model(ReportedReplica(0, status=before)), model(ReportedReplica(0, status=after)))
         == expected
     )
 

@@ -63,11 +63,11 @@ def test_what_was_given_for_one_is_not_claimed_for_who_asked_for_the_same_meanwh
     for one in (taker, late):
         one.wait_for((take,))
     giving(fleet, take, "taker")
-    assert [fleet.gave(take, name) for name in ("taker", "late")] == [True, False]
+    assert [fleet.has_given(take, name) for name in ("taker", "late")] == [True, False]
     assert fleet.claims(other)["GPU-x"] == fleet.claims(late)["GPU-x"] == 3 * GIB
     assert "GPU-x" not in fleet.claims(taker)
     # What it asks for next is not given yet.
-    assert not fleet.gave(take.evolve(keeps=5 * GIB), "taker")
+    assert not fleet.has_given(take.evolve(keeps=5 * GIB), "taker")
     giver = fleet.models["giver"].replicas[0]
     giver.attempt = None
-    assert not fleet.gave(take, "taker"), "its engine is gone, and with it what it gave"
+    assert not fleet.has_given(take, "taker"), "its engine is gone, and with it what it gave"

@@ -38,7 +38,7 @@ class Seen:
             if name == start(9).instance_name
         ]
 
-    def disproved(self, _attempt: Attempt) -> Failure | None:
+    def copy_failure(self, _attempt: Attempt) -> Failure | None:
         return self.failed
 
     def _holder(self, one: Attempt, stage: Stage, now: float) -> Holder:

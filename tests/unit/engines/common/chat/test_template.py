@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.controller.decisions.changes import of_plans, of_wishes, same_start
+from gateway.controller.decisions.changes import diff_plans, diff_wishes, starts_same_engine
 from gateway.domain import ChatTemplate, Plan
 from gateway.engines.common.chat import template
 from gateway.planner.decide import decide
@@ -77,11 +77,11 @@ def test_without_one_the_model_is_served_as_it_comes(published: str | None, valu
 def test_one_other_letter_is_another_start_and_is_said() -> None:
     other: ChatTemplate = GIVEN.evolve(text=GIVEN.text + " ")
     old, new = planned(given=GIVEN), planned(given=other)
-    assert not same_start(new, old)
-    assert "chat template" in [one.what for one in of_plans(old, new)]
-    (told,) = of_wishes(wish(chat_template=GIVEN), wish(chat_template=other))
+    assert not starts_same_engine(new, old)
+    assert "chat template" in [one.what for one in diff_plans(old, new)]
+    (told,) = diff_wishes(wish(chat_template=GIVEN), wish(chat_template=other))
     assert (told.what, told.old, told.new) == ("chat_template", str(GIVEN), str(other))
-    (back,) = of_wishes(wish(chat_template=GIVEN), wish())
+    (back,) = diff_wishes(wish(chat_template=GIVEN), wish())
     assert back.new is None
 
 
