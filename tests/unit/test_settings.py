@@ -10,15 +10,16 @@ from tests.support.paths import ROOT
 PAGE = ROOT / "docs" / "settings.md"
 
 
-def row(name: str) -> str:
+def item(name: str) -> str:
     field = Settings.model_fields[name]
-    default = "" if field.default is None else f"`{field.default}`"
-    return f"| `FITSERVE_{name.upper()}` | {default} | {field.description} |"
+    default = "" if field.default in (None, "") else f" (`{field.default}`)"
+    return f"`FITSERVE_{name.upper()}`{default}: {field.description}"
 
 
 def test_the_page_lists_every_setting_with_its_default_and_meaning() -> None:
-    listed = [line for line in PAGE.read_text().splitlines() if line.startswith("| `FITSERVE_")]
-    assert listed == [row(name) for name in Settings.model_fields]
+    section = PAGE.read_text().partition("\n## List\n")[2].partition("\n## ")[0]
+    items = [" ".join(text.split()) for text in f"\n{section.strip()}".split("\n* ")[1:]]
+    assert items == [item(name) for name in Settings.model_fields]
 
 
 def test_empty_variables_are_unset_and_files_lose_to_variables(

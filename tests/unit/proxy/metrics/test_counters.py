@@ -13,16 +13,10 @@ PAGE = ROOT / "docs" / "metrics.md"
 
 
 def test_the_page_lists_every_metric() -> None:
-    rows = [
-        line
-        for line in PAGE.read_text().splitlines()
-        if line.startswith(("| `fitserve", "| `process"))
-    ]
-    labels = [", ".join(f"`{label}`" for label in metric.labels) for metric in METRICS]
-    assert rows == [
-        f"| `{m.name}` | {m.kind} | {names} | {m.help} |"
-        for m, names in zip(METRICS, labels, strict=True)
-    ]
+    section = PAGE.read_text().partition("\n## List\n")[2].partition("\n## ")[0]
+    items = [" ".join(item.split()) for item in f"\n{section.strip()}".split("\n* ")[1:]]
+    kinds = [", ".join((m.kind, *(f"`{label}`" for label in m.labels))) for m in METRICS]
+    assert items == [f"`{m.name}` ({kind}): {m.help}" for m, kind in zip(METRICS, kinds, strict=True)]
 
 
 def test_names_follow_the_conventions() -> None:

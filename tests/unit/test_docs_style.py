@@ -1,0 +1,186 @@
+"""Form of every Markdown page: line length, paragraphs, tables, sentences and links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+COLUMNS = 100
+PARAGRAPH_LINES = 6
+CELL_CHARACTERS = 200
+SENTENCE_WORDS = 25
+
+# Pages for readers, and the notebooks of measurements, whose sentences stay as they were written.
+READERS = (
+    *(
+        path
+        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+        if (path := ROOT / name).exists()
+    ),
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "findings" / "README.md",
+)
+PAGES = (
+    *READERS,
+    *sorted(path for folder in ("benchmarks", "tests") for path in (ROOT / folder).rglob("*.md")),
+)
+LIST_ITEM = re.compile(r"^\s*(?:[*-]|\d+\.) ")
+PRONOUN_SUBJECT = re.compile(
+    r"(?:Who|What|It|Whoever|Whatever)\b|That (?:is|was|has|had|does|means|says|would)\b"
+)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """Number and text of each line outside blocks of code; a line of code is empty."""
+    fenced = block = False
+    previous = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        fence = line.lstrip().startswith("```")
+        indented = line.startswith("    ") and not LIST_ITEM.match(line)
+        block = indented and (block or not previous.strip()) and not fenced
+        yield number, "" if fence or fenced or (block and not within_list(text, number)) else line
+        fenced ^= fence
+        previous = line
+
+
+def within_list(text: str, number: int) -> bool:
+    """Whether an indented line continues a list item: its first line without indent is an item."""
+    for line in reversed(text.splitlines()[: number - 1]):
+        if line.strip() and not line.startswith(" "):
+            return LIST_ITEM.match(line) is not None
+    return False
+
+
+def paragraphs(text: str) -> Iterator[tuple[int, list[str]]]:
+    """First line number and lines of each paragraph and list item."""
+    lines: list[str] = []
+    began = 0
+    for number, line in [*prose(text), (0, "")]:
+        ends = not line.strip() or line.startswith(("|", "#")) or LIST_ITEM.match(line)
+        if ends and lines:
+            yield began, lines
+            lines = []
+        if line.strip() and not line.startswith(("|", "#")):
+            began = began if lines else number
+            lines.append(line)
+
+
+def sentences(lines: list[str]) -> list[str]:
+    """Sentences of a paragraph. Code, links and figures in brackets count as one word."""
+    text = LIST_ITEM.sub("", " ".join(line.strip() for line in [" " + lines[0], *lines[1:]]), count=1)
+    text = re.sub(r"`[^`]*`", "CODE", text)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return [part for part in re.split(r"(?<=[.:;?!])[\"')*]*\s+", text) if part.strip()]
+
+
+def wide_lines(text: str) -> list[int]:
+    """Lines over the limit, but for table rows and single words that cannot be broken."""
+    return [
+        number
+        for number, line in prose(text)
+        if len(line) > COLUMNS
+        and not line.startswith("|")
+        and " " in LIST_ITEM.sub("", line, count=1).strip()
+    ]
+
+
+def wide_cells(text: str) -> list[int]:
+    """Table rows with a cell over the limit."""
+    return [
+        number
+        for number, line in prose(text)
+        if line.startswith("|")
+        and any(len(cell.strip()) > CELL_CHARACTERS for cell in re.split(r"(?<!\\)\|", line))
+    ]
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of the headings of a page, as forges make them."""
+    headings = [line.lstrip("#").strip() for _, line in prose(text) if re.match(r"#+ ", line)]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    """Targets within the repository that do not exist."""
+    broken = []
+    for target in LINK.findall(page.read_text()):
+        path, _, anchor = target.partition("#")
+        file = page if not path else (page.parent / path)
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        if not file.exists() or (anchor and anchor not in anchors(file.read_text())):
+            broken.append(target)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_paragraphs_and_cells_are_short(page: Path) -> None:
+    text = page.read_text()
+    long = [began for began, lines in paragraphs(text) if len(lines) > PARAGRAPH_LINES]
+    assert (wide_lines(text), long, wide_cells(text)) == ([], [], [])
+
+
+@pytest.mark.parametrize("page", READERS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sentences_are_short(page: Path) -> None:
+    long = [
+        f"{began}: {sentence}"
+        for began, lines in paragraphs(page.read_text())
+        for sentence in sentences(lines)
+        if len(sentence.split()) > SENTENCE_WORDS
+    ]
+    assert long == []
+
+
+@pytest.mark.parametrize("page", READERS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_sentence_has_a_pronoun_as_subject(page: Path) -> None:
+    wrong = [
+        f"{began}: {sentence}"
+        for began, lines in paragraphs(page.read_text())
+        for sentence in sentences(lines)
+        if PRONOUN_SUBJECT.match(sentence.lstrip("*_("))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_the_index_links_every_page() -> None:
+    linked = {target.partition("#")[0] for target in LINK.findall((ROOT / "docs/index.md").read_text())}
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert pages - linked == set()
+
+
+def test_the_front_pages_are_short() -> None:
+    limits = {"README.md": 120, "CONTRIBUTING.md": 150}
+    lengths = {name: len((ROOT / name).read_text().splitlines()) for name in limits}
+    assert {name: length for name, length in lengths.items() if length > limits[name]} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("word " * 30, ([1], [], [])),
+        ("```\n" + "word " * 30 + "\n```", ([], [], [])),
+        ("a\nb\nc\nd\ne\nf\ng", ([], [1], [])),
+        ("| " + "x" * 201 + " |", ([], [], [1])),
+        ("* `" + "x" * 120 + "`", ([], [], [])),
+    ],
+)
+def test_each_fault_is_found(text: str, found: tuple[list[int], ...]) -> None:
+    long = [began for began, lines in paragraphs(text) if len(lines) > PARAGRAPH_LINES]
+    assert (wide_lines(text), long, wide_cells(text)) == found
+
+
+def test_a_link_without_a_target_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One\n[here](#one) [gone](#two) [file](gone.md) [web](https://example.org)\n")
+    assert broken_links(page) == ["#two", "gone.md"]
