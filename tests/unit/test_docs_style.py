@@ -73,7 +73,9 @@ def paragraphs(text: str) -> Iterator[tuple[int, list[str]]]:
 
 def sentences(lines: list[str]) -> list[str]:
     """Sentences of a paragraph. Code, links and figures in brackets count as one word."""
-    text = LIST_ITEM.sub("", " ".join(line.strip() for line in [" " + lines[0], *lines[1:]]), count=1)
+    text = LIST_ITEM.sub(
+        "", " ".join(line.strip() for line in [" " + lines[0], *lines[1:]]), count=1
+    )
     text = re.sub(r"`[^`]*`", "CODE", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     return [part for part in re.split(r"(?<=[.:;?!])[\"')*]*\s+", text) if part.strip()]
@@ -154,7 +156,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_index_links_every_page() -> None:
-    linked = {target.partition("#")[0] for target in LINK.findall((ROOT / "docs/index.md").read_text())}
+    linked = {
+        target.partition("#")[0] for target in LINK.findall((ROOT / "docs/index.md").read_text())
+    }
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
     assert pages - linked == set()
 

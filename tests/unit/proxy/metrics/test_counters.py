@@ -16,7 +16,9 @@ def test_the_page_lists_every_metric() -> None:
     section = PAGE.read_text().partition("\n## List\n")[2].partition("\n## ")[0]
     items = [" ".join(item.split()) for item in f"\n{section.strip()}".split("\n* ")[1:]]
     kinds = [", ".join((m.kind, *(f"`{label}`" for label in m.labels))) for m in METRICS]
-    assert items == [f"`{m.name}` ({kind}): {m.help}" for m, kind in zip(METRICS, kinds, strict=True)]
+    assert items == [
+        f"`{m.name}` ({kind}): {m.help}" for m, kind in zip(METRICS, kinds, strict=True)
+    ]
 
 
 def test_names_follow_the_conventions() -> None:
