@@ -1,5 +1,5 @@
-"""The table of docs/performance.md that sets predicted beside measured memory: `python -m
-benchmarks.memory`."""
+"""Predicted beside measured memory, as a table for benchmarks/notebook/performance.md:
+`python -m benchmarks.memory`."""
 
 from __future__ import annotations
 

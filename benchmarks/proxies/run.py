@@ -7,9 +7,9 @@ Rust routers, LiteLLM.
 Parts: request, chunk, latency (in turn, median of the rounds after one that is not counted),
 streams, idle, body (once, alone). CPU is read from a target's whole process tree, so those figures
 hold on a busy machine; latencies and rates do not. `direct` is the fake engine itself, asked
-without a proxy. --write puts the table into docs/performance.md. A full run takes about 15 minutes
-on 2 quiet cores; --quick, which takes only nginx, fitserve and direct unless told otherwise, about
-2. Targets that cannot run are named with the reason, and the run goes on.
+without a proxy. --write puts the table into benchmarks/notebook/performance.md. A full run takes
+about 15 minutes on 2 quiet cores; --quick, which takes only nginx, fitserve and direct by default,
+about 2. Targets that cannot run are named with the reason, and the run goes on.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ import processes
 import report
 import targets
 
-PAGE = targets.ROOT / "docs" / "performance.md"
+PAGE = targets.ROOT / "benchmarks" / "notebook" / "performance.md"
 DIRECT = "direct"
 QUICKLY = "nginx,fitserve,direct"
-INTRODUCTION = """{command}, {date}, {cpu}, load {load} as it began; medians of {rounds} rounds, targets in turn, in front of one fake engine on the same machine.
-CPU is that of the target's process tree, in user and kernel mode; `direct` is the fake engine itself. Figures of CPU hold on a
-busy machine, latencies less so; ratios are to nginx of the same run.{notes}"""
+INTRODUCTION = """{command}, {date}, {cpu}, load {load} at the start.
+
+Medians of {rounds} rounds, targets in turn, in front of one fake engine on the same machine. CPU is
+that of the target's process tree, in user and kernel mode; `direct` is the fake engine itself.
+Figures of CPU hold on a busy machine, latencies less so; ratios are to nginx of the same run.\
+{notes}"""
 
 
 def say(text: str) -> None:
@@ -207,7 +210,7 @@ def main() -> None:
         nargs="?",
         const="Data plane",
         metavar="SECTION",
-        help="put the table into docs/performance.md, under this heading",
+        help="put the table into benchmarks/notebook/performance.md, under this heading",
     )
     parser.add_argument("--json", type=Path, help="write every round's figures here")
     options = parser.parse_args()

@@ -5,7 +5,8 @@ The last head of a connection is remembered. A new head that differs only in the
 `content-length` is not parsed again: the same bytes in the same place mean the same. That holds for
 a request that comes in one piece while the connection is idle, and for an answer that comes in one
 piece; other heads are parsed in full. The head of a request has a key in it, so it is compared in
-constant time, and is kept no longer than its connection. What this saves: docs/performance.md.
+constant time, and is kept no longer than its connection. benchmarks/notebook/performance.md has
+the saving.
 """
 
 from __future__ import annotations

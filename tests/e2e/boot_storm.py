@@ -1,9 +1,9 @@
 """Gateway and all engines killed together, again and again, as by a power cut: twelve models on
 four GPUs start anew at once.
 
-`python -m tests.e2e.boot_storm --rounds 50` prints what docs/reliability.md quotes, and ends with 1
-where a start failed by a neighbour, a model did not get ready, or something wrong was learned.
-`--ungated` shows what it would be without the gate of starts.
+`python -m tests.e2e.boot_storm --rounds 50` prints what benchmarks/notebook/reliability.md has, and
+ends with 1 where a start failed by a neighbour, a model did not get ready, or something wrong was
+learned. `--ungated` shows what it would be without the gate of starts.
 
 Everything is real but the engines and their GPUs: tests/support/memory_engine.py takes and measures
 memory as vLLM does, of GPUs that exist in a folder only (tests/support/pretended_gpus.py).

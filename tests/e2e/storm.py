@@ -3,7 +3,7 @@ models and keys; then a look at what is
 left.
 
 `python -m tests.e2e.storm --rounds 200 --writers 3 [--victim gateway | agent | both]` prints what
-docs/reliability.md quotes. Where something is wrong, the folder with the database, all logs, the
+benchmarks/notebook/reliability.md has. Where something is wrong, the folder with the database, all logs, the
 records, and what the machine looked like then, is kept.
 """
 

@@ -57,6 +57,7 @@ ELSEWHERE = {
         "OPENAI_API_BASE_URL=http://127.0.0.1:8080/v1",
     ): "Open WebUI; tests/local/proxy/test_app_requests.py sends what it sent",
     ("ANTHROPIC_BASE_URL=http://HOST:8080",): "Claude Code; as Open WebUI",
+    ("pip", "install"): "tests/e2e/test_demo.py installs the wheel",
 }
 # They go on until they are told to end.
 ENDLESS = {"serve", "demo", "-f", "--follow"}

@@ -1,34 +1,46 @@
-"""CONTRIBUTING.md is a map: it names every module of the package, each once, in the folder where
-the module is."""
+"""The pages for contributors: paths that exist, and modules that `scripts/map` can print."""
 
 from __future__ import annotations
 
+import ast
 import re
-from collections import Counter
+
+import pytest
 
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/style.md")
+FOLDERS = ("benchmarks", "docker", "docs", "gateway", "profiles", "tests")
+# A path in backticks; words in capitals and `*` stand for other names.
+PATH = re.compile(rf"`(?:[\w.]+ )*?((?:{'|'.join(FOLDERS)})/[^`\s]*)")
+VARIES = re.compile(r"[A-Z]{2,}|[*{]")
+MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "gateway").rglob("*.py"))
 
 
-def named() -> Counter[str]:
-    """`gateway/FOLDER/NAME.py` for each line `* NAME: ...` below a heading with the folder."""
-    found: Counter[str] = Counter()
-    folder = None
-    for line in PAGE.splitlines():
-        if heading := re.fullmatch(r"### `(gateway/[a-z_/]*)`.*", line):
-            folder = heading[1]
-        elif line.startswith("#"):
-            folder = None
-        elif folder and (item := re.match(r"\* `([a-z_]+)`: ", line)):
-            found[f"{folder}{item[1]}.py"] += 1
-    return found
+def missing(text: str) -> list[str]:
+    """Paths in a text that do not exist."""
+    return [
+        path
+        for path in PATH.findall(text)
+        if not VARIES.search(path) and not (ROOT / path.rstrip(":,;")).exists()
+    ]
 
 
-def test_the_map_names_every_module_once() -> None:
-    there = {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / "gateway").rglob("*.py")
-        if path.name != "__init__.py"
-    }
-    assert named() == Counter(there)
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_of_contributor_pages_exist(page: str) -> None:
+    assert missing((ROOT / page).read_text()) == []
+
+
+def test_a_path_that_is_not_there_is_found() -> None:
+    text = "`gateway/none` `docs/none ARG` `gateway/errors.py` `profiles/KIND/x.yaml`"
+    assert missing(text) == ["gateway/none", "docs/none"]
+
+
+def test_every_module_has_a_first_docstring_line() -> None:
+    without = []
+    for name in MODULES:
+        text = (ROOT / name).read_text()
+        docstring = ast.get_docstring(ast.parse(text))
+        if not name.endswith("__init__.py") and not (docstring and docstring.splitlines()[0]):
+            without.append(name)
+    assert without == []

@@ -38,23 +38,16 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
     """Number and text of each line outside blocks of code; a line of code is empty."""
-    fenced = block = False
+    fenced = block = in_list = False
     previous = ""
     for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.startswith(" "):
+            in_list = LIST_ITEM.match(line) is not None
         fence = line.lstrip().startswith("```")
-        indented = line.startswith("    ") and not LIST_ITEM.match(line)
-        block = indented and (block or not previous.strip()) and not fenced
-        yield number, "" if fence or fenced or (block and not within_list(text, number)) else line
+        block = line.startswith("    ") and not in_list and (block or not previous.strip())
+        yield number, "" if fence or fenced or block else line
         fenced ^= fence
         previous = line
-
-
-def within_list(text: str, number: int) -> bool:
-    """Whether an indented line continues a list item: its first line without indent is an item."""
-    for line in reversed(text.splitlines()[: number - 1]):
-        if line.strip() and not line.startswith(" "):
-            return LIST_ITEM.match(line) is not None
-    return False
 
 
 def paragraphs(text: str) -> Iterator[tuple[int, list[str]]]:

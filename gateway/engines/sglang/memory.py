@@ -22,7 +22,7 @@ from gateway.domain.units import MIB
 
 _GIB_IN_MIB = 1024
 # CUDA context and torch.distributed: 0.5.15.post1 found 139.09 GiB free on an H200 that had 139.80
-# (docs/performance.md).
+# (benchmarks/notebook/performance.md).
 _PROCESS = 728 * MIB
 # Of more ranks NCCL too. Measured with vLLM on two H200; of SGLang nobody did.
 _NCCL = 1024 * MIB

@@ -6,7 +6,7 @@ a band (`low`, `high`) around everything but the KV cache.
 
 The constants were read in 33 starts of vLLM 0.26.0 (CUDA 13.0, dummy weights) on H200 GPUs, driver
 580.159.04, on 2026-11-21; tests/unit/engines/vllm/measured_memory.json has each start's own
-figures, docs/performance.md the comparison.
+figures, benchmarks/notebook/performance.md the comparison.
 """
 
 from __future__ import annotations

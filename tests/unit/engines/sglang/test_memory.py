@@ -122,7 +122,7 @@ def test_a_fraction_leaves_what_is_reserved(free: int, own: float, reserved: flo
 
 
 # Tokens that SGLang 0.5.15.post1 counted on an H200 whose driver kept 615 MiB
-# (docs/performance.md).
+# (benchmarks/notebook/performance.md).
 @pytest.mark.parametrize(
     ("model", "changes", "counted"),
     [
