@@ -77,11 +77,12 @@ BEHIND = {
 
 
 def runnable() -> list[Shown]:
-    return [
-        one
-        for one in shown()
-        if reason(one) is None and one.page != "CONTRIBUTING.md" and not ENDLESS & {*one.words}
-    ]
+    """Every distinct command that can run here, where it is shown first."""
+    distinct: dict[tuple[str, ...], Shown] = {}
+    for one in shown():
+        if reason(one) is None and one.page != "CONTRIBUTING.md" and not ENDLESS & {*one.words}:
+            distinct.setdefault(one.words, one)
+    return list(distinct.values())
 
 
 def reason(one: Shown) -> str | None:
@@ -179,6 +180,9 @@ async def _run(bench: Bench) -> AsyncIterator[str]:
         # `show` of a model that is not ready yet, and plans of none, say so by their exit code.
         if isinstance(done.exception, FitserveError) or done.exit_code not in allowed(one):
             yield f"{one}: {words}: {done.exit_code} {done.output[-500:]} {done.exception!r}"
+        if words[0] == "add":
+            # Its engine would keep memory from the models of later commands.
+            await bench.gateway.client.delete(f"/admin/models/{words[1]}")
 
 
 def allowed(one: Shown) -> tuple[int, ...]:
