@@ -51,7 +51,7 @@ def test_among_many_lines_it_is_one_of_many() -> None:
 
 def test_what_a_terminal_broke_off_a_record_is_no_failure() -> None:
     record = (
-        "[2026-05-15 20:31:38] Using default MoE kernel config. Config file not found at"
+        "[2026-03-14 10:22:05] Using default MoE kernel config. Config file not found at"
         " /opt/fused_moe_triton/E=384,N=14336,device_name=NVIDIA_"
     )
     assert (
@@ -66,7 +66,7 @@ def test_what_a_terminal_broke_off_a_record_is_no_failure() -> None:
 
 def test_what_an_engine_never_goes_on_after_counts_whatever_its_level() -> None:
     found = (
-        "INFO 05-20 20:12:25 [__init__.py:252] No platform detected, vLLM is running on"
+        "INFO 03-14 10:22:05 [__init__.py:252] No platform detected, vLLM is running on"
         " UnspecifiedPlatform"
     )
     assert (
@@ -74,11 +74,11 @@ def test_what_an_engine_never_goes_on_after_counts_whatever_its_level() -> None:
         == "no_device"
     )
     none_left = (
-        "INFO 02-26 09:54:05 worker.py:267] model weights take 5.20GiB; the rest of the memory"
+        "INFO 03-14 10:22:05 worker.py:267] model weights take 5.20GiB; the rest of the memory"
         " reserved for KV Cache is -1.05GiB."
     )
     assert (
-        read(*["INFO 02-26 09:54:02 model_runner.py:1115] hello"] * 5, none_left).kind == "gpu_oom"
+        read(*["INFO 03-14 10:22:05 model_runner.py:1115] hello"] * 5, none_left).kind == "gpu_oom"
     )
 
 
@@ -86,16 +86,16 @@ def test_what_an_engine_never_goes_on_after_counts_whatever_its_level() -> None:
     "line",
     [
         (
-            "2025-06-16 11:21:08,014 - INFO - flashinfer.jit: Loading JIT ops:"
+            "2026-03-14 10:22:05,014 - INFO - flashinfer.jit: Loading JIT ops:"
             " batch_prefill_with_kv_cache_dtype_q_bf16"
         ),
         "Some attention backends are not valid for cuda with AttentionSelectorConfig(head_size=64)",
-        "INFO 11-25 10:00:00 [cuda.py:10] Using FlashAttention with nccl and gptq",
-        "[2026-11-25 10:00:00 TP0] nccl, triton and gptq are there",
+        "INFO 03-14 10:22:05 [cuda.py:10] Using FlashAttention with nccl and gptq",
+        "[2026-03-14 10:22:05 TP0] nccl, triton and gptq are there",
         "Loading the tokenizer",
-        "2026-11-25T10:00:00Z  INFO dynamo_llm::engines::worker: waiting for nccl",
+        "2026-03-14T10:22:05Z  INFO dynamo_llm::engines::worker: waiting for nccl",
         (
-            "[2026-11-25 10:00:00,123] LMCache DEBUG: Failed to allocate memory, no memory is"
+            "[2026-03-14 10:22:05,123] LMCache DEBUG: Failed to allocate memory, no memory is"
             " available (gds.py:5:lmcache)"
         ),
     ],
@@ -106,16 +106,16 @@ def test_what_an_engine_tells_in_one_line_is_no_failure(line: str) -> None:
 
 def test_what_was_warned_of_last_counts_where_a_traceback_only_begins() -> None:
     warned = (
-        "WARNING 11-25 10:00:00 [_custom_ops.py:20] Failed to import from vllm._C: libcuda.so.1:"
+        "WARNING 03-14 10:22:05 [_custom_ops.py:20] Failed to import from vllm._C: libcuda.so.1:"
         " cannot open shared object file"
     )
     begun = "Traceback (most recent call last):"
-    failure = read("INFO 11-25 10:00:00 [a.py:1] hello", warned, *["frob"] * 4, begun)
+    failure = read("INFO 03-14 10:22:05 [a.py:1] hello", warned, *["frob"] * 4, begun)
     assert (failure.kind, failure.line_number) == ("no_device", 2)
     frame = '  File "/opt/vllm/v1/engine/core.py", line 7, in __init__'
     assert (
         read(
-            "INFO 11-25 10:00:00 [a.py:1] hello",
+            "INFO 03-14 10:22:05 [a.py:1] hello",
             warned,
             *["frob"] * 4,
             begun,
@@ -146,7 +146,7 @@ def test_where_a_process_crashed_says_what_is_likely() -> None:
 
 def test_the_symbols_of_a_native_stack_say_it_too() -> None:
     failure = read(
-        "(RayWorkerWrapper pid=7) *** SIGSEGV received at time=1746566409 on cpu 131 ***",
+        "(RayWorkerWrapper pid=7) *** SIGSEGV received at time=1773483725 on cpu 11 ***",
         "(RayWorkerWrapper pid=7) PC: @     0x7fcfcd849b8a  (unknown)  addProxyOpIfNeeded()",
         "(RayWorkerWrapper pid=7)     @     0x7ffff7c9e520  267994832  (unknown)",
     )
@@ -169,10 +169,10 @@ def test_no_engine_is_treated_by_where_it_crashed() -> None:
 def test_a_log_that_came_as_one_line_is_read_as_the_lines_that_it_was(end: str) -> None:
     one = (
         'File "/opt/vllm/quantization/fp8_utils.py", line 1151, in validate_fp8_block_shape'
-        " (Worker_TP4 pid=13) ERROR 06-22 10:58:00 [multiproc_executor.py:888] raise ValueError("
-        " (Worker_TP4 pid=13) ERROR 06-22 10:58:00 [multiproc_executor.py:888] ValueError: Weight"
+        " (Worker_TP4 pid=13) ERROR 03-14 10:22:05 [multiproc_executor.py:888] raise ValueError("
+        " (Worker_TP4 pid=13) ERROR 03-14 10:22:05 [multiproc_executor.py:888] ValueError: Weight"
         " input_size_per_partition = 192 is not divisible by weight quantization block_k = 128."
-        " (Worker_TP0 pid=14) ERROR 06-22 10:58:00 [multiproc_executor.py:888] frob"
+        " (Worker_TP0 pid=14) ERROR 03-14 10:22:05 [multiproc_executor.py:888] frob"
     )
     assert diagnose([(one + end).encode()], SIGNATURES)[0].kind == "no_kernel"
     sentence = "Rope scaling fails in `rope_scaling`, KeyError: 'type'."
@@ -189,11 +189,11 @@ WAITS = (
     "(EngineCore pid=1) INFO 06-27 19:5{}:58 [shm_broadcast.py:705] No available shared memory"
     " broadcast block found in 60 seconds."
 )
-GOES_ON = "(EngineCore pid=1) INFO 06-27 20:00:00 [core.py:1] init engine took 9 s"
+GOES_ON = "(EngineCore pid=1) INFO 03-14 10:22:05 [core.py:1] init engine took 9 s"
 
 
 def test_an_engine_that_says_again_and_again_that_it_waits_stands_still() -> None:
-    start = ["INFO 06-27 19:40:00 [a.py:1] hello"] * 5
+    start = ["INFO 03-14 10:22:05 [a.py:1] hello"] * 5
     assert read(*start, WAITS.format(0), WAITS.format(1)).kind == "hang"
     assert read(*start, WAITS.format(0)).kind == "none"
     assert read(*start, WAITS.format(0), WAITS.format(1), GOES_ON).kind == "none"
@@ -201,7 +201,7 @@ def test_an_engine_that_says_again_and_again_that_it_waits_stands_still() -> Non
 
 
 def test_an_engine_whose_core_does_not_come_up_stands_still() -> None:
-    start = ["(APIServer pid=1) INFO 06-27 19:40:00 [a.py:1] hello"] * 5
+    start = ["(APIServer pid=1) INFO 03-14 10:22:05 [a.py:1] hello"] * 5
     waits = [
         f"(APIServer pid=1) DEBUG 06-27 19:41:{at}1 [utils.py:773] Waiting for 1 local, 0 remote"
         " core engine proc(s) to start."
@@ -221,18 +221,18 @@ def test_an_engine_whose_core_does_not_come_up_stands_still() -> None:
 
 def test_an_engine_that_compose_saw_killed_was_killed() -> None:
     died = (
-        "sglang  | [2026-10-21 13:37:34] Received sigquit from a child process. It usually means"
+        "sglang  | [2026-03-14 10:22:05] Received sigquit from a child process. It usually means"
         " the child failed."
     )
     assert (
         read(
-            *["sglang  | [2026-10-21 13:37:14 TP0] hello"] * 5, died, "sglang exited with code 137"
+            *["sglang  | [2026-03-14 10:22:05 TP0] hello"] * 5, died, "sglang exited with code 137"
         ).kind
         == "killed"
     )
     assert (
         read(
-            *["sglang  | [2026-10-21 13:37:14 TP0] hello"] * 5, died, "sglang exited with code 1"
+            *["sglang  | [2026-03-14 10:22:05 TP0] hello"] * 5, died, "sglang exited with code 1"
         ).kind
         == "unknown"
     )
@@ -240,24 +240,24 @@ def test_an_engine_that_compose_saw_killed_was_killed() -> None:
 
 def test_an_engine_that_ends_in_a_dump_of_its_threads_stands_still() -> None:
     served = [
-        "[2026-11-25 10:00:00] The server is fired up and ready to roll!",
-        '[2026-11-25 10:00:01] INFO: "POST /generate HTTP/1.1" 200 OK',
+        "[2026-03-14 10:22:05] The server is fired up and ready to roll!",
+        '[2026-03-14 10:22:05] INFO: "POST /generate HTTP/1.1" 200 OK',
     ]
     dump = [
-        "[2026-11-25 10:05:00] Pyspy dump for PID 499:",
+        "[2026-03-14 10:22:05] Pyspy dump for PID 499:",
         'Thread 499 (idle): "MainThread"',
         "    replay (graph_runner.py:82)",
     ]
     assert read(*served, *dump).kind == "hang"
-    batch = "[2026-11-25 10:05:09 TP0] Decode batch. #running-req: 1, gen throughput (token/s): 90"
+    batch = "[2026-03-14 10:22:05 TP0] Decode batch. #running-req: 1, gen throughput (token/s): 90"
     assert read(*served, *dump, batch).kind == "none"
     assert read(*served, *dump, *["x"] * 100, batch).kind == "none"
 
 
 def test_an_engine_whose_threads_somebody_dumped_stands_still() -> None:
     served = [
-        '[2026-11-25 10:00:01] INFO: "POST /generate HTTP/1.1" 200 OK',
-        "[2026-11-25 10:00:09] frob",
+        '[2026-03-14 10:22:05] INFO: "POST /generate HTTP/1.1" 200 OK',
+        "[2026-03-14 10:22:05] frob",
     ]
     dump = [
         "$ py-spy dump --pid 7",
@@ -271,26 +271,26 @@ def test_an_engine_whose_threads_somebody_dumped_stands_still() -> None:
 
 def test_an_error_that_is_said_to_be_ignored_counts_before_a_traceback_that_is_cut_off() -> None:
     said = (
-        "ERROR 09-23 06:32:39 [parallel_state.py:2575] Error ignored in is_in_the_same_node:"
+        "ERROR 03-14 10:22:05 [parallel_state.py:2575] Error ignored in is_in_the_same_node:"
         " [gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 1800000ms for send operation"
         " to complete"
     )
     cut = [
-        "ERROR 09-23 06:32:39 [multiproc_executor.py:946] Traceback (most recent call last):",
+        "ERROR 03-14 10:22:05 [multiproc_executor.py:946] Traceback (most recent call last):",
         (
-            "ERROR 09-23 06:32:39 [multiproc_executor.py:946]   File"
+            "ERROR 03-14 10:22:05 [multiproc_executor.py:946]   File"
             ' "/opt/vllm/v1/executor/multiproc_executor.py", line 913, in worker_main'
         ),
-        "ERROR 09-23 06:32:39 [multiproc_executor.py:946]     worker = WorkerProc(*args, **kwargs)",
+        "ERROR 03-14 10:22:05 [multiproc_executor.py:946]     worker = WorkerProc(*args, **kwargs)",
     ]
-    assert read(*["INFO 09-23 06:00:00 [a.py:1] hello"] * 5, said, *cut).kind == "nccl"
+    assert read(*["INFO 03-14 10:22:05 [a.py:1] hello"] * 5, said, *cut).kind == "nccl"
     # A whole traceback says more.
     assert (
         read(
-            *["INFO 09-23 06:00:00 [a.py:1] hello"] * 5,
+            *["INFO 03-14 10:22:05 [a.py:1] hello"] * 5,
             said,
             *cut,
-            "ERROR 09-23 06:32:39 [x.py:1] ImportError: frob",
+            "ERROR 03-14 10:22:05 [x.py:1] ImportError: frob",
         ).kind
         == "package"
     )
@@ -302,15 +302,15 @@ def test_a_stack_without_its_beginning_is_read_but_not_those_of_other_threads() 
 
 
 def test_a_traceback_of_one_request_that_is_cut_off_is_no_failure() -> None:
-    begun = "ERROR 10-09 09:39:54 [hermes_tool_parser.py:157] Traceback (most recent call last):"
+    begun = "ERROR 03-14 10:22:05 [hermes_tool_parser.py:157] Traceback (most recent call last):"
     frame = (
-        "ERROR 10-09 09:39:54 [hermes_tool_parser.py:157]   File"
+        "ERROR 03-14 10:22:05 [hermes_tool_parser.py:157]   File"
         ' "/opt/vllm/entrypoints/openai/tool_parsers/hermes_tool_parser.py", line 134, in'
         " extract_tool_calls"
     )
     assert (
         read(
-            *["INFO 10-09 09:00:00 [a.py:1] hello"] * 5,
+            *["INFO 03-14 10:22:05 [a.py:1] hello"] * 5,
             begun,
             frame,
             frame.replace("extract_tool_calls", "<listcomp>"),

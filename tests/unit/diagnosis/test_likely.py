@@ -246,7 +246,7 @@ def test_what_an_engine_reads_before_it_serves_does_not_fail_later(
     file, function = frame.split(":")
     told = [f'  File "/site-packages/sglang/srt/{file}", line 7, in {function}', error]
     began = (
-        "[2026-01-10 13:23:26 TP0] Scheduler hit an exception: Traceback (most recent call last):"
+        "[2026-03-14 10:22:05 TP0] Scheduler hit an exception: Traceback (most recent call last):"
     )
     loop = '  File "/site-packages/sglang/srt/managers/scheduler.py", line 7, in event_loop_overlap'
     load = '  File "/site-packages/sglang/srt/managers/scheduler.py", line 7, in load_model'

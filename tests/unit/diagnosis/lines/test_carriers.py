@@ -22,7 +22,7 @@ TRACE = (
     [
         "",
         "[1,2]<stderr>:",
-        "2026-02-25T16:17:27.123Z [worker-0] ",
+        "2026-03-14T10:22:05.123Z [worker-0] ",
         "E       ",
         "[0] ",
         "0: ",
@@ -30,11 +30,11 @@ TRACE = (
         "2026/02/25 16:17:27 ",
         "10.0.0.1: ",
         "[10.0.0.1] ",
-        "[worker-1] [2026-02-25 16:17:27 TP3] ",
-        "2026-02-25 16:17:27,123 INFO x.py:12 -- ",
+        "[worker-1] [2026-03-14 10:22:05 TP3] ",
+        "2026-03-14 10:22:05,123 INFO x.py:12 -- ",
         "[stderr] ",
-        "04-20 13:32:25.784 ",
-        "[2026-02-25 16:17:27] [/bin/sh]: (APIServer pid=26) ",
+        "03-14 10:22:05.784 ",
+        "[2026-03-14 10:22:05] [/bin/sh]: (APIServer pid=26) ",
     ],
 )
 def test_frames_behind_any_carrier_are_read(carrier: str) -> None:
@@ -57,8 +57,8 @@ def test_each_machine_is_a_process_of_its_own() -> None:
     "told",
     [
         TRACE[0],
-        "ERROR 02-25 16:17:27 [core.py:1] boom",
-        "(EngineCore pid=7) INFO 02-25 16:17:27 [core.py:1] boom",
+        "ERROR 03-14 10:22:05 [core.py:1] boom",
+        "(EngineCore pid=7) INFO 03-14 10:22:05 [core.py:1] boom",
     ],
 )
 def test_a_record_or_a_traceback_tells_what_carries_it_too(told: str) -> None:
@@ -70,7 +70,7 @@ def test_a_record_or_a_traceback_tells_what_carries_it_too(told: str) -> None:
 
 def test_an_engines_own_record_is_no_carrier() -> None:
     lines = Carriers()
-    record = f"[2026-02-25 16:17:27 TP3] Scheduler hit an exception: {TRACE[0]}"
+    record = f"[2026-03-14 10:22:05 TP3] Scheduler hit an exception: {TRACE[0]}"
     assert lines.parse(f"{record} {TRACE[1]}").text.startswith("Scheduler hit")
     assert lines.parse(f"WARNING 11-21 02:22:44 [x.py:12] {TRACE[1]}").level == "WARNING"
     assert lines.parse("WARNING 11-21 02:22:44 [x.py:12] boom").level == "WARNING"

@@ -24,13 +24,13 @@ def test_a_word_without_end_is_cut_and_what_stands_behind_it_is_read(word: str) 
 @pytest.mark.parametrize(
     "carried",
     [
-        "Apr  3 17:38:57 host vllm[41]: #033[1;36m(VllmWorker rank=3 pid=41)#033[0;0m ",
+        "Apr  3 10:22:05 host vllm[41]: #033[1;36m(VllmWorker rank=3 pid=41)#033[0;0m ",
         "Mar 18 11:23:46 vllm-serve[41]: (VllmWorker rank=3 pid=41) ",
-        "2025-10-24T17:12:08.363544040 +08:00 CST (VllmWorker rank=3 pid=41) ",
+        "2026-03-14T10:22:05.363544040 +08:00 CST (VllmWorker rank=3 pid=41) ",
     ],
 )
 def test_who_says_a_line_is_known_behind_what_carried_it(carried: str) -> None:
-    line = parse(clean(f"{carried}ERROR 09-28 15:47:24 [core.py:718] it failed".encode()))
+    line = parse(clean(f"{carried}ERROR 03-14 10:22:05 [core.py:718] it failed".encode()))
     assert line == LogLine(
         "(VllmWorker rank=3 pid=41)", header=True, level="ERROR", text="it failed"
     )
@@ -39,9 +39,9 @@ def test_who_says_a_line_is_known_behind_what_carried_it(carried: str) -> None:
 @pytest.mark.parametrize(
     ("line", "level", "text"),
     [
-        ("2026-11-25T10:00:00.695813Z  INFO hf_hub: Using token file", "INFO", "Using token file"),
-        ("2026-11-25T10:00:00.390990Z  WARN dynamo_llm::engines::worker: slow", "WARNING", "slow"),
-        ("[2026-11-25 10:00:00,123] LMCache DEBUG: no memory", "DEBUG", "no memory"),
+        ("2026-03-14T10:22:05.695813Z  INFO hf_hub: Using token file", "INFO", "Using token file"),
+        ("2026-03-14T10:22:05.390990Z  WARN dynamo_llm::engines::worker: slow", "WARNING", "slow"),
+        ("[2026-03-14 10:22:05,123] LMCache DEBUG: no memory", "DEBUG", "no memory"),
         ("^[[36m(RayWorkerWrapper pid=4823)^[[0m boom", None, "boom"),
     ],
 )
@@ -54,7 +54,7 @@ def test_programs_beside_the_engine_have_levels_of_their_own(
 
 def test_the_level_that_python_prints_behind_a_loggers_name_is_read() -> None:
     line = parse(
-        "2025-04-03 17:38:57,455 - vllm.v1.engine.core_client - CRITICAL - Got fatal signal from"
+        "2026-03-14 10:22:05,455 - vllm.v1.engine.core_client - CRITICAL - Got fatal signal from"
         " worker processes"
     )
     assert (line.level, line.text) == ("CRITICAL", "Got fatal signal from worker processes")

@@ -19,15 +19,15 @@ LOG = (
 )
 RECORDS: dict[str, Callable[[str], str]] = {
     "docker": lambda line: json.dumps(
-        {"log": line + "\n", "stream": "stderr", "time": "2025-11-02T10:11:12Z"}
+        {"log": line + "\n", "stream": "stderr", "time": "2026-03-14T10:22:05Z"}
     ),
     "collector": lambda line: json.dumps(
         {"@timestamp": "2025-11-02", "level": "info", "message": line}, ensure_ascii=False
     ),
     "logfmt": lambda line: (
-        f'time="2025-11-02T10:11:12Z" level=info msg={json.dumps(line)} component=vllm'
+        f'time="2026-03-14T10:22:05Z" level=info msg={json.dumps(line)} component=vllm'
     ),
-    "go": lambda line: f"time=2025-11-02T10:11:12Z level=INFO msg={json.dumps(line)}".replace(
+    "go": lambda line: f"time=2026-03-14T10:22:05Z level=INFO msg={json.dumps(line)}".replace(
         "\\u001b", "\\x1b"
     ),
 }
@@ -54,7 +54,7 @@ def test_a_record_of_many_lines_is_a_log() -> None:
     [
         "RuntimeError: boom",
         '{"object": "error", "message": "The model `m` does not exist.", "code": 404}',
-        'time=2025-11-02T10:11:12Z level=ERROR msg="cannot start" error="CUDA out of memory"',
+        'time=2026-03-14T10:22:05Z level=ERROR msg="cannot start" error="CUDA out of memory"',
         "time= 12 s",
         '{"time": 12}',
     ],
