@@ -1,4 +1,4 @@
-"""The endpoints of models that run elsewhere: each that is wished for has one watcher."""
+"""The watchers of endpoints elsewhere: one for each endpoint of a wish."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gateway.controller.watch.endpoint_watcher import EndpointKey, EndpointWatch
 from gateway.controller.watch.engine_client import EngineClient
 from gateway.proxy.access.endpoint_keys import EndpointKeys
 
-# So many endpoints are asked as often as the settings say. Of more, each is asked less often, so
-# that all cost as much as these.
+# Up to this number, endpoints are checked at the configured interval. With more, each is checked
+# less often, so that the total cost stays.
 _ENDPOINTS = 300
 
 
@@ -24,9 +24,10 @@ class Endpoints:
         interval_s: float,
         wake: Callable[[], None],
     ) -> None:
-        """client: of endpoints alone, so that no number of them that are away keeps the engines of
-        this machine waiting. interval_s: between two
-        questions to one."""
+        """`client` serves endpoints alone: unreachable ones never delay calls to engines here.
+
+        `interval_s` is the time between two checks of one endpoint.
+        """
         self._fleet = fleet
         self._client = client
         self._keys = keys
@@ -34,7 +35,7 @@ class Endpoints:
         self._wake = wake
 
     async def look(self, model: ManagedModel) -> None:
-        """One watcher for each endpoint that is wished for now."""
+        """Start and close watchers, so that each endpoint of the wish has one."""
         key = EndpointKey(self._keys, model.wish.endpoint_key)
         if model.deleting or [(one.endpoint, one.key) for one in model.endpoints] == [
             (one, key) for one in model.wish.endpoints
@@ -49,7 +50,7 @@ class Endpoints:
                 model.endpoints.append(before.pop(endpoint))
                 continue
             model.endpoints.append(EndpointWatcher(model.wish.name, endpoint, *watched))
-            # Until it is asked with the other key its requests go on.
+            # Requests go on until the endpoint was checked with the new key.
             if known is not None:
                 model.endpoints[-1].replica, model.endpoints[-1].state = known.replica, known.state
         for one in before.values():

@@ -1,8 +1,8 @@
 """Failpoints: places where a test lets the gateway kill itself, to show that the next start
 recovers.
 
-There is a failpoint before and after every effect of the loop; the lists are made from its actions,
-and from the steps of a changed wish.
+Each effect of the loop has one before and one after it. The lists follow from its actions and from
+the steps of a changed wish.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHANGE_FAILPOINTS = tuple(
 
 
 class Failpoint:
-    """`name` is one of FAILPOINTS or CHANGE_FAILPOINTS, or empty: then nothing ever happens."""
+    """`name` is in FAILPOINTS or CHANGE_FAILPOINTS, or empty: then nothing ever happens."""
 
     def __init__(self, name: str) -> None:
         self._name = name

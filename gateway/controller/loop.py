@@ -1,9 +1,7 @@
-"""The loop: the only writer. It compares what is wanted with what is there, and has every replica
-take its next step.
+"""The control loop: the only writer. It compares wishes with reality and steps every replica.
 
-Level-triggered: events only wake it, and each pass works from what is true now, so a crash at any
-point costs one more pass. An error that nobody expected stays with the replica or the model that
-met it.
+Events only wake the loop. Each pass works from the present state, so a crash at any point costs one
+more pass. An unexpected error stays with the replica or model that met it.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ from gateway.store.store import Store
 
 log = Logger("fitserve.loop")
 
-# Calls to engines at once, and as many to endpoints.
+# Concurrent calls to engines, and as many to endpoints.
 _CALLS_AT_ONCE = 128
 # With their rests these take about two minutes.
 _MOST_BROKEN_PASSES = 8
@@ -66,9 +64,11 @@ _ENDED_WITH_US = Failure(
 
 
 class Loop:
-    """Owns the state. Others read `fleet` and `health`, ask for something by `orders`, and look
-    ahead with `plan_preview`; everything else happens in
-    `run`."""
+    """Owns the state.
+
+    Others read `fleet` and `health`, give `orders`, and use `plan_preview`. All other work happens
+    in `run`.
+    """
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class Loop:
         routes: Routes,
         ended: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """signatures: gives what engines print when they fail. ended: how many requests of each
-        model have ended so far."""
+        """`signatures` gives the known failure patterns; `ended` the number of ended requests of
+        each model."""
         settings, self._store, self._host, self._settings = (
             launcher.settings,
             store,
@@ -91,7 +91,7 @@ class Loop:
         self.fleet = Fleet(settings.keep_alive)
         self.health = LoopHealth()
         self.passed: Callable[[], object] = lambda: None
-        """Called after each pass, with what came of it in the models."""
+        """Called after each pass, with the new state in the models."""
         self._gpus = gpus
         self._lost = gpus.lost
         self._routes = routes
@@ -99,7 +99,7 @@ class Loop:
         self._launcher = launcher
         self._wake = asyncio.Event()
         self._instances: list[Instance] | None = None
-        """As of the last look; None: nobody has looked yet."""
+        """The instances of the last look; None before the first."""
         self._gate = StartGate(self.fleet, planner.hardware, settings.start_timeout_s)
         self._drains = Drains(routes, settings.drain_s)
         wishes = WishChanges(store)
@@ -147,18 +147,18 @@ class Loop:
         self._wake.set()
 
     def _admitted(self) -> None:
-        """So that a model is not unknown to whoever asks it as soon as it was added."""
+        """Publish a new model at once, so that it is not unknown to its first client."""
         if self._instances is not None:
             self._publish_routes(self._instances)
 
     async def run(self) -> None:
-        """Until cancelled. Engines go on running after it; `close` lets go of them.
+        """Run passes until cancelled. Engines run on after it; `close` lets go of them.
 
-        Raises what passes meet that nobody expected, after so many in a row: perhaps another
-        process does better.
+        Raises an unexpected error after several failed passes in a row, as a new process may do
+        better.
         """
-        # Until the first look at what runs, requests wait: no model is unknown, and none is said to
-        # be away.
+        # Requests wait until the first look at running engines, so no model appears unknown or
+        # away.
         self._routes.table = route_table(self.fleet, [], self._settings.start_timeout_s, waits=True)
         looked = False
         while True:
@@ -172,8 +172,8 @@ class Loop:
                     log.error("the host does not answer", error=str(error))  # noqa: TRY400 - the traceback adds nothing
                 self.health.host_problem = str(error)
                 if not looked:
-                    # The wanted models are known though no engine is: their clients are asked to
-                    # come again, and do not hear that they do not exist.
+                    # The wanted models are known without any engine: clients are asked to come
+                    # again, and get no 404.
                     self._publish_routes([])
             except Exception as error:
                 self.health.setback.broke(error)
@@ -182,15 +182,14 @@ class Loop:
                 await asyncio.sleep(self.health.setback.rest_s)
             self.health.last_pass = time.monotonic()
             self.passed()
-            # A pass that waited for nothing lets others run all the same: what it waits for may be
-            # a step that has to end.
+            # Yield even after a pass that awaited nothing, so that pending steps can end.
             await asyncio.sleep(0)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.tick_s):
                     await self._wake.wait()
 
     async def close(self) -> None:
-        """Stop watching and wait for nothing; engines go on running."""
+        """Stop watching, without waiting. Engines run on."""
         for model in self.fleet.models.values():
             for endpoint in model.endpoints:
                 await endpoint.close()
@@ -202,8 +201,8 @@ class Loop:
         await self._orphans.close()
 
     async def end_engines(self) -> None:
-        """After `close`: no engine of this gateway goes on. Their models start again with the next
-        one."""
+        """Stop all engines of this gateway, after `close`. The next gateway starts their models
+        again."""
         for replica in self.fleet.replicas():
             if replica.attempt is not None:
                 ended = replica.attempt.evolve(
@@ -218,13 +217,12 @@ class Loop:
         )
 
     async def left_running(self) -> list[str]:
-        """The engines of this gateway that run, by the names of their instances. Raises
-        HostError."""
+        """The running engines of this gateway, by instance name. Raises HostError."""
         return [one.name for one in await self._host.list() if one.state == "running"]
 
     def load(self) -> None:
-        """Read what is wanted and what was tried, before the first request: no model may be unknown
-        to clients that wait for it."""
+        """Read wishes and attempts before the first request, so that no model is unknown to
+        clients."""
         if restored := restore_running(self._store, self._running):
             log.warning("the database was empty, what runs was entered again", attempts=restored)
         self.fleet.models.update(remembered(self._store))
@@ -235,7 +233,7 @@ class Loop:
         self._instances = instances
         self.health.host_problem, problem = None, self._store.problem
         if self._store.failing is not None:
-            # No other change may come for long; so try whether the disk has room again.
+            # No other change may come for long, so check whether the disk has room again.
             with contextlib.suppress(StoreError):
                 await asyncio.to_thread(self._store.check)
             problem = problem or self._store.failing
@@ -243,26 +241,24 @@ class Loop:
             one.name for one in instances if one.state == "running"
         }
         if ended or self._lost is not self._gpus.lost:
-            # Another set of GPUs, or memory that an engine had: a replica without a plan may find
-            # one.
+            # Other GPUs or freed memory: a replica without a plan may find one.
             self._lost = self._gpus.lost
             self.fleet.unblock()
-        # Before anything that may fail: an engine that is gone, or leaves, gets no more requests.
+        # First of all, engines that are gone or evicted get no more requests.
         await self.evictor.look(instances)
         self._publish_routes(instances)
         self._gate.look(instances)
         self._drains.look({instance.name for instance in instances})
         self._orphans.look(instances, self.fleet.instance_names())
         models = self.evictor.in_order()
-        # Of all before any is planned: what is given for one is not another's.
+        # All models receive before any is planned, so that no gift is planned twice.
         for model in models:
             self._receive(model)
         for model in models:
             try:
                 await self._attend(model, instances)
             except StoreError as error:
-                # A step that could not be recorded is not done, and is tried again; other models go
-                # on.
+                # A step that was not recorded is not done, and is tried again. Other models go on.
                 if self.health.store_problem is None:
                     log.error(  # noqa: TRY400
                         "a step could not be recorded", model=model.wish.name, error=str(error)
@@ -272,8 +268,8 @@ class Loop:
         self.health.store_problem = problem
 
     async def _attend(self, model: ManagedModel, instances: list[Instance]) -> None:
-        """What is to be done for one model now. An error that nobody expected stays with the model.
-        Raises StoreError."""
+        """Take the next steps of one model. An unexpected error stays with the model. Raises
+        StoreError."""
         if model.setback.rest_s:
             return
         try:
@@ -284,7 +280,7 @@ class Loop:
                 await self._steps.attend(model, model.trial, instances)
                 self._forget_trial(model, model.trial, instances)
             await self._changes.size(model)
-            # One step in a pass: what leaves the routes has left them before it stops.
+            # One step in a pass, so that an engine has left the routes before it stops.
             if await self._changes.attend(model):
                 self.wake()
             if model.deleting:
@@ -296,13 +292,13 @@ class Loop:
             model.setback.broke(error)
 
     def _receive(self, model: ManagedModel) -> None:
-        """Have others give what the model waits for. An error that nobody expected stays with the
+        """Have other models give what the model waits for. An unexpected error stays with the
         model."""
         if model.setback.rest_s:
             return
         try:
             for replica in model.replicas:
-                # Each is seen to, also where another one has not given.
+                # Each giver is asked, even if another one has not given.
                 missing = [take for take in replica.takes if not self._given(take, model.wish.name)]
                 if replica.takes and not missing:
                     replica.receive(
@@ -316,7 +312,7 @@ class Loop:
             model.setback.broke(error)
 
     def _given(self, take: Offer, requester: str) -> bool:
-        """Whether a model has given what is taken of it, or never will; else it is seen to."""
+        """Whether a model has given the offer or never will. Otherwise the gift is started."""
         model = self.fleet.models.get(take.model)
         if model is None or take.replica >= len(model.replicas):
             return True
@@ -328,13 +324,12 @@ class Loop:
             return True
         if attempt is None or replica.busy:
             return not replica.busy
-        # Once it is planned with less: who takes it is started beside it, when the engine from
-        # before is gone.
+        # A shrunken plan suffices: the requester starts beside it once the old engine is gone.
         if (
             attempt.plan.cap is not None and attempt.plan.cap.bytes <= take.keeps
         ) or model.keeps_until > time.monotonic():
             return True
-        # One of its copies after the other: the rest serves meanwhile.
+        # One copy at a time, so that the others serve.
         away = any(
             one.unrouted_at is not None or (one.made_room and one.attempt is not None)
             for one in model.replicas
@@ -359,8 +354,7 @@ class Loop:
             instance.model == name for instance in instances
         ):
             return
-        # Before the database forgets the attempts, so that these records never bring back a model
-        # that was removed.
+        # These records go first, so that they never restore a removed model.
         for replica in replicas:
             for attempt in replica.attempts:
                 self._running.remove(attempt.instance_name)
@@ -374,7 +368,7 @@ class Loop:
     def _forget_trial(
         self, model: ManagedModel, trial: ReplicaState, instances: list[Instance]
     ) -> None:
-        """Once nothing of it runs its attempts are those of the replica."""
+        """Return the attempts of a trial to its replica once nothing of it runs."""
         if (
             trial.attempt is None
             and not trial.seeks

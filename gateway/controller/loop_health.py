@@ -1,4 +1,4 @@
-"""What keeps the loop from its work, and when it last looked at the world."""
+"""The problems of the loop, and the time of its last pass."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class LoopHealth:
         self.store_problem: str | None = None
         self.setback = Setback("the control loop")
         self.last_pass = time.monotonic()
-        """Of the monotonic clock."""
+        """Monotonic time of the last pass."""
 
     @property
     def problem(self) -> str | None:
-        """What keeps passes from being whole, that nobody expected."""
+        """The unexpected error that breaks passes now."""
         return self.setback.problem
 
     @property

@@ -1,5 +1,7 @@
-"""What owners ask for: models added, changed, stopped, removed, GPUs set apart. It is on the disk
-before it is answered, and the loop carries it out."""
+"""Orders of owners: add, change, stop or remove a model, set GPUs apart.
+
+An order is on disk before it is answered. The loop carries it out.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,14 @@ class Orders:
         admitted: Callable[[], None],
         wake: Callable[[], None],
     ) -> None:
-        """admitted: a model was taken in, and may be asked. wake: the loop looks at everything
-        again."""
+        """`admitted` is called for a new model that clients may call; `wake` starts a pass."""
         self._store = store
         self._fleet = fleet
         self._wishes = wishes
         self._admitted = admitted
         self._wake = wake
-        # Of wishes one at a time is held against the others and recorded: no two take one name, and
-        # none is lost.
+        # Wishes are checked against each other and recorded one at a time, so that no name is taken
+        # twice and none is lost.
         self._wishing = asyncio.Lock()
 
     async def add(self, wish: Wish) -> ManagedModel:
@@ -50,7 +51,7 @@ class Orders:
         return model
 
     async def remove(self, name: str) -> None:
-        """Mark for removal; the engines are stopped by the loop. Raises NotFound, StoreError."""
+        """Mark a model for removal. The loop stops its engines. Raises NotFound, StoreError."""
         self._store.changeable()
         await asyncio.to_thread(self._store.mark_deleting, name)
         self._fleet.model(name).deleting = True
@@ -59,9 +60,11 @@ class Orders:
     async def change(
         self, model: ManagedModel, old: Wish, wish: Wish, *, anew: bool
     ) -> ManagedModel:
-        """Record another wish for a model durably, then bring its engines to it. old: the wish that
-        it was made of. anew: other engines may be
-        needed. Raises NotFound, Conflict, StoreError."""
+        """Record another wish for a model durably, then change its engines.
+
+        `old` is the wish that the new one was made from. `anew`: other engines may be needed.
+        Raises NotFound, Conflict, StoreError.
+        """
         self._store.changeable()
         name = model.wish.name
         async with self._wishing:
@@ -83,7 +86,7 @@ class Orders:
             if not anew:
                 await self._wishes.enforce(model, wish, model.generation)
             elif not model.serving:
-                # There is nothing to go back to.
+                # Nothing serves, so there is no state to go back to.
                 await self._wishes.enforce(model, wish, model.newest + 1)
             else:
                 await self._wishes.begin(model, wish)
@@ -94,15 +97,15 @@ class Orders:
         return model
 
     async def retry(self, name: str) -> ManagedModel:
-        """Forget what failed, and start again now. Raises NotFound, StoreError."""
+        """Forget failures, and start again now. Raises NotFound, StoreError."""
         self._store.changeable()
         model = self._fleet.model(name)
         now = time.time()
         await asyncio.to_thread(self._store.forgive, name, now)
         model.forgiven_at = now
         model.inquiry_problems.clear()
-        # What is asked or started meanwhile keeps the old ones for itself. Answers are on disk, as
-        # long as what gave them is here.
+        # Work under way keeps its own references. Answers stay on disk as long as their source
+        # exists.
         model.pins, model.answers = {}, {}
         model.setback.over()
         for replica in model.replicas:
@@ -112,12 +115,12 @@ class Orders:
         return model
 
     async def stop(self, name: str) -> ManagedModel:
-        """End its engines and load it no more until `start`; it is not forgotten. Raises NotFound,
-        BadRequest, StoreError."""
+        """Stop the engines, and load the model no more until `start`. Raises NotFound, BadRequest,
+        StoreError."""
         return await self._set_stopped(name, stopped=True)
 
     async def start(self, name: str) -> ManagedModel:
-        """Load it again, and from now on as its policy says. Raises NotFound, BadRequest,
+        """Load the model again, and from now on by its policy. Raises NotFound, BadRequest,
         StoreError."""
         return await self._set_stopped(name, stopped=False)
 
@@ -131,7 +134,7 @@ class Orders:
             )
         await asyncio.to_thread(self._store.set_stopped, name, stopped=stopped)
         model.stopped = stopped
-        for replica in model.replicas:  # as it is shown until the next pass
+        for replica in model.replicas:  # shown until the next pass
             engine = replica.attempt is not None or replica.busy
             if stopped and engine:
                 replica.status = Rest(
@@ -140,16 +143,18 @@ class Orders:
             elif not stopped and not engine:
                 replica.status = Rest("starting", "its owner starts it")
         if not stopped:
-            # Being started is being asked.
+            # A start by the owner counts as a request.
             model.used_at, model.gave_way = time.time(), False
         self._wake()
         return model
 
     @contextlib.contextmanager
     def set_apart(self, gpus: Sequence[str]) -> Iterator[dict[str, str]]:
-        """Nothing is started on these GPUs (by UUID) meanwhile. Gives what the gateway has on each
-        that is not free, and what to do about it. Raises
-        Conflict where they are set apart already."""
+        """Keep these GPUs (by UUID) free of starts in this context.
+
+        Gives for each GPU in use its user and the remedy. Raises Conflict if GPUs are set apart
+        already.
+        """
         if self._fleet.set_apart:
             raise Conflict("The GPUs are being measured already.", hint="Try again in a minute.")
         users = self._fleet.users()

@@ -1,5 +1,7 @@
-"""Instances of no attempt that we know, of a model that was removed or from before a database was
-set back: they are stopped."""
+"""Stops instances without a known attempt.
+
+They belong to a removed model, or to a database from before a restore.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ log = Logger("fitserve.loop")
 
 
 class OrphanEngines:
-    """Those that are being stopped, by name."""
+    """Stops orphan engines in the background; tracked by instance name."""
 
     def __init__(
         self,
@@ -28,8 +30,10 @@ class OrphanEngines:
         self._stopping: dict[str, Supervised] = {}
 
     def look(self, instances: Iterable[Instance], known: Collection[str]) -> None:
-        """Stop what is not known. A plan is recorded before its engine is started, so none of these
-        is an engine that just starts."""
+        """Stop instances that are not in `known`.
+
+        A plan is recorded before its engine starts, so a starting engine is never an orphan.
+        """
         self._stopping = {name: work for name, work in self._stopping.items() if not work.done}
         for instance in instances:
             name = instance.name
@@ -43,6 +47,6 @@ class OrphanEngines:
                 )
 
     async def close(self) -> None:
-        """Lets go of them; they are found again."""
+        """Abandon the stops under way. The next gateway finds the engines again."""
         for work in self._stopping.values():
             await work.close()

@@ -1,1 +1,1 @@
-"""What happened: told once, kept, and handed to whoever listens."""
+"""Events: detected once, stored, and delivered to listeners."""

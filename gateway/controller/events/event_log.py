@@ -1,8 +1,8 @@
-"""The events of this gateway: numbered and on the disk first, then told to whoever listens.
+"""The numbered events of this gateway, stored on disk before any listener gets them.
 
-Nobody's events are kept for him: a listener has the number of the last event that he got, and is
-given what comes after it, out of memory or out of the store. So one that is slow costs nothing, and
-may come back after any time; where what he lacks is gone, he hears that (`Gap`).
+No queue per listener exists. A listener names the last event that it has, and gets the following
+ones from memory or from the store. So a slow listener costs nothing, and may return at any time. If
+events are gone, the answer has `gap` set.
 """
 
 from __future__ import annotations
@@ -21,26 +21,29 @@ from gateway.store.store import Store
 
 log = Logger("fitserve.events")
 
-# Between two writes, so that a storm of events is few transactions.
+# Seconds between two writes, so that a storm of events needs few transactions.
 _WRITE_S = 0.2
-# Between two tries where the disk takes nothing.
+# Seconds between two tries while the disk takes nothing.
 _RETRY_S = 2.0
-# What waits for the disk; of more the oldest are lost.
+# Events that may wait for the disk. Beyond that the oldest are lost.
 _MOST_WAITING = 2_000
 _IN_MEMORY = 1_000
 _AT_ONCE = 256
 
 
 class RecordedEvent(NamedTuple):
-    """An event with its number, and as JSON, which is made once for all who listen."""
+    """An event with its number, and its JSON, which is made once for all listeners."""
 
     event: Event
     text: bytes
 
 
 class EventBatch(NamedTuple):
-    """What comes after an event. number: of the last that was looked at. gap: events between are
-    gone, or the number is of another gateway."""
+    """The events after a number.
+
+    `number` is the last event that was looked at. `gap`: events are missing, or the number is of
+    another gateway.
+    """
 
     events: Sequence[RecordedEvent]
     number: int
@@ -48,11 +51,11 @@ class EventBatch(NamedTuple):
 
 
 class EventLog:
-    """Touched by the event loop alone. `begin` before the first `tell`."""
+    """Used by the event loop alone. Call `begin` before `tell`."""
 
     def __init__(self, store: Store) -> None:
         self.newest = self.at_start = 0
-        """The number of the newest event, and of the newest one when the gateway started."""
+        """The newest event's number, now and when the gateway started."""
         self._table = store.events
         self._recent: deque[RecordedEvent] = deque(maxlen=_IN_MEMORY)
         self._waiting: deque[Iterable[Event]] = deque(maxlen=_MOST_WAITING)
@@ -70,13 +73,15 @@ class EventLog:
         self._writing = asyncio.create_task(self._write())
 
     def tell(self, events: Iterable[Event]) -> None:
-        """They are made where they are written, beside the event loop: what they are made of must
-        not change."""
+        """Record events soon.
+
+        The iterable is consumed later in a thread, so its inputs must not change.
+        """
         self._waiting.append(events)
         self._told.set()
 
     async def close(self) -> None:
-        """What was told is on the disk, where the disk takes it."""
+        """Write the events that wait, if the disk takes them."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait({self._writing})
@@ -91,7 +96,7 @@ class EventLog:
         return await asyncio.to_thread(self._table.last, most, model)
 
     async def after(self, number: int, model: str | None = None) -> EventBatch:
-        """The next events after this one; none where there are none yet. 0: with the oldest. Raises
+        """The next events after this number, or none. Number 0 begins with the oldest event. Raises
         StoreError."""
         if number == self.newest:
             return EventBatch((), number)
@@ -117,7 +122,7 @@ class EventLog:
         return await asyncio.to_thread(self._table.after, number, most, model)
 
     async def more(self, within_s: float) -> bool:
-        """Waits for more events, or for the end; False: for so long there was nothing."""
+        """Wait for more events or the end. False: nothing came within the time."""
         try:
             async with asyncio.timeout(within_s):
                 await self._more.wait()
@@ -126,12 +131,12 @@ class EventLog:
         return True
 
     def end(self) -> None:
-        """The gateway stops: whoever listens gets what was told, and then the end."""
+        """End the log: listeners get the remaining events, and then the end."""
         self._ending = True
         self._wake()
 
     def over(self, number: int) -> bool:
-        """Whether nothing will come after this event."""
+        """Whether no event follows this one."""
         return self._ending and (
             self._failing or (number == self.newest and not self._waiting and not self._recording)
         )
@@ -140,8 +145,8 @@ class EventLog:
         while True:
             await self._told.wait()
             self._told.clear()
-            # Whole, though this is cancelled: before a thread has begun with them, what was taken
-            # would be lost.
+            # A cancellation must not interrupt the write: events taken from the queue would be
+            # lost.
             self._present = asyncio.create_task(self._record())
             written = await asyncio.shield(self._present)
             await asyncio.sleep(_WRITE_S if written else _RETRY_S)
@@ -174,15 +179,15 @@ class EventLog:
     def _keep(self, added: list[RecordedEvent]) -> None:
         if added:
             if self._recent and added[0].event.id != self._recent[-1].event.id + 1:
-                # Another process has told events of its own: a gateway that took over, or one that
-                # was replaced.
+                # Another process has written events: a gateway that took over, or that was
+                # replaced.
                 self._recent.clear()
             self._recent.extend(added)
             self.newest = added[-1].event.id
 
     def _add(self, taken: list[Iterable[Event]]) -> list[RecordedEvent]:
-        """Makes and writes them; `taken` has then what was made, for the next try. In a thread.
-        Raises StoreError."""
+        """Write events, in a thread. `taken` then holds the events made, for the next try. Raises
+        StoreError."""
         for place, events in enumerate(taken):
             try:
                 taken[place] = [*events]

@@ -1,5 +1,7 @@
-"""Looks at the models after each pass of the loop, and at GPUs, keys and engines beside them, and
-tells what has changed (gateway/controller/decisions/reports.py)."""
+"""Detects changes of models, GPUs, keys and engines after each pass, and reports them as events.
+
+The comparison is in gateway/controller/decisions/reports.py.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,19 @@ from gateway.store.store import Store
 from gateway.supervision import Setback, Supervised
 from gateway.version import __version__
 
-# Between two looks at the engines that are installed.
+# Seconds between two looks at the installed engines.
 _ENGINES_S = 5.0
-# A look is followed by a pause of so many times its own time, of so many seconds at most: what a
-# storm of passes costs is bounded.
+# A look is followed by a pause of so many times its own duration, at most `_LONGEST_S`. So a storm
+# of passes has a bounded cost.
 _PAUSE, _LONGEST_S = 300, 0.2
 # A hot card lowers and raises its clocks every few seconds.
 _COOL_S = 60.0
-# Of the starts of a replica that have ended: more end in no pass.
+# Ended starts of a replica to look at. No pass ends more.
 _LAST = 4
 
 
 class Observer:
-    """models: all, by name, as the loop has them. keys: those that are kept now."""
+    """`models` are those of the loop, by name; `keys` gives the present keys."""
 
     def __init__(
         self,
@@ -70,8 +72,10 @@ class Observer:
         self._looking: Supervised | None = None
 
     def begin(self, store: Store) -> list[Event]:
-        """What was told before, by the store; gives what went while no gateway ran, for `start`.
-        Blocks. Raises StoreError."""
+        """Read from the store how far events were reported. Blocks.
+
+        Returns the removals that happened while no gateway ran, for `start`. Raises StoreError.
+        """
         bounds, told, models = (
             store.events.bounds(),
             store.events.of_attempts(),
@@ -99,7 +103,7 @@ class Observer:
         return [_event(now, "model.removed", f"{name} is removed.", model=name) for name in gone]
 
     def start(self, gone: list[Event]) -> None:
-        """On the event loop, as everything from now on."""
+        """Start on the event loop, which all later calls use too."""
         self._events.tell(gone)
         about: dict[str, Any] = {
             "version": __version__,
@@ -112,7 +116,7 @@ class Observer:
         self._looking = Supervised(self._look_at_engines, "the look at installed engines")
 
     def stop(self) -> None:
-        """The server begins to stop."""
+        """Report the end of the server."""
         self._look()
         self._tell(_event(time.time(), "gateway.stopped", "The gateway stops; engines go on."))
         self._events.end()
@@ -124,7 +128,7 @@ class Observer:
             await self._looking.close()
 
     def look(self) -> None:
-        """After a pass, of which there may be very many in a second. Never raises."""
+        """Look after a pass; at most a few times in a second. Never raises."""
         wait_s = self._next - time.monotonic()
         if wait_s <= 0:
             self._look()
@@ -258,7 +262,8 @@ def _event(now: float, kind: EventKind, words: str, model: str | None = None, **
 
 
 def _seen(model: ManagedModel) -> tuple[Any, ...]:
-    """All that an event could come of, at little cost: values that are replaced, not changed."""
+    """All values that can cause an event. They are replaced, never changed, so comparison is
+    cheap."""
     seen: tuple[Any, ...] = _OF_MODEL(model)
     for one in model.all_replicas:
         seen += (*_OF_REPLICA(one), len(one.history), one.watcher and one.watcher.observation)

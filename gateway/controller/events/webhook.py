@@ -1,10 +1,11 @@
-"""Tells events to the URLs of FITSERVE_WEBHOOK, as https://www.standardwebhooks.com has it: one
-POST for each event, in order, signed where there is a
-secret, tried again until the receiver takes it or it is a day old.
+"""Posts events to the URLs of FITSERVE_WEBHOOK, following https://www.standardwebhooks.com.
 
-Which event was told last is in the store, for each URL: what happened while the receiver or the
-gateway was away is told later, as far as events are kept. An event may come twice, with the same
-`webhook-id`.
+Each event is one POST, in order, and signed if there is a secret. It is repeated until the receiver
+accepts it or it is a day old.
+
+The store has the last delivered event of each URL. So events from a time when the receiver or the
+gateway was away are delivered later, as far as they are kept. An event may come twice, with the
+same `webhook-id`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _GONE = 410
 
 
 class Webhook:
-    """One URL. patterns: kinds of events that it is told."""
+    """The delivery to one URL. `patterns` are the kinds of events to send."""
 
     def __init__(
         self, url: str, key: bytes | None, patterns: tuple[str, ...], events: EventLog, store: Store
@@ -53,7 +54,7 @@ class Webhook:
         self._events = events
         self._table = store.events
         self._sender = store.instance
-        # Neither the path nor the query of a URL is told: they may be secrets.
+        # The path and query of a URL may be secrets, so logs have neither.
         parts = urlsplit(url)
         self._receiver = f"{parts.scheme}://{parts.hostname}"
         self._reader = hashlib.sha256(url.encode()).hexdigest()[:16]
@@ -68,14 +69,13 @@ class Webhook:
         await self._telling.close()
 
     async def _tell(self) -> float | None:
-        """Some events; the seconds until the next ones are looked for."""
+        """Deliver some events. Returns the seconds until the next look."""
         if self._number is None:
             known = await asyncio.to_thread(self._table.cursor, self._reader)
-            # A new receiver hears of this gateway's start, and of what comes.
+            # A new receiver begins with this gateway's start.
             self._number = known if known is not None else self._events.at_start
             if known is None:
-                # Else what it does not take before this gateway ends would be from before the next
-                # one's start.
+                # Without this note, undelivered events would be skipped after the next start.
                 await self._note(self._number)
         found = await self._events.after(self._number)
         if found.gap:
@@ -99,12 +99,12 @@ class Webhook:
         return any(fnmatchcase(event.kind, pattern) for pattern in self._patterns)
 
     async def _note(self, number: int) -> None:
-        # Else it is told again after a restart; the log has said that the disk takes nothing.
+        # The event is sent again after a restart. The log has reported the full disk.
         with contextlib.suppress(StoreError):
             await asyncio.to_thread(self._table.note_cursor, self._reader, number)
 
     async def _sent(self, event: Event, text: bytes) -> bool:
-        """Once it was taken, or is too old; False: the receiver wants no more."""
+        """Whether the event was delivered or is too old; False: the receiver wants no more."""
         at = datetime.fromtimestamp(event.at, UTC).isoformat()
         body = msgspec.json.encode({"type": event.kind, "timestamp": at, "data": msgspec.Raw(text)})
         name = f"evt_{self._sender}_{event.id}"
@@ -146,8 +146,10 @@ class Webhook:
 
 
 def headers(name: str, at: int, body: bytes, key: bytes | None) -> bytes:
-    """The head's lines about one message. Source: standard-webhooks/spec/standard-webhooks.md,
-    "Signature scheme" and "Webhook metadata"."""
+    """The header lines of one message.
+
+    Source: standard-webhooks/spec/standard-webhooks.md, "Signature scheme" and "Webhook metadata".
+    """
     lines = f"webhook-id: {name}\r\nwebhook-timestamp: {at}\r\n"
     if key is not None:
         signed = base64.b64encode(
@@ -158,7 +160,7 @@ def headers(name: str, at: int, body: bytes, key: bytes | None) -> bytes:
 
 
 def webhooks(settings: Settings, events: EventLog, store: Store) -> list[Webhook]:
-    """Those that the settings name."""
+    """The webhooks that the settings name."""
     return [
         Webhook(url, settings.webhook_key, settings.webhook_kinds, events, store)
         for url in settings.webhook_urls

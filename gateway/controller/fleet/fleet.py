@@ -1,5 +1,4 @@
-"""All models of the gateway as the loop holds them in memory, and what follows from all of them:
-who has what of the GPUs, claims, ports."""
+"""All models in memory, and the use of GPUs, ports and names that follows from them."""
 
 from __future__ import annotations
 
@@ -21,22 +20,21 @@ from gateway.planner.starts import Holder, Stage, shape
 
 
 class Fleet:
-    """`models` is by name; only the loop and its effects change it."""
+    """`models` is by name. Only the loop and its effects change it."""
 
     def __init__(self, keep_alive: float = -1.0) -> None:
-        """keep_alive: in seconds, of a model that has none of its own."""
+        """`keep_alive`, in seconds, holds for models without their own."""
         self.models: dict[str, ManagedModel] = {}
         self._keep_alive = keep_alive
         self.set_apart: frozenset[str] = frozenset()
-        """UUIDs of GPUs on which nothing is started now: they are being measured."""
+        """UUIDs of GPUs that are being measured: nothing is started on them."""
         self.eviction_order: Sequence[Place] = ()
-        """The copies that could leave for another model, in the order in which it is asked of
-        them."""
+        """The copies that may be evicted for another model, first to last."""
         self.unasked: Collection[str] = ()
-        """The models that nobody asks now."""
+        """The models without requests now."""
 
     def admit(self, model: ManagedModel) -> ManagedModel:
-        """Take a new model in, with a replica for each that is wished for."""
+        """Add a new model, with one replica for each that its wish asks for."""
         model.replicas = [
             ReplicaState(model.wish.name, index)
             for index in range((model.wish.replicas or 1) if model.wish.source else 0)
@@ -45,7 +43,7 @@ class Fleet:
         return model
 
     def model(self, name: str) -> ManagedModel:
-        """By its name. Raises NotFound."""
+        """The model of this name. Raises NotFound."""
         model = self.models.get(name)
         if model is None:
             names = {
@@ -61,15 +59,19 @@ class Fleet:
             yield from model.all_replicas
 
     def unblock(self) -> None:
-        """Something of the machine became free: who found no plan looks again. Who waits for others
-        hears of them when all have given."""
+        """Let replicas without a plan look again, as memory or GPUs became free.
+
+        Replicas that wait for other models look again once all have given.
+        """
         for replica in self.replicas():
             if not replica.takes and replica.blocked is not None:
                 replica.blocked, replica.looks_again = None, True
 
     def instance_names(self) -> set[str]:
-        """Of every attempt that may still have an engine: where a replica serves, what served
-        before it has none."""
+        """Instances of every attempt that may still have an engine.
+
+        Earlier attempts of a serving replica have none.
+        """
         return {
             attempt.instance_name
             for replica in self.replicas()
@@ -82,11 +84,13 @@ class Fleet:
     def planning_context(
         self, model: ManagedModel, requester: ReplicaState, *, instead: bool = False
     ) -> PlanningContext:
-        """What a replica is planned with now. instead: what is tried is planned in the place of
-        what serves."""
+        """The input of the planner for a replica now.
+
+        `instead`: a trial is planned in the place of the serving engine.
+        """
         wish, claims = model.wish_of(requester), self.claims(requester)
-        # Beside what serves nothing is asked of others: that would be for as long as a change
-        # takes.
+        # A trial beside the serving engine takes nothing from others, as that would last for the
+        # whole change.
         aside = requester is model.trial and not instead
         if instead:
             replaced = _promised(
@@ -115,7 +119,7 @@ class Fleet:
             return PlanningContext(
                 self.wish_beside_others(wish), claims, sharing, if_asked=if_asked
             )
-        # Copies are alike: each takes as many GPUs as the first.
+        # All copies take as many GPUs as the first.
         named = isinstance(wish.gpus, tuple)
         size = (
             {"tensor_parallel": like.tensor_parallel.value}
@@ -123,7 +127,7 @@ class Fleet:
             else {"gpus": max(1, len(like.gpus))}
         )
         sharing = self.sharing(model, wish, requester)
-        # For one more copy of what serves others leave at most.
+        # A second copy may only evict others, not shrink them.
         offers = (
             tuple(one for one in sharing.offers if one.how != "surplus")
             if model.serving and not aside
@@ -135,8 +139,10 @@ class Fleet:
     def sharing(
         self, requester: ManagedModel | None, wish: Wish, replica: ReplicaState | None = None
     ) -> Sharing:
-        """How a replica of a model, or a model that is not here yet, shares the GPUs with the
-        others. wish: that it would be planned by."""
+        """How a replica, or a model that is not added yet, shares the GPUs with the others.
+
+        `wish` is the one that it would be planned by.
+        """
         held = self._held_by_others(requester)
         others = {name: self.models[name] for name in held}
         pinned = {name for name, model in others.items() if model.wish.policy.pinned}
@@ -153,8 +159,8 @@ class Fleet:
             for model, index in givers
             for place, offer in enumerate(self._surplus(model, index))
         ]
-        # First of those that give most, so that few are asked; the second of each copy only where
-        # the first of all are too little.
+        # Replicas that give most come first, so that few have to give. The second offer of a copy
+        # follows after the first offers of all copies.
         found.sort(key=lambda one: (one[0], -sum(one[1].gives.values())))
         caps = {name: _last_caps(model) for name, model in others.items()}
         may = self.evictable_copies(requester)
@@ -172,8 +178,8 @@ class Fleet:
         )
 
     def _held_by_others(self, requester: ManagedModel | None) -> dict[str, dict[str, int]]:
-        """What each of the other models has of the GPUs, and of RAM; those that are being removed
-        are not asked for any of it."""
+        """Bytes per GPU, and of RAM, that each other model uses. Models being removed are left
+        out."""
         others = (
             model for model in self.models.values() if model is not requester and not model.deleting
         )
@@ -183,9 +189,10 @@ class Fleet:
         }
 
     def evictable_copies(self, requester: ManagedModel | None) -> list[Place]:
-        """The copies of others that could leave for a model now: none where nobody asks for it, and
-        for one more copy of what serves only those that
-        nobody asks."""
+        """The copies of others that may be evicted for a model now.
+
+        Without requests there are none. A second copy evicts only models without requests.
+        """
         if requester is None:
             return [*self.eviction_order]
         if not requester.serving:
@@ -197,8 +204,11 @@ class Fleet:
         )
 
     def _eviction_offers(self, requester: ManagedModel | None, may: Iterable[Place]) -> list[Offer]:
-        """What the others give by leaving. may: the copies that leave while they serve, in this
-        order; who is pinned never does."""
+        """What the others give by eviction. `candidates` are the copies to evict while they serve,
+        in this order.
+
+        Pinned models are never evicted.
+        """
         others = {
             name: model
             for name, model in self.models.items()
@@ -229,7 +239,7 @@ class Fleet:
         )
 
     def eviction_risk(self, wish: Wish) -> str:
-        """Why a model may have to leave its GPUs for a while; "" where it does not."""
+        """Why a model may be evicted for a while; "" if it never is."""
         if wish.policy.pinned:
             return ""
         if self.keep_alive_s(wish) >= 0:
@@ -249,7 +259,7 @@ class Fleet:
         return self._keep_alive if own is None else own
 
     def _surplus(self, model: ManagedModel, index: int) -> tuple[Offer, ...]:
-        """What a replica of a model could give of its KV cache now."""
+        """What a replica could give of its KV cache now."""
         if (
             index >= len(model.replicas)
             or model.trial is not None
@@ -268,8 +278,10 @@ class Fleet:
     def combined_offer(
         self, model: ManagedModel, take: Offer, requester: str
     ) -> tuple[Offer, set[str]]:
-        """What a replica gives at once, for whom: each time it gives it is started anew, so all
-        that wait for it have theirs together."""
+        """What a replica gives at once, and to which models.
+
+        It restarts each time that it gives, so all waiting models are served together.
+        """
         taken = (
             (one.model, other)
             for one in self.replicas()
@@ -281,7 +293,7 @@ class Fleet:
             for name, other in taken
             if other.replica == take.replica and other.how == "surplus"
         ]
-        # What was to be had beside it was counted on by each of them.
+        # Each of them counted on the memory that is free beside it, but that exists once.
         twice = sum(other.beside for _, other in waiting) - max(
             (other.beside for _, other in waiting), default=0
         )
@@ -292,8 +304,7 @@ class Fleet:
         return part(most, count), {requester, *(name for name, _ in waiting)}
 
     def wish_beside_others(self, wish: Wish) -> Wish:
-        """The wish beside all other models: who shares a machine takes few of its GPUs, unless
-        somebody says otherwise."""
+        """The wish on a shared machine: few GPUs, unless the wish names them."""
         others = any(
             model.wish.source and name != wish.name and not model.deleting
             for name, model in self.models.items()
@@ -302,8 +313,11 @@ class Fleet:
         return changed
 
     def claims(self, requester: ReplicaState | None) -> dict[str, int]:
-        """Bytes per GPU, and of RAM, that live attempts may use, and those that are to come back as
-        they were, without those of the replica that asks."""
+        """Bytes per GPU, and of RAM, that are taken for a requester.
+
+        Live attempts count, and engines that will be restored as they were. The requester itself
+        does not.
+        """
         others = [one for one in self.replicas() if one is not requester]
         return self._with_returning(
             others, _promised(others, dict.fromkeys(self.set_apart, MOST_BYTES))
@@ -312,10 +326,10 @@ class Fleet:
     def _with_returning(
         self, replicas: Iterable[ReplicaState], promised: dict[str, int]
     ) -> dict[str, int]:
-        """On top of what is promised already what replicas had that served until something outside
-        of their plans ended that: whoever is started
-        first after a power cut leaves the others what they had. And what others gave for replicas
-        that are to be planned now.
+        """`promised` plus the memory of replicas that will be restored, and received offers.
+
+        These replicas served until something outside of their plans ended them. So the first start
+        after a power cut leaves the others their memory.
         """
         for replica in replicas:
             model = self.models[replica.model]
@@ -343,8 +357,8 @@ class Fleet:
         return promised
 
     def has_given(self, take: Offer, requester: str) -> bool:
-        """Whether a replica has given KV cache, and for this model: whoever asked while it gave to
-        another has none of that."""
+        """Whether a replica has given KV cache to this requester. A requester that came later gets
+        nothing."""
         giver = self.models.get(take.model)
         if take.how != "surplus" or giver is None or take.replica >= len(giver.replicas):
             return False
@@ -355,11 +369,11 @@ class Fleet:
     def held_bytes(
         self, model: ManagedModel, replica: ReplicaState | None = None
     ) -> dict[str, int]:
-        """Bytes per GPU that the model's own live attempts may use; of one replica, or of all."""
+        """Bytes per GPU that live attempts of the model may use; of one replica, or of all."""
         return _promised([replica] if replica is not None else model.replicas, {})
 
     def holders(self, running: Collection[str], begun: set[str], now: float) -> Iterator[Holder]:
-        """As the gate of starts wants it."""
+        """See `Engines.holders` of the start gate."""
         begun &= {
             replica.attempt.instance_name
             for replica in self.replicas()
@@ -389,7 +403,7 @@ class Fleet:
                     )
 
     def copy_failure(self, attempt: Attempt) -> Failure | None:
-        """As the gate of starts wants it."""
+        """See `Engines.copy_failure` of the start gate."""
         model = self.models.get(attempt.model)
         for other in (
             one for replica in (model.replicas if model else ()) for one in replica.history
@@ -405,7 +419,7 @@ class Fleet:
         return None
 
     def users(self) -> dict[str, list[str]]:
-        """The names of models that have a GPU, by its UUID."""
+        """The names of models that use each GPU, by its UUID."""
         users: dict[str, list[str]] = {}
         for replica in self.replicas():
             for uuid in replica.attempt.plan.gpus if replica.attempt is not None else ():
@@ -417,7 +431,7 @@ class Fleet:
         return {replica.attempt.port for replica in self.replicas() if replica.attempt is not None}
 
     def check_names(self, wish: Wish) -> None:
-        """Raises Conflict where a name or an alias of a wish is a name of another model."""
+        """Raises Conflict where a name or alias of the wish belongs to another model."""
         wishes = [one.wish for one in self.models.values()]
         wishes += [
             one.change.wish
@@ -439,7 +453,7 @@ class Fleet:
 
 
 def _attempts(model: ManagedModel, replica: ReplicaState | None = None) -> list[Attempt]:
-    """All starts of the model, or of one of its replicas, by its wanted wish, oldest first."""
+    """All starts of the model, or of one replica, by its wanted wish, oldest first."""
     replicas = [replica] if replica is not None and replica is not model.trial else model.replicas
     known = (
         one for replica in replicas for one in replica.attempts if one.generation == model.wanted
@@ -452,26 +466,26 @@ def _outlived(replica: ReplicaState) -> Plan | None:
 
 
 def _again(model: ManagedModel, replica: ReplicaState, cap: Cap | None) -> Plan | None:
-    """What is tried beside is another plan, and so is what takes the place of one that serves."""
+    """The interrupted plan to restore; None for a trial, and for the successor of a serving
+    engine."""
     serves = replica.attempt is not None and replica.attempt.state == "ready"
     plan = _outlived(replica) if not serves and replica is not model.trial else None
     return again(plan, cap) if plan is not None else None
 
 
 def _last_caps(model: ManagedModel) -> list[Cap]:
-    """Of each copy: they have different neighbours."""
+    """The last cap of each copy. Copies have different neighbours."""
     found = (last_cap(_attempts(model, replica)) for replica in model.replicas)
     return [cap for cap in found if cap is not None]
 
 
 def names(wish: Wish) -> tuple[str, ...]:
-    """All names by which clients may ask for something of the model."""
+    """All names under which clients can call the model."""
     return wish.name, *wish.aliases, *wish.loras
 
 
 def _promised(replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dict[str, int]:
-    """Bytes per GPU, and of RAM, that the live attempts of replicas may use, on top of what is
-    promised already."""
+    """`promised` plus the bytes per GPU, and of RAM, that live attempts of the replicas may use."""
     for attempt in (replica.attempt for replica in replicas if replica.attempt is not None):
         for uuid in attempt.plan.devices:
             promised[uuid] = promised.get(uuid, 0) + attempt.held(uuid)

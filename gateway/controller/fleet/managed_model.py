@@ -28,14 +28,13 @@ from gateway.domain import (
 from gateway.planner.starts import Stage
 from gateway.supervision import Setback
 
-# An engine that could not be asked is not asked at each start; what kept it from answering may have
-# passed after so long.
+# Seconds before an engine whose inquiry failed is asked again. The cause may be gone by then.
 _ASK_AGAIN_S = 600.0
 
 
 @dataclass
 class ReplicaState:
-    """One replica as the loop holds it: what is recorded, what is seen, what is under way."""
+    """One replica in memory: its records, its observation, and the work under way."""
 
     model: str
     index: int
@@ -48,36 +47,34 @@ class ReplicaState:
     blocked: str | None = None
     blocked_at: float = 0.0
     looks_again: bool = False
-    """It has no plan, and is planned again because time went by, or something became free: until
-    that is known it stays what it was."""
+    """A replica without a plan is planned again. Until the result is known its status stays."""
     takes: tuple[Offer, ...] = ()
-    """What other models give before it can be planned: it waits for that."""
+    """Offers of other models that it waits for before it is planned."""
     received_offers: tuple[Offer, ...] = ()
-    """What others gave for it, until it has a plan: nobody else takes that."""
+    """What others gave for it. Nobody else takes that until it has a plan."""
     gave_to: frozenset[str] = frozenset()
     """The models for which it last gave KV cache."""
     requested_copies: set[tuple[str, int, str]] = field(default_factory=set)
-    """Which copies were last asked to give, and how, since it last had a plan."""
+    """The copies last asked to give, and how, since it last had a plan."""
     on_request: bool = False
-    """There is room for it once others leave, which they do when it is asked."""
+    """There is room once other models are evicted, which a request causes."""
     status: Rest = Rest("starting")
     generation: int = 0
-    """Of the wish that it is planned by."""
+    """The generation of the wish that it is planned by."""
     seeks: bool = False
-    """A trial that gets the next plan where one fails: it tries a changed wish."""
+    """A trial of a changed wish. It gets another plan where one fails."""
     no_room: bool = False
-    """What it tries does not fit beside what serves."""
+    """The trial does not fit beside the serving engine."""
     in_place: bool = False
-    """Another wish takes its place: nothing fits beside it."""
+    """Its successor takes its place, as nothing fits beside it."""
     unrouted_at: float | None = None
-    """When its engine left the routes, for another one takes its place: it answers what it has, and
-    stops."""
+    """When its engine left the routes for a successor. It answers its last requests, and stops."""
     made_room: bool = False
-    """What it served with stopped for another engine, which does not serve yet."""
+    """Its serving engine stopped for a successor that does not serve yet."""
     spent: int | None = None
-    """The number of an attempt whose engine could not fall asleep or wake up: it ends."""
+    """The attempt whose engine could not fall asleep or wake up. It ends."""
     leaving: Eviction | None = None
-    """Why it gets no request and its engine stops or sleeps, until it does not run any more."""
+    """Its eviction: it gets no request until its engine is stopped or asleep."""
     woken: tuple[float, float] | None = None
     """When its engine was last told to wake up, and when it answered; None: it never slept."""
     setback: Setback = field(init=False)
@@ -87,7 +84,7 @@ class ReplicaState:
 
     @property
     def problems(self) -> Iterator[str]:
-        """Errors that nobody expected, which its work meets now."""
+        """Unexpected errors that its work meets now."""
         if self.setback.problem is not None:
             yield self.setback.problem
         if self.watcher is not None:
@@ -99,7 +96,7 @@ class ReplicaState:
 
     @property
     def asleep(self) -> bool:
-        """Its engine sleeps, and what it gave is known."""
+        """Whether its engine sleeps, and the freed memory is known."""
         return (
             self.attempt is not None
             and self.attempt.asleep is not None
@@ -108,12 +105,12 @@ class ReplicaState:
 
     @property
     def attempts(self) -> list[Attempt]:
-        """All attempts of the replica that are remembered, the live one last."""
+        """All remembered attempts of the replica, the live one last."""
         return [*self.history, *([self.attempt] if self.attempt else [])]
 
     def instance_among(self, instances: Iterable[Instance]) -> Instance | None:
-        """The instance of the live attempt; without a live attempt, an instance that an ended
-        attempt left behind."""
+        """The instance of the live attempt; without one, a left-over instance of an ended
+        attempt."""
         attempts = [*([self.attempt] if self.attempt else []), *reversed(self.history)]
         found = {instance.name: instance for instance in instances}
         leftovers = [
@@ -121,7 +118,7 @@ class ReplicaState:
         ]
         if not leftovers or self.attempt is None or leftovers[0].attempt == self.attempt.id:
             return leftovers[0] if leftovers else None
-        # One that another plan takes the place of has to be gone before the other is started.
+        # An engine that another plan replaces has to be gone before the other starts.
         replaced = (
             self.attempt.state == "starting"
             and leftovers[0].fingerprint != self.attempt.fingerprint
@@ -129,7 +126,7 @@ class ReplicaState:
         return leftovers[0] if replaced else None
 
     def block(self, reason: str) -> None:
-        """There is nothing to start for now."""
+        """Note that nothing can be started for now."""
         self.blocked, self.blocked_at, self.takes, self.received_offers, self.on_request = (
             reason,
             time.monotonic(),
@@ -139,8 +136,10 @@ class ReplicaState:
         )
 
     def wait_for(self, takes: tuple[Offer, ...]) -> bool:
-        """There is nothing to start before others gave this. Returns whether that is asked of
-        others than the last time."""
+        """Note that other models must give these offers first.
+
+        Returns whether the set of givers has changed.
+        """
         self.block("waits: " + "; ".join(offer.words for offer in takes))
         before, self.requested_copies = (
             self.requested_copies,
@@ -150,13 +149,14 @@ class ReplicaState:
         return self.requested_copies != before
 
     def receive(self, given: tuple[Offer, ...]) -> None:
-        """It waits for nothing any more, and is planned: with this, which stays for it until
-        then."""
+        """Note that the offers have arrived. They are kept for it until it is planned."""
         self.blocked, self.takes, self.received_offers = None, (), given
 
     def rest_until_asked(self, reason: str, takes: tuple[Offer, ...], *, asks: bool) -> None:
-        """There is no plan now, and others would give this to a request that waits; asks: and will,
-        for it asks already."""
+        """Note that there is no plan now, but a waiting request would get these offers.
+
+        `asks`: a request waits already.
+        """
         then = "It is loaded once they may leave" if asks else "A request loads it all the same"
         self.block(f"{reason.rstrip('.')}. {then}: {'; '.join(offer.words for offer in takes)}")
         self.on_request = True
@@ -168,7 +168,7 @@ class ReplicaState:
 
     @property
     def stage(self) -> Stage:
-        """How far its engine is, as others on the same GPUs feel that."""
+        """How far its engine is, as its neighbours on the GPUs feel it."""
         seen = self.watcher.observation if self.watcher is not None else Observation()
         if (
             self.attempt is not None
@@ -186,7 +186,7 @@ class ReplicaState:
 
     @property
     def measures(self) -> bool:
-        """Its engine has imported its code, and looks at its GPUs."""
+        """Whether its engine has imported its code, and looks at its GPUs."""
         return self.watcher is not None and self.watcher.observation.phase != Observation().phase
 
     @property
@@ -209,47 +209,47 @@ class ManagedModel:
     decision: bytes | None = None
     """The planner's last answer, as JSON."""
     forgiven_at: float = 0.0
-    """Failures until then no longer count, because somebody asked to try again."""
+    """Failures until then no longer count, because of a `retry`."""
     answers: dict[Question, EngineAnswer] = field(default_factory=dict)
-    """What engines said of the model when they were asked."""
+    """Answers of engines about the model."""
     pins: dict[str, str] = field(default_factory=dict)
-    """By the name of an image the digest that it had when it was first asked or started: restarts
-    take the same, wherever the name has moved."""
+    """The digest of each image, by name, as of its first inquiry or start. Restarts use the same
+    image, even if the name has moved."""
     inquiry_problems: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """By engine, why it could not be asked, and when that was."""
+    """Why and when an inquiry of an engine failed, by engine."""
     inquiry_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while engines are asked about the model: what one replica hears, the others need not
-    ask."""
+    """Held during an inquiry, as one replica's answers serve the others too."""
     measured: Plan | None = None
-    """The plan that serves with its own figures, once they were measured."""
+    """The serving plan with its measured figures."""
     rival: Rival | None = None
-    """A plan that should be better than what runs, by what was measured of that."""
+    """A plan that should be better than the running one, by its measurements."""
     keeps_until: float = 0.0
-    """Until then it gives nothing of its KV cache: the last time came to nothing. Of the monotonic
-    clock."""
+    """Until this monotonic time the model gives no KV cache, as the last try failed."""
     trial: ReplicaState | None = None
-    """Another plan, tried beside what runs: no client's request goes there. Once its attempt has
-    ended it only stops."""
+    """Another plan, tried beside the running ones without any client's request.
+
+    Once its attempt has ended it only stops.
+    """
     generation: int = 0
-    """Of the wish in force."""
+    """The generation of the wish in force."""
     change: Change | None = None
-    """Another wish that takes its place, or that was given up."""
+    """Another wish that takes its place, or that was refused."""
     stopped: bool = False
-    """Its owner has stopped it, and it is not loaded until its owner starts it."""
+    """Its owner has stopped it. It is not loaded until its owner starts it."""
     used_at: float = 0.0
-    """When it was last asked, in Unix seconds; 0: not since it was added."""
+    """The last use, in Unix seconds; 0: unused since it was added."""
     hold: str = ""
-    """Why no copy of it is loaded now; empty: it may be."""
+    """Why no copy of it may be loaded now; "" if one may."""
     has_requests: bool = False
     """A request waits for it."""
     offered: frozenset[Place] = frozenset()
-    """The copies of others that could have left for it when it was last planned."""
+    """The copies of others that might have been evicted when it was last planned."""
     gave_way: bool = False
-    """It had to leave, and was not loaded since."""
+    """It was evicted, and not loaded since."""
     unused: bool = True
-    """Nobody has asked for it since it was last away."""
+    """It had no request since it was last away."""
     on_request: bool = False
-    """It may have to leave, or to wait for others that do: its requests wait for it."""
+    """It may be evicted, or has to wait for evictions: its requests wait for it."""
     setback: Setback = field(init=False)
 
     def __post_init__(self) -> None:
@@ -257,7 +257,7 @@ class ManagedModel:
 
     @property
     def wanted(self) -> int:
-        """The generation that all replicas are to have."""
+        """The generation that all replicas shall have."""
         return (
             self.change.generation
             if self.change is not None and not self.change.refused
@@ -266,7 +266,7 @@ class ManagedModel:
 
     @property
     def newest(self) -> int:
-        """The newest generation of its wishes, of those given up too."""
+        """The newest generation of its wishes, refused ones included."""
         replicas = [*self.replicas, *([self.trial] if self.trial is not None else [])]
         known = [
             self.generation,
@@ -283,19 +283,19 @@ class ManagedModel:
 
     @property
     def asks(self) -> bool:
-        """Others leave for it where there is no room."""
+        """Whether others are evicted for it where there is no room."""
         return self.has_requests or self.wish.policy.pinned
 
     @property
     def unsettled(self) -> bool:
-        """Some of its engines are to be replaced by engines of another wish."""
+        """Whether some engines are to be replaced by engines of another wish."""
         return self.wanted != self.generation or any(
             one.generation != self.wanted for one in self.replicas
         )
 
     @property
     def needs(self) -> tuple[Place, ...]:
-        """The copies of other models that have to leave before it can be loaded."""
+        """The copies of other models that must be evicted before it can be loaded."""
         takes = (take for one in self.replicas for take in one.takes)
         return tuple(
             sorted({(take.model, take.replica) for take in takes if take.how != "surplus"})
@@ -303,27 +303,27 @@ class ManagedModel:
 
     @property
     def ends(self) -> tuple[Place, ...]:
-        """Those of them that have to stop: to sleep would give too little."""
+        """Those of them that must stop, as sleep would free too little."""
         takes = (take for one in self.replicas for take in one.takes)
         return tuple(sorted({(take.model, take.replica) for take in takes if take.how == "stop"}))
 
     @property
     def out_since(self) -> float:
-        """When its last engine ended; when it was added, where it never had one."""
+        """When its last engine ended; when it was added, if it never had one."""
         return max(
             (one.history[-1].ended_at or 0.0 for one in self.replicas if one.history),
             default=self.created_at,
         )
 
     def remember_answers(self, asked: Asked) -> None:
-        """Remember what came of asking engines about the model."""
+        """Remember the result of an inquiry."""
         self.answers.update(asked.answers)
         for engine, problem in asked.problems.items():
             self.inquiry_problems.setdefault(engine, (problem, time.monotonic()))
 
     @property
     def failed_inquiries(self) -> dict[str, str]:
-        """The engines that are not asked now, by name, and why: to ask them has just failed."""
+        """Engines not to be asked now, with the reason: their inquiry has just failed."""
         self.inquiry_problems = {
             engine: (why, at)
             for engine, (why, at) in self.inquiry_problems.items()
@@ -333,20 +333,19 @@ class ManagedModel:
 
     @property
     def all_replicas(self) -> list[ReplicaState]:
-        """With the one of another plan, where one is tried beside them."""
+        """All replicas, and the trial if there is one."""
         return [*self.replicas, *([self.trial] if self.trial is not None else [])]
 
     @property
     def serving(self) -> list[Attempt]:
-        """The attempts that clients are served by."""
+        """The attempts that serve clients."""
         return [
             one.attempt for one in self.replicas if one.attempt is not None and one.attempt.serves
         ]
 
     @property
     def abilities(self) -> Abilities | None:
-        """What its engine showed that it does for apps, now or the last time; None: none was
-        asked."""
+        """The abilities that its engine showed, now or the last time; None: never tested."""
         tried = sorted(
             (one for replica in self.replicas for one in replica.attempts),
             key=lambda one: (one.state == "ready", one.id),
@@ -362,7 +361,7 @@ class ManagedModel:
 
     @property
     def problems(self) -> Iterator[str]:
-        """Errors that nobody expected, which its work meets now; the work goes on after a while."""
+        """Unexpected errors of its work. The work goes on after a while."""
         if self.setback.problem is not None:
             yield self.setback.problem
         for replica in self.replicas:

@@ -1,5 +1,4 @@
-"""What clients are told of a model: its state in a word with why, and its route. Both follow from
-its replicas and endpoints."""
+"""The state of a model for clients, with its reason, and its route."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from gateway.engines.common.lora.served import name_at
 from gateway.proxy.routing import table as routing
 
 _SHOWN_AWAY = 3
-# Of several replicas or endpoints the first of these is the model's state.
+# The state of the best replica or endpoint is the model's state, in this order.
 _ORDER = (
     "ready",
     "verifying",
@@ -26,16 +25,15 @@ _ORDER = (
     "quarantined",
     "stopping",
 )
-# States from which a model comes back by itself, so that it can be waited for; and those from which
-# a request brings it back.
+# States that end without a request, and states that a request ends.
 _HOPEFUL = frozenset({"starting", "verifying", "backing_off", "unreachable", "ready"})
 _LOADABLE = _HOPEFUL | {"asleep", "stopped", "stopping", "no_plan"}
-# How long a request waits for the next engine of a model that is changed in place.
+# Seconds that a request waits for the next engine of a model that is changed in place.
 _CHANGE_WAIT_S = 1800.0
 
 
 def status(model: ManagedModel) -> tuple[str, str]:
-    """The state of a model in a word, and why. Ready as soon as one replica is."""
+    """The state of a model in a word, and why. A model is ready as soon as one replica is."""
     state, detail = _status(model)
     return state, (
         "; ".join([*([detail.rstrip(".")] if detail else []), *problems])
@@ -61,7 +59,7 @@ def _status(model: ManagedModel) -> tuple[str, str]:
 
 
 def _lacking(model: ManagedModel) -> str:
-    """How many copies serve, and why another does not, where one has no way to."""
+    """How many copies serve, and why the others cannot; "" if all do."""
     away = [
         replica.status
         for replica in model.replicas
@@ -96,8 +94,8 @@ def _status_elsewhere(model: ManagedModel) -> tuple[str, str]:
 
 
 def capacity(plan: Plan) -> int:
-    """How many requests an engine gets at once: as many as it runs, and a quarter to take their
-    places without a pause."""
+    """The most requests to send to an engine at once: its sequences, and a quarter to follow at
+    once."""
     seqs = plan.max_num_seqs.value
     return seqs + max(1, seqs // 4)
 
@@ -105,9 +103,11 @@ def capacity(plan: Plan) -> int:
 def route(
     model: ManagedModel, running: Mapping[str, Instance], load_wait_s: float = 0.0
 ) -> routing.ModelRoute:
-    """Where requests for the model go now. `running`: the instances that run, by name. load_wait_s:
-    how long a request waits for a model that
-    is loaded on request."""
+    """The route of the model now.
+
+    `running` are the running instances by name. `load_wait_s` is the wait for a model that is
+    loaded on request.
+    """
     serving = [
         (replica, instance)
         for replica in model.replicas
@@ -143,8 +143,7 @@ def route(
         for endpoint in model.endpoints
         if endpoint.replica is not None
     ]
-    # Where a model is ready nobody waits; where it comes when it is asked, it is asked where none
-    # is.
+    # Ready endpoints are preferred. Endpoints that load on request are used where none is ready.
     replicas += [one for one, ready in there if ready] or [one for one, _ in there]
     attempts = sorted(
         (one.attempt for one in model.replicas if one.attempt is not None),
@@ -153,7 +152,7 @@ def route(
     plan = attempts[0].plan if attempts else None
     shown = model.abilities
     state, detail = status(model)
-    # No request fails for a change: those that come between two engines wait for the next one.
+    # No request fails during a change: requests between two engines wait for the next one.
     between = model.unsettled or any(
         one.made_room or one.unrouted_at is not None for one in model.replicas
     )
@@ -179,8 +178,11 @@ def route(
 
 
 def _wait_s(model: ManagedModel, state: str, wait_s: float, load_wait_s: float) -> float:
-    """How long a request waits for the first replica. wait_s: of a model that comes back by itself;
-    load_wait_s: of one that is loaded on request."""
+    """How long a request waits for the first replica.
+
+    `wait_s` holds for a model that recovers without a request, `load_wait_s` for one that is loaded
+    on request.
+    """
     if model.stopped:
         return 0.0
     if model.on_request and not model.deleting and state in _LOADABLE:

@@ -1,5 +1,5 @@
-"""What a replica is planned with: the wish, what the others leave of the machine, and how it is
-shared with them."""
+"""The context in which a replica is planned: its wish, the memory taken by others, and the
+sharing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gateway.domain.plan import ALONE
 
 
 class PlanningContext(NamedTuple):
-    """What a replica is planned with: its model's wish, as the others leave it, bytes per GPU UUID
-        that others may use, and how it shares
-    the GPUs with them. copy: it is planned like a replica that has a plan; what else could be done
-    was said of that one. if_asked: what others would give, each when its time has come, once a
-    request waits for the model."""
+    """The wish as other models leave it, bytes per GPU UUID that others may use, and the sharing.
+
+    `copy`: another replica has a plan already, and its decision is shown. `if_asked` are offers
+    that others make, in time, once a request waits for the model.
+    """
 
     wish: Wish
     claims: dict[str, int]

@@ -1,5 +1,4 @@
-"""The models with their replicas, as the database remembers them: what they were when the gateway
-before ended."""
+"""The models and replicas of the previous gateway, read from the database."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from gateway.store.store import Store
 
 
 def remembered(store: Store) -> dict[str, ManagedModel]:
-    """By name. Raises StoreError."""
+    """All models by name. Raises StoreError."""
     models: dict[str, ManagedModel] = {}
     history: dict[tuple[str, int], list[Attempt]] = {}
     for attempt in store.attempts():
@@ -52,7 +51,7 @@ def remembered(store: Store) -> dict[str, ManagedModel]:
             replica.history = [_ended(store, one) if one.live else one for one in mine]
             model.replicas.append(replica)
         model.stopped, model.used_at = residences.get(wish.name, (False, 0.0))
-        # Who asks the engines that run is not known.
+        # Whether running engines have requests is unknown.
         model.unused = not alive
         model.gave_way = model.on_request = not model.stopped and any(
             one.attempt is None
@@ -74,14 +73,14 @@ def remembered(store: Store) -> dict[str, ManagedModel]:
 
 
 def _generation(model: ManagedModel, past: list[Attempt]) -> int:
-    """Of a replica, by its attempts."""
+    """The generation of a replica, by its attempts."""
     if not past or _made_room(past):
         return model.wanted
     return next((attempt for attempt in past if attempt.live), past[-1]).generation
 
 
 def _made_room(past: list[Attempt]) -> bool:
-    """What served last was stopped, for an engine by the wish that is wanted."""
+    """Whether the last serving engine was stopped for one of the wanted wish."""
     return (
         bool(past)
         and not any(one.live for one in past)
@@ -91,8 +90,7 @@ def _made_room(past: list[Attempt]) -> bool:
 
 
 def _ended(store: Store, attempt: Attempt) -> Attempt:
-    """Of two attempts of a replica that were live when the gateway died the older one serves: the
-    other was being tried, and is no more."""
+    """Record the end of a trial that was live when the gateway died. The older attempt serves."""
     ended: Attempt = attempt.evolve(state="stopped", ended_at=time.time())
     store.save_attempt(ended)
     return ended

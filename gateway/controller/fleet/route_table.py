@@ -1,4 +1,4 @@
-"""The table of routes: where requests for each name go, by the fleet and the instances that run."""
+"""The routes of all names, by the fleet and the running instances."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from gateway.proxy.routing.table import ModelRoute, RouteTable
 def route_table(
     fleet: Fleet, instances: Iterable[Instance], load_wait_s: float, *, waits: bool = False
 ) -> RouteTable:
-    """Where requests for each model go, with the instances that there are now. load_wait_s: how
-    long a request waits for a model
-    that is loaded on request. waits: nobody has looked at them yet, so all requests wait."""
+    """The routes of all models, with the present instances.
+
+    `load_wait_s` is the wait for a model that is loaded on request. `waits`: instances are unknown
+    yet, so all requests wait.
+    """
     attempts = [replica.attempt for replica in fleet.replicas() if replica.attempt is not None]
     plans = {attempt.instance_name: attempt.fingerprint for attempt in attempts}
     # An engine with another plan than the recorded plan is about to be replaced.
@@ -45,8 +47,7 @@ def route_table(
 
 
 def _route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: float) -> ModelRoute:
-    """As `route`. An error that nobody expected leaves this model without a route, not all of
-    them."""
+    """As `route`. An unexpected error leaves only this model without a route."""
     try:
         return route(model, running, load_wait_s)
     except Exception as error:
