@@ -1,2 +1,1 @@
-"""What the loop does about a replica or a changed wish, step by step; each may be cut off
-anywhere."""
+"""The steps of the loop for replicas and changed wishes. Each may be cut off anywhere."""

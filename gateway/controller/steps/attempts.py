@@ -1,5 +1,5 @@
-"""The attempts of replicas, each change of them on the disk before it counts: begun, written anew,
-ready, failed, ended."""
+"""The life of attempts: begun, planned anew, ready, failed, ended. Each change is on disk before it
+counts."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Attempts:
         signatures: Callable[[], Signatures],
         ports: Callable[[], Collection[int]],
     ) -> None:
-        """signatures: gives what is known of failures, and their cures. ports: those of all starts
-        that are recorded and not ended."""
+        """`signatures` gives known failures and their remedies; `ports` those of all live
+        attempts."""
         self._store = store
         self._running = running
         self._host = launcher.host
@@ -48,7 +48,7 @@ class Attempts:
         self._ports = ports
 
     async def begin(self, replica: ReplicaState, plan: Plan) -> Attempt:
-        """The start of a plan, on the disk. Raises HostError, StoreError."""
+        """Record the start of a plan. Raises HostError, StoreError."""
         # The host does not know the port of a start that was recorded and cut off. In containers
         # all engines have the same port.
         for _ in range(_PORT_TRIES):
@@ -59,7 +59,7 @@ class Attempts:
         return await asyncio.to_thread(self._store.add_attempt, *made)
 
     async def drop(self, attempt: Attempt) -> None:
-        """One that was begun and is not started after all. Raises StoreError."""
+        """End an attempt that is not started after all. Raises StoreError."""
         await asyncio.to_thread(
             self._store.save_attempt, attempt.evolve(state="stopped", ended_at=time.time())
         )
@@ -92,7 +92,7 @@ class Attempts:
         if abilities.ended_by_asking(attempt):
             failure = failure.evolve(
                 proves="nothing"
-            )  # its plan serves whoever does not ask for that
+            )  # its plan serves clients that do not use the ability
         failure = judged(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
         failure = await self._cured(attempt, failure)
         ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
@@ -113,8 +113,8 @@ class Attempts:
         await replica.unwatch()
 
     async def refuse(self, replica: ReplicaState, attempt: Attempt, error: NoPlan) -> None:
-        """The engines refuse every plan, before a start was made: none has failed that could be
-        tried again."""
+        """End an attempt whose plan all engines refuse. Nothing was started, so nothing is tried
+        again."""
         failure = Failure(
             kind="engine_refuses",
             phase="checking",
@@ -131,7 +131,8 @@ class Attempts:
         log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
 
     async def retire(self, replica: ReplicaState, attempt: Attempt) -> None:
-        """The engine serves nobody any more, and stops next; nothing failed. Raises StoreError."""
+        """End an attempt whose engine serves nobody and stops next. Nothing failed. Raises
+        StoreError."""
         if replica.task is not None and replica.task is not asyncio.current_task():
             replica.task.cancel()
         await self.end(replica, attempt)
@@ -139,7 +140,7 @@ class Attempts:
         log.info("retired", model=replica.model, replica=replica.index)
 
     async def end(self, replica: ReplicaState, attempt: Attempt) -> None:
-        """The attempt is none of the replica's any more, and its engine stops."""
+        """End an attempt of the replica. Its engine stops."""
         ended = attempt.evolve(state="stopped", ended_at=time.time())
         replica.history.append(ended)
         await replica.unwatch()
@@ -147,13 +148,13 @@ class Attempts:
         self._running.remove(attempt.instance_name)
 
     async def _cured(self, attempt: Attempt, failure: Failure) -> Failure:
-        """With the steps that cure it, and the numbers of this case in them."""
+        """The failure with its remedy, filled with the numbers of this case."""
         signatures = await asyncio.to_thread(self._signatures)
         return signatures.with_remedy(failure, _case(attempt, self._patience_s))
 
 
 def _case(attempt: Attempt, patience_s: float) -> dict[str, Scalar]:
-    """What the cure of a failure may speak of."""
+    """The values that a remedy may name."""
     plan = attempt.plan
     known: dict[str, Scalar] = {
         "model": attempt.model,

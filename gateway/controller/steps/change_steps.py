@@ -1,6 +1,7 @@
-"""The next step of a changed wish: looks at the replicas of its model, asks `next_step`, and acts.
-Nothing of it takes long: plans and starts are
-steps of replicas."""
+"""The next step of a changed wish: reads the replicas, calls `next_step`, and acts.
+
+No step takes long: plans and starts are steps of replicas.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +34,7 @@ class ChangeSteps:
         self._drains = drains
 
     async def attend(self, model: ManagedModel) -> bool:
-        """What is to be done for the model now. Returns whether anything was done. Raises
-        StoreError."""
+        """Take the next step of the model. Returns whether there was one. Raises StoreError."""
         if model.deleting or not (
             model.unsettled or (model.trial is not None and model.trial.seeks)
         ):
@@ -72,8 +72,10 @@ class ChangeSteps:
         return True
 
     async def size(self, model: ManagedModel) -> None:
-        """As many replicas as are wished for: those beyond leave the routes, and stop when their
-        last answers are given. Raises StoreError."""
+        """Add or remove replicas until the count of the wish is met.
+
+        A removed replica leaves the routes, and stops after its last answer. Raises StoreError.
+        """
         count = model.wish.replicas
         if (
             count is None
@@ -94,11 +96,12 @@ class ChangeSteps:
                 await self._drop(model, replica)
 
     async def _replace(self, replica: ReplicaState, generation: int) -> bool:
-        """Its engine stops, and the next one is planned by the wish of this generation. False while
-        its step has to end first, which wakes
-        the loop. Raises StoreError."""
+        """End the engine, and plan the next one by the wish of this generation.
+
+        Returns False while a step under way has to end; its end wakes the loop. Raises StoreError.
+        """
         if replica.task is not None and not replica.stopping:
-            # Once: what the step still has to clean up would be cancelled too.
+            # Cancel once, as a second cancellation would stop the clean-up too.
             if not replica.task.cancelling():
                 replica.task.cancel()
             return False
@@ -116,8 +119,7 @@ class ChangeSteps:
         return True
 
     async def _drop(self, model: ManagedModel, replica: ReplicaState) -> None:
-        """Fewer replicas are wished for; its engine is stopped as one that belongs to nothing.
-        Raises StoreError."""
+        """Remove a replica. Its engine is then stopped as an orphan. Raises StoreError."""
         if replica.task is not None:
             replica.task.cancel()
             return
@@ -169,8 +171,8 @@ def _trial(model: ManagedModel) -> TrialStatus | None:
             trial.index, trial.generation, "unrelated" if trial.attempt is not None else "stops"
         )
     if trial.no_room and trial.attempt is None:
-        # Its engines had room, and failed: what serves does not leave for another try. After a
-        # restart they are in the replica's history.
+        # Its engines had room, and failed: no serving engine stops for another try. After a restart
+        # these attempts are in the replica's history.
         past = [*model.replicas[trial.index].history, *trial.history]
         own = (one.failure for one in reversed(past) if one.generation == trial.generation)
         if (failure := next((one for one in own if one is not None), None)) is not None:

@@ -1,7 +1,8 @@
-"""Starts the engine of an attempt, and stops engines: brings image and weights here, and asks the
-host. It may take minutes and reports how far it is.
+"""Starts and stops engines: brings image and weights to this machine, then calls the host.
 
-Nothing here decides or records; the result of a start goes back to the loop.
+A start may take minutes, and reports its progress.
+
+Nothing here decides or records. The result of a start returns to the loop.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ log = Logger("fitserve.loop")
 
 Report = Callable[[str], None]
 Turn = Callable[[bool], Awaitable[int | None]]
-"""Asked whether the engine can be given its KV cache in bytes; the answer comes when it may start,
-with the bytes."""
+"""Waits for the engine's turn. The argument: can the engine be given its KV cache in bytes? Returns
+the bytes, or None."""
 
 
 class Downloader(Protocol):
-    """`gateway.models.catalog.download.download` from one Hub."""
+    """The signature of `gateway.models.catalog.download.download`."""
 
     async def __call__(
         self, repo: str, commit: str, report: Report, /, *, allow_remote_code: bool = False
@@ -63,7 +64,7 @@ class Launcher:
     async def launch(
         self, attempt: Attempt, report: Report, turn: Turn, *, allow_remote_code: bool
     ) -> None:
-        """Bring engine and weights here and start the engine once `turn` returns. Raises HostError,
+        """Bring image and weights here, and start the engine once `turn` returns. Raises HostError,
         BadModel and their kin."""
         plan = attempt.plan
         await self.host.prepare(plan.engine, report)
@@ -78,7 +79,7 @@ class Launcher:
             one.name: await self._weights(one, report, allow_remote_code=False)
             for one in plan.adapters
         }
-        # Beside the event loop: a profile is read.
+        # The profile is read from disk, so not on the event loop.
         engine = await asyncio.to_thread(self.profile_of, plan.engine)
         fixed = any(item.startswith(f"--{CACHE_BYTES}=") for item in plan.argv)
         cache_bytes = await turn(CACHE_BYTES in engine.flags and not fixed)
@@ -90,8 +91,8 @@ class Launcher:
         await self.host.start(await asyncio.to_thread(spec))
 
     async def stop(self, name: str, grace_s: float) -> None:
-        """End the engine of an instance. Where the host cannot, that is logged: the next pass finds
-        the engine still there."""
+        """Stop an engine. A failure is only logged, as the next pass finds the engine still
+        there."""
         try:
             await self.host.stop(name, grace_s)
         except FitserveError as error:
@@ -113,9 +114,10 @@ class Launcher:
         container: bool,
         remote_code: bool,
     ) -> LaunchSpec:
-        """What `launch` asks of a host, for an engine that listens on another port and measures its
-        memory itself. place: the folder of a repository at a
-        commit, whether its weights are here or not. Raises BadModel."""
+        """The launch of an engine on another port, which measures its memory itself.
+
+        `place` gives the folder of a repository at a commit, present or not. Raises BadModel.
+        """
 
         def folder(model: ModelRef | AdapterRef) -> Path:
             return (
@@ -186,7 +188,7 @@ class Launcher:
         )
 
     def keep_template(self, text: str) -> None:
-        """Keep a chat template for the starts of plans that name it. Raises StoreError."""
+        """Keep a chat template for plans that name it. Raises StoreError."""
         digest = ChatTemplate(text=text).digest
         try:
             _put(self.settings.data / template.FOLDER, template.file_name(digest), text.encode())
@@ -197,8 +199,8 @@ class Launcher:
             ) from None
 
     def _template(self, attempt: Attempt) -> Path | None:
-        """The folder with the chat template that the plan names, as the engine sees it; None: it
-        names none. Raises BadModel."""
+        """The folder of the chat template as the engine sees it; None without a template. Raises
+        BadModel."""
         digest = template.digest_in(attempt.plan.argv)
         if digest is None:
             return None
@@ -218,7 +220,7 @@ class Launcher:
         return folder
 
     def _mounts(self, weights: Path) -> list[Mount]:
-        """The mounts that show an engine's container the weights at the path where we see them."""
+        """The mounts that show a container the weights under the same path as here."""
         settings = self.settings
         if settings.shared_models is not None:
             if not weights.is_relative_to(settings.models):
@@ -234,8 +236,7 @@ class Launcher:
 
 
 def _put(folder: Path, name: str, text: bytes) -> None:
-    """A file that is whole or not there, and that an engine's container can read, which runs as
-    another user. Raises OSError."""
+    """Write a file atomically, readable by an engine that runs as another user. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
     draft = folder / f"{name}.{secrets.token_hex(4)}"

@@ -1,20 +1,20 @@
-"""The proof that a replica's engine generates, and what it does for apps."""
+"""The proof that a replica's engine generates, and the test of its abilities for apps."""
 
 from __future__ import annotations
 
 import asyncio
 
 from gateway.controller.fleet.managed_model import ReplicaState
-from gateway.controller.watch.verify import alive, shown, verify
+from gateway.controller.watch.verify import alive, probe_abilities, verify
 from gateway.controller.watch.watcher import Watcher
 from gateway.domain import Attempt, Failure
 from gateway.engines.common.chat import abilities
 from gateway.store.store import Store
 
-# How long the last log lines of a broken engine may take, in turns of the event loop and not in
-# seconds: on a busy machine the reader of the log gets as many turns.
+# The wait for the last log lines of a broken engine, in turns of the event loop instead of seconds.
+# On a busy machine the log reader gets as many turns.
 _LAST_WORDS, _TURN_S = 10, 0.1
-# In which an engine that could not answer for apps has to answer the smallest request.
+# Seconds for the smallest request after an ability test without an answer.
 _ALIVE_S = 30.0
 
 
@@ -22,12 +22,15 @@ class ProofSteps:
     """Shared by all replicas of a gateway."""
 
     def __init__(self, store: Store, patience_s: float) -> None:
-        """patience_s: for how long an engine may be silent."""
+        """`patience_s` is the longest silence of an engine."""
         self._store = store
         self._patience_s = patience_s
 
     async def verify(self, replica: ReplicaState, attempt: Attempt, forgiven_at: float) -> None:
-        """forgiven_at: what was shown before no longer counts."""
+        """Prove that the engine serves, and note the result.
+
+        Abilities shown before `forgiven_at` do not count.
+        """
         watcher = replica.watcher
         if watcher is None:
             return
@@ -55,15 +58,17 @@ class ProofSteps:
     async def _shown(
         self, replica: ReplicaState, attempt: Attempt, watcher: Watcher, forgiven_at: float
     ) -> Failure | None:
-        """What the engine does for apps, with the attempt. A failure where the engine ended of the
-        question: then it is not asked again."""
+        """Test the abilities for apps, and store them with the attempt.
+
+        Returns a failure if the test ended the engine. Then the test is not repeated.
+        """
         known = abilities.earlier(attempt, replica.history, forgiven_at)
         if known is None:
             asked = attempt.evolve(abilities=abilities.unasked(attempt.plan))
             await asyncio.to_thread(self._store.save_attempt, asked)
             self._note(replica, asked)
             engine = (watcher.client, watcher.url, attempt.served_name, attempt.plan)
-            known = await shown(*engine)
+            known = await probe_abilities(*engine)
             if any(one.state == "unknown" for _, one in known) and not await alive(
                 *engine, _ALIVE_S
             ):
@@ -72,6 +77,6 @@ class ProofSteps:
         return None
 
     def _note(self, replica: ReplicaState, attempt: Attempt) -> None:
-        """The same attempt, with more that is known of it, if it is still the replica's."""
+        """Replace the attempt by one with more knowledge, if it is still the replica's."""
         if replica.attempt is not None and replica.attempt.id == attempt.id:
             replica.attempt = attempt

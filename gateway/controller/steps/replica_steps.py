@@ -1,5 +1,7 @@
-"""The next step of one replica: looks at what is recorded and seen of it, asks `next_action`, and
-acts. Slow effects run as one task per replica."""
+"""The next step of one replica: reads records and observation, calls `next_action`, and acts.
+
+Slow effects run as one task per replica.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +31,17 @@ from gateway.errors import StoreError
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.proxy.routing.drains import Drains
 
-# How long a "no plan" stands before the planner looks at the machine again: memory may have become
-# free.
+# Seconds before a replica without a plan is planned again: memory may have become free.
 _REPLAN_S = 30.0
-# An engine that failed, or that never served, has nothing to finish; it gets a moment to end its
-# workers.
+# Seconds for an engine that failed or never served: only its workers have to end.
 _SHORT_GRACE_S = 1.0
 
 
 class Effects(NamedTuple):
-    """What can be done for a replica. Nothing of it decides what comes next, and each may be cut
-    off anywhere: what it leaves is what the next pass
-    finds."""
+    """The effects on a replica.
+
+    None decides the next step, and each may be cut off anywhere: the next pass finds the result.
+    """
 
     plans: PlanSteps
     starts: StartSteps
@@ -51,7 +52,7 @@ class Effects(NamedTuple):
 
 
 class ReplicaSteps:
-    """Takes the steps of all replicas; what it knows of each is in its `ReplicaState`."""
+    """Takes the steps of all replicas. The knowledge of each is in its `ReplicaState`."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class ReplicaSteps:
         silent_s: Callable[[str], float | None],
         drains: Drains,
     ) -> None:
-        """wake: looks at all replicas again. silent_s: as `Watcher` wants it."""
+        """`wake` starts a pass. `silent_s`: see `Watcher`."""
         self._effects = effects
         self._fleet = fleet
         self._launcher = launcher
@@ -81,12 +82,12 @@ class ReplicaSteps:
     async def attend(
         self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]
     ) -> None:
-        """What is to be done for the replica now. An error that nobody expected stays with the
-        replica. Raises StoreError."""
+        """Take the next steps of the replica. An unexpected error stays with the replica. Raises
+        StoreError."""
         if replica.setback.rest_s:
             return
         try:
-            # Several steps may follow one another in one pass (fail, stop, plan).
+            # Several steps may follow one another in one pass: fail, stop, plan.
             while await self._step(model, replica, instances):
                 pass
         except StoreError:
@@ -95,8 +96,7 @@ class ReplicaSteps:
             replica.setback.broke(error)
 
     def shrink(self, model: ManagedModel, take: Offer, requester: Collection[str]) -> None:
-        """Have a model that serves give what it offered to those that ask, once nothing else is
-        done for it."""
+        """Have a serving model give its offer to the requesters, if nothing else is under way."""
         replica = model.replicas[take.replica]
         if not replica.busy:
             room = partial(self._fleet.planning_context, model, replica)
@@ -108,10 +108,10 @@ class ReplicaSteps:
     async def _step(
         self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]
     ) -> bool:
-        """Perform the next action. Returns whether to ask for another action at once."""
+        """Perform the next action. Returns whether to look for another action at once."""
         if replica.task is not None and replica.task.done():
             self._finish(replica, replica.task)
-            # The list of instances is older than the effect: list them again before the next step.
+            # The list of instances is older than the effect, so the next step needs a new one.
             self._wake()
             return False
         if model.deleting and replica.task is not None and not replica.stopping:
@@ -145,7 +145,7 @@ class ReplicaSteps:
             and (loss := self._gpus.failure(replica.attempt.plan.gpus)) is not None
         ):
             observation = observation.evolve(proof=observation.proof or loss)
-        # Another plan that was tried is not started again, unless a changed wish is tried.
+        # A trial is not started again, unless it tries a changed wish.
         wanted = not model.deleting and (
             replica.attempt is not None or replica is not model.trial or replica.seeks
         )
@@ -192,7 +192,7 @@ class ReplicaSteps:
             partial(self._fleet.planning_context, model, replica),
         )
         instead = partial(self._fleet.planning_context, model, replica, instead=True)
-        # A look for room of which nobody waits for the end is no start.
+        # A look for room without a waiting request is not shown as a start.
         replica.looks_again = replica.looks_again and replica.attempt is None and not model.asks
         match action:
             case Rest():
@@ -252,8 +252,8 @@ class ReplicaSteps:
         replica.task.add_done_callback(lambda _: self._wake())
 
     async def _stop(self, name: str, grace_s: float, hurry: Callable[[], bool] | None) -> None:
-        """hurry: given for an engine that has served, which left the routes and first answers what
-        it was asked; as `Drains.ended` wants it."""
+        """Stop an engine. With `hurry`, an engine that has left the routes first answers its
+        requests (`Drains.ended`)."""
         if hurry is not None:
             await self._drains.ended(name, hurry)
         await self._launcher.stop(name, grace_s)
@@ -283,7 +283,7 @@ class ReplicaSteps:
 
 
 def _sleeps(model: ManagedModel, replica: ReplicaState) -> bool:
-    """Whether its engine may sleep, and nothing else is to become of it."""
+    """Whether the engine may sleep instead of stopping."""
     attempt = replica.attempt
     own = attempt is not None and attempt.plan.sleep_mode.value
     return own and replica is not model.trial and not model.unsettled and not model.deleting

@@ -1,4 +1,4 @@
-"""A replica gives KV cache to others: it is started anew by its own plan with less of it."""
+"""Restarts a replica by its own plan with less KV cache, to give memory to others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.proxy.routing.drains import Drains
 
 log = Logger("fitserve.loop")
 
-# A model whose KV cache could not be cut is not asked again for so long.
+# Seconds before a model is asked again whose KV cache could not be cut.
 _KEEPS_S = 600.0
 
 
@@ -35,9 +35,10 @@ class ShrinkSteps:
         room: CurrentContext,
         held: Callable[[ManagedModel, ReplicaState], dict[str, int]],
     ) -> None:
-        """Start a replica's plan anew with less KV cache, in place of what serves, once that has
-        answered its requests. Where no such plan
-        is found nothing changes."""
+        """Restart a replica with less KV cache, after its requests are answered.
+
+        Nothing changes if no such plan exists.
+        """
         replica, old = model.replicas[take.replica], model.replicas[take.replica].attempt
         if old is None:
             return

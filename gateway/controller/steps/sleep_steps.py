@@ -1,6 +1,7 @@
-"""Puts engines to sleep and wakes them, and learns whether their memory came back. What it begins
-is on the disk before it begins: what is cut off is
-woken up, for until the end nobody else counts on the memory.
+"""Puts engines to sleep and wakes them, and measures the freed memory.
+
+Each change is on disk before it begins. An engine cut off in between is woken up, as its memory
+stays reserved until the end.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from gateway.store.store import Store
 
 log = Logger("fitserve.loop")
 
-# How long NVML may take to show what came back, and between two looks at that.
+# Seconds until NVML shows freed memory, and between two looks.
 _BACK_S, _LOOK_S = 5.0, 0.2
-# In which a woken engine has to answer the smallest request.
+# Seconds in which a woken engine has to answer the smallest request.
 _ALIVE_S = 60.0
 
 
@@ -42,7 +43,7 @@ class SleepSteps:
         gate: StartGate,
         planning: asyncio.Lock,
     ) -> None:
-        """planning: that of `ReplicaPlanner`."""
+        """`planning` is the lock of `ReplicaPlanner`."""
         self._store = store
         self._planner = planner
         self._launcher = launcher
@@ -50,11 +51,11 @@ class SleepSteps:
         self._planning = planning
         self._patience_s = launcher.settings.start_timeout_s
         self._one = asyncio.Lock()
-        """What comes back is measured: one engine falls asleep at a time."""
+        """Freed memory is measured, so one engine falls asleep at a time."""
 
     async def sleep(self, replica: ReplicaState, attempt: Attempt) -> None:
-        """Its engine has answered everything. Where it cannot sleep, its attempt ends instead.
-        Raises StoreError."""
+        """Put an idle engine to sleep. If it cannot sleep, its attempt ends instead. Raises
+        StoreError."""
         watcher, machine = replica.watcher, await self._planner.hardware()
         if (why := awake(attempt.plan, machine)) or watcher is None:
             log.warning("is stopped, and does not sleep", model=replica.model, why=why)
@@ -102,10 +103,10 @@ class SleepSteps:
         *,
         spare: bool,
     ) -> None:
-        """Once there is room for it; else it waits for what others give, and where they cannot give
-        enough its attempt ends; `spare`, another copy
-        serves: it sleeps on. claims: of all others. offers: what they could give. Raises
-        StoreError.
+        """Wake an engine once there is room.
+
+        Else it waits for the offers of others, and its attempt ends if they are too small. `spare`:
+        another copy serves, so it sleeps on. `claims` are those of all others. Raises StoreError.
         """
         watcher = replica.watcher
         if watcher is None or not await self._room(replica, attempt, claims, offers, spare=spare):
@@ -148,8 +149,10 @@ class SleepSteps:
         *,
         spare: bool,
     ) -> bool:
-        """Whether what the engine gave is there for it; from then on nobody else counts on it. What
-        others have just left is waited for."""
+        """Whether the memory for the engine is free; from then on it is reserved.
+
+        Memory that others have just left is waited for.
+        """
         if attempt.asleep is None or attempt.asleep.gave is None:
             return True
         end = time.monotonic() + _BACK_S
@@ -186,8 +189,8 @@ class SleepSteps:
             await asyncio.sleep(_LOOK_S)
 
     async def _gave(self, attempt: Attempt, before: Mapping[str, int]) -> dict[str, int]:
-        """Bytes that came back, by the UUID of a GPU, as NVML shows them; as many as are expected
-        are waited for."""
+        """Freed bytes by GPU UUID, as NVML shows them. Waits for the expected number for a
+        while."""
         end = time.monotonic() + _BACK_S
         while True:
             now = await self._uses(attempt)
@@ -198,8 +201,10 @@ class SleepSteps:
             await asyncio.sleep(_LOOK_S)
 
     async def _uses(self, attempt: Attempt) -> dict[str, int]:
-        """Bytes of its GPUs that the engine's processes have, by UUID; where the driver does not
-        tell that, what everybody has."""
+        """Bytes that the engine's processes use on each GPU, by UUID.
+
+        Without such data from the driver: the bytes that all processes use.
+        """
         pids = {one.pid for one in await self._launcher.host.processes(attempt.instance_name)}
         found = {}
         for gpu in (await self._planner.hardware()).gpus:
@@ -215,14 +220,14 @@ class SleepSteps:
         return found
 
     async def _answers(self, watcher: Watcher, attempt: Attempt) -> None:
-        """Raises NoAnswerError where it does not."""
+        """Raises NoAnswerError if the engine does not answer."""
         if not await alive(
             watcher.client, watcher.url, attempt.served_name, attempt.plan, _ALIVE_S
         ):
             raise NoAnswerError("answers no request")
 
     async def _tell(self, watcher: Watcher, path: str) -> None:
-        """Raises NoAnswerError."""
+        """Call an endpoint of the engine. Raises NoAnswerError."""
         answer = await watcher.client.post(f"{watcher.url}{path}", {}, self._patience_s)
         if answer.status != 200:
             raise NoAnswerError(
@@ -234,7 +239,7 @@ class SleepSteps:
         replica.attempt = attempt
 
     async def _new(self, fact: Fact) -> list[Fact]:
-        """What is known already is not learned again."""
+        """A known fact is not learned again."""
         known = await asyncio.to_thread(self._store.facts)
         return (
             [] if any((one.kind, one.scope) == (fact.kind, fact.scope) for one in known) else [fact]

@@ -1,8 +1,8 @@
-"""The gate before the start of an engine: it opens when no other engine on the same GPUs is before
-its KV cache, and notes who was disturbed.
+"""Holds a start back while another engine on the same GPUs sizes its KV cache.
 
-What it lets through and why is decided in planner/starts.py; here is what the gateway sees:
-attempts, instances, logs that say how far a start is.
+Notes which engines were disturbed.
+
+The decisions are in planner/starts.py. Here are the observations: attempts, instances, and logs.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from gateway.planner.starts import (
     taken,
 )
 
-# A failure of an engine that serves may come so long after what a neighbour did.
+# Seconds in which a failure of a serving engine may be an echo of a neighbour's change.
 _ECHO_S = 10.0
-# Between two looks at GPUs that others use too, and how long their restlessness is waited for.
+# Seconds between two looks at GPUs with foreign processes, and the longest wait for them.
 _QUIET_S = 1.0
 _RESTLESS_S = 120.0
 
 
 class WithdrawnError(Exception):
-    """The plan of this start is out of date; the failure says why. Nothing was started."""
+    """The plan of this start is out of date, and nothing was started. The failure says why."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -46,16 +46,18 @@ class WithdrawnError(Exception):
 
 
 class Engines(Protocol):
-    """`gateway.controller.fleet.fleet.Fleet`."""
+    """The part of `gateway.controller.fleet.fleet.Fleet` that the gate uses."""
 
     def holders(self, running: Collection[str], begun: set[str], now: float) -> Iterable[Holder]:
-        """The engines that are there. running: instances that the host lists. begun: those that it
-            may not list yet; the others of them
-        are taken out. now: of the clock that stages are timed with."""
+        """The engines that exist.
+
+        `running` are the listed instances; `begun` those that may not be listed yet. Unknown names
+        are removed from `begun`. `now` is the clock of the stages.
+        """
         ...
 
     def copy_failure(self, attempt: Attempt) -> Failure | None:
-        """How a copy has shown, since the attempt was made, that its plan fails."""
+        """The failure of a copy with this plan since the attempt began, if any."""
         ...
 
 
@@ -65,37 +67,37 @@ class StartGate:
     def __init__(
         self, engines: Engines, hardware: Callable[[], Awaitable[Hardware]], limit_s: float
     ) -> None:
-        """limit_s: who starts for longer than that holds nobody up any more."""
+        """A start that takes longer than `limit_s` seconds holds nobody up any more."""
         self._engines = engines
         self._hardware = hardware
         self._limit_s = limit_s
         self._waiting: dict[str, Start] = {}
         self._begun: set[str] = set()
-        """Instances that were let through and that the host may not list yet."""
+        """Started instances that the host may not list yet."""
         self._holders: dict[str, Holder] = {}
         self._disturbed: dict[str, tuple[float, str]] = {}
-        """By instance, when a neighbour last disturbed it, and how."""
+        """When and how a neighbour last disturbed an instance."""
         self._readings: dict[str, dict[str, Reading]] = {}
-        """By instance, what its GPUs had just before it was let through."""
+        """The memory of an instance's GPUs just before its start."""
         self._restless: dict[str, float] = {}
-        """By instance that waits, since when it looks at what else runs."""
+        """Since when a waiting instance watches foreign processes."""
         self._sized: set[str] = set()
         """Instances that were given their KV cache in bytes."""
         self._measuring: set[str] = set()
-        """Models whose engines measure, for one that was given bytes has failed."""
+        """Models whose engines measure, because one with given bytes has failed."""
         self._numbers: dict[str, str] = {}
-        """By UUID, the numbers of GPUs, for people."""
+        """GPU indices by UUID, for messages."""
         self._looked = asyncio.Event()
         self._seen_once = False
 
     def look(self, instances: Iterable[Instance]) -> None:
-        """Take note of what is there now. Until the first time nobody starts."""
+        """Note the present engines. No engine starts before the first look."""
         now, before = time.monotonic(), self._holders
         running = {instance.name for instance in instances if instance.state == "running"}
         seen = self._engines.holders(running, self._begun, now)
         known = (replace(one, sized=one.instance in self._sized) for one in seen)
         self._holders = {one.instance: _since(one, before.get(one.instance)) for one in known}
-        # What runs already when the gateway is started disturbs nobody by being seen.
+        # Engines that run since before the gateway's start disturb nobody by being seen.
         before = before if self._seen_once else self._holders
         self._seen_once = True
         for instance, how in disturbances(before.values(), self._holders.values()):
@@ -113,8 +115,10 @@ class StartGate:
         self._looked = asyncio.Event()
 
     def measures(self, gpus: Collection[str], but: str = "") -> bool:
-        """Whether an engine, but for one, measures one of these GPUs now, which fails where another
-        one gives memory back meanwhile."""
+        """Whether an engine, except for one, measures one of these GPUs now.
+
+        Such a measurement fails if another engine frees memory meanwhile.
+        """
         others = (
             one
             for one in self._holders.values()
@@ -126,17 +130,19 @@ class StartGate:
         return attempt.instance_name in self._waiting
 
     def disturbance(self, attempt: Attempt) -> str:
-        """What a neighbour did while the engine started, or just before now where it serves; ""
-        where none did anything."""
+        """A neighbour's disturbance during the start, or just before now for a serving engine; ""
+        if none."""
         at, how = self._disturbed.get(attempt.instance_name, (0.0, ""))
         return how if attempt.state == "starting" or time.monotonic() - at < _ECHO_S else ""
 
     async def turn(
         self, attempt: Attempt, report: Callable[[str], None], *, sizes: bool = False
     ) -> int | None:
-        """Returns when the engine may start, with the bytes of its KV cache where it is not to
-        measure; from then on it counts as one that loads.
-        sizes: the engine can be given bytes. Raises WithdrawnError."""
+        """Wait until the engine may start; from then on it counts as loading.
+
+        `sizes`: the engine can be given its KV cache in bytes. Returns the bytes, or None if it has
+        to measure. Raises WithdrawnError.
+        """
         count = (
             cache_bytes(attempt.plan) if sizes and attempt.model not in self._measuring else None
         )
@@ -175,8 +181,8 @@ class StartGate:
         return count
 
     async def wakes(self, attempt: Attempt) -> None:
-        """Returns when no engine on its GPUs measures them; from then on the one that wakes up
-        counts as one that loads."""
+        """Wait until no engine measures its GPUs. From then on the waking engine counts as
+        loading."""
         name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
         while any(
             one.stage == "loads" and one.gpus & gpus
@@ -197,17 +203,17 @@ class StartGate:
         )
 
     def failed(self, attempt: Attempt, failure: Failure) -> str:
-        """Take note of a failure. Why it tells nothing of the plan, where the engine was not to
-        measure and lacked memory; "" else."""
+        """Note a failure. Returns why it says nothing about the plan; "" if it does."""
         if failure.proves != "memory" or attempt.instance_name not in self._sized:
             return ""
         self._measuring.add(attempt.model)
         return f"{attempt.model} was given its KV cache in bytes, and measures from now on"
 
     async def _quiet(self, attempt: Attempt, start: Start, report: Callable[[str], None]) -> bool:
-        """Whether nobody else changes the memory of its GPUs now; what they have then is
-        remembered. Raises WithdrawnError where they have
-        too little for the plan."""
+        """Whether the memory of its GPUs is stable now, and remember it.
+
+        Raises WithdrawnError if the memory is too little for the plan.
+        """
         if not start.gpus:
             return True
         read = readings(await self._hardware(), start.gpus)
@@ -238,14 +244,13 @@ class StartGate:
                     disturbed="memory",
                 )
             )
-        # Somebody else may have come meanwhile.
+        # Another start may have come meanwhile.
         return self._held(start) is None
 
     async def since(self, attempt: Attempt) -> tuple[str, int | None]:
-        """What else on its GPUs took or gave back memory since the engine was let through, "" where
-        nothing did or nobody knows; and
-        the bytes that the engine took of one GPU, of that with the most, None where that is not
-        known.
+        """The foreign change of memory on its GPUs since its start; "" if none or unknown.
+
+        Also the bytes that the engine took of the GPU with the most; None if unknown.
         """
         if not (before := self._readings.get(attempt.instance_name)):
             return "", None
@@ -261,14 +266,14 @@ class StartGate:
     async def _words(self, held: Holdup) -> str:
         if held.gpu is None:
             return f"waits for {held.model}, which {held.doing}"
-        if held.gpu not in self._numbers:  # each reading of the machine takes a part of a second
+        if held.gpu not in self._numbers:  # each reading of the machine takes part of a second
             self._numbers |= {gpu.uuid: str(gpu.index) for gpu in (await self._hardware()).gpus}
         number = self._numbers.get(held.gpu, held.gpu)
         return f"waits for {held.model} on GPU {number}, which {held.doing}"
 
 
 def _since(one: Holder, before: Holder | None) -> Holder:
-    """The engine as it is seen now, with the time when its stage began."""
+    """The engine with the time when its present stage began."""
     return (
         replace(one, since=before.since)
         if before is not None and before.stage == one.stage

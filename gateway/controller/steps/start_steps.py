@@ -1,5 +1,5 @@
-"""The start of an engine: its plan is settled by its own code, what it needs is brought here, and
-its turn is waited for."""
+"""The start of an engine: its plan is checked by its own code, image and weights arrive, and its
+turn comes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.store.running_engines import RunningEngine, RunningEngines
 
 log = Logger("fitserve.loop")
 
-# Between two looks at whether a pull or a download still moves.
+# Seconds between two looks at whether a pull or a download still moves.
 _STALL_POLL_S = 5.0
 
 
@@ -68,7 +68,7 @@ class StartSteps:
         except WithdrawnError as error:
             await self._attempts.fail(replica, replica.attempt or attempt, error.failure)
         except FitserveError as error:
-            # It may have got another plan before its start.
+            # The plan may have been replaced before the start.
             if replica.attempt is not None and replica.attempt.id == attempt.id:
                 if isinstance(error, NoPlan):
                     await self._attempts.refuse(replica, replica.attempt, error)
@@ -90,7 +90,7 @@ class StartSteps:
         report: Callable[[str], None],
     ) -> None:
         """Check the plan, and start the engine. Raises HostError, BadModel and their kin; NoPlan
-        where the engines refuse every plan."""
+        where engines refuse every plan."""
         attempt = await self._pin(model, replica, attempt, report)
         check = model.wish_of(replica).check
         replaced = check and await self._replaced(model, attempt.plan.engine)
@@ -114,8 +114,8 @@ class StartSteps:
         )
 
     async def _replaced(self, model: ManagedModel, engine: EngineRef) -> bool:
-        """Whether another image or environment is here than the one that answered about the model:
-        what that one said is forgotten."""
+        """Whether the image or environment has changed since the answers. Old answers are
+        removed."""
         name = str(engine)
         if not any(question.engine == name for question in model.answers):
             return False
@@ -136,8 +136,8 @@ class StartSteps:
         attempt: Attempt,
         report: Callable[[str], None],
     ) -> Attempt:
-        """The same attempt, with its engine's image here and named by its digest: what is asked is
-        what is started. Raises HostError."""
+        """The attempt with its image present and named by digest, so that the engine asked is the
+        engine started. Raises HostError."""
         pins, plan = model.pins, attempt.plan
         await self._launcher.host.prepare(plan.engine, report)
         engine = await self._launcher.host.resolve(plan.engine)
@@ -154,8 +154,8 @@ class StartSteps:
         room: CurrentContext,
         report: Callable[[str], None],
     ) -> Attempt:
-        """The same attempt, with the plan that is best once its engine was asked. Another engine
-        may be to be asked about that one."""
+        """The attempt with the best plan after an inquiry. The new plan may need an inquiry of
+        another engine."""
         engine = attempt.plan.engine
         try:
             await self._launcher.host.identity(engine)
@@ -187,7 +187,7 @@ class StartSteps:
 
 
 def _not_started(error: FitserveError, progress: str) -> Failure:
-    """Of a start for which something is missing."""
+    """The failure of a start for which something is missing."""
     kind = "host_error" if isinstance(error, HostError) else "download"
     return Failure(
         kind=kind,

@@ -1,4 +1,4 @@
-"""Another plan for a replica that serves: tried beside it or in its place, adopted, or ended."""
+"""Trials: another plan for a serving replica, beside it or in its place."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class TrialSteps:
     """Shared by all replicas of a gateway."""
 
     def __init__(self, attempts: Attempts, wake: Callable[[], None]) -> None:
-        """wake: looks at all replicas again."""
+        """`wake` starts a pass."""
         self._attempts = attempts
         self._wake = wake
 
     async def begin(
         self, model: ManagedModel, replica: ReplicaState, plan: Plan, *, beside: bool
     ) -> None:
-        """Start another plan for a replica: beside what serves, or in its place. Raises HostError,
-        StoreError."""
-        # It is started as it is: the engine's own answer might bring the plan back that serves.
+        """Start another plan for a replica, beside the serving engine or in its place. Raises
+        HostError, StoreError."""
+        # The plan is started unchecked: an inquiry might bring the serving plan back.
         as_it_is = plan.evolve(question=None)
         await (
             self._beside(model, replica, as_it_is) if beside else self._instead(replica, as_it_is)
@@ -30,23 +30,26 @@ class TrialSteps:
         self._wake()
 
     async def settle(self, model: ManagedModel, *, adopt: bool) -> None:
-        """End what is tried beside: it takes the place of what serves, or stops. Raises
-        StoreError."""
+        """End a trial beside: adopt it, or stop it. Raises StoreError."""
         await (self.adopt(model) if adopt else self.end(model))
         self._wake()
 
     async def _beside(self, model: ManagedModel, replica: ReplicaState, plan: Plan) -> None:
-        """Start another plan beside what serves. The gateway that dies before `adopt` leaves two
-        live attempts, of which the next one keeps
-        the older. Raises HostError, StoreError."""
+        """Start another plan beside the serving engine.
+
+        If the gateway dies before `adopt`, two live attempts remain, and the next one keeps the
+        older. Raises HostError, StoreError.
+        """
         trial = ReplicaState(model.wish.name, replica.index, generation=replica.generation)
         trial.attempt = await self._attempts.begin(trial, plan)
         model.trial = trial
 
     async def _instead(self, replica: ReplicaState, plan: Plan) -> None:
-        """Start another plan in place of what serves, which is known to work: it is what is planned
-        next where the other one fails. Nothing is done
-        where something else began meanwhile. Raises HostError, StoreError."""
+        """Start another plan in place of the serving one, which is planned next if the new one
+        fails.
+
+        Nothing is done if the replica has changed meanwhile. Raises HostError, StoreError.
+        """
         old = replica.attempt
         new, now = await self._attempts.begin(replica, plan), replica.attempt
         if old is None or now is None or now.id != old.id or replica.busy:
@@ -56,14 +59,13 @@ class TrialSteps:
         await self._attempts.end(replica, now)
 
     async def adopt(self, model: ManagedModel) -> None:
-        """What was tried beside serves from now on; what served until now stops when its last
-        answers are given. Raises StoreError."""
+        """Let the trial serve. The old engine stops after its last answers. Raises StoreError."""
         trial = model.trial
         if trial is None or trial.attempt is None or trial.busy:
             return
         replica = model.replicas[trial.index]
         if replica.task is not None:
-            replica.task.cancel()  # it comes back by the old plan; nobody needs that any more
+            replica.task.cancel()  # a restart by the old plan is needless now
             return
         old, watcher, generation = replica.attempt, replica.watcher, replica.generation
         replica.attempt, replica.watcher, replica.status = (
@@ -88,7 +90,7 @@ class TrialSteps:
             await self._attempts.end(trial, old)
 
     async def end(self, model: ManagedModel) -> None:
-        """What was tried beside stops. Raises StoreError."""
+        """Stop the trial. Raises StoreError."""
         trial = model.trial
         if trial is None:
             return

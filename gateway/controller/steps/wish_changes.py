@@ -1,4 +1,4 @@
-"""The wish in force of a model, and the one that takes its place: durable before either holds."""
+"""The wish in force of a model, and its successor: on disk before either counts."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ class WishChanges:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._writing = asyncio.Lock()
-        """Held while a wish in force is written: of two at once the database would keep the one and
-        this process the other."""
+        """Held while a wish is written. Otherwise database and memory could keep different ones."""
 
     async def begin(self, model: ManagedModel, wish: Wish) -> None:
-        """Another wish is to take the place of the one in force. Raises NotFound, StoreError."""
+        """Begin the change to another wish. Raises NotFound, StoreError."""
         change = Change(wish=wish, generation=model.newest + 1, at=time.time())
         await asyncio.to_thread(self._store.save_change, model.wish, model.generation, change)
         model.change = change
 
     async def refuse(self, model: ManagedModel, reason: str) -> None:
-        """The wish from before is in force again. Raises StoreError."""
+        """Give a change up, and restore the previous wish. Raises StoreError."""
         if model.change is not None:
             refused = model.change.evolve(refused=reason)
             await asyncio.to_thread(self._store.save_change, model.wish, model.generation, refused)
@@ -38,20 +37,20 @@ class WishChanges:
             log.warning("a change was given up", model=model.wish.name, reason=reason)
 
     async def finish(self, model: ManagedModel) -> None:
-        """The new wish is in force. Raises StoreError."""
+        """Put the new wish in force. Raises StoreError."""
         if model.change is not None:
             await self.enforce(model, model.change.wish, model.change.generation)
             log.info("changed", model=model.wish.name)
 
     async def enforce(self, model: ManagedModel, wish: Wish, generation: int) -> None:
-        """This is the wish in force, durably. Raises NotFound, StoreError."""
+        """Put a wish in force durably. Raises NotFound, StoreError."""
         async with self._writing:
             await asyncio.to_thread(self._store.save_change, wish, generation, None)
             model.wish, model.generation, model.change, model.rival = wish, generation, None, None
 
     async def keep_commits(self, model: ManagedModel, commits: Mapping[str, str]) -> None:
-        """A model is added with its commits; this one is older than that, or was added by name
-        alone. Raises NotFound, StoreError."""
+        """Store the commits of a model that was added by name, or before commits were kept. Raises
+        NotFound, StoreError."""
         async with self._writing:
             if model.wanted == model.generation and commits.items() - model.wish.commits.items():
                 model.wish = model.wish.evolve(commits={**commits, **model.wish.commits})

@@ -1,2 +1,1 @@
-"""What the gateway sees of engines: what they log, what they answer when they are asked, and what
-both prove."""
+"""Observation of engines: their logs, their answers, and the proofs in both."""

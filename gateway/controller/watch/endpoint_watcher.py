@@ -1,5 +1,7 @@
-"""Watches an engine that runs elsewhere: whether it answers, and what it calls the model. Never
-writes, never decides."""
+"""Watches an engine elsewhere: whether it answers, and its name for the model.
+
+Never writes, never decides.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,19 @@ _MOST_NAME = 512
 _SHOWN_NAMES = 5
 _SHOWN_WORDS = 200
 _FIRST_REST_S = 1.0
-# An endpoint that stays away is asked less and less often, down to once in so many of its
-# intervals.
+# The wait for an unreachable endpoint grows up to this number of intervals.
 _LONGEST_REST = 6
 
 
-# States of a model at another gateway of this kind from which it comes by itself; and those from
-# which a request brings it, where requests wait for it there.
+# States of a model at another fitserve gateway: recovers without a request, is loaded by a request,
+# or never.
 _COMES = frozenset({"starting", "verifying", "backing_off", "stopping"})
 _BROUGHT = frozenset({"asleep", "stopped", "no_plan"})
 _NEVER = frozenset({"quarantined", "unreachable"})
 
 
 class _Model(msgspec.Struct):
-    """`state` and `wait_s`: as another gateway of this kind tells them."""
+    """`state` and `wait_s` come from another fitserve gateway."""
 
     id: str
     owned_by: Any = None
@@ -45,7 +46,7 @@ class _Model(msgspec.Struct):
 
     @property
     def told(self) -> str:
-        """Its state; ready where that is not known."""
+        """Its state there; "ready" where unknown."""
         known = (
             self.owned_by == "fitserve"
             and isinstance(self.state, str)
@@ -55,14 +56,14 @@ class _Model(msgspec.Struct):
 
     @property
     def here(self) -> str:
-        """What its state is for us; "" where it makes no sense to ask it."""
+        """Its state here; "" if requests make no sense."""
         if self.told in _BROUGHT:
             return "asleep" if self.wait_s or self.told == "asleep" else ""
         return "" if self.told in _NEVER else self.told
 
 
 class _Models(msgspec.Struct):
-    """What is read of an answer of /v1/models."""
+    """The part of a /v1/models answer that is read."""
 
     data: list[_Model]
 
@@ -72,20 +73,20 @@ class _Said(msgspec.Struct):
 
 
 class _Refusal(msgspec.Struct):
-    """What is read of an error."""
+    """The part of an error answer that is read."""
 
     error: _Said
 
 
 class EndpointKey(NamedTuple):
-    """Where the key is that an endpoint wants of its callers. reference: as a wish has it; None: it
-    wants none."""
+    """Where the key of an endpoint is kept. `reference` is that of the wish; None: no key is
+    needed."""
 
     keys: EndpointKeys
     reference: str | None
 
     async def read(self) -> str | None:
-        """Raises NoKeyError."""
+        """The key, or None. Raises NoKeyError."""
         return (
             None
             if self.reference is None
@@ -94,10 +95,10 @@ class EndpointKey(NamedTuple):
 
 
 class EndpointWatcher:
-    """`replica` is where requests go, None while the engine is away; `detail` says why, then:
-    clients may read it. `asked`: whether it was asked yet.
-    `state`: the model's, there: of an endpoint that is another gateway it may be one that it comes
-    from when it is asked.
+    """`replica` is the route, None while the engine is away; `detail` says why, and clients may
+    read it.
+
+    `state` is the model's state there. `was_contacted`: the endpoint was called at least once.
     """
 
     def __init__(
@@ -110,8 +111,8 @@ class EndpointWatcher:
         wake: Callable[[], None],
         key: EndpointKey,
     ) -> None:
-        """endpoint: its base URL. stretch: how many times longer than `interval_s` it is until an
-        engine that answers is asked again."""
+        """`endpoint` is a base URL. `stretch` gives the factor by which the interval of a healthy
+        engine grows."""
         self.endpoint = endpoint
         self.key = key
         self.url = endpoint.rstrip("/").removesuffix("/v1")
@@ -138,8 +139,8 @@ class EndpointWatcher:
         await self._work.close()
 
     async def _look(self) -> float:
-        """One look; the seconds until the next one, never the same, so that many endpoints are not
-        asked all at once."""
+        """Look once. Returns the seconds until the next look, with jitter, so that endpoints are
+        not called at once."""
         replica, state, detail = await self._ask()
         self.was_contacted = True
         if (replica, state, detail) != (self.replica, self.state, self._detail):
@@ -153,7 +154,7 @@ class EndpointWatcher:
         return self._rest_s * random.uniform(0.75, 1.25)  # noqa: S311
 
     async def _ask(self) -> tuple[RoutedReplica | None, str, str]:
-        """Where requests go and the model's state there; or None and why they cannot."""
+        """The route and the model's state there; or None and the reason."""
         away = None, "unreachable"
         try:
             key = await self.key.read()
@@ -197,6 +198,6 @@ class EndpointWatcher:
             said = clean((await answer.read(_Refusal)).error.message.encode())[:_SHOWN_WORDS]
         except NoAnswerError:
             said = ""
-        # Some say the key again that they refuse.
+        # Some servers repeat the key that they refuse.
         said = said if said.isprintable() and key not in said else ""
         return f"{self.url} refused the key: {said or f'it answers {answer.status}'}"

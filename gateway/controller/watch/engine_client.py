@@ -1,13 +1,13 @@
-"""Asks engines what the gateway itself wants to know: health, names of models, proofs. Requests of
-clients go through `serve/proxy`.
+"""The HTTP client of the gateway's own calls to engines: health, model names, proofs.
 
-An engine may be anything that listens on a port, so of its answer only so many bytes are read,
-within so much time in all, and plain ones: no encoding, so that no small answer unpacks into a
-large one, and no redirect, which leads elsewhere. JSON is read as the type that is wanted: what
-else it holds makes no objects.
+Requests of clients go through gateway/proxy.
 
-Each call has a connection of its own: it may be ended at any moment, and shows what a new client
-    would meet.
+An engine may be any program that listens on a port. So the size and time of its answer are bounded,
+and the answer must be plain: no encoding that unpacks into more, and no redirect. JSON is decoded
+into the wanted type, so other members make no objects.
+
+Each call has its own connection. So it may be ended at any moment, and meets the same conditions as
+a new client.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ T = TypeVar("T")
 CONNECT_S = 5.0
 SMALL_BYTES = 64 * 1024
 LARGE_BYTES = 4 * 1024 * 1024
-# Reading so much JSON takes less time than handing it to a thread.
+# Decoding up to this size takes less time than handing it to a thread.
 _AT_ONCE_BYTES = 16 * 1024
 _SHOWN = 200
 _tls_context = functools.cache(ssl.create_default_context)
 
 
 class NoAnswerError(Exception):
-    """The engine gave no answer that can be used. The text says why, after the engine's name: "does
-    not answer (connection refused)"."""
+    """The engine gave no usable answer. The text continues its name: "does not answer (connection
+    refused)"."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineResponse:
-    """`body`: all of it."""
+    """A whole answer; `body` is complete."""
 
     status: int
     body: bytes
 
     @property
     def words(self) -> str:
-        """The beginning of the body, fit to be shown."""
+        """The beginning of the body, cleaned for display."""
         text = clean(self.body[:_SHOWN].replace(b"\r", b" ").replace(b"\n", b" "))
         return "".join(char if char.isprintable() else " " for char in text)
 
     async def read(self, kind: type[T]) -> T:
-        """The body as JSON of that kind. Raises NoAnswerError."""
+        """The body decoded from JSON. Raises NoAnswerError."""
         decode = functools.partial(msgspec.json.decode, self.body, type=kind)
         try:
             return decode() if len(self.body) <= _AT_ONCE_BYTES else await asyncio.to_thread(decode)
@@ -66,29 +66,28 @@ class EngineResponse:
 
 
 class EngineClient:
-    """Makes the calls, at most `at_once` at a time; others wait for their turn, and their time
-    begins with it."""
+    """Makes calls, at most `at_once` at a time. The time of a call begins with its turn."""
 
     def __init__(self, at_once: int | asyncio.Semaphore, key: str | None = None) -> None:
         self._places = asyncio.Semaphore(at_once) if isinstance(at_once, int) else at_once
         self._key_line = f"authorization: Bearer {key}\r\n".encode("ascii") if key else b""
 
     def with_key(self, key: str | None) -> EngineClient:
-        """For an engine that wants this key of its callers; the places are the same."""
+        """A client for an engine that needs this key. It shares the limit on calls."""
         return EngineClient(self._places, key)
 
     async def get(self, url: str, within_s: float, most_bytes: int = SMALL_BYTES) -> EngineResponse:
-        """Raises NoAnswerError."""
+        """GET a URL. Raises NoAnswerError."""
         return await self._ask("GET", url, b"", within_s, most_bytes)
 
     async def post(
         self, url: str, body: Any, within_s: float, most_bytes: int = LARGE_BYTES
     ) -> EngineResponse:
-        """`body` is sent as JSON. Raises NoAnswerError."""
+        """POST `body` as JSON. Raises NoAnswerError."""
         return await self._ask("POST", url, msgspec.json.encode(body), within_s, most_bytes)
 
     async def send(self, url: str, body: bytes, lines: bytes, within_s: float) -> EngineResponse:
-        """`body` is JSON, and is sent as it is; lines: more of the head, each with its end. Raises
+        """POST an encoded JSON body with more header lines, each with its line end. Raises
         NoAnswerError."""
         return await self._ask("POST", url, body, within_s, SMALL_BYTES, lines)
 
@@ -115,7 +114,7 @@ class EngineClient:
                 async with asyncio.timeout(within_s):
                     tls = await asyncio.to_thread(_tls_context) if secure else None
                     connecting = loop.create_connection(lambda: call, host, port, ssl=tls)
-                    # What asks for much has long to answer, and not so long to be there.
+                    # A slow answer is allowed, a slow connection is not.
                     async with asyncio.timeout(min(within_s, CONNECT_S)):
                         await connecting
                     return await call.answer
@@ -129,8 +128,7 @@ class EngineClient:
 
 @functools.lru_cache(4096)
 def _request(method: str, url: str) -> tuple[str, int, bool, bytes]:
-    """Host, port, whether TLS is wanted, and the head of the request as far as it is always the
-    same. Raises ValueError."""
+    """Host, port, TLS, and the constant part of the request's head. Raises ValueError."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
@@ -142,7 +140,7 @@ def _request(method: str, url: str) -> tuple[str, int, bool, bytes]:
 
 
 class _HttpCall(asyncio.Protocol):
-    """One request on one connection; `answer` is what came of it."""
+    """One request on one connection. `answer` is its result."""
 
     def __init__(
         self, request: bytes, most_bytes: int, answer: asyncio.Future[EngineResponse]
@@ -159,9 +157,9 @@ class _HttpCall(asyncio.Protocol):
         self._body = bytearray()
 
     def end(self) -> None:
-        """Closes at once."""
+        """Close at once."""
         if not self.answer.cancel() and not self.answer.cancelled():
-            self.answer.exception()  # it was heard, or nobody hears it any more
+            self.answer.exception()  # retrieved, or nobody waits for it any more
         if self._transport is not None:
             self._transport.abort()
 
@@ -172,7 +170,7 @@ class _HttpCall(asyncio.Protocol):
         self._transport.write(self._request)  # type: ignore[union-attr]
 
     def data_received(self, data: bytes) -> None:
-        # All bytes count: of the head, of the body, and of what frames it.
+        # All bytes count: head, body, and framing.
         self._left -= len(data)
         if self._left < 0:
             self._refuse(f"answers with more than {self._most} bytes")

@@ -1,10 +1,11 @@
-"""Proof that an engine generates: a short answer, a full prefill batch, as many requests at once as
-were planned; and a look at
-what came out. Then `shown` asks what only apps count on, which is told and is no reason not to
-serve.
+"""Proves that an engine generates, with a short answer, a full prefill batch, and the planned
+concurrency.
 
-An engine that says it is healthy may still crash at its first long prompt, at its first large
-batch, or answer with one token for ever, so nothing is routed before this has passed.
+Then `probe_abilities` tests features that apps rely on. A missing feature is reported, and does not
+prevent serving.
+
+A healthy engine may still crash at its first long prompt or first large batch, or repeat one token
+for ever. So nothing is routed before this proof.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ PROMPTS = ("The quick brown fox", "Once upon a time there was")
 TOKENS = 16
 BURST_PROMPT = 16
 BURST_TOKENS = 4
-# How full an engine says its KV cache is: vLLM 0.33.0 v1/metrics/loggers.py, SGLang 0.5.23
+# The fill level of the KV cache in metrics: vLLM 0.33.0 v1/metrics/loggers.py, SGLang 0.5.23
 # srt/observability/metrics_collector.py (with --enable-metrics).
 CACHE_USAGE = re.compile(rb"^(?:vllm:kv_cache_usage_perc|sglang:token_usage).*$", re.MULTILINE)
 OWN_METRICS = re.compile(rb"^(?:vllm|sglang):.*$", re.MULTILINE)
 _METRICS_S = 5.0
-# What apps count on is asked about at once, and no start waits longer for it.
+# Abilities are tested at once, and delay a start at most this long.
 _ABILITIES_S = 60.0
 
 
@@ -56,7 +57,7 @@ class _Choice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """What is read of an answer of /v1/completions."""
+    """The part of a /v1/completions answer that is read."""
 
     choices: list[_Choice]
 
@@ -71,8 +72,8 @@ class _ToolCall(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """`reasoning`: as vLLM calls it since 0.16 (entrypoints/openai/chat_completion/protocol.py);
-    `reasoning_content`: before, and SGLang."""
+    """`reasoning` is the name in vLLM since 0.16 (entrypoints/openai/chat_completion/protocol.py);
+    `reasoning_content` is older, and SGLang's."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -130,9 +131,10 @@ async def verify(
     report: Callable[[str], None] = lambda _: None,
     measured: Callable[[int, float], None] = lambda *_: None,
 ) -> Failure | None:
-    """None when the engine at `url` (without /v1) really serves `name` as planned; otherwise the
-    failure. measured: hears of so many tokens of a
-    prompt and how many seconds they took."""
+    """None if the engine at `url` (without /v1) serves `name` as planned; otherwise the failure.
+
+    `measured` is called with the tokens of a prompt and its seconds.
+    """
     try:
         if plan.model.task == "embed":
             await _embeds(client, url, name, timeout_s)
@@ -146,8 +148,8 @@ async def verify(
     return None
 
 
-async def shown(client: EngineClient, url: str, name: str, plan: Plan) -> Abilities:
-    """What the engine does for apps."""
+async def probe_abilities(client: EngineClient, url: str, name: str, plan: Plan) -> Abilities:
+    """Test the abilities that apps rely on."""
     asked = abilities.questions(plan)
     found = await asyncio.gather(
         *(_able(client, url, {**body, "model": name}, ability) for ability, body in asked.items())
@@ -179,13 +181,12 @@ async def _able(client: EngineClient, url: str, body: dict[str, Any], ability: s
 
 
 async def alive(client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float) -> bool:
-    """Whether the engine is at work: it answers the smallest request in time, be it with an error,
-    or its KV cache fills.
+    """Whether the engine works: it answers the smallest request in time, even with an error, or its
+    KV cache fills.
 
-    While an engine reads a long prompt, the prompt takes all tokens of every step, and the smallest
-    request waits for its end.
+    A long prompt takes all tokens of every step, so the smallest request waits for its end.
     """
-    # Its prompt is a token already: a tokenizer may be busy with a prompt of megabytes.
+    # The prompt is a token already, as the tokenizer may be busy with megabytes.
     path, body = "/v1/completions", _completion(name, _ids(plan, 1, 0), 1)
     if plan.model.task != "generate":
         path, body = "/v1/embeddings", {"model": name, "input": "1"}
@@ -208,9 +209,11 @@ async def sleeps(client: EngineClient, url: str, within_s: float) -> bool:
 
 
 async def metrics_of(client: EngineClient, url: str, within_s: float) -> list[bytes] | None:
-    """What the engine counts of its own work; None where it does not tell. It stands still as long
-    as the engine's core gives nothing
-    (vLLM 0.26.0, vllm/v1/metrics/loggers.py: all of it comes with the core's outputs)."""
+    """The lines of the engine's own metrics; None if it has none.
+
+    They change only with the outputs of the engine's core (vLLM 0.26.0,
+    vllm/v1/metrics/loggers.py).
+    """
     try:
         answer = await client.get(f"{url}/metrics", within_s, LARGE_BYTES)
     except NoAnswerError:
@@ -219,7 +222,7 @@ async def metrics_of(client: EngineClient, url: str, within_s: float) -> list[by
 
 
 async def _cache_usage(client: EngineClient, url: str) -> list[bytes]:
-    """The lines of the engine's metrics about its KV cache; empty where it has none."""
+    """The metrics lines about the KV cache; empty if there are none."""
     try:
         answer = await client.get(f"{url}/metrics", _METRICS_S, LARGE_BYTES)
     except NoAnswerError:
@@ -264,7 +267,7 @@ async def _generates(
     many, length = _burst(plan)
     if many > 1:
         report(f"verifying: {many} requests at once")
-        # One call with many prompts: to the engine they are as many requests.
+        # To the engine one call with many prompts is as many requests.
         prompts = [_ids(plan, length, first) for first in range(many)]
         answer = await _post(
             client, path, _completion(name, prompts, BURST_TOKENS), timeout_s, Completion
@@ -284,7 +287,7 @@ async def _adapted(
     timeout_s: float,
     report: Callable[[str], None],
 ) -> None:
-    """Each adapter answers."""
+    """Raises _Refuted unless each adapter answers."""
     for adapter in plan.adapters:
         report(f"verifying: the adapter {adapter.name}")
         body = _completion(
@@ -296,8 +299,8 @@ async def _adapted(
 
 
 def _burst(plan: Plan) -> tuple[int, int]:
-    """How many requests of how many tokens show the planned concurrency: all sequences, as far as
-    the KV cache holds them."""
+    """The number of requests, and their tokens, that show the planned concurrency within the KV
+    cache."""
     context, seqs = plan.max_model_len.value, plan.max_num_seqs.value
     length = max(1, min(BURST_PROMPT, context - BURST_TOKENS))
     room = plan.memory.kv_tokens // (length + BURST_TOKENS) if plan.memory.kv_tokens else seqs
@@ -305,8 +308,8 @@ def _burst(plan: Plan) -> tuple[int, int]:
 
 
 def _ids(plan: Plan, count: int, first: int) -> list[int]:
-    """Neighbouring ids differ, and stay clear of the first and last ones, where special tokens
-    live."""
+    """Token ids that differ from their neighbours, and stay clear of the ends of the vocabulary,
+    where special tokens live."""
     low, high = min(10, plan.model.vocab // 4), max(1, plan.model.vocab * 3 // 4)
     return [low + (7919 * (first + position)) % max(1, high - low) for position in range(count)]
 
@@ -325,8 +328,8 @@ def _completion(
 
 
 def degenerate(answer: Completion) -> str | None:
-    """Why this completion is not text: empty, one token repeated, or log probabilities that are not
-    numbers."""
+    """Why a completion is not text: empty, one token repeated, or infinite log probabilities; None
+    if it is."""
     if not answer.choices:
         return "the answer has no choices"
     choice = answer.choices[0]

@@ -1,5 +1,7 @@
-"""Watches engines: reads their logs line by line, asks their health endpoints, and notes what both
-prove. Never writes, never decides."""
+"""Watches an engine: reads its log, checks its health endpoint, and notes the proofs in both.
+
+Never writes, never decides.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +32,20 @@ log = Logger("fitserve.loop")
 _TAIL_LINES = 200
 PROBE_TIMEOUT_S = 5.0
 _START_POLL_S = 0.5
-# Between two looks at an engine that serves and seems to be frozen.
+# Seconds between two looks at a serving engine that seems to be frozen.
 _SOON_S = 1.0
-# Between two looks at what an engine compiles while it starts.
+# Seconds between two looks for compilers while an engine starts.
 _COMPILERS_S = 2.0
-# Time between the line that proves a failure and its report: the engine prints the reasons after
-# that line.
+# Seconds between the line that proves a failure and its report: the reasons follow that line.
 _REASONS_S = 0.4
 _CANARIES = 2
-# After so many lines other tasks get a turn, so that a flood of lines does not stop the gateway.
+# Lines after which other tasks get a turn, so that a flood of lines does not stop the gateway.
 _YIELD_LINES = 200
 
 
 class Watcher:
-    """Watches one attempt. `observation` and `tail` are what is known now; `wake` is called when
-    they change."""
+    """Watches one attempt. `observation` and `tail` are the present knowledge; `wake` is called
+    when they change."""
 
     def __init__(
         self,
@@ -58,8 +59,8 @@ class Watcher:
         wake: Callable[[], None],
         silent_s: Callable[[str], float | None] = lambda _: None,
     ) -> None:
-        """client: with the key of this engine. silent_s: seconds since the instance gave its
-        clients a byte; None: no client waits."""
+        """`client` has the key of this engine. `silent_s` gives the seconds since the engine's last
+        byte to clients; None: no client waits."""
         self.attempt = attempt
         self.name = name
         self.url = url
@@ -77,7 +78,7 @@ class Watcher:
         self._silent_since: float | None = None
         self._compiles = ""
         self._freeze = FreezeDetector(self._answered, settings.silent_after_s)
-        self._lines = 0  # of the log, as far as any reading of it came
+        self._lines = 0  # lines of the log read so far, by any pass
         self._works = [
             Supervised(self._follow, "reading the log of an engine", wake, instance=name),
             Supervised(self._health, "the health checks of an engine", wake, instance=name),
@@ -92,17 +93,17 @@ class Watcher:
 
     @property
     def problems(self) -> Iterator[str]:
-        """What keeps this watcher from seeing all."""
+        """Problems that limit this watcher's view."""
         return (work.setback.problem for work in self._works if work.setback.problem is not None)
 
     @property
     def cache_bytes(self) -> int | None:
-        """What the engine's log says was left for its KV cache."""
+        """Bytes for the KV cache by the engine's log."""
         return self._reader.progress.cache_bytes
 
     @property
     def failure_pending(self) -> bool:
-        """Whether the log has named a failure that is not reported yet: its reasons may follow."""
+        """Whether a failure in the log is not reported yet, as its reasons may follow."""
         return self._report_timer is not None
 
     def note(self, **changes: object) -> None:
@@ -111,11 +112,11 @@ class Watcher:
         self._wake()
 
     def proved(self, tokens: int, seconds: float) -> None:
-        """A prompt of so many tokens was answered in so many seconds."""
+        """Note how many seconds a prompt of this many tokens took."""
         self._freeze.step_s = longest_step_s(self.attempt.plan, tokens, seconds)
 
     def fail(self, failure: Failure) -> None:
-        """The first proof stands: what comes after it are its consequences."""
+        """Note a failure. The first one stands, as later ones are consequences."""
         if self.observation.proof is None:
             self.note(proof=failure)
 
@@ -128,8 +129,7 @@ class Watcher:
 
     def _new_reader(self) -> LogReader:
         reader = LogReader(self._signatures, self.attempt.plan.engine.kind)
-        # The log of an engine that serves may be read from the middle on, where it holds words of
-        # users.
+        # The log of a serving engine may be read from the middle, where users' words stand.
         if self.attempt.state == "ready":
             reader.serve()
         return reader
@@ -150,8 +150,7 @@ class Watcher:
                     self._lines = max(number, self._lines)
                     self._read(raw)
                     if furthest:
-                        # Past where it broke before, if it did: only this tells that an error has
-                        # passed, as long as the engine runs.
+                        # Reading has passed the place of the last error, so the error is over.
                         self._works[0].setback.over()
                     if number % _YIELD_LINES == 0:
                         await asyncio.sleep(0)
@@ -168,7 +167,7 @@ class Watcher:
         self.tail.append(clean(raw))
         self._reader.read(raw)
         if self._reader.failure is not None and self._report_timer is None:
-            # Its reasons, and the lines of the other ranks, follow at once.
+            # The reasons, and the lines of other ranks, follow at once.
             self._report_timer = asyncio.get_running_loop().call_later(
                 _REASONS_S, self._report_failure
             )
@@ -178,14 +177,13 @@ class Watcher:
         self._tell_phase()
 
     def _tell_phase(self) -> None:
-        """How far the start is: what the log says, or what the engine's compilers do while the log
-        says nothing."""
+        """Show the phase by the log, or by the compilers while the log is silent."""
         phase = self._compiles or PHASES.get(self._reader.progress.phase)
         if phase is not None and phase != self.observation.phase and not self.observation.answering:
             self.note(phase=phase)
 
     async def _look_for_compilers(self) -> float | None:
-        """While the engine starts; the seconds until the next look."""
+        """Look for compilers during the start. Returns the seconds until the next look."""
         if self.observation.answering:
             self._compiles = ""
             return None
@@ -199,7 +197,7 @@ class Watcher:
         return _COMPILERS_S
 
     def _report_failure(self) -> None:
-        # None when the engine has survived it after all.
+        # None if the engine has survived it after all.
         self._report_timer = None
         self._prove(self._reader.failure)
 
@@ -208,14 +206,14 @@ class Watcher:
             self.fail(failure)
 
     async def _health(self) -> float:
-        """One look; the seconds until the next one."""
+        """Look once. Returns the seconds until the next look."""
         serves = self.observation.verified and self.observation.answering
         if serves:
             self._freeze.note_processes(time.monotonic(), await self._processes())
             self._judge()
         healthy = await self._healthy(self._probe_s if serves else PROBE_TIMEOUT_S)
         if healthy and not self.observation.answering and self.attempt.plan.sleep_mode.value:
-            # It may have been put to sleep by a gateway that is no more.
+            # A previous gateway may have put it to sleep.
             self.observation = self.observation.evolve(
                 sleeping=await sleeps(self.client, self.url, PROBE_TIMEOUT_S)
             )
@@ -262,7 +260,7 @@ class Watcher:
 
     @property
     def _probe_s(self) -> float:
-        """How long a health check of an engine that serves may take, so that silence is told in
+        """The timeout of a health check of a serving engine, short enough to detect silence in
         time."""
         if self._freeze.is_suspicious:
             return _SOON_S
@@ -278,7 +276,7 @@ class Watcher:
             return ()
 
     async def _work(self) -> float:
-        """Whether the core of the engine works, behind a server that answers; the seconds until the
+        """Check whether the core works behind a server that answers. Returns the seconds until the
         next look."""
         waited_s, mute = (
             self._silent_s(self.name),
@@ -305,8 +303,8 @@ class Watcher:
         return min(_SOON_S, self._settings.health_interval_s)
 
     def _judge(self) -> None:
-        """A frozen engine gets no requests until it answers again, or until it is proven frozen and
-        is replaced."""
+        """Note whether the engine is frozen. A frozen engine gets no requests until it answers
+        again, or is replaced."""
         now = time.monotonic()
         frozen = self._freeze.freeze_reason(now)
         if bool(frozen) is not bool(self.observation.frozen):
@@ -346,11 +344,10 @@ class Watcher:
             return False
 
     async def _progress(self) -> None:
-        """An engine hangs when its clients wait, it gives no token, and it does not answer the
-        smallest request either.
+        """Detect a hang: clients wait, no token comes, and the smallest request has no answer
+        either.
 
-        An engine that computes a long prompt gives no token for long too, but it answers the small
-        request.
+        A long prompt delays tokens too, but then the small request is answered.
         """
         patience_s = self._settings.hang_after_s
         silent = self._silent_s(self.name)
