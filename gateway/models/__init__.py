@@ -1,1 +1,1 @@
-"""What a model is: its config, its families, its tensors."""
+"""Models: config.json, model families, tensors, adapters and drafters."""

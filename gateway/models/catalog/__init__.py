@@ -1,2 +1,1 @@
-"""What a model is: a folder, or a Hugging Face repository at a commit, read without its weights;
-and its download."""
+"""Model folders and Hugging Face repositories: read without their weights, and downloaded."""

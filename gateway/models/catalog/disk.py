@@ -1,5 +1,7 @@
-"""What weights and engines take on the disk, and the removal of weights. A program of its own
-looks: the gateway holds no library of the Hub."""
+"""Disk usage of weights and engines, and the removal of weights.
+
+A separate program reads the disk, so that the gateway does not load the library of the Hub.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ _SNAPSHOT = re.compile(r".*/models--([^/]+)/snapshots/([0-9a-f]{40})")
 
 
 class DiskJob(NamedTuple):
-    """What to look at: the Hub's cache, our notes on it, the data folder. remove: (repository,
-    commit) that are to go."""
+    """The Hub's cache, the gateway's notes on it, the data folder.
+
+    remove: pairs of repository and commit.
+    """
 
     cache: str
     notes: str
@@ -25,22 +29,22 @@ class DiskJob(NamedTuple):
     remove: Sequence[tuple[str, str]] = ()
 
 
-async def look(job: DiskJob) -> Any:
-    """What the program answers. Raises FitserveError."""
+async def read_disk(job: DiskJob) -> Any:
+    """The JSON answer of the disk program. Raises FitserveError."""
     child = await started(
         _PROGRAM, {"HF_HOME": job.notes, "HF_HUB_VERBOSITY": "error"}, errors=True
     )
-    said, words = await child.communicate(json.dumps(job).encode())
+    answer, errors = await child.communicate(json.dumps(job).encode())
     if child.returncode != 0:
-        last = words.decode(errors="replace").strip().rpartition("\n")[2][:300]
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2][:300]
         raise FitserveError(
-            f"The disk could not be looked at: {last}.",
-            hint="Let the gateway's user read and write there.",
+            f"Disk usage could not be read: {last}.",
+            hint="Let the gateway's user read and write the cache and the data folder.",
         )
-    return json.loads(said)
+    return json.loads(answer)
 
 
 def revision_of(source: str) -> tuple[str, str] | None:
-    """The repository and the commit whose folder in a Hub's cache this is."""
-    found = _SNAPSHOT.fullmatch(source)
-    return (found[1].replace("--", "/", 1), found[2]) if found else None
+    """The repository and the commit of a snapshot folder in a Hub's cache; None: another path."""
+    match = _SNAPSHOT.fullmatch(source)
+    return (match[1].replace("--", "/", 1), match[2]) if match else None

@@ -1,8 +1,7 @@
-"""The program that looks at what is on the disk, and removes weights: huggingface_hub counts and
-deletes, in a process that ends.
+"""The program that reads disk usage and removes weights, with huggingface_hub.
 
-It gets a `DiskJob` on stdin and writes a `Disk`, or with revisions to remove a `Removed`, as JSON
-to stdout.
+Input: a `DiskJob` as JSON on stdin. Output: a `Disk`, or with revisions to remove a `Removed`, as
+JSON on stdout.
 """
 
 from __future__ import annotations
@@ -25,10 +24,11 @@ _OURS = "fitserve/"
 def main() -> None:
     job = DiskJob(*json.load(sys.stdin.buffer))
     os.nice(10)
-    json.dump(removed(job) if job.remove else looked(job), sys.stdout)
+    json.dump(remove_weights(job) if job.remove else disk_usage(job), sys.stdout)
 
 
-def looked(job: DiskJob) -> dict[str, Any]:
+def disk_usage(job: DiskJob) -> dict[str, Any]:
+    """Sizes in bytes of the cache, of each revision in it and of each engine."""
     cache = Path(job.cache)
     existing = next(parent for parent in (cache, *cache.parents) if parent.is_dir())
     info = _scan(cache)
@@ -60,27 +60,25 @@ def looked(job: DiskJob) -> dict[str, Any]:
     }
 
 
-def removed(job: DiskJob) -> dict[str, Any]:
-    """Nothing but these revisions: a blob that another one has stays."""
-    freed, gone, disk = 0, [], HubCache(Path(job.cache), Path(job.notes))
+def remove_weights(job: DiskJob) -> dict[str, Any]:
+    """Remove the revisions of the job; blobs that other revisions use stay."""
+    freed, revisions, disk = 0, [], HubCache(Path(job.cache), Path(job.notes))
     for repo, commit in job.remove:
         info = _scan(Path(job.cache))
-        # Revisions are named by their commits alone, and copies of a repository have the same.
-        of_it = (
-            frozenset(one for one in info.repos if (one.repo_type, one.repo_id) == ("model", repo))
-            if info is not None
-            else ()
-        )
-        if info is None or not any(
-            revision.commit_hash == commit for one in of_it for revision in one.revisions
-        ):
+        if info is None:
             continue
-        strategy = dataclasses.replace(info, repos=of_it).delete_revisions(commit)
+        # The library names revisions by commit alone, and copies of a repository share commits.
+        copies = frozenset(
+            row for row in info.repos if (row.repo_type, row.repo_id) == ("model", repo)
+        )
+        if not any(revision.commit_hash == commit for row in copies for revision in row.revisions):
+            continue
+        strategy = dataclasses.replace(info, repos=copies).delete_revisions(commit)
         disk.forget(repo, commit)
         strategy.execute()
         freed += strategy.expected_freed_size
-        gone.append([repo, commit])
-    return {"freed_bytes": freed, "removed": gone}
+        revisions.append([repo, commit])
+    return {"freed_bytes": freed, "removed": revisions}
 
 
 def _scan(cache: Path) -> Any:
@@ -107,14 +105,14 @@ def _engine(data: Path, folder: Path) -> dict[str, Any]:
 
 
 def _bytes(folder: Path) -> int:
-    """On the disk, each file once, links not followed."""
-    seen: dict[tuple[int, int], int] = {}
+    """Bytes on the disk, each file counted once, links not followed."""
+    sizes: dict[tuple[int, int], int] = {}
     for place, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
-                found = (Path(place) / name).lstat()
-                seen[(found.st_dev, found.st_ino)] = found.st_blocks * 512
-    return sum(seen.values())
+                status = (Path(place) / name).lstat()
+                sizes[(status.st_dev, status.st_ino)] = status.st_blocks * 512
+    return sum(sizes.values())
 
 
 if __name__ == "__main__":

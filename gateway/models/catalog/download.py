@@ -1,11 +1,10 @@
-"""Bring a Hugging Face repository at a commit into the Hub's cache of this machine, ready to be
-mounted into an engine.
+"""The download of a Hugging Face repository at a commit into the Hub's cache of this machine.
 
-The transfer runs in a child process: the library's cannot be stopped from within the process (its
-workers go on after Ctrl-C, and Xet transfers ignore their callbacks), and a gateway must be able to
-stop and to give up a model at once. The child is gateway.models.catalog.fetch; it reads the listing
-and the index too, which may be anything. An interrupted download goes on with the files that are
-not whole yet. What is here is asked of nobody.
+The transfer runs in a child process, gateway.models.catalog.fetch. The library's transfer cannot be
+stopped within a process: its workers go on after Ctrl-C, and Xet transfers ignore their callbacks.
+The gateway must be able to stop, and to give up a model, at once. The child also reads the listing
+and the index, which are foreign data. A new download resumes the files of an interrupted one. Files
+that are in the cache are not requested from the Hub.
 """
 
 from __future__ import annotations
@@ -25,15 +24,17 @@ from gateway.models.catalog.hub import REPOSITORY, Hub
 from gateway.models.catalog.hub_cache import COMMIT
 from gateway.worker_process import end, started
 
-# Not imported: what reads models stays out of the gateway.
+# Not imported: code that reads models stays out of the gateway's process.
 _PROGRAM = "gateway.models.catalog.fetch"
-# Lines of progress, which come every second.
-_RATE_OF = 10
+# Lines of progress that a rate covers; a line comes every second.
+_RATE_SAMPLES = 10
 
 
 class Job(NamedTuple):
-    """What to fetch. It comes on stdin, so that the token shows in no process list. commit: "" is
-    the default branch, and a name of a branch does too."""
+    """A repository to fetch, sent on stdin so that the token shows in no process list.
+
+    commit: a commit, or the name of a branch; "": the default branch.
+    """
 
     endpoint: str | None
     token: str | None
@@ -44,10 +45,12 @@ class Job(NamedTuple):
     remote_code: bool
 
 
-class Said(NamedTuple):
-    """A line of the answer: bytes that are there, of how many; or bytes that were looked at
-    (`checking`). `failure`, `hint`: what went wrong, in the
-    last line alone (`ended`), as is the commit."""
+class DownloadProgress(NamedTuple):
+    """One line of the child's answer.
+
+    done, total: bytes that are downloaded, or whose digest is checked (`checking`).
+    ended: the last line; only that line has `failure`, `hint` and `commit`.
+    """
 
     done: int
     total: int
@@ -66,10 +69,10 @@ async def download(
     *,
     allow_remote_code: bool = False,
 ) -> Path:
-    """The folder with the model's files, fetched as far as they are not there. `report` gets
-    progress in words.
+    """Download the files that are missing, and return the folder with the model's files.
 
-    Code (*.py) comes along only when remote code is allowed. Raises BadModel saying what to do.
+    `report` gets progress as text. Code (*.py) is downloaded only when remote code is allowed.
+    Raises BadModel.
     """
     if not REPOSITORY.fullmatch(repo) or not COMMIT.fullmatch(commit) or hub.disk.folder is None:
         raise BadModel(
@@ -88,23 +91,26 @@ async def download(
             allow_remote_code,
         )
         rate = Rate()
-        async with aclosing(_brought(job)) as lines:
-            async for said in lines:
-                report(_in_words(repo, said, rate))
+        async with aclosing(_progress_lines(job)) as lines:
+            async for progress in lines:
+                report(_progress_text(repo, progress, rate))
     return hub.disk.snapshot(repo, commit)
 
 
-async def bring(hub: Hub, repo: str, revision: str | None) -> AsyncGenerator[Said, None]:
-    """Bring a repository into the cache as `download` does, of whatever commit `revision` is (None:
-    the default branch); the last line names the commit.
-    Raises BadModel saying what to do."""
+async def pull_repository(
+    hub: Hub, repo: str, revision: str | None
+) -> AsyncGenerator[DownloadProgress, None]:
+    """Download a repository into the cache at `revision` (None: the default branch).
+
+    The last line names the commit. Raises BadModel.
+    """
     if not REPOSITORY.fullmatch(repo) or hub.disk.folder is None:
         raise BadModel(
             f"{repo[:200]!r} is not a Hugging Face repository.", hint="It is written org/name."
         )
     disk = hub.disk
     async with aclosing(
-        _brought(
+        _progress_lines(
             Job(
                 hub.endpoint,
                 hub.token,
@@ -116,63 +122,70 @@ async def bring(hub: Hub, repo: str, revision: str | None) -> AsyncGenerator[Sai
             )
         )
     ) as lines:
-        async for said in lines:
-            yield said
+        async for progress in lines:
+            yield progress
 
 
 class Rate:
-    """Bytes a second, of the last seconds."""
+    """The download rate over the last seconds."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque(maxlen=_RATE_OF)
+        self._samples: deque[tuple[float, int]] = deque(maxlen=_RATE_SAMPLES)
 
-    def of(self, done: int) -> float | None:
-        """None: nothing has come yet."""
-        self._seen.append((time.monotonic(), done))
-        (began, first), (ended, last) = self._seen[0], self._seen[-1]
+    def add(self, done: int) -> float | None:
+        """Bytes a second after `done` bytes; None: nothing was downloaded yet."""
+        self._samples.append((time.monotonic(), done))
+        (began, first), (ended, last) = self._samples[0], self._samples[-1]
         return (last - first) / (ended - began) if last > first and ended > began else None
 
 
-def _in_words(repo: str, said: Said, rate: Rate) -> str:
-    if said.ended:
-        return f"Downloaded {repo}: {words(said.total)}"
-    share = 100 * said.done // max(said.total, 1)
-    doing, speed = ("Checking", None) if said.checking else ("Downloading", rate.of(said.done))
+def _progress_text(repo: str, progress: DownloadProgress, rate: Rate) -> str:
+    if progress.ended:
+        return f"Downloaded {repo}: {words(progress.total)}"
+    share = 100 * progress.done // max(progress.total, 1)
+    if progress.checking:
+        verb, speed = "Checking", None
+    else:
+        verb, speed = "Downloading", rate.add(progress.done)
     pace = f" at {words(round(speed))}/s" if speed is not None else ""
-    told = f"{doing} {repo}: {words(said.done)} of {words(said.total)} ({share} %){pace}"
-    return Progress(told, said.done, said.total, speed)
+    sizes = f"{words(progress.done)} of {words(progress.total)} ({share} %)"
+    return Progress(f"{verb} {repo}: {sizes}{pace}", progress.done, progress.total, speed)
 
 
-async def _brought(job: Job) -> AsyncGenerator[Said, None]:
-    """What gateway.models.catalog.fetch says, in a process that ends when this is closed. Raises
-    BadModel with what the child says went wrong."""
+async def _progress_lines(job: Job) -> AsyncGenerator[DownloadProgress, None]:
+    """The lines of gateway.models.catalog.fetch, whose process ends when this generator is closed.
+
+    Raises BadModel with the failure that the child reports.
+    """
     # The library's warnings hold signed addresses.
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error"}
     child = await started(_PROGRAM, {"HF_HOME": job.notes, **quiet})
     assert child.stdin is not None and child.stdout is not None  # noqa: S101, PT018
     try:
         child.stdin.write(json.dumps(job).encode() + b"\n")
-        while (said := _said(await child.stdout.readline())) is not None and not said.ended:
-            yield said
+        progress = _parsed(await child.stdout.readline())
+        while progress is not None and not progress.ended:
+            yield progress
+            progress = _parsed(await child.stdout.readline())
         code = await child.wait()
     finally:
         await end(child)
-    if said is None:
+    if progress is None:
         raise BadModel(
-            f"The download of {job.repo} ended with code {code}.",
+            f"The download of {job.repo} ended with exit code {code}.",
             hint=(
-                "The gateway's log says more; -9 is mostly a lack of memory. Start it again: whole"
-                " files are kept."
+                "The gateway's log says more. Exit code -9 usually means out of memory. Start the"
+                " download again; complete files are kept."
             ),
         )
-    if said.failure is not None:
-        raise BadModel(said.failure, hint=said.hint)
-    yield said
+    if progress.failure is not None:
+        raise BadModel(progress.failure, hint=progress.hint)
+    yield progress
 
 
-def _said(line: bytes) -> Said | None:
-    """None: the child ended without a last word."""
+def _parsed(line: bytes) -> DownloadProgress | None:
+    """The line as a value; None: the child ended without a last line."""
     try:
-        return Said(*json.loads(line))
+        return DownloadProgress(*json.loads(line))
     except (ValueError, TypeError):
         return None

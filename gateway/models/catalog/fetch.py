@@ -1,10 +1,9 @@
-"""The program that downloads: it gets a job on stdin, and says on stdout how far it is, and at the
-end what went wrong (`Said`).
+"""The download program: a `Job` on stdin, `DownloadProgress` lines on stdout.
 
-It ends when its stdin closes, so it never outlives the gateway. That a commit is whole is noted
-last. What a Hub lists is foreign: reading it has a limit of memory, and no file may become longer
-than the longest that is listed. Every file is compared with its digest, once, also one that another
-program has brought here.
+The program ends when its stdin closes, so it never outlives the gateway. A commit is noted as
+complete last. A Hub's listing is foreign data: reading it has a memory limit, and no file may grow
+beyond the longest listed file. Every file is compared with its digest once, also a file that
+another program has downloaded.
 """
 
 from __future__ import annotations
@@ -28,28 +27,28 @@ from pathlib import Path
 from gateway.domain.units import GIB, MIB, words
 from gateway.errors import BadModel
 from gateway.models.catalog.catalog import weight_files
-from gateway.models.catalog.download import Job, Said
+from gateway.models.catalog.download import DownloadProgress, Job
 from gateway.models.catalog.files import Repository
 from gateway.models.catalog.hub import Hub
 from gateway.models.catalog.hub_cache import HubCache, Listing
 
 MARGIN_BYTES = GIB
 REPORT_EVERY_S = 1.0
-# For listing and index; what transfers files may need more.
+# The limit while listing and index are read; transfers may need more.
 _MEMORY_BYTES = 2 * GIB
-# Beyond the longest file: what the library keeps of its own.
+# File size allowed beyond the longest listed file, for the library's own files.
 _SLACK_BYTES = 64 * MIB
-# Below the gateway, whose streams go first.
+# Lower priority than the gateway, which serves streams.
 _NICE = 10
-_WORDS = 4000
-_DIGESTS_AT_ONCE = 4
+_MAX_TEXT = 4000
+_DIGEST_THREADS = 4
 
 _SMALL = re.compile(r"[^/]+\.(json|txt|jinja|model|tiktoken)|tokenizer[^/]*")
 # The parts of a sentence-transformers model: 1_Pooling/config.json, 2_Dense/model.safetensors.
 _MODULE = re.compile(r"\d+_\w+/[\w.-]+\.(json|safetensors)", re.ASCII)
 _CODE = re.compile(r"[^/]+\.py")
-# Pickles run code when they are loaded, so nothing but safetensors is ever fetched as weights.
-_NEVER = (".bin", ".pt", ".pth", ".pkl", ".gguf")
+# Pickles run code when they are loaded, so only safetensors are downloaded as weights.
+_REFUSED_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".gguf")
 
 
 def size_of(path: Path) -> int | None:
@@ -61,60 +60,52 @@ def size_of(path: Path) -> int | None:
 
 def main() -> None:
     job = Job(*json.loads(sys.stdin.buffer.readline()))
-    threading.Thread(target=_end_with_the_gateway, daemon=True).start()
+    threading.Thread(target=_exit_at_end_of_stdin, daemon=True).start()
     os.nice(_NICE)
     total, failure, hint = 0, None, ""
     try:
         hub = Hub(job.endpoint, job.token, Path(job.notes), models=Path(job.models))
-        with _little_memory():
-            wanted = needed(job, hub)
-        job = job._replace(commit=wanted.commit)
-        total = sum(wanted.files.values())
-        make_room(hub.disk, wanted)
-        _lower(resource.RLIMIT_FSIZE, max(wanted.files.values()) + _SLACK_BYTES)
-        fetch(job, hub, wanted)
+        with _memory_limit():
+            listing = engine_files(job, hub)
+        job = job._replace(commit=listing.commit)
+        total = sum(listing.files.values())
+        check_disk_space(hub.disk, listing)
+        _lower_limit(resource.RLIMIT_FSIZE, max(listing.files.values()) + _SLACK_BYTES)
+        fetch(job, hub, listing)
     except BadModel as error:
-        failure, hint = error.message[:_WORDS], error.hint[:_WORDS]
+        failure, hint = error.message[:_MAX_TEXT], error.hint[:_MAX_TEXT]
     except MemoryError:
         failure = (
             f"The listing or the index of {job.repo} takes more than {words(_MEMORY_BYTES)} of"
             " memory."
         )
-        hint = "No model needs so much: take another repository, or another Hub."
-    _say(Said(total, total, True, failure, hint, commit=job.commit))
+        hint = "No model needs so much. Choose another repository or another Hub."
+    _write(DownloadProgress(total, total, True, failure, hint, commit=job.commit))
 
 
-def _say(said: Said) -> None:
-    # One write for a line, as two threads speak.
-    os.write(1, json.dumps(said).encode() + b"\n")
+def _write(progress: DownloadProgress) -> None:
+    # One write per line, as two threads write.
+    os.write(1, json.dumps(progress).encode() + b"\n")
 
 
 @contextmanager
-def _telling_progress(disk: HubCache, wanted: Listing) -> Iterator[None]:
-    """What other programs are bringing into the cache does not count."""
-    ended, blobs = threading.Event(), disk.repository(wanted.repo) / "blobs"
-    others = set(blobs.glob("*.incomplete"))
+def _reporting_progress(disk: HubCache, listing: Listing) -> Iterator[None]:
+    """Report progress in the background, without the downloads of other programs."""
+    ended, blobs = threading.Event(), disk.repository(listing.repo) / "blobs"
+    foreign = set(blobs.glob("*.incomplete"))
 
-    def tell() -> None:
-        folder, total, before = (
-            disk.snapshot(wanted.repo, wanted.commit),
-            sum(wanted.files.values()),
-            -1,
-        )
+    def report() -> None:
+        folder = disk.snapshot(listing.repo, listing.commit)
+        total, last = sum(listing.files.values()), -1
         while not ended.wait(REPORT_EVERY_S):
-            unfinished = set(blobs.glob("*.incomplete")) - others
-            done = min(
-                sum(
-                    size_of(path) or 0
-                    for path in (*(folder / name for name in wanted.files), *unfinished)
-                ),
-                total,
-            )
-            if done != before:
-                _say(Said(done, total))
-            before = done
+            unfinished = set(blobs.glob("*.incomplete")) - foreign
+            paths = (*(folder / name for name in listing.files), *unfinished)
+            done = min(sum(size_of(path) or 0 for path in paths), total)
+            if done != last:
+                _write(DownloadProgress(done, total))
+            last = done
 
-    thread = threading.Thread(target=tell, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield
@@ -124,41 +115,41 @@ def _telling_progress(disk: HubCache, wanted: Listing) -> Iterator[None]:
 
 
 @contextmanager
-def _little_memory() -> Iterator[None]:
+def _memory_limit() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    _lower(resource.RLIMIT_AS, _MEMORY_BYTES)
+    _lower_limit(resource.RLIMIT_AS, _MEMORY_BYTES)
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _lower(what: int, most: int) -> None:
-    """Where the gateway itself has a lower limit, that stays."""
-    soft, hard = resource.getrlimit(what)
-    resource.setrlimit(what, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
+def _lower_limit(kind: int, limit: int) -> None:
+    """Lower a resource limit; a limit of the gateway that is lower stays."""
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
 
 
-def _end_with_the_gateway() -> None:
-    # Not sys.stdin: a thread that waits in it makes the interpreter's own exit fail.
+def _exit_at_end_of_stdin() -> None:
+    # A thread that waits in sys.stdin would make the interpreter's own exit fail.
     while os.read(0, 4096):
         pass
     os._exit(1)
 
 
-def needed(job: Job, hub: Hub) -> Listing:
-    """What an engine needs of the repository."""
+def engine_files(job: Job, hub: Hub) -> Listing:
+    """The files of the repository that an engine needs. Raises BadModel."""
     listing = hub.resolve(job.repo, job.commit or None)
     weights = weight_files(Repository(hub, listing))
     if not weights:
         raise BadModel(
-            f"{job.repo} holds no weights.", hint="Take a repository that has safetensors files."
+            f"{job.repo} holds no weights.", hint="Choose a repository with safetensors files."
         )
 
-    def wanted(path: str) -> bool:
+    def is_needed(path: str) -> bool:
         if path in weights:
             return True
-        if path.endswith(_NEVER):
+        if path.endswith(_REFUSED_SUFFIXES):
             return False
         return bool(
             _SMALL.fullmatch(path)
@@ -167,26 +158,26 @@ def needed(job: Job, hub: Hub) -> Listing:
         )
 
     return listing._replace(
-        files={path: size for path, size in listing.files.items() if wanted(path)}
+        files={path: size for path, size in listing.files.items() if is_needed(path)}
     )
 
 
-def make_room(disk: HubCache, wanted: Listing) -> None:
-    """Raises BadModel where the disk has no room for what is not there yet; files that did not
-    change since another commit are."""
-    folder, blobs, cache = (
-        disk.snapshot(wanted.repo, wanted.commit),
-        disk.repository(wanted.repo) / "blobs",
-        disk.repository(wanted.repo).parent,
-    )
+def check_disk_space(disk: HubCache, listing: Listing) -> None:
+    """Raises BadModel where the disk has no space for the missing files.
 
-    def is_here(path: str, size: int) -> bool:
-        blob = wanted.blobs.get(path)
+    Files that are unchanged since another commit in the cache are not missing.
+    """
+    folder = disk.snapshot(listing.repo, listing.commit)
+    blobs = disk.repository(listing.repo) / "blobs"
+    cache = disk.repository(listing.repo).parent
+
+    def is_in_cache(path: str, size: int) -> bool:
+        blob = listing.blobs.get(path)
         return size_of(folder / path) == size or (
             blob is not None and size_of(blobs / blob) == size
         )
 
-    missing = sum(size for path, size in wanted.files.items() if not is_here(path, size))
+    missing = sum(size for path, size in listing.files.items() if not is_in_cache(path, size))
     if not missing:
         return
     try:
@@ -194,48 +185,51 @@ def make_room(disk: HubCache, wanted: Listing) -> None:
         free = shutil.disk_usage(cache).free
     except OSError as error:
         raise BadModel(
-            f"{cache} cannot be made: {error.strerror}.",
-            hint="Set FITSERVE_MODELS_DIR to a folder that can.",
+            f"The folder {cache} cannot be made: {error.strerror}.",
+            hint="Set FITSERVE_MODELS_DIR to a folder that the gateway can write.",
         ) from None
     if missing + MARGIN_BYTES > free:
         raise BadModel(
             f"The download needs {words(missing + MARGIN_BYTES)} (1 GiB of it as a margin), and"
             f" {words(free)} are free at {cache}.",
             hint=(
-                "Make room there (`fitserve df` says what nothing uses), or set FITSERVE_MODELS_DIR"
-                " to a larger disk."
+                "Free space there (`fitserve df` lists unused weights), or set FITSERVE_MODELS_DIR"
+                " to a folder on a larger disk."
             ),
         )
 
 
-def fetch(job: Job, hub: Hub, wanted: Listing) -> None:
+def fetch(job: Job, hub: Hub, listing: Listing) -> None:
+    """Download and check the files of the listing, then note the commit as complete.
+
+    Raises BadModel.
+    """
     disk = hub.disk
     lock_file = disk.lock_file(job.repo, job.commit)
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     with hub.explained(job.repo, job.commit), lock_file.open("w") as lock:
-        # Two models with the same source share the folder: the second waits, then finds everything
-        # there.
+        # Two models with the same source share the folder: the second waits for the first.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if disk.is_whole(job.repo, job.commit, remote_code=job.remote_code):
             return
         _drop_orphans(disk.repository(job.repo))
-        if _drop_wrong(disk, wanted):
-            _bring(job, disk, wanted)
-            if wrong := _drop_wrong(disk, wanted):
+        if _remove_wrong_sizes(disk, listing):
+            _transfer(job, disk, listing)
+            if wrong := _remove_wrong_sizes(disk, listing):
                 raise BadModel(
-                    f"The download of {job.repo} is not whole: {', '.join(wrong[:5])}.",
-                    hint="Start it again.",
+                    f"The download of {job.repo} is not complete: {', '.join(wrong[:5])}.",
+                    hint="Start the download again.",
                 )
-        _check(disk, wanted)
-        _share(disk, wanted)
-        _protect(disk, wanted)
-        disk.note_whole(job.repo, job.commit, wanted.files, remote_code=job.remote_code)
+        _check_digests(disk, listing)
+        _allow_reading(disk, listing)
+        _protect(disk, listing)
+        disk.note_whole(job.repo, job.commit, listing.files, remote_code=job.remote_code)
 
 
-def _bring(job: Job, disk: HubCache, wanted: Listing) -> None:
+def _transfer(job: Job, disk: HubCache, listing: Listing) -> None:
     from huggingface_hub import snapshot_download
 
-    with _telling_progress(disk, wanted):
+    with _reporting_progress(disk, listing):
         snapshot_download(
             job.repo,
             revision=job.commit,
@@ -243,34 +237,37 @@ def _bring(job: Job, disk: HubCache, wanted: Listing) -> None:
             endpoint=job.endpoint,
             token=job.token or False,
             library_name="fitserve",
-            allow_patterns=[glob.escape(path) for path in wanted.files],
+            allow_patterns=[glob.escape(path) for path in listing.files],
         )
 
 
-def _check(disk: HubCache, wanted: Listing) -> None:
-    """Every file has the digest that its blob is named for, or that the Hub listed. Raises
-    BadModel; a wrong file is removed."""
-    folder, total, done = disk.snapshot(wanted.repo, wanted.commit), sum(wanted.files.values()), 0
-    with ThreadPoolExecutor(_DIGESTS_AT_ONCE) as pool:
-        names = sorted(wanted.files)
-        for name, right in zip(
+def _check_digests(disk: HubCache, listing: Listing) -> None:
+    """Compare every file with its blob's name, or with the digest that the Hub listed.
+
+    Raises BadModel, and removes the wrong file.
+    """
+    folder = disk.snapshot(listing.repo, listing.commit)
+    total, done = sum(listing.files.values()), 0
+    with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
+        names = sorted(listing.files)
+        for name, matches in zip(
             names,
-            pool.map(lambda name: is_right(folder / name, wanted.blobs.get(name)), names),
+            pool.map(lambda name: matches_digest(folder / name, listing.blobs.get(name)), names),
             strict=True,
         ):
-            if not right:
-                _drop(disk, wanted, name)
+            if not matches:
+                _remove(disk, listing, name)
                 raise BadModel(
-                    f"{wanted.repo}/{name} is not what its digest says: it was changed on its way"
-                    " or on the disk.",
-                    hint="It was removed, and is downloaded again with the next start.",
+                    f"{listing.repo}/{name} does not match its digest: its bytes changed during"
+                    " the download or on the disk.",
+                    hint="The file was removed. The next start downloads it again.",
                 )
-            done += wanted.files[name]
-            _say(Said(done, total, checking=True))
+            done += listing.files[name]
+            _write(DownloadProgress(done, total, checking=True))
 
 
-def is_right(path: Path, digest: str | None) -> bool:
-    """A blob is named by SHA-256, or as git names it. What says neither is taken as it is."""
+def matches_digest(path: Path, digest: str | None) -> bool:
+    """Whether a file has this digest, SHA-256 or git's; True where neither form is known."""
     digest = digest or (path.readlink().name if path.is_symlink() else "")
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -282,71 +279,74 @@ def is_right(path: Path, digest: str | None) -> bool:
     return True
 
 
-def _share(disk: HubCache, wanted: Listing) -> None:
-    """Let all users read the files, and pass the folders on the way from the repository's: an
-    engine's container runs as another user, without the
-    right to read what is closed to that user. On the host itself the cache's folder keeps others
-    out, or is its owner's to guard.
+def _allow_reading(disk: HubCache, listing: Listing) -> None:
+    """Let all users read the files and enter the folders from the repository's downward.
+
+    An engine's container runs as another user. On the host, the cache's own folder keeps other
+    users out, or its owner decides.
     """
-    repository, folder = disk.repository(wanted.repo), disk.snapshot(wanted.repo, wanted.commit)
-    passed = {repository, repository / "blobs", folder.parent, folder}
-    passed |= {
+    repository = disk.repository(listing.repo)
+    folder = disk.snapshot(listing.repo, listing.commit)
+    folders = {repository, repository / "blobs", folder.parent, folder}
+    folders |= {
         parent
-        for name in wanted.files
+        for name in listing.files
         for parent in (folder / name).parents
         if folder in parent.parents
     }
     for path, mode in (
-        *((path, 0o755) for path in passed),
-        *((folder / name, 0o644) for name in wanted.files),
+        *((path, 0o755) for path in folders),
+        *((folder / name, 0o644) for name in listing.files),
     ):
-        # What another user of the cache owns has that user's rights.
+        # Files of another user of the cache keep the rights that this user gave.
         with suppress(OSError):
-            had = stat.S_IMODE(path.stat().st_mode)
-            if had & mode != mode:
-                path.chmod(had | mode)
+            present = stat.S_IMODE(path.stat().st_mode)
+            if present & mode != mode:
+                path.chmod(present | mode)
 
 
-def _protect(disk: HubCache, wanted: Listing) -> None:
-    """A commit without a name is removed by `hf cache prune`."""
-    ref = disk.repository(wanted.repo) / "refs" / "fitserve" / wanted.commit
+def _protect(disk: HubCache, listing: Listing) -> None:
+    """Name the commit, because `hf cache prune` removes a commit without a name."""
+    ref = disk.repository(listing.repo) / "refs" / "fitserve" / listing.commit
     with suppress(OSError):
         ref.parent.mkdir(parents=True, exist_ok=True)
-        ref.write_text(wanted.commit)
+        ref.write_text(listing.commit)
 
 
-def _drop_wrong(disk: HubCache, wanted: Listing) -> list[str]:
-    """Remove files of a wrong size, because the library takes each file that exists for a whole
-    one. Returns a line for each, and for each missing file."""
+def _remove_wrong_sizes(disk: HubCache, listing: Listing) -> list[str]:
+    """Remove files of a wrong size, because the library takes every existing file for complete.
+
+    Returns a line for each of them, and for each missing file.
+    """
     wrong = []
-    for path, size in wanted.files.items():
-        there = size_of(disk.snapshot(wanted.repo, wanted.commit) / path)
-        if there != size:
-            _drop(disk, wanted, path)
-            wrong.append(f"{path} has {there or 0} of {size} bytes")
+    for path, size in listing.files.items():
+        present = size_of(disk.snapshot(listing.repo, listing.commit) / path)
+        if present != size:
+            _remove(disk, listing, path)
+            wrong.append(f"{path} has {present or 0} of {size} bytes")
     return wrong
 
 
-def _drop(disk: HubCache, wanted: Listing, name: str) -> None:
-    """The file of the commit, and its blob."""
-    path, blobs = (
-        disk.snapshot(wanted.repo, wanted.commit) / name,
-        disk.repository(wanted.repo) / "blobs",
-    )
+def _remove(disk: HubCache, listing: Listing, name: str) -> None:
+    """Remove a file of the commit, and its blob."""
+    path = disk.snapshot(listing.repo, listing.commit) / name
+    blobs = disk.repository(listing.repo) / "blobs"
     with suppress(OSError):
         (blobs / path.readlink().name).unlink()
     path.unlink(missing_ok=True)
 
 
 def _drop_orphans(repository: Path) -> None:
-    """Remove what killed downloads left, which no later one goes on with. The library holds a lock
-    of the cache while it writes one."""
+    """Remove the incomplete files of killed downloads, which no later download resumes.
+
+    The library holds a lock of the cache while it writes such a file.
+    """
     for orphan in (repository / "blobs").glob("*.incomplete"):
         lock = (
             repository.parent / ".locks" / repository.name / f"{orphan.name.partition('.')[0]}.lock"
         )
-        with suppress(OSError), lock.open("a") as held:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError), lock.open("a") as lock_file:
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             orphan.unlink()
 
 

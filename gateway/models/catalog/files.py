@@ -1,5 +1,4 @@
-"""The files of a model, in a folder of this machine or in a Hugging Face repository, behind one
-small contract."""
+"""The files of a model, in a folder of this machine or in a Hugging Face repository."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from gateway.errors import BadModel
-from gateway.models.catalog.hub import MOST_FILES, Hub
+from gateway.models.catalog.hub import MAX_FILES, Hub
 from gateway.models.catalog.hub_cache import Listing
 from gateway.models.catalog.model_folder import check_opened
 from gateway.models.catalog.safetensors import read_header
@@ -27,11 +26,11 @@ class Header(NamedTuple):
 
 
 class Files(Protocol):
-    """The files of a model, wherever they are. `names` are those at its root, folders included."""
+    """The files of a model. `names` are the files and folders at its root."""
 
     names: frozenset[str]
 
-    def where(self, name: str) -> str: ...
+    def location(self, name: str) -> str: ...
 
     def read(self, name: str, limit: int) -> bytes: ...
 
@@ -39,35 +38,34 @@ class Files(Protocol):
 
 
 def printable(text: str) -> str:
-    """File names need not be Unicode; messages and values must be."""
+    """The text as Unicode: a file name need not be Unicode, a message must be."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Folder:
-    """Files in a folder of this machine. Each is opened once, so the file that is checked is the
-    file that is read."""
+    """Files in a folder of this machine, each opened once: the checked file is the file read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.names = frozenset(entry.name for entry in islice(path.iterdir(), MOST_FILES + 1))
+            self.names = frozenset(entry.name for entry in islice(path.iterdir(), MAX_FILES + 1))
         except OSError as error:
             raise BadModel(
                 f"{path} cannot be read: {error.strerror}.", hint="Let the gateway's user read it."
             ) from None
-        if len(self.names) > MOST_FILES:
+        if len(self.names) > MAX_FILES:
             raise BadModel(
-                f"{path} holds more than {MOST_FILES} files, so it is no model's folder.",
+                f"{path} holds more than {MAX_FILES} files, so it is not the folder of a model.",
                 hint="Give the folder of one model.",
             )
 
-    def where(self, name: str) -> str:
+    def location(self, name: str) -> str:
         return printable(f"{self.path}/{name}")
 
     def read(self, name: str, limit: int) -> bytes:
         with self._opened(name) as (descriptor, size):
             if size > limit:
-                raise _too_large(self.where(name), size, limit)
+                raise _too_large(self.location(name), size, limit)
             return os.pread(descriptor, size, 0)
 
     def headers(self, names: Sequence[str]) -> Iterator[Header]:
@@ -79,48 +77,47 @@ class Folder:
             def read(offset: int, length: int) -> bytes:
                 return os.pread(descriptor, length, offset)
 
-            return Header(size, read_header(self.where(name), size, read))
+            return Header(size, read_header(self.location(name), size, read))
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[tuple[int, int]]:
-        where = self.where(name)
+        place = self.location(name)
         try:
-            # Without O_NONBLOCK a named pipe would be waited for.
+            # Without O_NONBLOCK a named pipe would block.
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
-                    raise BadModel(f"{where} is not a file.", hint="Download or copy it again.")
-                check_opened(descriptor, self.path, where)
+                    raise BadModel(f"{place} is not a file.", hint="Download or copy it again.")
+                check_opened(descriptor, self.path, place)
                 yield descriptor, status.st_size
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise BadModel(
-                f"{where} cannot be read: {error.strerror}.",
+                f"{place} cannot be read: {error.strerror}.",
                 hint="Let the gateway's user read it, or copy it again.",
             ) from None
 
 
 class Repository:
-    """Files of a Hugging Face repository at a commit: those that were downloaded are read from the
-    disk, others from the Hub."""
+    """Files of a Hugging Face repository at a commit, from the disk where downloaded, or the Hub."""
 
     def __init__(self, hub: Hub, listing: Listing) -> None:
         self.hub = hub
         self.listing = listing
-        folder = hub.disk.here(listing.repo, listing.commit)
+        folder = hub.disk.folder_of(listing.repo, listing.commit)
         self._folder = Folder(folder) if folder is not None else None
         self.names = frozenset(path.partition("/")[0] for path in listing.files)
 
-    def where(self, name: str) -> str:
+    def location(self, name: str) -> str:
         return printable(f"{self.listing.repo}/{name}")
 
     def read(self, name: str, limit: int) -> bytes:
         size = self.listing.files.get(name, 0)
         if size > limit:
-            raise _too_large(self.where(name), size, limit)
-        if (folder := self._here(name)) is not None:
+            raise _too_large(self.location(name), size, limit)
+        if (folder := self._downloaded(name)) is not None:
             return folder.read(name, limit)
         return self.hub.fetch(self.listing, name)
 
@@ -128,11 +125,11 @@ class Repository:
         from concurrent.futures import ThreadPoolExecutor  # a folder needs none
 
         with ThreadPoolExecutor(8) as pool:
-            # Whoever looks at no more of them ends the rest of the reading too.
+            # A consumer that stops early also ends the remaining reads.
             yield from pool.map(self._header, names)
 
-    def _here(self, name: str) -> Folder | None:
-        """The folder that has the whole file."""
+    def _downloaded(self, name: str) -> Folder | None:
+        """The folder that has the complete file; None: the file is not downloaded."""
         if self._folder is not None:
             with suppress(OSError):
                 if (self._folder.path / name).stat().st_size == self.listing.files.get(name):
@@ -140,18 +137,18 @@ class Repository:
         return None
 
     def _header(self, name: str) -> Header:
-        if (folder := self._here(name)) is not None:
+        if (folder := self._downloaded(name)) is not None:
             return folder.header(name)
 
         def read(offset: int, length: int) -> bytes:
             return self.hub.part(self.listing, name, offset, length) if length else b""
 
         size = self.listing.files.get(name, 0)
-        return Header(size, read_header(self.where(name), size, read))
+        return Header(size, read_header(self.location(name), size, read))
 
 
-def _too_large(where: str, size: int, limit: int) -> BadModel:
+def _too_large(place: str, size: int, limit: int) -> BadModel:
     return BadModel(
-        f"{where} has {size} bytes, over the limit of {limit}.",
-        hint="It cannot be what its name says; copy it again.",
+        f"{place} has {size} bytes, over the limit of {limit}.",
+        hint="A file of this name is never so large; download or copy it again.",
     )

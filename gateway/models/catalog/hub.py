@@ -1,8 +1,7 @@
-"""The Hugging Face Hub, or a server that speaks like it: what a repository holds at a commit, and
-parts of its files.
+"""The Hugging Face Hub, or a compatible server: listings of repositories and parts of files.
 
-Methods block and are called from threads. Every failure is a BadModel that says what to do; neither
-it nor a log line carries the token, which only ever goes to the Hub itself.
+Methods block and are called from threads. Every failure raises a BadModel with a hint. The token
+goes to the Hub alone: no error and no log line carries it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from gateway.domain.units import MIB
@@ -27,29 +26,33 @@ T = TypeVar("T")
 REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
-# A listing of all files that the Hub allows to a repository takes 20 MB.
+# A listing of as many files as the Hub allows in a repository takes 20 MB.
 LISTING_BYTES = 64 * MIB
-MOST_FILES = 100_000
+MAX_FILES = 100_000
 
-# Of the variants of a repository; in formats of other engines they are of no use here.
-_MOST_VARIANTS, _VARIANTS_BYTES = 40, 4 * MIB
-_FOREIGN = {"gguf", "mlx", "exl2", "exl3", "onnx", "openvino", "coreml"}
+_MAX_VARIANTS, _VARIANTS_BYTES = 40, 4 * MIB
+# Formats of other engines.
+_FOREIGN_FORMATS = {"gguf", "mlx", "exl2", "exl3", "onnx", "openvino", "coreml"}
 
 _TIMEOUT_S = 30
 _CONNECT_S = 10
 _TRIES = 3
 
 
-class HubAway(BadModel):
-    """The Hub cannot be asked now; what is on the disk may do."""
+class HubUnreachable(BadModel):
+    """The Hub does not answer now; files on the disk may be enough."""
 
 
 class Hub:
-    """`endpoint` None is the public Hub. Listings and small files that were read are kept in
-    `cache`, by commit: that what was read
-    once needs no network any more. `models`: the Hub's cache of this user. `commits`: what the
-    names of revisions mean here (`Wish.commits`); a name is asked for once. `read`: those names
-    that were looked up; `unasked`: of these, whose meaning could not be asked.
+    """A client of one Hub.
+
+    endpoint: the Hub's address; None: the public Hub.
+    cache: a folder for listings and small files, by commit, so that they need no second request.
+    models: the Hub's cache of this user.
+    commits: the commits that names of revisions stand for (`Wish.commits`).
+
+    `resolved` holds the names that were resolved, with their commits. `unconfirmed` holds those of
+    them that were resolved from the disk because the Hub did not answer.
     """
 
     def __init__(
@@ -65,20 +68,21 @@ class Hub:
         self.token = token
         self.disk = HubCache(models, cache)
         self.commits = dict(commits or {})
-        self.read: dict[str, str] = {}
-        self.unasked: set[str] = set()
+        self.resolved: dict[str, str] = {}
+        self.unconfirmed: set[str] = set()
 
-    def at(self, commits: Mapping[str, str]) -> Hub:
-        """The same Hub, where names of revisions mean these commits."""
+    def with_commits(self, commits: Mapping[str, str]) -> Hub:
+        """The same Hub, where names of revisions stand for these commits."""
         return Hub(
             self.endpoint, self.token, self.disk.notes, models=self.disk.folder, commits=commits
         )
 
     def resolve(self, repo: str, revision: str | None) -> Listing:
-        """The commit that `revision` (None: the default branch) names, and its files. A commit
-        whose listing is known is not asked for; where
-        the Hub cannot be asked, the name means what it meant to the program that last asked, if
-        that commit is here (`unasked`).
+        """The commit that `revision` (None: the default branch) names, and its files.
+
+        A known listing costs no request. Where the Hub does not answer, the name stands for the
+        commit that a program on this machine resolved last, if that commit is on the disk.
+        Raises BadModel, HubUnreachable.
         """
         if not REPOSITORY.fullmatch(repo):
             raise BadModel(
@@ -89,143 +93,155 @@ class Hub:
         listing = self.disk.listing(repo, commit) if commit is not None else None
         if listing is None:
             try:
-                listing = self._asked(repo, commit or revision)
+                listing = self._request_listing(repo, commit or revision)
                 self.disk.keep(listing)
-            except HubAway:
-                here = commit or self.disk.named(repo, revision)
+            except HubUnreachable:
+                local = commit or self.disk.commit_of(repo, revision)
                 listing = (
-                    self.disk.listing(repo, here) or self.disk.found(repo, here)
-                    if here is not None
+                    self.disk.listing(repo, local) or self.disk.local_files(repo, local)
+                    if local is not None
                     else None
                 )
-                if listing is None or self.disk.here(repo, listing.commit) is None:
+                if listing is None or self.disk.folder_of(repo, listing.commit) is None:
                     raise
                 if commit is None:
-                    self.unasked.add(name)
-        self.commits[name] = self.read[name] = listing.commit
+                    self.unconfirmed.add(name)
+        self.commits[name] = self.resolved[name] = listing.commit
         return listing
 
-    def _asked(self, repo: str, revision: str | None) -> Listing:
+    def _request_listing(self, repo: str, revision: str | None) -> Listing:
         from huggingface_hub import constants
         from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
         with self.explained(repo, revision):
             validate_repo_id(repo)
-            # Not the library's model_info: it keeps the whole answer in memory, however long it is.
+            # The library's model_info would keep an answer of any length in memory.
             url = f"{self.endpoint or constants.ENDPOINT}/api/models/{repo}"
             url += (
                 "?blobs=true"
                 if revision is None
                 else f"/revision/{quote(revision, safe='')}?blobs=true"
             )
-            answer = _retried(lambda: self._received(url, LISTING_BYTES + 1))
-        return self._listing(repo, revision, answer)
+            answer = _retry(lambda: self._receive(url, LISTING_BYTES + 1))
+        return self._parse_listing(repo, revision, answer)
 
-    def _listing(self, repo: str, revision: str | None, answer: bytes) -> Listing:
-        """Raises BadModel for an answer that is not the Hub's, or of which a file would stand
-        outside of the repository's folder."""
+    def _parse_listing(self, repo: str, revision: str | None, answer: bytes) -> Listing:
+        """The listing in the Hub's answer.
+
+        Raises BadModel for an answer in another form, and for a file outside of the repository's
+        folder.
+        """
         try:
-            told = json.loads(answer) if len(answer) <= LISTING_BYTES else {}
-            sizes = {sibling["rfilename"]: sibling["size"] for sibling in told["siblings"]}
+            document = json.loads(answer) if len(answer) <= LISTING_BYTES else {}
+            siblings = document["siblings"]
+            sizes = {sibling["rfilename"]: sibling["size"] for sibling in siblings}
             digests = {
-                one["rfilename"]: str((one.get("lfs") or {}).get("sha256") or one.get("blobId"))
-                for one in told["siblings"]
+                row["rfilename"]: str((row.get("lfs") or {}).get("sha256") or row.get("blobId"))
+                for row in siblings
             }
-            commit, kinds = COMMIT.fullmatch(told["sha"]), {type(size) for size in sizes.values()}
+            commit = COMMIT.fullmatch(document["sha"])
+            kinds = {type(size) for size in sizes.values()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             commit, sizes, digests, kinds = None, {}, {}, set()
         if (
             commit is None
             or kinds - {int}
-            or len(sizes) > MOST_FILES
+            or len(sizes) > MAX_FILES
             or min(sizes.values(), default=0) < 0
         ):
-            raise HubAway(
+            raise HubUnreachable(
                 f"{self.place} does not answer as a Hugging Face Hub does.",
                 hint="Correct FITSERVE_HF_ENDPOINT, or give a model folder on this machine.",
             )
         if COMMIT.fullmatch(revision or "") and commit[0] != revision:
             raise BadModel(
-                f"{self.place} has {repo} at {commit[0]} in place of {revision}.",
-                hint="Take a Hub that keeps its commits.",
+                f"{self.place} returned {repo} at commit {commit[0]} instead of {revision}.",
+                hint="The Hub returned another commit than requested; check FITSERVE_HF_ENDPOINT.",
             )
-        strange = [path for path in sizes if not stays_inside(path)]
-        if strange:
+        outside = [path for path in sizes if not stays_inside(path)]
+        if outside:
             raise BadModel(
-                f"{self.place} lists a file {str(strange[0])[:200]!a} of {repo}, which could stand"
-                " outside of its folder.",
-                hint="Nothing of it was fetched. Take another repository, or another Hub.",
+                f"{self.place} lists a file {str(outside[0])[:200]!a} of {repo}, whose path can"
+                " leave the repository's folder.",
+                hint="Nothing was downloaded. Choose another repository, or another Hub.",
             )
         return Listing(
             repo,
             commit[0],
             sizes,
-            {path: one for path, one in digests.items() if _DIGEST.fullmatch(one)},
+            {path: digest for path, digest in digests.items() if _DIGEST.fullmatch(digest)},
         )
 
     def quantized(self, repo: str) -> list[str]:
-        """Repositories that say that their weights are this one's, quantized; the most downloaded
-        first. Raises BadModel."""
+        """Repositories that declare quantized weights of this one, the most downloaded first.
+
+        Raises BadModel.
+        """
         from huggingface_hub import constants
 
-        url = f"{self.endpoint or constants.ENDPOINT}/api/models?filter=base_model:quantized:{quote(repo)}"
+        models = f"{self.endpoint or constants.ENDPOINT}/api/models"
+        url = f"{models}?filter=base_model:quantized:{quote(repo)}"
         with self.explained(repo, None):
-            answer = self._received(
-                f"{url}&sort=downloads&direction=-1&limit={_MOST_VARIANTS}", _VARIANTS_BYTES
+            answer = self._receive(
+                f"{url}&sort=downloads&direction=-1&limit={_MAX_VARIANTS}", _VARIANTS_BYTES
             )
         try:
             names = [
-                one["id"]
-                for one in json.loads(answer)
-                if not _FOREIGN.intersection(one.get("tags", ()))
+                row["id"]
+                for row in json.loads(answer)
+                if not _FOREIGN_FORMATS.intersection(row.get("tags", ()))
             ]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return []
         return [name for name in names if isinstance(name, str) and REPOSITORY.fullmatch(name)]
 
     def fetch(self, listing: Listing, name: str) -> bytes:
-        """A whole small file, of as many bytes as are listed."""
+        """A small file, of exactly its listed size. Raises BadModel."""
         size = listing.files[name]
-        kept = self.disk.small_file(listing.repo, listing.commit, name)
+        cached = self.disk.small_file(listing.repo, listing.commit, name)
         with suppress(OSError):
-            if len(data := kept.read_bytes()) == size:
+            if len(data := cached.read_bytes()) == size:
                 return data
-        # Not the library's hf_hub_download: it writes whatever comes, without end.
+        # The library's hf_hub_download would write an answer of any length.
         data = self.part(listing, name, 0, size + 1)
         if len(data) != size:
-            sent = "more" if len(data) > size else f"{len(data)}"
+            sent = "more" if len(data) > size else f"only {len(data)}"
             raise BadModel(
                 f"{self.place} lists {listing.repo}/{name} with {size} bytes and sends {sent}.",
                 hint="Try again later.",
             )
         with self.explained(listing.repo, listing.commit):
-            put(kept, data)
+            put(cached, data)
         return data
 
     def part(self, listing: Listing, name: str, offset: int, length: int) -> bytes:
-        """`length` bytes of a file from `offset` on, fewer only at its end. Never more is received
-        than leads up to them."""
+        """`length` bytes of a file from `offset`, fewer only at its end.
+
+        At most `offset + length` bytes are received. Raises BadModel.
+        """
         from huggingface_hub import hf_hub_url
 
         with self.explained(listing.repo, listing.commit):
             url = hf_hub_url(listing.repo, name, revision=listing.commit, endpoint=self.endpoint)
-            return _retried(lambda: self._received(url, length, offset))
+            return _retry(lambda: self._receive(url, length, offset))
 
-    def _received(self, url: str, length: int, offset: int = 0) -> bytes:
-        """At most `length` bytes of the answer, from `offset` on."""
-        # Not the library's parse_safetensors_file_metadata: it keeps the whole answer in memory,
-        # which is all the weights where a mirror ignores Range, and it refuses headers over 25 MB.
+    def _receive(self, url: str, length: int, offset: int = 0) -> bytes:
+        """At most `length` bytes of the answer, from `offset`."""
+        # The library's parse_safetensors_file_metadata keeps the whole answer in memory: all the
+        # weights where a mirror ignores Range. It also refuses headers over 25 MB.
         import httpx2
-        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
+        from huggingface_hub import utils as library
 
-        headers = build_hf_headers(
+        utils: Any = library
+
+        headers = utils.build_hf_headers(
             token=self._auth, library_name="fitserve", library_version=__version__
         )
         headers |= {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "identity"}
-        with get_session().stream(
+        with utils.get_session().stream(
             "GET", url, headers=headers, timeout=httpx2.Timeout(_TIMEOUT_S, connect=_CONNECT_S)
         ) as response:
-            hf_raise_for_status(response)
+            utils.hf_raise_for_status(response)
             skip = 0 if response.status_code == 206 else offset
             received = bytearray()
             for chunk in response.iter_raw():
@@ -236,12 +252,12 @@ class Hub:
 
     @property
     def _auth(self) -> str | bool:
-        # None would let the library look for a token of the user who runs us.
+        # With None the library would look for a token of the gateway's user.
         return self.token or False
 
     @property
     def place(self) -> str:
-        """The Hub's address for messages: without path and credentials."""
+        """The Hub's address for messages, without path and credentials."""
         from huggingface_hub import constants
 
         parts = urlsplit(self.endpoint or constants.ENDPOINT)
@@ -249,15 +265,14 @@ class Hub:
 
     @contextmanager
     def explained(self, repo: str, revision: str | None) -> Iterator[None]:
-        """Turn the library's errors into ours. Their own words stay out: they hold addresses, some
-        of them signed."""
+        """Turn the library's errors into BadModel, without their texts: those hold signed URLs."""
         import httpx2
         from huggingface_hub import errors
 
         try:
             yield
         except errors.LocalEntryNotFoundError as error:
-            # The library's way to say that the Hub failed and that it has no copy either.
+            # The library raises it when the Hub failed and the cache has no copy.
             raise self._explain(error.__cause__ or error, repo, revision) from None
         except (
             errors.HfHubHTTPError,
@@ -291,33 +306,31 @@ class Hub:
             )
         if isinstance(error, errors.RemoteEntryNotFoundError):
             return BadModel(
-                f"A file of {repo} is gone from {self.place}.",
-                hint="Try again; the repository changed meanwhile.",
+                f"A file of {repo} was removed from {self.place}.",
+                hint="The repository changed during the download. Try again.",
             )
         if isinstance(error, errors.HfHubHTTPError):
             return self._explain_status(error.response.status_code, error, repo)
         if isinstance(error, errors.OfflineModeIsEnabled):
-            return HubAway(
-                f"{self.place} is not asked, as HF_HUB_OFFLINE is set.",
-                hint="Unset it, or give a model folder.",
+            return HubUnreachable(
+                f"{self.place} gets no request, because HF_HUB_OFFLINE is set.",
+                hint="Unset HF_HUB_OFFLINE, or give a model folder.",
             )
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             return BadModel(
                 f"{self.place} sends more of {repo} than it lists.",
-                hint="Take another Hub, or try again later.",
+                hint="Choose another Hub, or try again later.",
             )
         if isinstance(error, OSError) and error.errno is not None:
-            where = error.filename or self.disk.notes
+            path = error.filename or self.disk.notes
             return BadModel(
-                f"{where} cannot be written: {error.strerror}.",
-                hint="Make room, or let the gateway's user write there.",
+                f"{path} cannot be written: {error.strerror}.",
+                hint="Free disk space, or let the gateway's user write there.",
             )
-        return HubAway(
-            f"The Hugging Face Hub at {self.place} cannot be reached, or broke off"
+        return HubUnreachable(
+            f"The Hugging Face Hub at {self.place} cannot be reached, or the connection broke"
             f" ({in_brief(error)}).",
-            hint=(
-                "Check the network, or give a model folder on this machine: that needs no network."
-            ),
+            hint="Check the network, or give a model folder on this machine.",
         )
 
     def _explain_status(self, status: int, error: BaseException, repo: str) -> BadModel:
@@ -326,14 +339,14 @@ class Hub:
         if status == 401 and self.token and not isinstance(error, errors.RepositoryNotFoundError):
             return BadModel(
                 f"{self.place} refuses the token in FITSERVE_HF_TOKEN.",
-                hint="Set a valid one, or none.",
+                hint="Set a valid token, or unset FITSERVE_HF_TOKEN.",
             )
         if status in (401, 404):
             return BadModel(
                 f"There is no model repository {repo} at {self.place}, or it is private.",
                 hint=(
-                    "Check the spelling; for a private one set FITSERVE_HF_TOKEN. A folder is"
-                    " written with a leading / or ./."
+                    "Check the spelling. For a private repository set FITSERVE_HF_TOKEN. A folder"
+                    " begins with / or ./."
                 ),
             )
         if status == 403:
@@ -343,19 +356,21 @@ class Hub:
             )
         if status == 429:
             return BadModel(
-                f"{self.place} says that we ask too often.",
+                f"{self.place} limits the rate of requests from this address (status 429).",
                 hint="Wait some minutes, or set FITSERVE_HF_TOKEN.",
             )
-        kind = HubAway if status >= 500 else BadModel
+        kind = HubUnreachable if status >= 500 else BadModel
         return kind(
             f"{self.place} answered {status} for {repo}.",
             hint="Try again later, or give a model folder.",
         )
 
 
-def _retried(call: Callable[[], T]) -> T:
-    """`call` again when the connection or the server fails: of hundreds of shards, one hiccup must
-    not fail them all."""
+def _retry(call: Callable[[], T]) -> T:
+    """The result of `call`, repeated when the connection or the server fails.
+
+    A model of hundreds of shards would else fail with a single lost connection.
+    """
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -1,11 +1,10 @@
-"""The cache of the Hugging Face Hub on this machine, which all programs of a user share, and what
-we know of the commits in it.
+"""The cache of the Hugging Face Hub on this machine, with the gateway's notes on its commits.
 
     CACHE/models--ORG--NAME/snapshots/COMMIT/   the files of a commit, links to ../../blobs/
-    CACHE/models--ORG--NAME/refs/NAME           what a branch meant when a program last asked
-    CACHE/models--ORG--NAME/trees/COMMIT.json   the listing of a commit, as huggingface_hub keeps it
-    NOTES/listings/, files/                     listings and small files that were read of a Hub, by commit
-    NOTES/whole/ORG--NAME/COMMIT.json           this commit was looked at byte by byte: what an engine needs of it is here
+    CACHE/models--ORG--NAME/refs/NAME           the commit of a branch at its last resolution
+    CACHE/models--ORG--NAME/trees/COMMIT.json   the listing of a commit, kept by huggingface_hub
+    NOTES/listings/, files/                     listings and small files of a Hub, by commit
+    NOTES/whole/ORG--NAME/COMMIT.json           all digests of this commit were checked
 
 Source: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 """
@@ -26,8 +25,11 @@ _LONGEST_PATH = 1024
 
 
 class Listing(NamedTuple):
-    """A repository at a commit: path -> bytes of every file, and path -> the name of its blob (a
-    digest) where a Hub told it."""
+    """A repository at a commit.
+
+    files: path -> size in bytes. blobs: path -> name of the blob (a digest), where the Hub listed
+    it.
+    """
 
     repo: str
     commit: str
@@ -35,75 +37,78 @@ class Listing(NamedTuple):
     blobs: Mapping[str, str] = {}
 
 
-class _Kept(msgspec.Struct):
+class _ListingNote(msgspec.Struct):
     files: dict[str, int]
     blobs: dict[str, str]
 
 
-class _Whole(msgspec.Struct):
+class _WholeNote(msgspec.Struct):
     remote_code: bool
     files: dict[str, int]
 
 
 class HubCache(NamedTuple):
-    """folder: the cache; None: no weights are kept here. notes: a folder of ours, for what is known
-    of commits."""
+    """The cache and its notes.
+
+    folder: the cache; None: no weights are kept here. notes: the gateway's folder of notes.
+    """
 
     folder: Path | None
     notes: Path
 
     def repository(self, repo: str) -> Path:
-        assert self.folder is not None  # noqa: S101 - nothing is downloaded without
+        assert self.folder is not None  # noqa: S101 - no download happens without a cache
         return self.folder / f"models--{repo.replace('/', '--')}"
 
     def snapshot(self, repo: str, commit: str) -> Path:
         return self.repository(repo) / "snapshots" / commit
 
-    def here(self, repo: str, commit: str) -> Path | None:
-        """The folder of the commit without links on its way, if anything of it is here."""
+    def folder_of(self, repo: str, commit: str) -> Path | None:
+        """The folder of the commit, links resolved; None: no file of the commit is on the disk."""
         if self.folder is None:
             return None
         with suppress(OSError, RuntimeError):
             return self.snapshot(repo, commit).resolve(strict=True)
         return None
 
-    def named(self, repo: str, revision: str | None) -> str | None:
-        """The commit that a branch or tag (None: main) meant when a program last asked for it."""
+    def commit_of(self, repo: str, revision: str | None) -> str | None:
+        """The commit of a branch or tag (None: main) when a program last resolved it."""
         if self.folder is None or not stays_inside(revision or "main"):
             return None
         with suppress(OSError, UnicodeDecodeError):
-            found = COMMIT.fullmatch(
+            match = COMMIT.fullmatch(
                 (self.repository(repo) / "refs" / (revision or "main")).read_text().strip()
             )
-            return found[0] if found else None
+            return match[0] if match else None
         return None
 
     def listing(self, repo: str, commit: str) -> Listing | None:
-        """All files of the commit, as a Hub listed them to us or to another program; None: nobody
-        asked."""
+        """All files of the commit, as a Hub listed them to a program of this machine.
+
+        None: no program has requested the listing.
+        """
         with suppress(OSError, ValueError):
-            kept = msgspec.json.decode(
-                self._note("listings", repo, commit).read_bytes(), type=_Kept
+            note = msgspec.json.decode(
+                self._note("listings", repo, commit).read_bytes(), type=_ListingNote
             )
-            return Listing(repo, commit, kept.files, kept.blobs)
+            return Listing(repo, commit, note.files, note.blobs)
         if self.folder is None:
             return None
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             tree: Any = msgspec.json.decode(
                 (self.repository(repo) / "trees" / f"{commit}.json").read_bytes()
             )
-            files = {str(path): int(one["size"]) for path, one in tree["files"].items()}
+            files = {str(path): int(row["size"]) for path, row in tree["files"].items()}
             blobs = {
-                str(path): str(one.get("lfs_sha256") or one["blob_id"])
-                for path, one in tree["files"].items()
+                str(path): str(row.get("lfs_sha256") or row["blob_id"])
+                for path, row in tree["files"].items()
             }
             return Listing(repo, commit, files, blobs) if all(map(stays_inside, files)) else None
         return None
 
-    def found(self, repo: str, commit: str) -> Listing | None:
-        """The files of the commit that are here, where its listing is not known. Some may be
-        missing."""
-        folder = self.here(repo, commit)
+    def local_files(self, repo: str, commit: str) -> Listing | None:
+        """The files of the commit on the disk, for an unknown listing. Some may be missing."""
+        folder = self.folder_of(repo, commit)
         if folder is None:
             return None
         files = {
@@ -114,24 +119,28 @@ class HubCache(NamedTuple):
         return Listing(repo, commit, files) if files else None
 
     def keep(self, listing: Listing) -> None:
-        """What cannot be written is asked for again."""
+        """Keep a listing. A failed write costs another request later."""
         with suppress(OSError):
             put(
                 self._note("listings", listing.repo, listing.commit),
-                msgspec.json.encode(_Kept(listing.files, dict(listing.blobs))),
+                msgspec.json.encode(_ListingNote(listing.files, dict(listing.blobs))),
             )
 
     def small_file(self, repo: str, commit: str, name: str) -> Path:
-        return self.notes / "files" / _plain(repo) / commit / name
+        return self.notes / "files" / _folder_name(repo) / commit / name
 
     def is_whole(self, repo: str, commit: str, *, remote_code: bool) -> bool:
-        """Whether all that an engine needs of the commit was found right once, and is still here;
-        code where it is wanted."""
+        """Whether the files that an engine needs were checked once and are still on the disk.
+
+        remote_code: code is one of these files.
+        """
         try:
-            whole = msgspec.json.decode(self._note("whole", repo, commit).read_bytes(), type=_Whole)
+            note = msgspec.json.decode(
+                self._note("whole", repo, commit).read_bytes(), type=_WholeNote
+            )
             folder = self.snapshot(repo, commit)
-            return (whole.remote_code or not remote_code) and all(
-                (folder / name).stat().st_size == size for name, size in whole.files.items()
+            return (note.remote_code or not remote_code) and all(
+                (folder / name).stat().st_size == size for name, size in note.files.items()
             )
         except (OSError, ValueError):
             return False
@@ -139,35 +148,35 @@ class HubCache(NamedTuple):
     def note_whole(
         self, repo: str, commit: str, files: dict[str, int], *, remote_code: bool
     ) -> None:
-        """Raises OSError."""
-        put(self._note("whole", repo, commit), msgspec.json.encode(_Whole(remote_code, files)))
+        """Note that the files of the commit are complete. Raises OSError."""
+        note = _WholeNote(remote_code, files)
+        put(self._note("whole", repo, commit), msgspec.json.encode(note))
 
     def lock_file(self, repo: str, commit: str) -> Path:
         return self._note("whole", repo, commit).with_suffix(".lock")
 
     def forget(self, repo: str, commit: str) -> None:
-        """The commit was deleted."""
+        """Remove the note on a deleted commit."""
         self._note("whole", repo, commit).unlink(missing_ok=True)
 
     def _note(self, kind: str, repo: str, commit: str) -> Path:
-        return self.notes / kind / _plain(repo) / f"{commit}.json"
+        return self.notes / kind / _folder_name(repo) / f"{commit}.json"
 
 
-def _plain(repo: str) -> str:
+def _folder_name(repo: str) -> str:
     return repo.replace("/", "--")
 
 
 def put(path: Path, data: bytes) -> None:
-    """A file that is whole or not there. Raises OSError."""
+    """Write a file whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_bytes(data)
-    beside.replace(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    temporary.replace(path)
 
 
 def stays_inside(path: Any) -> bool:
-    """Whether a path of a listing is a plain one below the folder into which a repository is
-    fetched."""
+    """Whether a path of a listing stays below the repository's folder."""
     try:
         plain = (
             isinstance(path, str)

@@ -1,8 +1,8 @@
-"""Headers of safetensors files: names, dtypes and shapes of tensors, without one byte of weights.
+"""Headers of safetensors files: names, dtypes and shapes of tensors, without the weights.
 
 A file is 8 bytes (little-endian length n), n bytes of JSON {name: {dtype, shape, data_offsets}},
 then the data, which the tensors cover without holes. The limits and checks are those of the
-reference implementation, which engines use, so a file that is refused here would fail there.
+reference implementation, which engines use: an engine also refuses each file refused here.
 Source: https://huggingface.co/docs/safetensors/index#format
 """
 
@@ -18,10 +18,10 @@ from gateway.errors import BadModel
 from gateway.models.spec import Tensor
 
 MAX_HEADER_BYTES = 100_000_000
-# Of a whole model. The largest that are published, with a quantized matrix for each of 384 experts
-# in 60 layers, have 280,000.
-MOST_TENSORS = 500_000
-# Over nine of ten headers are shorter, so one read does for most files.
+# The limit of a whole model. The largest published models have 280,000 tensors: a quantized matrix
+# for each of 384 experts in 60 layers.
+MAX_TENSORS = 500_000
+# More than nine in ten headers are shorter, so most files need one read.
 FIRST_READ_BYTES = 64 * 1024
 
 _BITS = {
@@ -49,7 +49,7 @@ _BITS |= {
     "C64": 64,
 }
 
-# Bounds on what is multiplied: a hostile header must not cost minutes.
+# Bounds of the factors of a product, so that a hostile header does not cost minutes.
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -59,45 +59,45 @@ class _Entry(msgspec.Struct, gc=False):
     data_offsets: tuple[_Size, _Size]
 
 
-def read_header(where: str, size: int, read: Callable[[int, int], bytes]) -> dict[str, Tensor]:
-    """The tensors of the file `where` of `size` bytes; `read(offset, length)` gives fewer bytes
-    only at its end.
+def read_header(place: str, size: int, read: Callable[[int, int], bytes]) -> dict[str, Tensor]:
+    """The tensors in the header of a safetensors file.
 
-    Raises BadModel saying what is wrong with the file.
+    place: the file's path for messages. size: bytes of the file. read: `read(offset, length)`
+    returns fewer bytes only at the end of the file. Raises BadModel.
     """
     first = read(0, min(size, FIRST_READ_BYTES))
     if len(first) < 8:
-        _refuse(where, f"it has {len(first)} bytes, fewer than the 8 of the header's length")
+        _refuse(place, f"it has {len(first)} bytes, fewer than the 8 of the header's length")
     length = int.from_bytes(first[:8], "little")
     if length > MAX_HEADER_BYTES:
         _refuse(
-            where, f"its header would be {length} bytes long, over the limit of {MAX_HEADER_BYTES}"
+            place, f"its header would be {length} bytes long, over the limit of {MAX_HEADER_BYTES}"
         )
     if length > size - 8:
-        _refuse(where, f"its header ends at byte {8 + length}, but the file has {size}")
+        _refuse(place, f"its header ends at byte {8 + length}, but the file has {size}")
     if len(first) < 8 + length:
         first += read(len(first), 8 + length - len(first))
     header = first[8 : 8 + length]
     if len(header) < length:
-        _refuse(where, f"only {len(header)} of the {length} bytes of its header can be read")
-    return _tensors(where, header, size - 8 - length)
+        _refuse(place, f"only {len(header)} of the {length} bytes of its header can be read")
+    return _tensors(place, header, size - 8 - length)
 
 
-def _tensors(where: str, header: bytes, data_bytes: int) -> dict[str, Tensor]:
-    # Counted before anything is read: each tensor takes a hundred times the memory of its text.
-    if (count := header.count(b'"data_offsets"')) > MOST_TENSORS:
-        _refuse(where, f"its header has {count} tensors, over the limit of {MOST_TENSORS}")
+def _tensors(place: str, header: bytes, data_bytes: int) -> dict[str, Tensor]:
+    # Counted before parsing: each tensor takes a hundred times the memory of its text.
+    if (count := header.count(b'"data_offsets"')) > MAX_TENSORS:
+        _refuse(place, f"its header has {count} tensors, over the limit of {MAX_TENSORS}")
     try:
         entries = msgspec.json.decode(header)
     except (ValueError, RecursionError) as error:
-        _refuse(where, f"its header is not JSON ({error})")
+        _refuse(place, f"its header is not JSON ({error})")
     if not isinstance(entries, dict):
-        _refuse(where, "its header is not a JSON object")
+        _refuse(place, "its header is not a JSON object")
     entries.pop("__metadata__", None)
     try:
         checked = msgspec.convert(entries, dict[str, _Entry])
     except msgspec.ValidationError:
-        _refuse_entry(where, entries)
+        _refuse_entry(place, entries)
     tensors: dict[str, Tensor] = {}
     end = covered = 0
     for name, entry in checked.items():
@@ -105,7 +105,7 @@ def _tensors(where: str, header: bytes, data_bytes: int) -> dict[str, Tensor]:
         bits = _BITS.get(dtype)
         if start > stop or (bits is not None and math.prod(shape) * bits != (stop - start) * 8):
             _refuse(
-                where,
+                place,
                 f"tensor {name} of shape {list(shape)[:8]} and dtype {dtype} cannot be the bytes"
                 f" {start} to {stop}",
             )
@@ -113,27 +113,27 @@ def _tensors(where: str, header: bytes, data_bytes: int) -> dict[str, Tensor]:
         covered += stop - start
         tensors[name] = Tensor(dtype, shape)
     if end != data_bytes:
-        other = "is cut off" if end > data_bytes else "is longer than that"
+        fault = "is cut off" if end > data_bytes else "is longer"
         _refuse(
-            where,
+            place,
             f"its header describes {end} bytes of weights and the file has {data_bytes}, so it"
-            f" {other}",
+            f" {fault}",
         )
     if covered != end:
-        _refuse(where, "its tensors overlap or leave holes")
+        _refuse(place, "its tensors overlap or leave holes")
     return tensors
 
 
-def _refuse_entry(where: str, entries: dict[str, Any]) -> NoReturn:
+def _refuse_entry(place: str, entries: dict[str, Any]) -> NoReturn:
     for name, entry in entries.items():
         try:
             msgspec.convert(entry, _Entry)
         except msgspec.ValidationError as error:
-            _refuse(where, f"tensor {name[:200]}: {error}")
-    _refuse(where, "its header does not describe tensors")
+            _refuse(place, f"tensor {name[:200]}: {error}")
+    _refuse(place, "its header does not describe tensors")
 
 
-def _refuse(where: str, reason: str) -> NoReturn:
+def _refuse(place: str, reason: str) -> NoReturn:
     raise BadModel(
-        f"{where} is not a whole safetensors file: {reason}.", hint="Download or copy it again."
+        f"{place} is not a complete safetensors file: {reason}.", hint="Download or copy it again."
     ) from None

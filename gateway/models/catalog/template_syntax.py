@@ -1,5 +1,4 @@
-"""Whether a text is a chat template as engines read them: Jinja in a sandbox, compiled here and
-never run."""
+"""The syntax check of chat templates: Jinja as engines read it, compiled and never run."""
 
 from __future__ import annotations
 
@@ -14,10 +13,13 @@ from gateway.errors import BadRequest
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the model writes. Source: transformers 5.14
-    utils/chat_template_utils.py: AssistantTracker, whose environment this is."""
+    """`{% generation %}` marks the model's own text.
 
-    tags = {"generation"}  # noqa: RUF012 - as the base class has it
+    Source: AssistantTracker in utils/chat_template_utils.py of transformers 5.14, which also has
+    this environment.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -28,10 +30,12 @@ class _Generation(Extension):
 
 @lru_cache(maxsize=4)
 def check(text: str, name: str) -> None:
-    """Raises BadRequest that names the line. Hostile text may take time and memory: this runs where
-    both have a limit."""
-    shown = name or "The chat template"
-    hint = "Correct it, or leave it out: then the one that comes with the model is taken."
+    """Check a chat template. Raises BadRequest that names the line.
+
+    A hostile template may cost time and memory, so callers run this where both have a limit.
+    """
+    title = name or "The chat template"
+    hint = "Correct it, or leave it out: without it the model's own template is used."
     try:
         ImmutableSandboxedEnvironment(
             trim_blocks=True,
@@ -39,9 +43,9 @@ def check(text: str, name: str) -> None:
             extensions=[_Generation, "jinja2.ext.loopcontrols"],
         ).from_string(text)
     except TemplateSyntaxError as error:
-        message = f"{shown} is not Jinja: {str(error.message).rstrip('.')}, in line {error.lineno}."
+        message = f"{title} is not Jinja: {str(error.message).rstrip('.')}, in line {error.lineno}."
         raise BadRequest(message, hint=hint, param="chat_template") from None
     except (TemplateError, SyntaxError, ValueError, RecursionError) as error:
         raise BadRequest(
-            f"{shown} is not Jinja: {error}.", hint=hint, param="chat_template"
+            f"{title} is not Jinja: {error}.", hint=hint, param="chat_template"
         ) from None

@@ -248,7 +248,7 @@ class OfflinePlanner:
             *(self.profiles, engines, spec, drafter, machine, wish, facts),
             hardware_name=name,
             everywhere=self._everywhere,
-            adapters=read_adapters(wish, spec, self._hub.at(wish.commits)),
+            adapters=read_adapters(wish, spec, self._hub.with_commits(wish.commits)),
         )
 
     def decide_here(self, wish: Wish, startable: Startable, facts: Iterable[Fact] = ()) -> Decision:
@@ -256,7 +256,7 @@ class OfflinePlanner:
         give that are not here."""
         name, machine = self.machine(None)
         drafter, spec = self._drafter(wish), self._spec(wish)
-        adapters = read_adapters(wish, spec, self._hub.at(wish.commits))
+        adapters = read_adapters(wish, spec, self._hub.with_commits(wish.commits))
         here, away = startable.split(self.engines(wish, machine))
         if not here and not away:
             raise startable.refusal(away, spec.source)
@@ -307,14 +307,14 @@ class OfflinePlanner:
             *(self.profiles, engines, spec, drafter, machine, wish, facts),
             hardware_name=name,
             everywhere=everywhere,
-            adapters=read_adapters(wish, spec, self._hub.at(wish.commits)),
+            adapters=read_adapters(wish, spec, self._hub.with_commits(wish.commits)),
         )
 
         async def again(answers: Mapping[Question, EngineAnswer]) -> Forecast[Decision]:
             decision = decided(answers=answers)
             return Forecast(decision, open_questions(decision), decision.gaps)
 
-        hub = self._hub.at(wish.commits)
+        hub = self._hub.with_commits(wish.commits)
         found = gather(
             wish.source or "",
             wish.revision,
@@ -343,7 +343,10 @@ class OfflinePlanner:
         key = source, revision, allowed, tuple(wish.commits.items())
         if key not in self._specs:
             self._specs[key] = load(
-                source, revision=revision, allow_remote_code=allowed, hub=self._hub.at(wish.commits)
+                source,
+                revision=revision,
+                allow_remote_code=allowed,
+                hub=self._hub.with_commits(wish.commits),
             )
         return self._specs[key]
 
@@ -352,5 +355,7 @@ class OfflinePlanner:
             return None
         key = wish.drafter, tuple(wish.commits.items())
         if key not in self._drafters:
-            self._drafters[key] = load_drafter(wish.drafter, hub=self._hub.at(wish.commits))
+            self._drafters[key] = load_drafter(
+                wish.drafter, hub=self._hub.with_commits(wish.commits)
+            )
         return self._drafters[key]

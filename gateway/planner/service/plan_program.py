@@ -133,7 +133,7 @@ class Planner:
             line: self._facts.get(line) or Fact.model_validate_json(line)
             for line in request.facts.splitlines()
         }
-        hub = self._hub.at(wish.commits)
+        hub = self._hub.with_commits(wish.commits)
         read = gather(
             wish.source or "",
             wish.revision,
@@ -226,11 +226,11 @@ class Planner:
         wanted, room = wanted_context(spec, wish, {}), rooms(machine, claims)
         decision = again(shares.again) if shares.again is not None else None
         decision = decision or shared(sharing.offers, partial(decided, engines), wanted, room)
-        decision = _told_of(hub.unasked, decision)
+        decision = _told_of(hub.unconfirmed, decision)
         if not decision.plans:
             decision = decision.evolve(holders=held_by(sharing.holders, machine))
         if fields["others"]:
-            other = self._hub.at(
+            other = self._hub.with_commits(
                 {}
             )  # what is read of variants is nothing that the model is kept at
             asked = Unplanned(
@@ -256,7 +256,7 @@ class Planner:
         used = chosen(spec, wish.chat_template, self._profiles.parsers.repairs)
         template = used.text if used.digest and used.text else ""
         return Decided(
-            decision, files, better, hub.read, taught, tuple(sorted(hub.unasked)), template
+            decision, files, better, hub.resolved, taught, tuple(sorted(hub.unconfirmed)), template
         )
 
     def _taught(

@@ -13,7 +13,7 @@ from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.orders import Orders
 from gateway.domain import ModelRef, Value
-from gateway.models.catalog.disk import DiskJob, look, revision_of
+from gateway.models.catalog.disk import DiskJob, read_disk, revision_of
 from gateway.settings import Settings
 
 router = APIRouter(prefix="/admin", tags=["admin"])
@@ -74,7 +74,7 @@ class RemovedWeights(Value):
 async def disk(request: Request) -> DiskView:
     """What models and engines take on the disk, and which models need it."""
     models: Mapping[str, ManagedModel] = request.app.state.fleet.models
-    found, users = await look(_job(request)), _users(models)
+    found, users = await read_disk(_job(request)), _users(models)
     revisions = [
         RevisionView(**one, models=tuple(sorted(users.get((one["repo"], one["commit"]), ()))))
         for one in found.pop("revisions")
@@ -112,7 +112,7 @@ async def remove_with_weights(request: Request, name: str) -> RemovedWeights:
     )
     going = sorted(mine - users.keys())
     gone = (
-        await look(_job(request)._replace(remove=going))
+        await read_disk(_job(request)._replace(remove=going))
         if going
         else {"freed_bytes": 0, "removed": []}
     )

@@ -1,4 +1,4 @@
-"""The admin API of downloads: bring a repository's weights into the cache of this machine, without
+"""The admin API of downloads: pull a repository's weights into the cache of this machine, without
 a model that serves them."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 from gateway.domain import Value
 from gateway.domain.wish import Revision
 from gateway.errors import BadModel, BadRequest, FitserveError, StoreError
-from gateway.models.catalog.download import Said, bring
+from gateway.models.catalog.download import DownloadProgress, pull_repository
 from gateway.proxy.api.error_bodies import errors
 
 router = APIRouter(prefix="/admin", tags=["admin"])
@@ -44,7 +44,7 @@ async def pull(request: Request, body: PullRequest) -> StreamingResponse:
     `checking`: that were looked at), and at the end `commit`, or
     `error`. A download that was cut off goes on where it was; one whose client leaves is cut off.
     """
-    lines = bring(request.app.state.hub, body.source, body.revision)
+    lines = pull_repository(request.app.state.hub, body.source, body.revision)
     try:
         first = await anext(lines)
     except FitserveError:
@@ -53,7 +53,9 @@ async def pull(request: Request, body: PullRequest) -> StreamingResponse:
     return StreamingResponse(_as_lines(first, lines), media_type="application/x-ndjson")
 
 
-async def _as_lines(first: Said, rest: AsyncGenerator[Said, None]) -> AsyncGenerator[bytes, None]:
+async def _as_lines(
+    first: DownloadProgress, rest: AsyncGenerator[DownloadProgress, None]
+) -> AsyncGenerator[bytes, None]:
     async with aclosing(rest) as lines:
         yield _line(first)
         try:
@@ -63,7 +65,7 @@ async def _as_lines(first: Said, rest: AsyncGenerator[Said, None]) -> AsyncGener
             yield _as_json(error.envelope())
 
 
-def _line(said: Said) -> bytes:
+def _line(said: DownloadProgress) -> bytes:
     told: dict[str, Any] = {"done": said.done, "total": said.total, "checking": said.checking}
     return _as_json(told | ({"commit": said.commit} if said.ended else {}))
 

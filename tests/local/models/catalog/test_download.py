@@ -205,7 +205,7 @@ async def test_a_child_that_crashes_is_said_with_its_code(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(BadModel, match="The download of org/name ended with code 1"):
+    with pytest.raises(BadModel, match="The download of org/name ended with exit code 1"):
         await fetch(server, tmp_path)
 
 
@@ -225,7 +225,7 @@ async def test_the_gateway_itself_reads_neither_listing_nor_index(
 async def test_a_file_without_end_does_not_fill_the_disk(server: FakeHub, tmp_path: Path) -> None:
     server.endless.add(SHARDS[1])
     with pytest.raises(
-        BadModel, match=r"sends more of org/name than it lists|is not whole|broke off"
+        BadModel, match=r"sends more of org/name than it lists|is not complete|the connection broke"
     ):
         await fetch(server, tmp_path)
     assert not whole(tmp_path)
@@ -343,7 +343,10 @@ async def test_a_repository_that_is_not_served_as_listed_is_not_complete(
     repo.served = {SHARDS[1]: None if fault == "gone" else repo.files[SHARDS[1]][:-1]}
     with pytest.raises(BadModel) as caught:
         await fetch(server, tmp_path)
-    expected = {"gone": "A file of org/name is gone", "short": f"is not whole: {SHARDS[1]} has 33"}
+    expected = {
+        "gone": "A file of org/name was removed",
+        "short": f"is not complete: {SHARDS[1]} has 33",
+    }
     assert expected[fault] in caught.value.message
     folder = snapshot(tmp_path)
     assert not whole(tmp_path)

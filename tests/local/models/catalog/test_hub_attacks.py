@@ -82,7 +82,7 @@ async def test_a_listing_with_a_path_out_of_the_folder_is_refused_whole(
 ) -> None:
     server.repos["org/name"].files[path] = b"{}"
     for error in (planned(server, tmp_path), await fetched(server, tmp_path)):
-        assert "could stand outside of its folder" in error.message
+        assert "can leave the repository's folder" in error.message
     assert written(tmp_path) == set()
     assert {request.path.partition("/resolve/")[1] for request in server.requests} == {""}, (
         "no file was asked for"
@@ -156,7 +156,7 @@ def test_another_commit_than_the_one_that_was_asked_for_is_refused(
     server: FakeHub, tmp_path: Path
 ) -> None:
     server.repos["org/name"].listed_commit = "f" * 40
-    assert f"in place of {COMMIT}" in planned(server, tmp_path, COMMIT).message
+    assert f"instead of {COMMIT}" in planned(server, tmp_path, COMMIT).message
 
 
 @pytest.mark.parametrize("name", ["config.json", INDEX])
@@ -197,7 +197,7 @@ def test_weights_of_another_size_than_listed_are_not_planned(
     server: FakeHub, tmp_path: Path, listed: int
 ) -> None:
     server.repos["org/name"].sizes["model.safetensors"] = listed
-    assert "is not a whole safetensors file" in planned(server, tmp_path).message
+    assert "is not a complete safetensors file" in planned(server, tmp_path).message
 
 
 def test_a_header_without_end_is_read_as_far_as_it_says(server: FakeHub, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_redirect_to_nowhere_is_an_error_that_names_the_hub(
         where if where != "itself" else f"{server.url()}/org/name/resolve/{COMMIT}/{name}"
     )
     assert (
-        f"The Hugging Face Hub at {server.url()} cannot be reached, or broke off"
+        f"The Hugging Face Hub at {server.url()} cannot be reached, or the connection broke"
         in planned(server, tmp_path).message
     )
 

@@ -93,14 +93,14 @@ async def test_what_another_program_has_brought_needs_no_hub(
     url = "http://127.0.0.1:9" if away == "refused" else server.url()
     hub = Hub(url, None, tmp_path / "notes", models=tmp_path / "cache")
     assert load("org/name", hub=hub).revision == COMMIT
-    assert hub.unasked == {"org/name"}
+    assert hub.unconfirmed == {"org/name"}
     assert await download(hub, "org/name", COMMIT, print) == snapshot(tmp_path)
     # A commit that is known and here is nobody's question.
     server.requests.clear()
-    again = hub.at({"org/name": COMMIT})
+    again = hub.with_commits({"org/name": COMMIT})
     assert load("org/name", hub=again).revision == COMMIT
     assert await download(again, "org/name", COMMIT, print) == snapshot(tmp_path)
-    assert (server.requests, again.unasked) == ([], set())
+    assert (server.requests, again.unconfirmed) == ([], set())
 
 
 async def test_a_part_of_a_model_is_no_model_where_the_hub_is_away(
@@ -135,7 +135,7 @@ async def test_weights_that_are_not_those_of_the_listing_are_removed(
 ) -> None:
     right = server.repos["org/name"].files[SHARDS[1]]
     server.repos["org/name"].served[SHARDS[1]] = right[:-1] + bytes([right[-1] ^ 1])
-    with pytest.raises(BadModel, match=f"org/name/{SHARDS[1]} is not what its digest says"):
+    with pytest.raises(BadModel, match=f"org/name/{SHARDS[1]} does not match its digest"):
         await download(hub_of(server, tmp_path), "org/name", COMMIT, print)
     assert not (snapshot(tmp_path) / SHARDS[1]).exists()
     server.repos["org/name"].served.clear()
@@ -149,7 +149,7 @@ async def test_a_blob_that_changed_on_the_disk_is_fetched_again(
     bring_with_the_library(server, tmp_path)
     right = (snapshot(tmp_path) / SHARDS[0]).read_bytes()
     (snapshot(tmp_path) / SHARDS[0]).write_bytes(b"\1" + right[1:])
-    with pytest.raises(BadModel, match="was changed on its way or on the disk"):
+    with pytest.raises(BadModel, match="bytes changed during the download or on the disk"):
         await download(hub_of(server, tmp_path), "org/name", COMMIT, print)
     assert (
         (await download(hub_of(server, tmp_path), "org/name", COMMIT, print)) / SHARDS[0]
@@ -211,14 +211,14 @@ def test_the_cache_is_where_the_library_has_it(
 
 
 def test_git_names_a_small_file_by_its_own_digest(tmp_path: Path) -> None:
-    from gateway.models.catalog.fetch import is_right
+    from gateway.models.catalog.fetch import matches_digest
 
     (tmp_path / "file").write_bytes(b"words\n")
     git = subprocess.run(
         ["git", "hash-object", str(tmp_path / "file")], check=True, capture_output=True, text=True
     ).stdout.strip()
-    assert is_right(tmp_path / "file", git)
-    assert is_right(tmp_path / "file", hashlib.sha256(b"words\n").hexdigest())
-    assert not is_right(tmp_path / "file", "0" * 40)
-    assert not is_right(tmp_path / "file", "0" * 64)
-    assert is_right(tmp_path / "file", None), "nobody knows"
+    assert matches_digest(tmp_path / "file", git)
+    assert matches_digest(tmp_path / "file", hashlib.sha256(b"words\n").hexdigest())
+    assert not matches_digest(tmp_path / "file", "0" * 40)
+    assert not matches_digest(tmp_path / "file", "0" * 64)
+    assert matches_digest(tmp_path / "file", None), "nobody knows"

@@ -226,8 +226,8 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     }
     error = refused(write(tmp_path, files))
     assert (
-        f"{tmp_path}/b.safetensors has tensor model.layers.0.mlp.down_proj.weight, which another"
-        " file has too" in error.message
+        f"{tmp_path}/b.safetensors has tensor model.layers.0.mlp.down_proj.weight, and another"
+        " file has it too" in error.message
     )
 
 
@@ -235,7 +235,7 @@ def test_a_cut_off_shard_is_named_with_what_it_should_hold(tmp_path: Path) -> No
     write(tmp_path, model())
     os.truncate(tmp_path / "model.safetensors", 70_000)
     message = refused(tmp_path).message
-    assert f"{tmp_path}/model.safetensors is not a whole safetensors file" in message
+    assert f"{tmp_path}/model.safetensors is not a complete safetensors file" in message
     assert "describes 98304 bytes of weights" in message
 
 
@@ -260,9 +260,9 @@ def test_weights_in_another_format_are_to_be_converted(tmp_path: Path, name: str
         (b"", "in line 1, column 1"),
         (b"\xff\xfe\xfd", "is not JSON"),
         (b'{"a": "\xff"}', "byte 7 is not UTF-8"),
-        (b"[" * 100_000, "is not JSON that we read"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "is not JSON that we read"),
-        (b'{"model_type": "\\ud800"}', "is not JSON that we read"),
+        (b"[" * 100_000, "uses JSON features that are not supported"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "uses JSON features that are not supported"),
+        (b'{"model_type": "\\ud800"}', "uses JSON features that are not supported"),
         (b"[1]", "is not a JSON object"),
         (b" " * (16 * 1024 * 1024 + 1), "over the limit of 16777216"),
     ],
@@ -490,10 +490,10 @@ def test_more_tensors_than_any_model_has_are_refused(
     folder = write(tmp_path, files)
     count = len(facts(folder).tensors or ())
     for module in ("catalog", "safetensors"):
-        monkeypatch.setattr(f"gateway.models.catalog.{module}.MOST_TENSORS", count - 1)
+        monkeypatch.setattr(f"gateway.models.catalog.{module}.MAX_TENSORS", count - 1)
     assert f"{count - 1}" in refused(folder).message
     for module in ("catalog", "safetensors"):
-        monkeypatch.setattr(f"gateway.models.catalog.{module}.MOST_TENSORS", count)
+        monkeypatch.setattr(f"gateway.models.catalog.{module}.MAX_TENSORS", count)
     assert len(facts(folder).tensors or ()) == count
 
 
@@ -501,7 +501,7 @@ def test_a_folder_with_more_files_than_any_model_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write(tmp_path, model())
-    monkeypatch.setattr("gateway.models.catalog.files.MOST_FILES", 1)
+    monkeypatch.setattr("gateway.models.catalog.files.MAX_FILES", 1)
     assert "holds more than 1 files" in refused(folder).message
 
 
