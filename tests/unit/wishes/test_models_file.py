@@ -205,9 +205,11 @@ def test_the_example_documents_every_key(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {key for model in models.values() for key in model.get("policy", {})} == set(
         Policy.model_fields
     )
-    # Each key has its words.
-    for line in EXAMPLE.read_text().splitlines():
-        assert "#" in line or not line.strip() or re.fullmatch(r"(  )?[\w-]+:", line), line
+    # Each key has a comment, on its line or above it.
+    lines = EXAMPLE.read_text().splitlines()
+    for above, line in zip(["", *lines], lines, strict=False):
+        explained = "#" in line or above.strip().startswith("#")
+        assert explained or not line.strip() or re.fullmatch(r"(  )?[\w-]+:", line), line
 
 
 def yaml_references() -> list[str]:
