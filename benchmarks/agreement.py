@@ -37,6 +37,7 @@ from gateway.domain import (  # noqa: E402
     Wish,
 )
 from gateway.engines.common.candidate import EngineRules  # noqa: E402
+from gateway.engines.common.planning_input import PlanningInput  # noqa: E402
 from gateway.engines.inquiry.document import StatedGpus, document, read_answers  # noqa: E402
 from gateway.errors import BadModel  # noqa: E402
 from gateway.models.spec import read_model  # noqa: E402
@@ -146,15 +147,8 @@ def decided(
 ) -> Decision:
     engine, rules = forecaster
     wish = Wish(name="m", source="m")
-    return decide(
-        spec,
-        machine,
-        [engine],
-        wish,
-        rules={engine.ref: rules},
-        gpus=profiles.gpus,
-        answers=answers,
-    )
+    given = PlanningInput(spec, machine, wish, gpus=profiles.gpus, answers=answers)
+    return decide(given, [engine], {engine.ref: rules})
 
 
 def forecaster(profiles: Profiles, ref: str, other: str | None) -> Forecaster:

@@ -27,8 +27,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from gateway.diagnosis.facts.known_facts import KnownFacts  # noqa: E402
 from gateway.domain import Engine, Hardware, ModelSpec, Wish  # noqa: E402
 from gateway.engines.common.layers.build import _blueprint, _schemes  # noqa: E402
+from gateway.engines.common.planning_input import PlanningInput  # noqa: E402
 from gateway.engines.vllm.attention import choose_backend  # noqa: E402
 from gateway.errors import BadModel  # noqa: E402
 from gateway.models.spec import read_model  # noqa: E402
@@ -149,9 +151,16 @@ def main() -> None:
     def cpu_ms(spec: ModelSpec, chosen: list[Engine], machine: Hardware = machines[1]) -> float:
         facts, gpus, pace, parsers = profiles.facts, profiles.gpus, profiles.pace, profiles.parsers
         began = time.process_time()
-        decide(
-            spec, machine, chosen, wish, facts, rules=rules, gpus=gpus, pace=pace, parsers=parsers
+        given = PlanningInput(
+            spec,
+            machine,
+            wish,
+            KnownFacts(facts),
+            gpus=gpus,
+            pace=pace,
+            parsers=parsers,
         )
+        decide(given, chosen, rules)
         return (time.process_time() - began) * 1000
 
     def unseen(spec: ModelSpec, chosen: list[Engine], machine: Hardware = machines[1]) -> float:
@@ -213,8 +222,9 @@ def main() -> None:
     )
 
     began = time.process_time()
+    facts = KnownFacts(profiles.facts)
     plans = sum(
-        bool(decide(spec, machine, engines, wish, profiles.facts, rules=rules).plans)
+        bool(decide(PlanningInput(spec, machine, wish, facts), engines, rules).plans)
         for spec in models
         for machine in machines
     )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from gateway.domain import Hardware, ModelSpec, Plan, Wish
 from gateway.engines.common.layers.build import asked, build
 from gateway.engines.common.layers.stages import stage
+from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.speed.count import work_with
 from gateway.engines.common.speed.machine import Machine, SpeedTable, machine_of
 from gateway.engines.common.speed.step import Clock
@@ -52,9 +53,8 @@ def timed(
     flags = {**args, "pipeline-parallel-size": pp} if pp > 1 else dict(args)
     wish = Wish(name="m", source="m", gpus=tp * pp, tensor_parallel=tp, replicas=1, args=flags)
     rules = PROFILES.rules([found])
-    plans = decide(
-        spec, hardware, [found], wish, rules=rules, gpus=PROFILES.gpus, pace=PROFILES.pace
-    ).plans
+    given = PlanningInput(spec, hardware, wish, gpus=PROFILES.gpus, pace=PROFILES.pace)
+    plans = decide(given, [found], rules).plans
     plan = next(
         (one for one in plans if not one.halved and one.pipeline_parallel.value == pp), None
     )

@@ -18,7 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.domain import Plan, Wish
+from gateway.engines.common.planning_input import PlanningInput
 from gateway.errors import FitserveError
 from gateway.models.spec import read_model
 from gateway.planner.decide import decide
@@ -38,16 +40,9 @@ def first_plan(one: Choice, configs: Path | None) -> Plan | str:
     rules = PROFILES.rules(engines)
     told = {name: value for name, value in one.wish.model_dump().items() if value is not None}
     wish = Wish.model_validate({"name": "m", "source": "m", **told})
-    found = decide(
-        spec,
-        hardware,
-        engines,
-        wish,
-        PROFILES.facts,
-        rules=rules,
-        gpus=PROFILES.gpus,
-        pace=PROFILES.pace,
-    )
+    facts = KnownFacts(PROFILES.facts)
+    given = PlanningInput(spec, hardware, wish, facts, gpus=PROFILES.gpus, pace=PROFILES.pace)
+    found = decide(given, engines, rules)
     return found.plans[0] if found.plans else f"no plan: {found.rejected[0].reasons[0][:120]}"
 
 

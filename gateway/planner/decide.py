@@ -1,8 +1,8 @@
-"""The planner: hardware, model, engines, wish and facts in; ranked plans and reasons out. Pure.
+"""The planner: ranked plans and reasons from hardware, model, engines, wish and facts. Pure.
 
-Every variant (engines/common/variant.py) of every engine version goes through the same gates
-(search.py). What passes becomes a Plan whose every field says why. A failure met in the field comes
-back as a Fact, so the next call yields the next best plan: there is no other fallback code.
+Every variant (engines/common/variant.py) of every engine version passes the same gates
+(search.py). A variant that passes becomes a Plan with a reason for every field. A failure of an
+engine becomes a Fact, so the next call yields the next best plan: there is no other fallback code.
 """
 
 from __future__ import annotations
@@ -10,112 +10,80 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gateway.diagnosis.facts.known_facts import KnownFacts
-from gateway.domain import (
-    Adapter,
-    Decision,
-    Engine,
-    EngineAnswer,
-    Fact,
-    Hardware,
-    ModelSpec,
-    Plan,
-    Question,
-    Rejected,
-    RuleGap,
-    Sharing,
-    Wish,
-)
+from gateway.domain import Decision, Engine, Hardware, Plan, Rejected, RuleGap, Wish
 from gateway.domain.plan import ALONE
 from gateway.engines.common.candidate import EngineRules
-from gateway.engines.common.chat.parsers import ParserTable
-from gateway.engines.common.kernels.gpus import GpuTable
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.refusal import Refused
-from gateway.engines.common.speed.machine import Pace
 from gateway.engines.common.speed.objective import Demerits, outcome, rating, share, worth
 from gateway.engines.common.variant import Variant
 from gateway.engines.vllm.engine import VllmRules
 from gateway.errors import BadFlag, BadRequest
-from gateway.models.drafter import Drafter
 from gateway.planner.flags import check_args
 from gateway.planner.parallel import freed
-from gateway.planner.search import Search, Shared, rejection
+from gateway.planner.search import Search, SharedLayouts, rejection
 from gateway.planner.sizes import LEAST_USEFUL, lacks, needed_tokens, wanted_context
 from gateway.variables import merged
 
-# By a context that is less than this times as long no engine version with published weaknesses
-# wins.
+# An engine version with published weaknesses wins by a context only if it is this times as long.
 _LONGER = 1.1
-# Of an engine version that nobody has written rules for.
+# The rules of an engine version that has none.
 _NO_RULES = VllmRules()
 
 
 def decide(
-    spec: ModelSpec,
-    hardware: Hardware,
+    given: PlanningInput,
     engines: Sequence[Engine],
-    wish: Wish,
-    facts: Iterable[Fact] = (),
-    claims: Mapping[str, int] | None = None,
-    hardware_name: str = "this machine",
     rules: Mapping[str, EngineRules] | None = None,
-    drafter: Drafter | None = None,
-    gpus: GpuTable | None = None,
-    answers: Mapping[Question, EngineAnswer] | None = None,
-    pace: Pace | None = None,
-    everywhere: Mapping[str, str] | None = None,
-    parsers: ParserTable | None = None,
-    sharing: Sharing = ALONE,
-    adapters: tuple[Adapter, ...] = (),
 ) -> Decision:
-    """All plans, best first, and all refusals. `claims` are bytes per GPU UUID promised to engines
-    that run or start,
-    `rules` are by engine ("kind==version"), `drafter` is what the wish names, `gpus` says which
-    formats a GPU multiplies. `answers` are what engines' own code said of this model: where there
-    is one, it wins over the rules. `pace`: how fast GPUs and engines are. `everywhere`: environment
-    variables for all engines that have them.
-    `parsers`: how models write tool calls and thoughts. `sharing`: what the model keeps to for
-    others, and who they are. `adapters`: LoRA adapters that are served beside the model.
+    """All plans with these engine versions, best first, and all refusals.
 
-    Raises BadFlag when the wish names a flag that none of the engines has.
+    rules: by engine version ("kind==version"); a version without them predicts no kernel.
+
+    Raises BadFlag if the wish names a flag that no engine has, and BadRequest if it names a GPU
+    that is absent or unused.
     """
-    hardware, facts = _allowed(hardware, wish), tuple(facts)
-    given = PlanningInput(
-        spec,
-        hardware,
-        wish,
-        KnownFacts(facts),
-        claims or {},
-        gpus,
-        answers or {},
-        pace,
-        parsers,
-        everywhere or {},
-        sharing,
-        adapters,
+    given = given.changed(hardware=_usable(given.hardware, given.wish))
+    plans, rejected, gaps = _search(given, engines, rules or {})
+    ranked = _ranked(given, plans, _engine_order(engines))
+    if ranked and given.claims and any(_losses(ranked[0], given)):
+        # Either the model itself is that large, or the claims of other models cause the loss.
+        empty = freed(given.hardware, given.claims)
+        alone = decide(
+            given.changed(hardware=empty, claims={}, sharing=ALONE), engines, rules
+        ).plans
+        if alone and _losses(alone[0], given) < _losses(ranked[0], given):
+            rejected.insert(0, _crowded_out(ranked[0], alone[0]))
+            ranked = []
+    return Decision(
+        model=given.spec.source,
+        hardware=given.hardware_name,
+        plans=tuple(plan.evolve(rank=index) for index, plan in enumerate(ranked, start=1)),
+        rejected=tuple(rejected),
+        gaps=tuple(dict.fromkeys(gaps)),
     )
+
+
+def _search(
+    given: PlanningInput, engines: Sequence[Engine], rules: Mapping[str, EngineRules]
+) -> tuple[list[Plan], list[Rejected], list[RuleGap]]:
+    """The plans, refusals and gaps of all engine versions. Raises BadFlag."""
+    wish = given.wish
     plans: list[Plan] = []
     rejected: list[Rejected] = []
     gaps: list[RuleGap] = []
     wrong_flags: list[BadFlag] = []
-    shared = Shared(given)
+    layouts = SharedLayouts(given)
     for engine in engines:
         try:
-            args, env = check_args(engine, wish.args), merged(engine, wish.env, given.everywhere)
+            args, env = check_args(engine, wish.args), merged(engine, wish.env, given.global_env)
         except BadFlag as error:
             wrong_flags.append(error)
             refusal = Refused("bad_flag", str(error), f"profile {engine.ref}")
             rejected.append(rejection(engine, Variant(tp=wish.tensor_parallel or 1), refusal))
             continue
         search = Search(
-            given.under(env),
-            engine,
-            (rules or {}).get(engine.ref, _NO_RULES),
-            args,
-            env,
-            shared,
-            drafter,
+            given.under(env), engine, rules.get(engine.ref, _NO_RULES), args, env, layouts
         )
         search.run()
         plans += search.plans
@@ -123,79 +91,52 @@ def decide(
         gaps += search.gaps
     if wrong_flags and len(wrong_flags) == len(engines):
         raise wrong_flags[0]
-    order = {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}
-    ranked = tuple(
-        plan.evolve(rank=index) for index, plan in enumerate(_ranked(given, plans, order), start=1)
-    )
-    if ranked and claims and any(_loss(ranked[0], given)):
-        # Whether that is the model's own size, or what the others leave of the GPUs.
-        empty = freed(hardware, claims)
-        alone = decide(
-            spec,
-            empty,
-            engines,
-            wish,
-            facts,
-            None,
-            hardware_name,
-            rules,
-            drafter,
-            gpus,
-            answers,
-            pace,
-            everywhere,
-            parsers,
-            adapters=adapters,
-        )
-        if alone.plans and _loss(alone.plans[0], given) < _loss(ranked[0], given):
-            rejected.insert(0, _crowded_out(ranked[0], alone.plans[0]))
-            ranked = ()
-    return Decision(
-        model=spec.source,
-        hardware=hardware_name,
-        plans=ranked,
-        rejected=tuple(rejected),
-        gaps=tuple(dict.fromkeys(gaps)),
-    )
+    return plans, rejected, gaps
 
 
-def _allowed(hardware: Hardware, wish: Wish) -> Hardware:
-    """The machine with the GPUs that may be used, and that the wish names. Raises BadRequest."""
-    named = wish.gpus
-    if not isinstance(named, tuple):
+def _usable(hardware: Hardware, wish: Wish) -> Hardware:
+    """The machine with the GPUs that may be used and that the wish names. Raises BadRequest."""
+    if not isinstance(wish.gpus, tuple):
         return hardware.usable()
-    numbers = {str(gpu.index): gpu.uuid for gpu in hardware.gpus}
-    named = tuple(numbers.get(one, one) for one in named)
-    known = {gpu.uuid for gpu in hardware.gpus}
-    if missing := [uuid for uuid in named if uuid not in known]:
-        here = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in hardware.gpus) or "none"
+    by_number = {str(gpu.index): gpu.uuid for gpu in hardware.gpus}
+    uuids = tuple(by_number.get(name, name) for name in wish.gpus)
+    present = {gpu.uuid for gpu in hardware.gpus}
+    if missing := [uuid for uuid in uuids if uuid not in present]:
+        listed = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in hardware.gpus) or "none"
         raise BadRequest(
-            f"There is no GPU {missing[0][:100]} here.", hint=f"There are: {here}.", param="gpus"
+            f"There is no GPU {missing[0][:100]} here.",
+            hint=f"Its GPUs are: {listed}.",
+            param="gpus",
         )
     for gpu in hardware.gpus:
-        if gpu.uuid in named and (why := gpu.kept or gpu.lost):
+        if gpu.uuid in uuids and (why := gpu.kept or gpu.lost):
             raise BadRequest(
                 f"The GPU {gpu.uuid} is not used: {why.rstrip('.')}.",
-                hint="Name another one.",
+                hint="Name another GPU.",
                 param="gpus",
             )
-    return hardware.only(lambda gpu: gpu.uuid in named)
+    return hardware.only(lambda gpu: gpu.uuid in uuids)
+
+
+def _engine_order(engines: Sequence[Engine]) -> dict[str, tuple[bool, int]]:
+    """By engine version: published weaknesses, and the place in the list, newest first."""
+    return {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}
 
 
 def _ranked(
     given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[bool, int]]
 ) -> list[Plan]:
-    """Best first: the one that it had and is to have again, if it is here; else by what counts
-    whatever the goal is, and of plans that are equal in that
-    by what they are worth."""
+    """The plans, best first.
+
+    A plan to restore comes first. Then count the properties that matter for every goal
+    (`_class`), and among equal plans the rating for the goal of the wish.
+    """
     wish = given.wish
     longest = wanted_context(given.spec, wish, {})
-    wanted, useful = (
-        _enough(plans, order, longest),
-        _enough(plans, order, min(LEAST_USEFUL, longest)),
-    )
+    wanted = _context_goal(plans, order, longest)
+    useful = _context_goal(plans, order, min(LEAST_USEFUL, longest))
     cost, needed = share(wish.gpus), needed_tokens(wish, given.spec)
-    before = given.sharing.again.fingerprint if given.sharing.again is not None else None
+    restored = given.sharing.again.fingerprint if given.sharing.again is not None else None
 
     def key(plan: Plan) -> tuple[Any, ...]:
         context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
@@ -206,9 +147,8 @@ def _ranked(
         weak, age = order.get(str(plan.engine), (False, 0))
         value = value / _LONGER if weak and goal == "context" else value
         rated = rating(value, Demerits(weak, plan.cost, age, count > 1))
-        other = before is not None and plan.fingerprint != before
         return (
-            other,
+            restored is not None and plan.fingerprint != restored,
             crowded,
             *_class(plan, wanted, useful),
             -rated,
@@ -222,21 +162,22 @@ def _ranked(
     return sorted(plans, key=key)
 
 
-def _enough(plans: Iterable[Plan], order: Mapping[str, tuple[bool, int]], wanted: int) -> int:
-    """Tokens of context that are enough: as many as are wanted, or nearly as many where only an
-    engine version with published weaknesses
-    has more."""
-    contexts = dict.fromkeys((False, True), 0)
+def _context_goal(plans: Iterable[Plan], order: Mapping[str, tuple[bool, int]], wanted: int) -> int:
+    """Tokens of context that count as all that was wished for.
+
+    Fewer than `wanted` if only an engine version with published weaknesses reaches `wanted`, and
+    the others nearly do.
+    """
+    longest = dict.fromkeys((False, True), 0)
     for plan in plans:
         weak, _ = order.get(str(plan.engine), (False, 0))
-        contexts[weak] = max(contexts[weak], plan.max_model_len.value)
-    sound = contexts[False]
-    return sound if contexts[True] and sound < wanted <= sound * _LONGER else wanted
+        longest[weak] = max(longest[weak], plan.max_model_len.value)
+    sound = longest[False]
+    return sound if longest[True] and sound < wanted <= sound * _LONGER else wanted
 
 
-def _loss(plan: Plan, given: PlanningInput) -> tuple[bool, ...]:
-    """What nobody would give up for a neighbour: a context of any use, and the weights as they
-    are."""
+def _losses(plan: Plan, given: PlanningInput) -> tuple[bool, ...]:
+    """The losses that no neighbour justifies: a useful context, and the weights as they are."""
     return lacks(plan, wanted_context(given.spec, given.wish, {}))[:2]
 
 
@@ -244,8 +185,8 @@ def _crowded_out(plan: Plan, alone: Plan) -> Rejected:
     weights = "weights halved to fp8 and " if plan.halved else ""
     reason = (
         f"beside other models it would have {weights}{plan.max_model_len.value} tokens of context,"
-        f" and {alone.max_model_len.value} without them: there is too little room for it. If so"
-        " little is enough, ask for it: --context, --arg quantization=fp8"
+        f" and {alone.max_model_len.value} without them: there is too little room for it. To accept"
+        " this, pass --context N or --arg quantization=fp8"
     )
     return Rejected(
         engine=plan.engine,
@@ -261,5 +202,5 @@ def _crowded_out(plan: Plan, alone: Plan) -> Rejected:
 
 
 def _class(plan: Plan, wanted: int, useful: int) -> tuple[bool, ...]:
-    """What no speed makes good; smaller is better: what it lacks, proof, sound kernels."""
+    """Properties that no speed outweighs: losses, proof, sound kernels. Smaller is better."""
     return *lacks(plan, wanted, useful), plan.grade != "verified", plan.verdict == "degraded"

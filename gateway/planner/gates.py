@@ -35,7 +35,7 @@ from gateway.engines.common.refusal import Refused
 from gateway.engines.common.variant import Variant
 from gateway.models.spec import TOKENIZER_CODE
 from gateway.planner.flags import spelled
-from gateway.planner.layer_kernels import Seen
+from gateway.planner.layer_kernels import ObservedRefusals
 from gateway.planner.parallel import GpuGroups
 from gateway.planner.quantization_methods import check, resolve
 
@@ -305,10 +305,10 @@ def _failing(
     return _known(facts, "kernel_fails", about)
 
 
-def refused_before(facts: KnownFacts, engine: Engine, capability: str) -> Seen:
+def refused_before(facts: KnownFacts, engine: Engine, capability: str) -> ObservedRefusals:
     """How this engine version was seen to turn layers away from kernels that the rules accept."""
     about = {"engine": engine.ref, "capability": capability}
-    return Seen(
+    return ObservedRefusals(
         (
             frozenset(fact.scope.items() - about.items()),
             f"refused such a layer here before: {fact.source}",

@@ -17,7 +17,7 @@ from gateway.models.rank import Rank
 from gateway.models.scheme import LinearShape, MoeShape, Scheme, described
 
 
-class Seen:
+class ObservedRefusals:
     """How the engine was seen to refuse kernels that the rules accept: of (scheme as `described`,
     k, n, kernel) what is known, and
     the words. Equal ones are one key of a cache."""
@@ -46,10 +46,12 @@ class Seen:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Seen) and self._refusals == other._refusals)
+        return self is other or (
+            isinstance(other, ObservedRefusals) and self._refusals == other._refusals
+        )
 
 
-NOTHING_SEEN = Seen()
+NOTHING_SEEN = ObservedRefusals()
 
 
 @lru_cache(
@@ -65,7 +67,7 @@ def layer_kernels(
     experts: ExpertTraits | None = None,
     moe_backend: str | None = None,
     variables: frozenset[str] = frozenset(),
-    seen: Seen = NOTHING_SEEN,
+    seen: ObservedRefusals = NOTHING_SEEN,
 ) -> tuple[LayerKernel, ...]:
     """One row for each kind of layer. Of experts `experts` says what their sizes do not; without it
     the
@@ -160,7 +162,7 @@ def _row(
     disabled: frozenset[str],
     forced: str | None,
     origin: str,
-    seen: Seen,
+    seen: ObservedRefusals,
 ) -> LayerKernel:
     sizes = per_rank(layer, rank.tp)
     scheme = layer.scheme

@@ -392,7 +392,7 @@ def _variables(
 ) -> dict[str, Choice[str]]:
     """Why the engine gets each of its variables; `env` are the operator's, and what the variant
     adds to them."""
-    engine, own, everywhere = candidate.engine, candidate.given.wish.env, candidate.given.everywhere
+    engine, own, everywhere = candidate.engine, candidate.given.wish.env, candidate.given.global_env
     found: dict[str, Choice[str]] = {}
     for name, value in engine.eager_env.items() if eager else ():
         found[name] = str_choice(value, "goes with no graphs", f"profile {engine.ref}")
@@ -423,7 +423,7 @@ def _left_out(candidate: Candidate) -> list[str]:
     prefixes = ("SGLANG_", "SGL_") if engine.kind == "sglang" else ("VLLM_",)
     missing = [
         name
-        for name in given.everywhere
+        for name in given.global_env
         if name.startswith(prefixes) and name not in given.wish.env
     ]
     return (

@@ -1,10 +1,15 @@
-"""All variants of one engine version through the gates: a refused variant may be cured by changing
-one thing. Pure."""
+"""The search over the variants of one engine version. Pure.
+
+state of a variant          successors
+it has a plan               longer contexts and unequal stages, unless it is the plan to restore
+it is refused               repairs: each changes one thing
+it repeats known kernels    none
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -26,8 +31,6 @@ from gateway.engines.common.candidate import Candidate, EngineRules
 from gateway.engines.common.evidence import Evidence
 from gateway.engines.common.layers.build import asked, build, loaded_as
 from gateway.engines.common.layers.built_model import BuiltModel
-from gateway.engines.common.layers.stages import dealt, repeated
-from gateway.engines.common.layers.weights import weights_bytes
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.quantization.block import UnknownScheme
 from gateway.engines.common.refusal import Refused
@@ -35,14 +38,11 @@ from gateway.engines.common.speculative.speculation import Speculation
 from gateway.engines.common.speculative.speculative import Target, left_out, speculate
 from gateway.engines.common.speed.correction import measured
 from gateway.engines.common.speed.expectation import READ, WRITTEN
-from gateway.engines.common.speed.machine import machine_of
 from gateway.engines.common.speed.objective import concurrency
 from gateway.engines.common.variant import Variant, given_up, plain
 from gateway.errors import BadModel
-from gateway.models.drafter import Drafter
 from gateway.models.experts import ExpertTraits, expert_traits
 from gateway.models.rank import Rank
-from gateway.models.spec import stacked
 from gateway.planner.asked import evidence_of, gaps
 from gateway.planner.flags import canonical
 from gateway.planner.gates import (
@@ -59,28 +59,25 @@ from gateway.planner.gates import (
     stands_in,
     without_media,
 )
-from gateway.planner.layer_kernels import Seen, layer_kernels
-from gateway.planner.parallel import GpuGroups, dealt_layers
+from gateway.planner.layer_kernels import ObservedRefusals, layer_kernels
+from gateway.planner.parallel import GpuGroups
 from gateway.planner.propose import propose, question
 from gateway.planner.repairs import lengthened, repairs
 from gateway.planner.sizes import Batch, wanted_context
 from gateway.planner.sizing import batch_of, sizes
+from gateway.planner.unequal_stages import unequal_stages
 from gateway.variables import STAGES
 
-# An engine version is given up after so many variants; a longer search finds nothing that a user
-# would want.
-_MOST_VARIANTS = 64
-# Of a variant that is laid out, and nothing more.
-_UNSAID = Speculation(
-    method=StrChoice(value="none", reason="nothing is said of it yet", source="planner")
-)
-_NONE_YET = Evidence()
+# The search of an engine version ends after so many variants; later ones are of no use to anybody.
+_MAX_VARIANTS = 64
+# The speculation and the evidence of a variant that has only GPUs yet.
+_UNDECIDED = Speculation(method=StrChoice(value="none", reason="not decided yet", source="planner"))
+_NO_EVIDENCE = Evidence()
 _KERNEL_VERDICTS = ("no_kernel", "no_backend", "runtime_fail", "known_bad")
 
 
-class Shared:
-    """What all engine versions share, computed once: what is built of the model, and the groups of
-    GPUs."""
+class SharedLayouts:
+    """Layers of the model and groups of GPUs, computed once for all engine versions."""
 
     def __init__(self, given: PlanningInput) -> None:
         self.given = given
@@ -89,35 +86,55 @@ class Shared:
         self._experts: dict[bool, ExpertTraits | None] = {}
 
     def experts(self, *, online: bool) -> ExpertTraits | None:
-        """What the model's config says of its experts. online: their weights are quantized while
-        they load."""
+        """The experts by the model's config. online: weights are quantized while they load."""
         if online not in self._experts:
             self._experts[online] = expert_traits(self.given.spec, online=online)
         return self._experts[online]
 
     def built(self, traits: frozenset[str], quantization: str) -> BuiltModel:
-        """What engines of these traits build of the model, its weights quantized while they load.
-        Raises BadModel."""
+        """The layers that engines with these traits build of the model.
+
+        quantization: applied to the weights while they load; "": none. Raises BadModel.
+        """
         key = traits, quantization
         if key not in self._built:
             self._built[key] = build(loaded_as(self.given.spec, quantization), traits)
         return self._built[key]
 
 
-def _held(part: Candidate, layers: tuple[int, ...]) -> int:
-    """Bytes of weights of this stage, if the stages had so many layers each; without layers, what
-    it holds beside them."""
-    stage = dealt(
-        part.built, layers, part.part, repeated(part.engine, part.given.spec.architecture)
-    )
-    return weights_bytes(stage, part.rank, part.engine.traits) or 0
+class _VariantQueue:
+    """Variants in the order of the search, each once.
+
+    Variants that give something up wait until all others are planned.
+    """
+
+    def __init__(self, first: Sequence[Variant]) -> None:
+        self._ready, self._deferred = deque(first), deque[Variant]()
+        self._queued = set(first)
+
+    def pop(self, *, satisfied: bool) -> Variant | None:
+        """The next variant; None: no more. satisfied: no variant has to give anything up."""
+        if not self._ready and not satisfied:
+            # One round of giving up, for all layouts alike.
+            self._ready, self._deferred = self._deferred, deque()
+        return self._ready.popleft() if self._ready else None
+
+    def add(self, variants: Iterable[Variant]) -> None:
+        new = [variant for variant in variants if variant not in self._queued]
+        self._queued.update(new)
+        for variant in new:
+            (self._deferred if variant.gives_up else self._ready).append(variant)
+
+    def clear(self) -> None:
+        self._ready.clear()
+        self._deferred.clear()
 
 
 class Search:
     """The search of one engine version: `run` fills `plans`, `rejected` and `gaps`.
 
-    args: the user's checked flags by this engine's names; `canonical` are the same by the planner's
-        names.
+    given: with the variables of this engine (`PlanningInput.under`). args: the user's checked flags
+    by this engine's names; `canonical` has them by the planner's names.
     """
 
     def __init__(
@@ -127,140 +144,150 @@ class Search:
         rules: EngineRules,
         args: Mapping[str, Scalar],
         env: dict[str, str],
-        shared: Shared,
-        drafter: Drafter | None = None,
+        layouts: SharedLayouts,
     ) -> None:
-        self.given, self.engine, self.rules, self.env = given, engine, rules, env
-        self.shared, self.drafter = shared, drafter
+        self.given, self.engine, self.rules = given, engine, rules
+        self.env, self.layouts = env, layouts
         self.canonical = canonical(engine, args)
         self.traits = asked(given.spec, engine.traits)
         self.plans: list[Plan] = []
         self.rejected: list[Rejected] = []
         self.gaps: list[RuleGap] = []
+
+        wish, gpus = given.wish, len(given.hardware.gpus)
+        self._max_gpus = min(gpus, wish.gpus) if isinstance(wish.gpus, int) else gpus
+        self._user_flags = self.canonical.keys() | ({"dtype"} if wish.dtype != "auto" else set())
+        self._user_flags |= {"tensor-parallel-size"} if wish.tensor_parallel else set()
+        self._wanted = wanted_context(given.spec, wish, self.canonical)
+        # For throughput the KV cache should hold at least half of the requests at once.
+        self._wanted_kv_tokens = (
+            concurrency(wish) * (READ + WRITTEN) // 2 if wish.goal == "throughput" else 0
+        )
+        self._satisfied = False  # a variant that gives nothing up has the wanted context
+        self._queue = _VariantQueue(())
+        # By variant the context, or the KV cache, of a plan with fewer changes.
+        self._reached: dict[Variant, int] = {}
+
         self._commands: dict[Hashable, int] = {}
-        self._ways: dict[Hashable, Variant] = {}
-        self._seen: dict[str, Seen] = {}
+        self._first_by_kernels: dict[Hashable, Variant] = {}
+        self._refused_kernels: dict[str, ObservedRefusals] = {}
         self._backends: dict[Hashable, tuple[LayerAttention, ...]] = {}
-        self._rows: dict[Hashable, tuple[LayerKernel, ...]] = {}
+        self._kernel_rows: dict[Hashable, tuple[LayerKernel, ...]] = {}
 
     def run(self) -> None:
-        given, engine, rules = self.given, self.engine, self.rules
-        gpus = len(given.hardware.gpus)
-        gpus = min(gpus, given.wish.gpus) if isinstance(given.wish.gpus, int) else gpus
-        kv_dtype = rules.declared_kv_dtype(given.spec.quant, engine)
-        variants = deque(plain(engine, gpus, self.canonical, given.wish.tensor_parallel, kv_dtype))
-        before = given.sharing.again
-        if before is not None:
-            had = [
-                given_up(one, before) for one in variants if one.tp == before.tensor_parallel.value
-            ]
-            variants = deque(dict.fromkeys([*had, *variants]))
+        """Plan the plain variants, then variants that repair, lengthen or balance them."""
+        first = self._first_variants()
         try:
-            self._known_model(variants[0])
-            gate_driver(given, engine)
+            self._check_model(first[0])
+            gate_driver(self.given, self.engine)
         except Refused as refusal:
-            self.rejected.append(rejection(engine, variants[0], refusal))
+            self.rejected.append(rejection(self.engine, first[0], refusal))
             return
-        users = self.canonical.keys() | ({"dtype"} if given.wish.dtype != "auto" else set())
-        users |= {"tensor-parallel-size"} if given.wish.tensor_parallel else set()
-        reached: dict[Variant, int] = {}  # tokens of context that a plan with fewer changes has
-        wanted, seen = wanted_context(given.spec, given.wish, self.canonical), set(variants)
-        held: deque[Variant] = deque()
-        # Where many are to be served, memory for half of them is worth a look at what gives it.
-        many = (
-            concurrency(given.wish) * (READ + WRITTEN) // 2
-            if given.wish.goal == "throughput"
-            else 0
-        )
-        enough = False  # a layout holds the wanted context as it is
-        for _ in range(_MOST_VARIANTS):
-            if not variants and not enough:
-                variants, held = (
-                    held,
-                    deque(),
-                )  # one step of giving up, of all layouts, where nothing before was enough
-            if not variants:
+        self._queue = _VariantQueue(first)
+        for _ in range(_MAX_VARIANTS):
+            variant = self._queue.pop(satisfied=self._satisfied)
+            if variant is None:
                 break
-            variant = variants.popleft()
-            changed: list[Variant] = []
             try:
                 plan = self._plan(variant)
-                if self._known_way(variant, plan.kernels, plan.attention):
-                    continue
-                context = plan.max_model_len.value
-                reach = plan.memory.kv_tokens if many else context
-                crowded = bool(plan.memory.kv_bytes_per_token) and plan.memory.kv_tokens < many
-                if reach > reached.get(variant, 0):  # else what it gives up is for nothing
-                    self._take(plan)
-                if before is not None and plan.fingerprint == before.fingerprint:
-                    break
-                enough |= (
-                    context >= wanted
-                    and not crowded
-                    and not plan.halved
-                    and not variant.conservative
-                )
-                changed += lengthened(
-                    variant, context, context + 1 if crowded else wanted, engine, gpus, users
-                )
-                changed += self._uneven(variant, plan.memory, wanted)
-                reached.update(dict.fromkeys(changed, max(reach, reached.get(variant, 0))))
             except Refused as refusal:
-                if self._known_way(variant, refusal.evidence.kernels, refusal.evidence.attention):
-                    continue
-                # The refusal of the unchanged variant tells what the change could not cure.
-                if not variant.because or refusal.verdict == "known_bad":
-                    self.rejected.append(rejection(engine, variant, refusal))
-                changed += repairs(
-                    variant,
-                    refusal,
-                    engine,
-                    rules,
-                    gpus,
-                    users,
-                    quantized=given.spec.quant is not None,
-                )
-                changed += self._whole_cache(variant, refusal, users)
-                changed += self._uneven(variant, refusal.evidence.memory, wanted)
-                if refusal.verdict == "known_bad" and (memory := refusal.evidence.memory):
-                    enough |= memory.kv_tokens >= wanted and not (
-                        variant.conservative or "quantization" in variant.because
-                    )
-                    # What failed with a short context says nothing of what has a longer one.
-                    changed += lengthened(variant, memory.kv_tokens, wanted, engine, gpus, users)
-            fresh = [other for other in changed if other not in seen]
-            seen.update(fresh)
-            for other in fresh:
-                (held if other.gives_up else variants).append(other)
+                self._queue.add(self._after_refusal(variant, refusal))
+            else:
+                self._queue.add(self._after_plan(variant, plan))
 
-    def _known_way(
+    def _first_variants(self) -> list[Variant]:
+        """The variants without changes; before them the variants of a plan to restore."""
+        given, engine = self.given, self.engine
+        kv_dtype = self.rules.declared_kv_dtype(given.spec.quant, engine)
+        variants = [
+            *plain(engine, self._max_gpus, self.canonical, given.wish.tensor_parallel, kv_dtype)
+        ]
+        restored = given.sharing.again
+        if restored is None:
+            return variants
+        size = restored.tensor_parallel.value
+        former = [given_up(variant, restored) for variant in variants if variant.tp == size]
+        return list(dict.fromkeys([*former, *variants]))
+
+    def _after_plan(self, variant: Variant, plan: Plan) -> list[Variant]:
+        """Keep the plan if it reaches more than a plan with fewer changes; the variants to try."""
+        if self._same_kernels_seen(variant, plan.kernels, plan.attention):
+            return []
+        memory, context = plan.memory, plan.max_model_len.value
+        crowded = bool(memory.kv_bytes_per_token) and memory.kv_tokens < self._wanted_kv_tokens
+        reach = memory.kv_tokens if self._wanted_kv_tokens else context
+        before = self._reached.get(variant, 0)
+        if reach > before:
+            self._add_plan(plan)
+        restored = self.given.sharing.again
+        if restored is not None and plan.fingerprint == restored.fingerprint:
+            self._queue.clear()
+            return []
+        self._satisfied |= (
+            context >= self._wanted and not crowded and not plan.halved and not variant.conservative
+        )
+        goal = context + 1 if crowded else self._wanted
+        changed = [
+            *lengthened(variant, context, goal, self.engine, self._max_gpus, self._user_flags),
+            *self._unequal_stages(variant, memory),
+        ]
+        self._reached.update(dict.fromkeys(changed, max(reach, before)))
+        return changed
+
+    def _after_refusal(self, variant: Variant, refusal: Refused) -> list[Variant]:
+        """Keep the refusal of an unchanged variant; the variants that may cure it."""
+        evidence, engine, gpus = refusal.evidence, self.engine, self._max_gpus
+        if self._same_kernels_seen(variant, evidence.kernels, evidence.attention):
+            return []
+        # The refusal of the unchanged variant tells what the change could not cure.
+        if not variant.because or refusal.verdict == "known_bad":
+            self.rejected.append(rejection(engine, variant, refusal))
+        quantized = self.given.spec.quant is not None
+        changed = [
+            *repairs(
+                variant, refusal, engine, self.rules, gpus, self._user_flags, quantized=quantized
+            ),
+            *self._unquantized_cache(variant, refusal),
+            *self._unequal_stages(variant, evidence.memory),
+        ]
+        if refusal.verdict == "known_bad" and evidence.memory is not None:
+            reach = evidence.memory.kv_tokens
+            self._satisfied |= reach >= self._wanted and not (
+                variant.conservative or "quantization" in variant.because
+            )
+            # A failure with a short context says nothing about a longer one.
+            changed += lengthened(variant, reach, self._wanted, engine, gpus, self._user_flags)
+        return changed
+
+    def _same_kernels_seen(
         self,
         variant: Variant,
         kernels: tuple[LayerKernel, ...],
         attention: tuple[LayerAttention, ...],
     ) -> bool:
-        """Another variant, which is the same but for what keeps the engine from a kernel, has these
-        kernels too: what follows from this one
-        would only take the place of others in the search."""
+        """Whether a variant that differs only in excluded kernels had the same kernels before.
+
+        Its successors would only take places of others in the search.
+        """
         if not (variant.disabled or variant.backends):
             return False
         chosen = tuple((row.layer, row.scheme, row.kernel) for row in kernels)
-        way = (
+        key = (
             replace(variant, disabled=(), backends=()),
             chosen,
             tuple(row.backend for row in attention),
         )
-        return bool(chosen) and self._ways.setdefault(way, variant) != variant
+        return bool(chosen) and self._first_by_kernels.setdefault(key, variant) != variant
 
-    def _whole_cache(
-        self, variant: Variant, refusal: Refused, users: Collection[str]
-    ) -> list[Variant]:
-        """Where no backend takes the KV cache that the checkpoint declares: one in the dtype of the
-        activations, if the engine's flag wins."""
+    def _unquantized_cache(self, variant: Variant, refusal: Refused) -> list[Variant]:
+        """The variant with a KV cache in the dtype of the activations.
+
+        Only if no backend takes the dtype that the checkpoint declares, and the engine's flag wins.
+        """
         declared = (
             variant.kv_dtype != "auto"
             and "kv_dtype" not in variant.because
-            and "kv-cache-dtype" not in users
+            and "kv-cache-dtype" not in self._user_flags
         )
         if (
             refusal.verdict != "no_backend"
@@ -268,16 +295,18 @@ class Search:
             or not self.rules.kv_flag_wins(self.given.spec.quant, self.engine)
         ):
             return []
-        dtype = self._laid_out(variant).dtype.value
+        dtype = self._placed(variant).dtype.value
         why = (
             f"the checkpoint declares {variant.kv_dtype}, which no attention backend takes here:"
             f" {refusal}"
         )
         return [variant.changed("kv_dtype", dtype, why, refusal.source)]
 
-    def _uneven(self, variant: Variant, memory: Memory | None, wanted: int) -> list[Variant]:
-        """The same with unlike stages for unlike GPUs: by what each holds, and by how fast each is.
-        memory: with as many layers on each."""
+    def _unequal_stages(self, variant: Variant, memory: Memory | None) -> list[Variant]:
+        """The variant with unequal pipeline stages for unequal GPUs.
+
+        memory: of the variant with as many layers on each GPU.
+        """
         name = STAGES.get(self.engine.kind)
         settable = (
             name is not None
@@ -288,67 +317,23 @@ class Search:
             return []
         if len({gpu.name for gpu in self.given.hardware.gpus}) < 2:
             return []
-        layers, parts = stacked(self.given.spec), self._laid_out(variant).parts
-        if layers is None or not parts:
-            return []
-        gpus = [part.group[0] for part in parts]
-        fixed = memory.activation_bytes + memory.overhead_bytes
-        ends = [
-            _held(
-                part,
-                tuple(layers if place == int(part.part == 0) else 0 for place in range(variant.pp)),
-            )
-            for part in parts
-        ]
-        room = [
-            (gpu.total_bytes or 0) * memory.budget_bytes / memory.gpu_bytes - fixed - end
-            for gpu, end in zip(gpus, ends, strict=True)
-        ]
-        if min(room) <= 0:
-            return []
-        held = -(-layers // variant.pp)
-        each = (
-            _held(parts[0], (layers,) + (0,) * (variant.pp - 1)) - ends[0]
-        ) / layers + memory.kv_bytes_per_token * wanted / held
-        found = {dealt_layers(layers, room, [layers] * len(room)): "by what each GPU holds"}
-        if self.given.pace is not None:
-            known = (
-                machine_of(
-                    (gpu,), self.given.links, self.given.pace, self.given.measured, direct=True
-                )
-                for gpu in gpus
-            )
-            speeds = [one.memory if one else 0.0 for one in known]
-            if min(speeds) > 0:
-                found.setdefault(
-                    dealt_layers(layers, speeds, [size / each for size in room]),
-                    "by how fast each GPU is",
-                )
-        names = " and ".join(gpu.name for gpu in gpus)
-        return [
-            variant.changed(
-                "layers",
-                dealt,
-                f"{' and '.join(map(str, dealt))} layers on {names}, {why}",
-                "planner",
-            )
-            for dealt, why in found.items()
-            if dealt is not None and len(set(dealt)) > 1
-        ]
+        return unequal_stages(self._placed(variant), memory, self._wanted)
 
-    def _take(self, plan: Plan) -> None:
-        """One more plan; of two with the same command the one that counts as changed less."""
+    def _add_plan(self, plan: Plan) -> None:
+        """Add the plan; of two with the same command keep the one with fewer changes."""
         command = plan.gpus, plan.argv, tuple(sorted(plan.env.items()))
-        place = self._commands.setdefault(command, len(self.plans))
-        if place == len(self.plans):
+        index = self._commands.setdefault(command, len(self.plans))
+        if index == len(self.plans):
             self.plans.append(plan)
-        elif plan.cost < self.plans[place].cost:
-            self.plans[place] = plan
+        elif plan.cost < self.plans[index].cost:
+            self.plans[index] = plan
 
-    def _known_model(self, first: Variant) -> None:
-        """This engine version may have the model. Raises Refused; where transformers' class of the
-        model could stand in for one that
-        the version lacks, its answer may overrule that."""
+    def _check_model(self, first: Variant) -> None:
+        """Raise Refused if this engine version cannot have the model.
+
+        An answer of the engine overrules a refusal where transformers' own class of the model could
+        replace the architecture that the version lacks.
+        """
         try:
             gate_model(self.given, self.engine)
         except Refused as refusal:
@@ -357,43 +342,45 @@ class Search:
             ):
                 raise
             try:
-                bare = self._laid_out(first)
+                placed = self._placed(first)
             except Refused:
                 raise refusal from None
-            asked = question(bare, batch_of(bare), self._environment(first))
-            answer = self.given.answers.get(asked)
+            open_question = question(placed, batch_of(placed), self._environment(first))
+            answer = self.given.answers.get(open_question)
             if answer is None:
-                raise refusal.open(asked) from None
+                raise refusal.open(open_question) from None
             if answer.refused:
                 raise refusal.said(answer) from None
 
     def _plan(self, variant: Variant) -> Plan:
-        """One variant through all gates. Raises Refused, whose evidence is what was computed until
-        then."""
-        bare = self._laid_out(variant)
-        batch = batch_of(bare)
-        asked = partial(question, bare, batch, self._environment(variant))
-        answer = self.given.answers.get(asked()) if self.given.answers else None
+        """The plan of the variant, through all gates.
+
+        Raises Refused with everything that was computed until then as its evidence.
+        """
+        placed = self._placed(variant)
+        batch = batch_of(placed)
+        ask = partial(question, placed, batch, self._environment(variant))
+        answer = self.given.answers.get(ask()) if self.given.answers else None
         refusal: Refused | None = None
         try:
-            candidate = self._forecast(bare)
+            candidate = self._predicted(placed)
         except Refused as error:
             if answer is None:
-                raise error.open(asked()) from None
-            candidate, refusal = bare, error
+                raise error.open(ask()) from None
+            candidate, refusal = placed, error
         if answer is not None:
-            self.gaps += gaps(asked(), candidate, refusal, answer)
+            self.gaps += gaps(ask(), candidate, refusal, answer)
         if answer is not None and not answer.refused:
             return self._sized(
                 replace(candidate, evidence=evidence_of(answer, candidate.evidence)), batch
             )
         try:
-            plan: Plan = self._sized(candidate, batch).evolve(question=asked())
+            plan: Plan = self._sized(candidate, batch).evolve(question=ask())
         except Refused as error:
-            # What was guessed of sizes refuses nothing that the engine was not asked about.
+            # A guess about sizes refuses only a model that the engine was asked about.
             unsure = bool(self.given.spec.guessed) or error.verdict == "unsupported_quantization"
             if answer is None and (unsure or error.verdict in _KERNEL_VERDICTS):
-                raise error.open(asked()) from None
+                raise error.open(ask()) from None
             if answer is None or error.verdict not in _KERNEL_VERDICTS:
                 raise
             raise error.said(answer) from None
@@ -404,35 +391,36 @@ class Search:
         return plan
 
     def _sized(self, candidate: Candidate, batch: Batch) -> Plan:
-        """The plan of a candidate whose kernels are known. batch: without what drafts. Raises
-        Refused."""
-        known, facts = candidate.evidence, self.given.facts
+        """The plan of a candidate with known kernels. Raises Refused.
+
+        batch: without the drafter.
+        """
+        evidence, facts = candidate.evidence, self.given.facts
         refusal: Refused | None = None
         try:
-            gate_kernels(known, self.engine, facts, candidate.rank.capability or None)
+            gate_kernels(evidence, self.engine, facts, candidate.rank.capability or None)
         except Refused as error:
             refusal = error
-        # A variant without a kernel is sized too, so that its refusal also shows the memory that it
-        # would need.
+        # A variant without a kernel is sized too: its refusal also shows the memory it would need.
         try:
             plan = self._proposed(candidate, batch)
         except Refused as error:
-            raise (refusal or error).knowing(known.sized(error.evidence.memory)) from None
+            raise (refusal or error).knowing(evidence.sized(error.evidence.memory)) from None
         if refusal is not None:
-            raise refusal.knowing(known.sized(plan.memory))
+            raise refusal.knowing(evidence.sized(plan.memory))
         try:
-            return self._judged(plan)
+            return self._apply_facts(plan)
         except Refused as error:
             if plan.speculation.value == "none":
                 raise
-            # What drafts is an extra, which may have been what failed.
-            return self._judged(self._alone(candidate, error))
+            # Drafting is optional, and may be the part that failed.
+            return self._apply_facts(self._without_drafter(candidate, error))
 
-    def _laid_out(self, variant: Variant) -> Candidate:
-        """The variant on its GPUs, before anything is said of its layers. Raises Refused."""
+    def _placed(self, variant: Variant) -> Candidate:
+        """The variant on its GPUs, without kernels and sizes. Raises Refused."""
         given, engine = self.given, self.engine
         built = self._built(variant)
-        group = gate_devices(given, engine, built, variant, self.shared.groups)
+        group = gate_devices(given, engine, built, variant, self.layouts.groups)
         gate_peers(given, engine, group)
         dtype = gate_dtype(given, engine, group, self.canonical, variant)
         return Candidate(
@@ -444,71 +432,53 @@ class Search:
             group,
             dtype,
             self.canonical,
-            _UNSAID,
-            _NONE_YET,
+            _UNDECIDED,
+            _NO_EVIDENCE,
         )
 
-    def _forecast(self, bare: Candidate) -> Candidate:
-        """The candidate with everything but its sizes, by the rules. Raises Refused."""
-        given, engine, rules, built, variant, group = (
-            self.given,
-            self.engine,
-            self.rules,
-            bare.built,
-            bare.variant,
-            bare.group,
-        )
+    def _predicted(self, placed: Candidate) -> Candidate:
+        """The candidate with the kernels that the rules predict. Raises Refused."""
+        given, engine, rules = self.given, self.engine, self.rules
+        built, variant, group = placed.built, placed.variant, placed.group
         capability = group[0].capability if group else None
-        method = gate_method(given, engine, self.canonical, variant, bare.dtype.value, capability)
-        self._readable(built, variant)
+        method = gate_method(given, engine, self.canonical, variant, placed.dtype.value, capability)
+        self._check_schemes(built, variant)
         gate_kv(engine, rules, variant.kv_dtype)
-        rank = bare.rank
+        rank = placed.rank
         target = Target(
             given.spec,
             rank,
             build,
             lambda groups: self._attention(groups, rank, variant, 0, drafts=True),
         )
-        speculation = speculate(target, self.drafter, given.wish, engine, rules.speculative)
+        speculation = speculate(target, given.drafter, given.wish, engine, rules.speculative)
         evidence = Evidence(method=method)
         if rules.known and group:
             if not capability:
                 reason = "the compute capability, which decides the kernels, could not be read"
                 raise Refused("unknown_capability", reason, "probe")
-            rows = self._attention(built.attention, rank, variant, bare.devices.least)
+            rows = self._attention(built.attention, rank, variant, placed.devices.least)
             evidence = Evidence(self._kernels(built, rank, variant), rows, method=method)
         for gpu in {gpu.capability: gpu for gpu in group if gpu.capability != capability}.values():
-            other = self._forecast(replace(bare, group=(gpu,))).evidence
-            gate_kernels(other, engine, given.facts, gpu.capability)
-            gate_alike(evidence, other, gpu)
-        return Candidate(
-            given,
-            engine,
-            rules,
-            built,
-            variant,
-            group,
-            bare.dtype,
-            bare.args,
-            speculation,
-            evidence,
-        )
+            on_gpu = self._predicted(replace(placed, group=(gpu,))).evidence
+            gate_kernels(on_gpu, engine, given.facts, gpu.capability)
+            gate_alike(evidence, on_gpu, gpu)
+        return replace(placed, speculation=speculation, evidence=evidence)
 
     def _proposed(self, candidate: Candidate, batch: Batch) -> Plan:
-        """The plan of this candidate, or of the model alone where there is no room for what drafts
-        beside it."""
+        """The plan of the candidate, without its drafter if there is no memory for both."""
         try:
-            beside = batch_of(candidate) if candidate.speculation.slots else batch
+            with_drafter = batch_of(candidate) if candidate.speculation.slots else batch
             return propose(
-                candidate, sizes(candidate, beside), self._environment(candidate.variant)
+                candidate, sizes(candidate, with_drafter), self._environment(candidate.variant)
             )
         except Refused as error:
             if not candidate.speculation.config:
                 raise
-            return self._alone(candidate, error)
+            return self._without_drafter(candidate, error)
 
-    def _alone(self, candidate: Candidate, error: Refused) -> Plan:
-        """The plan without what drafts."""
+    def _without_drafter(self, candidate: Candidate, error: Refused) -> Plan:
+        """The plan of the model alone; `error` is why. Raises Refused."""
         alone = replace(
             candidate, speculation=left_out(candidate.speculation, self.engine, str(error))
         )
@@ -520,17 +490,16 @@ class Search:
             raise (second if second.evidence.memory else second.knowing(error.evidence)) from None
 
     def _built(self, variant: Variant) -> BuiltModel:
-        """What this version builds of the model. Raises Refused for a config.json that these rules
-        cannot read."""
+        """The layers that this version builds. Raises Refused if the config.json is unreadable."""
         try:
-            return self.shared.built(self.traits, variant.quantization)
+            return self.layouts.built(self.traits, variant.quantization)
         except BadModel as error:
             raise Refused(
                 "unsupported_quantization", error.message, f"profile {self.engine.ref}"
             ) from None
 
-    def _readable(self, built: BuiltModel, variant: Variant) -> None:
-        """These rules know how this version computes the quantized weights. Raises Refused."""
+    def _check_schemes(self, built: BuiltModel, variant: Variant) -> None:
+        """Raise Refused unless the rules know how this version computes the quantized weights."""
         engine, source = self.engine, f"profile {self.engine.ref}"
         method = self.given.spec.quant.method if self.given.spec.quant else variant.quantization
         if not method:
@@ -550,14 +519,18 @@ class Search:
         """The kernel of every linear layer, on one rank."""
         # The layers are one object for all variants that load the weights alike.
         key = built, rank.computing, variant.quantization, variant.disabled, variant.backends
-        if key not in self._rows:
-            self._rows[key] = self._chosen(built, rank, variant)
-        return self._rows[key]
+        if key not in self._kernel_rows:
+            self._kernel_rows[key] = self._choose_kernels(built, rank, variant)
+        return self._kernel_rows[key]
 
-    def _chosen(self, built: BuiltModel, rank: Rank, variant: Variant) -> tuple[LayerKernel, ...]:
+    def _choose_kernels(
+        self, built: BuiltModel, rank: Rank, variant: Variant
+    ) -> tuple[LayerKernel, ...]:
         spec, capability = self.given.spec, rank.capability
-        if capability not in self._seen:
-            self._seen[capability] = refused_before(self.given.facts, self.engine, capability)
+        if capability not in self._refused_kernels:
+            self._refused_kernels[capability] = refused_before(
+                self.given.facts, self.engine, capability
+            )
         disabled = frozenset(self.env.get("VLLM_DISABLED_KERNELS", "").split(",")) | frozenset(
             variant.disabled
         )
@@ -567,12 +540,12 @@ class Search:
             rank.computing,
             disabled - {""},
             variant.backend("linear-backend"),
-            experts=self.shared.experts(online=bool(variant.quantization and spec.quant is None)),
+            experts=self.layouts.experts(online=bool(variant.quantization and spec.quant is None)),
             moe_backend=variant.backend("moe-backend"),
             variables=frozenset(
                 name for name, value in self.env.items() if value.lower() in ("1", "true")
             ),
-            seen=self._seen[capability],
+            seen=self._refused_kernels[capability],
         )
 
     def _attention(
@@ -584,8 +557,7 @@ class Search:
         *,
         drafts: bool = False,
     ) -> tuple[LayerAttention, ...]:
-        """The backend of attention layers, on one rank. `drafts`: of the layers that draft, the
-        model's own or a drafter's."""
+        """The backend of attention layers, on one rank. drafts: the layers are those that draft."""
         if not rank.capability:
             return ()
         key = (
@@ -601,47 +573,50 @@ class Search:
         if key not in self._backends:
             spec, args = self.given.spec, {**dict(variant.backends), **self.canonical}
             if drafts:
-                rows = self.rules.drafter_attention(groups, rank, spec, self.drafter, args)
+                rows = self.rules.drafter_attention(groups, rank, spec, self.given.drafter, args)
             else:
                 rows = self.rules.layer_attention(groups, rank, spec, args, gpu_bytes)
             self._backends[key] = rows
         return self._backends[key]
 
     def _environment(self, variant: Variant) -> dict[str, str]:
+        """The user's variables, with those that the variant adds."""
         env = self.env
         if variant.layers:
             env = {**env, STAGES[self.engine.kind]: ",".join(map(str, variant.layers))}
         if not variant.disabled:
             return env
-        users = [name for name in env.get("VLLM_DISABLED_KERNELS", "").split(",") if name]
-        return {**env, "VLLM_DISABLED_KERNELS": ",".join([*users, *variant.disabled])}
+        disabled = [name for name in env.get("VLLM_DISABLED_KERNELS", "").split(",") if name]
+        return {**env, "VLLM_DISABLED_KERNELS": ",".join([*disabled, *variant.disabled])}
 
-    def _judged(self, plan: Plan) -> Plan:
-        """The plan as it is safe to start, with what facts say of it. Raises Refused for a plan
-        that failed here before."""
+    def _apply_facts(self, plan: Plan) -> Plan:
+        """The plan as facts allow it, with what they prove or correct.
+
+        Raises Refused for a plan that failed here before.
+        """
         evidence = Evidence(plan.kernels, plan.attention, plan.memory)
         try:
             plan = without_media(self.given, self.engine, self.rules, plan)
         except Refused as refusal:
             raise refusal.knowing(evidence) from None
         # A fingerprint costs more than a look at whether there is any to compare.
-        known = (
+        facts = (
             self.given.facts.about_plan(plan.fingerprint) if self.given.facts.about_plans else ()
         )
-        if bad := next((fact for fact in known if fact.kind == "plan_failed"), None):
+        if failure := next((fact for fact in facts if fact.kind == "plan_failed"), None):
             raise Refused(
                 "known_bad",
-                f"this exact plan failed here before: {bad.source}",
+                f"this exact plan failed here before: {failure.source}",
                 "fact",
                 evidence=evidence,
             )
         # With another driver or image nothing is proved; facts of another digest are not among
         # these.
-        proof = any(
-            fact.kind == "plan_verified" and _without_digest(fact) == plan.under for fact in known
+        verified = any(
+            fact.kind == "plan_verified" and _without_digest(fact) == plan.under for fact in facts
         )
-        plan = measured(plan, known)
-        return plan.evolve(grade="verified") if proof else plan
+        plan = measured(plan, facts)
+        return plan.evolve(grade="verified") if verified else plan
 
 
 def _without_digest(fact: Fact) -> dict[str, str]:
@@ -649,6 +624,7 @@ def _without_digest(fact: Fact) -> dict[str, str]:
 
 
 def rejection(engine: Engine, variant: Variant, refusal: Refused) -> Rejected:
+    """The refusal of a variant, as decisions show it."""
     evidence = refusal.evidence
     return Rejected(
         engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),

@@ -14,12 +14,12 @@ from typing import Any
 
 from gateway.domain import Decision, Gpu, Hardware, Plan, Rejected
 from gateway.models.spec import read_model
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from tests.conformance import sglang_model_questions as asked
 from tests.conformance.golden import pairs
 from tests.conformance.model_cases import ONLINE, pooling
 from tests.support.makers import wish
+from tests.support.planning import decide
 from tests.support.versions import SGLANG
 
 PROFILES = Profiles()

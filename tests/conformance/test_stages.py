@@ -18,7 +18,6 @@ from gateway.engines.common.layers.stages import dealt, layers_of, repeated, uns
 from gateway.engines.common.layers.weights import weights_bytes
 from gateway.models.rank import Rank
 from gateway.models.spec import read_model
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from gateway.variables import STAGES
 from tests.conformance import (
@@ -31,6 +30,7 @@ from tests.conformance.golden import engine_of, pairs
 from tests.conformance.layer_cases import case
 from tests.conformance.stage_cases import CAPABILITIES, Stages
 from tests.support.makers import wish
+from tests.support.planning import decide
 from tests.support.versions import SGLANG, VLLM
 
 PROFILES = Profiles()

@@ -13,13 +13,13 @@ import pytest
 
 from gateway.domain import Decision, Plan, Rejected, Scalar
 from gateway.models.spec import read_model
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from tests.conformance import start_questions
 from tests.conformance.golden import pairs
 from tests.conformance.start_cases import CAPABILITIES, Start, config
 from tests.conformance.test_whole_models import machine
 from tests.support.makers import wish
+from tests.support.planning import decide
 from tests.support.versions import VLLM, since
 
 PROFILES = Profiles()

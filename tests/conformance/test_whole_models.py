@@ -13,13 +13,13 @@ from typing import Any
 
 from gateway.domain import Decision, Gpu, Hardware, Plan, Rejected
 from gateway.models.spec import read_model
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from tests.conformance import model_questions
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.conformance.model_cases import ONLINE, config, machines, pooling
 from tests.support.makers import wish
+from tests.support.planning import decide
 from tests.support.versions import VLLM
 
 PROFILES = Profiles()

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from gateway.models.spec import read_model
-from gateway.planner.decide import decide
 from gateway.planner.service.offline import OfflinePlanner
 from tests.conformance.kept import Kept
 from tests.conformance.layer_cases import QUANTS
 from tests.e2e.conftest import ENGINE
 from tests.support.makers import wish
 from tests.support.paths import MODELS, ROOT
+from tests.support.planning import decide
 from tests.support.published import config
 from tests.support.versions import since
 

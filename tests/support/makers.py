@@ -6,8 +6,8 @@ from typing import Any
 
 from gateway.domain import Attempt, Decision, Engine, Fact, Flag, Hardware, ModelSpec, Plan, Wish
 from gateway.models.spec import read_model
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
+from tests.support.planning import decide
 
 GIB = 1024**3
 

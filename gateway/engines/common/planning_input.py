@@ -31,6 +31,7 @@ from gateway.engines.common.resources import ram_left
 from gateway.engines.common.speed.correction import Corrections
 from gateway.engines.common.speed.machine import Pace
 from gateway.engines.common.speed.measured import Measured
+from gateway.models.drafter import Drafter
 from gateway.variables import words
 
 # What the driver keeps of a card: 615 MiB of an H200. CUDA's total, of which the engine takes its
@@ -58,12 +59,17 @@ class GroupMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanningInput:
-    """What all variants share. `claims`: bytes per GPU UUID, and of RAM, that other engines were
-        promised. `answers`: what engines said of this
-    model. `pace`: what is known of how fast GPUs and engines are. `parsers`: how models write tool
-    calls and thoughts. `everywhere`: environment variables that the gateway's settings give to all
-    engines; what one engine gets of them is in its `wish` (`under`). `sharing`: what the model
-    keeps to for the sake of others, and who they are. `adapters`: those of its wish.
+    """The input of `planner.decide`, which all engine versions and their variants share.
+
+    hardware_name: of the machine, for the decision.
+    facts: learned on this machine, or shipped with the profiles.
+    claims: bytes per GPU UUID, and of RAM, that are promised to other engines.
+    drafter: the model that drafts tokens, by the wish. answers: of engine versions about this model; an answer wins over the rules.
+    gpus: formats that GPUs multiply. pace: speeds of GPUs and engines.
+    parsers: dialects of tool calls and reasoning.
+    global_env: environment variables that the settings give to all engines; the part of one engine
+        is in its `wish` (`under`).
+    sharing: the limits that the model accepts for other models. adapters: LoRA adapters of the wish.
     """
 
     spec: ModelSpec
@@ -75,9 +81,11 @@ class PlanningInput:
     answers: Mapping[Question, EngineAnswer] = field(default_factory=dict)
     pace: Pace | None = None
     parsers: ParserTable | None = None
-    everywhere: Mapping[str, str] = field(default_factory=dict)
+    global_env: Mapping[str, str] = field(default_factory=dict)
     sharing: Sharing = ALONE
     adapters: tuple[Adapter, ...] = ()
+    drafter: Drafter | None = None
+    hardware_name: str = "this machine"
     # What was timed once, by work and GPUs: the Clocks of planner/copies.py.
     clocks: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
     _groups: dict[tuple[int, ...], GroupMemory] = field(
@@ -89,6 +97,10 @@ class PlanningInput:
     _apart: dict[tuple[int, ...], tuple[int, int] | None] = field(
         default_factory=dict, repr=False, compare=False
     )
+
+    def changed(self, **fields: Any) -> PlanningInput:
+        """A copy with other fields, without the values that were computed from the old ones."""
+        return replace(self, **fields, clocks={}, _groups={}, _between={}, _apart={})
 
     def under(self, env: Mapping[str, str]) -> PlanningInput:
         """For an engine with these variables, the gateway's among them."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
 
 from pydantic import ValidationError
 
+from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.diagnosis.facts.scope import standing
 from gateway.domain import (
     Adapter,
@@ -34,6 +35,7 @@ from gateway.domain.image_name import exact
 from gateway.domain.plan import ALONE
 from gateway.domain.value import first_problem
 from gateway.domain.wish import Goal
+from gateway.engines.common.planning_input import PlanningInput
 from gateway.errors import BadRequest, HostError, NeedsRemoteCode
 from gateway.models.adapter import check_base
 from gateway.models.catalog.catalog import gather, load, load_adapter, load_drafter
@@ -77,17 +79,23 @@ def decide_with(
         from gateway.models.catalog.template_syntax import check  # not before there is one
 
         check(wish.chat_template.text, wish.chat_template.name)
-    rules, known = profiles.rules(engines), (*profiles.facts, *facts)
-    found = decide(
-        *(spec, hardware, engines, wish, known, claims, hardware_name, rules, drafter),
-        gpus=profiles.gpus,
-        answers=answers,
-        pace=profiles.pace,
-        parsers=profiles.parsers,
-        everywhere=everywhere,
-        sharing=sharing,
-        adapters=adapters,
+    given = PlanningInput(
+        spec,
+        hardware,
+        wish,
+        KnownFacts((*profiles.facts, *facts)),
+        claims or {},
+        profiles.gpus,
+        answers or {},
+        profiles.pace,
+        profiles.parsers,
+        everywhere or {},
+        sharing,
+        adapters,
+        drafter,
+        hardware_name,
     )
+    found = decide(given, engines, profiles.rules(engines))
     verdicts = {one.verdict for one in found.rejected}
     if (
         not found.plans

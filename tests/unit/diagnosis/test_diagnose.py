@@ -28,13 +28,13 @@ from gateway.diagnosis.signature import TextSignature
 from gateway.diagnosis.signatures import FailureRows, Signatures, values
 from gateway.domain import Attempt, Fact, Failure, LayerKernel, Observation
 from gateway.errors import BadRequest
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings
 from tests.support.long_log import FATAL, long_log
 from tests.support.makers import GIB, attempt, engine, machine, planned, spec, wish
 from tests.support.paths import LOGS
 from tests.support.patience import HANG_S
+from tests.support.planning import decide
 
 CASES: dict[str, dict[str, Any]] = {
     case["log"]: case for case in yaml.safe_load((LOGS / "index.yaml").read_text())

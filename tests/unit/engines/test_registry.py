@@ -12,9 +12,9 @@ from gateway.domain import AttentionGroup, Engine, LayerAttention, Plan
 from gateway.engines.common.candidate import Budget, Candidate, Default, Footprint
 from gateway.engines.registry import KINDS
 from gateway.engines.vllm.engine import VllmRules
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles, shipped
 from tests.support.makers import wish
+from tests.support.planning import decide
 from tests.support.published import published
 
 GIB = 1024**3

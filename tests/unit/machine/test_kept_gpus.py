@@ -13,11 +13,11 @@ from gateway.errors import BadRequest, SettingsError
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.machine.kept_gpus import KeptGpus
 from gateway.machine.probe import probe
-from gateway.planner.decide import decide
 from gateway.planner.explain import machine as rows
 from gateway.profiles.profiles import Profiles
 from tests.support.fake_nvml import MIB, Card, FakeNvml
 from tests.support.makers import engine, spec, wish
+from tests.support.planning import decide
 
 FIRST, SECOND, THIRD = (f"GPU-{digit * 8}-0000-0000-0000-000000000000" for digit in "abc")
 

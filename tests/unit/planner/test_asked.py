@@ -15,10 +15,10 @@ from gateway.domain import (
     Settled,
 )
 from gateway.planner.asked import open_questions
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
+from tests.support.planning import decide
 from tests.support.published import published
 
 PROFILES = Profiles()

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from gateway.domain import Choice, Decision, EngineRef, Fact, IntChoice, ModelSpec, Plan
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.errors import BadFlag, FitserveError
-from gateway.planner.decide import _ranked, decide
+from gateway.planner.decide import _ranked
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import GIB, engine, machine, plan, planned, spec, wish
+from tests.support.planning import decide
 from tests.support.published import published
 
 
@@ -347,7 +348,7 @@ def test_every_variable_says_who_set_it() -> None:
         "VLLM_NO_SUCH": "1",
     }
     found = decide(
-        spec(), machine(), [engine()], wish(env={"NCCL_DEBUG": "INFO"}), everywhere=everywhere
+        spec(), machine(), [engine()], wish(env={"NCCL_DEBUG": "INFO"}), global_env=everywhere
     )
     best = found.plans[0]
     assert {name: choice.source for name, choice in best.variables.items()} == {

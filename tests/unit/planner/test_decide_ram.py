@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from gateway.domain import Decision, Hardware
 from gateway.domain.plan import RAM
 from gateway.engines.common.resources import ram_left
-from gateway.planner.decide import decide
 from tests.support.makers import GIB, engine, machine, spec, wish
+from tests.support.planning import decide
 
 ENGINE = engine("cpu")
 WORDS = st.tuples(st.booleans(), st.sampled_from((512, 4096, 8192, 32768)))

@@ -9,10 +9,10 @@ import pytest
 
 from gateway.diagnosis.facts.learn import proved
 from gateway.domain import Advisory, Decision, Engine, Fact, Flag, Hardware, Plan
-from gateway.planner.decide import decide
 from gateway.planner.propose import advice
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import attempt, engine, machine, planned, spec, wish
+from tests.support.planning import decide
 from tests.support.published import published
 from tests.support.versions import SGLANG
 

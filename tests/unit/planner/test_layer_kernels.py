@@ -9,10 +9,10 @@ from gateway.models.experts import ExpertTraits
 from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme, described
 from gateway.models.spec import Tensor, read_model
-from gateway.planner.decide import decide
 from gateway.planner.layer_kernels import layer_kernels
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import LLAMA_8B, machine, wish
+from tests.support.planning import decide
 from tests.support.published import published
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}

@@ -22,13 +22,13 @@ from gateway.domain import (
 )
 from gateway.models.read_drafter import read_drafter
 from gateway.models.spec import read_model
-from gateway.planner.decide import decide
 from gateway.planner.matrix import Cell
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.conformance.speculative_questions import DRAFTERS
 from tests.support.makers import wish
 from tests.support.paths import ROOT
+from tests.support.planning import decide
 from tests.support.published import config
 
 DOCS = (ROOT / "docs" / "plan.md").read_text()

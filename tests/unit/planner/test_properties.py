@@ -17,12 +17,13 @@ from gateway.engines.common.planning_input import PlanningInput
 from gateway.errors import BadModel, FitserveError
 from gateway.models.read_drafter import read_drafter
 from gateway.models.spec import read_model
-from gateway.planner.decide import _ranked, decide
+from gateway.planner.decide import _ranked
 from gateway.planner.sizes import COMFORTABLE_CONTEXT, LEAST_USEFUL
 from gateway.profiles.profiles import Profiles, shipped
 from tests.conformance.layer_cases import QUANTS
 from tests.conformance.speculative_questions import DRAFTERS
 from tests.support.paths import MODELS
+from tests.support.planning import decide
 from tests.support.published import CONFIGS, JSON, config
 
 PROFILES = Profiles()

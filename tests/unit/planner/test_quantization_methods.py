@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.domain import Decision, Quant
-from gateway.planner.decide import decide
 from gateway.planner.quantization_methods import MethodRefused, check, resolve
 from gateway.profiles.profiles import Profiles
 from tests.conformance.method_questions import BLOCKS, CAPABILITIES
 from tests.support.makers import machine, spec, wish
+from tests.support.planning import decide
 from tests.support.versions import VLLM
 
 PROFILES = Profiles()

@@ -14,11 +14,11 @@ from gateway.domain import Decision, LayerKernel, Rejected
 from gateway.models.drafter import Drafter
 from gateway.models.read_drafter import read_drafter
 from gateway.models.spec import read_model
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.conformance.speculative_questions import DRAFTERS
 from tests.support.makers import wish
+from tests.support.planning import decide
 from tests.support.published import config
 from tests.support.versions import vllm_since
 

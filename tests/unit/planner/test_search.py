@@ -10,11 +10,11 @@ from gateway.domain import Decision, Fact, LayerAttention, Plan
 from gateway.engines.common.evidence import Evidence
 from gateway.engines.common.refusal import Refused
 from gateway.planner.command import check_environment
-from gateway.planner.decide import decide
 from gateway.planner.gates import gate_alike
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
+from tests.support.planning import decide
 from tests.support.published import published
 
 PROFILES = Profiles()

@@ -9,11 +9,11 @@ from importlib.util import module_from_spec, spec_from_loader
 import pytest
 
 from gateway.domain import Decision, Hardware
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles, shipped
 from tests.support.fake_nvml import MIB
 from tests.support.makers import spec, wish
 from tests.support.paths import ROOT
+from tests.support.planning import decide
 
 FOLDER = shipped() / "hardware"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))

@@ -20,10 +20,10 @@ from gateway.hosts.process import procfs
 from gateway.hosts.process.host import ProcessHost
 from gateway.machine.environment import COMPLETE
 from gateway.planner.asked import open_questions
-from gateway.planner.decide import decide
 from gateway.planner.service.checking import Forecast, checked, model_files
 from tests.support.makers import LLAMA_8B, engine, machine, spec, wish
 from tests.support.patience import HANG_S
+from tests.support.planning import decide
 
 REF = EngineRef(kind="vllm-cpu", version="9.9.0", image=None)
 QUESTION = Question(engine=str(REF), capability=None, argv=("--dtype=bfloat16",))

@@ -17,8 +17,8 @@ from gateway.controller.decisions.reconcile import (
 from gateway.diagnosis.ending import ended
 from gateway.diagnosis.facts.learn import learn
 from gateway.domain import Attempt, Failure, Hardware, Instance, Policy
-from gateway.planner.decide import decide
 from tests.support.makers import attempt, engine, machine, spec, wish
+from tests.support.planning import decide
 
 DAY = 86_400.0
 

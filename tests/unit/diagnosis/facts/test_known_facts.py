@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.domain import Fact
-from gateway.planner.decide import decide
-from gateway.planner.layer_kernels import Seen
+from gateway.planner.layer_kernels import ObservedRefusals
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, spec, wish
+from tests.support.planning import decide
 
 PROFILES = Profiles()
 
@@ -63,7 +63,7 @@ def test_the_first_refusal_that_was_seen_of_a_layer_counts(
 ) -> None:
     rows = [(frozenset(scope.items()), f"refusal {number}") for number, scope in enumerate(refused)]
     looked = next((words for scope, words in rows if scope <= layer.items()), None)
-    assert Seen(rows).words(tuple(layer.items())) == looked
+    assert ObservedRefusals(rows).words(tuple(layer.items())) == looked
 
 
 class Looked(str):

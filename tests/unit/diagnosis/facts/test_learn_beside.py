@@ -1,9 +1,9 @@
 from gateway.diagnosis.facts.learn import excused, learn, proved
 from gateway.domain import Attempt, Failure
 from gateway.domain.units import GIB
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import attempt, machine, wish
+from tests.support.planning import decide
 from tests.support.published import published
 
 OOM = Failure(

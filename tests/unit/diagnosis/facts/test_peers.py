@@ -11,11 +11,11 @@ from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.ending import environmental
 from gateway.diagnosis.facts.learn import judged, learn
 from gateway.domain import Decision, Fact, Failure
-from gateway.planner.decide import decide
 from gateway.planner.explain import changes
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import attempt, wish
 from tests.support.paths import LOGS
+from tests.support.planning import decide
 from tests.support.published import published
 
 PROFILES = Profiles()

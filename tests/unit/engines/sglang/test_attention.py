@@ -13,8 +13,8 @@ from gateway.domain import AttentionGroup, Decision, LayerAttention, ModelSpec, 
 from gateway.engines.sglang.attention import server_attention
 from gateway.engines.sglang.attention_rules import BackendRules
 from gateway.models.rank import Rank
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles, shipped
+from tests.support.planning import decide
 from tests.support.published import published
 from tests.support.versions import SGLANG
 

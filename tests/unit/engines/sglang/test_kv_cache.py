@@ -12,8 +12,8 @@ from gateway.domain import Plan, Wish
 from gateway.engines.common.layers.build import build
 from gateway.engines.sglang.engine import SglangRules
 from gateway.engines.sglang.kv_cache import TokenPool, model_of
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
+from tests.support.planning import decide
 from tests.support.published import published
 from tests.support.versions import SGLANG
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from gateway.domain import AttentionGroup, Engine, Gpu, Hardware, Recurrent, Scalar
 from gateway.engines.sglang.memory import MemoryRules, StaticMemory, fraction_within, kv_tokens
 from gateway.errors import BadFlag
-from gateway.planner.decide import decide
 from gateway.planner.flags import canonical, check_args, spelled
 from gateway.profiles.profiles import Profiles, shipped
 from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
+from tests.support.planning import decide
 from tests.support.published import published
 from tests.support.versions import SGLANG, since
 

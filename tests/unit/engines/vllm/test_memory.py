@@ -31,10 +31,10 @@ from gateway.errors import BadModel
 from gateway.models.rank import Rank
 from gateway.models.spec import read_model
 from gateway.models.workload import Workload
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import case
 from tests.support.makers import wish
+from tests.support.planning import decide
 from tests.support.published import CONFIGS, TENSORS, TRAITS, published, tensors
 
 PROFILES = Profiles()

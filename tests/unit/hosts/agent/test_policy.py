@@ -9,10 +9,10 @@ import pytest
 from gateway.domain import AdapterRef, Hardware, LaunchSpec, Mount, Plan
 from gateway.errors import AgentRefusal
 from gateway.hosts.agent.policy import check_engine, check_launch
-from gateway.planner.decide import decide
 from gateway.planner.flags import launch_spec
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, spec, wish
+from tests.support.planning import decide
 from tests.support.published import published
 
 PROFILES = Profiles()

@@ -21,10 +21,10 @@ from gateway.models.families.config import Fields
 from gateway.models.families.registry import blueprint_of, completed
 from gateway.models.spec import Tensor, read_model
 from gateway.planner.asked import open_questions
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import wish
 from tests.support.paths import MODELS, ROOT
+from tests.support.planning import decide
 from tests.support.published import CONFIGS, TENSORS, config, tensors
 
 PROFILES = Profiles()

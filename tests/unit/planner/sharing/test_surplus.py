@@ -25,7 +25,6 @@ from gateway.domain import (
     Wish,
 )
 from gateway.models.spec import read_model
-from gateway.planner.decide import decide
 from gateway.planner.parallel import freed, rooms
 from gateway.planner.sharing.leaving import Leaver, leaving
 from gateway.planner.sharing.offers import shared
@@ -35,6 +34,7 @@ from gateway.planner.sizes import wanted_context
 from gateway.planner.starts import cache_bytes
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import GIB, LLAMA_8B, plan, wish
+from tests.support.planning import decide
 from tests.support.published import config
 
 PROFILES = Profiles()
@@ -182,7 +182,7 @@ class Machine:
             ENGINES,
             asked,
             PROFILES.facts,
-            left,
+            claims=left,
             rules=RULES,
             gpus=PROFILES.gpus,
             sharing=sharing,

@@ -7,9 +7,9 @@ import pytest
 
 from gateway.domain import ModelSpec
 from gateway.engines.common.chat.parsers import NONE
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import wish
+from tests.support.planning import decide
 from tests.support.published import published
 
 PROFILES = Profiles()

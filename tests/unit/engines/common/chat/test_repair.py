@@ -12,9 +12,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.domain import ChatTemplate
 from gateway.engines.common.chat.repair import repaired
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, spec, wish
+from tests.support.planning import decide
 
 PROFILES = Profiles()
 REPAIRS = PROFILES.parsers.repairs

@@ -8,9 +8,9 @@ import pytest
 from gateway.controller.decisions.changes import diff_plans, diff_wishes, starts_same_engine
 from gateway.domain import ChatTemplate, Plan
 from gateway.engines.common.chat import template
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine, machine, spec, wish
+from tests.support.planning import decide
 
 PROFILES = Profiles()
 GIVEN = ChatTemplate(

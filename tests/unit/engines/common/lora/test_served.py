@@ -8,9 +8,9 @@ import pytest
 
 from gateway.domain import Adapter, AdapterLayer, Decision, ModelSpec, Plan
 from gateway.engines.common.lora import served
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, spec, wish
+from tests.support.planning import decide
 from tests.support.published import published
 
 PROFILES = Profiles()

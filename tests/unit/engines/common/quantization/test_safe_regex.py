@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.engines.common.quantization.safe_regex import Untamed, tame
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
+from tests.support.planning import decide
 from tests.support.published import published
 
 NAME = "language_model.model.layers.37.mlp.shared_expert.gate_up_proj"

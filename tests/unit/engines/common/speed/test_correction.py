@@ -10,9 +10,9 @@ import pytest
 from gateway.domain import Bench, BenchLevel, Decision, Fact, Plan
 from gateway.engines.common.speed.correction import learned as learn
 from gateway.engines.common.speed.machine import Pace
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine, machine, spec, wish
+from tests.support.planning import decide
 
 PROFILES = Profiles()
 

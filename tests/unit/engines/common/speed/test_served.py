@@ -14,9 +14,9 @@ from gateway.engines.common.speed.correction import measured
 from gateway.engines.common.speed.rival import rival
 from gateway.engines.common.speed.served import between, clock_of, counted, highest, learned, ratios
 from gateway.engines.common.speed.step import Clock
-from gateway.planner.decide import decide
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine, machine, spec, wish
+from tests.support.planning import decide
 from tests.unit.engines.common.speed.test_correction import decided
 from tests.unit.engines.common.speed.test_correction import learned as of_bench
 

@@ -1,0 +1,76 @@
+"""Pipeline stages of unequal size for GPUs of unequal memory or speed. Pure."""
+
+from __future__ import annotations
+
+from gateway.domain import Gpu, Memory
+from gateway.engines.common.candidate import Candidate
+from gateway.engines.common.layers.stages import dealt, repeated
+from gateway.engines.common.layers.weights import weights_bytes
+from gateway.engines.common.planning_input import PlanningInput
+from gateway.engines.common.speed.machine import machine_of
+from gateway.engines.common.variant import Variant
+from gateway.models.spec import stacked
+from gateway.planner.parallel import dealt_layers
+
+
+def unequal_stages(candidate: Candidate, memory: Memory, context: int) -> list[Variant]:
+    """The variants with stages by the memory and by the speed of each GPU.
+
+    memory: of the candidate with as many layers on each GPU. context: tokens of KV cache to hold.
+    """
+    given, variant, parts = candidate.given, candidate.variant, candidate.parts
+    layers = stacked(given.spec)
+    if layers is None or not parts:
+        return []
+    gpus = [part.group[0] for part in parts]
+    fixed = memory.activation_bytes + memory.overhead_bytes
+    outer = [
+        _weights_bytes(
+            part,
+            tuple(layers if index == int(part.part == 0) else 0 for index in range(variant.pp)),
+        )
+        for part in parts
+    ]
+    room = [
+        (gpu.total_bytes or 0) * memory.budget_bytes / memory.gpu_bytes - fixed - size
+        for gpu, size in zip(gpus, outer, strict=True)
+    ]
+    if min(room) <= 0:
+        return []
+    weights = _weights_bytes(parts[0], (layers,) + (0,) * (variant.pp - 1)) - outer[0]
+    kv_bytes = memory.kv_bytes_per_token * context / -(-layers // variant.pp)
+    layer_bytes = weights / layers + kv_bytes
+    divisions = {dealt_layers(layers, room, [layers] * len(room)): "by what each GPU holds"}
+    speeds = _memory_speeds(given, gpus)
+    if speeds and min(speeds) > 0:
+        limits = [size / layer_bytes for size in room]
+        divisions.setdefault(dealt_layers(layers, speeds, limits), "by how fast each GPU is")
+    names = " and ".join(gpu.name for gpu in gpus)
+    return [
+        variant.changed(
+            "layers",
+            counts,
+            f"{' and '.join(map(str, counts))} layers on {names}, {why}",
+            "planner",
+        )
+        for counts, why in divisions.items()
+        if counts is not None and len(set(counts)) > 1
+    ]
+
+
+def _memory_speeds(given: PlanningInput, gpus: list[Gpu]) -> list[float]:
+    """Bytes per second of each GPU's memory, 0 where unknown; empty: no speeds are known."""
+    if given.pace is None:
+        return []
+    machines = (
+        machine_of((gpu,), given.links, given.pace, given.measured, direct=True) for gpu in gpus
+    )
+    return [machine.memory if machine else 0.0 for machine in machines]
+
+
+def _weights_bytes(part: Candidate, layers: tuple[int, ...]) -> int:
+    """Bytes of weights of this stage if the stages have these numbers of layers."""
+    stage = dealt(
+        part.built, layers, part.part, repeated(part.engine, part.given.spec.architecture)
+    )
+    return weights_bytes(stage, part.rank, part.engine.traits) or 0
