@@ -222,8 +222,7 @@ def all_of(tool: Any, python: str, only: str = "") -> list[Family]:
 def machine(profiles: Profiles) -> Hardware:
     found = profiles.hardware("8xh100")
     gpus = tuple(gpu.evolve(total_bytes=4 * TIB, free_bytes=4 * TIB) for gpu in found.gpus)
-    large: Hardware = found.evolve(gpus=gpus, ram_total_bytes=8 * TIB)
-    return large
+    return found.evolve(gpus=gpus, ram_total_bytes=8 * TIB)
 
 
 class Planned(NamedTuple):

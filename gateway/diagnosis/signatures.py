@@ -140,8 +140,7 @@ class Signatures:
         own = (failure.advice,) if failure.advice else ()
         kind = self.remedies.get(failure.kind, _NO_REMEDY)
         steps = dict.fromkeys(own + remedy.steps(kind.steps, {**known, **failure.culprit}))
-        completed: Failure = failure.evolve(steps=tuple(steps))
-        return completed
+        return failure.evolve(steps=tuple(steps))
 
     def can_fail_serving(self, kind: str) -> bool:
         """Whether a failure of this kind can come while requests are answered."""

@@ -98,8 +98,7 @@ class Hardware(Value):
         gpus = tuple(gpu for gpu in self.gpus if kept(gpu))
         left = {gpu.index for gpu in gpus}
         links = tuple(link for link in self.links if link.a in left and link.b in left)
-        changed: Hardware = self.evolve(gpus=gpus, links=links)
-        return changed
+        return self.evolve(gpus=gpus, links=links)
 
 
 class Xid(Value):

@@ -51,8 +51,7 @@ def is_digest_of(digest: str, image: str) -> bool:
 
 def exact(engine: EngineRef, pins: Mapping[str, str]) -> EngineRef:
     """The engine with the digest at which its image is pinned, where that is so."""
-    found: EngineRef = engine.evolve(digest=pins.get(engine.image or "", engine.digest))
-    return found
+    return engine.evolve(digest=pins.get(engine.image or "", engine.digest))
 
 
 class AllowedImages:

@@ -64,7 +64,7 @@ def like(near: Engine, version: str, image: str | None = None) -> Engine:
             package.replace(f"=={near.version}", f"=={version}") for package in recipe.packages
         )
         recipe = recipe.evolve(packages=packages or (f"{near.kind}=={version}",), lock=None)
-    made: Engine = near.evolve(
+    return near.evolve(
         version=version,
         image=image or near.image.replace(near.version, version),
         install=recipe,
@@ -81,7 +81,6 @@ def like(near: Engine, version: str, image: str | None = None) -> Engine:
         ),
         guessed_from=near.guessed_from or near.ref,
     )
-    return made
 
 
 def differences(near: Engine, learned: Engine, source: str) -> Likeness:
@@ -125,10 +124,9 @@ def different(near: Engine, told: Likeness) -> Engine:
             *(name for name in getattr(near, field) if name not in gone),
             *getattr(told, field),
         )
-    made: Engine = like(near, told.version).evolve(
+    return like(near, told.version).evolve(
         **changed, sources={"flags": f"asked of {told.source}", "rules": f"those of {near.ref}"}
     )
-    return made
 
 
 def _kept(named: Mapping[str, Any], gone: tuple[str, ...]) -> dict[str, Any]:

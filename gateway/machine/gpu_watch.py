@@ -49,8 +49,7 @@ def kept_here(data: Path, wanted: str | None, ram_bytes: int | None) -> KeptGpus
     SettingsError."""
     if wanted is None and not any(name in os.environ for name in VARIABLES):
         return KeptGpus(ram_bytes=ram_bytes)
-    kept: KeptGpus = KeptGpus.of(probe(data), wanted, os.environ).evolve(ram_bytes=ram_bytes)
-    return kept
+    return KeptGpus.of(probe(data), wanted, os.environ).evolve(ram_bytes=ram_bytes)
 
 
 class GpuLoss(Value):
@@ -120,8 +119,7 @@ class GpuWatch:
             " since the gateway started"
             for (uuid, xid), number in sorted(counts.items())
         ]
-        changed: Hardware = found.evolve(gpus=gpus, notes=(*found.notes, *notes))
-        return changed
+        return found.evolve(gpus=gpus, notes=(*found.notes, *notes))
 
     def lost_messages(self) -> list[str]:
         """For each lost GPU a sentence that says why it is not used."""

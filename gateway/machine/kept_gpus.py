@@ -69,8 +69,7 @@ class KeptGpus(Value):
             return hardware
         why = f"{self.by} leaves it out"
         gpus = tuple(gpu if gpu.uuid in allowed else gpu.evolve(kept=why) for gpu in hardware.gpus)
-        marked: Hardware = hardware.evolve(gpus=gpus)
-        return marked
+        return hardware.evolve(gpus=gpus)
 
 
 def _named(hardware: Hardware, wanted: str) -> frozenset[str]:

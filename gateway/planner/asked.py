@@ -99,8 +99,7 @@ def _attention(row: AskedAttention, forecast: Sequence[LayerAttention]) -> Layer
             no.at_start and no.kernel == row.backend for no in one.refused
         )
         if refused and (one.kind, one.head_dim) == (row.kind, row.head_dim):
-            known_refusal: LayerAttention = one.evolve(layers=row.layers)
-            return known_refusal
+            return one.evolve(layers=row.layers)
     return LayerAttention(
         kind=row.kind,
         layers=row.layers,
@@ -122,8 +121,7 @@ def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded: str) -> L
             no.at_start and no.kernel == row.kernel for no in one.refused
         )
         if refused and (one.k, one.n) == (row.k, row.n):
-            known_refusal: LayerKernel = one.evolve(layer=row.layer, count=row.count)
-            return known_refusal
+            return one.evolve(layer=row.layer, count=row.count)
     alike = [one for one in same if one.kernel == row.kernel]
     # Of the two products of experts, which are one row here, the one that fails counts.
     known = next((one for one in alike if one.status != "ok"), alike[0] if alike else None)

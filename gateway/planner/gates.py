@@ -174,12 +174,11 @@ def without_media(given: PlanningInput, engine: Engine, rules: EngineRules, plan
     warning = (
         f"As text only: {opens}, so it is told to refuse media; vLLM serves this model with media."
     )
-    safe: Plan = plan.evolve(
+    return plan.evolve(
         argv=(*plan.argv, *spelled(engine, missing)),
         verdict="degraded",
         warnings=(warning, *plan.warnings),
     )
-    return safe
 
 
 def _plain(value: Scalar | None) -> object:

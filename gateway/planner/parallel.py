@@ -86,15 +86,13 @@ def freed(machine: Hardware, held: Mapping[str, int]) -> Hardware:
         both = gpu.free_bytes + held[gpu.uuid]
         # More than there is: they do not have all of it yet, and what the driver and others have is
         # in what is not free.
-        changed: Gpu = gpu.evolve(
+        return gpu.evolve(
             free_bytes=(
                 both if both <= (gpu.total_bytes or 0) else max(gpu.free_bytes, held[gpu.uuid])
             )
         )
-        return changed
 
-    without: Hardware = machine.evolve(gpus=tuple(map(free, machine.gpus))) if held else machine
-    return without
+    return machine.evolve(gpus=tuple(map(free, machine.gpus))) if held else machine
 
 
 def rooms(hardware: Hardware, claims: Mapping[str, int]) -> dict[str, int]:

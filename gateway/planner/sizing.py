@@ -359,14 +359,13 @@ def _seen(footprint: Footprint, memory: Memory, batch: Batch) -> Memory:
     exact = [fact.value or 0 for fact in facts if fact.grade == "verified"]
     used = max(estimate, *(fact.value or 0 for fact in facts))
     kv = max(0, memory.budget_bytes - used) if per_token else 0
-    seen: Memory = memory.evolve(
+    return memory.evolve(
         activation_bytes=max(0, memory.activation_bytes + used - estimate),
         kv_bytes=kv,
         kv_tokens=kv // per_token if per_token else 0,
         low=exact[-1] - _STEADY if exact else memory.low,
         high=exact[-1] + _STEADY if exact else max(used, memory.high),
     )
-    return seen
 
 
 def _limit(candidate: Candidate) -> int:

@@ -207,8 +207,7 @@ class Profiles(ProfileTables):
                 f"There is no profile for the engine {ref}.", hint=_nearest(ref, self._known)
             )
         # Which architectures it has nobody knows: new versions have more.
-        made: Engine = like(self.nearest(ref), version).evolve(architectures=())
-        return made
+        return like(self.nearest(ref), version).evolve(architectures=())
 
     def nearest(self, ref: str) -> Engine:
         """Of the known versions of this kind the newest that is not newer, else the oldest. Raises

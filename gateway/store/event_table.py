@@ -41,7 +41,7 @@ class EventTable:
             added: list[Event] = []
             for event in events:
                 number += 1
-                kept: Event = event.evolve(id=number)
+                kept = event.evolve(id=number)
                 added.append(kept)
                 row = (
                     kept.id,

@@ -79,10 +79,9 @@ def spec(family: str) -> ModelSpec:
     model_type, template = FAMILIES[family]
     known = {one.name: one.template() for one in kept()}
     text = known.get(template, f"{template} {PROMPT}")
-    made: ModelSpec = published("llama-3.1-8b").evolve(
+    return published("llama-3.1-8b").evolve(
         chat_template=text, model_type=model_type, added_tokens=("<think>", "</think>")
     )
-    return made
 
 
 def given(profiles: Profiles, family: str) -> list[str]:

@@ -89,10 +89,7 @@ def spec(dialect: Dialect) -> ModelSpec:
     model_type = next(
         (kind for begins, kind in TYPES.items() if dialect.name.startswith(begins)), "other"
     )
-    made: ModelSpec = published("llama-3.1-8b").evolve(
-        chat_template=dialect.template(), model_type=model_type
-    )
-    return made
+    return published("llama-3.1-8b").evolve(chat_template=dialect.template(), model_type=model_type)
 
 
 @pytest.mark.parametrize("version", VLLM)

@@ -93,7 +93,7 @@ class AgentHarness(DockerHarness):
     ) -> LaunchSpec:
         port = port or 8000
         own = ("--model=/models/m", "--served-model-name=m", "--host=0.0.0.0", f"--port={port}")
-        spec: LaunchSpec = (
+        return (
             super()
             .make_spec(name, fingerprint, port=port)
             .evolve(
@@ -105,7 +105,6 @@ class AgentHarness(DockerHarness):
                 scratch=ENGINE.scratch,
             )
         )
-        return spec
 
     def restart(self, base_url: str | None = None, timeout_s: float = HANG_S) -> Host:
         """The gateway's side; the agent goes on. There is no other Docker for it."""

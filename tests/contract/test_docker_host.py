@@ -54,10 +54,9 @@ async def wire(harness: DockerHarness, tmp_path: Path) -> AsyncIterator[Wire]:
 
 def program(harness: DockerHarness, script: str, **changes: Any) -> LaunchSpec:
     """A spec that runs a Python script instead of the fake engine."""
-    spec: LaunchSpec = harness.make_spec(f"{harness.instance}-p").evolve(
+    return harness.make_spec(f"{harness.instance}-p").evolve(
         argv=("python3", "-c", script), **changes
     )
-    return spec
 
 
 async def output(harness: DockerHarness, spec: LaunchSpec) -> list[str]:

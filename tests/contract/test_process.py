@@ -52,10 +52,7 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
 
 def program(harness: ProcessHarness, source: str, **changes: Any) -> LaunchSpec:
     """A spec that runs this Python program."""
-    spec: LaunchSpec = harness.make_spec("a1").evolve(
-        argv=(sys.executable, "-S", "-c", source), **changes
-    )
-    return spec
+    return harness.make_spec("a1").evolve(argv=(sys.executable, "-S", "-c", source), **changes)
 
 
 def command_line(pid: int) -> bytes:

@@ -244,10 +244,7 @@ class MemoryHost:
         return free_port()
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
-        resolved: EngineRef = engine.evolve(
-            digest=engine.digest or self.world.images.get(engine.image or "")
-        )
-        return resolved
+        return engine.evolve(digest=engine.digest or self.world.images.get(engine.image or ""))
 
     async def identity(self, engine: EngineRef) -> str:
         if self.world.code is None:

@@ -32,8 +32,7 @@ def main() -> None:
             gpus.append(
                 gpu.evolve(free_bytes=pretended.total - sum(used.values()), processes=processes)
             )
-        found: Hardware = machine.evolve(gpus=tuple(gpus))
-        return found
+        return machine.evolve(gpus=tuple(gpus))
 
     with mock.patch("gateway.machine.gpu_watch.probe", probe):
         if not ungated:

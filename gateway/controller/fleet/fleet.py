@@ -309,8 +309,7 @@ class Fleet:
             model.wish.source and name != wish.name and not model.deleting
             for name, model in self.models.items()
         )
-        changed: Wish = wish.evolve(gpus="few") if others and wish.gpus is None else wish
-        return changed
+        return wish.evolve(gpus="few") if others and wish.gpus is None else wish
 
     def claims(self, requester: ReplicaState | None) -> dict[str, int]:
         """Bytes per GPU, and of RAM, that are taken for a requester.

@@ -65,7 +65,7 @@ class Attempts:
         )
 
     async def rewrite(self, replica: ReplicaState, attempt: Attempt, plan: Plan) -> Attempt:
-        settled: Attempt = attempt.evolve(plan=plan, fingerprint=plan.fingerprint)
+        settled = attempt.evolve(plan=plan, fingerprint=plan.fingerprint)
         await asyncio.to_thread(self._store.save_plan, settled)
         replica.attempt = settled
         return settled

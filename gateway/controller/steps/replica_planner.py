@@ -135,16 +135,14 @@ class ReplicaPlanner:
             pinned(found.plan, model.pins),
             cap.evolve(bytes=found.plan.memory.promised_bytes),
         )
-        smaller: Plan = fixed.evolve(question=None, cap=taken)
-        return smaller
+        return fixed.evolve(question=None, cap=taken)
 
 
 def pinned(plan: Plan, pins: Mapping[str, str]) -> Plan:
     """The plan for exactly these images; what is learned from it holds for them."""
     engine = exact(plan.engine, pins)
-    found: Plan = (
+    return (
         plan.evolve(engine=engine, under={**plan.under, "digest": engine.digest})
         if engine.digest
         else plan
     )
-    return found

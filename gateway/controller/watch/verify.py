@@ -154,8 +154,7 @@ async def probe_abilities(client: EngineClient, url: str, name: str, plan: Plan)
     found = await asyncio.gather(
         *(_able(client, url, {**body, "model": name}, ability) for ability, body in asked.items())
     )
-    told: Abilities = abilities.unasked(plan).evolve(**dict(zip(asked, found, strict=True)))
-    return told
+    return abilities.unasked(plan).evolve(**dict(zip(asked, found, strict=True)))
 
 
 async def _able(client: EngineClient, url: str, body: dict[str, Any], ability: str) -> Ability:

@@ -85,7 +85,4 @@ def _position(row: tuple[int, Fact]) -> int:
 def _without_env(fact: Fact) -> Fact:
     if "env" not in fact.scope:
         return fact
-    plain: Fact = fact.evolve(
-        scope={name: value for name, value in fact.scope.items() if name != "env"}
-    )
-    return plain
+    return fact.evolve(scope={name: value for name, value in fact.scope.items() if name != "env"})

@@ -48,8 +48,7 @@ def judged(attempt: Attempt, failure: Failure, earlier: Iterable[Attempt], at: f
         before = [one.failure for one in earlier if one.fingerprint == attempt.fingerprint]
         if any(one is not None and one.kind == "hang" for one in before):
             proves = "peers" if several else "plan"
-    seen: Failure = failure.evolve(proves=proves)
-    return seen
+    return failure.evolve(proves=proves)
 
 
 def excused(attempt: Attempt, failure: Failure, disturbed: str) -> Failure:
@@ -58,8 +57,7 @@ def excused(attempt: Attempt, failure: Failure, disturbed: str) -> Failure:
     engine that serves only what it says of memory. disturbed: what the neighbour did."""
     if not disturbed or not (attempt.state == "starting" or failure.proves == "memory"):
         return failure
-    seen: Failure = failure.evolve(proves="nothing", disturbed=disturbed)
-    return seen
+    return failure.evolve(proves="nothing", disturbed=disturbed)
 
 
 def learn(attempt: Attempt, failure: Failure, at: float) -> tuple[Fact, ...]:

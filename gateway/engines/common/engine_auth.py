@@ -64,7 +64,6 @@ def closed(plan: Plan) -> Plan:
     if not needed(plan.env):
         return plan
     argv = tuple(item for item in plan.argv if item not in _OPEN)
-    found: Plan = plan.evolve(
+    return plan.evolve(
         argv=argv, env={name: value for name, value in plan.env.items() if name != DEV_MODE[0]}
     )
-    return found

@@ -152,8 +152,7 @@ class Inquirer:
                     " KIND==VERSION)."
                 ),
             )
-        found: EngineRef = engine.evolve(kind=kind, version=version)
-        return found
+        return engine.evolve(kind=kind, version=version)
 
     async def _lines(
         self, engine: EngineRef, asked: bytes, limit_s: float

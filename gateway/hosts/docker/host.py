@@ -160,10 +160,7 @@ class DockerHost:
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
         found = await self._images.found(engine)
-        exact: EngineRef = engine.evolve(
-            digest=engine.digest or digest_of(found, engine.image or "")
-        )
-        return exact
+        return engine.evolve(digest=engine.digest or digest_of(found, engine.image or ""))
 
     async def identity(self, engine: EngineRef) -> str:
         return str((await self._images.found(engine))["Id"])

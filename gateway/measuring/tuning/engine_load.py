@@ -51,7 +51,7 @@ async def measure(
                 reason=wrong.decode(errors="replace")[-300:] or "a request came",
             )
             return None
-        return BenchReport.model_validate_json(said).evolve(fingerprint=attempt.fingerprint)  # type: ignore[no-any-return]
+        return BenchReport.model_validate_json(said).evolve(fingerprint=attempt.fingerprint)
     except ValidationError:
         return None
     finally:

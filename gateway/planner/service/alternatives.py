@@ -73,8 +73,7 @@ def with_alternatives(decision: Decision, asked: Unplanned, hub: Hub) -> Decisio
         context=shorter.max_model_len.value if shorter is not None else None,
         forms=forms,
     )
-    changed: Decision = decision.evolve(would_fit=found)
-    return changed
+    return decision.evolve(would_fit=found)
 
 
 def _weights(decision: Decision) -> int:

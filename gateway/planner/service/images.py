@@ -56,8 +56,7 @@ async def named(
             hint=f"Leave --engine out, or name {held}.",
             param="engines",
         )
-    found: Wish = wish.evolve(engines=(str(held),))
-    return found
+    return wish.evolve(engines=(str(held),))
 
 
 async def hear(engine: EngineRef, profiles: Profiles, inquirer: Inquirer, limit_s: float) -> bool:

@@ -73,10 +73,7 @@ class MachinePlanner:
             return found
         # The driver numbers GPUs anew when one is gone at its start.
         uuids = {str(gpu.index): gpu.uuid for gpu in (await self.hardware()).gpus}
-        by_uuid: Wish = found.evolve(
-            gpus=tuple(dict.fromkeys(uuids.get(one, one) for one in wish.gpus))
-        )
-        return by_uuid
+        return found.evolve(gpus=tuple(dict.fromkeys(uuids.get(one, one) for one in wish.gpus)))
 
     async def decide(
         self,

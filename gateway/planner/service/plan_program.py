@@ -284,10 +284,9 @@ def _told_of(unasked: Collection[str], decision: Decision) -> Decision:
     ]
     if not words:
         return decision
-    told: Decision = decision.evolve(
+    return decision.evolve(
         plans=tuple(plan.evolve(warnings=(*plan.warnings, *words)) for plan in decision.plans)
     )
-    return told
 
 
 def answered(planner: Planner, request: Request) -> list[bytes]:

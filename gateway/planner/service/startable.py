@@ -86,8 +86,7 @@ class Startable(NamedTuple):
                     gives=words,
                 )
             )
-        changed: Decision = decision.evolve(engines=tuple(rows))
-        return changed
+        return decision.evolve(engines=tuple(rows))
 
     def _why(self, engine: Engine, *, here: bool) -> str:
         if self.installed_only:

@@ -46,8 +46,7 @@ def shared(
             takes = search.fewest(asked, goal)
             if room is not None and takes:
                 takes = search.used(takes, room, search.lack(takes))
-    found: Decision = search.decided(takes).evolve(takes=takes)
-    return found
+    return search.decided(takes).evolve(takes=takes)
 
 
 class _Search:

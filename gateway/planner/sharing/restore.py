@@ -41,10 +41,7 @@ def again(plan: Plan, cap: Cap | None) -> Plan | None:
 
 def there(wish: Wish, plan: Plan) -> Wish:
     """To be decided with the plan as `Sharing.again`."""
-    asked: Wish = wish.evolve(
-        engines=(str(plan.engine),), gpus=plan.gpus, replicas=plan.replicas.value
-    )
-    return asked
+    return wish.evolve(engines=(str(plan.engine),), gpus=plan.gpus, replicas=plan.replicas.value)
 
 
 def same(decision: Decision, plan: Plan) -> Decision | None:
@@ -61,10 +58,7 @@ def same(decision: Decision, plan: Plan) -> Decision | None:
         or _way(best) != _way(plan)
     ):
         return None
-    found: Decision = decision.evolve(
-        plans=(best.evolve(replicas=plan.replicas), *decision.plans[1:])
-    )
-    return found
+    return decision.evolve(plans=(best.evolve(replicas=plan.replicas), *decision.plans[1:]))
 
 
 def _way(plan: Plan) -> object:

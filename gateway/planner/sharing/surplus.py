@@ -79,13 +79,12 @@ def part(offer: Offer, count: int) -> Offer:
     most = max(offer.gives.values())
     if offer.how != "surplus" or count >= most:
         return offer
-    less: Offer = offer.evolve(
+    less = offer.evolve(
         gives=dict.fromkeys(offer.gives, count),
         keeps=offer.keeps + most - count,
         tokens=offer.tokens + (most - count) * offer.of_tokens // offer.of_bytes,
     )
-    words: Offer = less.evolve(words=_words(less))
-    return words
+    return less.evolve(words=_words(less))
 
 
 def without(offer: Offer, plan: Plan, models: Iterable[str]) -> Cap:

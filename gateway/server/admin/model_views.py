@@ -185,8 +185,7 @@ def _plan(model: ManagedModel, live: Attempt) -> Plan:
         if known is not None and known.fingerprint == live.fingerprint
         else live.plan.speed
     )
-    shown: Plan = live.plan.evolve(grade=live.grade, speed=speed)
-    return shown
+    return live.plan.evolve(grade=live.grade, speed=speed)
 
 
 def _replica(replica: ReplicaState) -> ReplicaView:

@@ -40,8 +40,7 @@ def make_spec(world: World, **changes: object) -> LaunchSpec:
         shm_bytes=0,
         port=free_port(),
     )
-    changed: LaunchSpec = spec.evolve(**changes)
-    return changed
+    return spec.evolve(**changes)
 
 
 async def test_without_a_script_an_engine_serves_the_model_of_its_spec(world: World) -> None:

@@ -88,8 +88,7 @@ def answer(plan: Plan, **changed: Any) -> EngineAnswer:
         ),
         source=SOURCE,
     )
-    changed_answer: EngineAnswer = said.evolve(**changed)
-    return changed_answer
+    return said.evolve(**changed)
 
 
 def asked(plan: Plan) -> Question:
@@ -257,7 +256,7 @@ def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() ->
         count=30,
     )
     for kernel, verdict in (("apply_gptq_marlin_linear", "no_kernel"), ("another", "")):
-        row: AskedKernel = asked_row.evolve(kernel=kernel)
+        row = asked_row.evolve(kernel=kernel)
         said = EngineAnswer(kernels=(row,), weights=1 << 30, source=SOURCE)
         decision = outcome({foreseen.question: said})
         assert [one.verdict for one in decision.rejected if one.question is None][:1] == (
@@ -292,9 +291,7 @@ def test_kernels_backends_and_bytes_are_compared_each() -> None:
         for row in said.kernels
     ]
     assert said.kv is not None
-    cache: AskedCache = said.kv.evolve(
-        needed=tuple((tokens, size * 2) for tokens, size in said.kv.needed)
-    )
+    cache = said.kv.evolve(needed=tuple((tokens, size * 2) for tokens, size in said.kv.needed))
     changed = said.evolve(
         kernels=tuple(other),
         attention=tuple(row.evolve(backend="FLEX_ATTENTION", version=0) for row in said.attention),

@@ -17,8 +17,7 @@ WORDS = st.tuples(st.booleans(), st.sampled_from((512, 4096, 8192, 32768)))
 
 
 def here(gibs: int) -> Hardware:
-    changed: Hardware = machine("cpu").evolve(ram_total_bytes=gibs * GIB)
-    return changed
+    return machine("cpu").evolve(ram_total_bytes=gibs * GIB)
 
 
 def decided(gibs: int, claimed: int, context: int | None = None, **args: int) -> Decision:

@@ -272,9 +272,7 @@ def test_an_image_of_another_name_is_known_by_what_it_said_itself_until_it_is_an
         nightly.image,
         "vllm==0.33.0",
     )
-    said: Engine = profiles.of(nightly).evolve(
-        sources={"flags": "asked of sha256:1"}, default_seqs=7
-    )
+    said = profiles.of(nightly).evolve(sources={"flags": "asked of sha256:1"}, default_seqs=7)
     keep(said, profiles.learned_in(nightly))
     assert profiles.of(nightly).default_seqs == 7
     assert profiles.heard(nightly, "sha256:1")

@@ -73,10 +73,7 @@ def loaded_as(spec: ModelSpec, quantization: str) -> ModelSpec:
     if quantization != "fp8" or spec.quant is not None:
         return spec
     quant = Quant(method="fp8", config={"quant_method": "fp8", "activation_scheme": "dynamic"})
-    changed: ModelSpec = spec.evolve(
-        quant=quant, config={**spec.config, "quantization_config": quant.config}
-    )
-    return changed
+    return spec.evolve(quant=quant, config={**spec.config, "quantization_config": quant.config})
 
 
 def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:

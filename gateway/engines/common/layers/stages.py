@@ -119,7 +119,7 @@ def _part(
     tied = _tied(built)
     for tensor in built.others:
         if tensor.shard != "vocab" and (tensor.name.startswith(_STACKS) or not built.known):
-            changed: TensorGroup = tensor.evolve(count=_share(tensor.count, layers, part))
+            changed = tensor.evolve(count=_share(tensor.count, layers, part))
             others.append(changed)
         elif _at_end(tensor, layers, part, whole, tied):
             others.append(tensor)
@@ -189,7 +189,7 @@ def _share(count: int, layers: Sequence[int], part: int) -> int:
 
 
 def _of(group: AttentionGroup, layers: int) -> AttentionGroup:
-    changed: AttentionGroup = group.evolve(layers=layers)
+    changed = group.evolve(layers=layers)
     return group if layers == group.layers else changed
 
 

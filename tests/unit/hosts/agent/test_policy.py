@@ -26,7 +26,7 @@ NAMES = ("llama-3.2-1b", "gpt-oss-20b", "qwen2.5-vl-7b", "deepseek-v2-lite", "bg
 
 def launch(plan: Plan, **changes: Any) -> LaunchSpec:
     engine = PROFILES.engine(str(plan.engine))
-    made: LaunchSpec = launch_spec(
+    return launch_spec(
         plan,
         engine,
         name="m-r0-a1",
@@ -39,7 +39,6 @@ def launch(plan: Plan, **changes: Any) -> LaunchSpec:
         templates="/models/chat-templates",
         adapters=[(one.name, f"/models/{one.name}") for one in plan.adapters],
     ).evolve(**changes)
-    return made
 
 
 def plans(hardware: Hardware, model: Any, **wanted: Any) -> list[Plan]:

@@ -37,12 +37,11 @@ def with_speed(engine: Engine, stream: float, total: float, context: int = 8192)
         first_token_2k_s=estimate(1),
         source="test",
     )
-    changed: Plan = made.evolve(
+    return made.evolve(
         speed=speed,
         engine=made.engine.evolve(kind=engine.kind, version=engine.version),
         max_model_len=made.max_model_len.evolve(value=context),
     )
-    return changed
 
 
 def decision(*plans: Plan) -> Decision:

@@ -23,8 +23,7 @@ def offer(model: str, gibs: int, gpu: str = GPU.uuid) -> Offer:
 
 def with_free(free: int) -> Hardware:
     here = machine("3090")
-    changed: Hardware = here.evolve(gpus=tuple(gpu.evolve(free_bytes=free) for gpu in here.gpus))
-    return changed
+    return here.evolve(gpus=tuple(gpu.evolve(free_bytes=free) for gpu in here.gpus))
 
 
 def asleep(gave: int) -> Attempt:

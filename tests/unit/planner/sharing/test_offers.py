@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given as draw
 from hypothesis import strategies as st
 
-from gateway.domain import Decision, IntChoice, Offer, Plan
+from gateway.domain import Decision, IntChoice, Offer
 from gateway.planner.sharing.enough import given, reserved
 from gateway.planner.sharing.offers import shared
 from tests.support.makers import GIB, plan
@@ -29,7 +29,7 @@ def needing(gibs: int, some: int = 0) -> Callable[[dict[str, int]], Decision]:
     def decide(free: dict[str, int]) -> Decision:
         there = free.get("GPU-0", 0) // GIB
         context = WANTED if there >= gibs else 8192 if there >= some else 0
-        sized: Plan = BASE.evolve(
+        sized = BASE.evolve(
             gpus=("GPU-0",), max_model_len=IntChoice(value=context, reason="", source="")
         )
         return Decision(model="m", hardware="h", plans=(sized,) if context else ())

@@ -61,7 +61,7 @@ def test_who_stopped_or_failed_by_itself_is_planned_anew() -> None:
 
 
 def test_without_those_for_whose_sake_it_took_less_it_takes_what_is_free() -> None:
-    capped: Plan = SERVED.evolve(cap=Cap(bytes=8 * GIB, models=("other",)))
+    capped = SERVED.evolve(cap=Cap(bytes=8 * GIB, models=("other",)))
     assert again(SERVED, None) is SERVED
     assert again(capped, Cap(bytes=8 * GIB, models=("other",))) is capped
     assert again(capped, None) is None

@@ -201,8 +201,7 @@ class Machine:
             )
             for gpu in self.hardware.gpus
         )
-        found: Hardware = self.hardware.evolve(gpus=tuple(gpus))
-        return found
+        return self.hardware.evolve(gpus=tuple(gpus))
 
     def others(self, name: str) -> dict[str, list[str]]:
         """The copies of the other models."""

@@ -30,8 +30,7 @@ def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 819
     chosen = {name: StrChoice(value=value, reason=f"because of {value}", source="test") for name, value in
               (("tool_parser", tools), ("reasoning_parser", reasoning))}  # fmt: skip
     length = made.max_model_len.evolve(value=context)
-    ready: Plan = made.evolve(model=made.model.evolve(chat=True), max_model_len=length, **chosen)
-    return ready
+    return made.evolve(model=made.model.evolve(chat=True), max_model_len=length, **chosen)
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,9 @@ def taught(
     model_type: str = "llama",
     tokens: tuple[str, ...] = ("<think>", "</think>"),
 ) -> ModelSpec:
-    made: ModelSpec = published("llama-3.1-8b").evolve(
+    return published("llama-3.1-8b").evolve(
         chat_template=template, model_type=model_type, added_tokens=tokens
     )
-    return made
 
 
 @pytest.mark.parametrize(

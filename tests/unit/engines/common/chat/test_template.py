@@ -75,7 +75,7 @@ def test_without_one_the_model_is_served_as_it_comes(published: str | None, valu
 
 
 def test_one_other_letter_is_another_start_and_is_said() -> None:
-    other: ChatTemplate = GIVEN.evolve(text=GIVEN.text + " ")
+    other = GIVEN.evolve(text=GIVEN.text + " ")
     old, new = planned(given=GIVEN), planned(given=other)
     assert not starts_same_engine(new, old)
     assert "chat template" in [one.what for one in diff_plans(old, new)]

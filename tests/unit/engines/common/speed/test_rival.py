@@ -22,8 +22,7 @@ def other(stream: float, running: Plan, **changes: object) -> Plan:
     speed = running.speed
     assert speed is not None
     told = speed.evolve(stream=speed.stream.evolve(value=speed.stream.value * stream))
-    made: Plan = running.evolve(argv=(*running.argv, "--other"), speed=told, **changes)
-    return made
+    return running.evolve(argv=(*running.argv, "--other"), speed=told, **changes)
 
 
 def ran(part: float) -> Plan:
