@@ -1,82 +1,27 @@
-"""What may prove to be the failure of a log, and what each process of the engine is printing
-meanwhile."""
+"""A candidate for the failure of a log, and the message that each process is printing. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gateway.diagnosis.lines.line_forms import HANDLER, REQUEST
 from gateway.diagnosis.signature import FailureSignature, StructuralSignature, TextSignature
 from gateway.diagnosis.structure import Shape
-from gateway.domain.value import Scalar
+from gateway.domain import Scalar
 
 # Lines of one message or traceback that are remembered: more than any engine needs, and bounded.
 MESSAGE_LINES = 60
+# The rank of a line that says that a process died, and not why.
+DEATH = 3
 _LONGEST = 2000
-# The rank of what tells that a process died, and not why.
-TOLD_DEAD = 3
-
-Proof = tuple[TextSignature, dict[str, Scalar]]
 
 
 @dataclass
-class Process:
-    """The message that one process of the engine is printing now."""
+class FailureCandidate:
+    """A line that may be the failure. row: its proof, if any. phase: of the start."""
 
-    frames: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGE_LINES))
-    files: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGE_LINES))
-    file: str = ""
-    layer: str = ""
-    indent: int = 0
-    """How far the frames of its traceback are indented: with a traceback that is indented as a
-    whole, its exception is too, but less."""
-    asserted: str = ""
-    """The `assert` that stood last in the traceback."""
-    source: str = ""
-    """The line of code that stood last in the traceback."""
-    tracing: bool = False
-    ignored: bool = False
-    thread: bool = False
-    """That it is a thread's end which is ignored, and nothing that was told to be."""
-    replaces: bool = False
-    causes: bool = False
-    fatal: bool = False
-    open: Candidate | None = None
-    header: bool = False
-    left: int = 0
-    unknown: Candidate | None = None
-    cut_off: Candidate | None = None
-    served: Candidate | None = None
-    """What it raised first while the engine served, and is not known to have survived."""
-
-    def close(self) -> None:
-        self.open, self.tracing, self.ignored, self.replaces, self.left, self.cut_off = (
-            None,
-            False,
-            False,
-            False,
-            0,
-            None,
-        )
-        self.causes = False
-
-    @property
-    def of_a_request(self) -> bool:
-        """Whether its traceback goes through what handles requests: one that fails there ends no
-        engine."""
-        return any(REQUEST.search(file) for file in self.files)
-
-    @property
-    def of_a_handler(self) -> bool:
-        """Whether its traceback goes through what answers one request, which nothing asks before
-        the engine serves."""
-        return any(HANDLER.search(file) for file in self.files)
-
-
-@dataclass
-class Candidate:
     row: FailureSignature | None
     culprit: dict[str, Scalar]
     line: str
@@ -85,37 +30,107 @@ class Candidate:
     survived: bool = False
     shape: Shape = Shape("", "", (), "")
     bare: bool = False
-    """An exception without its traceback, or less: only the end of the log makes it a failure."""
-    said: str = ""
+    """An exception without traceback, or less: a failure only once the log has ended."""
+    message: str = ""
     columns: int = 0
-    last: int = 0
+    last_columns: int = 0
 
     @classmethod
-    def unproven(cls, line: str, number: int, shape: Shape) -> Candidate:
-        """What only the end of the log makes a failure."""
+    def unproven(cls, line: str, number: int, shape: Shape) -> FailureCandidate:
         return cls(None, {}, line, number, shape.phase, shape=shape, bare=True)
 
-    def broken(self, rest: str, columns: int, proof: Callable[[str], Proof | None]) -> Proof | None:
-        """What is proven by the message with a line that a terminal has broken off it. Where a line
-        fills the terminal no space was lost."""
-        self.columns = max(columns, self.columns)
-        whole, spaced = self.said + rest, f"{self.said} {rest}"
-        self.said = (whole if self.last >= self.columns - 1 else spaced)[:_LONGEST]
-        self.last = columns
-        if not self.shape.message.startswith("assert "):
-            self.shape = self.shape._replace(message=self.said.partition(": ")[2] or self.said)
-        return proof(whole) or proof(spaced)
+    def set_message(self, message: str, columns: int) -> None:
+        """Begin the message with a line of so many columns."""
+        self.message, self.columns, self.last_columns = message, columns, columns
 
-    def tell(self, phase: str) -> None:
-        """The phase, once it is known better."""
+    def join(self, rest: str, columns: int) -> tuple[str, str]:
+        """The message with a line that a terminal may have broken off, without and with a space.
+
+        A line that fills the terminal lost no space.
+        """
+        self.columns = max(columns, self.columns)
+        whole, spaced = self.message + rest, f"{self.message} {rest}"
+        self.message = (whole if self.last_columns >= self.columns - 1 else spaced)[:_LONGEST]
+        self.last_columns = columns
+        if not self.shape.message.startswith("assert "):
+            message = self.message.partition(": ")[2] or self.message
+            self.shape = self.shape._replace(message=message)
+        return whole, spaced
+
+    def set_phase(self, phase: str) -> None:
         self.phase, self.shape = phase, self.shape._replace(phase=phase)
 
     @property
+    def kind(self) -> str:
+        return self.row.kind if self.row is not None else "unknown"
+
+    @property
     def rank(self) -> int:
-        """The smaller, the nearer to the root cause: 0 known causes, 1 consequences, 2 unknown
-        errors, 3 that another process died."""
+        """0 known causes, 1 consequences, 2 unknown errors, 3 that another process died."""
         if self.row is None or isinstance(self.row, StructuralSignature):
             return 2
         if not (isinstance(self.row, TextSignature) and self.row.consequence):
             return 0
-        return TOLD_DEAD if self.row.proves == "nothing" else 1
+        return DEATH if self.row.proves == "nothing" else 1
+
+
+@dataclass
+class ProcessTrace:
+    """frames, files: functions of the traceback, and `file:function`, the innermost last.
+    indent: columns before its frames. assertion, source: its last `assert` and line of code."""
+
+    frames: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGE_LINES))
+    files: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGE_LINES))
+    file: str = ""
+    layer: str = ""
+    indent: int = 0
+    assertion: str = ""
+    source: str = ""
+    in_traceback: bool = False
+    is_ignored: bool = False
+    """Python says that it ignores the exception."""
+    ends_thread: bool = False
+    """The exception is ignored because it ends a thread only."""
+    replaces: bool = False
+    """The next exception was raised while the former was handled."""
+    has_cause: bool = False
+    """The former exception is the direct cause of the next."""
+    is_fatal: bool = False
+    """The process called its error fatal."""
+    message: FailureCandidate | None = None
+    """The candidate to which the next lines belong."""
+    has_header: bool = False
+    """The lines of the message begin as records do."""
+    lines_left: int = 0
+    unproven: FailureCandidate | None = None
+    """The last exception that no row knows."""
+    cut_off: FailureCandidate | None = None
+    """The traceback so far, for a log that ends in it."""
+    serving_error: FailureCandidate | None = None
+    """The first exception since the engine serves, unless the process went on."""
+
+    def close(self) -> None:
+        """End the message."""
+        self.message = self.cut_off = None
+        self.in_traceback = self.is_ignored = self.replaces = self.has_cause = False
+        self.lines_left = 0
+
+    @property
+    def in_request(self) -> bool:
+        """Whether the traceback goes through request code: such an error ends no engine."""
+        return any(REQUEST.search(file) for file in self.files)
+
+    @property
+    def in_handler(self) -> bool:
+        """Whether the traceback goes through a handler, which nothing calls during a start."""
+        return any(HANDLER.search(file) for file in self.files)
+
+
+class EngineLine(NamedTuple):
+    """A line of the log. message: its content without prefixes. quiet: by its level no error."""
+
+    message: str
+    text: str
+    number: int
+    process: ProcessTrace
+    quiet: bool

@@ -11,7 +11,7 @@ from gateway.domain import Scalar
 _MOST_KERNELS = 64
 
 
-class Progress:
+class StartProgress:
     """phase: load, profile, kv, compile, graphs, serving. settings: how the engine was set."""
 
     def __init__(self) -> None:

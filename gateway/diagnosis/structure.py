@@ -29,9 +29,8 @@ class Shape(NamedTuple):
     source: str = ""
 
     @property
-    def waited(self) -> bool:
-        """That somebody waited for too long, and not for what: where it caused another exception,
-        that one tells."""
+    def is_bare_timeout(self) -> bool:
+        """Whether it is a timeout without a message: the exception that it caused says more."""
         return self.message.strip() in ("", self.exception) and self.exception.endswith(
             ("Timeout", "TimeoutError")
         )

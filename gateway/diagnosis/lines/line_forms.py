@@ -167,3 +167,15 @@ NOT_LAYERS = frozenset(
         "experts",
     }
 )
+# py-spy's dump of a process that stands still.
+DUMPED = re.compile(r'Thread (?:0x[0-9A-Fa-f]+|\d+) \((?:active|idle)(?:\+gil)?\): "')
+# The level of a program, before a message of several words.
+LEVEL = re.compile(r"\W*(?:ERROR|CRITICAL|FATAL)\b(?! \w+\W*$)")
+# The stack of a crash in compiled code, by Python's fault handler.
+STACK = re.compile(r"(?:Current thread 0x[0-9a-f]+.{0,60}|Stack) \(most recent call first\):")
+OTHER_STACK = re.compile(r"Thread 0x[0-9a-f]+.{0,60} \(most recent call first\):")
+STACK_FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line \d+ in (?P<function>[\w<>.]+)$')
+# absl's form, which Ray prints too: an address, the size of the frame, and its symbol.
+NATIVE_FRAME = re.compile(
+    r"(?:.{0,80}\.cc:\d+: )?\s*(?:PC: )?@ +0x[0-9a-f]+ +\S+ +(?P<symbol>(?!\(unknown\))\S+)"
+)
