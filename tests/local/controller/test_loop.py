@@ -367,7 +367,7 @@ async def test_a_batch_that_kills_the_engine_is_met_before_traffic(tmp_path: Pat
         view = await gateway.until("m", "no_plan")
         failure = view["attempts"][0]["failure"]
         assert failure["kind"] == "verification_failed"
-        assert "Ask it for less at once: --max-num-seqs below 32" in " ".join(failure["steps"])
+        assert "Reduce the batch: --max-num-seqs below 32" in " ".join(failure["steps"])
     async with running(tmp_path / "again", weak) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), args={"max-num-seqs": 8})
         await gateway.until("m", "ready")

@@ -650,7 +650,7 @@ def test_the_command_cites_the_line_and_fails() -> None:
     assert code == 1
     assert output.startswith(
         "kv_too_small (kv): A context of 131072 tokens needs 16.00 GiB of KV cache, and 6.26 GiB"
-        " are there.\nline 51: "
+        " are available.\nline 51: "
     )
     assert "fact: max_context 51312" in output
 
@@ -681,8 +681,8 @@ def test_the_command_speaks_json_and_reads_standard_input() -> None:
     assert {"kernel", "backend", "layer", "flag", "value"} <= set(found["culprit"])
     assert found["facts"][0]["scope"]["engine"] == "vllm==0.26.0"
     assert found["message"].startswith("A context of 131072 tokens needs")
-    assert found["steps"][0] == "Ask for a context of 51312 tokens or fewer: that is what fits."
-    assert "Ask for a context of 51312 tokens or fewer: that is what fits." in found["steps"]
+    assert found["steps"][0] == "Request a context of at most 51312 tokens, which fits."
+    assert "Request a context of at most 51312 tokens, which fits." in found["steps"]
     assert found["advice"]
 
 

@@ -702,8 +702,8 @@ def test_an_operator_that_a_build_lacks_is_a_package() -> None:
     assert (failure.kind, failure.message) == (
         "package",
         (
-            "The engine that is installed has no _C_cache_ops::reshape_and_cache for CPU: it was"
-            " built for something else."
+            "The installed engine has no _C_cache_ops::reshape_and_cache for CPU: it was built"
+            " for another platform."
         ),
     )
 
