@@ -19,7 +19,7 @@ from gateway.hosts.agent.host import AgentHost
 from gateway.hosts.host import Host
 from tests.contract.docker_harness import BASE_IMAGE, PROGRAM, DockerHarness, answering_docker
 from tests.support.forked import Forked
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, Patience
 
 # The engine of the agent's one profile: the scripted engine, which mounts itself as a model.
 ENGINE = Engine(
@@ -76,10 +76,10 @@ class AgentHarness(DockerHarness):
                 **{f"FITSERVE_{name}": value for name, value in settings.items()},
             }
             self.agent = Forked("gateway.__main__", ["agent"], environment, (0, 1, log.fileno()))
-        end = time.monotonic() + HANG_S
+        patience = Patience()
         while self.log.read_text().count("listening") == before:
             assert self.agent.poll() is None, self.log.read_text()
-            assert time.monotonic() < end, "the agent does not listen"
+            assert not patience.is_over(), "the agent does not listen"
             time.sleep(0.02)
 
     def kill_agent(self, number: signal.Signals = signal.SIGKILL) -> int:

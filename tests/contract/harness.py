@@ -4,13 +4,12 @@ from outside."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from gateway.domain import Instance, LaunchSpec
 from gateway.hosts.host import Host
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, Patience
 
 
 class Harness(Protocol):
@@ -56,9 +55,9 @@ class Harness(Protocol):
 
 async def until(what: str, condition: Callable[[], Awaitable[bool]]) -> None:
     """Poll until `condition` holds; fails the test, naming `what`, when that seems to be never."""
-    end = time.monotonic() + HANG_S
+    patience = Patience()
     while not await condition():
-        if time.monotonic() > end:
+        if patience.is_over():
             raise AssertionError(f"not within {HANG_S:g} s: {what}")
         await asyncio.sleep(0.05)
 

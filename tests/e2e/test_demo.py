@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, starts
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import model_folder
 
 
@@ -30,7 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
         cwd=ROOT,
         check=True,
-        timeout=HANG_S,
+        timeout=hang_s(),
     )
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
         archive.extractall(folder / "site")
@@ -62,7 +62,7 @@ def test_a_demo_from_the_wheel_answers_and_leaves_nothing(tmp_path: Path, wheel:
                 if line.strip().startswith("curl ")
             )
             answer = subprocess.run(
-                curl, shell=True, capture_output=True, text=True, timeout=HANG_S, check=True
+                curl, shell=True, capture_output=True, text=True, timeout=hang_s(), check=True
             )
             assert '"finish_reason"' in answer.stdout
             assert said.read_text().count("demo: ready") == 1
@@ -73,15 +73,18 @@ def test_a_demo_from_the_wheel_answers_and_leaves_nothing(tmp_path: Path, wheel:
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=HANG_S,
+                timeout=hang_s(),
                 check=False,
             )
             assert second.returncode == 3
             assert "it and its models stay as they are" in second.stderr
             assert prepared.show("demo")["state"] == "ready"
-            assert httpx.get(f"{prepared.url}/version", trust_env=False).status_code == 200
+            assert (
+                httpx.get(f"{prepared.url}/version", trust_env=False, timeout=hang_s()).status_code
+                == 200
+            )
             demo.send_signal(signal.SIGINT)
-            assert demo.wait(HANG_S) == 130
+            assert demo.wait(hang_s()) == 130
         finally:
             demo.kill()
             prepared.client.close()

@@ -16,6 +16,7 @@ import pytest
 
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway
+from tests.support.patience import hang_s
 from tests.support.running import model_folder
 
 pytestmark = [
@@ -179,7 +180,9 @@ def good(gateway: Gateway, key: str) -> set[bool]:
     with many wrong keys gets a 429."""
     headers = {"authorization": f"Bearer {key}"}
     statuses = {
-        httpx.get(f"{gateway.url}/v1/models", headers=headers, trust_env=False).status_code
+        httpx.get(
+            f"{gateway.url}/v1/models", headers=headers, trust_env=False, timeout=hang_s()
+        ).status_code
         for _ in range(20)
     }
     assert statuses <= {200, 401, 429}

@@ -15,7 +15,7 @@ from gateway.engines.common.engine_auth import DEV_MODE, behind
 from gateway.profiles.profiles import Profiles
 from tests.contract.process_harness import free_port
 from tests.e2e.conftest import ENGINE, START_S, wait_for
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 
 pytestmark = pytest.mark.engine
 
@@ -58,7 +58,9 @@ def client(
     }
     with (
         (folder / "log").open("wb") as log,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as asking,
+        httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=hang_s()
+        ) as asking,
     ):
         command = [
             *behind(program, profile.key_env),
@@ -81,7 +83,7 @@ def client(
             yield asking
         finally:
             engine.terminate()
-            engine.wait(HANG_S)
+            engine.wait(hang_s())
 
 
 def test_every_path_wants_the_key_and_with_it_the_engine_answers(client: httpx.Client) -> None:
@@ -101,4 +103,4 @@ def test_every_path_wants_the_key_and_with_it_the_engine_answers(client: httpx.C
     assert not open_ones
     assert client.get("/is_sleeping", headers=key).json() == {"is_sleeping": False}
     body = {"model": "m", "prompt": "hi", "max_tokens": 2}
-    assert client.post("/v1/completions", json=body, headers=key, timeout=HANG_S).status_code == 200
+    assert client.post("/v1/completions", json=body, headers=key).status_code == 200

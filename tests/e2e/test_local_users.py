@@ -19,6 +19,7 @@ from gateway.cli.demo.checkpoint import make_model
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, scripted_gateway, starts
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
+from tests.support.patience import hang_s
 from tests.support.running import model_folder
 
 # Takes the lock with which a reader of SQLite's shared memory stops every writer.
@@ -180,7 +181,9 @@ def test_nobody_but_the_gateway_gets_an_answer_of_an_engine(tmp_path: Path) -> N
             {"authorization": f"Bearer {key}"},
         )
         for headers in tried:
-            answer = httpx.post(engine, json=body, headers=headers, trust_env=False)
+            answer = httpx.post(
+                engine, json=body, headers=headers, trust_env=False, timeout=hang_s()
+            )
             assert answer.status_code == (200 if key in str(headers) else 401)
 
         def served() -> bool:

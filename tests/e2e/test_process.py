@@ -16,6 +16,7 @@ from gateway.cli.demo.checkpoint import SENTENCE
 from tests.e2e.conftest import START_S, Gateway, wait_for
 from tests.e2e.scripted import engines
 from tests.support.browser import chromium, visit
+from tests.support.patience import hang_s
 
 pytestmark = pytest.mark.engine
 
@@ -165,9 +166,13 @@ def test_no_other_user_of_the_machine_gets_an_answer_of_an_engine(ready: Gateway
         f"http://127.0.0.1:{record['port']}/v1/completions",
         {"model": "demo", "prompt": "Hello", "max_tokens": 1},
     )
-    assert httpx.post(engine, json=body, trust_env=False).status_code == 401
+    assert httpx.post(engine, json=body, trust_env=False, timeout=hang_s()).status_code == 401
     answer = httpx.post(
-        engine, json=body, headers={"authorization": f"Bearer {record['key']}"}, trust_env=False
+        engine,
+        json=body,
+        headers={"authorization": f"Bearer {record['key']}"},
+        trust_env=False,
+        timeout=hang_s(),
     )
     assert answer.status_code == 200
     assert not [pid for pid in engine_pids(ready) if record["key"] in _command(pid)]

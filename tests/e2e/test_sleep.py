@@ -19,7 +19,7 @@ from gateway.controller.failpoint import FAILPOINTS
 from tests.e2e.conftest import wait_for
 from tests.e2e.demand_storm import DemandStorm
 from tests.e2e.scripted import engines
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 
 MEDIUM = {"replicas": 1, "max_context": 8192}
 
@@ -147,7 +147,9 @@ def test_a_model_that_nobody_asks_sleeps_and_nobody_reaches_its_engine_without_t
     record = json.loads(
         (storm.gateway.data / "instances" / f"{first['instance']}.json").read_text()
     )
-    with httpx.Client(base_url=f"http://127.0.0.1:{record['port']}", trust_env=False) as client:
+    with httpx.Client(
+        base_url=f"http://127.0.0.1:{record['port']}", trust_env=False, timeout=hang_s()
+    ) as client:
         for method, path in (
             ("GET", "/health"),
             ("GET", "/is_sleeping"),

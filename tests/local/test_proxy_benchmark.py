@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.support.paths import ROOT
+from tests.support.patience import hang_s
 
 RUN = ROOT / "benchmarks" / "proxies" / "run.py"
 
@@ -18,7 +19,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(RUN), *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=hang_s(),
         check=False,
     )
 

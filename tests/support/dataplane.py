@@ -26,7 +26,7 @@ from gateway.proxy.limits import Limits
 from gateway.proxy.meter import Meter
 from gateway.proxy.routing.routes import Routes
 from gateway.proxy.routing.table import ModelRoute, RoutedReplica, RouteTable
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, Patience
 from tests.support.upstream import Call, Upstream
 
 LIMIT = 16 * 1024 * 1024
@@ -235,9 +235,11 @@ async def local(url: str, **limits: Any) -> AsyncIterator[tuple[DataPlane, int]]
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(HANG_S):
-        while not condition():
-            await asyncio.sleep(0.005)
+    patience = Patience()
+    while not condition():
+        if patience.is_over():
+            raise TimeoutError
+        await asyncio.sleep(0.005)
 
 
 def reads_on(front: OpenConnection) -> bool:

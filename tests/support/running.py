@@ -23,7 +23,7 @@ from gateway.settings import Settings
 from tests.support.fake_nvml import FakeNvml
 from tests.support.makers import LLAMA_8B, engine
 from tests.support.memory_host import MemoryHost, World
-from tests.support.patience import HANG_S
+from tests.support.patience import Patience, hang_s
 from tests.support.scripted_engine import EngineScript
 from tests.support.sparse_weights import write_weights
 
@@ -78,20 +78,19 @@ class Running:
 
     async def until(self, name: str, state: str) -> Any:
         """The model's view once it is in `state`."""
-        view = None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HANG_S):
-                while True:
-                    view = await self.show(name)
-                    if view["state"] == state:
-                        return view
-                    await asyncio.sleep(0.02)
+        view, patience = None, Patience()
+        while not patience.is_over():
+            view = await self.show(name)
+            if view["state"] == state:
+                return view
+            await asyncio.sleep(0.02)
         raise AssertionError(f"{name} did not become {state}: {json.dumps(view, indent=1)}")
 
     async def gone(self, name: str) -> None:
-        async with asyncio.timeout(HANG_S):
-            while (await self.client.get(f"/admin/models/{name}")).status_code != 404:
-                await asyncio.sleep(0.02)
+        patience = Patience()
+        while (await self.client.get(f"/admin/models/{name}")).status_code != 404:
+            assert not patience.is_over(), f"{name} is not gone"
+            await asyncio.sleep(0.02)
 
 
 @contextlib.asynccontextmanager
@@ -125,7 +124,7 @@ async def running(
     task = asyncio.create_task(server.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=HANG_S) as client:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=hang_s()) as client:
             while not server.started:
                 assert not task.done(), "the gateway did not start"
                 await asyncio.sleep(0.01)

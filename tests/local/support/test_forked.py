@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.forked import Forked, run, started
 from tests.support.paths import ROOT
+from tests.support.patience import hang_s
 from tests.support.typing_terminal import TypingTerminal
 
 
@@ -158,4 +159,4 @@ async def test_a_program_ends_with_its_input_and_when_it_is_killed() -> None:
     assert await first.stdout.read() == b""
     second.kill()
     assert await second.wait() == -signal.SIGKILL
-    await asyncio.wait_for(second.stdin.wait_closed(), 60)
+    await asyncio.wait_for(second.stdin.wait_closed(), hang_s())

@@ -17,7 +17,7 @@ import yaml
 from tests.contract.process_harness import free_port
 from tests.local.cli.test_main import fitserve
 from tests.support import fake_engine
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.process_engines import running_processes
 from tests.support.running import model_folder
 
@@ -75,7 +75,10 @@ def answered(command: str, port: int) -> None:
                 assert engine.poll() is None
                 try:
                     said = httpx.post(
-                        f"http://127.0.0.1:{port}/v1/chat/completions", json=ANSWER, trust_env=False
+                        f"http://127.0.0.1:{port}/v1/chat/completions",
+                        json=ANSWER,
+                        trust_env=False,
+                        timeout=hang_s(),
                     )
                     break
                 except httpx.ConnectError:
