@@ -29,7 +29,7 @@ from gateway.controller.steps.plan_steps import PlanSteps
 from gateway.controller.steps.planner_port import PlannerPort
 from gateway.controller.steps.proof_steps import ProofSteps
 from gateway.controller.steps.replica_planner import ReplicaPlanner
-from gateway.controller.steps.replica_steps import Effects, ReplicaSteps
+from gateway.controller.steps.replica_steps import Effects, ReplicaSteps, WatchSources
 from gateway.controller.steps.shrink_steps import ShrinkSteps
 from gateway.controller.steps.sleep_steps import SleepSteps
 from gateway.controller.steps.start_gate import StartGate
@@ -109,23 +109,15 @@ class Loop:
         attempts = Attempts(
             store, self._running, launcher, self._gate, signatures, self.fleet.ports
         )
-        effects = Effects(
-            PlanSteps(replica_planner, attempts, launcher, gpus),
-            StartSteps(replica_planner, attempts, launcher, self._running, self._gate),
-            ProofSteps(store, settings.start_timeout_s),
-            attempts,
-            ShrinkSteps(replica_planner, attempts, self._drains),
-            SleepSteps(store, planner, launcher, self._gate, replica_planner.planning),
-        )
-        watching = (
+        self._steps = ReplicaSteps(
+            self._effects(replica_planner, planner, attempts),
+            self.fleet,
+            launcher,
             gpus,
-            signatures,
-            EngineClient(_CALLS_AT_ONCE),
-            self.wake,
-            routes.silent_s,
+            WatchSources(signatures, EngineClient(_CALLS_AT_ONCE), routes.silent_s),
             self._drains,
+            self.wake,
         )
-        self._steps = ReplicaSteps(effects, self.fleet, launcher, *watching)
         self.trials = TrialSteps(attempts, self.wake)
         self._changes = ChangeSteps(
             wishes, self.trials, attempts, Failpoint(settings.failpoint), self._drains
@@ -142,6 +134,19 @@ class Loop:
         self.plan_preview = PlanPreview(store, planner, self.fleet)
         self.orders = Orders(store, self.fleet, wishes, self._admitted, self.wake)
         routes.demanded = self.wake
+
+    def _effects(
+        self, replica_planner: ReplicaPlanner, planner: PlannerPort, attempts: Attempts
+    ) -> Effects:
+        launcher, patience_s = self._launcher, self._settings.start_timeout_s
+        return Effects(
+            PlanSteps(replica_planner, attempts, launcher, self._gpus),
+            StartSteps(replica_planner, attempts, launcher, self._running, self._gate),
+            ProofSteps(self._store, patience_s),
+            attempts,
+            ShrinkSteps(replica_planner, attempts, self._drains),
+            SleepSteps(self._store, planner, launcher, self._gate, replica_planner.planning),
+        )
 
     def wake(self) -> None:
         self._wake.set()

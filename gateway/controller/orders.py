@@ -138,7 +138,7 @@ class Orders:
             engine = replica.attempt is not None or replica.busy
             if stopped and engine:
                 replica.status = Rest(
-                    "stopping", "its owner stops it; what it answers is finished first"
+                    "stopping", "its owner stops it; requests in flight are answered first"
                 )
             elif not stopped and not engine:
                 replica.status = Rest("starting", "its owner starts it")

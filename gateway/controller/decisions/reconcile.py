@@ -111,6 +111,43 @@ Action = MakePlan | Launch | Verify | Publish | Fail | Retire | Sleep | Wake | S
 
 
 @dataclass(frozen=True)
+class PlanState:
+    """Whether the replica could be planned."""
+
+    blocked: str | None = None
+    """Why the planner has no plan, until something changes."""
+    promised: bool = False
+    """Other models are about to give the missing memory."""
+    on_request: bool = False
+    """Other models give the missing memory once a request waits."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Whether the replica is to be loaded now."""
+
+    hold: str = ""
+    """Why it must not be loaded now."""
+    stopped: bool = False
+    """Its owner has stopped the model. This alone keeps it out, whatever failed before."""
+    is_requested: bool = False
+    """A request waits for its model, or the model is pinned."""
+    spare: bool = False
+    """Another copy of its model serves."""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """The eviction of a wanted replica, if any."""
+
+    reason: str = ""
+    drained: bool = False
+    """Nothing is in flight at its engine, and nothing will be."""
+    sleeps: bool = False
+    """Its engine may be put to sleep instead of stopped."""
+
+
+@dataclass(frozen=True)
 class ReplicaSnapshot:
     """All that is known of one replica at one moment. `history` has its ended attempts, oldest
     first."""
@@ -122,30 +159,13 @@ class ReplicaSnapshot:
     instance: Instance | None = None
     observation: Observation = Observation()
     tail: tuple[str, ...] = ()
-    blocked: str | None = None
-    """Why the planner has no plan, until something changes."""
-    promised: bool = False
-    """Other models are about to give the missing memory."""
-    on_request: bool = False
-    """Other models give the missing memory once a request waits."""
+    planning: PlanState = PlanState()
+    demand: Demand = Demand()
+    leaving: Leaving = Leaving()
     busy: bool = False
     """An effect for this replica is under way."""
-    hold: str = ""
-    """Why it must not be loaded now."""
-    stopped: bool = False
-    """Its owner has stopped the model. This alone keeps it out, whatever failed before."""
-    is_requested: bool = False
-    """A request waits for its model, or the model is pinned."""
-    spare: bool = False
-    """Another copy of its model serves."""
-    leaving: str = ""
-    """Why a wanted replica has to stop."""
-    drained: bool = False
-    """Nothing is in flight at its engine, and nothing will be."""
     spent: bool = False
     """Its engine could not fall asleep or wake up."""
-    sleeps: bool = False
-    """An evicted engine may be put to sleep instead of stopped."""
 
 
 def next_action(
@@ -172,48 +192,48 @@ def next_action(
         return _asleep(replica, attempt)
     if replica.observation.proof is not None:
         return Fail(attempt, replica.observation.proof)
-    if replica.leaving and (attempt.state == "starting" or replica.drained):
-        if (
-            attempt.state == "ready"
-            and replica.sleeps
-            and instance is not None
-            and instance.state == "running"
-        ):
-            return Rest("stopping", replica.leaving) if replica.busy else Sleep(attempt)
-        return Retire(attempt)
+    if replica.leaving.reason and (attempt.state == "starting" or replica.leaving.drained):
+        return _evict(replica, attempt)
     if instance is not None and instance.fingerprint != attempt.fingerprint:
-        why = "replacing an engine that runs with another plan than the one that was recorded"
+        why = "replacing an engine that runs by another plan than the recorded one"
         return Stop(instance.name, why) if not replica.busy else Rest("starting", why)
     if instance is not None and instance.state == "exited" and not replica.observation.log_ended:
         return Rest("starting", "reading the end of its log")
-    gone = instance is None or instance.state != "running"
-    if attempt.state == "ready":
-        if gone:
-            return Fail(attempt, _ending(replica, attempt, "serving", was_ready=True))
-        if replica.leaving:
-            return Rest("stopping", f"{replica.leaving}; what it answers is finished first")
-        return (
-            Rest("unreachable", replica.observation.frozen)
-            if replica.observation.frozen
-            else Rest("ready")
-        )
+    return _serve(replica, attempt) if attempt.state == "ready" else _start(replica, attempt)
+
+
+def _evict(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
+    """The action for an idle engine that has to leave."""
+    runs = replica.instance is not None and replica.instance.state == "running"
+    if attempt.state == "ready" and replica.leaving.sleeps and runs:
+        return Rest("stopping", replica.leaving.reason) if replica.busy else Sleep(attempt)
+    return Retire(attempt)
+
+
+def _serve(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
+    """The action for a ready engine."""
+    if replica.instance is None or replica.instance.state != "running":
+        return Fail(attempt, _ending(replica, attempt, "serving", was_ready=True))
+    if replica.leaving.reason:
+        return Rest("stopping", f"{replica.leaving.reason}; requests in flight are answered first")
+    frozen = replica.observation.frozen
+    return Rest("unreachable", frozen) if frozen else Rest("ready")
+
+
+def _start(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
+    """The action for an engine that starts."""
+    instance, phase = replica.instance, replica.observation.phase
     if instance is None or instance.state == "created":
-        return Rest("starting", replica.observation.phase) if replica.busy else Launch(attempt)
+        return Rest("starting", phase) if replica.busy else Launch(attempt)
     if instance.state == "exited":
-        return (
-            Rest("starting", replica.observation.phase)
-            if replica.busy
-            else Fail(
-                attempt, _ending(replica, attempt, replica.observation.phase, was_ready=False)
-            )
-        )
+        if replica.busy:
+            return Rest("starting", phase)
+        return Fail(attempt, _ending(replica, attempt, phase, was_ready=False))
     if replica.observation.verified:
         return Publish(attempt)
     if replica.observation.answering and not replica.busy:
         return Verify(attempt)
-    return Rest(
-        "verifying" if replica.observation.answering else "starting", replica.observation.phase
-    )
+    return Rest("verifying" if replica.observation.answering else "starting", phase)
 
 
 def _asleep(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
@@ -227,11 +247,13 @@ def _asleep(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
         return Retire(attempt)
     if replica.busy:
         return (
-            Rest("stopping", replica.leaving)
-            if replica.leaving
-            else Rest("starting" if replica.is_requested else "asleep", replica.observation.phase)
+            Rest("stopping", replica.leaving.reason)
+            if replica.leaving.reason
+            else Rest(
+                "starting" if replica.demand.is_requested else "asleep", replica.observation.phase
+            )
         )
-    if replica.leaving and not (replica.sleeps and settled):
+    if replica.leaving.reason and not (replica.leaving.sleeps and settled):
         return Retire(attempt)
     if not settled:
         return (
@@ -239,13 +261,15 @@ def _asleep(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
             if replica.observation.answering
             else Rest("starting", replica.observation.phase)
         )
-    if replica.leaving or not (replica.is_requested or replica.spare):
+    if replica.leaving.reason or not (replica.demand.is_requested or replica.demand.spare):
         return Rest("asleep")
-    if replica.hold or replica.blocked is not None:
-        comes = replica.is_requested and not (
-            replica.spare and replica.blocked and not replica.promised
+    if replica.demand.hold or replica.planning.blocked is not None:
+        comes = replica.demand.is_requested and not (
+            replica.demand.spare and replica.planning.blocked and not replica.planning.promised
         )
-        return Rest("starting" if comes else "asleep", replica.hold or replica.blocked or "")
+        return Rest(
+            "starting" if comes else "asleep", replica.demand.hold or replica.planning.blocked or ""
+        )
     return Wake(attempt)
 
 
@@ -268,8 +292,8 @@ def attempts_that_count(
 def _between_attempts(
     replica: ReplicaSnapshot, now: float, backoff_s: float, backoff_max_s: float
 ) -> Action:
-    if replica.stopped:
-        return Rest("stopped", replica.hold)
+    if replica.demand.stopped:
+        return Rest("stopped", replica.demand.hold)
     streak = failures_in_a_row(replica.history)
     if streak:
         last = streak[-1]
@@ -304,12 +328,16 @@ def _between_attempts(
             until = (last.ended_at or now) + wait
             if now < until <= now + wait:
                 return Rest("backing_off", f"after {cause}", until)
-    if replica.hold:
-        return Rest("starting" if replica.is_requested else "stopped", replica.hold)
-    if replica.blocked is not None:
-        if replica.promised or (replica.on_request and replica.is_requested):
-            return Rest("starting", replica.blocked)
-        return Rest("stopped" if replica.on_request else "no_plan", replica.blocked)
+    if replica.demand.hold:
+        return Rest("starting" if replica.demand.is_requested else "stopped", replica.demand.hold)
+    if replica.planning.blocked is not None:
+        if replica.planning.promised or (
+            replica.planning.on_request and replica.demand.is_requested
+        ):
+            return Rest("starting", replica.planning.blocked)
+        return Rest(
+            "stopped" if replica.planning.on_request else "no_plan", replica.planning.blocked
+        )
     return MakePlan()
 
 

@@ -12,7 +12,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gateway.controller.decisions import reconcile
-from gateway.controller.decisions.reconcile import Rest, next_action
+from gateway.controller.decisions.reconcile import (
+    Demand,
+    Leaving,
+    PlanState,
+    ReplicaSnapshot,
+    Rest,
+    next_action,
+)
 from gateway.controller.failpoint import Failpoint
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
@@ -24,9 +31,9 @@ from gateway.controller.steps.shrink_steps import ShrinkSteps
 from gateway.controller.steps.sleep_steps import SleepSteps
 from gateway.controller.steps.start_steps import StartSteps
 from gateway.controller.watch.engine_client import EngineClient
-from gateway.controller.watch.watcher import Watcher
+from gateway.controller.watch.watcher import WatchContext, Watcher
 from gateway.diagnosis.signatures import Signatures
-from gateway.domain import Attempt, Instance, Observation, Offer
+from gateway.domain import Instance, Observation, Offer
 from gateway.errors import StoreError
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.proxy.routing.drains import Drains
@@ -51,6 +58,14 @@ class Effects(NamedTuple):
     sleeps: SleepSteps
 
 
+class WatchSources(NamedTuple):
+    """The sources of watchers. `silent_s`: see `WatchContext`."""
+
+    signatures: Callable[[], Signatures]
+    client: EngineClient
+    silent_s: Callable[[str], float | None]
+
+
 class ReplicaSteps:
     """Takes the steps of all replicas. The knowledge of each is in its `ReplicaState`."""
 
@@ -60,23 +75,19 @@ class ReplicaSteps:
         fleet: Fleet,
         launcher: Launcher,
         gpus: GpuWatch,
-        signatures: Callable[[], Signatures],
-        client: EngineClient,
-        wake: Callable[[], None],
-        silent_s: Callable[[str], float | None],
+        sources: WatchSources,
         drains: Drains,
+        wake: Callable[[], None],
     ) -> None:
-        """`wake` starts a pass. `silent_s`: see `Watcher`."""
+        """`wake` starts a pass."""
         self._effects = effects
         self._fleet = fleet
         self._launcher = launcher
         self._settings = launcher.settings
         self._failpoint = Failpoint(launcher.settings.failpoint)
         self._gpus = gpus
-        self._signatures = signatures
-        self._client = client
+        self._sources = sources
         self._wake = wake
-        self._silent_s = silent_s
         self._drains = drains
 
     async def attend(
@@ -117,81 +128,15 @@ class ReplicaSteps:
         if model.deleting and replica.task is not None and not replica.stopping:
             replica.task.cancel()
         instance = replica.instance_among(instances)
-        if (
-            replica.blocked is not None
-            and not replica.takes
-            and time.monotonic() - replica.blocked_at > _REPLAN_S
-        ):
-            replica.blocked, replica.looks_again = None, True
-        watched = instance is not None and instance.state != "created" and not model.deleting
-        own = (
-            replica.attempt is not None
-            and instance is not None
-            and instance.fingerprint == replica.attempt.fingerprint
-        )
-        if (
-            replica.attempt is not None
-            and instance is not None
-            and own
-            and watched
-            and replica.watcher is None
-        ):
-            replica.watcher = self._watcher(replica.attempt, instance)
-        observation = (
-            replica.watcher.observation if replica.watcher else Observation(phase=replica.phase)
-        )
-        if (
-            replica.attempt is not None
-            and (loss := self._gpus.failure(replica.attempt.plan.gpus)) is not None
-        ):
-            observation = observation.evolve(proof=observation.proof or loss)
-        # A trial is not started again, unless it tries a changed wish.
-        wanted = not model.deleting and (
-            replica.attempt is not None or replica is not model.trial or replica.seeks
-        )
-        history = [one for one in replica.history if one.generation == replica.generation]
-        leaving = replica.leaving.reason if replica.leaving is not None else ""
-        spare = any(
-            one is not replica and one.leaving is None
-            for one in model.replicas
-            if one.attempt and one.attempt.serves
-        )
+        self._look_again_after_a_while(replica)
+        self._watch(model, replica, instance)
+        snapshot = self._snapshot(model, replica, instance)
         action = next_action(
-            reconcile.ReplicaSnapshot(
-                is_wanted=wanted,
-                policy=model.wish_of(replica).policy,
-                attempt=replica.attempt,
-                history=reconcile.attempts_that_count(history, model.forgiven_at, time.time()),
-                instance=instance,
-                observation=observation,
-                tail=tuple(replica.watcher.tail) if replica.watcher else (),
-                blocked=replica.blocked,
-                promised=bool(replica.takes),
-                on_request=replica.on_request,
-                busy=replica.busy,
-                hold=model.hold,
-                stopped=model.stopped,
-                is_requested=model.asks,
-                spare=spare,
-                leaving=leaving,
-                spent=replica.attempt is not None and replica.spent == replica.attempt.id,
-                sleeps=replica.leaving is not None
-                and not replica.leaving.ends
-                and _sleeps(model, replica),
-                drained=bool(
-                    leaving and replica.attempt and self._drains.over(replica.attempt.instance_name)
-                ),
-            ),
+            snapshot,
             time.time(),
             backoff_s=self._settings.backoff_s,
             backoff_max_s=self._settings.backoff_max_s,
         )
-        effects, name, room = (
-            self._effects,
-            type(action).__name__,
-            partial(self._fleet.planning_context, model, replica),
-        )
-        instead = partial(self._fleet.planning_context, model, replica, instead=True)
         # A look for room without a waiting request is not shown as a start.
         replica.looks_again = replica.looks_again and replica.attempt is None and not model.asks
         match action:
@@ -200,52 +145,135 @@ class ReplicaSteps:
                     replica.status, replica.looks_again = action, False
                 if not replica.busy:
                     replica.setback.over()
+            case reconcile.Stop():
+                self._begin_stop(model, replica, action, snapshot)
+            case reconcile.Publish() | reconcile.Fail() | reconcile.Retire():
+                return await self._record(replica, action)
+            case _:
+                self._begin_effect(model, replica, action, snapshot)
+        return False
+
+    @staticmethod
+    def _look_again_after_a_while(replica: ReplicaState) -> None:
+        waited_s = time.monotonic() - replica.blocked_at
+        if replica.blocked is not None and not replica.takes and waited_s > _REPLAN_S:
+            replica.blocked, replica.looks_again = None, True
+
+    def _watch(self, model: ManagedModel, replica: ReplicaState, instance: Instance | None) -> None:
+        """Watch the instance of the live attempt, if it runs or has run."""
+        attempt = replica.attempt
+        if replica.watcher is not None or attempt is None or instance is None or model.deleting:
+            return
+        if instance.state != "created" and instance.fingerprint == attempt.fingerprint:
+            context = WatchContext(
+                self._launcher.host,
+                self._sources.signatures(),
+                self._settings,
+                self._sources.client.with_key(instance.key),
+                self._wake,
+                self._sources.silent_s,
+            )
+            replica.watcher = Watcher(attempt, instance.name, instance.url or "", context)
+
+    def _snapshot(
+        self, model: ManagedModel, replica: ReplicaState, instance: Instance | None
+    ) -> ReplicaSnapshot:
+        attempt, eviction, watcher = replica.attempt, replica.leaving, replica.watcher
+        observation = watcher.observation if watcher else Observation(phase=replica.phase)
+        if attempt is not None and (loss := self._gpus.failure(attempt.plan.gpus)) is not None:
+            observation = observation.evolve(proof=observation.proof or loss)
+        history = [past for past in replica.history if past.generation == replica.generation]
+        return ReplicaSnapshot(
+            # A trial is not started again, unless it tries a changed wish.
+            is_wanted=not model.deleting
+            and (attempt is not None or replica is not model.trial or replica.seeks),
+            policy=model.wish_of(replica).policy,
+            attempt=attempt,
+            history=reconcile.attempts_that_count(history, model.forgiven_at, time.time()),
+            instance=instance,
+            observation=observation,
+            tail=tuple(watcher.tail) if watcher else (),
+            planning=PlanState(replica.blocked, bool(replica.takes), replica.on_request),
+            demand=Demand(model.hold, model.stopped, model.asks, _has_spare(model, replica)),
+            leaving=Leaving()
+            if eviction is None
+            else Leaving(
+                eviction.reason,
+                drained=attempt is not None and self._drains.over(attempt.instance_name),
+                sleeps=not eviction.ends and _sleeps(model, replica),
+            ),
+            busy=replica.busy,
+            spent=attempt is not None and replica.spent == attempt.id,
+        )
+
+    def _begin_effect(
+        self,
+        model: ManagedModel,
+        replica: ReplicaState,
+        action: reconcile.Action,
+        snapshot: ReplicaSnapshot,
+    ) -> None:
+        """Start a slow action as the replica's task."""
+        effects, name = self._effects, type(action).__name__
+        context = partial(self._fleet.planning_context, model, replica)
+        match action:
             case reconcile.MakePlan():
                 if not replica.looks_again:
                     replica.status = Rest("starting", "planning")
-                self._start(replica, name, effects.plans.plan(model, replica, room, instead))
+                instead = partial(context, instead=True)
+                self._start(replica, name, effects.plans.plan(model, replica, context, instead))
             case reconcile.Launch(attempt):
                 replica.status = Rest("starting", "launching")
-                self._start(replica, name, effects.starts.launch(model, replica, attempt, room))
+                self._start(replica, name, effects.starts.launch(model, replica, attempt, context))
             case reconcile.Verify(attempt):
                 replica.status = Rest("verifying", "proving that it generates")
-                self._start(
-                    replica, name, effects.proofs.verify(replica, attempt, model.forgiven_at)
-                )
-            case reconcile.Publish(attempt):
-                await self._performed(name, effects.attempts.publish(replica, attempt))
-                replica.status = Rest("ready")
-            case reconcile.Fail(attempt, failure):
-                await self._performed(name, effects.attempts.fail(replica, attempt, failure))
-                return True
-            case reconcile.Retire(attempt):
-                await self._performed(name, effects.attempts.retire(replica, attempt))
-                return True
+                effect = effects.proofs.verify(replica, attempt, model.forgiven_at)
+                self._start(replica, name, effect)
             case reconcile.Sleep(attempt):
-                replica.status = Rest("stopping", leaving)
+                replica.status = Rest("stopping", snapshot.leaving.reason)
                 self._start(replica, name, effects.sleeps.sleep(replica, attempt))
             case reconcile.Wake(attempt):
                 replica.status = Rest("starting", "waking up")
-                claims, sharing = (
-                    partial(self._fleet.claims, replica),
-                    partial(self._fleet.sharing, model, model.wish),
-                )
                 effect = effects.sleeps.wake(
-                    replica, attempt, claims, lambda: sharing().offers, spare=spare
+                    replica,
+                    attempt,
+                    partial(self._fleet.claims, replica),
+                    lambda: self._fleet.sharing(model, model.wish).offers,
+                    spare=snapshot.demand.spare,
                 )
                 self._start(replica, name, effect)
-            case reconcile.Stop(instance_to_stop, why):
-                replica.status = Rest(
-                    "starting" if wanted and not leaving else "stopping", leaving or why
-                )
-                served = any(one.ready_at is not None for one in replica.attempts[-1:]) and (
-                    bool(leaving) or not wanted
-                )
-                grace = self._settings.stop_grace_s if served else _SHORT_GRACE_S
-                replica.stopping = True
-                hurry = (lambda: model.deleting) if served else None
-                self._start(replica, name, self._stop(instance_to_stop, grace, hurry))
-        return False
+
+    async def _record(
+        self, replica: ReplicaState, action: reconcile.Publish | reconcile.Fail | reconcile.Retire
+    ) -> bool:
+        """Record a change of the attempt. Returns whether to look for another action at once."""
+        attempts, name = self._effects.attempts, type(action).__name__
+        match action:
+            case reconcile.Publish(attempt):
+                await self._performed(name, attempts.publish(replica, attempt))
+                replica.status = Rest("ready")
+                return False
+            case reconcile.Fail(attempt, failure):
+                await self._performed(name, attempts.fail(replica, attempt, failure))
+            case reconcile.Retire(attempt):
+                await self._performed(name, attempts.retire(replica, attempt))
+        return True
+
+    def _begin_stop(
+        self,
+        model: ManagedModel,
+        replica: ReplicaState,
+        action: reconcile.Stop,
+        snapshot: ReplicaSnapshot,
+    ) -> None:
+        leaving = snapshot.leaving.reason
+        goes_on = snapshot.is_wanted and not leaving
+        replica.status = Rest("starting" if goes_on else "stopping", leaving or action.why)
+        served = any(past.ready_at is not None for past in replica.attempts[-1:]) and not goes_on
+        grace_s = self._settings.stop_grace_s if served else _SHORT_GRACE_S
+        replica.stopping = True
+        hurry = (lambda: model.deleting) if served else None
+        self._start(replica, "Stop", self._stop(action.name, grace_s, hurry))
 
     def _start(self, replica: ReplicaState, name: str, effect: Coroutine[Any, Any, None]) -> None:
         replica.task = asyncio.create_task(self._performed(name, effect))
@@ -270,16 +298,14 @@ class ReplicaSteps:
             raise error
         replica.setback.over()
 
-    def _watcher(self, attempt: Attempt, instance: Instance) -> Watcher:
-        watched = (
-            self._launcher.host,
-            self._signatures(),
-            self._settings,
-            self._client.with_key(instance.key),
-            self._wake,
-            self._silent_s,
-        )
-        return Watcher(attempt, instance.name, instance.url or "", *watched)
+
+def _has_spare(model: ManagedModel, replica: ReplicaState) -> bool:
+    """Whether another copy of the model serves and stays."""
+    return any(
+        other is not replica and other.leaving is None
+        for other in model.replicas
+        if other.attempt and other.attempt.serves
+    )
 
 
 def _sleeps(model: ManagedModel, replica: ReplicaState) -> bool:

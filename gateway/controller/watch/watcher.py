@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from gateway.controller.decisions.freeze_detector import FreezeDetector, longest_step_s
 from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
@@ -43,6 +44,21 @@ _CANARIES = 2
 _YIELD_LINES = 200
 
 
+class WatchContext(NamedTuple):
+    """The surroundings of a watcher.
+
+    `client` has the key of the engine. `silent_s` gives the seconds since an instance's last byte
+    to clients; None: no client waits.
+    """
+
+    host: Host
+    signatures: Signatures
+    settings: Settings
+    client: EngineClient
+    wake: Callable[[], None]
+    silent_s: Callable[[str], float | None] = lambda _: None
+
+
 class Watcher:
     """Watches one attempt. `observation` and `tail` are the present knowledge; `wake` is called
     when they change."""
@@ -52,32 +68,25 @@ class Watcher:
         attempt: Attempt,
         name: str,
         url: str,
-        host: Host,
-        signatures: Signatures,
-        settings: Settings,
-        client: EngineClient,
-        wake: Callable[[], None],
-        silent_s: Callable[[str], float | None] = lambda _: None,
+        context: WatchContext,
     ) -> None:
-        """`client` has the key of this engine. `silent_s` gives the seconds since the engine's last
-        byte to clients; None: no client waits."""
         self.attempt = attempt
         self.name = name
         self.url = url
         self.observation = Observation(verified=attempt.state == "ready")
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._host = host
-        self._signatures = signatures
+        self._host = context.host
+        self._signatures = context.signatures
         self._reader = self._new_reader()
         self._report_timer: asyncio.TimerHandle | None = None
-        self._settings = settings
-        self.client = client
-        self._wake = wake
-        self._silent_s = silent_s
+        self._settings = context.settings
+        self.client = context.client
+        self._wake = wake = context.wake
+        self._silent_s = context.silent_s
         self._last_sign = self._answered = time.monotonic()
         self._silent_since: float | None = None
         self._compiles = ""
-        self._freeze = FreezeDetector(self._answered, settings.silent_after_s)
+        self._freeze = FreezeDetector(self._answered, context.settings.silent_after_s)
         self._lines = 0  # lines of the log read so far, by any pass
         self._works = [
             Supervised(self._follow, "reading the log of an engine", wake, instance=name),

@@ -136,7 +136,7 @@ async def test_what_an_engine_answers_is_finished_before_it_leaves_and_later_req
         await counted(gateway, 'in_flight{model="m"} 1')
         assert (await gateway.client.post("/admin/models/m/stop")).status_code == 202
         view = await gateway.until("m", "stopping")
-        assert "what it answers is finished first" in view["detail"]
+        assert "requests in flight are answered first" in view["detail"]
         late = await ask(gateway, "m")
         assert late.status_code == 503
         assert loaded(gateway.world) == {"m"}
@@ -256,7 +256,7 @@ async def test_what_a_copy_answers_is_finished_before_it_leaves(tmp_path: Path) 
         asks = asyncio.create_task(ask(gateway, "c"))
         async with asyncio.timeout(HANG_S):
             while (
-                "what it answers is finished first"
+                "requests in flight are answered first"
                 not in (view := await gateway.show("pair"))["detail"]
             ):
                 await asyncio.sleep(0.02)

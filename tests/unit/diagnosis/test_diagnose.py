@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from gateway.cli.commands.diagnose import SCHEMA, Diagnosis, report
 from gateway.cli.main import app
 from gateway.controller.watch.engine_client import EngineClient
-from gateway.controller.watch.watcher import Watcher
+from gateway.controller.watch.watcher import WatchContext, Watcher
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.facts.learn import learn, told
 from gateway.diagnosis.lines.line_filter import ALARMS, PROGRESS, LineFilter
@@ -386,16 +386,14 @@ async def watched(name: str, *, ends: bool) -> Observation:
     lines = text(name).split(b"\n")
     settings = Settings.model_validate({"data_dir": "/nonexistent"})
     host = Printing(lines if ends else lines[: CASES[name]["line"]], ends=ends)
-    watcher = Watcher(
-        failed_attempt(),
-        "x",
-        "http://127.0.0.1:1",
+    context = WatchContext(
         host,  # type: ignore[arg-type]
         SIGNATURES,
         settings,
         EngineClient(1),
         woken.set,
     )
+    watcher = Watcher(failed_attempt(), "x", "http://127.0.0.1:1", context)
     try:
         async with asyncio.timeout(HANG_S):
             while watcher.observation.proof is None and not watcher.observation.log_ended:

@@ -3,9 +3,12 @@ from typing import Any
 import pytest
 
 from gateway.controller.decisions.reconcile import (
+    Demand,
     Fail,
     Launch,
+    Leaving,
     MakePlan,
+    PlanState,
     Publish,
     ReplicaSnapshot,
     Rest,
@@ -25,7 +28,15 @@ NOW = 1_000_000.0
 
 
 def replica(**fields: Any) -> ReplicaSnapshot:
-    return ReplicaSnapshot(**{"is_wanted": True, "policy": Policy(), "attempt": None, **fields})
+    if "leaving" in fields:
+        fields["reason"] = fields.pop("leaving")
+    groups: dict[str, Any] = {"planning": PlanState, "demand": Demand, "leaving": Leaving}
+    for name, kind in groups.items():
+        known = kind.__dataclass_fields__.keys() & fields.keys()
+        groups[name] = kind(**{field: fields.pop(field) for field in known})
+    return ReplicaSnapshot(
+        **{"is_wanted": True, "policy": Policy(), "attempt": None, **groups, **fields}
+    )
 
 
 def act(**fields: Any) -> Any:
@@ -217,7 +228,7 @@ def test_who_leaves_finishes_what_it_answers_and_stops() -> None:
     ready = attempt(state="ready", ready_at=NOW - 5)
     leaves = {"attempt": ready, "instance": instance(ready), "leaving": "it makes room for x"}
     assert act(**leaves) == Rest(
-        "stopping", "it makes room for x; what it answers is finished first"
+        "stopping", "it makes room for x; requests in flight are answered first"
     )
     assert act(**leaves, drained=True) == Retire(ready)
     # Nobody waits for what has not served yet.
