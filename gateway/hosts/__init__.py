@@ -1,1 +1,2 @@
-"""Where engines run: one contract (`host`), three bodies: `docker`, `agent`, `process`."""
+"""Hosts that run engines: one contract (`host`), three implementations: `docker`, `agent`,
+`process`."""

@@ -1,39 +1,32 @@
-"""The contract of a host: the thing that runs engines for us and outlives the gateway.
+"""The contract of a host, which runs engines and outlives the gateway.
 
-A host is asked, never trusted to remember what we meant: it reports what is there, and the loop
-decides.
-An instance is ours when it carries our marker (container labels, or a record with the start time of
-its process); an instance that is not ours is never listed, stopped or removed.
+A host reports what exists, and the loop decides. An instance is ours if it carries our marker:
+container labels, or a record with the start time of its process. Foreign instances are never
+listed, stopped or removed.
 
-    state of NAME              start(spec)                             stop(name)            list()
-    absent                     -> running                              nothing               not listed
-    running, same fingerprint  -> the same instance (nothing starts)   -> absent             "running"
-    created, never started     -> running                              -> absent             "created"
-    exited                     -> removed, started anew                -> absent             "exited", with exit code
-    running, other fingerprint Conflict                                -> absent             as it is
-    held by somebody else      ForeignInstance, untouched              ForeignInstance       not listed
+    state of NAME              start(spec)                      stop(name)       list()
+    absent                     -> running                       nothing          not listed
+    running, same fingerprint  -> the same instance             -> absent        "running"
+    created, never started     -> running                       -> absent        "created"
+    exited                     -> removed, started again        -> absent        "exited", exit code
+    running, other fingerprint Conflict                         -> absent        unchanged
+    held by a foreign program  ForeignInstance, untouched       ForeignInstance  not listed
 
-* `start` returns when the engine's process exists, not when it answers. Killing the gateway at any
-  instruction inside `start` leaves nothing, or an instance that the next `list` shows.
-* `stop` ends the whole family of the engine (workers too) and forgets it: SIGTERM, then SIGKILL
-  after `grace_s`. Stopping what is absent is fine. A log that is a part of the instance goes with
-  it.
-* `follow` yields the log from its first byte, then new lines as they come, and ends after the
-  engine has exited and its last line was given. Lines have no newline and at most MAX_LINE bytes (a
-  longer one is cut there).
-* `prepare` makes ready what `start` needs (an image, an engine's environment) and reports progress
-  in words; the only method that may take minutes. Raises HostError with what to do when it cannot
-  be had.
-* `resolve` says which image an engine's name means now: what it returns means that image for all
-  other methods, whatever becomes of the name. `prepare` brings exactly that image. Of an engine
-  without an image it is the engine as it was given.
-* `inquire` runs the engine's own code (gateway/engines/inquiry/inside) in the engine's environment,
-  without network where the host can take it away, and leaves nothing behind, however the generator
-  ends. It gets the `gpus` that it is to measure; questions about models are about GPUs that are
-  stated, and it gets none.
-* `processes` gives the living processes of the engine's family, compilers that it runs included;
-  nothing where the host cannot tell, or where nothing runs. In a container that is paused all are
-  stopped.
+* `start` returns when the engine's process exists, not when it answers. Killing the gateway inside
+  `start` leaves nothing, or an instance that the next `list` shows.
+* `stop` ends all processes of the engine (workers too) and forgets it: SIGTERM, then SIGKILL after
+  `grace_s`. Stopping an absent instance does nothing. A log inside the instance goes with it.
+* `follow` yields the log from its first byte, then new lines as they come. The end comes after the
+  engine's exit and its last line. Lines have no newline and are cut at MAX_LINE bytes.
+* `prepare` provides the image or environment for `start`, and reports progress in words. No other
+  method takes minutes. Raises HostError with the remedy.
+* `resolve` says which image an engine's name means now. All other methods use exactly that image,
+  even if the name moves. An engine without an image is returned unchanged.
+* `inquire` runs the engine's own code (gateway/engines/inquiry/inside) in its environment, if
+  possible without network. Nothing is left behind, however the generator ends. It gets the `gpus`
+  that it is to measure. Questions about models state their GPUs and get none.
+* `processes` gives the living processes of the engine, its compilers included; none where the host
+  cannot tell, or nothing runs. In a paused container all are stopped.
 * Calls for different names may run at the same time.
 """
 
@@ -46,13 +39,13 @@ from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec
 
 MAX_LINE = 16 * 1024
 MOST_COMMAND = 4096
-"""Characters of a command line that `processes` gives: a compiler's names its source behind
-hundreds of flags."""
+"""Characters of a command line that `processes` gives: a compiler names its source behind hundreds
+of flags."""
 
 
 class Host(Protocol):
-    """See the module's docstring: it is the specification, and `tests/contract/test_host.py` tests
-    every host against it."""
+    """The module's docstring is the specification. `tests/contract/test_host.py` tests every host
+    against it."""
 
     kind: str  # "docker" or "process"
 
@@ -86,22 +79,27 @@ class Host(Protocol):
         ...
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
-        """The engine with the digest of its image; as it is where it has one already. Raises
-        HostError where it is not here."""
+        """The engine with the digest of its image, unless it has one. Raises HostError if the image
+        is not here."""
         ...
 
     async def identity(self, engine: EngineRef) -> str:
-        """What would answer an inquiry: another image or environment has another identity. Raises
-        HostError where it is not here."""
+        """The identity of the code that would answer an inquiry. Another image or environment has
+        another one.
+
+        Raises HostError if it is not here.
+        """
         ...
 
     def inquire(
         self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
-        """The lines that the engine's own Python answers to the document of questions. gpus: those
-        that it gets, by UUID. Raises HostError."""
+        """The lines that the engine's Python answers to a document of questions.
+
+        `gpus` are visible to it, by UUID. Raises HostError.
+        """
         ...
 
     async def close(self) -> None:
-        """Let go of connections; engines go on running."""
+        """Close connections. Engines run on."""
         ...

@@ -7,7 +7,7 @@ asleep  yes       its turn has come                                wakes up; evi
 asleep  no        stopped, or a plan needs the rest of its memory  stops
 out     yes       others have waited longer                        waits for its turn
 out     no        pinned                                           as with requests
-out     no        new, kept for ever, or within its keep_alive     loads if no request waits elsewhere
+out     no        new, kept for ever, or within its keep_alive     loads unless others wait
 out     no        else                                             rests until a request comes
 serves  no        idle for longer than its keep_alive, not pinned  is evicted
 serves  -         a requested model needs some copies, not pinned  these are evicted after residence

@@ -1,15 +1,17 @@
 """Decides whether a serving engine is frozen, from its processes, health endpoint, metrics and
 clients. Pure.
 
-    what is frozen           how it shows                                                    frozen after
-    any process of it        Linux says "stopped" (SIGSTOP, a paused container), twice       CONFIRM_S after the first look
-    its HTTP server          no health check is answered, and its processes do not work      silent_after_s
-    its core, in a deadlock  clients wait, it gives no byte, its metrics stand still, its
-                             processes do not work, and it does not answer the smallest
-                             request either                                                  silent_after_s
-    its core, in a loop      clients wait, it gives no byte, and its metrics stand still
-                             for longer than a step of it can take; from then on it
-                             does not answer the smallest request                            twice silent_after_s
+    frozen part          signs                                             frozen after
+    any of its processes Linux says "stopped" (SIGSTOP, a paused           CONFIRM_S after the first
+                         container), twice                                 look
+    its HTTP server      no health check is answered, and its processes    silent_after_s
+                         do not work
+    its core, deadlocked clients wait, no byte comes, metrics stand        silent_after_s
+                         still, its processes do not work, and the
+                         smallest request is not answered either
+    its core, in a loop  clients wait, no byte comes, and metrics stand    twice silent_after_s
+                         still for longer than a step; from then on the
+                         smallest request is not answered either
 
 An engine at work is never frozen, however silent. A long prefill moves its metrics with each step.
 Garbage collection, autotuning and compilation take processor time in the engine or its children.

@@ -1,23 +1,24 @@
 """The next action for one replica, from its wanted and observed state. Pure, and the only place
 that decides.
 
-    wanted?  attempt     instance   seen               action
-    no       -           running    -                  Stop, then forget
-    yes      none        any        -                  Stop (the engine of an ended attempt)
-    yes      none        absent     -                  MakePlan (or Rest, while it backs off or in quarantine)
-    yes      none        absent     held back          Rest (what it waits for, gateway/controller/decisions/eviction.py)
-    yes      starting    any        leaves             Retire
-    yes      ready       running    leaves, drained    Sleep, where the engine can; else Retire, then Stop as the engine of an ended attempt
-    yes      asleep      running    its turn           Wake (also what was cut off while it fell asleep or woke up), or another copy serves
-    yes      asleep      running    has to end         Retire
-    yes      asleep      exited/absent                 Retire: nobody misses it
-    yes      any         any        could not sleep    Retire
-    yes      starting    absent     -                  Launch (also what was created and never ran)
-    yes      starting    running    proof              Fail
-    yes      starting    running    answering          Verify, then Publish
-    yes      starting    exited     -                  Fail
-    yes      ready       running    proof (hang)       Fail
-    yes      ready       exited/absent                 Fail
+    wanted?  attempt   instance       condition        action
+    no       -         running        -                Stop, then forget
+    yes      none      any            -                Stop (the engine of an ended attempt)
+    yes      none      absent         -                MakePlan (or Rest: back-off, quarantine)
+    yes      none      absent         held back        Rest (the reason comes from eviction.py)
+    yes      starting  any            evicted          Retire
+    yes      ready     running        evicted, idle    Sleep if it can; else Retire, then Stop
+    yes      asleep    running        its turn         Wake, unless another copy serves; also after
+                                                       an interrupted sleep or wake
+    yes      asleep    running        has to end       Retire
+    yes      asleep    exited/absent  -                Retire: nobody misses it
+    yes      any       any            could not sleep  Retire
+    yes      starting  absent         -                Launch (also if created and never run)
+    yes      starting  running        proof            Fail
+    yes      starting  running        answering        Verify, then Publish
+    yes      starting  exited         -                Fail
+    yes      ready     running        proof (hang)     Fail
+    yes      ready     exited/absent  -                Fail
 
 The loop performs the action, records it, and asks again. Every action may be repeated: launching a
 running engine or stopping an absent one does nothing. So a crash at any point costs one more pass.

@@ -1,2 +1,1 @@
-"""Docker, reached by a process that clients cannot reach: the agent, its policy, and the host that
-asks the agent."""
+"""Docker behind an agent: the agent process, its policy, and the host that calls it."""

@@ -1,9 +1,8 @@
-"""The agent: does what a gateway asks over a Unix socket, as far as the policy allows, on a host
-that it alone reaches.
+"""The agent: starts engines for a gateway over a Unix socket, as far as its policy allows.
 
-Nothing that comes in is trusted. A connection is one call: a line of limited length that must be
-there in limited time, from a process of this user. So many connections are served at once, and
-others are closed; whoever floods the agent floods nobody else.
+Input is never trusted. A connection is one call: a line of limited length, within limited time,
+from a process of this user. Beyond a number of connections new ones are closed, so a flood harms
+nobody else.
 """
 
 from __future__ import annotations
@@ -59,21 +58,22 @@ from gateway.logging import Logger
 
 log = Logger("fitserve.agent")
 
-# A gateway follows the log of each engine, and asks for little else at once.
+# A gateway follows the log of each engine, and makes few other calls.
 _MOST_CONNECTIONS = MOST_INSTANCES + 64
 # A gateway writes its line at once.
 _LINE_S = 10.0
 _BACKLOG = 64
 # A config of 16 MB and the headers of half a million tensors.
 _MOST_ASKED = 128 * 1024 * 1024
-# Reports of a pull that nobody has taken yet: the last ones count.
+# Unread reports of a pull. Only the last ones count.
 _REPORTS = 16
 
 
 class Agent:
-    """`engine` gives the profile of an engine by its name, and raises NotFound; `models` is what
-    engines mount; `resolved` are the images
-    that allowed names meant."""
+    """`engine` gives the profile of an engine by name, and raises NotFound.
+
+    `models` is the mount of engines; `resolved` are the images found under allowed names.
+    """
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Agent:
 
     @asynccontextmanager
     async def serving(self, path: Path) -> AsyncIterator[None]:
-        """Answers at the socket `path`, for this user alone. Raises SettingsError where the socket
+        """Serve on the socket `path`, for this user alone. Raises SettingsError if the socket
         cannot be made."""
         try:
             listener = _listen(path)
@@ -123,7 +123,7 @@ class Agent:
                 with contextlib.suppress(OSError):
                     await self._answer(reader, writer)
         except Exception:
-            # A fault of ours; this connection ends, and no other.
+            # A fault of the agent ends this connection, and no other.
             log.exception("a call broke")
         finally:
             await _close(writer)
@@ -165,7 +165,7 @@ class Agent:
             )
             return
         working = asyncio.ensure_future(self._work(call, writer))
-        # A gateway that leaves gives its call up. It says nothing after the call.
+        # A gateway that disconnects gives its call up. It sends nothing after the call.
         leaving = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -274,7 +274,7 @@ class Agent:
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
-    """What was written goes out; what nobody reads is not waited for long."""
+    """Close a connection after its output, but wait only a limited time for its reader."""
     writer.close()
     try:
         async with asyncio.timeout(_LINE_S):
@@ -289,8 +289,8 @@ async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
 
 
 def _unpacked(text: str) -> bytes:
-    """Raises AgentRefusal for what is no packed document, or unpacks to more than a model can
-    say."""
+    """The unpacked document. Raises AgentRefusal if it is malformed, or larger than a model
+    needs."""
     opener = zlib.decompressobj()
     try:
         document = opener.decompress(base64.b64decode(text, validate=True), _MOST_ASKED)
@@ -310,14 +310,14 @@ def _failed(error: FitserveError) -> FailedAnswer:
 
 
 def _user(connection: socket.socket) -> int:
-    """Who has the other end."""
+    """The user of the process at the other end."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     user: int = struct.unpack("3i", found)[1]
     return user
 
 
 def _listen(path: Path) -> socket.socket:
-    """For this user alone from the first moment on. Raises OSError."""
+    """A listening socket, for this user alone from the beginning. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
@@ -325,7 +325,7 @@ def _listen(path: Path) -> socket.socket:
         try:
             listener.bind(str(path))
         except OSError as error:
-            # A socket that an agent before has left.
+            # A previous agent has left the socket.
             if error.errno != errno.EADDRINUSE or not path.is_socket():
                 raise
             path.unlink()

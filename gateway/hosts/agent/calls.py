@@ -1,5 +1,4 @@
-"""What a gateway and its agent tell each other: one call per connection, one line of JSON up, lines
-of JSON down.
+"""The protocol of gateway and agent: one call per connection, one JSON line up, JSON lines down.
 
     PrepareCall(engine)         -> ProgressAnswer ... DoneAnswer
     StartCall(spec)             -> DoneAnswer with the instance
@@ -12,9 +11,8 @@ of JSON down.
     InquireCall(engine, asked)  -> LineAnswer ... DoneAnswer
     any                     -> FailedAnswer, instead of DoneAnswer
 
-The gateway closes the connection to give a call up. HTTP would say the same in more words, and
-would need limits for heads, bodies, pipelining and idle connections; of a line, one number is the
-limit.
+The gateway closes the connection to give a call up. HTTP would need limits for heads, bodies,
+pipelining and idle connections. A line needs one limit.
 """
 
 from __future__ import annotations
@@ -25,10 +23,9 @@ from pydantic import Field, TypeAdapter
 
 from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec, Value
 
-# Questions about a model have its config and, packed, the names and shapes of its tensors.
+# Questions about a model hold its config and, packed, the names and shapes of its tensors.
 MOST_BYTES_OF_CALL = 1024 * 1024
-# A line of an engine's log takes six bytes for each of its own, at worst; what an engine says of
-# its version is plain.
+# A byte of an engine's log takes at most six bytes. The description of a version is plain text.
 MOST_BYTES_OF_ANSWER = 16 * 1024 * 1024
 
 Name = Annotated[str, Field(min_length=1, max_length=255)]
@@ -75,8 +72,8 @@ class IdentityCall(Value):
 
 
 class InquireCall(Value):
-    """`asked` is what `gateway.engines.inquiry.document` makes, packed by zlib, in base64. What
-    runs in the container is the agent's own."""
+    """`asked` is the document of `gateway.engines.inquiry.document`, packed by zlib, in base64. The
+    code in the container is the agent's own."""
 
     call: Literal["inquire"] = "inquire"
     engine: EngineRef
@@ -90,7 +87,7 @@ class ProgressAnswer(Value):
 
 
 class LineAnswer(Value):
-    """A line of a log: its bytes as the characters of the same numbers."""
+    """A line of a log. Each character has the number of its byte."""
 
     answer: Literal["line"] = "line"
     text: str
@@ -105,7 +102,7 @@ class DoneAnswer(Value):
 
 
 class FailedAnswer(Value):
-    """`error` is the name of its class in gateway/errors.py."""
+    """`error` names a class of gateway/errors.py."""
 
     answer: Literal["failed"] = "failed"
     error: Literal["HostError", "AgentRefusal", "Conflict", "ForeignInstance"]

@@ -1,8 +1,6 @@
-"""Engines in containers, started by an agent that alone reaches Docker. This host asks the agent,
-over its Unix socket.
+"""Engines in containers, started by an agent over its Unix socket.
 
-An agent that is away stops nothing: engines go on, `list` raises, and `follow` waits for the agent
-and goes on where it was.
+An unreachable agent stops nothing: engines run on, `list` raises, and `follow` waits and continues.
 """
 
 from __future__ import annotations
@@ -44,14 +42,14 @@ from gateway.hosts.docker.host import ENGINE_PORT
 # Inside the class `list` is the method.
 Instances = list[Instance]
 
-# Longer than the agent waits for Docker: then its answer says why.
+# Longer than the agent waits for Docker, so that its answer says why.
 _PATIENCE_S = 30.0
 _SLOW_S = 180.0
 _AGAIN_S = 1.0
 
 
 class AgentAway(HostError):
-    """Nobody answers at the agent's socket, or somebody stopped answering."""
+    """The agent does not answer, or stopped answering."""
 
 
 class AgentHost:
@@ -86,7 +84,7 @@ class AgentHost:
         given = 0
         while True:
             try:
-                # The agent gives the log from its first line, each time.
+                # The agent gives the log from its first line each time.
                 passed = 0
                 async with aclosing(self._ask(FollowCall(name=name), None)) as answers:
                     async for answer in answers:
@@ -126,7 +124,7 @@ class AgentHost:
                     yield answer.text.encode("latin-1")
 
     async def close(self) -> None:
-        """Every call has a connection of its own."""
+        """Nothing to close: every call has its own connection."""
 
     async def _done(self, call: Call, timeout_s: float) -> DoneAnswer:
         done = DoneAnswer()
@@ -137,8 +135,8 @@ class AgentHost:
         return done
 
     async def _ask(self, call: Call, silence_s: float | None) -> AsyncGenerator[Answer, None]:
-        """What the agent answers, DoneAnswer as the last. Raises AgentAway, and what the agent says of a
-        failure."""
+        """The answers of the agent, DoneAnswer as the last. Raises AgentAway, and failures reported
+        by the agent."""
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -1,8 +1,7 @@
-"""What an agent starts for a gateway that it does not trust: nothing but engines as plans start
-them. Pure.
+"""The policy of an agent for an untrusted gateway: only engines as plans start them. Pure.
 
-The spec has no field for privileges, capabilities, devices but GPUs, networks, namespaces or ports:
-what is not in it, nobody can ask for. What is in it is checked here, against the agent's own
+A launch has no field for privileges, capabilities, other devices than GPUs, networks, namespaces or
+ports, so nobody can ask for them. All other fields are checked here against the agent's own
 profiles.
 """
 
@@ -26,7 +25,7 @@ _NAME = re.compile(r"[\w-]{1,255}")
 _CACHE = re.compile(r"([0-9a-f]{16})?")
 _FINGERPRINT = re.compile(r"[0-9A-Za-z]{1,64}")
 _MOST_GPUS = 64
-# What plans ask for with 64 ranks, rounded up.
+# The need of plans with 64 ranks, rounded up.
 _MOST_SHARED_BYTES = 256 * GIB
 _MOST_PIDS = 2**19
 
@@ -34,10 +33,10 @@ _MOST_PIDS = 2**19
 def check_engine(
     asked: EngineRef, engine: Engine, allowed: AllowedImages, resolved: Mapping[str, str]
 ) -> None:
-    """Raises AgentRefusal unless it is the engine of this profile, in an image that may be started.
-    resolved: by digest the name of an image
-    that the agent itself found under that name: who asks could give the id of any image of this
-    machine.
+    """Raises AgentRefusal unless the engine is that of the profile, in an allowed image.
+
+    `resolved` maps digests to image names that the agent itself found. A caller alone could name
+    any image of this machine.
     """
     if (asked.kind, asked.version) != (engine.kind, engine.version):
         raise _refusal(f"this is the profile of {engine.ref}, not of {str(asked)[:80]!r}")
@@ -63,9 +62,11 @@ def check_launch(
     allowed: AllowedImages,
     resolved: Mapping[str, str],
 ) -> None:
-    """Raises AgentRefusal for a spec that no plan for this engine makes. `models` is the only mount
-    that there may be: a folder
-    below it could be swapped for a link to another one, after it was looked at."""
+    """Raises AgentRefusal for a launch that no plan for this engine makes.
+
+    `models` is the only allowed mount. A folder below it could be replaced by a link after the
+    check.
+    """
     check_engine(spec.engine, engine, allowed, resolved)
     named = (
         _NAME.fullmatch(spec.name)
@@ -85,7 +86,7 @@ def check_launch(
         raise _refusal(f"{engine.ref} runs on no GPU")
     if spec.scratch != engine.scratch:
         raise _refusal(f"the folders that {engine.ref} writes to are in its profile")
-    # Which cache it gets follows from its image too, which the agent's own host adds.
+    # The cache also depends on the image, which the agent's own host adds.
     if spec.caches != engine.caches or not _CACHE.fullmatch(spec.cache):
         raise _refusal(f"where {engine.ref} keeps what it compiles is in its profile")
     if (spec.key_env, spec.key_option) != (engine.key_env, engine.key_option):
@@ -109,7 +110,7 @@ def check_launch(
 
 
 def check_gpus(gpus: tuple[str, ...]) -> None:
-    """Raises AgentRefusal for what could ask Docker for more than GPUs."""
+    """Raises AgentRefusal for values that could ask Docker for more than GPUs."""
     if len(gpus) > _MOST_GPUS or not all(map(_GPU.fullmatch, gpus)) or len(set(gpus)) < len(gpus):
         raise _refusal("GPUs are named by UUID, each once")
 

@@ -1,6 +1,7 @@
-"""Which images allowed names have meant, in a file of the agent: an image that was built on this
-machine has no other proof of its name
-once the name has moved on."""
+"""The images found under allowed names, in a file of the agent.
+
+A locally built image has no other proof of its name once the name has moved.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from gateway.domain import EngineRef
 from gateway.errors import HostError
 from gateway.store import atomic_file
 
-# Of more the oldest are forgotten.
+# Beyond this number the oldest are forgotten.
 _MOST = 1000
 
 
@@ -27,10 +28,10 @@ class ResolvedImages:
             }
         except (OSError, ValueError, AttributeError):
             self.digests = {}
-        """By digest the name of the image."""
+        """Image names by digest."""
 
     def keep(self, engine: EngineRef) -> None:
-        """Raises HostError: an image that is not remembered could not be started again."""
+        """Remember an image. Raises HostError, as a forgotten image could not be started again."""
         if (
             engine.digest is None
             or engine.image is None

@@ -1,8 +1,8 @@
-"""What engines in containers compile, kept for their next start: a volume for each image and each
-kind of start that may share it (`LaunchSpec.cache`).
+"""Volumes for the compiled code of engines in containers, one for each image and
+`LaunchSpec.cache`.
 
-Its name follows from the image itself, not from the image's name: nobody but who may start this
-very image can write what its next engine runs.
+The name of a volume follows from the image itself, not from its name. So only those that may start
+this image can write the code of its next engine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FOLDER = "/var/cache/fitserve"
 # Of one installation, as on the process host.
 MOST_BYTES = 32 * GIB
-# Where Docker does not say how large its volumes are.
+# The most volumes where Docker does not report their sizes.
 MOST_UNMEASURED = 16
 _PASSWD = "/etc/passwd"  # noqa: S105 - the names of users
 _MOST_PASSWD = 2**20
@@ -31,10 +31,10 @@ Attributes = dict[str, Any]
 
 
 def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: str) -> str | None:
-    """The volume for such starts, made where there is none; None where nothing is kept: for a start
-    that shares with none, or an image whose user
-    is not known. Others, of this installation, that were made first make room where all are too
-    large.
+    """The volume for such starts, made if needed; None if nothing is kept.
+
+    Starts without a shared cache, and images with an unknown user, keep nothing. The oldest other
+    volumes of this installation are removed if all are too large.
     """
     if not spec.cache:
         return None
@@ -57,8 +57,7 @@ def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: 
 
 
 def give_folders(client: APIClient, container: str, volume: str, spec: LaunchSpec) -> None:
-    """The folders in the volume, before the container starts, for the user whom its image runs as:
-    a new volume belongs to root."""
+    """Make the folders in the volume for the user of the image: a new volume belongs to root."""
     labels = client.inspect_volume(volume)["Labels"] or {}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as folders:
@@ -74,8 +73,7 @@ def give_folders(client: APIClient, container: str, volume: str, spec: LaunchSpe
 
 
 def _make_room(client: APIClient, kept: str, others: list[Attributes]) -> None:
-    """Of the others, those that were made first and that no container uses go, until all are small
-    enough together."""
+    """Remove the oldest unused other volumes until all are small enough together."""
     from docker.errors import APIError
 
     sizes = _sizes(client) if others else {}
@@ -96,11 +94,11 @@ def _make_room(client: APIClient, kept: str, others: list[Attributes]) -> None:
 
 
 def _sizes(client: APIClient) -> dict[str, int]:
-    """Bytes of volumes by their names; empty where Docker does not say."""
+    """Bytes of volumes by name; empty where Docker does not report them."""
     from requests.exceptions import RequestException
 
     try:
-        # `df` of the SDK would have images counted too, which may take long.
+        # `df` of the SDK would count images too, which may take long.
         place = f"{client.base_url}/v{client.api_version}/system/df"
         answer = client.get(place, params={"type": "volume"}, timeout=client.timeout)
         answer.raise_for_status()
@@ -111,7 +109,7 @@ def _sizes(client: APIClient) -> dict[str, int]:
 
 
 def _user(client: APIClient, image: Attributes) -> int | None:
-    """The id of the user whom the image runs as; None: it names one whom it does not have."""
+    """The id of the image's user; None if the image names an unknown user."""
     name = (image["Config"].get("User") or "0").split(":")[0]
     if name in ("root", "0"):
         return 0
@@ -119,7 +117,7 @@ def _user(client: APIClient, image: Attributes) -> int | None:
         return int(name)
     from docker.errors import APIError
 
-    # The container never runs: Docker gives files of one that was only made.
+    # The container never runs: Docker gives files of a created container.
     made = client.create_container(image["Id"], ["true"], labels={"fitserve.reading": name})["Id"]
     try:
         pieces, _ = client.get_archive(made, _PASSWD)

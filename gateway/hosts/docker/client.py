@@ -1,5 +1,4 @@
-"""Calls Docker: the SDK in threads, with a timeout on every call, and an error that says why Docker
-does not answer."""
+"""Calls to Docker through the SDK, in threads, each with a timeout and a clear error."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ T = TypeVar("T")
 
 
 def socket_path(base_url: str | None = None) -> str:
-    """The socket behind `base_url`, else DOCKER_HOST, else the usual one. Raises HostError when it
-    is no local socket."""
+    """The socket of `base_url`, of DOCKER_HOST, or the usual one. Raises HostError if it is not
+    local."""
     url = base_url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     if not url.startswith("unix://"):
         raise HostError(
@@ -34,8 +33,7 @@ def socket_path(base_url: str | None = None) -> str:
 
 
 def ping(path: str, timeout_s: float) -> None:
-    """One question and one answer, without the SDK: importing that takes a quarter of a second.
-    Raises OSError."""
+    """Ping Docker without the SDK, whose import takes a quarter of a second. Raises OSError."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
         connection.connect(path)
@@ -55,8 +53,7 @@ def available(base_url: str | None = None) -> bool:
 
 
 def listening(base_url: str | None = None) -> bool:
-    """Whether a program listens on Docker's socket. A Docker that just started, or that is busy,
-    may answer much later."""
+    """Whether a program listens on Docker's socket. A busy Docker may answer much later."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(socket_path(base_url))
@@ -66,7 +63,7 @@ def listening(base_url: str | None = None) -> bool:
 
 
 def information(base_url: str | None = None) -> dict[str, Any] | None:
-    """What Docker says of itself (`docker info`); None where it does not."""
+    """The output of `docker info`; None if Docker does not answer."""
     from docker.api import APIClient
     from docker.errors import DockerException
 
@@ -81,8 +78,7 @@ def information(base_url: str | None = None) -> dict[str, Any] | None:
 
 
 def cgroup_driver(base_url: str | None = None) -> str | None:
-    """What manages the cgroups of containers, "systemd" or "cgroupfs"; None where Docker does not
-    tell."""
+    """The manager of container cgroups, "systemd" or "cgroupfs"; None if unknown."""
     driver = (information(base_url) or {}).get("CgroupDriver")
     return str(driver) if driver else None
 
@@ -96,14 +92,13 @@ class DockerClient:
         self.timeout_s = timeout_s
         self._clients: dict[float, APIClient] = {}
         self._lock = threading.Lock()
-        # Threads of our own: when Docker hangs, nobody else waits for a free thread.
+        # Own threads: a hanging Docker must not block other work.
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="docker")
 
     async def call(self, work: Callable[[APIClient], T], timeout_s: float = 0) -> T:
-        """`work` in a thread; work that waits long for its answers brings a longer timeout. Raises
-        HostError.
+        """Run `work` in a thread, with a longer timeout for slow work. Raises HostError.
 
-        Work must allow being done twice: it is, when the connection broke in between.
+        Work must be repeatable: it is repeated when the connection broke.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
@@ -124,8 +119,7 @@ class DockerClient:
             try:
                 return work(self._connected(timeout_s))
             except APIError as error:
-                # Docker was replaced by a version that does not speak what the client has settled
-                # on.
+                # Docker was replaced by a version that does not speak the negotiated API.
                 if (
                     not tries
                     or error.status_code != 400
@@ -135,7 +129,7 @@ class DockerClient:
                         f"Docker refused: {error.explanation or error}.", hint=_LOG
                     ) from error
             except (DockerException, RequestException) as error:
-                # The SDK wraps what goes wrong while it connects.
+                # The SDK wraps errors of its connection.
                 if not tries or isinstance(error, Timeout) or isinstance(error.__cause__, Timeout):
                     self._explain_silence(2)
                     broken = f"no reply within {timeout_s:g} s, or a broken one"
@@ -159,14 +153,14 @@ class DockerClient:
             return self._clients[timeout_s]
 
     def _disconnect(self) -> None:
-        """Idle connections end now; one that another thread is using ends after its answer."""
+        """Close idle connections now, and used ones after their answer."""
         with self._lock:
             for client in self._clients.values():
                 client.close()
             self._clients.clear()
 
     def _explain_silence(self, timeout_s: float) -> None:
-        """Ask Docker the simplest thing. Raises HostError that says why it does not answer."""
+        """Ping Docker. Raises HostError that says why it does not answer."""
         silent = "Docker does not answer"
         try:
             ping(self.path, min(self.timeout_s, timeout_s))

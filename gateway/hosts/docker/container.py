@@ -1,4 +1,4 @@
-"""One engine's container: its name and labels, how it is created, and what Docker says of it."""
+"""The container of one engine: its name, labels, creation and state."""
 
 from __future__ import annotations
 
@@ -22,17 +22,15 @@ if TYPE_CHECKING:
 Attributes = dict[str, Any]
 
 RUNNING = ("running", "paused", "restarting")
-# Of the machine's RAM: an engine that takes more is ended alone, before Linux looks for something
-# to end.
+# Of the machine's RAM. An engine that takes more is killed alone, before Linux chooses a victim.
 _MOST_OF_RAM = 0.95
-# What is compiled into a folder is run from there.
 
 
 def container_name(name: str, owner: str) -> str:
-    """The container of an instance: with the installation's id, for two gateways may share one
+    """The container name of an instance, with the installation's id: two gateways may share a
     Docker Engine.
 
-    A name that Docker would refuse is changed, and told apart by its hash.
+    An illegal name is changed, and made unique by its hash.
     """
     legal = re.sub(r"[^a-zA-Z0-9_.-]", "-", name)
     if legal != name:
@@ -41,8 +39,7 @@ def container_name(name: str, owner: str) -> str:
 
 
 def image_of(engine: EngineRef) -> str:
-    """What Docker is asked for: the digest where one is known, so that a name that moves meanwhile
-    changes nothing."""
+    """The reference for Docker: the digest if known, so that a moved name changes nothing."""
     if engine.image is None:
         raise HostError(
             f"{engine} has no container image.",
@@ -52,9 +49,8 @@ def image_of(engine: EngineRef) -> str:
 
 
 def digest_of(found: Attributes, image: str) -> str:
-    """What an inspected image is called for ever: the digest under which its repository has it,
-    which can be pulled again; of one that was
-    built here, its id."""
+    """The permanent reference of an inspected image: its repository digest, which can be pulled
+    again, or its id if it was built here."""
     names = sorted(found.get("RepoDigests") or ())
     return next((name for name in names if repository(name) == repository(image)), str(found["Id"]))
 
@@ -65,8 +61,8 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
     from docker.types import LogConfig
 
     info = client.info()
-    # Any process of the machine reaches the network of containers; who may read the label may
-    # command Docker.
+    # Any process of the machine reaches the container network. Users who can read the label may
+    # command Docker anyway.
     key = secrets.token_hex(32)
     cache = cache_volume(client, client.inspect_image(image_of(spec.engine)), spec, owner)  # type: ignore[no-untyped-call]
     kept = (
@@ -77,12 +73,12 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
     volumes = (Mount(source=cache, target=FOLDER, read_only=False),) if cache is not None else ()
     made = client.create_container(
         image_of(spec.engine),
-        # argv is the whole command: the image's own entry point is replaced.
+        # argv is the whole command: it replaces the image's entry point.
         entrypoint=[spec.argv[0]],
         command=[*spec.argv[1:]],
         name=container_name(spec.name, owner),
         detach=True,
-        # CUDA would number unlike GPUs by speed; stages are dealt out in the order of the bus.
+        # CUDA would number mixed GPUs by speed; stages are assigned in bus order.
         environment=spec.env
         | kept
         | ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if spec.gpus else {})
@@ -106,14 +102,13 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
             device_requests=[gpu_request(info, spec.gpus)] if spec.gpus else [],
             shm_size=spec.shm_bytes,
             ipc_mode="private",
-            # Linux keeps from the first process of a container every signal it has no handler for,
-            # and gives it all orphans to reap: engines are no good at either. Where Docker lacks
-            # its init ("N/A") it must do.
+            # Linux drops signals without a handler for the first process of a container, and makes
+            # it reap orphans. Engines do neither well. "N/A": this Docker has no init.
             init=info["InitCommit"]["ID"] != "N/A",
             cap_drop=["ALL"],
-            # Engines on a CPU bind memory to NUMA nodes; Docker's seccomp profile allows it with
-            # this capability only (vLLM 0.32.0 without: "numa_set_membind failed", and it goes on,
-            # its memory wherever Linux put it).
+            # Engines on a CPU bind memory to NUMA nodes, which Docker's seccomp profile allows with
+            # this capability only (vLLM 0.32.0 without it: "numa_set_membind failed", and memory
+            # placement is left to Linux).
             cap_add=[] if spec.gpus else ["SYS_NICE"],
             security_opt=["no-new-privileges"],
             read_only=spec.scratch is not None,
@@ -134,15 +129,15 @@ def _memory(spec: LaunchSpec, machine_bytes: int) -> int | None:
 
 
 def _mount(mount: Mount) -> DockerMount:
-    """A folder, which must exist (the old `binds` would make a missing one), or a named volume."""
+    """A folder, which must exist (the old `binds` would create it), or a named volume."""
     from docker.types import Mount as DockerMount
 
     return DockerMount(mount.target, mount.source, type=mount.kind, read_only=mount.read_only)
 
 
 def gpu_request(info: Attributes, gpus: tuple[str, ...]) -> DeviceRequest:
-    """GPUs by UUID: as `docker run --gpus device=UUID` asks, or through CDI where Docker has that
-    and no NVIDIA runtime."""
+    """GPUs by UUID: as `docker run --gpus device=UUID`, or through CDI if Docker has no NVIDIA
+    runtime."""
     from docker.types import DeviceRequest
 
     devices = [f"nvidia.com/gpu={uuid}" for uuid in gpus]
@@ -164,7 +159,7 @@ def running_instance(
 
 
 def instance_of(found: Attributes, network: str) -> Instance:
-    """The instance as an inspected container of ours shows it."""
+    """The instance by an inspected container of ours."""
     labels, state = found["Config"]["Labels"], found["State"]
     if state["Status"] in RUNNING:
         return running_instance(labels, found["NetworkSettings"]["Networks"], network)

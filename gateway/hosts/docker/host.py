@@ -1,12 +1,11 @@
 """Engines as containers of the Docker Engine on this machine. This host adds to the contract:
 
-* The container of NAME is called `fitserve-INSTALLATION-NAME`. It is ours when its labels say so:
-  our installation and NAME.
-* Nothing is published. Engines share one internal network: this machine, and a gateway container on
+* The container of NAME is called `fitserve-INSTALLATION-NAME`. Labels with our installation and
+  NAME mark it as ours.
+* No port is published. Engines share one internal network. This machine, and a gateway container on
   that network, reach them at the container's address, which lasts as long as the container runs.
-  They reach each other and this machine's own addresses; what they send farther is dropped without
-  an answer.
-* The log is a part of the container and goes with it: what must stay has to be read before `stop`.
+  Engines reach each other and this machine. Traffic to farther addresses is dropped silently.
+* The log is a part of the container and goes with it: read it before `stop`.
 * Another fingerprint under the same name is a Conflict, running or not.
 """
 
@@ -57,18 +56,20 @@ __all__ = ["DockerHost", "available"]
 # Inside the class `list` is the method.
 Instances = list[Instance]
 
-# Every container has its own network, so all engines may listen on the same port.
+# Every container has its own network address, so all engines may listen on the same port.
 ENGINE_PORT = 8000
-# Starting waits for the GPU driver, seconds per GPU when nothing keeps it loaded; removing waits
-# for the disk.
+# A start waits for the GPU driver, seconds per GPU if nothing keeps it loaded; removal waits for
+# the disk.
 _SLOW_S = 60.0
 _AGAIN_S = 0.1
 
 
 class DockerHost:
-    """See the module's docstring and `Host`. `instance` tells this installation of the gateway from
-    others. allowed: what may be started, and
-    asked; None: whoever calls has looked."""
+    """See the module's docstring and `Host`.
+
+    `instance` is the id of this installation. `allowed` are images that may be started or asked;
+    None: the caller has checked.
+    """
 
     kind: str = "docker"
 
@@ -125,9 +126,9 @@ class DockerHost:
             return
         container, lines = found["Id"], LogLines()
         while True:
-            # Ask whether it runs before reading: a log that is read after the exit is whole, a log
-            # that was followed may lack its end. So there are two passes or more. A pass that
-            # breaks, also for long while Docker restarts, is repeated.
+            # The state is read before the log: a log read after the exit is complete, a followed
+            # log may lack its end. So there are two passes or more. A broken pass is repeated, also
+            # for long while Docker restarts.
             try:
                 version, running = await self._docker.call(partial(_version_and_running, container))
                 query = (
@@ -182,7 +183,7 @@ class DockerHost:
                 ) as (ended, _),
             ):
                 await self._docker.call(partial(_start_inquiry, container, image), _SLOW_S)
-                # Written as it is taken; what is said meanwhile is read.
+                # The input is written while output is read.
                 told.write(script.given(asked))
                 frames = bytearray()
                 while chunk := await said.read(CHUNK):
@@ -211,8 +212,8 @@ class DockerHost:
     def _start(self, spec: LaunchSpec, client: APIClient) -> Instance:
         from docker.errors import APIError
 
-        # A name or a network may be taken by a container that does not exist yet, or no longer:
-        # then try again.
+        # A container that does not exist yet, or no longer, may hold the name or network: try
+        # again.
         deadline = time.monotonic() + _SLOW_S
         while True:
             late = time.monotonic() > deadline
@@ -254,8 +255,7 @@ class DockerHost:
             all=True, filters={"label": [f"fitserve.instance={self._owner}", "fitserve.name"]}
         ):
             labels, status = summary["Labels"], summary["State"]
-            # An image committed from our container hands our labels on to containers that are not
-            # ours.
+            # An image committed from our container passes our labels to foreign containers.
             if (
                 f"/{container_name(labels['fitserve.name'], self._owner)}" not in summary["Names"]
                 or status == "removing"
@@ -275,7 +275,7 @@ class DockerHost:
         return instances
 
     def _find(self, name: str, client: APIClient) -> Attributes | None:
-        """Our container of that name, None when there is none. Raises ForeignInstance."""
+        """Our container of that name, or None. Raises ForeignInstance."""
         from docker.errors import NotFound
 
         try:
@@ -322,7 +322,7 @@ def _runs(container: str, client: APIClient) -> bool:
 
 
 def _processes(container: str, paused: bool, client: APIClient) -> tuple[EngineProcess, ...]:
-    """As `ps` of Docker's machine sees them; none where it has no such `ps`."""
+    """The processes by `ps` on Docker's machine; none if there is no such `ps`."""
     from docker.errors import APIError
 
     try:
@@ -353,7 +353,7 @@ def _terminate(container: str, client: APIClient) -> None:
 
 
 def _remove(container: str, client: APIClient) -> None:
-    """SIGKILL if it runs, and gone with its anonymous volumes."""
+    """Kill the container if it runs, and remove it with its anonymous volumes."""
     from docker.errors import APIError
 
     deadline = time.monotonic() + _SLOW_S
@@ -363,7 +363,7 @@ def _remove(container: str, client: APIClient) -> None:
         except APIError as error:
             if error.status_code == 404:
                 return None
-            # Somebody else is removing it already.
+            # Another client is removing it already.
             if error.status_code != 409 or time.monotonic() > deadline:
                 raise
         time.sleep(_AGAIN_S)

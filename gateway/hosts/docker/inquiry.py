@@ -1,6 +1,7 @@
-"""An engine's image is asked: a container without network, privileges, devices or anything to write
-to but its own memory, which gets
-its questions on standard input and is removed."""
+"""Inquiries of an engine image: an isolated container that reads questions on standard input.
+
+It has no network, privileges, devices or writable disk, and is removed afterwards.
+"""
 
 from __future__ import annotations
 
@@ -19,31 +20,31 @@ _PIDS = 1024
 _BYTES_OF_A_GPU = 4 << 30
 _SHM_BYTES = 1 << 30
 _SCRATCH_BYTES = 1 << 30
-# An inquiry that is older has lost whoever asked, and does not heed the end of its input.
+# An older inquiry has lost its caller, and ignores the end of its input.
 _LOST_S = script.LONGEST_S + 60
 
 
 def create_inquiry(client: APIClient, image: str, owner: str, gpus: tuple[str, ...] = ()) -> str:
-    """A container, not started, that asks its engine what comes in on its standard input. Docker
-    removes it when it ends. gpus: those that
-    it gets, by UUID: then each has a process of its own that imports the engine's torch."""
+    """Create a container, not started, that answers questions from standard input.
+
+    Docker removes it when it ends. `gpus` are visible to it, by UUID; each has a process of its own
+    that imports the engine's torch.
+    """
     from docker.types import LogConfig, Mount
 
     python, *arguments = script.command("python3")
-    # Docker makes a folder on the disk for each volume that an image declares, unless something is
-    # mounted there.
+    # Docker makes a folder on disk for each volume of an image, unless a mount is there.
     volumes = client.inspect_image(image)["Config"].get("Volumes") or {}  # type: ignore[no-untyped-call]
     memory = script.MOST_MEMORY + len(gpus) * _BYTES_OF_A_GPU
-    # Where NVIDIA's runtime is the default one it would give an image the GPUs that the image
-    # names.
+    # A default NVIDIA runtime would give an image the GPUs that it names.
     hidden = {} if gpus else {"NVIDIA_VISIBLE_DEVICES": "void"}
     made = client.create_container(
         image,
         entrypoint=[python],
         command=arguments,
         name=f"fitserve-{owner}-inquiry-{secrets.token_hex(4)}",
-        # Docker ends standard input with the connection that attached to it, unless the container
-        # is to be detached.
+        # Docker ends standard input with the attached connection, unless the container is to be
+        # detached.
         stdin_open=True,
         environment={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", **hidden},  # noqa: S108
         use_config_proxy=False,
@@ -63,9 +64,9 @@ def create_inquiry(client: APIClient, image: str, owner: str, gpus: tuple[str, .
             mem_limit=memory,
             memswap_limit=memory,
             device_requests=[gpu_request(client.info(), gpus)] if gpus else [],
-            # Where GPUs do not reach each other, what they send goes through it.
+            # GPUs without peer access exchange data through it.
             shm_size=_SHM_BYTES if gpus else None,
-            # What it says is read as it comes, and never kept on the disk.
+            # The output is read as it comes, and never kept on disk.
             log_config=LogConfig(type="none"),
         ),
     )
@@ -73,7 +74,7 @@ def create_inquiry(client: APIClient, image: str, owner: str, gpus: tuple[str, .
 
 
 def start_inquiry(client: APIClient, container: str, image: str) -> None:
-    """Raises HostError for an image without Python, and docker's APIError."""
+    """Start an inquiry. Raises HostError for an image without Python, and docker's APIError."""
     from docker.errors import APIError
 
     try:
@@ -88,8 +89,8 @@ def start_inquiry(client: APIClient, container: str, image: str) -> None:
 
 
 def remove_lost(client: APIClient, owner: str, older_s: float = _LOST_S) -> None:
-    """Inquiries of this owner that run on though whoever asked is gone: a gateway that was killed,
-    and an image that ignores it."""
+    """Remove old inquiries of this owner: of a killed gateway, with an image that ignores its
+    end."""
     from docker.errors import APIError
 
     for found in client.containers(all=True, filters={"label": [f"fitserve.inquiry={owner}"]}):
@@ -100,5 +101,5 @@ def remove_lost(client: APIClient, owner: str, older_s: float = _LOST_S) -> None
                 if error.status_code not in (
                     404,
                     409,
-                ):  # somebody else has removed it, or is about to
+                ):  # another client has removed it, or is about to
                     raise

@@ -1,4 +1,4 @@
-"""Images of engines as Docker has them on this machine: found, allowed, or pulled."""
+"""Engine images in Docker on this machine: found, allowed, or pulled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PULL_SILENCE_S = 600.0
 
 
 class LocalImages:
-    """allowed: what may be started, and asked; None: whoever calls has looked."""
+    """`allowed` are images that may be started or asked; None: the caller has checked."""
 
     def __init__(self, docker: DockerClient, allowed: AllowedImages | None) -> None:
         self._docker = docker
@@ -40,7 +40,7 @@ class LocalImages:
         return image_of(engine)
 
     async def found(self, engine: EngineRef) -> Attributes:
-        """Its image. Raises HostError where that is not here."""
+        """The inspected image. Raises HostError if it is not here."""
         found = await self._docker.call(partial(_image, self.name_of(engine)))
         if found is None:
             if engine.digest is not None:
@@ -52,7 +52,7 @@ class LocalImages:
         return found
 
     async def bring(self, engine: EngineRef, report: Callable[[str], None]) -> None:
-        """Pull the image of an engine where it is not here. Raises HostError."""
+        """Pull the image of an engine if it is not here. Raises HostError."""
         image = self.name_of(engine)
         if await self._docker.call(partial(_has_image, image)):
             return
@@ -77,7 +77,7 @@ class LocalImages:
     async def _pull(
         self, image: str, progress: PullProgress, report: Callable[[str], None]
     ) -> None:
-        """Raises DockerRefused, OSError."""
+        """Pull an image. Raises DockerRefused, OSError."""
         report(progress.words())
         reported_at = time.monotonic()
         request, headers = await self._docker.call(partial(_pull_request, image))
@@ -134,7 +134,7 @@ def _has_image(image: str, client: APIClient) -> bool:
 
 
 def _pull_request(image: str, client: APIClient) -> tuple[str, str]:
-    """The request and its headers: with what `docker login` left for the registry, if anything."""
+    """The pull request and its headers, with the `docker login` of the registry, if any."""
     from docker.auth import get_config_header, resolve_repository_name
     from docker.utils import parse_repository_tag
 

@@ -1,4 +1,4 @@
-"""The one network of all engines: an internal bridge, made when the first engine needs it."""
+"""The network of all engines: an internal bridge, made for the first engine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LOCK = threading.Lock()
 
 
 def ensure_network(client: APIClient, name: str, owner: str) -> None:
-    """Raises HostError when a network of that name exists and is not an internal bridge.
+    """Make the network if needed. Raises HostError if the name is taken by another kind of network.
 
-    Docker before version 25 makes two networks of one name when asked twice at the same moment, or
-    when a gateway was killed right after it asked; then no engine can start. The oldest stays,
-    younger ones of ours go.
+    Docker before version 25 makes two networks of one name for concurrent requests, or after a
+    killed gateway. Then no engine can start. The oldest stays, and younger ones of ours are
+    removed.
     """
     with _LOCK:
         found = _networks(client, name) or _make(client, name, owner)
@@ -39,8 +39,7 @@ def ensure_network(client: APIClient, name: str, owner: str) -> None:
 
 
 def ambiguous_network(error: APIError) -> bool:
-    """Whether another network of the same name appeared after `ensure_network`, which removes it
-    when asked again."""
+    """Whether a second network of the same name has appeared. `ensure_network` removes it."""
     return "is ambiguous" in str(error.explanation)
 
 

@@ -1,9 +1,9 @@
-"""Docker's long answers, a log and a pull, read from its socket on the event loop.
+"""Long answers of Docker, a log or a pull, read from its socket on the event loop.
 
-The SDK would read them in threads that wait for hours and cannot be cancelled. Here leaving the
-generator closes the connection, and back-pressure is the socket's own: nothing is read before what
-came earlier was taken.
-Requests are HTTP/1.0, so that the body is plain bytes until the connection closes.
+The SDK would read them in threads that wait for hours and cannot be cancelled. Here the end of the
+generator closes the connection. Back-pressure is the socket's own: data is read only after earlier
+data was consumed. Requests are HTTP/1.0, so that the body is plain bytes until the connection
+closes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class DockerRefused(Exception):
 async def conversation(
     path: str, request: str, *, headers: str = "", head_s: float
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Docker has taken `request` ("GET /x"): the body of its answer, and, where Docker attaches,
-    what goes to the container.
+    """An accepted `request` ("GET /x"): the body of its answer, and the input of an attached
+    container.
 
     Raises DockerRefused, and OSError: TimeoutError after `head_s` without a status line.
     """
@@ -64,7 +64,7 @@ async def stream(
 ) -> AsyncGenerator[bytes, None]:
     """The body of the answer to `request`, as it comes. Close it (`aclosing`) to leave early.
 
-    Raises what `conversation` raises, and TimeoutError after `silence_s` without a byte.
+    Raises the errors of `conversation`, and TimeoutError after `silence_s` without a byte.
     """
     async with conversation(path, request, headers=headers, head_s=head_s) as (reader, _):
         while True:
@@ -83,9 +83,10 @@ def _reason(body: bytes) -> str:
 
 
 def whole_frames(frames: bytearray) -> Iterator[tuple[int, bytes]]:
-    """Takes the whole frames of Docker's multiplexed stream out of `frames`: 8 bytes of header
-    (stream, size), then what was written.
-    Stream 2 is standard error."""
+    """Take the complete frames out of Docker's multiplexed stream: stream and payload.
+
+    A frame has 8 bytes of header (stream, size). Stream 2 is standard error.
+    """
     at = 0
     while (body := at + 8) <= len(frames):
         end = body + int.from_bytes(frames[at + 4 : body], "big")
@@ -97,10 +98,10 @@ def whole_frames(frames: bytearray) -> Iterator[tuple[int, bytes]]:
 
 
 class LogLines:
-    """Lines out of Docker's multiplexed log with timestamps, over any number of requests.
+    """The lines of Docker's multiplexed log with timestamps, over any number of requests.
 
     Each frame holds one entry: a timestamp, a blank, then a line with its newline, or 16 KiB of a
-    longer one. After a break, ask again from `resume`: what was given already is left out.
+    longer one. After a break, request from `resume`: repeated entries are skipped.
     """
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ class LogLines:
         self._given = b""
 
     def resume(self) -> str:
-        """Begin to read an answer from its start; returns the `since` (Unix seconds) to ask for."""
+        """Begin an answer from its start. Returns the `since` (Unix seconds) to ask for."""
         self._frames.clear()
         self._given = self._last
         if not self._last:
@@ -140,7 +141,7 @@ class LogLines:
 
 
 class PullProgress:
-    """What a pull has done so far, in words, from its events (one JSON object per line)."""
+    """The progress of a pull in words, from its events (one JSON object per line)."""
 
     def __init__(self, image: str) -> None:
         self._image = image
@@ -184,13 +185,13 @@ class PullProgress:
         return self.words()
 
     def words(self) -> str:
-        """With the figures, where they are known."""
+        """The progress with its figures, where they are known."""
         done, total = sum(self._done.values()), sum(self._total.values())
         if not total:
             return f"pulling {self._image}"
         if done == total and not self._unknown:
             return f"unpacking {self._image}: {_gib(total)} GiB"
-        # Docker tells the size of a layer when its download begins, a few at a time.
+        # Docker reports the size of a layer when its download begins, a few at a time.
         told = (
             f"pulling {self._image}: {_gib(done)} of"
             f" {'more than ' if self._unknown else ''}{_gib(total)} GiB"

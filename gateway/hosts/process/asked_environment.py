@@ -1,5 +1,4 @@
-"""The Python of an environment is asked: a child process, and a folder of its own that is gone
-afterwards."""
+"""Inquiries of an engine environment: a child process of its Python, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from gateway.machine.environment import variables
 
 
 async def ask(python: Path, folder: Path, asked: bytes) -> AsyncGenerator[bytes, None]:
-    """The lines that `python` answers; what it writes goes below `folder`. Raises HostError."""
+    """The lines that `python` answers. It writes below `folder` only. Raises HostError."""
     with _own(folder) as place:
         environment = {**variables(str(python), Path(place)), "TMPDIR": place}
         async with aclosing(
@@ -32,8 +31,7 @@ async def ask(python: Path, folder: Path, asked: bytes) -> AsyncGenerator[bytes,
 
 
 def _own(folder: Path) -> tempfile.TemporaryDirectory[str]:
-    """A new folder below `folder`. What inquiries left there whose gateway was killed is
-    removed."""
+    """A new folder below `folder`. Left-overs of killed gateways are removed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.iterdir():
@@ -48,8 +46,7 @@ def _own(folder: Path) -> tempfile.TemporaryDirectory[str]:
 
 
 class OnePython:
-    """Stands for a host that has one engine, whatever it is called: the one that this Python
-    imports."""
+    """A host with one engine under any name: the one that this Python imports."""
 
     def __init__(self, python: Path, folder: Path) -> None:
         self._python = Path(os.path.abspath(python.expanduser()))  # noqa: PTH100 - the link in an environment says which one it is

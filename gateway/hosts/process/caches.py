@@ -1,8 +1,8 @@
-"""What engines compile, kept for their next start: DATA/caches/KIND-VERSION/HASH/, one folder for
-each environment and each kind of start that may
-share it (`LaunchSpec.cache`). Another environment of the same version, another kind of GPU, or the
-code of a repository has another one: whoever writes there decides what the next engine runs. It is
-the HOME of its engines too, where they keep what no variable moves.
+"""Caches of compiled code for later starts: DATA/caches/KIND-VERSION/HASH/.
+
+Each environment and each `LaunchSpec.cache` has a folder. Another environment of the same version,
+another GPU kind, or a repository's code has another one, as its writer decides what the next engine
+runs. The folder is also the HOME of its engines, for files that no variable moves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gateway.domain.units import GIB
 
-# Of all versions: a model with all its sizes takes a few hundred MB, a version of FlashInfer up to
+# Of all versions. A model with all its sizes takes some hundred MB, a version of FlashInfer up to
 # some GB.
 MOST_BYTES = 32 * GIB
 
@@ -29,8 +29,7 @@ class Caches:
         self._most_bytes = most_bytes
 
     def path(self, environment: Path, identity: str, cache: str) -> Path:
-        """The folder of a start. identity: of the environment, which is another one when it was
-        installed anew."""
+        """The folder of a start. `identity` changes when the environment is installed anew."""
         return (
             self._folder
             / environment.name
@@ -38,18 +37,17 @@ class Caches:
         )
 
     def make(self, path: Path, caches: Mapping[str, str]) -> dict[str, str]:
-        """The folders, and the variables that name them."""
+        """Make the folders. Returns the variables that name them."""
         for folder in (path, *(path / name for name in caches.values())):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.utime(path)  # its last use
+        os.utime(path)  # the time of its last use
         return {
             "HOME": str(path),
             **{variable: str(path / name) for variable, name in caches.items()},
         }
 
     def trim(self, used: Collection[Path]) -> None:
-        """Removes what was not used for longest and is in no use now, until the rest is small
-        enough."""
+        """Remove the unused folders with the oldest use, until the rest is small enough."""
         left = {path: _size(path) for path in self._folder.glob("*/*")}
         for path in sorted(left, key=_last_use):
             if sum(left.values()) <= self._most_bytes:
@@ -59,7 +57,7 @@ class Caches:
                 left[path] = 0
 
     def remove(self, environment: Path) -> None:
-        """All of one version."""
+        """Remove all caches of one version."""
         shutil.rmtree(self._folder / environment.name, ignore_errors=True)
 
 
@@ -71,7 +69,7 @@ def _last_use(path: Path) -> float:
 
 
 def _size(path: Path) -> int:
-    """Of the files in it, as far as they stay while it is counted."""
+    """Bytes of the files in a folder that may change meanwhile."""
     total = 0
     for folder, _, files in os.walk(path):
         for name in files:

@@ -1,5 +1,5 @@
-"""A child process that is asked once: its input all at once, its lines as they come, and nothing of
-it is left behind."""
+"""A child process for one inquiry: all input at once, its lines as they come, nothing left
+behind."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ _CHUNK = 64 * 1024
 async def lines_of(
     command: Sequence[str], given: bytes, *, cwd: Path, env: Mapping[str, str]
 ) -> AsyncGenerator[bytes, None]:
-    """The lines of its standard output, without their ends. Raises HostError where it fails, with
-    the last it said.
+    """The lines of its standard output, without line ends. Raises HostError with its last words if
+    it fails.
 
-    Its whole session ends with the generator, however that ends; standard input stays open until
-    then.
+    The whole session of the child ends with the generator. Standard input stays open until then.
     """
     try:
         child = await asyncio.create_subprocess_exec(
@@ -69,8 +68,8 @@ async def _feed(child: asyncio.subprocess.Process, given: bytes) -> None:
 
 
 async def _listen(child: asyncio.subprocess.Process, spoken: Spoken) -> None:
-    """To standard error. Whoever floods it is ended: then standard output ends too, and this error
-    is told."""
+    """Read standard error. A child that floods it is killed; then standard output ends too, and
+    this error is raised."""
     try:
         while child.stderr and (text := await child.stderr.read(_CHUNK)):
             spoken.muttered(text)

@@ -1,20 +1,19 @@
-"""Engines as plain processes of this machine, each in the virtual environment of its engine
-version.
+"""Engines as plain processes of this machine, each in the environment of its version.
 
     DATA/engines/KIND-VERSION/   the environment (`fitserve engine install` makes it)
-    DATA/instances/NAME.json     the record: written before the spawn without a pid, and again with it. It holds the engine's key
-    DATA/logs/NAME.log           what the engine printed; stays after `stop`. Trimmed in `list`: see log_file.py
+    DATA/instances/NAME.json     the record: written before the spawn, and again with the pid.
+                                 It holds the engine's key
+    DATA/logs/NAME.log           the engine's output, kept after `stop`, trimmed in `list`
     DATA/run/NAME/               its working directory, empty at first
-    DATA/caches/                 what it compiles, and its HOME: see caches.py; the user's own HOME may hold secrets
-    DATA/home/                   the HOME of an engine of which nothing is kept
+    DATA/caches/                 its compiled code and its HOME, as the user's HOME may hold secrets
+    DATA/home/                   the HOME of an engine without a cache
 
 The engine listens on loopback, which every user of the machine reaches. So each start makes a key,
-and the engine answers only to who sends it. The engine gets the key in its environment or in a
-file, and not on its command line, which every user can read.
+and the engine answers only with it. The key is in the environment or a file, never on the command
+line, which every user can read.
 
-An engine leads a session of its own, holds no pipe to us and is found again by pid, start time and
-boot. A gateway that died between spawn and record is made up for by the log: whoever writes into it
-is the engine.
+An engine leads its own session, holds no pipe to the gateway, and is found by pid, start time and
+boot. If a gateway died between spawn and record, the process that writes the log is the engine.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ from gateway.store import atomic_file
 
 POLL_S = 0.05
 FOLLOW_S = 0.1
-"""How often a log without new lines is looked at: ten such logs cost about 1 % of a core."""
+"""Seconds between looks at a log without new lines: ten such logs cost about 1 % of a core."""
 KILL_S = 10.0
-"""How long SIGKILL may take. Longer means a process stuck in a driver."""
+"""Seconds that SIGKILL may take. More means a process stuck in a driver."""
 
 # Below the ports of outgoing connections (net.ipv4.ip_local_port_range): such a connection could
-# take a port between its choice and the moment when the engine listens on it.
+# take a port before the engine listens on it.
 _PORTS = range(20_000, 32_000)
 
 P = ParamSpec("P")
@@ -123,7 +122,8 @@ class ProcessHost:
         return await run_to_end(self._processes, name)
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
-        """Ends at once for a name that never ran. After `stop`, gives what the log file holds."""
+        """The log, line by line. Ends at once for a name that never ran. After `stop`, gives the
+        whole log file."""
         async with self._name_lock(name):
             record = await run_to_end(self._find, name)
         try:
@@ -144,8 +144,7 @@ class ProcessHost:
                 yield reader.partial
 
     async def allocate_port(self) -> int:
-        # An engine may listen minutes after its start: ports that were given away are not free,
-        # though they look so.
+        # An engine may listen minutes after its start: allocated ports look free, but are not.
         taken = self._given_ports | {record.port for record in await run_to_end(self._find_all)}
         first = int(self._id, 16) % len(_PORTS)
         ports: list[int] = [*_PORTS[first:], *_PORTS[:first]]
@@ -173,7 +172,7 @@ class ProcessHost:
         return ask(engine_dir(self._data, engine) / "bin/python", self._data / "asking", asked)
 
     async def close(self) -> None:
-        """Nothing to let go of: engines are bound to us by nothing."""
+        """Nothing to close: no connection to the engines exists."""
 
     def _identity(self, engine: EngineRef) -> str:
         environment = engine_dir(self._data, engine)
@@ -217,15 +216,14 @@ class ProcessHost:
         )
 
     def _resolve_spawn(self, record: Record) -> Record | None:
-        """A record without pid: being spawned right now, or by a gateway that died in the
-        middle."""
+        """Complete a record without pid: it is being spawned now, or its gateway died meanwhile."""
         if record.name in self._spawning:
             return record
         while record.boot_id == procfs.boot_id() and (
             writers := procfs.writers(self._log(record.name))
         ):
-            # A process that is still in the session of its gateway is between fork and exec, and
-            # soon leaves that session.
+            # A process still in the session of its gateway is between fork and exec, and soon
+            # leaves it.
             if engines := [process for process in writers if process.session != record.born_in]:
                 leader = procfs.read(engines[0].session)
                 ticks = leader.start_ticks if leader is not None else 0
@@ -309,7 +307,7 @@ class ProcessHost:
         self._records.write(record)
         child: subprocess.Popen[bytes] | None = None
         try:
-            # Appending is what lets several writers, and `trim`, share the file.
+            # Several writers, and `trim`, can share the file only if all append.
             with log.open("ab") as output:
                 child = subprocess.Popen(
                     self._argv(spec, record.key),
@@ -339,7 +337,8 @@ class ProcessHost:
                     " can be written."
                 ),
             ) from error
-        # Popen would warn that its child outlives it. That is meant: `_observe` waits for the pid.
+        # Popen would warn that its child outlives it, which is intended: `_observe` waits for the
+        # pid.
         child.returncode = 0
         return record
 
@@ -349,8 +348,8 @@ class ProcessHost:
         )
 
     async def _end(self, record: Record, grace_s: float) -> None:
-        """SIGTERM to the main process, which knows how to end its workers, or to the workers when
-        it is gone; then SIGKILL to all."""
+        """Send SIGTERM to the main process, which ends its workers, or to the workers when it is
+        gone. Then SIGKILL to all."""
         signalled: set[int] = set()
         begun = time.monotonic()
         while family := await run_to_end(record.family):
@@ -383,8 +382,8 @@ class ProcessHost:
 
 
 async def run_to_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run in a thread; a caller that is cancelled waits for its end, so that no work goes on after
-    the lock is free."""
+    """Run in a thread. A cancelled caller waits for its end, so that no work goes on after the lock
+    is free."""
     task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(task)
@@ -410,13 +409,13 @@ def as_host_error() -> Iterator[None]:
 
 
 def _given(spec: LaunchSpec, key: str | None) -> dict[str, str]:
-    """What the engine's environment has beside ours: its own variables, its GPUs, its key."""
+    """Additional variables of the engine: its own, its GPUs, its key."""
     given = {**spec.env, **_visible(spec.gpus)}
     return {**given, spec.key_env: key} if key is not None and spec.key_env is not None else given
 
 
 def _visible(gpus: Sequence[str]) -> dict[str, str]:
-    """What shows a process these GPUs alone."""
+    """The variables that show a process these GPUs alone."""
     return (
         {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
     )

@@ -1,5 +1,4 @@
-"""An engine's log file: read line by line while it grows, in bounded memory, and kept from filling
-the disk."""
+"""The log file of an engine: read line by line as it grows, and kept from filling the disk."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from gateway.hosts.host import MAX_LINE
 CHUNK = 64 * 1024
 LIMIT = 32 * 1024 * 1024
 KEEP = 1024 * 1024
-"""How much of its beginning, where an engine says how it is set up, a log keeps when it is
-trimmed."""
+"""Bytes of the beginning, with the engine's set-up, that a trimmed log keeps."""
 
 
 class LogFileReader:
@@ -26,7 +24,7 @@ class LogFileReader:
         self._file = path.open("rb", buffering=0)
         self._offset = 0
         self.partial = b""
-        """The line without an end that was read last, cut like the others."""
+        """The unfinished last line, cut like the others."""
 
     def __enter__(self) -> LogFileReader:
         return self
@@ -46,7 +44,7 @@ class LogFileReader:
     def read(self) -> list[bytes]:
         """The lines that the next chunk completes."""
         if os.fstat(self._file.fileno()).st_size < self._offset:
-            # It was trimmed. We had read more than the part that is kept, so all bytes after that
+            # The file was trimmed. More than the kept part was read before, so all bytes after that
             # part are new.
             self._offset, self.partial = min(self._offset, KEEP), b""
         data = os.pread(self._file.fileno(), CHUNK, self._offset)
@@ -57,12 +55,11 @@ class LogFileReader:
 
 
 def trim(path: Path) -> bool:
-    """Cut a log that is over LIMIT to its first KEEP bytes; its last LIMIT bytes go to NAME.log.1.
-    Whether it did.
+    """Cut a log over LIMIT to its first KEEP bytes; its last LIMIT bytes go to NAME.log.1. Returns
+    whether it was cut.
 
-    The engine goes on appending to the same file. Lines that it writes between copy and cut are
-    lost; where the disk has no room for a copy, all but the beginning is lost. Both are better than
-    a full disk.
+    The engine goes on appending to the same file. Lines between copy and cut are lost. If the disk
+    has no room for a copy, all but the beginning is lost. Both are better than a full disk.
     """
     try:
         if path.stat().st_size <= LIMIT:

@@ -1,6 +1,6 @@
-"""What Linux tells about processes (/proc), and signals that cannot hit the wrong one.
+"""Processes as Linux shows them (/proc), and signals that cannot hit the wrong one.
 
-A process is named by its pid and its start time: a pid alone may by now belong to somebody else.
+A process is identified by pid and start time: another process may have its pid by now.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class ProcessStat:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs; a zombie does not, once its last thread has ended: until then it
-        holds what it has of a GPU."""
+        """Whether it still runs. A zombie counts until its last thread has ended, as it holds GPU
+        memory until then."""
         return self.state not in "ZX" or self.threads > 1
 
     @property
     def stopped(self) -> bool:
-        """By a signal, or by a debugger."""
+        """Whether a signal or a debugger has stopped it."""
         return self.state in "Tt"
 
     @property
     def cpu_s(self) -> float:
-        """Processor time that it has taken."""
+        """Processor time in seconds."""
         return self.cpu_ticks / os.sysconf("SC_CLK_TCK")
 
     def command(self, most: int) -> str:
-        """The beginning of its command line; empty where it is gone."""
+        """The beginning of its command line; empty if it is gone."""
         with suppress(OSError), (PROC / str(self.pid) / "cmdline").open("rb") as file:
             return file.read(most).replace(b"\0", b" ").decode(errors="replace").strip()
         return ""
@@ -52,13 +52,12 @@ class ProcessStat:
 
 @cache
 def boot_id() -> str:
-    """Identity of this boot: pids and start times of another boot mean nothing."""
+    """The identity of this boot: pids and start times of another boot mean nothing."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def read(pid: int) -> ProcessStat | None:
-    """The process that has this pid now. None also where other users' processes are hidden from
-    us."""
+    """The process that has this pid now; None also if processes of other users are hidden."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -77,7 +76,7 @@ def read(pid: int) -> ProcessStat | None:
 
 
 def everything() -> Iterator[ProcessStat]:
-    """All processes there are."""
+    """All processes."""
     with os.scandir(PROC) as entries:
         pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
     for pid in pids:
@@ -91,8 +90,8 @@ def session(leader: int) -> list[ProcessStat]:
 
 
 def writers(file: Path) -> list[ProcessStat]:
-    """The processes that have this file open for writing. Processes of other users cannot be seen,
-    and are not engines of ours."""
+    """The processes that have this file open for writing. Processes of other users are invisible,
+    and no engines of ours."""
     with suppress(FileNotFoundError):
         wanted = file.stat()
         return [
@@ -119,8 +118,8 @@ def _writes(pid: int, wanted: os.stat_result) -> bool:
 
 
 def send(process: ProcessStat, number: signal.Signals) -> None:
-    """Signal exactly this process: nothing happens when it is gone, even if its pid was given away
-    since."""
+    """Signal exactly this process. Nothing happens if it is gone, even if its pid is in use
+    again."""
     with suppress(ProcessLookupError):
         handle = os.pidfd_open(process.pid)
         try:
@@ -132,8 +131,8 @@ def send(process: ProcessStat, number: signal.Signals) -> None:
 
 
 def reap(pid: int) -> tuple[bool, int | None]:
-    """Take the exit of a child: whether it has ended, and its exit code if we are its parent (-9
-    for SIGKILL)."""
+    """Take the exit of a child: whether it has ended, and its exit code if it is ours (-9 for
+    SIGKILL)."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

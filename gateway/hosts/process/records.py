@@ -1,5 +1,5 @@
-"""The records of the process host: one JSON file per instance, always whole or absent, also when
-the gateway is killed."""
+"""The records of the process host: one JSON file per instance, always whole or absent, even after a
+kill."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gateway.store import atomic_file
 
 
 class Record(Value):
-    """The record of an instance. `pid` is None between the decision to start it and its start.
-    `born_in`: the session of the
-    gateway that starts it; the new process leaves this session before it becomes the engine.
+    """The record of an instance.
 
-    Unknown fields are let through: engines that a later version of the gateway started are still
-    ours.
+    `pid` is None between the decision to start it and its start. `born_in` is the session of the
+    gateway; the new process leaves it before it becomes the engine.
+
+    Unknown fields are allowed: engines of a later gateway version are still ours.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -41,7 +41,7 @@ class Record(Value):
 
     @property
     def holder(self) -> procfs.ProcessStat | None:
-        """The engine's main process, be it a zombie."""
+        """The engine's main process, even as a zombie."""
         if self.pid is None or self.boot_id != procfs.boot_id():
             return None
         process = procfs.read(self.pid)
@@ -54,10 +54,10 @@ class Record(Value):
         return process if process is not None and process.alive else None
 
     def family(self) -> list[procfs.ProcessStat]:
-        """The living processes of the engine's session, in whatever process group."""
+        """The living processes of the engine's session, in any process group."""
         if self.pid is None or self.boot_id != procfs.boot_id():
             return []
-        # A pid is given away only after the last member of the session of that number is gone.
+        # A pid is reused only after the last member of its session is gone.
         if self.holder is None and procfs.read(self.pid) is not None:
             return []
         return procfs.session(self.pid)
@@ -83,7 +83,7 @@ class Records:
         self._folder = folder
 
     def path(self, name: str) -> Path:
-        """Raises HostError when `name` cannot be a file name."""
+        """The file of a record. Raises HostError if `name` cannot be a file name."""
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
             raise HostError(
                 f"{name!r} cannot be the name of an instance.",
@@ -95,7 +95,7 @@ class Records:
         return sorted(path.stem for path in self._folder.glob("[A-Za-z0-9_]*.json"))
 
     def read(self, name: str) -> Record | None:
-        """Raises ForeignInstance when what is there is not a record."""
+        """The record, or None. Raises ForeignInstance for a file that is no record."""
         path = self.path(name)
         try:
             return Record.model_validate_json(path.read_bytes())
