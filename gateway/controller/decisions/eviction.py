@@ -2,8 +2,8 @@
 
 model   requests  condition                                        action
 any     -         stopped by its owner                             is unloaded, and rests
-out     yes       its turn has come                                loads; evicts a model if needed
-asleep  yes       its turn has come                                wakes up; evicts a model if needed
+out     yes       its turn has come                                loads; may evict a model
+asleep  yes       its turn has come                                wakes up; may evict a model
 asleep  no        stopped, or a plan needs the rest of its memory  stops
 out     yes       others have waited longer                        waits for its turn
 out     no        pinned                                           as with requests
