@@ -1,7 +1,7 @@
-"""From an adapter's adapter_config.json and tensor headers to an Adapter, and whether it fits a
-model. Pure.
+"""LoRA adapters: adapter_config.json and tensor headers read, and checked against a model. Pure.
 
-    read_adapter(name, source, revision, adapter_config.json, headers) -> Adapter      check_base(adapter, spec): raises BadModel
+    read_adapter(name, source, revision, adapter_config.json, headers) -> Adapter
+    check_base(adapter, spec): raises BadModel
 
 Format: peft, tuners/lora/config.py; names of tensors: base_model.model.<module>.lora_A.weight (rank
 x inputs) and lora_B.weight (outputs x rank).
@@ -19,14 +19,15 @@ from gateway.models.families.config import Fields
 from gateway.models.spec import Tensor
 
 _PART = re.compile(
-    r"(?:base_model\.model\.)?(.+)\.lora_(A|B)(?:\.\w+)?\.weight|(?:base_model\.model\.)?(.+)\.lora_(embedding_A|embedding_B)"
+    r"(?:base_model\.model\.)?(.+)\.lora_(A|B)(?:\.\w+)?\.weight"
+    r"|(?:base_model\.model\.)?(.+)\.lora_(embedding_A|embedding_B)"
 )
 _NUMBER = re.compile(r"\.\d+(?=\.)")
 _FLOATING = ("BF16", "F16", "F32")
-_MOST_RANK = 2**16
-# What peft trains and engines do not compute: PEFTHelper._validate_features and validate_legal
-# (vllm/lora/peft_helper.py of 0.18.0 to 0.33.0); older versions load some of them, and answer with
-# something else than was trained.
+_MAX_RANK = 2**16
+# Features that peft trains and engines do not compute. Source: PEFTHelper._validate_features and
+# validate_legal (vllm/lora/peft_helper.py of 0.18.0 to 0.33.0). Older versions load some of them
+# and give wrong answers.
 _REFUSED = {
     "use_dora": "DoRA",
     "modules_to_save": "whole layers of its own (modules_to_save)",
@@ -36,7 +37,7 @@ _REFUSED = {
     "use_bdlora": "block-diagonal LoRA",
     "use_qalora": "QALoRA",
 }
-# Others change the model's own weights when peft loads them.
+# Every other value of init_lora_weights changes the model's own weights when peft loads it.
 _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga", "true", "false")
 
 
@@ -47,38 +48,12 @@ def read_adapter(
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
 ) -> Adapter:
-    """Raises BadModel saying what no engine serves."""
-    fields = Fields(config, source)
-    kind = str(config.get("peft_type", "LORA"))
-    if kind != "LORA":
-        raise BadModel(
-            f"The adapter {source} is {kind[:40]}, and engines serve LoRA.",
-            hint="Take a LoRA adapter.",
-        )
-    found = [words for field, words in _REFUSED.items() if config.get(field)]
-    if str(config.get("bias") or "none") != "none":
-        found.append("trained biases")
-    if str(config.get("init_lora_weights", True)).lower() not in _PLAIN_INITS:
-        found.append(
-            f"init_lora_weights {str(config['init_lora_weights'])[:40]}, which changes the model's"
-            " own weights"
-        )
-    if found:
-        raise BadModel(
-            f"The adapter {source} has {', '.join(found)}, which engines do not compute.",
-            hint="Merge it into its model (peft's merge_and_unload), or train it as plain LoRA.",
-        )
-    patterns = config.get("rank_pattern") or {}
-    ranks = [
-        fields.integer("r"),
-        *(
-            rank
-            for rank in (patterns.values() if isinstance(patterns, Mapping) else ())
-            if isinstance(rank, int)
-        ),
-    ]
-    if max(ranks) > _MOST_RANK:
-        raise fields.wrong("r", f"at most {_MOST_RANK}")
+    """The adapter of a config and its tensor headers.
+
+    Raises BadModel for a feature that no engine serves.
+    """
+    _check_features(config, source)
+    ranks = _ranks(Fields(config, source))
     parts: dict[str, dict[str, tuple[int, ...]]] = {}
     for tensor, shape in tensors.items():
         if (match := _PART.fullmatch(tensor)) is not None:
@@ -106,6 +81,38 @@ def read_adapter(
     )
 
 
+def _check_features(config: Mapping[str, Any], source: str) -> None:
+    kind = str(config.get("peft_type", "LORA"))
+    if kind != "LORA":
+        raise BadModel(
+            f"The adapter {source} is {kind[:40]}, and engines serve LoRA.",
+            hint="Choose a LoRA adapter.",
+        )
+    features = [name for field, name in _REFUSED.items() if config.get(field)]
+    if str(config.get("bias") or "none") != "none":
+        features.append("trained biases")
+    if str(config.get("init_lora_weights", True)).lower() not in _PLAIN_INITS:
+        features.append(
+            f"init_lora_weights {str(config['init_lora_weights'])[:40]}, which changes the model's"
+            " own weights"
+        )
+    if features:
+        raise BadModel(
+            f"The adapter {source} has {', '.join(features)}, which engines do not compute.",
+            hint="Merge it into its model (peft's merge_and_unload), or train it as plain LoRA.",
+        )
+
+
+def _ranks(fields: Fields) -> list[int]:
+    """The rank of the adapter and those of single layers. Raises BadModel."""
+    patterns = fields.config.get("rank_pattern") or {}
+    values = patterns.values() if isinstance(patterns, Mapping) else ()
+    ranks = [fields.integer("r"), *(rank for rank in values if isinstance(rank, int))]
+    if max(ranks) > _MAX_RANK:
+        raise fields.wrong("r", f"at most {_MAX_RANK}")
+    return ranks
+
+
 def _layer(source: str, module: str, shapes: Mapping[str, tuple[int, ...]]) -> AdapterLayer:
     first, second = shapes.get("A", ()), shapes.get("B", ())
     if len(first) != 2 or len(second) != 2 or first[0] != second[1]:
@@ -117,15 +124,15 @@ def _layer(source: str, module: str, shapes: Mapping[str, tuple[int, ...]]) -> A
 
 
 def check_base(adapter: Adapter, spec: ModelSpec) -> None:
-    """The adapter changes layers that the model has, in their sizes. Raises BadModel.
+    """Check that the adapter changes layers of the model, in their sizes. Raises BadModel.
 
-    By shapes and not by the name of the base: quantized and copied repositories of one model have
-    many names.
+    The check compares shapes, because quantized and copied repositories of one model have many
+    names.
     """
     sizes = {group.name: group for group in spec.tensors}
     names = {name.rpartition(".")[0] for name in sizes}
     trained = f" It was trained for {adapter.base}." if adapter.base else ""
-    hint = f"Serve it with the model that it was trained for.{trained}"
+    hint = f"Serve the adapter with the model that it was trained for.{trained}"
     for layer in adapter.layers:
         whole = sizes.get(f"{layer.module}.weight")
         if (
@@ -133,19 +140,18 @@ def check_base(adapter: Adapter, spec: ModelSpec) -> None:
             and whole.dtype in _FLOATING
             and whole.shape != (layer.outputs, layer.inputs)
         ):
-            theirs = " x ".join(map(str, whole.shape))
+            shape = " x ".join(map(str, whole.shape))
             raise BadModel(
                 f"The adapter {adapter.source} changes {layer.module} of {layer.outputs} x"
-                f" {layer.inputs}, and that of {spec.source} is {theirs}.",
+                f" {layer.inputs}, and the layer of {spec.source} is {shape}.",
                 hint=hint,
             )
-    # What engines build under another name, or out of several parts, is in no header: then nothing
-    # can be told.
+    # The names of layers are known from headers alone: engines rename and merge layers.
     if spec.tensors_from == "headers" and not any(
         layer.module in names for layer in adapter.layers
     ):
         raise BadModel(
-            f"None of the layers that the adapter {adapter.source} changes is in {spec.source}.",
+            f"{spec.source} has none of the layers that the adapter {adapter.source} changes.",
             hint=hint,
         )
     layers = sum(group.layers for group in spec.attention if group.kind != "vision")

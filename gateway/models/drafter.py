@@ -12,8 +12,10 @@ DraftMethod = Literal["eagle", "eagle3", "dflash", "dspark", "mtp", "draft_model
 
 
 class Drafter(Value):
-    """What a plan needs to know of a drafter. `tensors` are as stored; an engine casts floats to
-    the target's dtype."""
+    """A drafter as a plan needs it.
+
+    `tensors` are as stored; an engine casts floats to the target's dtype.
+    """
 
     source: str
     revision: str | None = None
@@ -23,24 +25,22 @@ class Drafter(Value):
     )
     architecture: str
     model_type: str
-    tokens: int | None = Field(None, description="drafted at once, as the drafter's files name it")
+    tokens: int | None = Field(None, description="tokens per draft, as the drafter's files say")
     tokens_source: str = ""
-    parallel: bool = Field(
-        False, description="P-EAGLE: an EAGLE3 that drafts all tokens in one pass"
-    )
+    parallel: bool = Field(False, description="P-EAGLE: EAGLE3 with all tokens drafted in one pass")
     hidden: int
-    vocab: int = Field(description="tokens it reads: the target's vocabulary")
-    draft_vocab: int = Field(description="tokens it can draft")
+    vocab: int = Field(description="input vocabulary: the target's")
+    draft_vocab: int = Field(description="vocabulary of drafts")
     target_hidden: int | None = Field(
-        None, description="hidden size of the target that it was made for; None: not named"
+        None, description="hidden size of the drafter's target; None: not named"
     )
     target_layers: tuple[int, ...] = Field(
-        (), description="layers of the target whose outputs it reads"
+        (), description="layers of the target whose outputs the drafter reads"
     )
     attention: tuple[AttentionGroup, ...]
     tensors: tuple[TensorGroup, ...] = ()
     plain: ModelSpec | None = Field(
-        None, description="method draft_model: it is a model of its own"
+        None, description="method draft_model: the drafter as an ordinary model"
     )
     tensors_from: Literal["headers", "config"]
 

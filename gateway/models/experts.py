@@ -1,5 +1,4 @@
-"""What a model's config.json says of its experts, beyond their sizes: who quantized them, and how
-they are chosen. Pure."""
+"""Traits of a model's experts in config.json: quantization method, activation, routing. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 
 from gateway.domain import ModelSpec
 
-# The function between the two products, where the engine's class of the family sets it itself.
+# The activation between the two products, where the engine's class of the family fixes it.
 # Source: models/gpt_oss.py, gemma4.py, nemotron_h.py of 0.33.0.
 _FUNCTIONS = {
     "gpt_oss": "swigluoai",
@@ -17,8 +16,7 @@ _FUNCTIONS = {
     "gemma4_text": "gelu_tanh",
     "nemotron_h": "relu2_no_mul",
 }
-# Families whose router renormalizes whatever config.json says, and those that do as
-# `norm_topk_prob` says.
+# Families whose router always renormalizes. Those in _CONFIGURED follow `norm_topk_prob`.
 _RENORMALIZED = {
     "gpt_oss",
     "mixtral",
@@ -41,16 +39,19 @@ _ORIGINS |= {"awq_marlin": "awq", "modelopt_fp4": "modelopt", "modelopt_mixed": 
 
 @dataclass(frozen=True)
 class ExpertTraits:
-    """As MoeShape has them."""
+    """Fields of MoeShape that config.json decides; "" for an unknown function or routing."""
 
     family: str
     origin: str
-    function: str  # "": not known here
-    routing: str  # "": not known here
+    function: str
+    routing: str
 
 
 def expert_traits(spec: ModelSpec, *, online: bool = False) -> ExpertTraits:
-    """`online`: the engine itself quantizes, as `--quantization fp8` asks it to."""
+    """The traits of the model's experts.
+
+    online: the engine itself quantizes the weights, as with `--quantization fp8`.
+    """
     text = spec.config.get("text_config")
     config: Mapping[str, Any] = text if isinstance(text, Mapping) else spec.config
     family = str(config.get("model_type", ""))

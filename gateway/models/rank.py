@@ -1,4 +1,4 @@
-"""One rank of an engine: how many share the model, and in what it computes. Pure."""
+"""One rank of an engine: its share of the model, and the dtypes of its computation. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 
 class Rank(NamedTuple):
-    """tp, pp: ranks of tensor parallelism, stages of pipeline parallelism. ep: ranks over which
-        experts are dealt whole; 1: experts
-    are cut like other layers. dtype: of activations. capability: of the GPU ("8.6"); "" on a CPU,
-        or where it is not known.
+    """One rank of an engine.
+
+    tp, pp: ranks of tensor parallelism, stages of pipeline parallelism.
+    ep: ranks that share the experts, each expert whole; 1: experts are cut like other layers.
+    dtype: dtype of activations.
+    capability: compute capability of the GPU ("8.6"); "": a CPU, or unknown.
     """
 
     tp: int = 1
@@ -21,6 +23,5 @@ class Rank(NamedTuple):
 
     @property
     def computing(self) -> Rank:
-        """The same rank as far as weights and their kernels go: whatever stage it is in, and
-        however it keeps its cache."""
+        """The rank reduced to the fields that decide weights and kernels."""
         return Rank(self.tp, 1, self.ep, self.dtype, "auto", self.capability)

@@ -1,4 +1,4 @@
-"""From a drafter's config.json and tensor headers to a Drafter. Pure.
+"""The reader of drafters: config.json and tensor headers to a Drafter. Pure.
 
     read_drafter(source, revision, config.json, headers) -> Drafter
 
@@ -30,7 +30,7 @@ _SPECULATORS: dict[str, DraftMethod] = {
     "dspark": "dspark",
 }
 _BLOCKS = ("dflash", "dspark")  # draft a block of tokens in one pass
-_MOST_TOKENS = 64
+_MAX_TOKENS = 64
 # Tables between the drafter's vocabulary and the target's. Engines load d2t only.
 _UNUSED = ("t2d",)
 
@@ -41,7 +41,10 @@ def read_drafter(
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor] | None = None,
 ) -> Drafter:
-    """Raises BadModel naming the field that is missing or cannot be."""
+    """The drafter of a config and its tensor headers.
+
+    Raises BadModel that names the missing or wrong field.
+    """
     top = Fields(config, source)
     layer = Fields(
         top.mapping("transformer_layer_config", top.mapping("text_config", config)), source
@@ -63,7 +66,7 @@ def read_drafter(
     layers = _numbers(own, inner)
     if draft_vocab > vocab:
         raise own.wrong("draft_vocab_size", f"no larger than the vocabulary of {vocab}")
-    named = own.integer("target_hidden_size", default=0, least=0) or None
+    named = own.integer("target_hidden_size", default=0, minimum=0) or None
     groups: tuple[TensorGroup, ...] = ()
     if plain is None and tensors is not None:
         groups = tuple(
@@ -84,8 +87,7 @@ def read_drafter(
         hidden=hidden,
         vocab=vocab,
         draft_vocab=draft_vocab,
-        # EAGLE and DFlash read the target's hidden states, in the target's own size where none is
-        # named.
+        # EAGLE and DFlash read the target's hidden states, by default in the drafter's own size.
         target_hidden=(
             None if method == "draft_model" else named or (None if method == "mtp" else hidden)
         ),
@@ -102,7 +104,7 @@ def _method(top: Fields, kind: str, architecture: str, model_type: str) -> Draft
         if kind not in _SPECULATORS:
             raise top.wrong("speculators_model_type", f"one of {', '.join(_SPECULATORS)}")
         return _SPECULATORS[kind]
-    # EAGLE's files name a plain model: engines too go by what the repository or folder is called
+    # EAGLE's files name a plain model. Engines too decide by the name of the repository or folder
     # (SpeculativeConfig).
     name = f"{top.source.rstrip('/').rpartition('/')[2]} {architecture}".lower()
     if "dspark" in name:
@@ -123,13 +125,12 @@ def _method(top: Fields, kind: str, architecture: str, model_type: str) -> Draft
 
 
 def _reduced(top: Fields) -> bool:
-    """EAGLE3 files may carry the plain name of their layer; only they have a vocabulary of their
-    own."""
+    """Whether the drafter has its own vocabulary, which only EAGLE3 has."""
     return top.config.get("draft_vocab_size") is not None
 
 
 def _tokens(top: Fields, method: DraftMethod) -> tuple[int | None, str]:
-    """How many tokens it drafts at once, and where that stands."""
+    """The tokens of one draft, and the field that says so."""
     if "speculators_config" in top.config:
         methods = top.mapping("speculators_config", {}).get("proposal_methods")
         first = (
@@ -142,12 +143,12 @@ def _tokens(top: Fields, method: DraftMethod) -> tuple[int | None, str]:
                 "speculators_config", "an object with a list `proposal_methods` of objects"
             )
         return (
-            _few(Fields(first, top.source), "speculative_tokens"),
+            _token_count(Fields(first, top.source), "speculative_tokens"),
             "speculators_config.proposal_methods[0].speculative_tokens",
         )
     if method in _BLOCKS and top.config.get("block_size") is not None:
-        size = _few(top, "block_size")
-        # The first of a DFlash block is the token that the target gave. Source:
+        size = _token_count(top, "block_size")
+        # The first token of a DFlash block is the target's own. Source:
         # speculators/algos.py:105 (0.33.0).
         return (max(1, size - 1), "block_size - 1") if method == "dflash" else (size, "block_size")
     if method == "mtp":
@@ -155,15 +156,15 @@ def _tokens(top: Fields, method: DraftMethod) -> tuple[int | None, str]:
     return None, ""
 
 
-def _few(fields: Fields, name: str) -> int:
+def _token_count(fields: Fields, name: str) -> int:
     count = fields.integer(name)
-    if count > _MOST_TOKENS:
-        raise fields.wrong(name, f"at most {_MOST_TOKENS}")
+    if count > _MAX_TOKENS:
+        raise fields.wrong(name, f"at most {_MAX_TOKENS}")
     return count
 
 
 def _numbers(own: Fields, inner: Fields) -> tuple[int, ...]:
-    """Layers of the target whose outputs the drafter reads; empty: the engine takes three."""
+    """Layers of the target whose outputs the drafter reads; empty: the engine chooses three."""
     for fields, name in (
         (own, "aux_hidden_state_layer_ids"),
         (own, "eagle_aux_hidden_state_layer_ids"),
@@ -213,7 +214,9 @@ def _attention(
     window = None
     if sliding:
         window = inner.integer(
-            "swa_window_size", default=layer.integer("sliding_window", default=0, least=0), least=0
+            "swa_window_size",
+            default=layer.integer("sliding_window", default=0, minimum=0),
+            minimum=0,
         )
         if not window:
             raise layer.missing("sliding_window")
@@ -227,11 +230,11 @@ def _attention(
 
 
 def _causal(own: Fields, inner: Fields, all_slide: bool) -> bool:
-    """Whether no layer looks ahead in its block: one that does makes the engine ask all for a
-        backend that can.
+    """Whether every layer is causal within its block.
 
+    A single non-causal layer makes the engine require a backend that supports it in all layers.
     Source: dflash_has_any_non_causal in vllm/model_executor/models/qwen3_dflash.py, update_dflash
-        in speculators/algos.py.
+    in speculators/algos.py.
     """
     for fields, name in ((own, "is_causal"), (inner, "causal")):
         if fields.config.get(name) is not None:
@@ -253,9 +256,9 @@ def _shapes(
     """The tensors of an EAGLE, DFlash or DSpark drafter, whose shapes follow from its config."""
     if method == "mtp" or attention[0].kind == "mla":
         raise BadModel(
-            f"The size of the drafter {layer.source} is only known from its weight files, and they"
-            " are not here.",
-            hint="Give a folder or repository that has its safetensors files.",
+            f"The size of the drafter {layer.source} is known from its weight files alone, and"
+            " they are missing.",
+            hint="Give a folder or repository with its safetensors files.",
         )
     hidden, vocab, width = (
         layer.integer("hidden_size"),
@@ -272,9 +275,8 @@ def _shapes(
                 TensorGroup(name=name, count=count, shape=shape, dtype=dtype, shard=shard)
             )
 
-    wide = (
-        1 if method == "eagle3" else 0
-    )  # the first layer of an EAGLE3 reads the token beside the hidden state
+    # The first layer of an EAGLE3 reads the token and the hidden state.
+    wide = 1 if method == "eagle3" else 0
     for name, size, shard in (
         ("q_proj", queries, "column"),
         ("k_proj", keys, "kv"),
@@ -300,7 +302,7 @@ def _shapes(
     )
     add("fc", "replicated", hidden, inputs)
     if method == "dspark":
-        rank = own.integer("markov_rank", default=0, least=0)
+        rank = own.integer("markov_rank", default=0, minimum=0)
         add("markov", "replicated", vocab + draft_vocab, rank)
     add("embed_tokens", "vocab", vocab, hidden)
     if method != "eagle":

@@ -1,28 +1,40 @@
-"""What rules are asked about: how a layer is quantized, a linear layer, the experts of a layer.
-Pure."""
+"""Schemes and shapes that kernel rules judge: quantization, linear layers, experts. Pure."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
 Kind = Literal[
-    "wna16", "w8a16", "fp8_tensor", "fp8_token", "fp8_block", "int8", "nvfp4", "mxfp4", "mxfp8", "w4a8", "bnb", "unquantized"
-]  # fmt: skip
+    "wna16",
+    "w8a16",
+    "fp8_tensor",
+    "fp8_token",
+    "fp8_block",
+    "int8",
+    "nvfp4",
+    "mxfp4",
+    "mxfp8",
+    "w4a8",
+    "bnb",
+    "unquantized",
+]
 
 
 class Scheme(NamedTuple):
-    """How a layer is quantized. wna16 and w8a16 have integer weights; FP8 and FP4 are named by how
-    weights are scaled."""
+    """The quantization of a layer.
+
+    wna16 and w8a16 have integer weights. The names of FP8 and FP4 say how weights are scaled.
+    """
 
     kind: Kind
     bits: int = 4
     group: int = -1  # input channels that share a scale; -1: all of them
-    symmetric: bool = True  # False: with zero points; of the weights, in int8 of the activations
+    symmetric: bool = True  # False: zero points of the weights; with int8, of the activations
     act_order: bool = False  # GPTQ with desc_act
     static_activation: bool = False  # activations are scaled by the checkpoint, not per token
     weight_only: bool = False  # FP8 and FP4: activations stay 16-bit
-    # Who packed it, where that decides what lies beside the weights: wna16 is else
-    # compressed-tensors', mxfp4 gpt-oss's own.
+    # The packing format where it decides the tensors beside the weights. Default: wna16 of
+    # compressed-tensors, mxfp4 of gpt-oss.
     layout: Literal["", "gptq", "awq", "mxfp4"] = ""
 
     @property
@@ -32,8 +44,8 @@ class Scheme(NamedTuple):
         return f"{self.bits}-bit {'symmetric' if self.symmetric else 'with zero points'}"
 
 
-def described(scheme: Scheme) -> str:
-    """A scheme in a word or two: `wna16 4-bit g128 act-order`."""
+def describe(scheme: Scheme) -> str:
+    """A scheme in a few words: `wna16 4-bit g128 act-order`."""
     words: list[str] = [scheme.kind]
     if scheme.kind in ("wna16", "w8a16", "w4a8"):
         words += [f"{scheme.bits}-bit", "channel" if scheme.group < 0 else f"g{scheme.group}"]
@@ -43,41 +55,40 @@ def described(scheme: Scheme) -> str:
 
 
 class LinearShape(NamedTuple):
-    """One layer as one rank holds it: k inputs, n outputs."""
+    """The part of one layer on one rank: k inputs, n outputs."""
 
     k: int
     n: int
     scheme: Scheme
     dtype: str  # of activations: bfloat16, float16
-    full_k: int | None = None  # inputs before sharding; None: as k
-    full_n: int | None = None  # outputs before sharding; None: as n
-    parts: tuple[int, ...] = ()  # outputs of each module merged into it, on this rank; (): of one
-    # who quantized: quant_method of the checkpoint; "online": the engine itself; "": nobody, or not
-    # told
+    full_k: int | None = None  # inputs before sharding; None: equal to k
+    full_n: int | None = None  # outputs before sharding; None: equal to n
+    parts: tuple[int, ...] = ()  # outputs of each merged module on this rank; (): one module
+    # quant_method of the checkpoint; "online": quantized by the engine; "": unquantized or unknown
     origin: str = ""
 
 
 class MoeShape(NamedTuple):
-    """The experts of one layer as one rank holds them. Their products: w13 (k hidden, n twice
-    intermediate), w2 (the reverse)."""
+    """The part of one layer's experts on one rank.
+
+    Products: w13 (k hidden, n twice intermediate), w2 (the reverse).
+    """
 
     hidden: int
-    intermediate: int  # after the cut
-    experts: int  # of the model
+    intermediate: int  # after sharding
+    experts: int  # in the whole model
     scheme: Scheme
     dtype: str  # of activations
-    origin: str = (
-        ""  # who quantized: quant_method of the checkpoint; "online": the engine itself; "": nobody
-    )
-    function: str = (
-        "silu"  # between the products, as the engine calls it: silu, gelu, swigluoai, relu2_no_mul
-    )
+    # quant_method of the checkpoint; "online": quantized by the engine; "": unquantized
+    origin: str = ""
+    # activation in the engine's terms: silu, gelu, swigluoai, relu2_no_mul
+    function: str = "silu"
     bias: bool = False
     # renormalize, default (softmax alone), sigmoid, minimax (with a bias), deepseek (in groups);
     # "": unknown
     routing: str = ""
     family: str = ""  # model_type
-    ep: bool = False  # ranks hold whole experts
+    ep: bool = False  # a rank has whole experts
 
     @property
     def gated(self) -> bool:

@@ -1,4 +1,4 @@
-"""How tensor parallelism cuts a weight of a checkpoint, told by its name."""
+"""Tensor parallel sharding of a checkpoint's weights, by their names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import re
 
 from gateway.domain import Shard
 
-# How tensor parallelism cuts a weight, by the last named modules of its path; the first rule that
-# matches holds. Source: the parallel layers that vLLM's model files build
+# The first pattern that matches decides. Source: the parallel layers of vLLM's model files
 # (vllm/model_executor/layers/linear.py, mamba/mamba_mixer.py, mamba_mixer2.py and short_conv.py,
 # and of vllm/model_executor/models/: llama, qwen2, qwen3_moe, mixtral, granitemoe, phi3, gpt2,
 # gptj, gpt_neox, falcon, starcoder2, opt, bert, deepseek_v2, lfm2, zamba2, siglip, clip,
@@ -22,7 +21,8 @@ _SHARDS: tuple[tuple[str, Shard], ...] = (
     (r"\.(vision_tower|vision_model|audio_tower|encoder)\.(.*\.)?(k_proj|v_proj)\.", "column"),
     (r"\.(k_proj|v_proj)\.", "kv"),
     (
-        r"\.(q_proj|qkv_proj|query_key_value|c_attn|query|key|value|gate_proj|up_proj|gate_up_proj)\.",
+        r"\.(q_proj|qkv_proj|query_key_value|c_attn|query|key|value|gate_proj|up_proj"
+        r"|gate_up_proj)\.",
         "column",
     ),
     (r"\.(q_b_proj|kv_b_proj|w1|w3|fc1|fc_in|c_fc|dense_h_to_4h|intermediate\.dense)\.", "column"),
@@ -34,7 +34,8 @@ _SHARDS: tuple[tuple[str, Shard], ...] = (
     (r"\.(mamba|mixer)\.x_proj\.", "row"),
     (r"\.visual\.(blocks\.\*\.attn\.proj|merger\.mlp\.\*|.*\.linear_fc2)\.", "row"),
     (
-        r"\.(o_proj|out_proj|down_proj|w2|fc2|fc_out|c_proj|dense_4h_to_h|output\.dense|(self_)?attention\.dense|self_attn\.dense)\.",
+        r"\.(o_proj|out_proj|down_proj|w2|fc2|fc_out|c_proj|dense_4h_to_h|output\.dense"
+        r"|(self_)?attention\.dense|self_attn\.dense)\.",
         "row",
     ),
     (
@@ -45,8 +46,7 @@ _SHARDS: tuple[tuple[str, Shard], ...] = (
 
 
 def shard_of(name: str) -> Shard:
-    """How tensor parallelism cuts the weight `name` (numbers as `*`); what no rule knows is
-    replicated."""
+    """The sharding of the weight `name` (numbers as `*`); replicated where no pattern matches."""
     for pattern, shard in _SHARDS:
         if re.search(pattern, f".{name}"):
             return shard

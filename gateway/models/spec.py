@@ -1,8 +1,8 @@
-"""From config.json and tensor headers to a ModelSpec.
+"""The reader of models: config.json and tensor headers to a ModelSpec.
 
-config.json alone is enough for every family of families/registry.py. Of others it tells sizes by
-the usual names of fields, marked as `guessed`, and the headers, where there are any, tell the
-weights.
+config.json alone is enough for every family of families/registry.py. For an unknown family, sizes
+come from the usual names of fields and are marked as `guessed`. Headers, where present, give the
+exact weights.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gateway.domain import Experts, ModelSpec, Quant, Task, TensorGroup
 from gateway.errors import BadModel
 from gateway.models.families import general
 from gateway.models.families.blueprint import Blueprint
-from gateway.models.families.config import WORD, Fields, shown
+from gateway.models.families.config import WORD, Fields, quote
 from gateway.models.families.parts import ENCODERS, HIDDEN
-from gateway.models.families.registry import NESTED, blueprint_of, completed
+from gateway.models.families.registry import NESTED, blueprint_of, with_defaults
 from gateway.models.sharding import shard_of
 
 
 class Tensor(NamedTuple):
-    """One tensor as a safetensors header describes it."""
+    """The dtype and shape of a tensor in a safetensors header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -32,18 +32,18 @@ class Tensor(NamedTuple):
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.")
-# No weight tensor has as many elements; what says so is broken, or made to break us.
-_MOST_ELEMENTS = 2**50
+# No real weight has so many elements: a header that says so is damaged or hostile.
+_MAX_ELEMENTS = 2**50
 
-# The first named dtype that the headers have is the widest, which engines take when the config
-# names none. Source: common_broadcastable_dtype in
+# From the widest to the narrowest dtype. Engines take the widest dtype of the headers where the
+# config names none. Source: common_broadcastable_dtype in
 # vllm/transformers_utils/model_arch_config_convertor.py.
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 TOKENIZER_CODE = "auto_map in tokenizer_config.json"
-"""Among what of a repository is code: a tokenizer of its own."""
+"""The entry of `remote_code` for a repository's own tokenizer."""
 
-# Their positions begin after the padding token's, which shortens what fits. Source:
+# Positions begin after that of the padding token, which shortens the context. Source:
 # vllm/model_executor/models/roberta.py.
 _OFFSET_POSITIONS = {"roberta": 2, "xlm-roberta": 2, "mpnet": 2}
 
@@ -64,7 +64,7 @@ _EXPERTS_PER_TOKEN = (
     "top_k_experts",
 )
 
-# Layers that draft tokens, which engines build only for speculation. Source:
+# Layers that draft tokens. Engines build them for speculation only. Source:
 # get_spec_layer_idx_from_weight_name in vllm/model_executor/models/deepseek_v2.py, glm4_moe.py; the
 # mtp. prefix that qwen3_next.py and qwen3_5.py skip.
 _DRAFTING = re.compile(r"^(model\.)?mtp\.")
@@ -80,10 +80,13 @@ def read_model(
     remote_code: tuple[str, ...],
     task_hint: Task | None,
 ) -> ModelSpec:
-    """Raises BadModel naming the field of config.json, or the tensor, that is missing or cannot
-    be."""
+    """The spec of a model.
+
+    tensors: those of its headers; None: config.json alone is known. file_bytes: size of the weight
+    files. Raises BadModel that names the missing or wrong field or tensor.
+    """
     top = Fields(config, source)
-    fields = completed(_text(top))
+    fields = with_defaults(_text(top))
     architecture = top.first_word("architectures")
     family = top.word("model_type")
     plan = blueprint_of(config, source)
@@ -93,8 +96,8 @@ def read_model(
     task: Task = "embed" if encoder else task_hint or "generate"
     if architecture.endswith("ForSequenceClassification"):
         task = "rerank"
-    # Tied heads are the embedding, and pooling drops the head: engines load neither, even where a
-    # file has it.
+    # A tied head is the embedding, and pooling drops the head: engines load neither, even where a
+    # file has one.
     tied = _tied(plan)
     headless = task != "generate" or tied
     groups: tuple[TensorGroup, ...] = ()
@@ -102,12 +105,12 @@ def read_model(
     if tensors is not None:
         _check_shapes(tensors, source)
         drafting = _draft_layers(fields)
-        kept = {
+        loaded = {
             name: tensor
             for name, tensor in tensors.items()
             if not (headless and _HEAD.search(name)) and not drafting(name)
         }
-        groups = group_tensors(kept)
+        groups = group_tensors(loaded)
         drafts = group_tensors({name: tensor for name, tensor in tensors.items() if drafting(name)})
     return ModelSpec(
         source=source,
@@ -133,7 +136,7 @@ def read_model(
 
 
 def group_tensors(tensors: Mapping[str, Tensor]) -> tuple[TensorGroup, ...]:
-    """Fold tensors that differ only in their numbers, dtype and shape being equal."""
+    """Fold tensors of one dtype and shape whose names differ in numbers only."""
     counts: dict[tuple[str, str, tuple[int, ...]], int] = {}
     for name, tensor in tensors.items():
         key = (_NUMBER.sub("*", name), tensor.dtype, tensor.shape)
@@ -145,18 +148,18 @@ def group_tensors(tensors: Mapping[str, Tensor]) -> tuple[TensorGroup, ...]:
 
 
 def _text(top: Fields) -> Fields:
-    """The config of the text model; the whole one where it stands in no other."""
+    """The config of the text model, nested or not."""
     if top.word("model_type") in NESTED:
         return Fields(top.mapping("text_config", top.config), top.source)
     return general.text_of(top).fields
 
 
 def _tied(plan: Blueprint) -> bool:
-    return not any(_HEAD.search(group.name) for group in plan.others)
+    return not any(_HEAD.search(group.name) for group in plan.parameters)
 
 
 def _draft_layers(fields: Fields) -> Callable[[str], bool]:
-    """Whether a tensor is of a layer that only drafts tokens."""
+    """A predicate over tensor names: whether the layer only drafts tokens."""
     last = general.layers_of(fields)
     numbered = bool(fields.config.get("num_nextn_predict_layers"))
 
@@ -200,9 +203,8 @@ def _dtype(top: Fields, fields: Fields, tensors: Mapping[str, Tensor] | None) ->
     return next((name for name, code in _DTYPES.items() if code in stored), "float32")
 
 
-def stacked(spec: ModelSpec) -> int | None:
-    """The layers that stages of a pipeline are made of; None: config.json does not say it in one
-    number."""
+def pipeline_layers(spec: ModelSpec) -> int | None:
+    """The number of layers that pipeline stages divide; None: config.json has no such number."""
     try:
         return general.layers_of(general.text_of(Fields(spec.config, spec.source)).fields)
     except BadModel:
@@ -210,7 +212,7 @@ def stacked(spec: ModelSpec) -> int | None:
 
 
 def quant_of(top: Fields, fields: Fields) -> Quant | None:
-    """The checkpoint's quantization block, from wherever config.json has it."""
+    """The checkpoint's quantization block, of the whole config or of its text model."""
     for config in (top, fields):
         for name in ("quantization_config", "compression_config"):
             if config.config.get(name) is None:
@@ -218,7 +220,7 @@ def quant_of(top: Fields, fields: Fields) -> Quant | None:
             block = config.mapping(name, {})
             method = block.get("quant_method")
             if method is None and isinstance(block.get("producer"), Mapping):
-                # ModelOpt names itself there only.
+                # ModelOpt names itself in `producer` only.
                 method = block["producer"].get("name")
             if not isinstance(method, str) or not WORD.fullmatch(method):
                 raise config.wrong(name, "an object with a `quant_method`")
@@ -226,7 +228,7 @@ def quant_of(top: Fields, fields: Fields) -> Quant | None:
                 json.dumps(block, ensure_ascii=False).encode()
             except (ValueError, TypeError, RecursionError):
                 raise config.wrong(name, "plain JSON") from None
-            # DeepSeek-V4 says beside its block that experts have other numbers than the block:
+            # DeepSeek-V4 has the dtype of its experts beside the block. Source:
             # vllm/models/deepseek_v41/quant_config.py:75 of 0.33.0.
             experts = (
                 {"expert_dtype": config.config["expert_dtype"]}
@@ -239,8 +241,8 @@ def quant_of(top: Fields, fields: Fields) -> Quant | None:
 
 def _check_shapes(tensors: Mapping[str, Tensor], source: str) -> None:
     for name, tensor in tensors.items():
-        if math.prod(tensor.shape) > _MOST_ELEMENTS or any(size < 0 for size in tensor.shape):
+        if math.prod(tensor.shape) > _MAX_ELEMENTS or any(size < 0 for size in tensor.shape):
             raise BadModel(
-                f"Tensor {shown(name)} of {source} has a shape that no weights have.",
+                f"Tensor {quote(name)} of {source} has an impossible shape.",
                 hint="Download or copy the model again.",
             )

@@ -1,4 +1,4 @@
-"""What one rank of an engine computes at once. Pure."""
+"""The workload of one rank of an engine. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from gateway.models.rank import Rank
 
 
 class Workload(NamedTuple):
-    """`runner`: the 1st or 2nd model runner of vLLM. query: tokens of a request in one step of
-    decoding, with those that are drafted."""
+    """The largest computation of one step.
+
+    runner: the 1st or 2nd model runner of vLLM. query: tokens of a request in one decoding step,
+    drafted tokens included.
+    """
 
     device: str
     rank: Rank

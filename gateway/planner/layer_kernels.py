@@ -14,11 +14,11 @@ from gateway.engines.common.layers.built_model import Linear, per_rank
 from gateway.engines.common.layers.weights import undivided
 from gateway.models.experts import ExpertTraits
 from gateway.models.rank import Rank
-from gateway.models.scheme import LinearShape, MoeShape, Scheme, described
+from gateway.models.scheme import LinearShape, MoeShape, Scheme, describe
 
 
 class ObservedRefusals:
-    """How the engine was seen to refuse kernels that the rules accept: of (scheme as `described`,
+    """How the engine was seen to refuse kernels that the rules accept: of (scheme as `describe`,
     k, n, kernel) what is known, and
     the words. Equal ones are one key of a cache."""
 
@@ -146,7 +146,7 @@ def _experts(
         count=layer.count,
         k=k,
         n=n,
-        scheme=described(scheme),
+        scheme=describe(scheme),
         kernel=choice.kernel,
         status=status,
         padded_to=padded,
@@ -200,7 +200,7 @@ def _row(
         if not seen:
             return None
         return seen.words(
-            (("scheme", described(scheme)), ("k", str(k)), ("n", str(n)), ("kernel", kernel))
+            (("scheme", describe(scheme)), ("k", str(k)), ("n", str(n)), ("kernel", kernel))
         )
 
     choice = choose(rules.linear, shape, rank.capability, None, disabled, forced, before)
@@ -209,7 +209,7 @@ def _row(
         count=layer.count,
         k=k,
         n=n,
-        scheme=described(scheme),
+        scheme=describe(scheme),
         kernel=choice.kernel,
         status=choice.status,
         padded_to=choice.padded_to,
@@ -238,7 +238,7 @@ def _parts(layer: Linear, tp: int) -> tuple[int, ...]:
 
 
 def _plain(layer: Linear, k: int | None, n: int | None, status: str, reason: str) -> LayerKernel:
-    scheme = described(layer.scheme) if isinstance(layer.scheme, Scheme) else "unknown"
+    scheme = describe(layer.scheme) if isinstance(layer.scheme, Scheme) else "unknown"
     refused = (Refusal(kernel="", reason=reason),)
     fields = {
         "layer": layer.name,

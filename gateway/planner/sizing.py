@@ -17,7 +17,7 @@ from gateway.engines.common.evidence import Evidence
 from gateway.engines.common.layers.weights import weights_bytes
 from gateway.engines.common.lora.size import bytes_on_rank
 from gateway.engines.common.refusal import Refused
-from gateway.models.scheme import Scheme, described
+from gateway.models.scheme import Scheme, describe
 from gateway.models.workload import Workload
 from gateway.planner.sizes import (
     COMFORTABLE_CONTEXT,
@@ -324,7 +324,7 @@ def weights(candidate: Candidate) -> int:
         layer: rows[key]
         for layer in (candidate.stage.linears if rows else ())
         if isinstance(layer.scheme, Scheme)
-        and (key := (layer.name, described(layer.scheme))) in rows
+        and (key := (layer.name, describe(layer.scheme))) in rows
     }
     held = weights_bytes(
         candidate.stage, candidate.rank, frozenset(candidate.engine.traits), padded

@@ -9,7 +9,7 @@ from gateway.engines.common.layers.weights import weights_bytes
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.speed.machine import machine_of
 from gateway.engines.common.variant import Variant
-from gateway.models.spec import stacked
+from gateway.models.spec import pipeline_layers
 from gateway.planner.parallel import dealt_layers
 
 
@@ -19,7 +19,7 @@ def unequal_stages(candidate: Candidate, memory: Memory, context: int) -> list[V
     memory: of the candidate with as many layers on each GPU. context: tokens of KV cache to hold.
     """
     given, variant, parts = candidate.given, candidate.variant, candidate.parts
-    layers = stacked(given.spec)
+    layers = pipeline_layers(given.spec)
     if layers is None or not parts:
         return []
     gpus = [part.group[0] for part in parts]

@@ -97,7 +97,7 @@ def rows_of(
         assert weights is not None, item
         for row in weights:
             rows[row] += len(item.numbers)
-    for group in found.others:
+    for group in found.parameters:
         if not (pooling and group.name.endswith("lm_head.weight")):
             rows[of_other(group, ranks, dtype)] += group.count
     return rows

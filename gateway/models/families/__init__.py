@@ -1,1 +1,1 @@
-"""Model families: config.json -> what an engine builds. registry.py has the table of all."""
+"""Model families: config.json to the Blueprint of an engine. registry.py has the table."""

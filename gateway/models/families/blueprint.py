@@ -1,9 +1,8 @@
-"""What an engine builds for a model, as far as config.json fixes it: layers, attention and the
-rest, uncut. Pure.
+"""The blueprint of a model: layers, attention and parameters before sharding. Pure.
 
     blueprint: Blueprint = registry.blueprint_of(config)      (one function for each model family)
 
-Quantization is not in it: engines/common/layers/build.py adds the scheme of each layer.
+A blueprint has no quantization: engines/common/layers/build.py adds the scheme of each layer.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ Shard = Literal["column", "merged", "qkv", "row", "replicated", "expert_column",
 
 @dataclass(frozen=True)
 class Built:
-    """A layer of the model: `modules` are the last names of what a checkpoint stores for it, where
-    that is not its own.
+    """A linear layer of the model.
 
-    `experts` is how many there are of it, 0 for a layer that is not of experts. `bias`: it has one,
-    cut as its outputs are. `exact`: its products are float32, and so are its weights where no
-    kernel does that with narrower ones.
+    modules: last names of the modules that a checkpoint stores for it, where they differ.
+    experts: number of experts; 0: an ordinary layer.
+    bias: whether the layer has a bias, sharded like its outputs.
+    exact: products are float32, and weights too where no kernel multiplies narrower weights so.
     """
 
     name: str
@@ -43,12 +42,14 @@ class Built:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """`others` is every parameter that is not a linear layer's: embeddings, output head, norms,
-    sinks, convolutions. Its
-    `dtype` is what the engine holds it in: empty for the model's, else a safetensors name ("F32").
-    `guessed`: what of it follows from the names of fields alone, as no reader knows the family."""
+    """All layers and parameters that an engine builds.
+
+    parameters: those outside of linear layers: embeddings, output head, norms, sinks, convolutions.
+        Their `dtype` is a safetensors name ("F32"); "": the model's dtype.
+    guessed: the parts that follow from the names of fields alone, for an unknown family.
+    """
 
     linears: tuple[Built, ...]
     attention: tuple[AttentionGroup, ...]
-    others: tuple[TensorGroup, ...] = ()
+    parameters: tuple[TensorGroup, ...] = ()
     guessed: tuple[str, ...] = ()

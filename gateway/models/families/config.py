@@ -1,4 +1,4 @@
-"""Checked access to config.json: a wrong type is the user's to repair, not a traceback."""
+"""Checked access to config.json: a wrong type is an error for the user, not a traceback."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from gateway.errors import BadModel
 
 WORD = re.compile(r"[\w.-]{1,200}")
-_MOST = 10**12
+_MAX_INTEGER = 10**12
 
 
 class Fields:
-    """One object in the config.json of `source`. What its methods give has been checked; else they
-    raise BadModel."""
+    """An object in the config.json of `source`. Its methods return checked values or raise
+    BadModel."""
 
     def __init__(self, config: Mapping[str, Any], source: str) -> None:
         self.config = config
@@ -22,9 +22,9 @@ class Fields:
 
     def wrong(self, name: str, must: str) -> BadModel:
         return BadModel(
-            f"config.json of {self.source} has {name}={shown(self.config.get(name))}; it must be"
+            f"config.json of {self.source} has {name}={quote(self.config.get(name))}; it must be"
             f" {must}.",
-            hint="Repair config.json, or take the model from where it was published.",
+            hint="Repair config.json, or download the model again from its publisher.",
         )
 
     def missing(self, name: str) -> BadModel:
@@ -33,14 +33,18 @@ class Fields:
             hint="Is this a transformers language model?",
         )
 
-    def integer(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """The first of `names` that is there, in items (never bytes)."""
+    def integer(self, *names: str, default: int | None = None, minimum: int = 1) -> int:
+        """The value of the first of `names` that the config has, in items (never bytes)."""
         for name in names:
             value = self.config.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-                raise self.wrong(name, f"a whole number from {least} to 10^12")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int)
+                or not minimum <= value <= _MAX_INTEGER
+            ):
+                raise self.wrong(name, f"a whole number from {minimum} to 10^12")
             return value
         if default is None:
             raise self.missing(names[0])
@@ -78,8 +82,8 @@ class Fields:
         return value
 
 
-def shown(value: object) -> str:
-    """A value for a message: short, in one line, whatever it is."""
+def quote(value: object) -> str:
+    """A value for a message: short, and in one line."""
     if isinstance(value, str):
         return repr(value[:60])
     if isinstance(value, int) and abs(value) >= 2**64:

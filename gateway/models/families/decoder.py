@@ -1,9 +1,8 @@
-"""Decoders that differ from those of dense.py in norms, biases and head: GLM-4, OLMo 2 and 3,
-Cohere 2, Seed-OSS. Pure.
+"""Decoders with their own norms, biases or heads: GLM-4, OLMo 2 and 3, Cohere 2, Seed-OSS. Pure.
 
-Sources: models/glm4.py, olmo2.py, commandr.py, and transformers' own models, which the engine wraps
-for the rest (models/transformers/). Fields that are not there are those of transformers'
-configuration classes.
+Sources: models/glm4.py, olmo2.py, commandr.py, and for the rest transformers' own models, which the
+engine wraps (models/transformers/). Missing fields have the defaults of transformers' configuration
+classes.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def _decoder(
     mlp_bias: bool = False,
     tied: bool = False,
 ) -> Blueprint:
-    """`around` are the norms of a layer."""
+    """A decoder of equal layers with the norms `around`."""
     numbers, hidden, layer = (
         layer_numbers(fields),
         fields.integer("hidden_size"),
@@ -44,8 +43,8 @@ def _decoder(
     linears += mlp(
         f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), bias=mlp_bias
     )
-    others = ends(fields, path, tied=tied) + norms(layer, len(numbers), hidden, *around)
-    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
+    parameters = ends(fields, path, tied=tied) + norms(layer, len(numbers), hidden, *around)
+    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 
 
 def _flag(fields: Fields, name: str, default: bool) -> bool:
@@ -66,7 +65,7 @@ def glm4(fields: Fields, family: str, path: str) -> Blueprint:
 
 
 def olmo(fields: Fields, family: str, path: str) -> Blueprint:
-    """Norms of all heads together, whole on every rank."""
+    """OLMo 2 and 3: one norm over all heads, replicated on every rank."""
     bias = fields.flag("attention_bias")
     plain = _decoder(
         fields,
@@ -79,17 +78,17 @@ def olmo(fields: Fields, family: str, path: str) -> Blueprint:
     )
     heads, kv_heads, head_dim = heads_of(fields, family)
     layers, inner = len(layer_numbers(fields)), f"{path}.layers.*.self_attn"
-    others = norms(inner, layers, heads * head_dim, "q_norm") + norms(
+    parameters = norms(inner, layers, heads * head_dim, "q_norm") + norms(
         inner, layers, kv_heads * head_dim, "k_norm"
     )
-    return Blueprint(plain.linears, plain.attention, (*plain.others, *others))
+    return Blueprint(plain.linears, plain.attention, (*plain.parameters, *parameters))
 
 
 def cohere(fields: Fields, family: str, path: str) -> Blueprint:
-    """Attention and MLP read the same normed input; the head is always the embedding."""
+    """Cohere 2: attention and MLP read the same normed input, and the head is always tied."""
     bias = fields.flag("attention_bias")
-    given = Fields({**fields.config, "tie_word_embeddings": True}, fields.source)
-    return _decoder(given, family, path, "input_layernorm", bias=bias, out_bias=bias)
+    tied = Fields({**fields.config, "tie_word_embeddings": True}, fields.source)
+    return _decoder(tied, family, path, "input_layernorm", bias=bias, out_bias=bias)
 
 
 def seed(fields: Fields, family: str, path: str) -> Blueprint:

@@ -1,5 +1,7 @@
-"""Decoders whose layers are all alike: attention and a gated MLP (models/llama.py, qwen2.py,
-qwen3.py, gemma*.py ...). Pure."""
+"""Decoders of equal layers with attention and a gated MLP. Pure.
+
+Sources: models/llama.py, qwen2.py, qwen3.py, gemma*.py.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from gateway.models.families.parts import (
 )
 
 _GEMMA = {"gemma", "gemma2", "gemma3_text"}
-# Norms after attention and MLP too, before what they add is added.
+# Families with norms after attention and MLP too, before the residual is added.
 _FOUR_NORMS = {"gemma2", "gemma3_text"}
 _QK_NORM = {"qwen3", "gemma3_text"}
 
@@ -44,15 +46,19 @@ def dense(fields: Fields, family: str, path: str) -> Blueprint:
     around = ["input_layernorm", "post_attention_layernorm"]
     if family in _FOUR_NORMS:
         around += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    others = ends(fields, path, tied=family in _GEMMA) + norms(layer, len(numbers), hidden, *around)
+    parameters = ends(fields, path, tied=family in _GEMMA) + norms(
+        layer, len(numbers), hidden, *around
+    )
     if family == "gemma2":
-        # It computes with the embedding, whatever its config says (models/gemma2.py).
-        others = [other for other in others if not other.name.endswith("lm_head.weight")]
+        # The head is always the embedding (models/gemma2.py).
+        parameters = [
+            parameter for parameter in parameters if not parameter.name.endswith("lm_head.weight")
+        ]
     if family in _QK_NORM:
-        others += norms(
+        parameters += norms(
             f"{layer}.self_attn", len(numbers), heads_of(fields, family)[2], "q_norm", "k_norm"
         )
-    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
+    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 
 
 def _biases(fields: Fields, family: str) -> tuple[bool, bool, bool]:

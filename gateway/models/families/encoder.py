@@ -1,9 +1,7 @@
-"""Encoders, which attend both ways and keep no cache: BERT, RoBERTa, XLM-R, ModernBERT, Nomic
-(models/bert.py, roberta.py,
-modernbert.py, bert_with_rope.py). Pure.
+"""Encoders without a cache: BERT, RoBERTa, XLM-R, ModernBERT, Nomic. Pure.
 
-An output head, of masked words, is never loaded. Fields that are not there are those of
-transformers' configuration classes.
+Sources: models/bert.py, roberta.py, modernbert.py, bert_with_rope.py. Engines never load the head
+of masked words. Missing fields have the defaults of transformers' configuration classes.
 """
 
 from __future__ import annotations
@@ -15,16 +13,16 @@ from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import HEADS, HIDDEN, layer_numbers, mlp, norms, tensor
 
-# vLLM 0.18.0 and 0.19.1: RoBERTa's positions and token types are whole on every rank, unlike BERT's
+# vLLM 0.18.0 and 0.19.1: RoBERTa's positions and token types are replicated, unlike BERT's
 # (models/roberta.py).
 WHOLE_POSITIONS = "whole_positions"
-# vLLM before 0.33.0: the first product of ModernBERT's MLPs is torch's, whole on every rank
+# vLLM before 0.33.0: the first product of ModernBERT's MLPs is torch's, and replicated
 # (ModernBertMLP).
 WHOLE_MODERN_MLP = "whole_modern_mlp"
 
 
 def bert(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blueprint:
-    """Positions and token types are cut as words are."""
+    """BERT and RoBERTa: positions and token types are sharded like words."""
     numbers, (hidden, heads) = layer_numbers(fields), _size(fields)
     width, layer = fields.integer("intermediate_size"), f"{path}.encoder.layer.*"
     linears = (
@@ -45,19 +43,19 @@ def bert(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blu
         "position_embeddings": fields.integer("max_position_embeddings"),
         "token_type_embeddings": fields.integer("type_vocab_size", default=2),
     }
-    others = _embeddings(f"{path}.embeddings", words, hidden) + _layer_norm(
+    parameters = _embeddings(f"{path}.embeddings", words, hidden) + _layer_norm(
         f"{path}.embeddings.LayerNorm", 1, hidden
     )
-    others += _embeddings(
+    parameters += _embeddings(
         f"{path}.embeddings", rows, hidden, whole=family != "bert" and WHOLE_POSITIONS in traits
     )
     for name in ("attention.output.LayerNorm", "output.LayerNorm"):
-        others += _layer_norm(f"{layer}.{name}", len(numbers), hidden)
-    return Blueprint(linears, (_group(len(numbers), hidden, heads),), tuple(others))
+        parameters += _layer_norm(f"{layer}.{name}", len(numbers), hidden)
+    return Blueprint(linears, (_group(len(numbers), hidden, heads),), tuple(parameters))
 
 
 def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blueprint:
-    """Every third layer sees all tokens, the rest a window around each."""
+    """ModernBERT: every third layer attends to all tokens, the rest to a window."""
     numbers, (hidden, heads), layer = layer_numbers(fields), _size(fields), "encoder_layer.layers.*"
     width, biased = fields.integer("intermediate_size"), fields.flag("attention_bias")
     gated, bias = (width, width), fields.flag("mlp_bias")
@@ -67,15 +65,17 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
         Built(f"{layer}.mlp.Wo", numbers, width, (hidden,), "row", bias=bias),
     ]
     if WHOLE_MODERN_MLP in traits:
-        others = [tensor(f"{layer}.mlp.Wi.weight", len(numbers), sum(gated), hidden)]
-        others += [tensor(f"{layer}.mlp.Wi.bias", len(numbers), sum(gated))] if bias else []
+        parameters = [tensor(f"{layer}.mlp.Wi.weight", len(numbers), sum(gated), hidden)]
+        parameters += [tensor(f"{layer}.mlp.Wi.bias", len(numbers), sum(gated))] if bias else []
     else:
-        others = []
+        parameters = []
         linears.append(
             Built(f"{layer}.mlp.Wi", numbers, hidden, gated, "merged", ("Wi",), bias=bias)
         )
-    others += _embeddings("embeddings", {"tok_embeddings": fields.integer("vocab_size")}, hidden)
-    # The first layer's input is normed already.
+    parameters += _embeddings(
+        "embeddings", {"tok_embeddings": fields.integer("vocab_size")}, hidden
+    )
+    # The first layer's input is already normed.
     counts = {
         "embeddings.norm": 1,
         f"{layer}.attn_norm": len(numbers) - 1,
@@ -83,7 +83,7 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
         "final_norm": 1,
     }
     names = ("weight", "bias") if fields.flag("norm_bias") else ("weight",)
-    others += [
+    parameters += [
         tensor(f"{name}.{part}", count, hidden)
         for name, count in counts.items()
         if count
@@ -95,7 +95,7 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
     groups = [_group(everywhere, hidden, heads)]
     if len(numbers) > everywhere:
         groups.append(_group(len(numbers) - everywhere, hidden, heads, window))
-    return Blueprint(tuple(linears), tuple(groups), tuple(others))
+    return Blueprint(tuple(linears), tuple(groups), tuple(parameters))
 
 
 def nomic(fields: Fields, _: str, __: str) -> Blueprint:
@@ -114,14 +114,14 @@ def nomic(fields: Fields, _: str, __: str) -> Blueprint:
         *mlp(f"{layer}.mlp", numbers, hidden, width, bias=bias),
     )
     rows = {"word_embeddings": fields.integer("vocab_size")}
-    if types := fields.integer("type_vocab_size", default=2, least=0):
+    if types := fields.integer("type_vocab_size", default=2, minimum=0):
         rows["token_type_embeddings"] = types
-    others = _embeddings("embeddings", rows, hidden) + _layer_norm(
+    parameters = _embeddings("embeddings", rows, hidden) + _layer_norm(
         "embeddings.LayerNorm", 1, hidden
     )
     for name in ("attn_ln", "mlp_ln"):
-        others += _layer_norm(f"{layer}.{name}", len(numbers), hidden)
-    return Blueprint(linears, (_group(len(numbers), hidden, heads),), tuple(others))
+        parameters += _layer_norm(f"{layer}.{name}", len(numbers), hidden)
+    return Blueprint(linears, (_group(len(numbers), hidden, heads),), tuple(parameters))
 
 
 def _size(fields: Fields) -> tuple[int, int]:

@@ -1,5 +1,4 @@
-"""The text model of Gemma 4 (models/gemma4.py), and what the configs of Gemma 3 and 4 leave out.
-Pure."""
+"""The text model of Gemma 4 (models/gemma4.py), and config defaults of Gemma 3 and 4. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import ends, experts, layer_numbers, mlp, norms, router, tensor
 
-# What a published config.json leaves out. Source: Gemma3TextConfig and Gemma4TextConfig of
+# Fields that a published config.json leaves out. Source: Gemma3TextConfig and Gemma4TextConfig of
 # transformers.
 _GEMMA3 = {
     "vocab_size": 262208,
@@ -28,22 +27,24 @@ _GEMMA4 = _GEMMA3 | {"vocab_size": 262144, "num_hidden_layers": 30, "sliding_win
 DEFAULTS: Mapping[str, Mapping[str, int]] = {"gemma3_text": _GEMMA3, "gemma4_text": _GEMMA4}
 _FULL_EVERY = 6
 
-# vLLM 0.19.1 and 0.26.0: layers that read the keys and values of earlier ones project theirs too,
-# and drop them; experts are in a module of their own (Gemma4Attention and Gemma4DecoderLayer in
+# vLLM 0.19.1 and 0.26.0: layers that read the keys and values of earlier layers still project their
+# own, and drop them. Experts have their own module (Gemma4Attention and Gemma4DecoderLayer in
 # models/gemma4.py).
 EARLY_GEMMA4 = "early_gemma4"
 
 
 def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Blueprint:
-    """Sliding and full layers have heads of different sizes; the last `num_kv_shared_layers` read
-    the keys and values of
-    earlier ones, and project queries only. Those keep no cache, and are in no attention group."""
+    """Gemma 4: sliding and full layers have heads of different sizes.
+
+    The last `num_kv_shared_layers` layers read the keys and values of earlier layers and project
+    queries only. These layers have no cache and belong to no attention group.
+    """
     numbers, hidden, layer = (
         layer_numbers(fields),
         fields.integer("hidden_size"),
         f"{path}.layers.*",
     )
-    shared = fields.integer("num_kv_shared_layers", default=0, least=0)
+    shared = fields.integer("num_kv_shared_layers", default=0, minimum=0)
     if shared >= len(numbers):
         raise fields.wrong("num_kv_shared_layers", "less than the number of layers")
     first = len(numbers) - shared
@@ -55,7 +56,7 @@ def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Bluepr
         hidden,
         width * (2 if fields.flag("use_double_wide_mlp") else 1),
     )
-    others = ends(fields, path, tied=True)
+    parameters = ends(fields, path, tied=True)
     around = [
         "input_layernorm",
         "post_attention_layernorm",
@@ -70,21 +71,21 @@ def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Bluepr
         linears += _projections(
             heads, hidden, f"{layer}.self_attn", projecting, bias=fields.flag("attention_bias")
         )
-        others += norms(f"{layer}.self_attn", len(heads.numbers), heads.head_dim, "q_norm")
-        others += norms(f"{layer}.self_attn", len(projecting), heads.head_dim, "k_norm")
+        parameters += norms(f"{layer}.self_attn", len(heads.numbers), heads.head_dim, "q_norm")
+        parameters += norms(f"{layer}.self_attn", len(projecting), heads.head_dim, "k_norm")
         if own:
             groups.append(heads.group(own))
     if fields.config.get("num_experts") is not None:
         found, inner = _mixture(fields, layer, numbers, hidden, early=early)
-        linears, others = linears + found, others + inner
+        linears, parameters = linears + found, parameters + inner
         around += [
             "pre_feedforward_layernorm_2",
             "post_feedforward_layernorm_1",
             "post_feedforward_layernorm_2",
         ]
     found, inner = _layer_inputs(fields, path, numbers, hidden)
-    others += inner + norms(layer, len(numbers), hidden, *around)
-    return Blueprint(tuple(linears + found), tuple(groups), tuple(others))
+    parameters += inner + norms(layer, len(numbers), hidden, *around)
+    return Blueprint(tuple(linears + found), tuple(groups), tuple(parameters))
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class _Heads:
     window: int | None
 
     def group(self, own: Sequence[int]) -> AttentionGroup:
-        """Of the layers that keep keys and values of their own."""
+        """The attention group of the layers with their own keys and values."""
         return AttentionGroup(
             kind=self.kind,
             layers=len(own),
@@ -142,8 +143,8 @@ def _heads(fields: Fields, numbers: Sequence[int]) -> list[_Heads]:
 
 
 def _full_heads(fields: Fields, full: Sequence[int]) -> tuple[int, int]:
-    """(KV heads, head size) of the full layers: said once for all of them, or, as transformers
-    writes it from 5.19 on, of each."""
+    """(KV heads, head size) of the full layers: one value, or one per layer from transformers
+    5.19."""
     kv_heads, head_dim = (
         fields.integer("num_key_value_heads"),
         fields.integer("head_dim", default=256),
@@ -178,7 +179,7 @@ def _full_heads(fields: Fields, full: Sequence[int]) -> tuple[int, int]:
 def _projections(
     heads: _Heads, hidden: int, path: str, own: Sequence[int], *, bias: bool
 ) -> list[Built]:
-    """`own` are the layers that project keys and values; the rest project queries only."""
+    """The projections: layers in `own` project keys and values, the rest queries only."""
     query, key = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
     reading = sorted(set(heads.numbers) - set(own))
     built = [Built(f"{path}.o_proj", heads.numbers, query, (hidden,), "row", bias=bias)]
@@ -216,18 +217,18 @@ def _mixture(
         router(f"{layer}.router.proj", numbers, hidden, count),
         *experts(path, numbers, hidden, width, count),
     ]
-    others = [
+    parameters = [
         tensor(f"{layer}.router.scale", len(numbers), hidden),
         tensor(f"{path if early else f'{layer}.router'}.per_expert_scale", len(numbers), count),
     ]
-    return built, others
+    return built, parameters
 
 
 def _layer_inputs(
     fields: Fields, path: str, numbers: Sequence[int], hidden: int
 ) -> tuple[list[Built], list[TensorGroup]]:
-    """A second, narrow embedding that every layer adds its part of."""
-    size = fields.integer("hidden_size_per_layer_input", default=256, least=0)
+    """A second, narrow embedding; each layer adds its own part."""
+    size = fields.integer("hidden_size_per_layer_input", default=256, minimum=0)
     if not size:
         return [], []
     layer, count = f"{path}.layers.*", len(numbers)
@@ -237,11 +238,11 @@ def _layer_inputs(
         Built(f"{layer}.per_layer_input_gate", numbers, hidden, (size,), "replicated"),
         Built(f"{layer}.per_layer_projection", numbers, size, (hidden,), "replicated"),
     ]
-    others = [
+    parameters = [
         tensor(f"{path}.embed_tokens_per_layer.weight", 1, vocab, count * size, shard="vocab")
     ]
-    others += norms(path, 1, size, "per_layer_projection_norm")
-    return built, others + norms(layer, count, hidden, "post_per_layer_input_norm")
+    parameters += norms(path, 1, size, "per_layer_projection_norm")
+    return built, parameters + norms(layer, count, hidden, "post_per_layer_input_norm")
 
 
 VARIED: Mapping[str, Callable[[Fields, str, str, Collection[str]], Blueprint]] = {

@@ -1,8 +1,7 @@
-"""The towers of Gemma 4 (models/gemma4_mm.py), which are transformers' own, whole on every rank.
-Pure.
+"""The towers of Gemma 4 (models/gemma4_mm.py): transformers' modules, replicated. Pure.
 
-Their attention is torch's, not one of the engine's backends, so there is no group of it. Sizes that
-are not there are those of Gemma4VisionConfig and Gemma4AudioConfig.
+Attention is torch's and not an engine backend's, so the towers have no attention group. Missing
+sizes have the defaults of Gemma4VisionConfig and Gemma4AudioConfig.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import layer_numbers, norms, tensor
 
-# Module paths of the checkpoint that the engine's model class names otherwise (gemma4_mm.py:1067 of
-# 0.33.0).
+# Module paths that differ between checkpoint and engine (gemma4_mm.py:1067 of 0.33.0).
 PATHS = (
     ("model.vision_tower.", "vision_tower."),
     ("model.embed_vision.", "embed_vision."),
@@ -24,20 +22,20 @@ PATHS = (
     ("model.embed_audio.", "embed_audio."),
     ("model.language_model.", "language_model.model."),
 )
-# vLLM 0.19.1 takes transformers' own modules for these towers, and quantizes nothing of them
+# vLLM 0.19.1 uses transformers' own modules for these towers, and quantizes none of them
 # (models/gemma4_mm.py).
 PLAIN = "plain_gemma4_towers"
 _TEXT_HIDDEN = 2304  # Gemma4TextConfig of transformers
 
 
-# Methods that take sizes of any kind; others leave a tower alone whose sizes are not multiples of
-# 64 (_get_tower_quant_config in models/gemma4_mm.py of 0.33.0).
+# Methods that accept every size. The other methods skip a tower whose sizes are not multiples of 64
+# (_get_tower_quant_config in models/gemma4_mm.py of 0.33.0).
 _ANY_SIZE = ("bitsandbytes", "torchao", "compressed-tensors")
 
 
 def gemma_towers(top: Fields) -> Blueprint:
     linears: list[Built] = []
-    others: list[TensorGroup] = []
+    parameters: list[TensorGroup] = []
     for name, build in (("vision_config", _vision), ("audio_config", _audio)):
         if top.config.get(name) is not None:
             fields = Fields(top.mapping(name, {}), top.source)
@@ -50,8 +48,8 @@ def gemma_towers(top: Fields) -> Blueprint:
             )
             if odd and method not in _ANY_SIZE:
                 found = [replace(layer, quantizable=False) for layer in found]
-            linears, others = linears + found, others + inner
-    return Blueprint(tuple(linears), (), tuple(others))
+            linears, parameters = linears + found, parameters + inner
+    return Blueprint(tuple(linears), (), tuple(parameters))
 
 
 def _whole(name: str, numbers: Sequence[int], k: int, n: int, *, bias: bool = False) -> Built:
@@ -89,17 +87,17 @@ def _vision(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorG
     linears.append(_whole("vision_tower.patch_embedder.input_proj", (0,), 3 * patch**2, hidden))
     linears.append(_whole("embed_vision.embedding_projection", (0,), hidden, text_hidden))
     positions = fields.integer("position_embedding_size", default=10240)
-    others = [
+    parameters = [
         tensor("vision_tower.patch_embedder.position_embedding_table", 1, 2, positions, hidden)
     ]
-    others += norms(f"{path}.self_attn", depth, head, "q_norm", "k_norm")
+    parameters += norms(f"{path}.self_attn", depth, head, "q_norm", "k_norm")
     around = (
         "input_layernorm",
         "post_attention_layernorm",
         "pre_feedforward_layernorm",
         "post_feedforward_layernorm",
     )
-    return linears, others + norms(path, depth, hidden, *around)
+    return linears, parameters + norms(path, depth, hidden, *around)
 
 
 def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGroup]]:
@@ -135,7 +133,7 @@ def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGr
         _whole("embed_audio.embedding_projection", (0,), out, text_hidden),
     ]
     first = "audio_tower.subsample_conv_projection"
-    others = [
+    parameters = [
         tensor(
             f"{path}.self_attn.per_dim_scale",
             depth,
@@ -150,8 +148,8 @@ def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGr
         *norms(path, depth, hidden, "norm_out", "norm_post_attn", "norm_pre_attn"),
     ]
     for name in ("feed_forward1", "feed_forward2"):
-        others += norms(f"{path}.{name}", depth, hidden, "pre_layer_norm", "post_layer_norm")
-    return linears, others
+        parameters += norms(f"{path}.{name}", depth, hidden, "pre_layer_norm", "post_layer_norm")
+    return linears, parameters
 
 
 _SQUARE = ("q_proj", "k_proj", "v_proj", "post")

@@ -1,9 +1,8 @@
-"""Any family that no other reader knows: its layers by the names that configs of all families use
-    for the same sizes. Pure.
+"""The reader of unknown families: layers by the usual names of config fields. Pure.
 
-What follows is a forecast, and says what of it is guessed; headers tell the weights exactly, and an
-engine that is asked everything. Names of fields: the configuration classes of transformers 5.19 and
-of vllm/transformers_utils/configs of 0.33.0.
+The result is a forecast that names its guessed parts. Headers give the exact weights, and an inquiry
+to the engine gives everything. Source of field names: the configuration classes of transformers 5.19
+and of vllm/transformers_utils/configs of 0.33.0.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from gateway.models.families.parts import (
 
 _Kind = Literal["full", "sliding", "recurrent", "both", "none"]
 
-# Where a config holds the one of its text model.
+# Fields that hold the config of the text model.
 _TEXT = (
     "text_config",
     "llm_config",
@@ -83,7 +82,7 @@ _SHARED_WIDTH = (
 _FUNCTIONS = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
 _SHARED = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
 _FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
-# Functions of MLPs that have no gate.
+# Activations of MLPs without a gate.
 _PLAIN = {"relu", "relu2", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "xielu"}
 
 _STATE_HEADS = (
@@ -104,9 +103,9 @@ _STATE_KERNEL = (
     "conv_kernel_size",
     "short_conv_kernel_size",
 )
-_MOST_LAYERS = 2000
-# Of a hidden size, which an MLP is wide.
-_MOST_TIMES = 1000
+_MAX_LAYERS = 2000
+# The width of an MLP in hidden sizes.
+_MAX_FACTOR = 1000
 
 
 class Text(NamedTuple):
@@ -117,7 +116,7 @@ class Text(NamedTuple):
 
 
 def text_of(top: Fields) -> Text:
-    """What the outer config says holds inside too, where the inner one is silent."""
+    """The config of the text model, completed by fields of the outer config."""
     found, nested = dict(top.config), False
     for _ in range(2):  # thinker_config.text_config
         inner = next(
@@ -137,59 +136,25 @@ def text_of(top: Fields) -> Text:
 def decoder(fields: Fields, path: str) -> Blueprint:
     """The text model. Raises BadModel where layers, heads or the hidden size are missing."""
     layers, hidden = layers_of(fields), _size(fields, HIDDEN)
-    if layers > _MOST_LAYERS:
+    if layers > _MAX_LAYERS:
         raise fields.wrong(
-            next(name for name in _LAYERS if name in fields.config), f"at most {_MOST_LAYERS}"
+            next(name for name in _LAYERS if name in fields.config), f"at most {_MAX_LAYERS}"
         )
     kinds = _kinds(fields, layers)
     layer = f"{path}.layers.*"
-    of = {kind: [number for number, one in enumerate(kinds) if one == kind] for kind in set(kinds)}
-    attends = sorted(number for kind in ("full", "sliding", "both") for number in of.get(kind, ()))
-    recurs = sorted(number for kind in ("recurrent", "both") for number in of.get(kind, ()))
-    linears: list[Built] = []
-    groups: list[AttentionGroup] = []
-    others = _ends(fields, path, hidden) + norms(
+    numbers_of = {kind: [n for n, other in enumerate(kinds) if other == kind] for kind in {*kinds}}
+    attends = sorted(n for kind in ("full", "sliding", "both") for n in numbers_of.get(kind, ()))
+    recurs = sorted(n for kind in ("recurrent", "both") for n in numbers_of.get(kind, ()))
+    parameters = _ends(fields, path, hidden) + norms(
         layer, layers, hidden, "input_layernorm", "post_attention_layernorm"
     )
     guessed = ["its attention"]
-    for own, those in _alike(fields, layers, attends):
-        built, like = _attention(own, f"{layer}.self_attn", those, hidden)
-        linears += built
-        slides = [number for number in those if kinds[number] == "sliding"]
-        window = _size(
-            fields, ("sliding_window", "sliding_window_size", "attention_chunk_size"), default=0
-        )
-        rest = (
-            [number for number in those if number not in {*slides}] if slides and window else those
-        )
-        for kind, numbers, size in (
-            ("full", rest, None),
-            ("sliding", slides if window else (), window),
-        ):
-            if numbers:
-                plain = {} if like.kind == "mla" else {"kind": kind, "window": size}
-                groups.append(like.evolve(layers=len(numbers), numbers=tuple(numbers), **plain))
-    if any(fields.config.get("model_type") == family for family in ENCODERS):
-        groups = [group.evolve(kind="encoder", window=None, causal=False) for group in groups]
+    linears, groups = _attention_layers(fields, layer, attends, kinds)
     if recurs:
         guessed.append("its recurrent layers")
-        built, state = _recurrent(fields, f"{layer}.mixer", recurs, hidden)
+        built, group = _recurrent_layers(fields, layer, recurs, hidden)
         linears += built
-        sizes = {
-            "heads": state.heads,
-            "kv_heads": state.groups,
-            "head_dim": state.columns,
-            "value_dim": state.rows,
-        }
-        groups.append(
-            AttentionGroup(
-                kind="recurrent",
-                layers=len(recurs),
-                numbers=tuple(recurs),
-                **sizes,
-                recurrent=state,
-            )
-        )
+        groups.append(group)
     built, count = _mlps(fields, f"{layer}.mlp", _with_mlp(fields, layers), hidden)
     linears += built
     if _paired(fields):
@@ -201,15 +166,61 @@ def decoder(fields: Fields, path: str) -> Blueprint:
                 f"{layer}.mlps.{place}", range(layers), hidden, _width(fields, hidden), gated=True
             )
         groups = [
-            one.evolve(layers=2 * one.layers, numbers=tuple(sorted(one.numbers * 2)))
-            for one in groups
+            group.evolve(layers=2 * group.layers, numbers=tuple(sorted(group.numbers * 2)))
+            for group in groups
         ]
     guessed.append("its experts" if count else "its MLPs")
-    return Blueprint(tuple(linears), tuple(groups), tuple(others), tuple(guessed))
+    return Blueprint(tuple(linears), tuple(groups), tuple(parameters), tuple(guessed))
+
+
+def _attention_layers(
+    fields: Fields, layer: str, attends: Sequence[int], kinds: Sequence[_Kind]
+) -> tuple[list[Built], list[AttentionGroup]]:
+    """The projections and attention groups of the layers `attends`."""
+    hidden = _size(fields, HIDDEN)
+    linears: list[Built] = []
+    groups: list[AttentionGroup] = []
+    for config, members in _by_kv_heads(fields, len(kinds), attends):
+        built, template = _attention(config, f"{layer}.self_attn", members, hidden)
+        linears += built
+        slides = [number for number in members if kinds[number] == "sliding"]
+        window = _size(
+            fields, ("sliding_window", "sliding_window_size", "attention_chunk_size"), default=0
+        )
+        full = members
+        if slides and window:
+            full = [number for number in members if number not in {*slides}]
+        for kind, numbers, size in (
+            ("full", full, None),
+            ("sliding", slides if window else (), window),
+        ):
+            if numbers:
+                plain = {} if template.kind == "mla" else {"kind": kind, "window": size}
+                groups.append(template.evolve(layers=len(numbers), numbers=tuple(numbers), **plain))
+    if any(fields.config.get("model_type") == family for family in ENCODERS):
+        groups = [group.evolve(kind="encoder", window=None, causal=False) for group in groups]
+    return linears, groups
+
+
+def _recurrent_layers(
+    fields: Fields, layer: str, recurs: Sequence[int], hidden: int
+) -> tuple[list[Built], AttentionGroup]:
+    linears, state = _recurrent(fields, f"{layer}.mixer", recurs, hidden)
+    group = AttentionGroup(
+        kind="recurrent",
+        layers=len(recurs),
+        numbers=tuple(recurs),
+        heads=state.heads,
+        kv_heads=state.groups,
+        head_dim=state.columns,
+        value_dim=state.rows,
+        recurrent=state,
+    )
+    return linears, group
 
 
 def towers(top: Fields) -> Blueprint:
-    """What sees and hears, as layers of attention and an MLP, whole on every rank."""
+    """Vision and audio towers as layers of attention and an MLP, replicated."""
     configs: list[Any] = [
         top.config,
         *(top.config[name] for name in _TEXT if isinstance(top.config.get(name), Mapping)),
@@ -220,7 +231,7 @@ def towers(top: Fields) -> Blueprint:
         for name in _TOWERS
         if isinstance(config.get(name), Mapping)
     ]
-    groups, others, guessed = [], [], []
+    groups, parameters, guessed = [], [], []
     for name, config in dict(found).items():
         fields = Fields(config, top.source)
         words = name.removesuffix("_config").replace("_", " ")
@@ -229,11 +240,11 @@ def towers(top: Fields) -> Blueprint:
             fields, ("depth", "encoder_layers", "num_encoder_layers", *_LAYERS), default=0
         )
         hidden = _size(fields, ("embed_dim", "encoder_dim", *HIDDEN, "width"), default=0)
-        if not 0 < layers <= _MOST_LAYERS or not hidden:
+        if not 0 < layers <= _MAX_LAYERS or not hidden:
             continue
         width = _size(fields, ("encoder_ffn_dim", *_WIDTH), default=4 * hidden)
         heads = _size(fields, ("encoder_attention_heads", *_HEADS), default=max(1, hidden // 64))
-        others.append(
+        parameters.append(
             tensor(
                 f"{words.replace(' ', '_')}.layers.*",
                 layers,
@@ -251,7 +262,7 @@ def towers(top: Fields) -> Blueprint:
                 causal=False,
             )
         )
-    return Blueprint((), tuple(groups), tuple(others), tuple(guessed))
+    return Blueprint((), tuple(groups), tuple(parameters), tuple(guessed))
 
 
 def layers_of(fields: Fields) -> int:
@@ -273,15 +284,15 @@ def per_token(fields: Fields) -> int:
 
 
 def _size(fields: Fields, names: Sequence[str], default: int | None = None) -> int:
-    """As Fields.integer; of a list with one size for each layer the largest."""
+    """Fields.integer, or the largest size of a list with one size per layer."""
     for name in names:
         value = fields.config.get(name)
         if isinstance(value, list) and value and all(type(one) is int for one in value):
             return Fields({name: max(value)}, fields.source).integer(
-                name, least=0 if default is not None else 1
+                name, minimum=0 if default is not None else 1
             )
         if isinstance(value, int) and not isinstance(value, bool):
-            return fields.integer(name, least=0 if default is not None else 1)
+            return fields.integer(name, minimum=0 if default is not None else 1)
     if default is None:
         return fields.integer(*names)
     return default
@@ -300,28 +311,32 @@ def _ends(fields: Fields, path: str, hidden: int) -> list[TensorGroup]:
     return found
 
 
-# --- what each layer is ---
+# --- kinds of layers ---
 
 _WORDS: tuple[tuple[str, _Kind], ...] = (
-    ("sliding", "sliding"), ("local", "sliding"), ("chunked", "sliding"), ("linear", "recurrent"), ("mamba", "recurrent"),
-    ("conv", "recurrent"), ("recurrent", "recurrent"), ("delta", "recurrent"), ("kda", "recurrent"), ("hybrid", "both"),
-    ("attention", "full"), ("global", "full"), ("full", "full"), ("*", "full"), ("M", "recurrent"),
-)  # fmt: skip
+    *((word, "sliding") for word in ("sliding", "local", "chunked")),
+    *((word, "recurrent") for word in ("linear", "mamba", "conv", "recurrent", "delta", "kda")),
+    ("hybrid", "both"),
+    *((word, "full") for word in ("attention", "global", "full", "*")),
+    ("M", "recurrent"),
+)
 
 
 class _Block(NamedTuple):
-    """One layer of a model whose layers are each of their own size. sharing: heads that share a KV
-    head, 0 without attention; width: of the MLP, 0
-    without one."""
+    """One layer of a model whose layers differ in size.
+
+    sharing: query heads per KV head; 0: no attention. width: width of the MLP; 0: no MLP.
+    """
 
     sharing: int
     width: int
 
 
 def _blocks(fields: Fields, layers: int) -> list[_Block]:
-    """`block_configs` of Nemotron's Super and Ultra; empty where there are none. Source:
-    vllm/model_executor/models/nemotron_nas.py of 0.33.0:
-    60, 134 to 187."""
+    """The `block_configs` of Nemotron Super and Ultra; empty: the config has none.
+
+    Source: vllm/model_executor/models/nemotron_nas.py of 0.33.0: 60, 134 to 187.
+    """
     given = fields.config.get("block_configs")
     if (
         not isinstance(given, list)
@@ -332,24 +347,24 @@ def _blocks(fields: Fields, layers: int) -> list[_Block]:
     return [_block(fields, one) for one in given]
 
 
-def _block(fields: Fields, given: Mapping[str, Any]) -> _Block:
+def _block(fields: Fields, config: Mapping[str, Any]) -> _Block:
     attention, mlp = (
         Fields(part if isinstance(part, Mapping) else {}, fields.source)
-        for part in map(given.get, ("attention", "ffn"))
+        for part in map(config.get, ("attention", "ffn"))
     )
     absent = attention.flag("no_op") or attention.flag("replace_with_linear")
     sharing = 0 if absent else _size(attention, ("n_heads_in_group",), default=1)
-    many = mlp.config.get("ffn_mult")
+    factor = mlp.config.get("ffn_mult")
     width = _size(mlp, ("intermediate_size",), default=0)
-    if isinstance(many, int | float) and 0 < many < _MOST_TIMES:
-        width = -(-int(2 * many * _size(fields, HIDDEN) / 3) // 256) * 256
+    if isinstance(factor, int | float) and 0 < factor < _MAX_FACTOR:
+        width = -(-int(2 * factor * _size(fields, HIDDEN) / 3) // 256) * 256
     return _Block(sharing, 0 if mlp.flag("no_op") else width)
 
 
-def _alike(
+def _by_kv_heads(
     fields: Fields, layers: int, attends: Sequence[int]
 ) -> Iterator[tuple[Fields, list[int]]]:
-    """The layers of attention by how many KV heads they have, each with a config that says so."""
+    """The attention layers grouped by their number of KV heads, each group with its config."""
     blocks = _blocks(fields, layers)
     if not blocks and attends:
         yield fields, list(attends)
@@ -360,7 +375,7 @@ def _alike(
 
 
 def _paired(fields: Fields) -> bool:
-    """Whether each layer is two, with experts between them, as in LongCat."""
+    """Whether each layer is a pair with experts in between, as in LongCat."""
     return "zero_expert_num" in fields.config and bool(fields.config.get("kv_lora_rank"))
 
 
@@ -410,7 +425,7 @@ def _kinds(fields: Fields, layers: int) -> list[_Kind]:
 
 
 def _full_layers(fields: Fields, layers: int) -> set[int] | None:
-    """The layers of attention among recurrent ones; None: the config does not tell them so."""
+    """The attention layers among recurrent layers; None: the config does not say."""
     config = fields.config
     linear = config.get("linear_attn_config")
     if isinstance(linear, Mapping) and isinstance(linear.get("full_attn_layers"), list):
@@ -424,7 +439,7 @@ def _full_layers(fields: Fields, layers: int) -> set[int] | None:
     if config.get("attn_layer_period"):
         step, first = (
             fields.integer("attn_layer_period"),
-            fields.integer("attn_layer_offset", default=0, least=0),
+            fields.integer("attn_layer_offset", default=0, minimum=0),
         )
         return {number for number in range(layers) if number % step == first}
     return None
@@ -477,7 +492,7 @@ def _sparse(fields: Fields, number: int) -> bool:
     return number >= _size(fields, _FIRST, default=0) and (number + 1) % step == 0
 
 
-# --- what is in a layer ---
+# --- parts of a layer ---
 
 
 def _attention(
@@ -520,9 +535,11 @@ def _attention(
 def _ranked(
     fields: Fields, path: str, numbers: Sequence[int], hidden: int, heads: int, size: int
 ) -> tuple[list[Built], AttentionGroup]:
-    """Queries and outputs pass a lower rank, outputs in groups of heads, and one head is key and
-    value of all: DeepSeek-V4,
-    vllm/models/deepseek_v41/attention.py of 0.32.0. Its cache is counted as keys and values."""
+    """Low-rank queries and outputs with a single KV head, as in DeepSeek-V4.
+
+    Outputs pass the low rank in groups of heads. The cache counts as keys and values. Source:
+    vllm/models/deepseek_v41/attention.py of 0.32.0.
+    """
     rank, out = fields.integer("q_lora_rank"), fields.integer("o_lora_rank")
     groups = _size(fields, ("o_groups",), default=1)
     built = [
@@ -538,7 +555,7 @@ def _ranked(
 def _latent(
     fields: Fields, path: str, numbers: Sequence[int], hidden: int, heads: int
 ) -> tuple[list[Built], AttentionGroup]:
-    """Latents are whole on every rank, heads are cut."""
+    """Latent attention: latents are replicated, heads are sharded."""
     latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim", default=64)
     nope, value = (
         fields.integer("qk_nope_head_dim", default=128),
@@ -584,7 +601,7 @@ def _latent(
 def _recurrent(
     fields: Fields, path: str, numbers: Sequence[int], hidden: int
 ) -> tuple[list[Built], Recurrent]:
-    """As Mamba 2 has it; a layer that only convolves has no matrix to speak of."""
+    """A recurrent layer in the form of Mamba 2; the matrix of a convolution is negligible."""
     linear = fields.config.get("linear_attn_config")
     if isinstance(linear, Mapping):
         named = {
@@ -624,13 +641,13 @@ def _recurrent(
 
 
 def _width(fields: Fields, hidden: int) -> int:
-    """Of a dense MLP. Source of what LFM2 makes of its own: vllm/model_executor/models/lfm2.py:71
-    of 0.33.0."""
+    """The width of a dense MLP. Source for LFM2: vllm/model_executor/models/lfm2.py:71 of
+    0.33.0."""
     width = _size(fields, _DENSE_WIDTH, default=4 * hidden) or 4 * hidden
     if not fields.flag("block_auto_adjust_ff_dim"):
         return width
     times = fields.config.get("block_ffn_dim_multiplier")
-    times = times if isinstance(times, int | float) and 0 < times < _MOST_TIMES else 1
+    times = times if isinstance(times, int | float) and 0 < times < _MAX_FACTOR else 1
     step = max(1, _size(fields, ("block_multiple_of",), default=256))
     return -(-int(times * int(2 * width / 3)) // step) * step
 
@@ -638,7 +655,7 @@ def _width(fields: Fields, hidden: int) -> int:
 def _mlps(
     fields: Fields, path: str, numbers: Mapping[str, list[int]], hidden: int
 ) -> tuple[list[Built], int]:
-    """The MLPs, and how many experts there are."""
+    """The MLPs, and the number of experts."""
     function = next((fields.config[name] for name in _FUNCTIONS if name in fields.config), "silu")
     gated = not (isinstance(function, str) and function in _PLAIN)
     built: list[Built] = []

@@ -1,5 +1,7 @@
-"""Gated delta nets, and every n-th layer gated full attention: Qwen3-Next and Qwen3.5
-(models/qwen3_next.py, qwen3_5.py). Pure."""
+"""Gated delta nets with some layers of gated attention: Qwen3-Next and Qwen3.5. Pure.
+
+Sources: models/qwen3_next.py, qwen3_5.py.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
     )
     full = _full_layers(fields, numbers)
     recurrent = sorted(set(numbers) - set(full))
-    others = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    parameters = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     linears: list[Built] = []
     groups: list[AttentionGroup] = []
     heads, kv_heads, head_dim = heads_of(fields, family)
@@ -37,7 +39,7 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
         gated = fields.config.get("attn_output_gate", True) is not False
         bias = fields.flag("qkv_bias")
         linears += attention(fields, family, f"{layer}.self_attn", full, gated=gated, bias=bias)
-        others += norms(f"{layer}.self_attn", len(full), head_dim, "q_norm", "k_norm")
+        parameters += norms(f"{layer}.self_attn", len(full), head_dim, "q_norm", "k_norm")
         causal = fields.config.get("is_causal") is not False
         size = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         groups.append(
@@ -51,7 +53,7 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
             fields, f"{layer}.linear_attn", recurrent, state, interleaved=family == "qwen3_next"
         )
         linears += net
-        others += inner
+        parameters += inner
         groups.append(
             AttentionGroup(
                 kind="recurrent",
@@ -68,7 +70,7 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
         linears += mlp(f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"))
     else:
         linears += qwen_mlps(fields, family, layer, numbers)
-    return Blueprint(tuple(linears), tuple(groups), tuple(others))
+    return Blueprint(tuple(linears), tuple(groups), tuple(parameters))
 
 
 def delta_net_state(fields: Fields) -> Recurrent:
@@ -91,8 +93,11 @@ def delta_net_state(fields: Fields) -> Recurrent:
 def delta_net(
     fields: Fields, path: str, numbers: Sequence[int], state: Recurrent, *, interleaved: bool
 ) -> tuple[list[Built], list[TensorGroup]]:
-    """`interleaved`: the checkpoint stores what is computed with (Qwen3-Next), else the two halves
-    of each (Qwen3.5)."""
+    """The projections of a delta net.
+
+    interleaved: the checkpoint stores the fused projections (Qwen3-Next), else the two halves of
+    each (Qwen3.5).
+    """
     hidden = fields.integer("hidden_size")
     key, heads = state.groups * state.columns, state.heads
     value = heads * state.rows
@@ -112,10 +117,10 @@ def delta_net(
         Built(f"{path}.in_proj_ba", numbers, hidden, ba, "merged", gates, heads=heads),
         Built(f"{path}.out_proj", numbers, value, (hidden,), "row"),
     ]
-    others = norms(path, len(numbers), state.rows, "norm")
-    others.append(tensor(f"{path}.A_log", len(numbers), heads, shard="column", dtype="F32"))
-    others.append(tensor(f"{path}.dt_bias", len(numbers), heads, shard="column"))
-    return built, others
+    parameters = norms(path, len(numbers), state.rows, "norm")
+    parameters.append(tensor(f"{path}.A_log", len(numbers), heads, shard="column", dtype="F32"))
+    parameters.append(tensor(f"{path}.dt_bias", len(numbers), heads, shard="column"))
+    return built, parameters
 
 
 def _full_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:

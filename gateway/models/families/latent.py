@@ -1,6 +1,7 @@
-"""Multi-head latent attention (models/deepseek_v2.py): latents are whole on every rank, heads are
-cut; and, in
-DeepSeek V3.2, an indexer that picks the tokens to attend to (Indexer). Pure."""
+"""Multi-head latent attention (models/deepseek_v2.py), with DeepSeek V3.2's indexer. Pure.
+
+Latents are replicated and heads are sharded. The indexer chooses the tokens of attention (Indexer).
+"""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ SPLIT_INDEXER = "split_indexer"
 
 def deepseek(fields: Fields, _: str, path: str) -> Blueprint:
     numbers, layer = layer_numbers(fields), f"{path}.layers.*"
-    mlps, others = late_moe(fields, layer, numbers)
+    mlps, parameters = late_moe(fields, layer, numbers)
     projections, inner = latent_attention(fields, f"{layer}.self_attn", numbers)
-    others += inner + ends(fields, path)
-    others += norms(layer, len(numbers), fields.integer("hidden_size"), *LAYER_NORMS)
+    parameters += inner + ends(fields, path)
+    parameters += norms(layer, len(numbers), fields.integer("hidden_size"), *LAYER_NORMS)
     return Blueprint(
-        tuple(projections + mlps), (latent_group(fields, len(numbers)),), tuple(others)
+        tuple(projections + mlps), (latent_group(fields, len(numbers)),), tuple(parameters)
     )
 
 
 def latent_group(fields: Fields, layers: int) -> AttentionGroup:
-    """The cache keeps a latent and the rotary part of the key, once for all heads."""
+    """The attention group: one latent and one rotary key in the cache for all heads."""
     latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
     heads = fields.integer("num_attention_heads")
     return AttentionGroup(
@@ -44,8 +45,8 @@ def latent_attention(
     latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
     nope, value = fields.integer("qk_nope_head_dim"), fields.integer("v_head_dim")
     query = heads * (nope + rope)
-    others = norms(path, len(numbers), latent, "kv_a_layernorm")
-    # null is without; transformers reads a config without it as 1536.
+    parameters = norms(path, len(numbers), latent, "kv_a_layernorm")
+    # null: no low rank. transformers reads a missing field as 1536.
     if "q_lora_rank" not in fields.config:
         raise fields.missing("q_lora_rank")
     if fields.config["q_lora_rank"] is None:
@@ -67,18 +68,18 @@ def latent_attention(
             ),
             Built(f"{path}.q_b_proj", numbers, rank, (query,), "column", heads=heads),
         ]
-        others += norms(path, len(numbers), rank, "q_a_layernorm")
+        parameters += norms(path, len(numbers), rank, "q_a_layernorm")
     built += [
         Built(
             f"{path}.kv_b_proj", numbers, latent, (heads * (nope + value),), "column", heads=heads
         ),
         Built(f"{path}.o_proj", numbers, heads * value, (hidden,), "row"),
     ]
-    return built, others
+    return built, parameters
 
 
 def deepseek_sparse(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blueprint:
-    """The indexer is whole on every rank."""
+    """DeepSeek V3.2: latent attention with a replicated indexer."""
     inner, numbers = deepseek(fields, family, path), layer_numbers(fields)
     hidden, rank = fields.integer("hidden_size"), fields.integer("q_lora_rank")
     heads, size = fields.integer("index_n_heads"), fields.integer("index_head_dim")
@@ -108,12 +109,12 @@ def deepseek_sparse(fields: Fields, family: str, path: str, traits: Collection[s
                 quantizable=False,
             )
         )
-    others = tuple(
+    parameters = tuple(
         tensor(f"{indexer}.k_norm.{name}", len(numbers), size, dtype="F32")
         for name in ("weight", "bias")
     )
     attention = tuple(group.evolve(index_dim=size) for group in inner.attention)
-    return Blueprint((*inner.linears, *linears), attention, inner.others + others)
+    return Blueprint((*inner.linears, *linears), attention, inner.parameters + parameters)
 
 
 FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = dict.fromkeys(

@@ -1,5 +1,7 @@
-"""Mamba 2 with a few layers of attention: Granite 4 and Nemotron-H (models/granitemoehybrid.py,
-nemotron_h.py). Pure."""
+"""Mamba 2 with a few layers of attention: Granite 4 and Nemotron-H. Pure.
+
+Sources: models/granitemoehybrid.py, nemotron_h.py.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from gateway.models.families.parts import (
     tensor,
 )
 
-# transformers 5 calls them otherwise. Source: remap_legacy_layer_types of transformers.
+# transformers 5 has other names for the kinds. Source: remap_legacy_layer_types of transformers.
 _KINDS = {
     "mamba": "mamba",
     "linear_attention": "mamba",
@@ -38,7 +40,7 @@ _NEMOTRON = _KINDS | {
 
 
 def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
-    """Every layer has an MLP, of experts too where there are any."""
+    """Granite 4: every layer has an MLP, and experts where the config has them."""
     numbers, hidden, layer = (
         layer_numbers(fields),
         fields.integer("hidden_size"),
@@ -47,7 +49,7 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
     kinds = _kinds(fields, fields.config.get("layer_types"), _KINDS)
     if len(kinds) != len(numbers):
         raise fields.wrong("layer_types", f"a list of {len(numbers)} times mamba or attention")
-    head = fields.integer("mamba_d_head", default=0, least=0)
+    head = fields.integer("mamba_d_head", default=0, minimum=0)
     heads = fields.integer("mamba_n_heads", default=128)
     inner = fields.integer("mamba_expand", default=2) * hidden
     state = _state(
@@ -59,20 +61,20 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
         dtype=None,
         chunk=fields.integer("mamba_chunk_size", default=256),
     )
-    others = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    parameters = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     biases = (
         fields.config.get("mamba_conv_bias", True) is not False,
         fields.flag("mamba_proj_bias"),
     )
     linears, groups = _mixers(
-        fields, family, kinds, state, biases, others, (f"{layer}.mamba", f"{layer}.self_attn")
+        fields, family, kinds, state, biases, parameters, (f"{layer}.mamba", f"{layer}.self_attn")
     )
-    count = fields.integer("num_local_experts", default=0, least=0)
+    count = fields.integer("num_local_experts", default=0, minimum=0)
     if count:
         block = f"{layer}.block_sparse_moe"
         linears.append(router(f"{block}.gate", numbers, hidden, count))
         linears += experts(block, numbers, hidden, fields.integer("intermediate_size"), count)
-    shared = fields.integer("shared_intermediate_size", default=1024, least=0)
+    shared = fields.integer("shared_intermediate_size", default=1024, minimum=0)
     if shared:
         linears.append(
             Built(f"{layer}.shared_mlp.input_linear", numbers, hidden, (shared, shared), "merged")
@@ -80,11 +82,11 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
         linears.append(
             Built(f"{layer}.shared_mlp.output_linear", numbers, shared, (hidden,), "row")
         )
-    return Blueprint(tuple(linears), groups, tuple(others))
+    return Blueprint(tuple(linears), groups, tuple(parameters))
 
 
 def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
-    """A layer is one of: Mamba, attention, MLP, experts."""
+    """Nemotron-H: a layer is Mamba, attention, an MLP or experts."""
     kinds = _kinds(
         fields,
         fields.config.get("hybrid_override_pattern") or fields.config.get("layers_block_type"),
@@ -107,7 +109,7 @@ def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
         chunk=fields.integer("mamba_chunk_size", "chunk_size", default=128),
     )
     embedding, last, *head = ends(fields, path)
-    others = [
+    parameters = [
         embedding,
         *head,
         *norms(path, 1, last.shape[0], "norm_f"),
@@ -115,15 +117,15 @@ def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
     ]
     biases = (fields.config.get("use_conv_bias", True) is not False, fields.flag("use_bias"))
     mixer = f"{layer}.mixer"
-    linears, groups = _mixers(fields, family, kinds, state, biases, others, (mixer, mixer))
-    plain, sparse = _of(kinds, "mlp"), _of(kinds, "moe")
+    linears, groups = _mixers(fields, family, kinds, state, biases, parameters, (mixer, mixer))
+    plain, sparse = _layers_of(kinds, "mlp"), _layers_of(kinds, "moe")
     if plain:
         linears += _mlp(
             mixer, plain, hidden, fields.integer("intermediate_size"), bias=fields.flag("mlp_bias")
         )
     if sparse:
         linears += _nemotron_experts(fields, mixer, sparse, hidden)
-        others.append(
+        parameters.append(
             tensor(
                 f"{mixer}.gate.e_score_correction_bias",
                 len(sparse),
@@ -131,13 +133,13 @@ def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
                 dtype="F32",
             )
         )
-    return Blueprint(tuple(linears), groups, tuple(others))
+    return Blueprint(tuple(linears), groups, tuple(parameters))
 
 
 def _nemotron_experts(
     fields: Fields, mixer: str, numbers: Sequence[int], hidden: int
 ) -> list[Built]:
-    """Experts without a gate; those of a latent size are between two projections (NemotronHMoE)."""
+    """Experts without a gate; latent experts stand between two projections (NemotronHMoE)."""
     count, width = fields.integer("n_routed_experts"), fields.integer("moe_intermediate_size")
     inner = fields.integer("moe_latent_size", default=hidden)
     built = [
@@ -153,7 +155,7 @@ def _nemotron_experts(
         built.append(
             Built(f"{mixer}.fc2_latent_proj", numbers, inner, (hidden,), "replicated", bias=bias)
         )
-    if shared := fields.integer("n_shared_experts", default=0, least=0):
+    if shared := fields.integer("n_shared_experts", default=0, minimum=0):
         size = fields.integer("moe_shared_expert_intermediate_size") * shared
         built += _mlp(f"{mixer}.shared_experts", numbers, hidden, size)
     return built
@@ -168,22 +170,22 @@ def _mlp(
     ]
 
 
-def _kinds(fields: Fields, given: object, known: Mapping[str, str]) -> list[str]:
+def _kinds(fields: Fields, names: object, table: Mapping[str, str]) -> list[str]:
     if (
-        not isinstance(given, str | list)
-        or not all(isinstance(kind, str) and kind in known for kind in given)
-        or not given
+        not isinstance(names, str | list)
+        or not all(isinstance(kind, str) and kind in table for kind in names)
+        or not names
     ):
         raise fields.wrong(
             "layer_types" if "layer_types" in fields.config else "hybrid_override_pattern",
             "kinds of layers",
         )
-    layer_numbers(Fields({"num_hidden_layers": len(given)}, fields.source))
-    return [known[kind] for kind in given]
+    layer_numbers(Fields({"num_hidden_layers": len(names)}, fields.source))
+    return [table[kind] for kind in names]
 
 
-def _of(kinds: Sequence[str], kind: str) -> list[int]:
-    return [number for number, found in enumerate(kinds) if found == kind]
+def _layers_of(kinds: Sequence[str], kind: str) -> list[int]:
+    return [number for number, layer_kind in enumerate(kinds) if layer_kind == kind]
 
 
 def _state(
@@ -210,18 +212,18 @@ def _mixers(
     kinds: Sequence[str],
     state: Recurrent,
     biases: tuple[bool, bool],
-    others: list[TensorGroup],
+    parameters: list[TensorGroup],
     paths: tuple[str, str],
 ) -> tuple[list[Built], tuple[AttentionGroup, ...]]:
     """Mamba and attention under `paths`; `biases` of (convolution, projections). Adds to
-    `others`."""
+    `parameters`."""
     built: list[Built] = []
     groups: list[AttentionGroup] = []
-    if recurrent := _of(kinds, "mamba"):
+    if recurrent := _layers_of(kinds, "mamba"):
         built += mixer(paths[0], recurrent, fields.integer("hidden_size"), state, biases)
-        others += mixer_parameters(paths[0], len(recurrent), state)
+        parameters += mixer_parameters(paths[0], len(recurrent), state)
         groups.append(mixer_group(recurrent, state))
-    if full := _of(kinds, "attention"):
+    if full := _layers_of(kinds, "attention"):
         bias = fields.flag("attention_bias")
         built += attention(fields, family, paths[1], full, bias=bias, out_bias=bias)
         heads, kv_heads, head_dim = heads_of(fields, family)
@@ -245,9 +247,11 @@ def mixer_group(numbers: Sequence[int], state: Recurrent) -> AttentionGroup:
 def mixer(
     path: str, numbers: Sequence[int], hidden: int, state: Recurrent, biases: tuple[bool, bool]
 ) -> list[Built]:
-    """The projections of MambaMixer2 (layers/mamba/mamba_mixer2.py). A rank holds whole groups; a
-    single group is on every
-    rank, as a single key and value head would be, and more groups than that are never repeated."""
+    """The projections of MambaMixer2 (layers/mamba/mamba_mixer2.py).
+
+    A rank has whole groups. A single group is replicated, like a single KV head; several groups
+    never are.
+    """
     inner, shared = state.heads * state.rows, state.groups * state.columns
     gated = 2 * inner + state.heads
     conv_bias, bias = biases

@@ -1,6 +1,7 @@
-"""Decoders of experts that differ from those of sparse_moe.py: Phi-MoE, MiniMax-M2, ERNIE 4.5
-(models/phimoe.py, minimax_m2.py,
-ernie45_moe.py). Pure. Fields that are not there are those of transformers' configuration classes.
+"""Decoders of experts with their own norms or routers: Phi-MoE, MiniMax-M2, ERNIE 4.5. Pure.
+
+Sources: models/phimoe.py, minimax_m2.py, ernie45_moe.py. Missing fields have the defaults of
+transformers' configuration classes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gateway.models.families.parts import (
 
 
 def phi_moe(fields: Fields, family: str, path: str) -> Blueprint:
-    """Norms and head with a bias."""
+    """Phi-MoE: norms and head have a bias."""
     numbers, hidden, layer = (
         layer_numbers(fields),
         fields.integer("hidden_size"),
@@ -41,16 +42,16 @@ def phi_moe(fields: Fields, family: str, path: str) -> Blueprint:
         router(f"{block}.gate", numbers, hidden, count),
         *experts(block, numbers, hidden, fields.integer("intermediate_size"), count),
     ]
-    others = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
-    others += [tensor(f"{layer}.{name}.bias", len(numbers), hidden) for name in LAYER_NORMS]
-    others.append(tensor(f"{path}.norm.bias", 1, hidden))
+    parameters = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    parameters += [tensor(f"{layer}.{name}.bias", len(numbers), hidden) for name in LAYER_NORMS]
+    parameters.append(tensor(f"{path}.norm.bias", 1, hidden))
     if fields.flag("lm_head_bias"):
-        others.append(tensor("lm_head.bias", 1, fields.integer("vocab_size"), shard="vocab"))
-    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
+        parameters.append(tensor("lm_head.bias", 1, fields.integer("vocab_size"), shard="vocab"))
+    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 
 
 def minimax(fields: Fields, family: str, path: str) -> Blueprint:
-    """Norms of all heads together, cut as the heads are; a router in float32."""
+    """MiniMax-M2: norms over all heads, sharded like the heads, and a router in float32."""
     numbers, hidden, layer = (
         layer_numbers(fields),
         fields.integer("hidden_size"),
@@ -68,19 +69,19 @@ def minimax(fields: Fields, family: str, path: str) -> Blueprint:
         ),
         *experts(block, numbers, hidden, fields.integer("intermediate_size"), count),
     ]
-    others = ends(fields, path) + norms(layer, layers, hidden, *LAYER_NORMS)
-    others += [
+    parameters = ends(fields, path) + norms(layer, layers, hidden, *LAYER_NORMS)
+    parameters += [
         tensor(f"{layer}.self_attn.q_norm.weight", layers, heads * head_dim, shard="column"),
         tensor(f"{layer}.self_attn.k_norm.weight", layers, kv_heads * head_dim, shard="column"),
         tensor(f"{block}.gate.weight", layers, count, hidden, dtype="F32"),
     ]
     if fields.flag("use_routing_bias"):
-        others.append(tensor(f"{block}.e_score_correction_bias", layers, count, dtype="F32"))
-    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
+        parameters.append(tensor(f"{block}.e_score_correction_bias", layers, count, dtype="F32"))
+    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 
 
 def ernie(fields: Fields, family: str, path: str) -> Blueprint:
-    """A range of layers has experts, and a router in float32."""
+    """ERNIE 4.5: a range of layers has experts, with a router in float32."""
     numbers, hidden, layer = (
         layer_numbers(fields),
         fields.integer("hidden_size"),
@@ -92,27 +93,27 @@ def ernie(fields: Fields, family: str, path: str) -> Blueprint:
         *attention(fields, family, f"{layer}.self_attn", numbers, bias=bias, out_bias=bias),
         *mlp(block, rest, hidden, fields.integer("intermediate_size"), bias=bias),
     ]
-    others = ends(fields, path, tied=True) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    parameters = ends(fields, path, tied=True) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     if sparse:
         count, width = fields.integer("moe_num_experts"), fields.integer("moe_intermediate_size")
         linears += experts(block, sparse, hidden, width, count)
-        if shared := fields.integer("moe_num_shared_experts", default=0, least=0):
+        if shared := fields.integer("moe_num_shared_experts", default=0, minimum=0):
             linears += mlp(f"{block}.shared_experts", sparse, hidden, width * shared)
-        others.append(tensor(f"{block}.gate.weight", len(sparse), count, hidden, dtype="F32"))
-        others.append(
+        parameters.append(tensor(f"{block}.gate.weight", len(sparse), count, hidden, dtype="F32"))
+        parameters.append(
             tensor(f"{block}.gate.e_score_correction_bias", len(sparse), count, dtype="F32")
         )
-    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
+    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 
 
 def _ernie_sparse(fields: Fields, numbers: Sequence[int]) -> list[int]:
     """Source: Ernie4_5_MoeDecoderLayer (models/ernie45_moe.py:337 of 0.33.0); -1 is the last
     layer."""
     first, step = (
-        fields.integer("moe_layer_start_index", default=1, least=0),
+        fields.integer("moe_layer_start_index", default=1, minimum=0),
         fields.integer("moe_layer_interval", default=1),
     )
-    last = fields.integer("moe_layer_end_index", default=-1, least=-1)
+    last = fields.integer("moe_layer_end_index", default=-1, minimum=-1)
     last = len(numbers) - 1 if last == -1 else last
     return [number for number in numbers if first <= number <= last and (number + 1) % step == 0]
 

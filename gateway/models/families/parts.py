@@ -1,6 +1,6 @@
-"""Parts that model families share: sizes uncut, names as the engine has them. Pure.
+"""Parts that model families share: sizes before sharding, names of the engine. Pure.
 
-Among them softmax attention (heads, and which layers see a window only) and the MLPs of experts.
+The parts include softmax attention, with its sliding layers, and the MLPs of experts.
 Sources: vllm/model_executor/models/ of 0.19.1 and 0.33.0.
 """
 
@@ -12,7 +12,7 @@ from typing import Literal
 from gateway.domain import AttentionGroup, Shard, TensorGroup
 from gateway.errors import BadModel
 from gateway.models.families.blueprint import Built
-from gateway.models.families.config import Fields, shown
+from gateway.models.families.config import Fields, quote
 
 # Spellings of the same size. Source: CONFIG_FIELD_ALIASES in vllm/transformers_utils/config.py, and
 # transformers.
@@ -42,16 +42,15 @@ _HEAD_DIMS = {
 }
 _HEAD_DIMS |= {"qwen3_5_text": 256, "qwen3_5_moe_text": 256}
 
-# Every n-th layer of these is full attention and the rest slide; a config that says so itself has
-# `layer_types`. Source: the defaults of transformers' configuration classes, which fill
-# `layer_types` for the engine.
+# Families where every n-th layer is full attention and the rest slide, unless `layer_types` says
+# otherwise. Source: the defaults of transformers' configuration classes, which fill `layer_types`
+# for the engine.
 _FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "olmo3": 4, "gemma3": 6, "gemma3_text": 6}
-# These slide in all layers. A family that is in neither set counts as full attention, which is
-# never too little.
+# Families where all layers slide. Any other family counts as full attention, which never
+# underestimates the cache.
 _ALL_SLIDE = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
 _LAYER_KINDS = ("full_attention", "attention", "sliding_attention")
-# Fields of models that keep something else than keys and values per head and token: latents,
-# recurrent states.
+# Fields of models whose cache is not keys and values per head and token: latents, recurrent states.
 _OTHER_STATE = ("kv_lora_rank", "global_head_dim", "block_configs", "is_encoder_decoder")
 _RECURRENT = (
     "mamba_d_state",
@@ -87,7 +86,7 @@ def heads_of(fields: Fields, family: str) -> tuple[int, int, int]:
 def softmax_groups(
     fields: Fields, family: str, *, sinks: bool = False
 ) -> tuple[AttentionGroup, ...]:
-    """All layers, as full and sliding attention; as encoders' for families that are."""
+    """The attention groups of all layers: full, sliding, or encoder."""
     heads, kv_heads, head_dim = heads_of(fields, family)
     layers = fields.integer(*LAYERS)
     if family in ENCODERS:
@@ -155,7 +154,7 @@ def _layer_kinds(fields: Fields, layers: int) -> list[str] | None:
     )
     if isinstance(kinds, list) and unknown is None:
         unknown = next(
-            (f"layer_types of {shown(kind)}" for kind in kinds if kind not in _LAYER_KINDS), None
+            (f"layer_types of {quote(kind)}" for kind in kinds if kind not in _LAYER_KINDS), None
         )
     if unknown is not None:
         raise BadModel(
@@ -169,22 +168,25 @@ def _layer_kinds(fields: Fields, layers: int) -> list[str] | None:
 
 
 def _attends(fields: Fields, name: str) -> bool:
-    """Whether this field says of every layer that attention is what it is. Source: `attn_type_list`
-    in MiniMax's configs, where
-    0 is a layer with a state."""
+    """Whether this field declares every layer as attention.
+
+    Source: `attn_type_list` in MiniMax's configs, where 0 is a layer with a state.
+    """
     said = fields.config[name]
     return name == "attn_type_list" and isinstance(said, list) and all(kind == 1 for kind in said)
 
 
 def _sliding_layers(fields: Fields, family: str, layers: int) -> Sequence[int]:
-    """The layers that attend to a window only, where `layer_types` does not say so."""
+    """The sliding layers of a config without `layer_types`."""
     if not fields.config.get("sliding_window"):
         return ()
     if "use_sliding_window" in fields.config:
         # Qwen: the layers from `max_window_layers` on.
         used = fields.flag("use_sliding_window")
         return (
-            range(min(layers, fields.integer("max_window_layers", default=layers, least=0)), layers)
+            range(
+                min(layers, fields.integer("max_window_layers", default=layers, minimum=0)), layers
+            )
             if used
             else ()
         )
@@ -194,15 +196,15 @@ def _sliding_layers(fields: Fields, family: str, layers: int) -> Sequence[int]:
     return range(layers) if family in _ALL_SLIDE else ()
 
 
-# More layers than any model has: what says so is broken, or made to break us.
-_MOST_LAYERS = 2000
+# No real model has so many layers: a config that says so is damaged or hostile.
+_MAX_LAYERS = 2000
 
 
 def layer_numbers(fields: Fields) -> range:
     layers = fields.integer(*LAYERS)
-    if layers > _MOST_LAYERS:
+    if layers > _MAX_LAYERS:
         raise fields.wrong(
-            next(name for name in LAYERS if name in fields.config), f"at most {_MOST_LAYERS}"
+            next(name for name in LAYERS if name in fields.config), f"at most {_MAX_LAYERS}"
         )
     return range(layers)
 
@@ -210,16 +212,14 @@ def layer_numbers(fields: Fields) -> range:
 def tensor(
     name: str, count: int, *shape: int, shard: Shard = "replicated", dtype: str = ""
 ) -> TensorGroup:
-    """A parameter that is not a linear layer's, in `count` layers; `dtype` is empty for the
-    model's."""
+    """A parameter outside of linear layers, in `count` layers. dtype "": the model's."""
     return TensorGroup(name=name, count=count, shape=shape, dtype=dtype, shard=shard)
 
 
 def ends(
     fields: Fields, path: str, *, tied: bool = False, embedding: str = "embed_tokens"
 ) -> list[TensorGroup]:
-    """Embedding, last norm and output head; `tied` is what a config means that does not say
-    (transformers' default)."""
+    """Embedding, last norm and output head. tied: the default of transformers for the family."""
     vocab, hidden = fields.integer("vocab_size"), fields.integer("hidden_size")
     found = [
         tensor(f"{path}.{embedding}.weight", 1, vocab, hidden, shard="vocab"),
@@ -252,8 +252,10 @@ def attention(
     bias: bool = False,
     out_bias: bool = False,
 ) -> list[Built]:
-    """The projections around softmax attention. `fused`: the checkpoint holds one of them; `gated`:
-    a gate beside each query."""
+    """The projections of softmax attention.
+
+    fused: the checkpoint stores one fused projection. gated: every query has a gate.
+    """
     heads, kv_heads, head = heads_of(fields, family)
     hidden = fields.integer("hidden_size")
     parts = (heads * head * (2 if gated else 1), kv_heads * head, kv_heads * head)
@@ -283,7 +285,7 @@ def mlp(
     fused: bool = False,
     bias: bool = False,
 ) -> list[Built]:
-    """A gated MLP; nothing where there are no layers of it."""
+    """A gated MLP in the layers `numbers`; empty without layers."""
     if not numbers:
         return []
     modules = ("gate_up_proj",) if fused else ("gate_proj", "up_proj")
@@ -298,8 +300,7 @@ def mlp(
 def experts(
     path: str, numbers: Sequence[int], hidden: int, width: int, count: int, *, bias: bool = False
 ) -> list[Built]:
-    """`count` gated MLPs of which a router picks, as the two products that engines compute for all
-    of them at once."""
+    """`count` gated MLPs behind a router, as the two products that engines compute for all."""
     return [
         Built(
             f"{path}.experts.w13",
@@ -325,23 +326,21 @@ def router(
     bias: bool = False,
     exact: bool = False,
 ) -> Built:
-    """Routers are whole on every rank and not quantized."""
+    """A router: replicated and not quantized."""
     return Built(
         name, numbers, hidden, (count,), "replicated", quantizable=False, bias=bias, exact=exact
     )
 
 
 def qwen_mlps(fields: Fields, family: str, layer: str, numbers: Sequence[int]) -> list[Built]:
-    """The MLPs of Qwen2-MoE and later: experts every `decoder_sparse_step` layers, with one expert
-    that all tokens take."""
+    """The MLPs of Qwen2-MoE and later: experts every `decoder_sparse_step` layers, one shared."""
     hidden, path = fields.integer("hidden_size"), f"{layer}.mlp"
     sparse = _sparse_layers(fields, numbers)
     rest = [number for number in numbers if number not in sparse]
     built = mlp(path, rest, hidden, fields.integer("intermediate_size")) if rest else []
     if not sparse:
         return built
-    # transformers 5 writes the second name for what it has read under the first (attribute_map of
-    # Qwen3MoeConfig).
+    # transformers 5 reads the first name and writes the second (attribute_map of Qwen3MoeConfig).
     count = fields.integer("num_experts", "num_local_experts")
     # Only Qwen3-MoE hands its router the checkpoint's quantization (models/qwen3_moe.py:176 of
     # 0.19.1, :170 of 0.33.0).
@@ -378,29 +377,28 @@ def _sparse_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
 def late_moe(
     fields: Fields, layer: str, numbers: Sequence[int], *, float_router: bool = False
 ) -> tuple[list[Built], list[TensorGroup]]:
-    """Dense MLPs first, then experts, with some that all tokens take (DeepSeek, GLM-4-MoE).
+    """Dense MLPs first, then experts with some shared experts (DeepSeek, GLM-4-MoE).
 
-    A router that computes in float32 (Glm4MoE in models/glm4_moe.py) is not one of the linear
-    layers.
+    A router in float32 (Glm4MoE in models/glm4_moe.py) does not count as a linear layer.
     """
     hidden, path = fields.integer("hidden_size"), f"{layer}.mlp"
     first, step = (
-        fields.integer("first_k_dense_replace", least=0),
+        fields.integer("first_k_dense_replace", minimum=0),
         fields.integer("moe_layer_freq", default=1),
     )
     sparse = [number for number in numbers if number >= first and number % step == 0]
     rest = sorted(set(numbers) - set(sparse))
     built = mlp(path, rest, hidden, fields.integer("intermediate_size")) if rest else []
-    others: list[TensorGroup] = []
+    parameters: list[TensorGroup] = []
     if not sparse:
-        return built, others
+        return built, parameters
     count, width = fields.integer("n_routed_experts"), fields.integer("moe_intermediate_size")
     if float_router:
-        others.append(tensor(f"{path}.gate.weight", len(sparse), count, hidden, dtype="F32"))
+        parameters.append(tensor(f"{path}.gate.weight", len(sparse), count, hidden, dtype="F32"))
     else:
         built.append(router(f"{path}.gate", sparse, hidden, count))
     if float_router or fields.config.get("topk_method") == "noaux_tc":
-        others.append(
+        parameters.append(
             tensor(f"{path}.gate.e_score_correction_bias", len(sparse), count, dtype="F32")
         )
     built += experts(path, sparse, hidden, width, count)
@@ -410,4 +408,4 @@ def late_moe(
         built += mlp(
             f"{path}.shared_experts", sparse, hidden, width * fields.integer("n_shared_experts")
         )
-    return built, others
+    return built, parameters

@@ -1,20 +1,21 @@
-"""The table of model families: config.json -> what an engine builds, by one function for each
-    family.
+"""The table of model families: one function from config.json to a Blueprint for each family.
 
-A family is a function `(fields, family, path) -> Blueprint`: `fields` are those of the text model
-(`text_config`, else the whole config.json), `family` is its model_type, `path` is what the engine
-calls the module that holds the text model's layers and embeddings ("model", or
-"language_model.model"). Parts that families share are in parts.py; no family imports another. It
-raises BadModel, and nothing else, for fields that are missing or cannot be. An output head is
-always in it unless it is tied, under a name that ends in `lm_head.weight`: pooling, which drops it,
-is not the family's concern.
+A family is a function `(fields, family, path) -> Blueprint`:
 
-    FAMILIES["llama"](Fields(config, "m"), "llama", "model") -> Blueprint(linears, attention,
-    others)
+* `fields`: the config of the text model (`text_config`, else the whole config.json);
+* `family`: its model_type;
+* `path`: the engine's name of the module with the text model's layers and embeddings ("model", or
+  "language_model.model").
 
-A model that nests its text model is in NESTED by its outer model_type: where the text model is, the
-function `(fields of the whole config.json) -> Blueprint` of what is around it (a vision tower, its
-projector), and how the checkpoint's module paths differ from the engine's.
+Shared parts are in parts.py; no family imports another. A family raises only BadModel, for missing
+or wrong fields. An output head that is not tied is part of the blueprint, under a name that ends in
+`lm_head.weight`, also where pooling drops it.
+
+    FAMILIES["llama"](Fields(config, "m"), "llama", "model") -> Blueprint
+
+NESTED has the models that nest their text model, by outer model_type: the path of the text model,
+the function `(fields of the whole config.json) -> Blueprint` of the vision tower and projector, and
+the module paths that differ between checkpoint and engine.
 """
 
 from __future__ import annotations
@@ -42,16 +43,19 @@ from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields
 
 Family = Callable[[Fields, str, str], Blueprint]
-# Engine versions build these differently: a trait names how, beside the family that knows it.
+# Families that engine versions build differently. A trait of the engine version names the way.
 Varied = Callable[[Fields, str, str, Collection[str]], Blueprint]
 Renames = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Nested:
-    """`outer_ties`: whether the outer config says that the output head is tied
-        (VllmConfig.with_hf_config does so for most).
-    `plain`: a trait of engine versions that never quantize what is around the text model."""
+    """A model that nests its text model.
+
+    outer_ties: the outer config decides whether the output head is tied, as
+        VllmConfig.with_hf_config does for most models.
+    plain: a trait of engine versions that never quantize the modules around the text model.
+    """
 
     path: str
     around: Callable[[Fields], Blueprint]
@@ -61,12 +65,14 @@ class Nested:
 
 
 def qwen2_vl(fields: Fields, _: str, path: str) -> Blueprint:
-    """The text model, and in a config.json that does not nest it the tower too."""
+    """The text model, with the tower where config.json does not nest the text model."""
     if "vision_config" not in fields.config:
         return dense.dense(fields, "qwen2", path)
     text, tower = dense.dense(fields, "qwen2", "language_model.model"), vision.qwen2_tower(fields)
     return Blueprint(
-        text.linears + tower.linears, text.attention + tower.attention, text.others + tower.others
+        text.linears + tower.linears,
+        text.attention + tower.attention,
+        text.parameters + tower.parameters,
     )
 
 
@@ -98,14 +104,14 @@ NESTED: Mapping[str, Nested] = {
         _PATH, gemma_towers.gemma_towers, gemma_towers.PATHS, plain=gemma_towers.PLAIN
     ),
 }
-# Module paths of the checkpoint that the engine's model class names otherwise (hf_to_vllm_mapper).
+# Module paths that differ between checkpoint and engine (hf_to_vllm_mapper).
 RENAMES: Mapping[str, Renames] = {
     "gpt_oss": ((".self_attn.", ".attn."),),
     **{family: nested.renames for family, nested in NESTED.items()},
 }
 
 
-# Classes of engines that build other model_types as one of these families. Source:
+# Architectures that engines build as one of these families, under any model_type. Source:
 # vllm/model_executor/models/registry.py.
 _CLASSES = {
     "DeepseekV3ForCausalLM": "deepseek_v3",
@@ -120,47 +126,49 @@ _CLASSES |= {
 
 
 def blueprint_of(config: Mapping[str, Any], source: str, traits: Collection[str] = ()) -> Blueprint:
-    """What an engine of these traits builds for this config.json; `guessed` where no reader knows
-    the family.
+    """The blueprint of this config.json for an engine of these traits.
 
-    Raises BadModel naming the field that is missing or cannot be.
+    An unknown family gives a blueprint with `guessed` parts. Raises BadModel that names the missing
+    or wrong field.
     """
-    found = _known(config, source, traits)
-    if found is not None:
-        return found
+    exact = _exact_blueprint(config, source, traits)
+    if exact is not None:
+        return exact
     top = Fields(config, source)
     fields, nested = general.text_of(top)
     path = _PATH if nested else "model"
-    # A text model of a known family is read exactly, whatever is around it.
+    # A text model of a known family is exact inside any outer model.
     inner = None
     if nested:
         try:
-            inner = _whole(fields, fields.word("model_type"), path, traits)
+            inner = _family_blueprint(fields, fields.word("model_type"), path, traits)
         except BadModel:
-            inner = None  # not all that this family has
+            inner = None  # fields of the family are missing
     text, around = inner or general.decoder(fields, path), general.towers(top)
     return Blueprint(
         text.linears,
         text.attention + around.attention,
-        text.others + around.others,
+        text.parameters + around.parameters,
         text.guessed + around.guessed or ("its parts",),
     )
 
 
-def _known(config: Mapping[str, Any], source: str, traits: Collection[str]) -> Blueprint | None:
+def _exact_blueprint(
+    config: Mapping[str, Any], source: str, traits: Collection[str]
+) -> Blueprint | None:
     top = Fields(config, source)
     outer = top.word("model_type")
     if outer not in FAMILIES and outer not in VARIED and outer not in NESTED:
         outer = _CLASSES.get(top.first_word("architectures"), outer)
     if config.get("text_config") is None:
-        return _whole(top, outer, "model", traits)
+        return _family_blueprint(top, outer, "model", traits)
     text, nested = top.mapping("text_config", {}), NESTED.get(outer)
     if nested is None or "model_type" not in text:
         return None
     if nested.outer_ties and "tie_word_embeddings" in config:
         text = {**text, "tie_word_embeddings": config["tie_word_embeddings"]}
     fields = Fields(text, source)
-    inner = _whole(fields, fields.word("model_type"), nested.path, traits)
+    inner = _family_blueprint(fields, fields.word("model_type"), nested.path, traits)
     if inner is None:
         return None
     around = nested.around(top)
@@ -168,13 +176,14 @@ def _known(config: Mapping[str, Any], source: str, traits: Collection[str]) -> B
     if nested.plain in traits:
         linears = tuple(replace(layer, quantizable=False) for layer in linears)
     return Blueprint(
-        inner.linears + linears, inner.attention + around.attention, inner.others + around.others
+        inner.linears + linears,
+        inner.attention + around.attention,
+        inner.parameters + around.parameters,
     )
 
 
 def varied(config: Mapping[str, Any]) -> bool:
-    """Whether engine versions may build this config.json differently: its family, or what nests it,
-    asks for traits."""
+    """Whether the blueprint of this config.json depends on traits of the engine version."""
     text = config.get("text_config")
     names = [fields.get("model_type") for fields in (config, text) if isinstance(fields, Mapping)]
     return any(
@@ -183,9 +192,8 @@ def varied(config: Mapping[str, Any]) -> bool:
     )
 
 
-def completed(fields: Fields) -> Fields:
-    """With the sizes that a published config.json leaves to the configuration classes of
-    transformers."""
+def with_defaults(fields: Fields) -> Fields:
+    """The fields, with_defaults by the defaults of transformers' configuration classes."""
     family = fields.config.get("model_type")
     defaults = gemma.DEFAULTS.get(family) if isinstance(family, str) else None
     if defaults is None:
@@ -198,8 +206,10 @@ def completed(fields: Fields) -> Fields:
     return Fields({**defaults, **named}, fields.source)
 
 
-def _whole(given: Fields, family: str, path: str, traits: Collection[str]) -> Blueprint | None:
-    fields = completed(given)
+def _family_blueprint(
+    config: Fields, family: str, path: str, traits: Collection[str]
+) -> Blueprint | None:
+    fields = with_defaults(config)
     if family in VARIED:
         return VARIED[family](fields, family, path, traits)
     build = FAMILIES.get(family)

@@ -1,5 +1,4 @@
-"""Decoders whose MLPs are experts, all or from some layer on: Mixtral, gpt-oss, Qwen2/3-MoE,
-GLM-4-MoE. Pure.
+"""Decoders with experts in all or most layers: Mixtral, gpt-oss, Qwen2/3-MoE, GLM-4-MoE. Pure.
 
 Sources: models/mixtral.py, gpt_oss.py, qwen2_moe.py, qwen3_moe.py, glm4_moe.py.
 """
@@ -38,8 +37,8 @@ def mixtral(fields: Fields, family: str, path: str) -> Blueprint:
         router(f"{block}.gate", numbers, hidden, count),
         *experts(block, numbers, hidden, fields.integer("intermediate_size"), count),
     ]
-    others = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
-    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
+    parameters = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 
 
 def gpt_oss(fields: Fields, family: str, path: str) -> Blueprint:
@@ -56,13 +55,13 @@ def gpt_oss(fields: Fields, family: str, path: str) -> Blueprint:
             f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), count, bias=True
         ),
     ]
-    others = ends(fields, path, embedding="embedding") + norms(
+    parameters = ends(fields, path, embedding="embedding") + norms(
         layer, len(numbers), hidden, *LAYER_NORMS
     )
-    others.append(
+    parameters.append(
         tensor(f"{layer}.attn.sinks", len(numbers), heads_of(fields, family)[0], shard="column")
     )
-    return Blueprint(tuple(linears), softmax_groups(fields, family, sinks=True), tuple(others))
+    return Blueprint(tuple(linears), softmax_groups(fields, family, sinks=True), tuple(parameters))
 
 
 def qwen_moe(fields: Fields, family: str, path: str) -> Blueprint:
@@ -71,14 +70,14 @@ def qwen_moe(fields: Fields, family: str, path: str) -> Blueprint:
     linears = attention(fields, family, f"{layer}.self_attn", numbers, bias=bias) + qwen_mlps(
         fields, family, layer, numbers
     )
-    others = ends(fields, path) + norms(
+    parameters = ends(fields, path) + norms(
         layer, len(numbers), fields.integer("hidden_size"), *LAYER_NORMS
     )
     if family == "qwen3_moe":
-        others += norms(
+        parameters += norms(
             f"{layer}.self_attn", len(numbers), heads_of(fields, family)[2], "q_norm", "k_norm"
         )
-    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
+    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 
 
 def glm_moe(fields: Fields, family: str, path: str) -> Blueprint:
@@ -87,17 +86,17 @@ def glm_moe(fields: Fields, family: str, path: str) -> Blueprint:
         fields.integer("hidden_size"),
         f"{path}.layers.*",
     )
-    mlps, others = late_moe(fields, layer, numbers, float_router=True)
+    mlps, parameters = late_moe(fields, layer, numbers, float_router=True)
     linears = (
         attention(fields, family, f"{layer}.self_attn", numbers, bias=fields.flag("attention_bias"))
         + mlps
     )
-    others += ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    parameters += ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     if fields.flag("use_qk_norm"):
-        others += norms(
+        parameters += norms(
             f"{layer}.self_attn", len(numbers), heads_of(fields, family)[2], "q_norm", "k_norm"
         )
-    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
+    return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 
 
 def qwen3_vl_moe(fields: Fields, _: str, path: str) -> Blueprint:

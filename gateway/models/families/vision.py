@@ -1,5 +1,4 @@
-"""The vision towers of vision-language models, and their projectors: Qwen2.5-VL, Qwen3-VL, Qwen3.5,
-Mistral 3, Gemma 3. Pure.
+"""Vision towers and projectors: Qwen2.5-VL, Qwen3-VL, Qwen3.5, Mistral 3, Gemma 3. Pure.
 
 Sources: models/qwen2_5_vl.py, qwen3_vl.py, mistral3.py, pixtral.py.
 """
@@ -11,8 +10,7 @@ from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import layer_numbers, mlp, norms, tensor
 
-# Module paths of the checkpoint that the engine's model class names otherwise (gemma3_mm.py:516 of
-# 0.33.0).
+# Module paths that differ between checkpoint and engine (gemma3_mm.py:516 of 0.33.0).
 SIGLIP_PATHS = (
     ("model.language_model.", "language_model.model."),
     ("model.vision_tower.", "vision_tower."),
@@ -21,8 +19,7 @@ SIGLIP_PATHS = (
 )
 _GEMMA_HIDDEN = 2304  # Gemma3TextConfig of transformers
 
-# Module paths of the checkpoint that the engine's model class names otherwise (hf_to_vllm_mapper of
-# each).
+# Module paths that differ between checkpoint and engine (hf_to_vllm_mapper of each model).
 QWEN2_PATHS = (
     ("model.language_model.", "language_model.model."),
     ("model.visual.", "visual."),
@@ -41,7 +38,7 @@ QWEN3_PATHS = (
     ("lm_head.", "language_model.lm_head."),
     ("model.language_model.", "language_model.model."),
 )
-# More blocks than any tower has.
+# No real tower has so many blocks.
 _MOST_QWEN_BLOCKS = 2000
 
 
@@ -62,7 +59,7 @@ def _depth(fields: Fields, default: int) -> range:
 
 
 def qwen2_tower(top: Fields) -> Blueprint:
-    """Sizes that are not there are Qwen2_5_VLVisionConfig's."""
+    """The tower of Qwen2.5-VL. Missing sizes have the defaults of Qwen2_5_VLVisionConfig."""
     fields = _tower(top)
     blocks, hidden = _depth(fields, 32), fields.integer("hidden_size", default=3584)
     heads, width = (
@@ -92,14 +89,14 @@ def qwen2_tower(top: Fields) -> Blueprint:
         Built("visual.merger.mlp.*", (0,), merged, (merged,), "column", bias=True),
         Built("visual.merger.mlp.*", (2,), merged, (out,), "row", bias=True),
     ]
-    others = norms(path, len(blocks), hidden, "norm1", "norm2") + norms(
+    parameters = norms(path, len(blocks), hidden, "norm1", "norm2") + norms(
         "visual.merger", 1, hidden, "ln_q"
     )
-    others.append(
+    parameters.append(
         tensor("visual.patch_embed.proj.weight", 1, hidden, channels, frames, patch, patch)
     )
     return Blueprint(
-        tuple(linears), (_group(len(blocks), heads, max(1, hidden // heads)),), tuple(others)
+        tuple(linears), (_group(len(blocks), heads, max(1, hidden // heads)),), tuple(parameters)
     )
 
 
@@ -128,11 +125,11 @@ def qwen_vision(top: Fields) -> Blueprint:
         Built("visual.merger.linear_fc1", (0,), merged, (merged,), "column", bias=True),
         Built("visual.merger.linear_fc2", (0,), merged, (out,), "row", bias=True),
     )
-    others = [
+    parameters = [
         tensor(f"{path}.{name}", depth, hidden)
         for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias")
     ]
-    others += _qwen_patches(fields, hidden)
+    parameters += _qwen_patches(fields, hidden)
     group = AttentionGroup(
         kind="vision",
         layers=depth,
@@ -141,12 +138,14 @@ def qwen_vision(top: Fields) -> Blueprint:
         head_dim=max(1, hidden // heads),
         causal=False,
     )
-    return Blueprint(linears, (group,), tuple(others))
+    return Blueprint(linears, (group,), tuple(parameters))
 
 
 def _qwen_patches(fields: Fields, hidden: int) -> list[TensorGroup]:
-    """Patches in, positions, and the norm before they are merged. Sizes that are not there are
-    Qwen3VLVisionConfig's."""
+    """Patch embedding, positions, and the norm before the merger.
+
+    Missing sizes have the defaults of Qwen3VLVisionConfig.
+    """
     patch, frames = (
         fields.integer("patch_size", default=16),
         fields.integer("temporal_patch_size", default=2),
@@ -174,7 +173,7 @@ def _qwen_patches(fields: Fields, hidden: int) -> list[TensorGroup]:
 
 
 def qwen3_tower(top: Fields) -> Blueprint:
-    """That of Qwen3.5, and mergers whose output is added to the first layers of the text model."""
+    """The tower of Qwen3-VL: Qwen3.5's, with mergers that feed the text model's first layers."""
     fields, tower = _tower(top), qwen_vision(top)
     levels = fields.config.get("deepstack_visual_indexes", [8, 16, 24])
     if not isinstance(levels, list):
@@ -195,14 +194,14 @@ def qwen3_tower(top: Fields) -> Blueprint:
             bias=True,
         ),
     )
-    others = tuple(
+    parameters = tuple(
         tensor(f"{path}.norm.{name}", len(numbers), merged) for name in ("weight", "bias")
     )
-    return Blueprint(tower.linears + linears, tower.attention, tower.others + others)
+    return Blueprint(tower.linears + linears, tower.attention, tower.parameters + parameters)
 
 
 def pixtral_tower(top: Fields) -> Blueprint:
-    """Sizes that are not there are PixtralVisionConfig's."""
+    """The tower of Mistral 3. Missing sizes have the defaults of PixtralVisionConfig."""
     fields, text = _tower(top), Fields(top.mapping("text_config", {}), top.source)
     blocks = layer_numbers(Fields({"num_hidden_layers": 24} | dict(fields.config), fields.source))
     hidden, width = (
@@ -235,7 +234,7 @@ def pixtral_tower(top: Fields) -> Blueprint:
             "multi_modal_projector.linear_2", (0,), text_hidden, (text_hidden,), "row", bias=bias
         ),
     ]
-    others: list[TensorGroup] = [
+    parameters: list[TensorGroup] = [
         *norms(path, len(blocks), hidden, "attention_norm", "ffn_norm"),
         *norms("vision_tower", 1, hidden, "ln_pre"),
         *norms("multi_modal_projector", 1, hidden, "norm"),
@@ -249,12 +248,14 @@ def pixtral_tower(top: Fields) -> Blueprint:
         ),
         tensor("multi_modal_projector.patch_merger.merging_layer.weight", 1, hidden, merged),
     ]
-    return Blueprint(tuple(linears), (_group(len(blocks), heads, head),), tuple(others))
+    return Blueprint(tuple(linears), (_group(len(blocks), heads, head),), tuple(parameters))
 
 
 def siglip(top: Fields) -> Blueprint:
-    """The tower and projector of Gemma 3 (models/siglip.py, gemma3_mm.py). Sizes that are not there
-    are SiglipVisionConfig's."""
+    """The tower and projector of Gemma 3 (models/siglip.py, gemma3_mm.py).
+
+    Missing sizes have the defaults of SiglipVisionConfig.
+    """
     fields = Fields(top.mapping("vision_config", {}), top.source)
     text = Fields(top.mapping("text_config", {}), top.source)
     blocks, hidden = layer_numbers(fields), fields.integer("hidden_size", default=768)
@@ -271,7 +272,7 @@ def siglip(top: Fields) -> Blueprint:
     layer = f"{path}.encoder.layers.*"
     whole = (
         hidden % 64 == 0 and width % 64 == 0
-    )  # bitsandbytes and torchao quantize others too (SiglipMLP, models/siglip.py:449 of 0.18.0)
+    )  # bitsandbytes and torchao quantize parameters too (SiglipMLP, models/siglip.py:449 of 0.18.0)
     qkv, names = (hidden, hidden, hidden), ("q_proj", "k_proj", "v_proj")
     linears = (
         Built(
@@ -289,12 +290,12 @@ def siglip(top: Fields) -> Blueprint:
         Built(f"{layer}.mlp.fc1", blocks, hidden, (width,), "column", quantizable=whole, bias=True),
         Built(f"{layer}.mlp.fc2", blocks, width, (hidden,), "row", quantizable=whole, bias=True),
     )
-    others = [
+    parameters = [
         tensor(f"{layer}.{name}", depth, hidden)
         for name in _norm("layer_norm1") + _norm("layer_norm2")
     ]
-    others += [tensor(f"{path}.{name}", 1, hidden) for name in _norm("post_layernorm")]
-    others += [
+    parameters += [tensor(f"{path}.{name}", 1, hidden) for name in _norm("post_layernorm")]
+    parameters += [
         tensor(f"{path}.embeddings.patch_embedding.weight", 1, hidden, channels, patch, patch),
         tensor(f"{path}.embeddings.patch_embedding.bias", 1, hidden),
         tensor(f"{path}.embeddings.position_embedding.weight", 1, patches, hidden),
@@ -310,7 +311,7 @@ def siglip(top: Fields) -> Blueprint:
     group = AttentionGroup(
         kind="vision", layers=depth, heads=heads, kv_heads=heads, head_dim=size, causal=False
     )
-    return Blueprint(linears, (group,), tuple(others))
+    return Blueprint(linears, (group,), tuple(parameters))
 
 
 def _norm(name: str) -> list[str]:

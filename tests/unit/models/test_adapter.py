@@ -85,14 +85,14 @@ def test_half_an_adapter_is_refused(sizes: dict[str, tuple[int, ...]], why: str)
 @pytest.mark.parametrize(
     ("sizes", "why"),
     [
-        (shapes(32, 128), r"down_proj of 32 x 128, and that of org/demo is 64 x 128"),
+        (shapes(32, 128), r"down_proj of 32 x 128, and the layer of org/demo is 64 x 128"),
         (shapes(64, 128, layers=3), "changes layer 2, and org/demo has 2 layers"),
         (
             {
                 "base_model.model.h.0.c.lora_A.weight": (8, 4),
                 "base_model.model.h.0.c.lora_B.weight": (4, 8),
             },
-            "None of the layers",
+            "has none of the layers",
         ),
     ],
 )

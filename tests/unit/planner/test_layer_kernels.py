@@ -7,7 +7,7 @@ from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.built_model import Linear, per_rank
 from gateway.models.experts import ExpertTraits
 from gateway.models.rank import Rank
-from gateway.models.scheme import Scheme, described
+from gateway.models.scheme import Scheme, describe
 from gateway.models.spec import Tensor, read_model
 from gateway.planner.layer_kernels import layer_kernels
 from gateway.profiles.profiles import Profiles
@@ -140,10 +140,10 @@ def test_weights_are_counted_as_packed() -> None:
 
 def test_schemes_are_described_in_words() -> None:
     assert (
-        described(Scheme(kind="wna16", bits=4, group=-1, act_order=True))
+        describe(Scheme(kind="wna16", bits=4, group=-1, act_order=True))
         == "wna16 4-bit channel act-order"
     )
-    assert described(Scheme(kind="fp8_block", bits=8)) == "fp8_block"
+    assert describe(Scheme(kind="fp8_block", bits=8)) == "fp8_block"
 
 
 def test_a_cut_that_leaves_a_fraction_is_none() -> None:

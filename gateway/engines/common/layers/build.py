@@ -199,7 +199,7 @@ def _loaded(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:
     """Pooling drops the output head."""
     return (
         group
-        for group in plan.others
+        for group in plan.parameters
         if not (spec.task != "generate" and group.name.endswith("lm_head.weight"))
     )
 

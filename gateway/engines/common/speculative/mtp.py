@@ -33,7 +33,7 @@ def drafting_layers(spec: ModelSpec, rules: Mtp) -> int | None:
                 },
                 spec.source,
             )
-            return inner.integer(entry.field, default=entry.default or 0, least=0)
+            return inner.integer(entry.field, default=entry.default or 0, minimum=0)
     return None
 
 

@@ -18,7 +18,7 @@ from gateway.engines.common.layers.weights import TRAITS, linears_bytes
 from gateway.engines.common.speed.machine import NO_NAMES, KernelNames, SpeedTable
 from gateway.engines.common.speed.work import Product, Reading, Work
 from gateway.models.rank import Rank
-from gateway.models.scheme import Scheme, described
+from gateway.models.scheme import Scheme, describe
 
 # What sees or hears computes nothing for a token of text.
 _MEDIA = re.compile(
@@ -137,7 +137,7 @@ def _product(
     if size is None or cut is None or not isinstance(scheme, Scheme):
         return None
     k, n = cut
-    kernel = chosen.get((layer.name, described(scheme)), "")
+    kernel = chosen.get((layer.name, describe(scheme)), "")
     taken = (per_token / rank.ep if dealt else per_token) if layer.experts else 1
     return Product(
         layers=layer.count,

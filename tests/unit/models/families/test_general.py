@@ -18,7 +18,7 @@ from gateway.errors import FitserveError
 from gateway.models.families import general
 from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields
-from gateway.models.families.registry import blueprint_of, completed
+from gateway.models.families.registry import blueprint_of, with_defaults
 from gateway.models.spec import Tensor, read_model
 from gateway.planner.asked import open_questions
 from gateway.profiles.profiles import Profiles
@@ -66,11 +66,14 @@ OTHER_CACHES = {"gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e4b"}
 def guess(fields: dict[str, Any]) -> Blueprint:
     top = Fields(fields, "m")
     text, around = (
-        general.decoder(completed(general.text_of(top).fields), "model"),
+        general.decoder(with_defaults(general.text_of(top).fields), "model"),
         general.towers(top),
     )
     return Blueprint(
-        text.linears, text.attention + around.attention, text.others + around.others, text.guessed
+        text.linears,
+        text.attention + around.attention,
+        text.parameters + around.parameters,
+        text.guessed,
     )
 
 
@@ -79,7 +82,7 @@ def elements(plan: Blueprint) -> int:
         len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts)
         for item in plan.linears
     )
-    return held + sum(group.count * math.prod(group.shape) for group in plan.others)
+    return held + sum(group.count * math.prod(group.shape) for group in plan.parameters)
 
 
 def kept(plan: Blueprint) -> list[tuple[Any, ...]]:
