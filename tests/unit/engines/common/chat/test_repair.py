@@ -155,7 +155,7 @@ def test_the_plan_says_what_is_repaired_and_the_users_template_wins() -> None:
     plan = decide(model, machine("3090"), [here], wish(), **known).plans[0]  # type: ignore[arg-type]
     mended, _ = repaired(LLAMA, REPAIRS)
     assert plan.chat_template.value == str(ChatTemplate(text=mended, name="repaired"))
-    assert "refuses a conversation with two tool calls" in plan.chat_template.reason
+    assert "rejects a conversation with two tool calls" in plan.chat_template.reason
     assert "issues/25108" in plan.chat_template.source
     assert f"--chat-template={ChatTemplate(text=mended).digest}.jinja" in plan.argv
     given = ChatTemplate(text=LLAMA)
