@@ -1,11 +1,9 @@
-"""What the words of a failure speak for, where no row knows its text: points for each kind of
-failure, and the kind with the most.
+"""The likely kind of a failure that no row knows, by the words of its message and frames. Pure.
 
-A word that is hardly said of anything else, or an exception of one kind alone, is three points; a
-word of the field, a file or function in the innermost frames, or an exception that is usual for a
-kind, one. No more than three of a sort count. The words are data (`profiles/failures/words.yaml`).
-What they decide is likely, and proves nothing: it is for a reader, and no engine is treated by it.
-Pure.
+Each kind gets points: three for a word that hardly belongs to another kind or for an exception of
+this kind alone, one for a word of the field, a file or function in the innermost frames, or a usual
+exception. At most three words of each sort count, and the kind with the most points wins. The words
+are data (`profiles/failures/words.yaml`). The result is for readers of a log and proves nothing.
 """
 
 from __future__ import annotations
@@ -22,25 +20,23 @@ from gateway.domain.value import Value
 
 _SURE = 3
 _MOST = 3
-# With fewer points nothing is said: one word of a field stands in every log.
+# The least points of a likely kind: every log has one word of some field.
 _LEAST = 3
 _INNERMOST = 3
 _LAST = 3
 _LONGEST = 400
-# MixedCase and snake_case are words; what is neither letter nor digit stands between words.
+# Boundaries of words: inside MixedCase, and at characters that are neither letter nor digit.
 _BETWEEN = re.compile(r"(?<=[a-z])(?=[A-Z])|[^A-Za-z0-9+<>]+")
-# Where a library was built, which stands in what is raised in it
-# (`build/CMakeFiles/x.dir/compiler_depend.ts:39`), says nothing of what failed.
+# The place where a library was built (`build/CMakeFiles/x.dir/compiler_depend.ts:39`), which its
+# errors name, is no hint at the failure.
 _BUILT = re.compile(r"\S*\bCMakeFiles/\S*")
 _INSTALLED = re.compile(r".*(?:(?:site|dist)-packages/|/python/(?=sglang))")
 
 
 class KindWords(Value):
-    """The words of one kind, as regular expressions that begin where a word does
-    (profiles/failures/words.yaml says of what).
+    """The words of one kind, as regular expressions that begin where a word begins.
 
-    phases: those that such a failure can be in, where no text proves it; every one where there are
-    none.
+    profiles/failures/words.yaml explains the fields. phases: empty for every phase.
     """
 
     kind: str

@@ -1,9 +1,7 @@
-"""A failure in words: its message and the steps that cure it, out of templates and this case's
-    values. Pure.
+"""Messages and steps of a failure, from templates and the values of the case. Pure.
 
-A template is text with {group}s. A part in [[double brackets]] is left out where one of its groups
-is not known; a template with an unknown group elsewhere is not used at all: a sentence with an
-empty number helps nobody.
+A template is text with {group}s. A part in [[double brackets]] is omitted if one of its groups is
+unknown. A template with an unknown group elsewhere is not used at all.
 """
 
 from __future__ import annotations
@@ -13,15 +11,15 @@ from collections.abc import Iterable, Mapping
 
 from gateway.domain.value import Scalar
 
-# What the gateway has done of the cure by itself, by what the failure proved (`Failure.proves`).
+# Actions of the gateway by itself, by the proof of the failure (`Failure.proves`).
 DONE = {
-    "kernel": "This kernel is planned no more for such a layer.",
+    "kernel": "fitserve plans this kernel no more for such a layer.",
     "context": "The next plan has a context that fits.",
-    "memory": "The next plan leaves free what was lacking.",
-    "engine": "This engine version is planned no more for such a model.",
-    "peers": "The next plan takes a slower way between these GPUs.",
-    "plan": "This plan is not made again; the next one follows.",
-    "nothing": "The cause lies outside the plan: the start is made again, later.",
+    "memory": "The next plan leaves the missing memory free.",
+    "engine": "fitserve plans this engine version no more for such a model.",
+    "peers": "The next plan uses a slower link between these GPUs.",
+    "plan": "fitserve does not repeat this plan, and starts the next one.",
+    "nothing": "The cause lies outside the plan: fitserve retries the start later.",
 }
 
 _GROUP = re.compile(r"\{(\w+)\}")

@@ -5,7 +5,7 @@ structures.yaml  StructuralSignature  a failure known by exception, frames and p
 remedies.yaml    Remedy               words and steps of a kind of failure
 progress.yaml    ProgressLine         a line that shows how far a start has come
 endings.yaml     EndingLine           a line that shows that the whole engine ends
-frames.yaml      FrameMark            what a function in a traceback shows
+frames.yaml      FrameMark            a function that shows a phase or a kernel
 words.yaml       KindWords            words of a kind of failure (likely.py)
 """
 
@@ -38,11 +38,11 @@ Pattern = Annotated[str, BeforeValidator(_join), AfterValidator(_check)]
 
 
 class FailureSignature(Value):
-    """What a row says of the failure that it proves.
+    """The failure that a row proves, and its words.
 
     kind, phase: those of the failure; without a phase the log tells it.
     engines: the kinds of engine that print it; empty for all.
-    proves: what is learned from it (facts/learn.py).
+    proves: the subject of the fact that is learned (facts/learn.py).
     message, advice, steps: templates (remedy.py); where they are empty, those of the kind hold.
     source: where the text was read.
     examples: lines in the engine's form, each of which must be diagnosed as this row.
@@ -140,7 +140,7 @@ class EndingLine(Value):
 
 
 class FrameMark(Value):
-    """What a function in a traceback shows: the phase of the start, or the kernel that ran.
+    """A function whose frame in a traceback shows the phase of the start, or the kernel that ran.
 
     main_loop: the function is the main loop of a process: an error that leaves it ends the engine.
     """

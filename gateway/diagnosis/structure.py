@@ -18,9 +18,11 @@ _INNERMOST = 8
 
 
 class Shape(NamedTuple):
-    """A failure without its text's meaning. frames: `path/of/file.py:function`, the innermost last;
-    phase: what had been printed before; source:
-    the line of code that failed, where the traceback has it."""
+    """The form of a failure.
+
+    frames: `path/of/file.py:function`, the innermost last. phase: the phase of the start, by the
+    lines before. source: the line of code that failed, if the traceback has it.
+    """
 
     exception: str
     message: str
@@ -72,7 +74,7 @@ class Structure:
 
 
 def culprit(shape: Shape) -> dict[str, Scalar]:
-    """What a structural failure can name: the exception, and the file in which it was raised."""
+    """The values of a structural failure: the exception, and the frame that raised it."""
     raised = shape.frames[-1] if shape.frames else ""
     return {
         name: value for name, value in (("exception", shape.exception), ("frame", raised)) if value

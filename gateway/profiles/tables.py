@@ -1,14 +1,14 @@
 """What every profile folder has once: the tables of GPUs, cards, speed, parsers, failures and
 driver errors, facts, and snapshots of machines.
 
-failures/                   -> Signatures: what engines print when they fail (diagnosis/signature.py)
-gpus.yaml                   -> GpuTable: what follows from a GPU's capability
+failures/                   -> Signatures: failures as engines print them (diagnosis/signature.py)
+gpus.yaml                   -> GpuTable: traits by compute capability
 parsers.yaml                -> ParserTable: how models write tool calls and thoughts
 chat_templates.yaml         -> RepairTable: published chat templates that are broken, and how each is repaired
-cards.yaml                  -> CardTable: what the data sheets of cards promise
-speed.yaml                  -> SpeedTable: what engines reach of that
-facts.yaml                  -> Fact list: what passes every rule and still fails
-xids.yaml                   -> XidTable: what the error numbers of NVIDIA's driver mean
+cards.yaml                  -> CardTable: peaks of cards from their data sheets
+speed.yaml                  -> SpeedTable: fractions of the peaks that engines reach
+facts.yaml                  -> Fact list: combinations that pass every rule and still fail
+xids.yaml                   -> XidTable: error numbers of NVIDIA's driver
 hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
 """
 
@@ -92,7 +92,7 @@ class ProfileTables:
 
     @cached_property
     def gpus(self) -> GpuTable:
-        """What follows from a GPU's capability; a user's file adds to ours and goes first."""
+        """Traits by compute capability; a user's file adds to ours and goes first."""
         paths = [root / "gpus.yaml" for root in self.roots]
         tables = [
             validated(path, GpuTable, self.document(path)) for path in paths if path.is_file()
@@ -113,7 +113,7 @@ class ProfileTables:
 
     @cached_property
     def cards(self) -> CardTable:
-        """What cards promise; a user's file adds to ours and goes first."""
+        """Peaks of cards; a user's file adds to ours and goes first."""
         paths = [root / "cards.yaml" for root in self.roots]
         tables = [
             validated(path, CardTable, self.document(path)) for path in paths if path.is_file()
@@ -154,7 +154,7 @@ class ProfileTables:
 
     @cached_property
     def xids(self) -> XidTable:
-        """What the driver's error numbers mean; a user's file wins over ours."""
+        """Error numbers of NVIDIA's driver; a user's file wins over ours."""
         from gateway.domain.hardware import XidTable  # not before it is needed: a plan does without
 
         path = next(path for root in self.roots if (path := root / "xids.yaml").is_file())
