@@ -1,6 +1,8 @@
 """What libraries beneath the engines say of themselves: the names and texts of whole tables, each
 with the kinds that it means."""
 
+from pathlib import Path
+
 import pytest
 
 from gateway.diagnosis.diagnose import diagnose
@@ -607,3 +609,20 @@ def test_an_xid_is_read_out_of_a_log_as_the_table_of_xids_has_it() -> None:
     assert {number for number, kind in told.items() if kind == "gpu_lost"} == lost | {94}
     faults = {number for number, xid in table.items() if xid.action == "RESTART_APP"}
     assert {number for number, kind in told.items() if kind == "kernel_runtime"} == faults | {43}
+
+
+def test_a_folder_of_the_user_adds_rows_that_go_before_ours(tmp_path: Path) -> None:
+    texts = tmp_path / "failures" / "texts"
+    texts.mkdir(parents=True)
+    (texts / "mine.yaml").write_text(
+        "- {kind: my_driver, pattern: No available memory for the cache blocks, source: me}\n"
+    )
+    (tmp_path / "failures" / "remedies.yaml").write_text(
+        "- {kind: my_driver, message: Mine., advice: Call me., steps: [Call me.]}\n"
+        "- {kind: disk_full, message: Full., advice: Ask me., steps: [Ask me.]}\n"
+    )
+    signatures = Profiles(tmp_path).signatures
+    lines = (b"ValueError: No available memory for the cache blocks.", b"OSError: [Errno 122]")
+    mine, full = (diagnose([line], signatures)[0] for line in lines)
+    assert (mine.kind, mine.message, mine.advice) == ("my_driver", "Mine.", "Call me.")
+    assert (full.kind, full.steps[-1]) == ("disk_full", "Ask me.")
