@@ -33,9 +33,6 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _LONGEST_NAME = 128
 _LONGEST_VALUE = 2048
-# By kind of engine, which stage of a pipeline has how many layers: get_pp_indices in
-# distributed/utils.py of both.
-STAGES = {"vllm": "VLLM_PP_LAYER_PARTITION", "sglang": "SGLANG_PP_LAYER_PARTITION"}
 _LAYERS = re.compile(r"[1-9]\d{0,3}(,[1-9]\d{0,3}){1,31}", re.ASCII)
 # Numbers, words and lists of them; a slash is in none, so no value names a file or an address.
 _PLAIN = re.compile(r"[\w.,:;=^+%{}|-]*", re.ASCII)
@@ -285,7 +282,7 @@ def _own(engine: Engine | None, name: str, value: str) -> tuple[str, str] | None
         why = "it is a limit on what clients may send"
     if why is not None:
         return f"The variable {name} cannot be given to engines: {why}.", "Leave it out."
-    if engine is not None and (not sglang or engine.kind != "sglang"):
+    if engine is not None and not name.startswith(engine.open_switches):
         return _unknown(engine, name)
     if sglang and not _SWITCH.fullmatch(value):
         return f"{name} takes a number or a switch here.", "Correct the value."

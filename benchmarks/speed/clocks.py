@@ -14,6 +14,7 @@ from gateway.engines.common.speed.count import work_with
 from gateway.engines.common.speed.machine import Machine, SpeedTable, machine_of
 from gateway.engines.common.speed.step import Clock
 from gateway.engines.common.speed.work import Work
+from gateway.engines.registry import engine_kind
 from gateway.models.rank import Rank
 from gateway.models.spec import read_model
 from gateway.planner.decide import decide
@@ -67,7 +68,13 @@ def _timed(plan: Plan, spec: ModelSpec, hardware: Hardware) -> Timed | None:
     tp, pp = plan.tensor_parallel.value, plan.pipeline_parallel.value
     ep = tp if plan.expert_parallel.value else 1
     rank = Rank(tp, pp, ep, plan.dtype.value, plan.kv_cache_dtype.value, group[0].capability or "")
-    built = stage(build(spec, asked(spec, engine.traits)), engine, spec.architecture, pp)
+    built = stage(
+        build(spec, asked(spec, engine.traits)),
+        engine,
+        engine_kind(engine.kind),
+        spec.architecture,
+        pp,
+    )
     work = work_with(
         spec, built, rank, plan.kernels, PROFILES.gpus, engine.traits, PROFILES.pace.table
     )

@@ -220,6 +220,13 @@ class Engine(Value):
         ),
     )
     user_env: tuple[str, ...] = Field((), description="environment variables a user may set")
+    open_switches: tuple[str, ...] = Field(
+        (),
+        description=(
+            "prefixes of its own environment variables: a user may set each of them to a number or"
+            " a switch, although `user_env` does not list it"
+        ),
+    )
     sleeps: bool = Field(
         False,
         description=(

@@ -1,22 +1,39 @@
-"""The kinds of engines: which rules a version of each kind has. A new kind is one class and one
-line here."""
+"""Registry of the engine kinds: a new kind is one folder and one line here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import NamedTuple
 
-from gateway.domain import Value
-from gateway.engines.common.candidate import EngineRules
-from gateway.engines.sglang.engine import SglangRules
-from gateway.engines.vllm.engine import VllmRules
+from gateway.engines.common.kind import EngineKind
+from gateway.engines.sglang.kind import SglangKind
+from gateway.engines.vllm.kind import VllmCpuKind, VllmKind
 
 
-class RulesOfFiles(EngineRules, Protocol):
-    """Rules that are made of files: FILES are the names of a version's YAML files, by which
-    `__init__` takes what they hold."""
+class KindEntry(NamedTuple):
+    """Conventions of a kind, and where its rules are (`module:class`).
 
-    FILES: ClassVar[Mapping[str, type[Value]]]
+    Only the planner loads the rules, so every other program starts without them.
+    """
+
+    kind: EngineKind
+    rules: str
 
 
-KINDS: dict[str, type[RulesOfFiles]] = {"vllm": VllmRules, "sglang": SglangRules}
+KINDS: dict[str, KindEntry] = {
+    "vllm": KindEntry(VllmKind(), "gateway.engines.vllm.engine:VllmRules"),
+    "vllm-cpu": KindEntry(VllmCpuKind(), "gateway.engines.vllm.engine:VllmCpuRules"),
+    "sglang": KindEntry(SglangKind(), "gateway.engines.sglang.engine:SglangRules"),
+}
+
+# Only vLLM prints its version, so a log with a version and no other sign of its kind is vLLM's.
+KIND_THAT_LOGS_ITS_VERSION = "vllm"
+
+
+def entry(name: str) -> KindEntry:
+    """The registry's line; an unregistered kind counts as a fork of vLLM."""
+    return KINDS.get(name, KINDS["vllm"])
+
+
+def engine_kind(name: str) -> EngineKind:
+    """Conventions of the kind."""
+    return entry(name).kind

@@ -17,7 +17,7 @@ from gateway.domain.value import served_name
 from gateway.domain.wish import NAME_PATTERN
 from gateway.engines.common import engine_auth as door
 from gateway.engines.common.chat import template
-from gateway.engines.common.lora import served
+from gateway.engines.common.lora.adapter_flags import LIST_FLAGS
 from gateway.errors import BadFlag
 from gateway.planner.flags import OWN, check_text, check_value, quieted
 
@@ -77,12 +77,12 @@ def _without_adapters(engine: Engine, flags: tuple[str, ...], folder: str) -> tu
     """The flags before those that name adapters, which come last. Raises BadFlag for an adapter
     that is not below `folder`."""
     at = next(
-        (place for place, item in enumerate(flags) if item.removeprefix("--") in served.FLAGS), None
+        (place for place, item in enumerate(flags) if item.removeprefix("--") in LIST_FLAGS), None
     )
     if at is None:
         return flags
     flag = flags[at].removeprefix("--")
-    name, path = served.FLAGS[flag]
+    name, path = LIST_FLAGS[flag]
     if flag not in engine.flags:
         raise BadFlag(f"{engine.ref} has no flag {flag!r}.", param="argv")
     for item in flags[at + 1 :]:

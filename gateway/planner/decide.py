@@ -17,7 +17,7 @@ from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.speed.objective import Demerits, outcome, rating, share, worth
 from gateway.engines.common.variant import Variant
-from gateway.engines.vllm.engine import VllmRules
+from gateway.engines.kind_rules import rules_without_files
 from gateway.errors import BadFlag, BadRequest
 from gateway.planner.flags import check_args
 from gateway.planner.parallel import freed
@@ -27,8 +27,6 @@ from gateway.variables import merged
 
 # An engine version with published weaknesses wins by a context only if it is this times as long.
 _LONGER = 1.1
-# The rules of an engine version that has none.
-_NO_RULES = VllmRules()
 
 
 def decide(
@@ -82,9 +80,8 @@ def _search(
             refusal = Refused("bad_flag", str(error), f"profile {engine.ref}")
             rejected.append(rejection(engine, Variant(tp=wish.tensor_parallel or 1), refusal))
             continue
-        search = Search(
-            given.under(env), engine, rules.get(engine.ref, _NO_RULES), args, env, layouts
-        )
+        known_rules = rules.get(engine.ref) or rules_without_files(engine.kind)
+        search = Search(given.under(env), engine, known_rules, args, env, layouts)
         search.run()
         plans += search.plans
         rejected += search.rejected

@@ -13,7 +13,7 @@ from gateway.domain.value import served_name
 from gateway.engines.common import engine_auth as door
 from gateway.engines.common import resources
 from gateway.engines.common.chat import template
-from gateway.engines.common.lora import served
+from gateway.engines.common.lora.adapter_flags import list_arguments
 from gateway.engines.common.open_flags import why_closed
 from gateway.errors import BadFlag
 
@@ -158,7 +158,7 @@ def launch_spec(
         + quieted(engine)
         + tuple(_placed(item, drafter, templates) for item in plan.argv)
         + (arguments({CACHE_BYTES: cache_bytes}) if cache_bytes is not None else ())
-        + served.arguments(engine, adapters)
+        + list_arguments(engine, adapters)
         + arguments({engine.spelling.get(flag, flag): value for flag, value in own.items()}),
         env={**engine.env, **plan.env},
         gpus=plan.gpus,

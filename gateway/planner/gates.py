@@ -29,7 +29,7 @@ from gateway.engines.common.evidence import Evidence
 from gateway.engines.common.kernels.compiled import capabilities, runs
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.layers.stages import unshared
-from gateway.engines.common.lora import served
+from gateway.engines.common.lora.adapter_flags import LIST_FLAGS, supported_rank
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.variant import Variant
@@ -84,12 +84,12 @@ def gate_adapters(given: PlanningInput, engine: Engine) -> None:
     if not given.adapters:
         return
     source = f"profile {engine.ref}"
-    if "enable-lora" not in engine.flags or not served.FLAGS.keys() & engine.flags.keys():
+    if "enable-lora" not in engine.flags or not LIST_FLAGS.keys() & engine.flags.keys():
         raise Refused("unsupported_lora", f"{engine.ref} serves no adapters", source)
     if given.spec.architecture in engine.no_lora:
         reason = f"{engine.ref} has no adapters for {given.spec.architecture}"
         raise Refused("unsupported_lora", reason, engine.sources.get("no_lora", source))
-    if served.rank(engine, given.adapters) is None:
+    if supported_rank(engine, given.adapters) is None:
         highest = max(given.adapters, key=lambda adapter: adapter.rank)
         most = max(map(int, engine.flags["max-lora-rank"].choices or ("0",)))
         reason = (

@@ -30,12 +30,11 @@ from gateway.engines.common.chat.parsers import NONE, REASONING, TOOLS
 from gateway.engines.common.engine_auth import DEV_MODE
 from gateway.engines.common.kernels.compiled import runs
 from gateway.engines.common.kernels.linear import DISABLED
-from gateway.engines.common.lora import served
-from gateway.engines.common.lora.size import bytes_on_rank
+from gateway.engines.common.lora.adapter_flags import capacity_flags, supported_rank
 from gateway.planner.copies import copies
 from gateway.planner.flags import spelled
 from gateway.planner.sizes import Batch, Sizes
-from gateway.variables import NO_PROXY, STAGES
+from gateway.variables import NO_PROXY
 
 # Flags whose value follows from the answer, or which are asked about alone.
 _FROM_THE_ANSWER = (
@@ -190,7 +189,7 @@ def _flags(
     config = candidate.speculation.config
     own |= {"speculative-config": json.dumps(config)} if config else {}
     own |= {"enforce-eager": True} if batch.eager.value else {}
-    own |= served.flags(candidate.engine, candidate.given.adapters)
+    own |= capacity_flags(candidate.engine, candidate.given.adapters)
     return own | ({} if reduce else {"disable-custom-all-reduce": True})
 
 
@@ -401,7 +400,7 @@ def _variables(
             P2P_OFF[1], f"the GPUs could not talk to each other: {silent[P2P].source}", "fact"
         )
     for name, value in env.items():
-        if name == STAGES.get(engine.kind) and candidate.variant.layers:
+        if name == candidate.rules.stage_layers_env and candidate.variant.layers:
             reason, source = candidate.variant.because["layers"]
         elif own.get(name) != value:
             reason, source = candidate.variant.because.get(
@@ -420,7 +419,7 @@ def _variables(
 def _left_out(candidate: Candidate) -> list[str]:
     """What is set for all engines, and is this engine's by its name, and it does not have."""
     engine, given = candidate.engine, candidate.given
-    prefixes = ("SGLANG_", "SGL_") if engine.kind == "sglang" else ("VLLM_",)
+    prefixes = candidate.rules.env_prefixes
     missing = [
         name
         for name in given.global_env
@@ -497,10 +496,8 @@ def _loras(candidate: Candidate) -> Choice[str]:
     adapters, engine = candidate.given.adapters, candidate.engine
     if not adapters:
         return str_choice(NONE, "none is wished for", "user")
-    size = bytes_on_rank(engine, adapters, candidate.stage, candidate.given.spec, candidate.rank.tp)
-    room = (
-        f"room for rank {served.rank(engine, adapters)} in every layer: {words(size)} on each rank"
-    )
+    size = candidate.adapter_bytes
+    room = f"room for rank {supported_rank(engine, adapters)} in every layer: {words(size)} on each rank"
     return str_choice(", ".join(f"{one.name} (rank {one.rank})" for one in adapters), room, "user")
 
 

@@ -66,7 +66,6 @@ from gateway.planner.repairs import lengthened, repairs
 from gateway.planner.sizes import Batch, wanted_context
 from gateway.planner.sizing import batch_of, sizes
 from gateway.planner.unequal_stages import unequal_stages
-from gateway.variables import STAGES
 
 # The search of an engine version ends after so many variants; later ones are of no use to anybody.
 _MAX_VARIANTS = 64
@@ -307,11 +306,11 @@ class Search:
 
         memory: of the variant with as many layers on each GPU.
         """
-        name = STAGES.get(self.engine.kind)
+        name = self.rules.stage_layers_env
         settable = (
-            name is not None
+            bool(name)
             and name not in self.env
-            and (name in self.engine.user_env or self.engine.kind == "sglang")
+            and (name in self.engine.user_env or name.startswith(self.engine.open_switches))
         )
         if variant.pp == 1 or variant.tp > 1 or variant.layers or memory is None or not settable:
             return []
@@ -583,7 +582,7 @@ class Search:
         """The user's variables, with those that the variant adds."""
         env = self.env
         if variant.layers:
-            env = {**env, STAGES[self.engine.kind]: ",".join(map(str, variant.layers))}
+            env = {**env, self.rules.stage_layers_env: ",".join(map(str, variant.layers))}
         if not variant.disabled:
             return env
         disabled = [name for name in env.get("VLLM_DISABLED_KERNELS", "").split(",") if name]

@@ -15,7 +15,6 @@ from gateway.domain.units import MIB, gib
 from gateway.engines.common.candidate import Budget, Candidate, Footprint
 from gateway.engines.common.evidence import Evidence
 from gateway.engines.common.layers.weights import weights_bytes
-from gateway.engines.common.lora.size import bytes_on_rank
 from gateway.engines.common.refusal import Refused
 from gateway.models.scheme import Scheme, describe
 from gateway.models.workload import Workload
@@ -294,14 +293,8 @@ def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
         runner,
         query,
     )
-    adapters = bytes_on_rank(
-        candidate.engine,
-        candidate.given.adapters,
-        candidate.stage,
-        candidate.given.spec,
-        candidate.rank.tp,
-    )
-    return Footprint(candidate, weights(candidate) + adapters, candidate.cache, load)
+    held = weights(candidate) + candidate.adapter_bytes
+    return Footprint(candidate, held, candidate.cache, load)
 
 
 def weights(candidate: Candidate) -> int:

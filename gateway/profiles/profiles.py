@@ -26,8 +26,7 @@ from gateway.domain.image_name import AllowedImages, repository
 from gateway.domain.likeness import Likeness, different, like
 from gateway.domain.release import release
 from gateway.engines.common.candidate import EngineRules
-from gateway.engines.registry import KINDS
-from gateway.engines.vllm.engine import VllmRules
+from gateway.engines.kind_rules import rules_class
 from gateway.errors import BadRequest, NotFound, SettingsError
 from gateway.profiles.tables import ProfileTables, validated
 
@@ -242,8 +241,7 @@ class Profiles(ProfileTables):
             # where its profile says so.
             ruled = self.engine(ref).guessed_from or ref
             folder = (self.engine_files.get(ruled) or self.engine_files[ref]).with_suffix("")
-            # A kind that is not registered may have the rules of vLLM, which it then is a fork of.
-            kind = KINDS.get(ref.partition("==")[0], VllmRules)
+            kind = rules_class(ref.partition("==")[0])
             found: dict[str, Any] = {
                 name: validated(path, file, self.document(path))
                 for name, file in kind.FILES.items()

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
-from gateway.engines.inside.meta import meta_mode
-from gateway.engines.vllm.inside.boot import configured, fit
+from gateway.engines.inside.meta import fit, meta_mode
+from gateway.engines.vllm.inside.boot import configured
 from tests.support.versions import since
 
 # A capability, then which optional packages are installed where it is not what the image has.

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
+from gateway.engines.inside.meta import fit
 from gateway.engines.vllm.inside.answers import block_fp8
-from gateway.engines.vllm.inside.boot import configured, fit
+from gateway.engines.vllm.inside.boot import configured
 from tests.support.versions import since
 
 # A capability, then which optional packages are installed where it is not what the image has.

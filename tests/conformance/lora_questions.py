@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.domain import Engine
-from gateway.engines.common.lora.served import arguments
+from gateway.engines.common.lora.adapter_flags import list_arguments
 from gateway.engines.vllm.inside.answers import stand_in_for_packages
 from gateway.engines.vllm.inside.model import parser, prepare
 from gateway.profiles.profiles import Profiles
@@ -62,7 +62,7 @@ def _parsed(engine: Engine) -> Any:
         "--enable-lora",
         "--max-lora-rank=16",
         "--max-loras=2",
-        *arguments(engine, PLACED),
+        *list_arguments(engine, PLACED),
         "--model=/models/m",
     ]
     found = parser().parse_args(told)

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.engines.inside.meta import meta_mode
+from gateway.engines.inside.meta import fit, meta_mode
 from gateway.engines.vllm.inside.answers import stand_in_for_packages
-from gateway.engines.vllm.inside.boot import configured, fit
+from gateway.engines.vllm.inside.boot import configured
 from gateway.engines.vllm.inside.model import group_up
 from tests.conformance.moe_blocks import block as quantization_block
 from tests.support.versions import since

@@ -14,12 +14,13 @@ from gateway.engines.inside.__main__ import words
 from gateway.engines.inside.meta import folder_of
 from gateway.engines.sglang.inside.attention import record_backends
 from gateway.engines.sglang.inside.model import arguments_of, configured_of, meta, model_of
-from gateway.variables import STAGES
 from tests.conformance.layer_cases import case
 from tests.conformance.sglang_model_questions import ENGINE, OLDER_BEFORE, completed
 from tests.conformance.stage_cases import CAPABILITIES, Stages, argv, stages
 
 __all__ = ["CAPABILITIES", "ENGINE", "OLDER_BEFORE", "answers", "questions"]
+
+STAGE_LAYERS = "SGLANG_PP_LAYER_PARTITION"
 
 
 def questions(version: str) -> list[Stages]:
@@ -32,9 +33,9 @@ def answers(version: str) -> list[Any]:
 
 
 def _answer(one: Stages) -> Any:
-    os.environ.pop(STAGES["sglang"], None)
+    os.environ.pop(STAGE_LAYERS, None)
     if one.layers:
-        os.environ[STAGES["sglang"]] = ",".join(map(str, one.layers))
+        os.environ[STAGE_LAYERS] = ",".join(map(str, one.layers))
     files = {"config.json": json.dumps(completed(case(one.model, one.quant))).encode()}
     try:
         with folder_of(files) as folder:

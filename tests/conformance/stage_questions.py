@@ -15,12 +15,13 @@ from gateway.engines.inside.__main__ import words
 from gateway.engines.inside.meta import folder_of
 from gateway.engines.vllm.inside import answers as vllm_answers
 from gateway.engines.vllm.inside import model as vllm_model
-from gateway.variables import STAGES
 from tests.conformance.layer_cases import case
 from tests.conformance.model_cases import OLDER_BEFORE
 from tests.conformance.stage_cases import CAPABILITIES, Stages, argv, stages
 
 __all__ = ["CAPABILITIES", "OLDER_BEFORE", "answers", "questions"]
+
+STAGE_LAYERS = "VLLM_PP_LAYER_PARTITION"
 
 
 def questions(version: str) -> list[Stages]:
@@ -33,9 +34,9 @@ def answers(version: str) -> list[Any]:
 
 
 def _answer(one: Stages) -> Any:
-    os.environ.pop(STAGES["vllm"], None)
+    os.environ.pop(STAGE_LAYERS, None)
     if one.layers:
-        os.environ[STAGES["vllm"]] = ",".join(map(str, one.layers))
+        os.environ[STAGE_LAYERS] = ",".join(map(str, one.layers))
     files = {"config.json": json.dumps(case(one.model, one.quant)).encode()}
     vllm_model.prepare()
     try:

@@ -16,10 +16,10 @@ from gateway.domain import ModelSpec
 from gateway.engines.common.layers.build import asked, build
 from gateway.engines.common.layers.stages import dealt, layers_of, repeated, unshared
 from gateway.engines.common.layers.weights import weights_bytes
+from gateway.engines.registry import engine_kind
 from gateway.models.rank import Rank
 from gateway.models.spec import read_model
 from gateway.profiles.profiles import Profiles
-from gateway.variables import STAGES
 from tests.conformance import (
     pipeline_questions,
     sglang_pipeline_questions,
@@ -80,7 +80,7 @@ def ours(ref: str, one: Stages) -> list[list[int]] | None:
         dtype="float16" if one.quant == "awq" else "bfloat16",
         capability=CAPABILITIES[0],
     )
-    layers = one.layers or layers_of(built, engine, one.count)
+    layers = one.layers or layers_of(built, engine_kind(engine.kind), one.count)
     found = []
     for part in range(one.count):
         stage = dealt(built, layers, part, whole)
@@ -173,11 +173,12 @@ def test_plans_for_unlike_gpus_deal_layers_out_in_ways_that_engines_were_asked_a
         for one in stage_questions.questions(VLLM[-1])
         if one.model == "seed-oss-36b"
     }
+    stage_layers = stage_questions.STAGE_LAYERS
     machine, rules = PROFILES.hardware("5090+3090"), PROFILES.rules([engine])
     plans = decide(
         spec, machine, [engine], wish(), rules=rules, gpus=PROFILES.gpus, pace=PROFILES.pace
     ).plans
-    dealt_out = [plan for plan in plans if STAGES["vllm"] in plan.env]
+    dealt_out = [plan for plan in plans if stage_layers in plan.env]
     assert dealt_out
     assert all("--pipeline-parallel-size=2" in plan.argv for plan in dealt_out)
-    assert {plan.env[STAGES["vllm"]] for plan in dealt_out} & known
+    assert {plan.env[stage_layers] for plan in dealt_out} & known

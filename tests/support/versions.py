@@ -38,6 +38,8 @@ def versions(kind: str, profiles: Path = PROFILES) -> tuple[str, ...]:
 
 VLLM = versions("vllm")
 SGLANG = versions("sglang")
+NEWEST_VLLM = VLLM[-1]
+NEWEST_SGLANG = SGLANG[-1]
 
 
 def vllm_since(bound: str) -> tuple[str, ...]:

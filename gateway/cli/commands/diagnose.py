@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.facts.learn import maximum, told
 from gateway.domain import Fact, Failure
+from gateway.engines.registry import KIND_THAT_LOGS_ITS_VERSION
 from gateway.errors import BadRequest
 from gateway.profiles.profiles import Profiles
 from gateway.visible import visible_line
@@ -59,8 +60,7 @@ def read_log(source: str, engine: str | None, profiles: Profiles) -> Diagnosis:
     scope = dict(reader.progress.reported)
     seen = scope.pop("version", "")
     if version or seen:
-        # Only vLLM says its version.
-        scope["engine"] = f"{kind or 'vllm'}=={version or seen}"
+        scope["engine"] = f"{kind or KIND_THAT_LOGS_ITS_VERSION}=={version or seen}"
     return Diagnosis(failure, told(failure, scope), reader.answered)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.domain import Abilities, Instance, Plan
 from gateway.engines.common.chat.parsers import NONE
-from gateway.engines.common.lora.served import name_at
+from gateway.engines.registry import engine_kind
 from gateway.proxy.routing import table as routing
 
 _SHOWN_AWAY = 3
@@ -131,7 +131,12 @@ def route(
             capacity=capacity(replica.attempt.plan),
             key=instance.key or "",
             adapters=tuple(
-                (one.name, name_at(replica.attempt.plan.engine.kind, replica.model, one.name))
+                (
+                    one.name,
+                    engine_kind(replica.attempt.plan.engine.kind).adapter_name(
+                        replica.model, one.name
+                    ),
+                )
                 for one in replica.attempt.plan.adapters
             ),
         )

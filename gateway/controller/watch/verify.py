@@ -28,7 +28,7 @@ from gateway.controller.watch.engine_client import (
 from gateway.domain import Abilities, Ability, Failure, Plan
 from gateway.engines.common.chat import abilities
 from gateway.engines.common.chat.abilities import Said
-from gateway.engines.common.lora.served import name_at
+from gateway.engines.registry import engine_kind
 
 T = TypeVar("T")
 
@@ -287,11 +287,11 @@ async def _adapted(
     report: Callable[[str], None],
 ) -> None:
     """Raises _Refuted unless each adapter answers."""
+    kind = engine_kind(plan.engine.kind)
     for adapter in plan.adapters:
         report(f"verifying: the adapter {adapter.name}")
-        body = _completion(
-            name_at(plan.engine.kind, name, adapter.name), PROMPTS[0][:1], BURST_TOKENS
-        )
+        served_as = kind.adapter_name(name, adapter.name)
+        body = _completion(served_as, PROMPTS[0][:1], BURST_TOKENS)
         answer = await _post(client, f"{url}/v1/completions", body, timeout_s, Completion)
         if not answer.choices or not answer.choices[0].text:
             raise _Refuted("gibberish", f"The adapter {adapter.name} answers with nothing.")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from gateway.domain import (
     AskedCache,
@@ -23,12 +23,15 @@ from gateway.domain import (
     ModelSpec,
     Quant,
     Scalar,
+    Value,
 )
 from gateway.engines.common.evidence import Evidence
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
+from gateway.engines.common.kind import EngineKind
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.layers.stages import dealt, fullest, layers_of, repeated
+from gateway.engines.common.lora.adapter_memory import bytes_on_rank
 from gateway.engines.common.memory.asked_cache import CountedCache
 from gateway.engines.common.memory.kv_cache import KvCache
 from gateway.engines.common.planning_input import GroupMemory, PlanningInput
@@ -93,7 +96,7 @@ class Candidate:
         """What one rank's stage has of the model; all of it without pipeline parallelism."""
         if self.variant.pp == 1:
             return self.built
-        layers = self.variant.layers or layers_of(self.built, self.engine, self.variant.pp)
+        layers = self.variant.layers or layers_of(self.built, self.rules, self.variant.pp)
         whole = repeated(self.engine, self.given.spec.architecture)
         return (
             fullest(self.built, layers, whole)
@@ -113,6 +116,14 @@ class Candidate:
         return tuple(
             replace(self, group=(gpu,), part=part, whole=self)
             for part, gpu in enumerate(self.group)
+        )
+
+    @cached_property
+    def adapter_bytes(self) -> int:
+        """Bytes that one rank reserves for LoRA adapters."""
+        given = self.given
+        return bytes_on_rank(
+            self.engine, self.rules, given.adapters, self.stage, given.spec, self.rank.tp
         )
 
     @cached_property
@@ -178,7 +189,7 @@ class Budget(NamedTuple):
 Default = tuple[int, str, str]
 
 
-class EngineRules(Protocol):
+class EngineRules(EngineKind, Protocol):
     """What differs between kinds of engines. One object for each engine version, made of the
     version's rule files.
 
@@ -285,3 +296,12 @@ class EngineRules(Protocol):
 
     def used_bytes(self, footprint: Footprint, memory: Memory) -> int:
         """Bytes of this memory beside the KV cache, within the budget."""
+
+
+class RulesOfFiles(EngineRules, Protocol):
+    """Rules read from the YAML files of an engine version.
+
+    FILES maps a file's name, which is also an argument of `__init__`, to the type of its content.
+    """
+
+    FILES: ClassVar[Mapping[str, type[Value]]]

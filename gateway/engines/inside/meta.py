@@ -5,12 +5,19 @@ size is real, and the stages of a pipeline one after the other."""
 from __future__ import annotations
 
 import importlib
+import inspect
 import tempfile
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+
+def fit(target: Any, /, **kwargs: Any) -> Any:
+    """Result of `target` for the `kwargs` that this version's function or dataclass accepts."""
+    parameters = inspect.signature(target).parameters
+    return target(**{name: value for name, value in kwargs.items() if name in parameters})
 
 
 class StandIn(types.SimpleNamespace):

@@ -23,10 +23,12 @@ from gateway.domain.units import MIB
 from gateway.engines.common.candidate import Budget, Candidate, Default, Footprint
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
+from gateway.engines.common.memory.kv_cache import ITEM_BYTES
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
 from gateway.engines.sglang.attention import server_attention
 from gateway.engines.sglang.attention_rules import BackendRules
+from gateway.engines.sglang.kind import SglangKind
 from gateway.engines.sglang.kv_cache import TokenPool, model_of, whole
 from gateway.engines.sglang.memory import (
     MemoryRules,
@@ -36,13 +38,12 @@ from gateway.engines.sglang.memory import (
     process_bytes,
     static_memory,
 )
-from gateway.engines.vllm.kv_cache import ITEM_BYTES
 from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: answers are remembered for each
-class SglangRules:
+class SglangRules(SglangKind):
     """The files of profiles/engines/sglang/VERSION/, each of which may be missing: then what it
     decides is not known."""
 

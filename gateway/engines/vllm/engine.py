@@ -23,14 +23,15 @@ from gateway.domain.units import GIB, gib
 from gateway.engines.common.candidate import Budget, Candidate, Default, Footprint
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
-from gateway.engines.common.memory.kv_dtype import declared, flag_wins
 from gateway.engines.common.planning_input import available_ram
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
 from gateway.engines.vllm import memory as vllm_memory
 from gateway.engines.vllm.attention import layer_attention
 from gateway.engines.vllm.attention_rules import AttentionRules
+from gateway.engines.vllm.kind import VllmCpuKind, VllmKind
 from gateway.engines.vllm.kv_cache import Cache, cache, stored_dtype
+from gateway.engines.vllm.kv_dtype import AUTO, declared, flag_wins
 from gateway.errors import BadFlag
 from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
@@ -52,7 +53,7 @@ _DEFAULTS = "vllm/engine/arg_utils.py get_batch_defaults"
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: answers are remembered for each
-class VllmRules:
+class VllmRules(VllmKind):
     """The files of profiles/engines/vllm/VERSION/, each of which may be missing: then what it
     decides is not known.
 
@@ -318,6 +319,13 @@ class VllmRules:
         least = -(-one // _RAM_STEP) * _RAM_STEP
         kv = _coarse(min(max(least, min(4 * one, half)), free - used))
         return Budget(used + kv, {}, f"{gib(kv)} of KV cache")
+
+
+class VllmCpuRules(VllmCpuKind, VllmRules):
+    """vLLM built for CPUs, which keeps its KV cache in the dtype of the model."""
+
+    def declared_kv_dtype(self, quant: Quant | None, engine: Engine) -> str:
+        return AUTO
 
 
 def _told_of_cache(candidate: Candidate) -> tuple[int, str] | None:

@@ -30,10 +30,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.domain import AttentionGroup, Recurrent
-from gateway.engines.common.memory.kv_cache import longest
+from gateway.engines.common.memory.kv_cache import ITEM_BYTES, longest
 from gateway.models.rank import Rank
 
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # One token in the layout of FlashMLA's sparse kernels: 512 bytes of fp8, 4 float32 scales, 64
 # rotary values of 2 bytes. vllm/v1/kv_cache_interface.py, MLAAttentionSpec;
 # vllm/v1/attention/backends/mla/flashmla_sparse.py

@@ -17,8 +17,7 @@ from functools import lru_cache
 from gateway.domain import Memory, ModelSpec
 from gateway.domain.units import GIB, MIB
 from gateway.engines.common.layers.built_model import BuiltModel, per_rank
-from gateway.engines.common.memory.kv_cache import KvCache
-from gateway.engines.vllm.kv_cache import ITEM_BYTES
+from gateway.engines.common.memory.kv_cache import ITEM_BYTES, KvCache
 from gateway.models.workload import Workload
 
 # What the engine counts as non-torch memory: cuBLAS workspaces and kernels loaded during its

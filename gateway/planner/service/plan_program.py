@@ -44,6 +44,7 @@ from gateway.engines.common.speed import served
 from gateway.engines.common.speed.correction import measured
 from gateway.engines.common.speed.rival import rival
 from gateway.engines.inquiry.document import ModelFiles
+from gateway.engines.registry import engine_kind
 from gateway.errors import BadModel, FitserveError
 from gateway.models.catalog.catalog import check_weights, gather, load, load_drafter, spec_of
 from gateway.models.catalog.hub import Hub
@@ -270,9 +271,9 @@ class Planner:
         """What the engines of a plan gave their clients, beside what is expected of it."""
         profiles, engine = self._profiles, self._profiles.of(running.engine)
         gpu_facts = [fact for fact in known if fact.kind == "machine_speed"]
-        clock = served.clock_of(
-            running, spec, engine, machine, profiles.gpus, profiles.pace, gpu_facts
-        )
+        tables = served.ClockTables(profiles.gpus, profiles.pace, gpu_facts)
+        kind = engine_kind(engine.kind)
+        clock = served.clock_of(running, spec, engine, kind, machine, tables)
         return served.learned(running, seen, clock, known, time.time()) if clock is not None else ()
 
 

@@ -1,4 +1,4 @@
-"""A third kind of engines is one class and one line in the registry: the planner is not touched."""
+"""A third kind of engines is one folder and one line in the registry: the planner is unchanged."""
 
 from __future__ import annotations
 
@@ -10,18 +10,36 @@ import pytest
 
 from gateway.domain import AttentionGroup, Engine, LayerAttention, Plan
 from gateway.engines.common.candidate import Budget, Candidate, Default, Footprint
-from gateway.engines.registry import KINDS
-from gateway.engines.vllm.engine import VllmRules
+from gateway.engines.kind_rules import rules_class, rules_without_files
+from gateway.engines.registry import KINDS, KindEntry, engine_kind
 from gateway.profiles.profiles import Profiles, shipped
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.published import published
+from tests.support.versions import NEWEST_VLLM
 
 GIB = 1024**3
+VllmRules = rules_class("vllm")
+
+
+class ToyKind:
+    """Gives the first stages the layers that are left over, and has no adapters."""
+
+    env_prefixes = ("TOY_",)
+    stage_layers_env = "TOY_STAGE_LAYERS"
+
+    def stage_remainder(self, stages: int, extra: int) -> range:
+        return range(min(stages, extra))
+
+    def adapter_slots(self, adapters: int) -> int:
+        return 2 * adapters
+
+    def adapter_name(self, model: str, adapter: str, /) -> str:
+        return f"{model}/{adapter}"
 
 
 @dataclass(frozen=True, eq=False)
-class MadeUpRules(VllmRules):
+class ToyRules(ToyKind, VllmRules):  # type: ignore[misc,valid-type]
     """Computes attention by one backend, eight requests at once, in half of each GPU."""
 
     def layer_attention(
@@ -32,7 +50,7 @@ class MadeUpRules(VllmRules):
                 kind=one.kind,
                 layers=one.layers,
                 head_dim=one.head_dim,
-                backend="made-up",
+                backend="toy",
                 status="ok",
             )
             for one in groups
@@ -50,44 +68,62 @@ class MadeUpRules(VllmRules):
 
 
 def profiles_with_a_third_kind(folder: Path) -> Profiles:
-    """Those of vLLM 0.33.0 under another name."""
-    kind = folder / "engines" / "made-up"
+    """Those of the newest vLLM under another name."""
+    kind = folder / "engines" / "toy"
     kind.mkdir(parents=True)
     engines = shipped() / "engines" / "vllm"
     text = (
-        (engines / "0.33.0.yaml")
+        (engines / f"{NEWEST_VLLM}.yaml")
         .read_text()
-        .replace("kind: vllm", "kind: made-up", 1)
-        .replace("version: 0.33.0", "version: 1.0.0", 1)
+        .replace("kind: vllm", "kind: toy", 1)
+        .replace(f"version: {NEWEST_VLLM}", "version: 1.0.0", 1)
     )
     (kind / "1.0.0.yaml").write_text(text)
-    shutil.copytree(engines / "0.33.0", kind / "1.0.0")
+    shutil.copytree(engines / NEWEST_VLLM, kind / "1.0.0")
     return Profiles(folder)
 
 
-def planned(profiles: Profiles, engine: Engine) -> Plan:
-    hardware = profiles.hardware("2x3090")
+def planned(profiles: Profiles, engine: Engine, hardware: str = "2x3090", **fields: object) -> Plan:
     return decide(
-        published("llama-3.1-8b"), hardware, [engine], wish(), rules=profiles.rules([engine])
+        published("llama-3.1-8b"),
+        profiles.hardware(hardware),
+        [engine],
+        wish(**fields),
+        rules=profiles.rules([engine]),
     ).plans[0]
 
 
-def test_a_made_up_kind_gets_a_plan_by_its_own_rules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(KINDS, "made-up", MadeUpRules)
-    profiles = profiles_with_a_third_kind(tmp_path)
-    plan = planned(profiles, profiles.engine("made-up==1.0.0"))
-    assert str(plan.engine) == "made-up==1.0.0"
-    assert {row.backend for row in plan.attention} == {"made-up"}
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profiles:
+    monkeypatch.setitem(KINDS, "toy", KindEntry(ToyKind(), f"{__name__}:ToyRules"))
+    return profiles_with_a_third_kind(tmp_path)
+
+
+def test_a_third_kind_gets_a_plan_by_its_own_rules(toy: Profiles) -> None:
+    plan = planned(toy, toy.engine("toy==1.0.0"))
+    assert str(plan.engine) == "toy==1.0.0"
+    assert {row.backend for row in plan.attention} == {"toy"}
     assert (plan.max_num_seqs.value, plan.max_num_seqs.reason) == (8, "as many as it was made for")
     assert plan.memory.budget_bytes == 12 * GIB
     assert plan.scope["budget"] == "one half"
 
 
+def test_a_third_kind_has_conventions_of_its_own(toy: Profiles) -> None:
+    assert engine_kind("toy").adapter_name("base", "sql") == "base/sql"
+    assert rules_without_files("toy").stage_layers_env == "TOY_STAGE_LAYERS"
+    assert [*engine_kind("toy").stage_remainder(4, 2)] == [0, 1]
+
+
 def test_a_kind_that_is_not_registered_is_planned_like_vllm(tmp_path: Path) -> None:
     profiles = profiles_with_a_third_kind(tmp_path)
     assert (
-        planned(profiles, profiles.engine("made-up==1.0.0")).attention
-        == planned(profiles, profiles.engine("vllm==0.33.0")).attention
+        planned(profiles, profiles.engine("toy==1.0.0")).attention
+        == planned(profiles, profiles.engine(f"vllm=={NEWEST_VLLM}")).attention
     )
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_line_of_the_registry_names_rules_of_the_same_conventions(name: str) -> None:
+    rules = rules_class(name)()
+    assert isinstance(rules, type(engine_kind(name)))
+    assert not rules.known

@@ -1,7 +1,6 @@
 """What one stage of a pipeline holds of a model. Pure.
 
-    stage(built, engine, architecture, stages) -> the fullest of so many, with layers dealt out as
-    the engine does by itself
+    stage(built, engine, kind, architecture, stages) -> the fullest stage of the engine's own split
     dealt(built, layers, part, whole) -> one of those that have so many layers each      fullest(built, layers, whole)
 
 Held to what the engines build by tests/conformance/golden/stage-*.json and sglang_stage-*.json.
@@ -15,6 +14,7 @@ from functools import lru_cache
 from math import prod
 
 from gateway.domain import AttentionGroup, Engine, TensorGroup
+from gateway.engines.common.kind import EngineKind
 from gateway.engines.common.layers.built_model import BuiltModel, Linear
 
 # What is dealt out, in every family; what sees or hears is elsewhere.
@@ -28,21 +28,20 @@ _LAYER_INPUTS = "embed_tokens_per_layer.weight"
 _HEADS = ("lm_head.weight", "lm_head.bias")
 
 
-def stage(built: BuiltModel, engine: Engine, architecture: str, stages: int) -> BuiltModel:
-    return fullest(built, layers_of(built, engine, stages), repeated(engine, architecture))
+def stage(
+    built: BuiltModel, engine: Engine, kind: EngineKind, architecture: str, stages: int
+) -> BuiltModel:
+    """The fullest stage when the engine itself splits the layers."""
+    return fullest(built, layers_of(built, kind, stages), repeated(engine, architecture))
 
 
-def layers_of(built: BuiltModel, engine: Engine, stages: int) -> tuple[int, ...]:
-    """Layers of each stage; one for each where nobody knows how many there are.
-
-    Source: get_pp_indices in distributed/utils.py: vLLM gives what is left over to the stages
-    before the last, from the back, SGLang to the last ones.
-    """
+def layers_of(built: BuiltModel, kind: EngineKind, stages: int) -> tuple[int, ...]:
+    """Layers of each stage as the engine splits them; one per stage if the depth is unknown."""
     if stages == 1:
         return (1,)
-    each, over = divmod(_depth(built) or stages, stages)
-    end = stages if engine.kind == "sglang" else stages - 1
-    return tuple(each + (end - over <= stage < end) for stage in range(stages))
+    each, extra = divmod(_depth(built) or stages, stages)
+    longer = kind.stage_remainder(stages, extra)
+    return tuple(each + (stage in longer) for stage in range(stages))
 
 
 def repeated(engine: Engine, architecture: str) -> frozenset[str]:

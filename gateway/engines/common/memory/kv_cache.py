@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+# Bytes of one number of an unquantized cache, by dtype.
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
 
 class KvCache(Protocol):
     """What one rank keeps of sequences."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from gateway.domain import AttentionGroup, ModelSpec, TensorGroup
 from gateway.engines.common.layers.built_model import BuiltModel, Linear
 from gateway.engines.common.layers.weights import linear_bytes, other_bytes
+from gateway.engines.common.memory.kv_cache import ITEM_BYTES
 from gateway.engines.common.speculative.speculative_rules import Mtp
-from gateway.engines.vllm.kv_cache import ITEM_BYTES
 from gateway.models.families.config import Fields
 from gateway.models.rank import Rank
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from gateway.domain import Engine, Fact, Hardware, ModelSpec, Plan, Served
 from gateway.engines.common.kernels.gpus import GpuTable
+from gateway.engines.common.kind import EngineKind
 from gateway.engines.common.layers.build import asked, build, loaded_as
 from gateway.engines.common.layers.stages import stage
 from gateway.engines.common.speed.correction import about, bounded
@@ -109,17 +111,27 @@ def between(before: Counts, after: Counts) -> Served | None:
     )
 
 
+class ClockTables(NamedTuple):
+    """Knowledge that the expected duration of a plan's work follows from."""
+
+    gpus: GpuTable
+    pace: Pace
+    facts: Sequence[Fact]
+
+
 def clock_of(
     plan: Plan,
     spec: ModelSpec,
     engine: Engine,
+    kind: EngineKind,
     machine: Hardware,
-    gpus: GpuTable,
-    pace: Pace,
-    facts: Iterable[Fact],
+    tables: ClockTables,
 ) -> Clock | None:
-    """As the planner made one for the plan. None where nobody knows the speed of its GPUs, or they
-    are unlike. Raises BadModel."""
+    """The planner's clock for the plan; None for GPUs of different models or of unknown speed.
+
+    Raises BadModel.
+    """
+    gpus, pace, facts = tables
     by_uuid = {gpu.uuid: gpu for gpu in machine.gpus}
     group = [by_uuid[uuid] for uuid in plan.gpus if uuid in by_uuid]
     if (
@@ -135,7 +147,7 @@ def clock_of(
         tp, pp, ep, plan.dtype.value, plan.scope["kv_cache_dtype"], group[0].capability or ""
     )
     built = build(loaded_as(spec, plan.scope.get("quantization", "")), asked(spec, engine.traits))
-    one = stage(built, engine, spec.architecture, pp)
+    one = stage(built, engine, kind, spec.architecture, pp)
     work = work_with(spec, one, rank, plan.kernels, gpus, engine.traits, pace.table)
     links = {frozenset((link.a, link.b)): link for link in machine.links}
     here = machine_of(group, links, pace, Measured(facts), direct=plan.custom_all_reduce.value)

@@ -13,8 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from ...inside.meta import StandIn
-from ...vllm.inside.boot import fit
+from ...inside.meta import StandIn, fit
 from .model import Configured, bare_runner, said
 
 _GIB = 1 << 30

@@ -7,7 +7,6 @@ those packages work.
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 import os
 import re
@@ -254,12 +253,6 @@ def _imports(name: str) -> bool:
     except Exception:  # an extension fails to load in many ways
         return False
     return True
-
-
-def fit(target: Any, /, **kwargs: Any) -> Any:
-    """Call `target` with those of `kwargs` that this version's function or dataclass has."""
-    parameters = inspect.signature(target).parameters
-    return target(**{name: value for name, value in kwargs.items() if name in parameters})
 
 
 def configured(dtype: str = "bfloat16", **overrides: Any) -> AbstractContextManager[Any]:

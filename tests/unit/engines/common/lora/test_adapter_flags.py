@@ -7,7 +7,8 @@ import json
 import pytest
 
 from gateway.domain import Adapter, AdapterLayer, Decision, ModelSpec, Plan
-from gateway.engines.common.lora import served
+from gateway.engines.common.lora.adapter_flags import list_arguments
+from gateway.engines.registry import engine_kind
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, spec, wish
 from tests.support.planning import decide
@@ -56,7 +57,7 @@ def test_each_version_is_told_by_its_own_flags(ref: str) -> None:
     assert not any("lora" in item for item in without.argv)
     assert (plan.loras.value, plan.adapters[0].revision) == ("sql (rank 12)", "0" * 40)
     assert plan.fingerprint != plan.evolve(adapters=()).fingerprint
-    placed = served.arguments(PROFILES.engine(ref), [("sql:v1", "/m/sql")])
+    placed = list_arguments(PROFILES.engine(ref), [("sql:v1", "/m/sql")])
     assert placed[0] == ("--lora-modules" if ref.startswith("vllm") else "--lora-paths")
     assert list(json.loads(placed[1]).values()) == ["sql-v1", "/m/sql"]
 
@@ -79,8 +80,8 @@ def test_beside_experts_nothing_is_promised(ref: str) -> None:
 
 
 def test_an_adapter_is_asked_for_by_the_name_that_its_engine_has_for_it() -> None:
-    assert served.name_at("vllm", "base", "team/sql:v1") == "team/sql-v1"
-    assert served.name_at("sglang", "base:8b", "sql") == "base-8b:sql"
+    assert engine_kind("vllm").adapter_name("base", "team/sql:v1") == "team/sql-v1"
+    assert engine_kind("sglang").adapter_name("base:8b", "sql") == "base-8b:sql"
 
 
 def test_an_architecture_without_adapters_is_refused_before_its_start() -> None:

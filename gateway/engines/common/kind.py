@@ -1,0 +1,26 @@
+"""The part of an engine kind's contract that holds for all of its versions. Pure."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class EngineKind(Protocol):
+    """Conventions of an engine kind, whatever the version."""
+
+    @property
+    def env_prefixes(self) -> tuple[str, ...]:
+        """Prefixes of the environment variables that belong to the engine."""
+
+    @property
+    def stage_layers_env(self) -> str:
+        """Environment variable with the number of layers of each pipeline stage; "": none."""
+
+    def stage_remainder(self, stages: int, extra: int) -> range:
+        """The `extra` stages that the engine gives one layer more than the others."""
+
+    def adapter_slots(self, adapters: int) -> int:
+        """LoRA slots that the engine allocates for this many adapters."""
+
+    def adapter_name(self, model: str, adapter: str, /) -> str:
+        """The name by which requests to a model's engine select an adapter."""

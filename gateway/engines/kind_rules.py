@@ -1,0 +1,22 @@
+"""Rules of the engine kinds, loaded by the names that the registry has for them."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+
+from gateway.engines.common.candidate import EngineRules, RulesOfFiles
+from gateway.engines.registry import entry
+
+
+def rules_class(kind: str) -> type[RulesOfFiles]:
+    """Class of the kind's rules."""
+    module, _, name = entry(kind).rules.partition(":")
+    found: type[RulesOfFiles] = getattr(importlib.import_module(module), name)
+    return found
+
+
+@cache
+def rules_without_files(kind: str) -> EngineRules:
+    """Rules of a version that has no rule files."""
+    return rules_class(kind)()

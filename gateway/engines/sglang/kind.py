@@ -1,0 +1,24 @@
+"""Conventions that every SGLang version shares. Pure."""
+
+from __future__ import annotations
+
+from gateway.domain.value import served_name
+
+
+class SglangKind:
+    """Implements EngineKind for SGLang."""
+
+    env_prefixes: tuple[str, ...] = ("SGLANG_", "SGL_")
+    stage_layers_env = "SGLANG_PP_LAYER_PARTITION"
+
+    def stage_remainder(self, stages: int, extra: int) -> range:
+        """The last stages. Source: get_pp_indices in sglang/srt/distributed/utils.py."""
+        return range(stages - extra, stages)
+
+    def adapter_slots(self, adapters: int) -> int:
+        """One slot for each adapter, and one for the bare model."""
+        return adapters + 1
+
+    def adapter_name(self, model: str, adapter: str, /) -> str:
+        """Source: _parse_model_parameter in sglang/srt/entrypoints/openai/serving_base.py."""
+        return f"{served_name(model)}:{served_name(adapter)}"

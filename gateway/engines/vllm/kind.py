@@ -1,0 +1,30 @@
+"""Conventions that every vLLM version shares. Pure."""
+
+from __future__ import annotations
+
+from gateway.domain.value import served_name
+
+
+class VllmKind:
+    """Implements EngineKind for vLLM."""
+
+    env_prefixes: tuple[str, ...] = ("VLLM_",)
+    stage_layers_env = "VLLM_PP_LAYER_PARTITION"
+
+    def stage_remainder(self, stages: int, extra: int) -> range:
+        """The stages before the last one. Source: get_pp_indices in vllm/distributed/utils.py."""
+        return range(stages - 1 - extra, stages - 1)
+
+    def adapter_slots(self, adapters: int) -> int:
+        """One slot for each adapter."""
+        return adapters
+
+    def adapter_name(self, _model: str, adapter: str, /) -> str:
+        """The adapter's own name."""
+        return served_name(adapter)
+
+
+class VllmCpuKind(VllmKind):
+    """Implements EngineKind for vLLM built for CPUs, whose pipeline stages stay as split."""
+
+    stage_layers_env = ""

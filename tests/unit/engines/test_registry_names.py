@@ -1,0 +1,112 @@
+"""A kind of engine is named in its own folder and in the registry, and nowhere else."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.engines.registry import KINDS
+from tests.support.paths import ROOT
+
+ENGINES = ROOT / "gateway/engines"
+HOMES = (ENGINES / "registry.py", *(ENGINES / name for name in KINDS))
+# Methods that compare a text with their arguments, or look it up.
+COMPARING = {"startswith", "endswith", "get", "removeprefix", "removesuffix", "index", "count"}
+
+
+def named(node: ast.AST) -> set[str]:
+    """The kinds that an expression names, alone or in a container."""
+    return {
+        one.value
+        for one in ast.walk(node)
+        if isinstance(one, ast.Constant) and isinstance(one.value, str)
+        if one.value.partition("==")[0].rstrip("=") in KINDS
+    }
+
+
+def comparisons(source: str) -> Iterator[tuple[int, set[str]]]:
+    """Lines that compare with a kind's name, or look something up by it."""
+    for node in ast.walk(ast.parse(source)):
+        found: set[str] = set()
+        if isinstance(node, ast.Compare):
+            found = named(node)
+        elif isinstance(node, ast.MatchValue):
+            found = named(node.value)
+        elif isinstance(node, ast.Dict):
+            found = set().union(*(named(key) for key in node.keys if key is not None))
+        elif isinstance(node, ast.Subscript):
+            found = named(node.slice) if not isinstance(node.ctx, ast.Store) else set()
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in COMPARING:
+                found = set().union(*map(named, node.args), set())
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            found = named(node.iter)
+        if found:
+            place: Any = node.iter if isinstance(node, ast.comprehension) else node
+            yield place.lineno, found
+
+
+def files() -> list[Path]:
+    return [
+        path
+        for path in sorted((ROOT / "gateway").rglob("*.py"))
+        if not any(path == home or home in path.parents for home in HOMES)
+    ]
+
+
+def test_no_code_compares_with_the_name_of_a_kind() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {', '.join(sorted(found))}"
+        for path in files()
+        for line, found in comparisons(path.read_text())
+    ]
+    assert not wrong, "\n".join(["ask the engine's contract instead:", *wrong])
+
+
+def test_no_module_imports_from_the_folder_of_a_kind() -> None:
+    folders = [f"gateway.engines.{name}" for name in KINDS]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}"
+        for path in files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module
+        if any(f"{node.module}.".startswith(f"{folder}.") for folder in folders)
+    ]
+    assert not wrong
+
+
+def test_no_kind_imports_from_another() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}"
+        for name in KINDS
+        for path in sorted((ENGINES / name).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module
+        if any(
+            other in f".{node.module}.".split(".")
+            for other in KINDS
+            if other != name and (ENGINES / other).is_dir()
+        )
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'engine.kind == "vllm"',
+        'engine.kind in ("vllm", "sglang")',
+        'ref.startswith("sglang==")',
+        '{"vllm": 1}',
+        'table.get("sglang")',
+        'table["sglang"]',
+        'for kind in ("vllm", "sglang"):\n    pass',
+        'match kind:\n    case "vllm":\n        pass',
+    ],
+)
+def test_every_form_of_comparison_is_found(code: str) -> None:
+    assert [*comparisons(code)]
