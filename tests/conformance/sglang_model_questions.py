@@ -24,7 +24,7 @@ from gateway.engines.inside.__main__ import words
 from gateway.engines.sglang.inside import answers as sglang_answers
 from tests.conformance import sglang_attention_questions, sglang_moe_questions
 from tests.conformance.model_cases import ONLINE, config, pooling, triples
-from tests.support.versions import since
+from tests.support.versions import NEWEST_VLLM, since
 
 ENGINE = "sglang"
 OLDER_BEFORE = "0.5.11"
@@ -39,7 +39,7 @@ def questions(version: str) -> list[tuple[str, str, str]]:
         lacks |= {
             name for bound, names in added.items() if not since(version, bound) for name in names
         }
-    return [one for one in triples("0.33.0") if one[0] not in lacks and one[2] in CAPABILITIES]
+    return [one for one in triples(NEWEST_VLLM) if one[0] not in lacks and one[2] in CAPABILITIES]
 
 
 def config_of(model: str, quant: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tests.conformance.family_questions import config, questions
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.support.published import TRAITS
-from tests.support.versions import vllm_before
+from tests.support.versions import NEWEST_VLLM, vllm_before
 
 # Attention that is no layer of the engine's model there: of a tower, and of a model of transformers
 # that the engine wraps.
@@ -151,7 +151,7 @@ def test_the_golden_answers_cover_what_they_should() -> None:
 def test_gemma_4_has_heads_of_two_sizes(model: str) -> None:
     groups = {
         group.kind: (group.layers, group.kv_heads, group.head_dim, group.window)
-        for group in plan(model, "0.33.0").attention
+        for group in plan(model, NEWEST_VLLM).attention
     }
     assert (
         groups
@@ -163,7 +163,7 @@ def test_gemma_4_has_heads_of_two_sizes(model: str) -> None:
 
 
 def test_states_of_mamba_layers_are_told() -> None:
-    state = plan("nemotron-3-nano-30b-a3b", "0.33.0").attention[0].recurrent
+    state = plan("nemotron-3-nano-30b-a3b", NEWEST_VLLM).attention[0].recurrent
     assert state is not None
     assert (state.kind, state.heads, state.rows, state.columns, state.groups) == (
         "mamba2",
@@ -180,7 +180,7 @@ def test_states_of_mamba_layers_are_told() -> None:
 
 
 def test_an_indexer_is_told_with_its_latent_attention() -> None:
-    (group,) = plan("deepseek-v3.2", "0.33.0").attention
+    (group,) = plan("deepseek-v3.2", NEWEST_VLLM).attention
     assert (group.kind, group.head_dim, group.index_dim) == ("mla", 576, 128)
 
 
@@ -193,7 +193,7 @@ VALUES = st.one_of(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from(questions("0.33.0")), st.data())
+@given(st.sampled_from(questions(NEWEST_VLLM)), st.data())
 def test_any_config_gives_a_blueprint_or_a_bad_model(model: str, data: st.DataObject) -> None:
     fields = config(model)
     inner = data.draw(

@@ -17,7 +17,7 @@ from tests.conformance import parser_families, parser_questions, sglang_parser_q
 from tests.conformance.dialects import Dialect, kept
 from tests.conformance.golden import pairs
 from tests.support.published import published
-from tests.support.versions import SGLANG, VLLM
+from tests.support.versions import NEWEST_SGLANG, SGLANG, SGLANG_REF, VLLM, VLLM_REF
 
 PROFILES = Profiles()
 # model_type, where a row asks for it, by how the name of the template begins.
@@ -112,12 +112,12 @@ def test_the_parser_reads_what_the_template_writes(version: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("ref", ["vllm==0.33.0", "sglang==0.5.23"])
+@pytest.mark.parametrize("ref", [VLLM_REF, SGLANG_REF])
 def test_a_family_that_calls_tools_has_a_parser(family: str, ref: str) -> None:
     found = [one for one in kept() if family in one.name]
     assert found
     if ref.startswith("sglang") and family == "ByteDance-Seed":
-        pytest.skip("SGLang 0.5.23 has no parser for Seed-OSS")
+        pytest.skip(f"SGLang {NEWEST_SGLANG} has no parser for Seed-OSS")
     assert NONE not in {
         PROFILES.parsers.of(spec(one)).tool_parser(PROFILES.engine(ref)).value for one in found
     }

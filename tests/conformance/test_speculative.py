@@ -17,7 +17,7 @@ from tests.conformance import speculative_questions
 from tests.conformance.golden import pairs
 from tests.conformance.speculative_questions import LISTS, Question
 from tests.support.paths import MODELS
-from tests.support.versions import VLLM
+from tests.support.versions import NEWEST_VLLM, VLLM
 from tests.unit.engines.common.speculative.test_speculative import (
     RULES,
     attends,
@@ -83,7 +83,7 @@ def listed(version: str, name: str, answer: list[str]) -> bool:
     return set(rules.hidden_states.architectures) - UNASKED == set(answer) - UNASKED
 
 
-@pytest.mark.parametrize("version", ["0.19.1", "0.33.0"])
+@pytest.mark.parametrize("version", ["0.19.1", NEWEST_VLLM])
 def test_bytes_of_a_drafter_are_those_the_engine_allocates(version: str) -> None:
     compared = 0
     for question, answer in pairs(speculative_questions, version, "9.0"):
@@ -108,7 +108,7 @@ def test_layers_that_draft_are_as_large_as_the_engine_builds_them(name: str) -> 
     spec = read_model(
         name, None, json.loads((MODELS / f"{name}.json").read_text()), None, None, (), None
     )
-    for question, answer in pairs(speculative_questions, "0.33.0", "9.0"):
+    for question, answer in pairs(speculative_questions, NEWEST_VLLM, "9.0"):
         if question.target == name and question.layers is None and answer[0] == "mtp":
             # These two have a head in the drafting layer, which is the target's own where the files
             # have none.

@@ -26,14 +26,14 @@ from tests.support.makers import wish
 from tests.support.paths import MODELS, ROOT
 from tests.support.planning import decide
 from tests.support.published import config
-from tests.support.versions import since
+from tests.support.versions import SGLANG_REF, since
 
 pytestmark = pytest.mark.engine
 
 MACHINES = {
     "sglang==0.5.10.post1": "2x3090",
     "sglang==0.5.15.post1": "h200",
-    "sglang==0.5.23": "2x5090",
+    SGLANG_REF: "2x5090",
 }
 SOURCES = (*MACHINES,)
 FORMATS = ("fp8-dynamic", "awq", "nvfp4")

@@ -34,10 +34,11 @@ from tests.support.makers import wish
 from tests.support.paths import ROOT
 from tests.support.patience import HANG_S
 from tests.support.published import config
+from tests.support.versions import SGLANG_REF, VLLM_REF
 
 pytestmark = pytest.mark.engine
 
-ASKED = {"vllm==0.19.1": (2, 1), "vllm==0.26.0": (2,), "vllm==0.33.0": (2,), "sglang==0.5.23": (1,)}
+ASKED = {"vllm==0.19.1": (2, 1), "vllm==0.26.0": (2,), VLLM_REF: (2,), SGLANG_REF: (1,)}
 NO_RULES = "vllm==0.30.0"
 SOURCES = (*ASKED, NO_RULES)
 SEED = config("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
@@ -142,14 +143,14 @@ def test_0_19_1_has_no_kernel_for_half_of_a_layer(said: Said) -> None:
     assert {"MarlinLinearKernel", "GPTQMarlinMoEMethod"} < kernels(whole)
 
 
-@pytest.mark.parametrize("engine", ["vllm==0.26.0", "vllm==0.33.0"])
+@pytest.mark.parametrize("engine", ["vllm==0.26.0", VLLM_REF])
 def test_later_versions_have_one(said: Said, engine: str) -> None:
     assert {"MarlinLinearKernel", "MARLIN"} < kernels(said.answers[engine][2])
 
 
 def test_sglang_answers_for_one_gpu(said: Said) -> None:
     """That its repacking refuses half of the layer is said in CUDA, which nobody is asked."""
-    assert "apply_gptq_marlin_linear" in kernels(said.answers["sglang==0.5.23"][1])
+    assert "apply_gptq_marlin_linear" in kernels(said.answers[SGLANG_REF][1])
 
 
 def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(

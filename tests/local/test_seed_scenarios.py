@@ -29,6 +29,7 @@ from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import engines
 from tests.support.paths import LOGS, ROOT
 from tests.support.published import config
+from tests.support.versions import NEWEST_VLLM, VLLM_REF
 
 PROFILES = Profiles()
 FAST = {
@@ -510,8 +511,8 @@ def test_004_is_recovered_from(folder: Path) -> None:
 
 
 def test_004_an_unknown_text_gets_one_careful_try_and_a_whole_log(folder: Path) -> None:
-    seed = begun(folder, "gb10", "0.33.0", forget=("facts.yaml",))
-    view = seed.add(config("qwen3.5-9b"), "--engine", "vllm==0.33.0", code=3)
+    seed = begun(folder, "gb10", NEWEST_VLLM, forget=("facts.yaml",))
+    view = seed.add(config("qwen3.5-9b"), "--engine", VLLM_REF, code=3)
     assert [attempt["failure"]["kind"] for attempt in view["attempts"]] == ["unknown", "unknown"]
     assert "--enforce-eager" in seed.starts[-1]["argv"]
     kept = seed.cli("logs", "m").stdout

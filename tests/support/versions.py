@@ -40,6 +40,8 @@ VLLM = versions("vllm")
 SGLANG = versions("sglang")
 NEWEST_VLLM = VLLM[-1]
 NEWEST_SGLANG = SGLANG[-1]
+VLLM_REF = f"vllm=={NEWEST_VLLM}"
+SGLANG_REF = f"sglang=={NEWEST_SGLANG}"
 
 
 def vllm_since(bound: str) -> tuple[str, ...]:

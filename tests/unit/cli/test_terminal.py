@@ -14,6 +14,7 @@ import pytest
 from gateway.cli.present import table
 from gateway.cli.terminal import Flow, pour, told
 from tests.support.paths import ROOT
+from tests.support.versions import VLLM_REF
 
 LOG = "größe \x1b[31mred\x1b[0m\r\n".encode() + b"\x9b2J\xff\xc2\x9bK\n"
 
@@ -58,7 +59,7 @@ HEAD = ("NAME", "STATE", "ENGINE", "CONTEXT", "GPUS", "MEMORY", "UP", "ASKED", "
 NARROW = (
     "qwen",
     "ready",
-    "vllm==0.33.0",
+    VLLM_REF,
     "4,096",
     "0,1",
     "2.3 GiB",

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.domain.image_name import NAME_PATTERN, AllowedImages, is_digest_of, repository, tagged
 from gateway.profiles.profiles import Profiles
+from tests.support.versions import NEWEST_VLLM
 
 DIGEST = "sha256:" + "0" * 64
 
@@ -16,8 +17,8 @@ DIGEST = "sha256:" + "0" * 64
     ("image", "name"),
     [
         ("vllm/vllm-openai", "vllm/vllm-openai"),
-        ("vllm/vllm-openai:v0.33.0", "vllm/vllm-openai"),
-        (f"docker.io/vllm/vllm-openai:v0.33.0@{DIGEST}", "vllm/vllm-openai"),
+        (f"vllm/vllm-openai:v{NEWEST_VLLM}", "vllm/vllm-openai"),
+        (f"docker.io/vllm/vllm-openai:v{NEWEST_VLLM}@{DIGEST}", "vllm/vllm-openai"),
         ("index.docker.io/library/vllm", "vllm"),
         ("library/vllm:1", "vllm"),
         ("library/vllm/vllm-openai:1", "library/vllm/vllm-openai"),

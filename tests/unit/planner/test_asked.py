@@ -20,6 +20,7 @@ from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.published import published
+from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
 SOURCE = "sha256:0123"
@@ -29,7 +30,7 @@ def decided(
     answers: dict[Question, EngineAnswer],
     *,
     quant: str = "",
-    engine: str = "vllm==0.33.0",
+    engine: str = VLLM_REF,
     **wanted: Any,
 ) -> Decision:
     block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
@@ -108,13 +109,13 @@ def test_the_question_is_the_plans_own_command_line_without_what_follows_from_th
     assert question.argv == tuple(
         sorted(item for item in best.argv if not item.startswith(left_out))
     )
-    assert (question.engine, question.capability) == ("vllm==0.33.0", "8.6")
+    assert (question.engine, question.capability) == (VLLM_REF, "8.6")
 
 
 def test_a_model_that_keeps_positions_for_itself_is_asked_about_with_the_length_that_users_have() -> (
     None
 ):
-    engines = [PROFILES.engine("vllm==0.33.0")]
+    engines = [PROFILES.engine(VLLM_REF)]
     here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     best = decide(published("bge-m3"), here, engines, wish(), rules=rules).plans[0]
     assert "--max-model-len=8192" in asked(best).argv
@@ -193,12 +194,12 @@ def test_what_a_kernel_does_later_is_still_known_once_it_was_chosen() -> None:
     fact = Fact.model_validate(
         {
             "kind": "kernel_fails",
-            "scope": {"kernel": kernel, "engine": "vllm==0.33.0"},
+            "scope": {"kernel": kernel, "engine": VLLM_REF},
             "grade": "failed",
             "source": "a log",
         }
     )
-    engines = [PROFILES.engine("vllm==0.33.0")]
+    engines = [PROFILES.engine(VLLM_REF)]
     model = published("llama-3.1-8b", quantization_config=QUANTS["gptq"])
     here, rules, said = (
         PROFILES.hardware("2x3090"),
@@ -210,7 +211,7 @@ def test_what_a_kernel_does_later_is_still_known_once_it_was_chosen() -> None:
 
 
 def test_that_the_kernel_of_experts_crashes_is_still_known_once_it_was_chosen() -> None:
-    engines = [PROFILES.engine("sglang==0.5.23")]
+    engines = [PROFILES.engine(SGLANG_REF)]
     here, rules, model = (
         PROFILES.hardware("2x3090"),
         PROFILES.rules(engines),
@@ -239,7 +240,7 @@ def test_that_the_kernel_of_experts_crashes_is_still_known_once_it_was_chosen() 
 def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() -> None:
     """Marlin's repacking takes 64 outputs at a time, which is said in a CUDA file: two GPUs have 32
     each of this layer."""
-    engines = [PROFILES.engine("sglang==0.5.23")]
+    engines = [PROFILES.engine(SGLANG_REF)]
     here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     model = published("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
 
@@ -267,7 +268,7 @@ def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() ->
 def test_one_engine_is_asked_at_a_time_until_the_best_plan_was_checked() -> None:
     forecast = decided({})
     ((engine, questions),) = open_questions(forecast)
-    assert str(engine) == "vllm==0.33.0"
+    assert str(engine) == VLLM_REF
     assert questions[0] == forecast.plans[0].question
     assert len(set(questions)) == len(questions)
     checked = decided({asked(plan): answer(plan) for plan in forecast.plans})
@@ -310,8 +311,8 @@ def test_kernels_backends_and_bytes_are_compared_each() -> None:
     ours = next(row.kernel for row in forecast.kernels if row.layer.endswith("qkv_proj"))
     assert (kernel.forecast, kernel.answer) == (ours, "Other")
     assert (kernel.engine, kernel.rules, kernel.source, kernel.capability) == (
-        "vllm==0.33.0",
-        "vllm==0.33.0",
+        VLLM_REF,
+        VLLM_REF,
         SOURCE,
         "8.6",
     )
@@ -364,14 +365,14 @@ def test_a_version_without_rules_names_whose_rules_were_wrong() -> None:
 
 
 def test_sglangs_own_share_of_the_gpu_wins_over_ours() -> None:
-    forecast = next(plan for plan in decided({}, engine="sglang==0.5.23").plans if plan.cost == 0)
+    forecast = next(plan for plan in decided({}, engine=SGLANG_REF).plans if plan.cost == 0)
     said = answer(forecast)
     assert said.settled is not None
     assert said.kv is not None
     less = said.evolve(settled=said.settled.evolve(static_fraction=0.5), kv=said.kv.evolve(aside=0))
     best = next(
         plan
-        for plan in decided({asked(forecast): less}, engine="sglang==0.5.23").plans
+        for plan in decided({asked(forecast): less}, engine=SGLANG_REF).plans
         if plan.grade == "checked"
     )
     assert "--mem-fraction-static=0.5" in best.argv

@@ -14,6 +14,7 @@ from gateway.planner.command import check_command, check_environment
 from gateway.planner.flags import arguments
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine
+from tests.support.versions import SGLANG_REF
 
 FLAGS = {
     "dtype": Flag(type="str", choices=("auto", "half")),
@@ -121,7 +122,7 @@ def test_another_program_is_refused() -> None:
 
 
 def test_a_spelling_of_its_own_is_known() -> None:
-    sglang = Profiles().engine("sglang==0.5.23")
+    sglang = Profiles().engine(SGLANG_REF)
     check("--tp-size=2", own=("--model-path=/models/m", *OWN[1:]), on=sglang)
     with pytest.raises(BadFlag):
         check("--tp-size=2", on=sglang)

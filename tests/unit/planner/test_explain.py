@@ -19,7 +19,7 @@ from gateway.errors import FitserveError
 from gateway.planner import explain
 from tests.conformance.layer_cases import QUANTS
 from tests.support.published import config
-from tests.support.versions import VLLM
+from tests.support.versions import VLLM, VLLM_REF
 
 Run = Callable[..., Result]
 
@@ -124,7 +124,7 @@ def test_no_plan_is_exit_code_3_with_the_rejected_list_and_what_to_do(run: Run, 
 
 def test_a_context_beyond_the_models_own_is_not_blamed_on_memory(run: Run, qwen: Path) -> None:
     shown = run(
-        "plan", qwen, "--hardware", "8xh100", "--engine", "vllm==0.33.0", "--min-context", "9999999"
+        "plan", qwen, "--hardware", "8xh100", "--engine", VLLM_REF, "--min-context", "9999999"
     )
     assert shown.exit_code == 3
     assert "the model's own limit is 32768" in " ".join(shown.stdout.split())
@@ -252,7 +252,7 @@ def test_two_models_of_one_name_are_told_apart(run: Run, tmp_path: Path) -> None
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         folders.append(model(tmp_path / name / "same", "llama-3.2-1b"))
-    shown = run("matrix", *folders, "--hardware", "3090", "--engine", "vllm==0.33.0", columns=0)
+    shown = run("matrix", *folders, "--hardware", "3090", "--engine", VLLM_REF, columns=0)
     assert [line.split()[0] for line in shown.stdout.splitlines()[1:]] == [
         str(folder) for folder in folders
     ]

@@ -15,6 +15,7 @@ from gateway.errors import BadFlag
 from gateway.planner.flags import arguments, check_args
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine as make_engine
+from tests.support.versions import SGLANG_REF, VLLM_REF
 
 FLAGS = {
     "max-model-len": Flag(type="int"),
@@ -176,11 +177,11 @@ def test_an_unknown_flag_names_the_nearest(given_as: str, near: str) -> None:
 def test_a_flag_of_another_engine_is_told_by_what_it_is_called_here() -> None:
     profiles = Profiles()
     with pytest.raises(BadFlag, match=r"has no flag 'max-model-len'; here it is context-length\."):
-        check_args(profiles.engine("sglang==0.5.23"), {"max-model-len": 1})
+        check_args(profiles.engine(SGLANG_REF), {"max-model-len": 1})
     with pytest.raises(
         BadFlag, match=r"has no flag 'mem_fraction_static'; here it is gpu-memory-utilization\."
     ):
-        check_args(profiles.engine("vllm==0.33.0"), {"mem_fraction_static": 0.5})
+        check_args(profiles.engine(VLLM_REF), {"mem_fraction_static": 0.5})
 
 
 TYPED: list[tuple[str, Scalar, Scalar]] = [

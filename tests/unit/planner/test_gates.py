@@ -14,7 +14,7 @@ from gateway.profiles.profiles import Profiles
 from tests.support.makers import attempt, engine, machine, planned, spec, wish
 from tests.support.planning import decide
 from tests.support.published import published
-from tests.support.versions import SGLANG
+from tests.support.versions import NEWEST_VLLM, SGLANG, SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
 
@@ -36,38 +36,38 @@ def verdicts(decision: Decision) -> set[str]:
 
 def test_a_driver_too_old_is_refused_with_the_one_that_is_needed() -> None:
     old = machine("2x3090").evolve(driver="570.133.20")
-    decision = on(old, "vllm==0.33.0", "vllm==0.19.1")
+    decision = on(old, VLLM_REF, "vllm==0.19.1")
     assert {str(plan.engine) for plan in decision.plans} == {"vllm==0.19.1"}
     refused = decision.rejected[0]
-    assert (refused.verdict, refused.source) == ("driver_too_old", "profile vllm==0.33.0")
+    assert (refused.verdict, refused.source) == ("driver_too_old", f"profile vllm=={NEWEST_VLLM}")
     assert "needs driver 580 or newer, this machine has 570.133.20" in refused.reasons[0]
-    assert on(old.evolve(driver="580.0"), "vllm==0.33.0").plans
+    assert on(old.evolve(driver="580.0"), VLLM_REF).plans
 
 
 def test_a_driver_that_could_not_be_read_refuses_nothing() -> None:
-    assert on(machine("3090").evolve(driver=None), "vllm==0.33.0").plans
+    assert on(machine("3090").evolve(driver=None), VLLM_REF).plans
 
 
 def test_an_image_for_another_processor_is_refused() -> None:
-    decision = on(machine("gb10"), "sglang==0.5.23")
+    decision = on(machine("gb10"), SGLANG_REF)
     assert verdicts(decision) == {"unsupported_platform"}
     assert (
         "its image is built for x86_64, this machine is aarch64" in decision.rejected[0].reasons[0]
     )
-    assert "unsupported_platform" not in verdicts(on(machine("gb10"), "vllm==0.33.0"))
+    assert "unsupported_platform" not in verdicts(on(machine("gb10"), VLLM_REF))
 
 
 def test_without_a_gpu_an_engine_for_gpus_has_no_device() -> None:
-    decision = on(machine("cpu"), "vllm==0.33.0")
+    decision = on(machine("cpu"), VLLM_REF)
     assert verdicts(decision) == {"no_device"}
     assert "1 GPU is needed and 0 are here" in decision.rejected[0].reasons[0]
 
 
 def test_a_capability_below_the_engines_is_refused() -> None:
-    decision = on(machine("v100"), "vllm==0.33.0")
+    decision = on(machine("v100"), VLLM_REF)
     assert verdicts(decision) == {"no_kernel"}
     assert (
-        "vllm==0.33.0 is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0; Tesla"
+        f"vllm=={NEWEST_VLLM} is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0; Tesla"
         " V100-SXM2-16GB has 7.0" in decision.rejected[0].reasons[0]
     )
 
@@ -85,19 +85,19 @@ def test_a_model_that_is_refused_in_float16_is_computed_in_float32_where_there_i
     None
 ):
     small = published("gemma-3-1b")
-    best = on(machine("t4"), "vllm==0.33.0", model=small).plans[0]
+    best = on(machine("t4"), VLLM_REF, model=small).plans[0]
     assert best.dtype.value == "float32"
     assert (
         "refuses float16 for gemma3_text: it is numerically unstable; it takes twice the memory"
         in best.dtype.reason
     )
     assert (
-        on(machine("3090"), "vllm==0.33.0", model=published("gemma-3-1b", torch_dtype="float16"))
+        on(machine("3090"), VLLM_REF, model=published("gemma-3-1b", torch_dtype="float16"))
         .plans[0]
         .dtype.value
         == "bfloat16"
     )
-    refused = on(machine("3090"), "vllm==0.33.0", model=small, dtype="float16").rejected[0]
+    refused = on(machine("3090"), VLLM_REF, model=small, dtype="float16").rejected[0]
     assert "refuses float16" in refused.reasons[0]
 
 
@@ -106,17 +106,17 @@ def test_a_model_that_is_refused_in_float16_is_computed_in_float32_where_there_i
 
 def test_a_kv_cache_that_a_version_lacks_or_that_is_not_understood_is_refused() -> None:
     turbo = {"kv-cache-dtype": "turboquant_k8v4"}
-    assert verdicts(on(machine("3090"), "vllm==0.19.1", "vllm==0.33.0", args=turbo)) == {
+    assert verdicts(on(machine("3090"), "vllm==0.19.1", VLLM_REF, args=turbo)) == {
         "bad_flag",
         "no_backend",
     }
-    refused = on(machine("3090"), "vllm==0.33.0", args=turbo).rejected[0]
+    refused = on(machine("3090"), VLLM_REF, args=turbo).rejected[0]
     assert "a KV cache in turboquant_k8v4" in refused.reasons[0]
-    packed = on(machine("3090"), "sglang==0.5.23", args={"kv-cache-dtype": "mxfp8"}).rejected[0]
+    packed = on(machine("3090"), SGLANG_REF, args={"kv-cache-dtype": "mxfp8"}).rejected[0]
     assert (packed.verdict, "not known here" in packed.reasons[0]) == ("no_backend", True)
 
 
-@pytest.mark.parametrize(("ref", "name"), [("vllm==0.33.0", "fp8"), ("sglang==0.5.23", "fp8_e4m3")])
+@pytest.mark.parametrize(("ref", "name"), [(VLLM_REF, "fp8"), (SGLANG_REF, "fp8_e4m3")])
 def test_half_a_kv_cache_is_asked_for_by_the_engines_own_name(ref: str, name: str) -> None:
     whole = on(machine("3090"), ref, tensor_parallel=1).plans[0].max_model_len.value
     best = on(machine("3090"), ref, tensor_parallel=1, min_context=whole * 7 // 4).plans[0]
@@ -156,7 +156,7 @@ def test_what_sglang_itself_takes_for_multimodal_is_told_so_too() -> None:
     """Its config.json names no tower: they are in the engine's own code."""
     for architecture, told in (("Phi4MMForCausalLM", True), ("Phi3ForCausalLM", False)):
         model = published("phi-4-mini").evolve(architecture=architecture)
-        best = on(machine("8xh100"), "sglang==0.5.23", model=model, tensor_parallel=1).plans[0]
+        best = on(machine("8xh100"), SGLANG_REF, model=model, tensor_parallel=1).plans[0]
         assert ("--skip-server-warmup" in best.argv) == told
 
 
@@ -181,7 +181,7 @@ def test_sglang_does_not_serve_media(version: str) -> None:
 
 
 def test_a_model_that_sees_is_served_by_vllm_where_both_can() -> None:
-    engines = ("sglang==0.5.23", "vllm==0.33.0")
+    engines = (SGLANG_REF, VLLM_REF)
     ranked = on(
         machine("8xh100"), *engines, model=published("qwen3-vl-8b"), tensor_parallel=1
     ).plans
@@ -199,7 +199,7 @@ def test_sglang_is_told_that_a_model_embeds_and_knows_nothing_of_vllms_variables
             if name.startswith("VLLM")
         ]
         assert "--is-embedding" not in on(machine("3090"), f"sglang=={version}").plans[0].argv
-    assert "--is-embedding" not in on(machine("3090"), "vllm==0.33.0", model=embeds).plans[0].argv
+    assert "--is-embedding" not in on(machine("3090"), VLLM_REF, model=embeds).plans[0].argv
 
 
 # --- what is known against an engine version ---
@@ -230,7 +230,7 @@ def test_a_plan_says_what_is_known_against_its_engine_and_where_it_is_mended() -
     )
     assert "of 1 no fixed version is known" in said(WEAK, WEAK.evolve(id="CVE-3", fixed_in=None))
     assert "and 8 more; from 0.32.0 on" in advice(PROFILES.engine("vllm==0.19.1"))
-    assert advice(PROFILES.engine("vllm==0.33.0")) == ""
+    assert advice(PROFILES.engine(VLLM_REF)) == ""
 
 
 # --- formats that a GPU does not multiply ---
@@ -272,7 +272,7 @@ def test_a_format_that_the_gpu_lacks_is_smaller_and_not_faster(
     hardware: str, block: dict[str, Any], said: str
 ) -> None:
     best = on(
-        machine(hardware), "vllm==0.33.0", model=spec(quantization_config=block), tensor_parallel=1
+        machine(hardware), VLLM_REF, model=spec(quantization_config=block), tensor_parallel=1
     ).plans[0]
     told = [warning for warning in best.warnings if "smaller, not faster" in warning]
     assert [warning.partition(" weights")[0].removeprefix("The ") for warning in told] == (
@@ -285,7 +285,7 @@ def test_mxfp4_on_ampere_says_so() -> None:
         "gpt-oss-20b",
         quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
     )
-    best = on(machine("8xa100-80g"), "vllm==0.33.0", model=model, tensor_parallel=1).plans[0]
+    best = on(machine("8xa100-80g"), VLLM_REF, model=model, tensor_parallel=1).plans[0]
     assert any(
         warning.startswith("The FP4 weights are smaller, not faster") for warning in best.warnings
     )

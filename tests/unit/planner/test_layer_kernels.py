@@ -14,6 +14,7 @@ from gateway.profiles.profiles import Profiles
 from tests.support.makers import LLAMA_8B, machine, wish
 from tests.support.planning import decide
 from tests.support.published import published
+from tests.support.versions import NEWEST_VLLM, VLLM_REF
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 
@@ -105,14 +106,14 @@ def test_in_float16_a_slower_kernel_takes_it_and_the_plan_says_so() -> None:
 def test_a_newer_version_computes_the_same_layer() -> None:
     odd = quantized({**GPTQ, "group_size": 32}, intermediate_size=4224)
     assert (
-        rows(planned(odd, "2x3090", "vllm==0.33.0", tensor_parallel=2))["down_proj"].kernel
+        rows(planned(odd, "2x3090", VLLM_REF, tensor_parallel=2))["down_proj"].kernel
         == "MarlinLinearKernel"
     )
 
 
 def test_a_method_that_nobody_knows_is_refused_with_its_name() -> None:
     (why,) = planned(
-        quantized({"quant_method": "frobq"}), "2x3090", "vllm==0.33.0", tensor_parallel=1
+        quantized({"quant_method": "frobq"}), "2x3090", VLLM_REF, tensor_parallel=1
     ).rejected
     assert why.verdict == "unsupported_quantization"
     assert "frobq" in why.reasons[0]
@@ -127,9 +128,7 @@ def test_the_cpu_engine_is_not_guessed_at() -> None:
 
 def test_weights_are_counted_as_packed() -> None:
     weights = (
-        planned(quantized(), "2x3090", "vllm==0.33.0", tensor_parallel=1)
-        .plans[0]
-        .memory.weights_bytes
+        planned(quantized(), "2x3090", VLLM_REF, tensor_parallel=1).plans[0].memory.weights_bytes
     )
     packed = 32 * sum(
         k * n // 2 for k, n in ((4096, 4096),) * 2 + ((4096, 1024),) * 2 + ((4096, 14336),) * 3
@@ -200,17 +199,17 @@ def test_the_product_that_would_crash_is_told_from_the_one_that_would_not() -> N
 
 
 def test_padded_experts_say_how_large_each_product_becomes() -> None:
-    rows = expert_rows("0.33.0", "8.6", "mxfp4", tp=2)
+    rows = expert_rows(NEWEST_VLLM, "8.6", "mxfp4", tp=2)
     assert (rows["w13"].k, rows["w13"].n, rows["w13"].padded_to) == (2880, 2880, (3072, 3072))
     assert (rows["w2"].k, rows["w2"].n, rows["w2"].padded_to) == (1440, 2880, (1536, 3072))
 
 
 def test_whole_experts_keep_their_size() -> None:
-    rows = expert_rows("0.33.0", "8.6", "mxfp4", tp=2, ep=2)
+    rows = expert_rows(NEWEST_VLLM, "8.6", "mxfp4", tp=2, ep=2)
     assert (rows["w13"].k, rows["w13"].n) == (2880, 5760)
 
 
 def test_a_forced_backend_that_refuses_leaves_no_kernel() -> None:
-    rows = expert_rows("0.33.0", "8.6", "mxfp4", moe_backend="triton")
+    rows = expert_rows(NEWEST_VLLM, "8.6", "mxfp4", moe_backend="triton")
     assert rows["w2"].status == "none"
     assert [refusal.kernel for refusal in rows["w2"].refused] == ["TRITON"]

@@ -25,6 +25,7 @@ from tests.conformance.speculative_questions import DRAFTERS
 from tests.support.paths import MODELS
 from tests.support.planning import decide
 from tests.support.published import CONFIGS, JSON, config
+from tests.support.versions import VLLM_REF
 
 PROFILES = Profiles()
 ENGINES = {ref: PROFILES.engine(ref) for ref in PROFILES.engine_files}
@@ -288,7 +289,7 @@ def test_a_context_that_the_engine_named_is_kept(
 
 def test_what_is_known_of_one_deal_of_the_layers_says_nothing_of_another() -> None:
     spec = read_model("m", None, PUBLISHED["qwen3-vl-30b-a3b"], None, None, (), None)
-    hardware, ref = PROFILES.hardware("3090+4090"), "vllm==0.33.0"
+    hardware, ref = PROFILES.hardware("3090+4090"), VLLM_REF
     before = planned(spec, hardware, ref)
     even, uneven = before.plans[:2]
     assert even.scope["layers"] != uneven.scope["layers"]

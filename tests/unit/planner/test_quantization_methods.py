@@ -14,7 +14,7 @@ from gateway.profiles.profiles import Profiles
 from tests.conformance.method_questions import BLOCKS, CAPABILITIES
 from tests.support.makers import machine, spec, wish
 from tests.support.planning import decide
-from tests.support.versions import VLLM
+from tests.support.versions import NEWEST_VLLM, VLLM
 
 PROFILES = Profiles()
 ENGINES = {version: PROFILES.engine(f"vllm=={version}") for version in VLLM}
@@ -38,19 +38,19 @@ def test_a_refusal_says_what_the_engine_would_and_where_that_was_read() -> None:
         in modelopt.reasons[0]
     )
     assert modelopt.source == "profile vllm==0.18.0"
-    assert planned("0.33.0", "8xa100-80g", BLOCKS["modelopt FP8"]).plans
-    bnb = planned("0.33.0", "3090", BLOCKS["bitsandbytes"]).rejected[0]
-    assert "vllm==0.33.0 has no quantization method bitsandbytes" in bnb.reasons[0]
+    assert planned(NEWEST_VLLM, "8xa100-80g", BLOCKS["modelopt FP8"]).plans
+    bnb = planned(NEWEST_VLLM, "3090", BLOCKS["bitsandbytes"]).rejected[0]
+    assert f"vllm=={NEWEST_VLLM} has no quantization method bitsandbytes" in bnb.reasons[0]
 
 
 def test_a_plan_says_what_the_engine_loads_the_checkpoint_as() -> None:
     old, new = (
         planned(version, "3090", BLOCKS["gptq 4"]).plans[0].quantization
-        for version in ("0.19.1", "0.33.0")
+        for version in ("0.19.1", NEWEST_VLLM)
     )
     assert (old.value, new.value) == ("gptq", "gptq")
     assert "vllm==0.19.1 loads it as gptq_marlin" in old.reason
-    assert "vllm==0.33.0 loads it as auto_gptq" in new.reason
+    assert f"vllm=={NEWEST_VLLM} loads it as auto_gptq" in new.reason
 
 
 def test_what_a_user_asks_for_must_be_what_the_checkpoint_is() -> None:
@@ -64,7 +64,7 @@ def test_what_a_user_asks_for_must_be_what_the_checkpoint_is() -> None:
         planned("0.19.1", "3090", None, args={"quantization": "awq"}).rejected[0].verdict
         == "unsupported_quantization"
     )
-    unknown = planned("0.33.0", "3090", None, args={"quantization": "humming"}).rejected[0]
+    unknown = planned(NEWEST_VLLM, "3090", None, args={"quantization": "humming"}).rejected[0]
     assert "is not known here" in unknown.reasons[0]
 
 
@@ -82,9 +82,9 @@ def test_a_deprecated_method_runs_where_the_user_lets_it() -> None:
         "activation_scale_ub": 1200.0,
         "modules_to_not_convert": ["lm_head"],
     }
-    refused = planned("0.33.0", "8xh100", block).rejected[0]
+    refused = planned(NEWEST_VLLM, "8xh100", block).rejected[0]
     assert "--allow-deprecated-quantization" in refused.reasons[0]
-    allowed = planned("0.33.0", "8xh100", block, args={"allow-deprecated-quantization": True})
+    allowed = planned(NEWEST_VLLM, "8xh100", block, args={"allow-deprecated-quantization": True})
     assert not any("--allow-deprecated-quantization" in one.reasons[0] for one in allowed.rejected)
 
 

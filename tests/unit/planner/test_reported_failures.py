@@ -20,7 +20,7 @@ from tests.conformance.speculative_questions import DRAFTERS
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.published import config
-from tests.support.versions import vllm_since
+from tests.support.versions import VLLM_REF, vllm_since
 
 PROFILES = Profiles()
 
@@ -134,11 +134,11 @@ def test_a_cache_that_the_checkpoint_declares_and_no_backend_takes_is_kept_whole
         "gemma-4-31b",
         quantization_config=QUANTS["w4a16"] | scheme | {"ignore": ["lm_head", "re:.*vision.*"]},
     )
-    best = planned(gemma, "2x3090", "vllm==0.33.0").plans[0]
+    best = planned(gemma, "2x3090", VLLM_REF).plans[0]
     assert best.kv_cache_dtype.value == "bfloat16"
     assert "declares fp8, which no attention backend takes here" in best.kv_cache_dtype.reason
     assert "--kv-cache-dtype=bfloat16" in best.argv
-    assert planned(gemma, "8xh100", "vllm==0.33.0").plans[0].kv_cache_dtype.value == "fp8"
+    assert planned(gemma, "8xh100", VLLM_REF).plans[0].kv_cache_dtype.value == "fp8"
     # It writes the scheme over the flag.
     assert not planned(gemma, "2x3090", "vllm==0.19.1").plans
 
@@ -209,7 +209,7 @@ def test_the_same_experts_in_4_bits_and_groups_of_32_are_foreseen_to_crash(tp: i
     assert not decision.plans
     assert refused(decision, tp).verdict == "runtime_fail"
     assert "a block of 96 of K=2880 has 3 groups of 32" in refused(decision, tp).reasons[0]
-    assert planned(four_bits, "8xh100", "vllm==0.33.0", tensor_parallel=tp).plans
+    assert planned(four_bits, "8xh100", VLLM_REF, tensor_parallel=tp).plans
 
 
 # --- dense layers of 2112 inputs in 4 bits: github.com/vllm-project/vllm/pull/43731 ---
@@ -335,7 +335,7 @@ def test_a_drafter_without_room_beside_the_model_costs_only_itself() -> None:
 
 
 def test_a_drafter_made_for_another_model_costs_only_itself() -> None:
-    best = planned(config("qwen3-8b"), "2x3090", "vllm==0.33.0", drafter=DFLASH).plans[0]
+    best = planned(config("qwen3-8b"), "2x3090", VLLM_REF, drafter=DFLASH).plans[0]
     assert best.speculation.value == "none"
     assert "made for a target of hidden size 5376" in best.speculation.reason
 
@@ -376,7 +376,7 @@ def test_the_same_model_without_fp8_and_the_same_fp8_elsewhere_are_left_alone() 
 
 def test_a_newer_version_keeps_its_own_kernel_and_the_users_share_of_memory() -> None:
     best = planned(
-        config("qwen3.5-9b"), "gb10", "vllm==0.33.0", args={**FP8, "max-model-len": 8192}
+        config("qwen3.5-9b"), "gb10", VLLM_REF, args={**FP8, "max-model-len": 8192}
     ).plans[0]
     assert "VLLM_DISABLED_KERNELS" not in best.env
     assert best.kernel_overrides.value == "none"

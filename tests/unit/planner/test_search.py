@@ -16,6 +16,7 @@ from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.published import published
+from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
 
@@ -39,7 +40,7 @@ def searched(
 
 def test_a_model_too_large_for_each_gpu_is_shared_by_stages() -> None:
     decision = searched(
-        "seed-oss-36b", "2x3090", "vllm==0.33.0", tensor_parallel=1, max_context=1024, quant="w8a16"
+        "seed-oss-36b", "2x3090", VLLM_REF, tensor_parallel=1, max_context=1024, quant="w8a16"
     )
     best = decision.plans[0]
     assert (best.pipeline_parallel.value, best.cost) == (2, 1)
@@ -53,9 +54,9 @@ def test_a_model_too_large_for_each_gpu_is_shared_by_stages() -> None:
 
 
 def test_weights_are_quantized_while_they_load_only_where_nothing_milder_helps() -> None:
-    mild = searched("llama-3.1-8b", "2x3090", "vllm==0.33.0")
+    mild = searched("llama-3.1-8b", "2x3090", VLLM_REF)
     assert all(plan.quantization.value == "none" for plan in mild.plans)
-    scarce = searched("phi-4", "4090", "vllm==0.33.0")
+    scarce = searched("phi-4", "4090", VLLM_REF)
     best = scarce.plans[0]
     assert best.quantization.value == "fp8"
     assert "--quantization=fp8" in best.argv
@@ -64,7 +65,7 @@ def test_weights_are_quantized_while_they_load_only_where_nothing_milder_helps()
 
 
 def test_a_cache_of_half_the_bytes_holds_the_context_that_was_asked_for() -> None:
-    decision = searched("llama-3.1-8b", "3090", "vllm==0.33.0", min_context=70_000)
+    decision = searched("llama-3.1-8b", "3090", VLLM_REF, min_context=70_000)
     best = next(plan for plan in decision.plans if plan.quantization.value == "none")
     assert best.kv_cache_dtype.value == "fp8"
     assert best.max_model_len.value >= 70_000
@@ -89,7 +90,7 @@ def test_stages_give_up_as_much_for_a_context_as_ranks_do() -> None:
         "num_attention_heads": 40,
         "num_key_value_heads": 8,
     }
-    engines = [PROFILES.engine("vllm==0.33.0")]
+    engines = [PROFILES.engine(VLLM_REF)]
     spec, here = published("qwen2.5-7b", **sizes), PROFILES.hardware("3x3090")
     best = decide(
         spec,
@@ -114,7 +115,7 @@ def test_stages_give_up_as_much_for_a_context_as_ranks_do() -> None:
 
 
 def test_a_model_that_barely_fits_gives_up_one_thing_after_the_other_for_a_useful_context() -> None:
-    engines, here = [PROFILES.engine("vllm==0.33.0")], PROFILES.hardware("2x3090")
+    engines, here = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("2x3090")
     model = published("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
     decision = decide(model, here, engines, wish(tensor_parallel=2), rules=PROFILES.rules(engines))
     told = [
@@ -149,7 +150,7 @@ def test_a_model_that_barely_fits_gives_up_one_thing_after_the_other_for_a_usefu
 
 
 def test_nothing_is_given_up_where_more_gpus_hold_the_context() -> None:
-    engines, here = [PROFILES.engine("vllm==0.33.0")], PROFILES.hardware("3x3090")
+    engines, here = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("3x3090")
     model = published("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
     plans = decide(model, here, engines, wish(), rules=PROFILES.rules(engines)).plans
     assert (plans[0].tensor_parallel.value, plans[0].pipeline_parallel.value) == (1, 3)
@@ -161,7 +162,7 @@ def test_nothing_is_given_up_where_more_gpus_hold_the_context() -> None:
 
 
 def test_more_than_the_usual_share_is_taken_where_it_is_needed_and_was_read_to_be_free() -> None:
-    engines, here = [PROFILES.engine("vllm==0.33.0")], PROFILES.hardware("3090")
+    engines, here = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("3090")
     model = published("gemma-3-27b", quantization_config=QUANTS["w4a16"])
 
     def shares(free: int | None) -> list[float]:
@@ -183,7 +184,7 @@ def test_more_than_the_usual_share_is_taken_where_it_is_needed_and_was_read_to_b
 
 def test_a_user_who_set_the_cache_is_not_overruled() -> None:
     decision = searched(
-        "llama-3.1-8b", "3090", "vllm==0.33.0", min_context=70_000, args={"kv-cache-dtype": "auto"}
+        "llama-3.1-8b", "3090", VLLM_REF, min_context=70_000, args={"kv-cache-dtype": "auto"}
     )
     assert all(plan.quantization.value == "fp8" for plan in decision.plans)
     assert all(plan.kv_cache_dtype.value == "auto" for plan in decision.plans)
@@ -204,9 +205,7 @@ def test_the_refusal_of_a_layer_shows_what_else_was_in_the_way() -> None:
 def test_a_failed_plan_and_its_careful_try_are_both_ruled_out() -> None:
     facts: tuple[Fact, ...] = ()
     seen: list[tuple[bool, str]] = []
-    while (decision := searched("llama-3.1-8b", "3090", "vllm==0.33.0", facts)).plans and len(
-        seen
-    ) < 20:
+    while (decision := searched("llama-3.1-8b", "3090", VLLM_REF, facts)).plans and len(seen) < 20:
         best = decision.plans[0]
         seen.append((best.enforce_eager.value, best.fingerprint))
         facts += (
@@ -226,14 +225,14 @@ def test_every_search_ends_soon() -> None:
     # Every kernel of every layer fails, on a machine with many sizes.
     kernels = {
         row.kernel
-        for plan in searched("qwen3-30b-a3b", "8xh100", "vllm==0.33.0", quant="fp8-block").plans
+        for plan in searched("qwen3-30b-a3b", "8xh100", VLLM_REF, quant="fp8-block").plans
         for row in plan.kernels
     }
     facts = tuple(
         Fact(kind="kernel_fails", scope={"kernel": str(name)}, grade="failed", source="x")
         for name in kernels
     )
-    decision = searched("qwen3-30b-a3b", "8xh100", "vllm==0.33.0", facts, quant="fp8-block")
+    decision = searched("qwen3-30b-a3b", "8xh100", VLLM_REF, facts, quant="fp8-block")
     assert not {row.kernel for plan in decision.plans for row in plan.kernels} & kernels
     assert len(decision.plans) + len(decision.rejected) <= 64
 
@@ -248,7 +247,7 @@ def test_other_gpus_serve_copies_where_no_kernel_lets_them_share_one() -> None:
     ).plans[0]
     assert (asked.replicas.value, asked.replicas.source) == (2, "user")
     # Where more GPUs could share a copy, the others stay free.
-    assert searched("llama-3.1-8b", "4x3090", "vllm==0.33.0").plans[0].replicas.value == 1
+    assert searched("llama-3.1-8b", "4x3090", VLLM_REF).plans[0].replicas.value == 1
 
 
 def test_a_kernel_that_the_engine_turns_one_layer_away_from_still_computes_the_others() -> None:
@@ -306,7 +305,7 @@ def test_a_kernel_that_fails_is_left_out_of_the_whole_model_which_the_plan_says(
 
 def test_where_many_are_to_be_served_memory_for_them_is_looked_for() -> None:
     """Four hundred at once, of which the context that is wanted leaves room for five."""
-    engines, here = [PROFILES.engine("vllm==0.33.0")], PROFILES.hardware("2x4090")
+    engines, here = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("2x4090")
     model = published("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
     asked: dict[str, Any] = {
         "rules": PROFILES.rules(engines),
@@ -327,7 +326,7 @@ def test_where_many_are_to_be_served_memory_for_them_is_looked_for() -> None:
 
 def on_5090_and_3090(changed: int, **changes: Any) -> Decision:
     """Of a model that neither of the two holds alone."""
-    engines, pair = [PROFILES.engine("vllm==0.33.0")], PROFILES.hardware("5090+3090")
+    engines, pair = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("5090+3090")
     gpus = tuple(gpu.evolve(**changes) if gpu.index == changed else gpu for gpu in pair.gpus)
     model = published("qwen3.6-35b-a3b", quantization_config=QUANTS["fp8-block"])
     return decide(model, pair.evolve(gpus=gpus), engines, wish(), rules=PROFILES.rules(engines))
@@ -341,16 +340,16 @@ def test_a_model_too_large_for_the_larger_of_unlike_gpus_is_shared_by_stages() -
         for one in best.warnings
     )
     assert best.memory.gpu_bytes == 24 << 30
-    alone = searched("qwen3-8b", "5090+3090", "vllm==0.33.0").plans[0]
+    alone = searched("qwen3-8b", "5090+3090", VLLM_REF).plans[0]
     assert (alone.pipeline_parallel.value, len(alone.gpus)) == (1, 1)
 
 
 @pytest.mark.parametrize(
     ("ref", "name", "model", "quant", "layers", "ways"),
     [
-        ("vllm==0.33.0", "VLLM_PP_LAYER_PARTITION", "seed-oss-36b", "awq", 64, 2),
+        (VLLM_REF, "VLLM_PP_LAYER_PARTITION", "seed-oss-36b", "awq", 64, 2),
         # The 5090 has no room for as many as it is faster.
-        ("sglang==0.5.23", "SGLANG_PP_LAYER_PARTITION", "qwen3-30b-a3b", "w8a16", 48, 1),
+        (SGLANG_REF, "SGLANG_PP_LAYER_PARTITION", "qwen3-30b-a3b", "w8a16", 48, 1),
     ],
 )
 def test_unlike_gpus_get_unlike_stages_by_what_they_hold_and_how_fast_they_are(

@@ -17,7 +17,7 @@ from gateway.errors import BadFlag, NotFound, SettingsError
 from gateway.planner.flags import check_args
 from gateway.profiles.profiles import Profiles, shipped
 from tests.support.paths import ROOT
-from tests.support.versions import since
+from tests.support.versions import NEWEST_VLLM, VLLM_REF, since
 
 PROFILES = Profiles()
 REFS = sorted(PROFILES.engine_files)
@@ -244,7 +244,7 @@ def test_a_version_that_is_told_by_differences_is_a_whole_engine_with_the_rules_
 
 
 def test_what_a_version_has_classes_for_is_its_own_and_not_its_neighbours() -> None:
-    newer, older = PROFILES.engine("vllm==0.33.0"), PROFILES.engine("vllm==0.32.0")
+    newer, older = PROFILES.engine(VLLM_REF), PROFILES.engine("vllm==0.32.0")
     assert "step5" in newer.config_classes
     assert "step5" not in older.config_classes
     assert "medusa" in older.config_classes
@@ -262,7 +262,7 @@ def test_an_image_of_another_name_is_known_by_what_it_said_itself_until_it_is_an
     tmp_path: Path,
 ) -> None:
     profiles = Profiles(learned=tmp_path)
-    own = EngineRef(kind="vllm", version="0.33.0", image="vllm/vllm-openai:v0.33.0")
+    own = EngineRef(kind="vllm", version=NEWEST_VLLM, image=f"vllm/vllm-openai:v{NEWEST_VLLM}")
     keep(profiles.of(own).evolve(sources={"flags": "asked of sha256:1"}), tmp_path)
     assert not profiles.undescribed(own), "what came with us counts"
     nightly = own.evolve(image="my/vllm:nightly")
@@ -270,7 +270,7 @@ def test_an_image_of_another_name_is_known_by_what_it_said_itself_until_it_is_an
     assert not profiles.heard(nightly, "sha256:1")
     assert (profiles.of(nightly).image, profiles.of(nightly).guessed_from) == (
         nightly.image,
-        "vllm==0.33.0",
+        VLLM_REF,
     )
     said = profiles.of(nightly).evolve(sources={"flags": "asked of sha256:1"}, default_seqs=7)
     keep(said, profiles.learned_in(nightly))
@@ -278,7 +278,7 @@ def test_an_image_of_another_name_is_known_by_what_it_said_itself_until_it_is_an
     assert profiles.heard(nightly, "sha256:1")
     assert not profiles.heard(nightly, "sha256:2")
     assert profiles.of(nightly.evolve(image="my/vllm:other")).default_seqs != 7
-    assert profiles.engine("vllm==0.33.0").default_seqs != 7
+    assert profiles.engine(VLLM_REF).default_seqs != 7
     assert set(profiles.allowed_images(None).patterns) == {
         "vllm/vllm-openai",
         "lmsysorg/sglang",
@@ -472,8 +472,8 @@ FACTS = {
 
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
-    copy = tmp_path / "0.33.0.yaml"
-    copy.write_text((shipped() / "engines/vllm/0.33.0.yaml").read_text())
+    copy = tmp_path / f"{NEWEST_VLLM}.yaml"
+    copy.write_text((shipped() / f"engines/vllm/{NEWEST_VLLM}.yaml").read_text())
     return copy
 
 
@@ -485,8 +485,8 @@ def test_the_generator_replaces_the_tail_and_closes_what_nobody_reviewed(
     assert done.returncode == 0, done.stderr
     assert profile.read_text().partition("--- #")[0] == before
     (tmp_path / "root/engines/vllm").mkdir(parents=True)
-    profile.rename(tmp_path / "root/engines/vllm/0.33.0.yaml")
-    engine: Engine = Profiles(tmp_path / "root").engine("vllm==0.33.0")
+    profile.rename(tmp_path / f"root/engines/vllm/{NEWEST_VLLM}.yaml")
+    engine: Engine = Profiles(tmp_path / "root").engine(VLLM_REF)
     assert {name for name, flag in engine.flags.items() if flag.ours} == {"new-text", "new-port"}
     assert (engine.config_classes, engine.tokenizers) == (("llama", "new-type"), ("llama",))
     assert engine.flags["new-words"].choices == ("off", "1.5")

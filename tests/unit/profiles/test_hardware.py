@@ -14,6 +14,7 @@ from tests.support.fake_nvml import MIB
 from tests.support.makers import spec, wish
 from tests.support.paths import ROOT
 from tests.support.planning import decide
+from tests.support.versions import NEWEST_VLLM
 
 FOLDER = shipped() / "hardware"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -79,7 +80,7 @@ def machine(name: str) -> Hardware:
     return Profiles().hardware(name)
 
 
-def decided(name: str, version: str = "0.33.0") -> Decision:
+def decided(name: str, version: str = NEWEST_VLLM) -> Decision:
     """Llama 3.2 1B in its config's bfloat16."""
     return decide(spec(**SMALL), machine(name), [Profiles().engine(f"vllm=={version}")], wish())
 
@@ -204,7 +205,7 @@ def test_an_engine_without_kernels_for_volta_is_refused_with_the_reason() -> Non
     assert {one.verdict for one in decision.rejected} == {"no_kernel"}
     assert decision.rejected[0].reasons == (
         (
-            "vllm==0.33.0 is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0;"
+            f"vllm=={NEWEST_VLLM} is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0;"
             " Tesla V100-SXM2-16GB has 7.0"
         ),
     )

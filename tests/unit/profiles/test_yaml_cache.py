@@ -9,6 +9,7 @@ import pytest
 from gateway.errors import SettingsError
 from gateway.profiles.profiles import Profiles
 from gateway.profiles.yaml_cache import Documents
+from tests.support.versions import SGLANG_REF, VLLM_REF
 
 CACHE = "profiles.json"
 
@@ -87,10 +88,10 @@ def test_what_is_not_yaml_is_named(tmp_path: Path) -> None:
 def test_profiles_are_the_same_from_the_cache(tmp_path: Path) -> None:
     for _ in range(2):
         profiles = Profiles(cache=tmp_path / CACHE)
-        engines = profiles.engines(("vllm==0.33.0", "sglang==0.5.23"), device="cuda")
+        engines = profiles.engines((VLLM_REF, SGLANG_REF), device="cuda")
         found = repr((engines, profiles.rules(engines), profiles.facts))
         profiles.documents.save()
         plain = Profiles()
-        again = plain.engines(("vllm==0.33.0", "sglang==0.5.23"), device="cuda")
+        again = plain.engines((VLLM_REF, SGLANG_REF), device="cuda")
         assert found == repr((again, plain.rules(again), plain.facts))
     assert (tmp_path / CACHE).stat().st_size > 10_000

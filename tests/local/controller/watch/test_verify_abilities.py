@@ -21,6 +21,7 @@ from tests.support.patience import HANG_S
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.sdk_calls import TOOL
+from tests.support.versions import VLLM_REF
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +32,7 @@ TEMPLATE = (
     " endif %}"
 )
 PLAIN = "{{ messages }}"
-ENGINE = "vllm==0.33.0"
+ENGINE = VLLM_REF
 TOOLS: Any = [{"type": "function", "function": TOOL}]
 ASKED: Any = [{"role": "user", "content": "What weather has Paris?"}]
 

@@ -19,10 +19,11 @@ from tests.support.memory_host import World
 from tests.support.patience import HANG_S, Clock
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
+from tests.support.versions import SGLANG_REF, VLLM_REF
 
 pytestmark = pytest.mark.anyio
 
-VERSIONS = ["vllm==0.33.0", "sglang==0.5.23"]
+VERSIONS = [VLLM_REF, SGLANG_REF]
 # The plans are expected to give 46 tokens/s.
 SLOW, FAST = 25.0, 75.0
 Script = Callable[[LaunchSpec], EngineScript]

@@ -35,6 +35,7 @@ from tests.support.makers import wish
 from tests.support.model_files import CONFIG, model, write
 from tests.support.paths import ROOT
 from tests.support.patience import HANG_S
+from tests.support.versions import NEWEST_VLLM, VLLM_REF
 
 pytestmark = pytest.mark.anyio
 
@@ -171,8 +172,8 @@ async def test_only_images_that_may_be_started_are_planned(tmp_path: Path) -> No
         assert [image for image in images if image.startswith("vllm")] == [
             "vllm/vllm-openai:v0.26.0"
         ]
-        assert "'vllm/vllm-openai:v0.33.0' may not be started" in await refused(
-            planner, folder, NoPlan, engines=["vllm==0.33.0"]
+        assert f"'vllm/vllm-openai:v{NEWEST_VLLM}' may not be started" in await refused(
+            planner, folder, NoPlan, engines=[VLLM_REF]
         )
 
 

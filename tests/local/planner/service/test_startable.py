@@ -30,16 +30,17 @@ from tests.support.memory_host import MemoryHost
 from tests.support.model_files import model, write
 from tests.support.running import model_folder, profiles_folder, running
 from tests.support.scripted_engine import EngineScript
+from tests.support.versions import SGLANG_REF, VLLM_REF
 
 pytestmark = pytest.mark.anyio
 
 PROFILES = Profiles()
-OLD, NEW = "vllm==0.19.1", "vllm==0.33.0"
+OLD, NEW = "vllm==0.19.1", VLLM_REF
 MACHINE = PROFILES.hardware("2x3090")
-ENGINES = PROFILES.engines((OLD, NEW, "sglang==0.5.23"), device="cuda")
+ENGINES = PROFILES.engines((OLD, NEW, SGLANG_REF), device="cuda")
 WISHES: list[dict[str, Any]] = [
     {"env": {"NCCL_DEBUG": "INFO"}},
-    {"goal": "latency", "engines": (NEW, "sglang==0.5.23"), "gpus": "few"},
+    {"goal": "latency", "engines": (NEW, SGLANG_REF), "gpus": "few"},
     {"engines": (NEW,), "args": {"max-num-seqs": 7}, "min_context": 10**6},
 ]
 

@@ -8,6 +8,7 @@ from gateway.cli.doctor import readings
 from gateway.cli.doctor.examination import examine
 from gateway.settings import Settings
 from tests.support.fake_nvml import Card, FakeNvml
+from tests.support.versions import NEWEST_VLLM, VLLM_REF
 
 
 def executable(path: Path) -> Path:
@@ -94,8 +95,8 @@ def test_a_machine_of_an_outsider_is_examined_whole(tmp_path: Path) -> None:
 
 
 def test_an_environment_without_headers_is_foreseen(tmp_path: Path) -> None:
-    (tmp_path / "engines/vllm-0.33.0").mkdir(parents=True)
-    (tmp_path / "engines/vllm-0.33.0/.complete").touch()
+    (tmp_path / f"engines/vllm-{NEWEST_VLLM}").mkdir(parents=True)
+    (tmp_path / f"engines/vllm-{NEWEST_VLLM}/.complete").touch()
     tmp_path.chmod(0o700)
     settings = Settings(
         data_dir=tmp_path, host_kind="process", hf_endpoint="http://127.0.0.1:9", port=0
@@ -106,4 +107,4 @@ def test_an_environment_without_headers_is_foreseen(tmp_path: Path) -> None:
     (compiler,) = (check for check in found if check.name == "compiler")
     assert (compiler.state, "Python.h" in compiler.found) == ("fail", True)
     (driver,) = (check for check in found if check.name == "driver")
-    assert (driver.state, "vllm==0.33.0" in driver.found) == ("fail", True)
+    assert (driver.state, VLLM_REF in driver.found) == ("fail", True)

@@ -17,6 +17,7 @@ from tests.support.makers import attempt, wish
 from tests.support.paths import LOGS
 from tests.support.planning import decide
 from tests.support.published import published
+from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
 HANG = Failure(
@@ -74,7 +75,7 @@ def played(
 
 
 @pytest.mark.parametrize("log", ["failed-nccl-0.19.1", "failed-p2p-0.18.0", "failed-nccl-watchdog"])
-@pytest.mark.parametrize("ref", ["vllm==0.33.0", "sglang==0.5.23"])
+@pytest.mark.parametrize("ref", [VLLM_REF, SGLANG_REF])
 def test_one_way_after_the_other_is_left_off_and_then_the_gpus_share_nothing(
     log: str, ref: str
 ) -> None:
@@ -91,18 +92,18 @@ def test_of_a_machine_without_nvlink_peer_to_peer_access_goes_first_and_one_gpu_
 ):
     # 120,000 tokens of context do not fit beside the weights as they are.
     steps = played(
-        proven("failed-nccl-0.19.1"), "llama-3.1-8b", "2x3090", "vllm==0.33.0", min_context=120_000
+        proven("failed-nccl-0.19.1"), "llama-3.1-8b", "2x3090", VLLM_REF, min_context=120_000
     )
     assert steps == [(2, ""), (2, "no peer-to-peer access"), (1, "KV cache in fp8, weights in fp8")]
 
 
 def test_what_the_plan_says_of_it() -> None:
-    plan = searched("llama-3.1-8b", "8xh100", "vllm==0.33.0", tensor_parallel=2).plans[0]
+    plan = searched("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
     failure = proven("failed-nccl-0.19.1")
     facts: tuple[Fact, ...] = ()
     for number in range(2):
         facts += learn(attempt(number, plan=plan), failure, 1.0)
-        plan = searched("llama-3.1-8b", "8xh100", "vllm==0.33.0", facts, tensor_parallel=2).plans[0]
+        plan = searched("llama-3.1-8b", "8xh100", VLLM_REF, facts, tensor_parallel=2).plans[0]
     assert plan.env["NCCL_P2P_DISABLE"] == "1"
     assert "--disable-custom-all-reduce" in plan.argv
     assert plan.custom_all_reduce.source == "fact"
@@ -111,20 +112,16 @@ def test_what_the_plan_says_of_it() -> None:
 
 
 def test_a_fact_holds_between_its_own_gpus_and_on_no_others() -> None:
-    plan = searched("llama-3.1-8b", "8xh100", "vllm==0.33.0", tensor_parallel=2).plans[0]
+    plan = searched("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
     facts = learn(attempt(plan=plan), proven("failed-nccl-0.19.1"), 1.0)
     peers = [fact for fact in facts if fact.kind == "peers_fail"]
     assert [fact.scope["gpus"] for fact in peers] == [",".join(sorted(plan.gpus))]
     elsewhere = [fact.evolve(scope={**fact.scope, "gpus": "GPU-x,GPU-y"}) for fact in peers]
     assert (
-        searched(
-            "llama-3.1-8b", "8xh100", "vllm==0.33.0", tuple(elsewhere), tensor_parallel=2
-        ).plans[0]
+        searched("llama-3.1-8b", "8xh100", VLLM_REF, tuple(elsewhere), tensor_parallel=2).plans[0]
         == plan
     )
-    wider = searched(
-        "llama-3.1-8b", "8xh100", "vllm==0.33.0", tuple(peers), tensor_parallel=8
-    ).plans[0]
+    wider = searched("llama-3.1-8b", "8xh100", VLLM_REF, tuple(peers), tensor_parallel=8).plans[0]
     assert not wider.custom_all_reduce.value
     other = searched(
         "llama-3.1-8b", "8xh100", "vllm==0.26.0", tuple(peers), tensor_parallel=2
@@ -133,7 +130,7 @@ def test_a_fact_holds_between_its_own_gpus_and_on_no_others() -> None:
 
 
 def test_of_one_gpu_such_a_failure_rules_out_the_plan() -> None:
-    plan = searched("llama-3.1-8b", "3090", "vllm==0.33.0").plans[0]
+    plan = searched("llama-3.1-8b", "3090", VLLM_REF).plans[0]
     (fact,) = learn(attempt(plan=plan), proven("failed-nccl-0.19.1"), 1.0)
     assert fact.kind == "plan_failed"
 
@@ -142,7 +139,7 @@ def test_of_one_gpu_such_a_failure_rules_out_the_plan() -> None:
 
 
 def test_the_second_hang_of_a_plan_is_the_plans() -> None:
-    plan = searched("llama-3.1-8b", "8xh100", "vllm==0.33.0", tensor_parallel=2).plans[0]
+    plan = searched("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
     first = attempt(1, "failed", plan=plan, ended_at=10.0, failure=HANG)
     assert environmental(judged(first, HANG, (), 10.0))
     assert learn(first, judged(first, HANG, (), 10.0), 10.0) == ()
@@ -165,7 +162,7 @@ def test_the_second_hang_of_one_gpu_rules_out_the_plan() -> None:
 
 
 def test_a_start_that_falls_silent_where_the_ranks_meet_is_about_the_peers() -> None:
-    plan = searched("llama-3.1-8b", "8xh100", "vllm==0.33.0", tensor_parallel=2).plans[0]
+    plan = searched("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
     two, alone = attempt(1, plan=plan), attempt(1)
     assert judged(two, SILENT, (), 1.0).proves == "peers"
     assert judged(alone, SILENT, (), 1.0).proves == "plan"

@@ -20,8 +20,9 @@ from gateway.engines.inquiry.document import (
     read_version,
 )
 from tests.support.makers import machine
+from tests.support.versions import VLLM_REF
 
-ONE = Question(engine="vllm==0.33.0", capability="8.6", argv=("--dtype=bfloat16",))
+ONE = Question(engine=VLLM_REF, capability="8.6", argv=("--dtype=bfloat16",))
 
 
 def line(**said: Any) -> bytes:

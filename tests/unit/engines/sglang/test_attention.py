@@ -16,7 +16,7 @@ from gateway.models.rank import Rank
 from gateway.profiles.profiles import Profiles, shipped
 from tests.support.planning import decide
 from tests.support.published import published
-from tests.support.versions import SGLANG
+from tests.support.versions import NEWEST_SGLANG, SGLANG
 
 PROFILES = Profiles()
 
@@ -77,7 +77,7 @@ def test_what_the_rules_do_not_describe_is_unknown() -> None:
         groups = [group.evolve(**of)]
         return server_attention(
             groups,
-            rules("0.5.23"),
+            rules(NEWEST_SGLANG),
             Rank(kv_dtype=kv_dtype, capability="9.0"),
             architecture,
             config or {},
@@ -138,7 +138,7 @@ def test_a_plan_says_which_backend_computes_attention(
 
 def test_a_backend_that_differs_for_prefill_and_decoding_is_named_as_both() -> None:
     forced = {"decode-attention-backend": "flashinfer"}
-    row = rows("0.5.23", "qwen3-8b", "9.0", forced)["full"]
+    row = rows(NEWEST_SGLANG, "qwen3-8b", "9.0", forced)["full"]
     assert (row.backend, row.version, row.block) == ("fa3/flashinfer", None, 1)
 
 
@@ -166,7 +166,10 @@ def test_an_encoder_is_kept_from_a_backend_that_would_hide_later_tokens() -> Non
     assert "--attention-backend=flashinfer" in best.argv
     assert "lets no token see those after it" in best.kernel_overrides.reason
     assert (
-        plan("8xb200", "0.5.23", model("bge-m3"), tensor_parallel=1).plans[0].attention[0].backend
+        plan("8xb200", NEWEST_SGLANG, model("bge-m3"), tensor_parallel=1)
+        .plans[0]
+        .attention[0]
+        .backend
         == "trtllm_mha"
     )
 
@@ -174,7 +177,7 @@ def test_an_encoder_is_kept_from_a_backend_that_would_hide_later_tokens() -> Non
 def test_a_forced_backend_is_checked() -> None:
     refused = plan(
         "3090",
-        "0.5.23",
+        NEWEST_SGLANG,
         model("qwen3-8b"),
         tensor_parallel=1,
         args={"attention-backend": "trtllm_mha"},
@@ -183,7 +186,7 @@ def test_a_forced_backend_is_checked() -> None:
     assert "trtllm_mha: runs on compute capability 9.* or 10.*" in refused.rejected[0].reasons[0]
     taken = plan(
         "3090",
-        "0.5.23",
+        NEWEST_SGLANG,
         model("qwen3-8b"),
         tensor_parallel=1,
         args={"attention-backend": "triton", "page-size": 16},

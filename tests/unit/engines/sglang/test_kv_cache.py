@@ -15,13 +15,13 @@ from gateway.engines.sglang.kv_cache import TokenPool, model_of
 from gateway.profiles.profiles import Profiles
 from tests.support.planning import decide
 from tests.support.published import published
-from tests.support.versions import SGLANG
+from tests.support.versions import NEWEST_SGLANG, SGLANG, SGLANG_REF
 
 PROFILES = Profiles()
 GIB = 1024**3
 
 
-def pool(name: str, version: str = "0.5.23", tp: int = 1, element_bytes: int = 2) -> TokenPool:
+def pool(name: str, version: str = NEWEST_SGLANG, tp: int = 1, element_bytes: int = 2) -> TokenPool:
     rules = PROFILES.rules([PROFILES.engine(f"sglang=={version}")])[f"sglang=={version}"]
     assert isinstance(rules, SglangRules)
     assert rules.memory is not None
@@ -58,11 +58,11 @@ def test_recurrent_layers_take_a_share_of_the_bytes() -> None:
 
 
 def test_a_window_without_a_pool_of_its_own_keeps_every_token() -> None:
-    plan = planned_on("sglang==0.5.23", "gemma-2-9b")
+    plan = planned_on(SGLANG_REF, "gemma-2-9b")
     # 42 layers, 8 KV heads of 256, keys and values of two bytes.
     assert plan.memory.kv_bytes_per_token == 42 * 8 * 256 * 2 * 2
     # Half of gpt-oss's layers have a window, and a pool with 0.8 of the tokens.
-    plan = planned_on("sglang==0.5.23", "gpt-oss-20b")
+    plan = planned_on(SGLANG_REF, "gpt-oss-20b")
     assert plan.memory.kv_bytes_per_token == int(12 * 1.8 * 8 * 64 * 2 * 2)
 
 

@@ -19,7 +19,7 @@ from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.published import published
-from tests.support.versions import SGLANG, since
+from tests.support.versions import NEWEST_SGLANG, SGLANG, since
 
 PROFILES = Profiles()
 MIB, GIB = 1024**2, 1024**3
@@ -162,19 +162,19 @@ def test_the_pool_is_as_large_as_one_that_was_measured(
 
 def test_the_pool_is_what_weights_leave_of_the_share() -> None:
     full = AttentionGroup(kind="full", layers=32, heads=32, kv_heads=8, head_dim=128)
-    tokens = kv_tokens(MEMORY["0.5.23"], [full], 8 * GIB, tp=1, element_bytes=2)
+    tokens = kv_tokens(MEMORY[NEWEST_SGLANG], [full], 8 * GIB, tp=1, element_bytes=2)
     assert tokens == 8 * GIB // (32 * 8 * 256 * 2)
     assert (
-        kv_tokens(MEMORY["0.5.23"], [full], 8 * GIB, tp=16, element_bytes=2) == tokens * 8
+        kv_tokens(MEMORY[NEWEST_SGLANG], [full], 8 * GIB, tp=16, element_bytes=2) == tokens * 8
     )  # one head is not cut
     latent = AttentionGroup(
         kind="mla", layers=61, heads=128, kv_heads=1, head_dim=576, value_dim=512
     )
-    assert kv_tokens(MEMORY["0.5.23"], [latent], GIB, tp=8, element_bytes=2) == GIB // (
+    assert kv_tokens(MEMORY[NEWEST_SGLANG], [latent], GIB, tp=8, element_bytes=2) == GIB // (
         61 * 576 * 2
     )
     sliding = full.evolve(kind="sliding", window=1024)
-    assert kv_tokens(MEMORY["0.5.23"], [full, sliding], 9 * GIB, tp=1, element_bytes=2) == int(
+    assert kv_tokens(MEMORY[NEWEST_SGLANG], [full, sliding], 9 * GIB, tp=1, element_bytes=2) == int(
         9 * GIB / (1.8 * 131072)
     )
     state = Recurrent(
@@ -187,9 +187,10 @@ def test_the_pool_is_what_weights_leave_of_the_share() -> None:
         ),
     ]
     assert (
-        kv_tokens(MEMORY["0.5.23"], hybrid, 19 * GIB, tp=1, element_bytes=2) == 10 * GIB // 131072
+        kv_tokens(MEMORY[NEWEST_SGLANG], hybrid, 19 * GIB, tp=1, element_bytes=2)
+        == 10 * GIB // 131072
     )
     assert (
-        kv_tokens(MEMORY["0.5.23"], [latent.evolve(index_dim=128)], GIB, tp=8, element_bytes=2)
+        kv_tokens(MEMORY[NEWEST_SGLANG], [latent.evolve(index_dim=128)], GIB, tp=8, element_bytes=2)
         is None
     )

@@ -16,7 +16,7 @@ from gateway.engines.vllm.attention_rules import AttentionRules
 from gateway.models.rank import Rank
 from tests.support.engine_rules import read_rules
 from tests.support.examples import examples
-from tests.support.versions import VLLM, vllm_before, vllm_since
+from tests.support.versions import NEWEST_VLLM, VLLM, vllm_before, vllm_since
 
 RULES = {version: read_rules(AttentionRules, "attention", version) for version in VLLM}
 
@@ -72,12 +72,12 @@ def test_older_versions_do_not_look_at_causality(version: str) -> None:
 
 def test_a_drafter_with_one_layer_that_sees_ahead_is_asked_for_as_such_whole() -> None:
     layers = (group("sliding", 128, window=512), group("full", 128, causal=False))
-    assert [row.backend for row in rows("0.33.0", "10.0", *layers, drafter=True)] == [
+    assert [row.backend for row in rows(NEWEST_VLLM, "10.0", *layers, drafter=True)] == [
         "FLASH_ATTN",
         "FLASH_ATTN",
     ]
     causal = (group("sliding", 128, window=512), group("full", 128))
-    assert [row.backend for row in rows("0.33.0", "10.0", *causal, drafter=True)] == [
+    assert [row.backend for row in rows(NEWEST_VLLM, "10.0", *causal, drafter=True)] == [
         "FLASHINFER",
         "FLASHINFER",
     ]
@@ -85,7 +85,7 @@ def test_a_drafter_with_one_layer_that_sees_ahead_is_asked_for_as_such_whole() -
 
 def test_a_forced_backend_that_refuses_a_drafter_leaves_none() -> None:
     (row,) = rows(
-        "0.33.0", "8.6", group("full", 512, causal=False), drafter=True, forced="FLASH_ATTN"
+        NEWEST_VLLM, "8.6", group("full", 512, causal=False), drafter=True, forced="FLASH_ATTN"
     )
     assert (row.status, row.backend) == ("none", None)
     assert "head size 512 is above 256" in reasons(row)["FLASH_ATTN"]
@@ -115,8 +115,8 @@ def test_gemma_4_gets_one_backend_for_both_of_its_head_sizes() -> None:
 def test_gpt_oss_needs_a_backend_with_sinks() -> None:
     layers = (group("sliding", 64, window=128, sinks=True), group("full", 64, sinks=True))
     assert {row.backend for row in rows("0.18.0", "12.0", *layers)} == {"TRITON_ATTN"}
-    assert {row.backend for row in rows("0.33.0", "12.0", *layers)} == {"FLASHINFER"}
-    assert {(row.backend, row.version) for row in rows("0.33.0", "9.0", *layers)} == {
+    assert {row.backend for row in rows(NEWEST_VLLM, "12.0", *layers)} == {"FLASHINFER"}
+    assert {(row.backend, row.version) for row in rows(NEWEST_VLLM, "9.0", *layers)} == {
         ("FLASH_ATTN", 3)
     }
 
@@ -138,11 +138,11 @@ def test_sparse_mla_has_no_backend_on_ampere(version: str) -> None:
 
 def test_mla_on_blackwell_is_unknown_without_the_sizes_that_decide_it() -> None:
     layers = group("mla", 576, value_dim=512, heads=128, kv_heads=1)
-    (bare,) = rows("0.33.0", "10.0", layers)
+    (bare,) = rows(NEWEST_VLLM, "10.0", layers)
     assert (bare.status, bare.refused[-1].reason) == ("unknown", "qk_nope_head_dim is not known")
-    (known,) = rows("0.33.0", "10.0", layers, config={"text_config": DEEPSEEK})
+    (known,) = rows(NEWEST_VLLM, "10.0", layers, config={"text_config": DEEPSEEK})
     assert (known.status, known.backend) == ("ok", "FLASHINFER_MLA")
-    (other,) = rows("0.33.0", "8.6", layers)  # nothing there asks for them
+    (other,) = rows(NEWEST_VLLM, "8.6", layers)  # nothing there asks for them
     assert other.backend == "TRITON_MLA"
 
 
@@ -159,14 +159,16 @@ def test_gemma_4_with_images_that_see_both_ways() -> None:
     config = {"model_type": "gemma4", "text_config": {"use_bidirectional_attention": "vision"}}
     how: dict[str, Any] = {"architecture": "Gemma4ForConditionalGeneration", "config": config}
     assert {row.backend for row in rows("0.26.0", "10.0", *kinds, **how)} == {"TRITON_ATTN"}
-    assert {row.backend for row in rows("0.33.0", "10.0", *kinds, **how)} == {"TRITON_FLASHINFER"}
-    assert {row.backend for row in rows("0.33.0", "9.0", *kinds, **how)} == {"TRITON_FLASH_ATTN"}
+    assert {row.backend for row in rows(NEWEST_VLLM, "10.0", *kinds, **how)} == {
+        "TRITON_FLASHINFER"
+    }
+    assert {row.backend for row in rows(NEWEST_VLLM, "9.0", *kinds, **how)} == {"TRITON_FLASH_ATTN"}
     how["config"] = {"model_type": "gemma4", "text_config": {"use_bidirectional_attention": None}}
-    assert {row.backend for row in rows("0.33.0", "10.0", *kinds, **how)} == {"FLASHINFER"}
+    assert {row.backend for row in rows(NEWEST_VLLM, "10.0", *kinds, **how)} == {"FLASHINFER"}
 
 
 def test_layers_that_see_both_ways_are_encoder_layers() -> None:
-    (row,) = rows("0.33.0", "8.6", group("full", 512, causal=False))
+    (row,) = rows(NEWEST_VLLM, "8.6", group("full", 512, causal=False))
     assert row.backend == "TRITON_ATTN"
     assert reasons(row)["FLASHINFER"] == "does not do encoder-only attention"
 
@@ -176,9 +178,9 @@ def test_vision_and_recurrent_layers_have_choices_of_their_own() -> None:
         kind="gdn", heads=32, rows=128, columns=128, groups=16, conv_channels=8192, conv_kernel=4
     )
     layers = (group("vision", 72, causal=False), group("recurrent", 0, recurrent=state))
-    found = rows("0.33.0", "8.6", *layers, forced="TRITON_ATTN")
+    found = rows(NEWEST_VLLM, "8.6", *layers, forced="TRITON_ATTN")
     assert [(row.backend, row.version) for row in found] == [("FLASH_ATTN", 2), ("GDN_ATTN", None)]
-    turing = rows("0.33.0", "7.5", layers[0])
+    turing = rows(NEWEST_VLLM, "7.5", layers[0])
     assert turing[0].backend == "TORCH_SDPA"
 
 
@@ -186,9 +188,9 @@ def test_vision_and_recurrent_layers_have_choices_of_their_own() -> None:
 
 
 def test_a_forced_backend_stands_alone() -> None:
-    assert choose("0.33.0", "8.6", forced="FLEX_ATTENTION").backend == "FLEX_ATTENTION"
-    assert choose("0.33.0", "8.6", forced="auto").backend == "FLASH_ATTN"
-    refused = choose("0.33.0", "8.6", forced="FLEX_ATTENTION", sinks=True, kv_dtype="fp8")
+    assert choose(NEWEST_VLLM, "8.6", forced="FLEX_ATTENTION").backend == "FLEX_ATTENTION"
+    assert choose(NEWEST_VLLM, "8.6", forced="auto").backend == "FLASH_ATTN"
+    refused = choose(NEWEST_VLLM, "8.6", forced="FLEX_ATTENTION", sinks=True, kv_dtype="fp8")
     assert refused.status == "none"
     text = (
         "takes KV cache dtype auto or float16 or bfloat16, not fp8; does not take attention sinks"
@@ -197,12 +199,12 @@ def test_a_forced_backend_stands_alone() -> None:
 
 
 def test_what_the_rules_do_not_describe_is_unknown() -> None:
-    assert choose("0.33.0", "8.6", forced="HPC_ATTN").status == "unknown"
-    assert choose("0.33.0", "8.6", kv_dtype="nvfp4").status == "unknown"
-    assert choose("0.33.0", "", head_dim=64).status == "unknown"
-    assert choose("0.33.0", "8.6", kind="recurrent").status == "unknown"
+    assert choose(NEWEST_VLLM, "8.6", forced="HPC_ATTN").status == "unknown"
+    assert choose(NEWEST_VLLM, "8.6", kv_dtype="nvfp4").status == "unknown"
+    assert choose(NEWEST_VLLM, "", head_dim=64).status == "unknown"
+    assert choose(NEWEST_VLLM, "8.6", kind="recurrent").status == "unknown"
     (row,) = rows(
-        "0.33.0", "10.0", group("mla", 512, value_dim=448), architecture="DeepseekV4ForCausalLM"
+        NEWEST_VLLM, "10.0", group("mla", 512, value_dim=448), architecture="DeepseekV4ForCausalLM"
     )
     assert (row.status, row.refused[0].reason) == (
         "unknown",
@@ -211,8 +213,8 @@ def test_what_the_rules_do_not_describe_is_unknown() -> None:
 
 
 def test_a_package_that_is_missing_changes_the_answer() -> None:
-    assert choose("0.33.0", "10.0").backend == "FLASHINFER"
-    bare = choose("0.33.0", "10.0", packages=frozenset())
+    assert choose(NEWEST_VLLM, "10.0").backend == "FLASHINFER"
+    bare = choose(NEWEST_VLLM, "10.0", packages=frozenset())
     assert (bare.backend, bare.version) == ("FLASH_ATTN", 4)
     assert reasons(bare) == {"FLASHINFER": "the package flashinfer is not installed"}
 
@@ -249,7 +251,7 @@ attention_queries = st.builds(
     head_dim=st.integers(-4, 1 << 40) | st.sampled_from([64, 128, 256, 512, 576]),
     heads=st.integers(0, 1 << 20),
     dtype=st.sampled_from(["bfloat16", "float16", "float32", "", "int3"]),
-    kv_dtype=st.sampled_from([*RULES["0.33.0"].kv_dtypes, "nvfp4", ""]),
+    kv_dtype=st.sampled_from([*RULES[NEWEST_VLLM].kv_dtypes, "nvfp4", ""]),
     block_size=sizes,
     sinks=st.booleans(),
     causal=st.booleans(),
@@ -304,7 +306,9 @@ def test_any_layer_gets_an_answer_with_a_reason_and_never_an_error(
 )
 def test_no_config_makes_it_raise(config: dict[str, Any], tp: int) -> None:
     layers = [group("mla", 576, value_dim=512, index_dim=128), group("full", 128)]
-    found = layer_attention(layers, RULES["0.33.0"], Rank(tp=tp, capability="10.0"), config=config)
+    found = layer_attention(
+        layers, RULES[NEWEST_VLLM], Rank(tp=tp, capability="10.0"), config=config
+    )
     assert len(found) == 2
 
 

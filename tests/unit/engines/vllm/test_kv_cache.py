@@ -15,6 +15,7 @@ from gateway.engines.vllm.kv_cache import cache, state_bytes
 from gateway.models.rank import Rank
 from tests.conformance.kv_questions import LENGTHS
 from tests.support.published import TRAITS, published
+from tests.support.versions import NEWEST_VLLM
 
 
 def full(layers: int, kv_heads: int, head_dim: int, **fields: Any) -> AttentionGroup:
@@ -112,7 +113,7 @@ READ = [
 @pytest.mark.parametrize("name", READ)
 def test_what_is_read_of_a_config_keeps_the_same(name: str) -> None:
     read, known = (
-        cache(attention, Rank(tp=2, capability="9.0"), 16, TRAITS["0.33.0"])
+        cache(attention, Rank(tp=2, capability="9.0"), 16, TRAITS[NEWEST_VLLM])
         for attention in (published(name).attention, MODELS[name])
     )
     assert read.bytes_per_token == known.bytes_per_token

@@ -14,6 +14,7 @@ from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, spec, wish
 from tests.support.planning import decide
 from tests.support.published import published
+from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
 SHARED = Mount(source="fitserve-models", target="/models")
@@ -87,7 +88,7 @@ def with_template(value: str) -> tuple[str, ...]:
 ADAPTER = AdapterRef(name="team/sql", source="/models/sql")
 
 
-@pytest.mark.parametrize("ref", ["vllm==0.33.0", "sglang==0.5.23"])
+@pytest.mark.parametrize("ref", [VLLM_REF, SGLANG_REF])
 def test_adapters_below_the_models_are_let_through(ref: str) -> None:
     engine = PROFILES.engine(ref)
     found = decide(spec(), machine("3090"), [engine], wish(), rules=PROFILES.rules([engine])).plans[

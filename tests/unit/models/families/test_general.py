@@ -26,6 +26,7 @@ from tests.support.makers import wish
 from tests.support.paths import MODELS, ROOT
 from tests.support.planning import decide
 from tests.support.published import CONFIGS, TENSORS, config, tensors
+from tests.support.versions import VLLM_REF
 
 PROFILES = Profiles()
 # What names of fields cannot tell, by how much: sizes and ties that only a family's own defaults
@@ -180,7 +181,7 @@ def decided(
     listed: bool = True,
     **wanted: Any,
 ) -> Decision:
-    engine = PROFILES.engine("vllm==0.33.0")
+    engine = PROFILES.engine(VLLM_REF)
     if listed:
         engine = engine.evolve(architectures=(*engine.architectures, "UnheardForCausalLM"))
     engine = engine.evolve(config_classes=(*engine.config_classes, "unheard"))

@@ -14,8 +14,9 @@ from gateway.planner.explain import more_of, not_here
 from gateway.planner.service.startable import Startable
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import plan, wish
+from tests.support.versions import NEWEST_VLLM, VLLM_REF
 
-OLD, NEW = (Profiles().engine(ref) for ref in ("vllm==0.19.1", "vllm==0.33.0"))
+OLD, NEW = (Profiles().engine(ref) for ref in ("vllm==0.19.1", VLLM_REF))
 
 
 def installed(tmp_path: Path, *engines: Engine) -> Path:
@@ -72,7 +73,7 @@ def test_an_engine_that_is_not_here_is_told_with_its_command_and_its_gain(tmp_pa
     assert [(one.engine, one.here) for one in told.engines] == [(OLD.ref, True), (NEW.ref, False)]
     assert told.engines[1].gain == 0.5
     assert not_here(told) == [
-        "vllm==0.33.0: not installed here; `fitserve engine install vllm==0.33.0`: 50% more"
+        f"vllm=={NEWEST_VLLM}: not installed here; `fitserve engine install vllm=={NEWEST_VLLM}`: 50% more"
         " tokens/s"
     ]
     assert told.plans == ours.plans, "what add would start is not touched"
@@ -97,7 +98,7 @@ def test_where_nothing_is_here_whatever_could_serve_is_told(tmp_path: Path) -> N
         decision(), [], [OLD, NEW], wish(), lambda _: decision(with_speed(NEW, 1, 1))
     )
     (line,) = not_here(told)
-    assert "fitserve engine install vllm==0.33.0" in line
+    assert f"fitserve engine install vllm=={NEWEST_VLLM}" in line
     assert "8,192 tokens of context" in line
 
 

@@ -15,6 +15,7 @@ from gateway.engines.common.chat.repair import repaired
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, spec, wish
 from tests.support.planning import decide
+from tests.support.versions import VLLM_REF
 
 PROFILES = Profiles()
 REPAIRS = PROFILES.parsers.repairs
@@ -149,7 +150,7 @@ def test_every_repair_is_tried() -> None:
 
 
 def test_the_plan_says_what_is_repaired_and_the_users_template_wins() -> None:
-    here = PROFILES.engine("vllm==0.33.0")
+    here = PROFILES.engine(VLLM_REF)
     model = spec().evolve(chat_template=LLAMA)
     known = {"rules": PROFILES.rules([here]), "parsers": PROFILES.parsers}
     plan = decide(model, machine("3090"), [here], wish(), **known).plans[0]  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from gateway.engines.common.chat import template
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine, machine, spec, wish
 from tests.support.planning import decide
+from tests.support.versions import SGLANG, SGLANG_REF, VLLM, VLLM_REF
 
 PROFILES = Profiles()
 GIVEN = ChatTemplate(
@@ -20,7 +21,7 @@ TOKENS = ("<think>", "</think>")
 
 
 def planned(
-    ref: str = "vllm==0.33.0", published: str | None = None, given: ChatTemplate | None = None
+    ref: str = VLLM_REF, published: str | None = None, given: ChatTemplate | None = None
 ) -> Plan:
     model = spec().evolve(chat_template=published, added_tokens=TOKENS)
     here = PROFILES.engine(ref)
@@ -36,9 +37,7 @@ def planned(
     return found.plans[0]
 
 
-@pytest.mark.parametrize(
-    "ref", ["vllm==0.18.0", "vllm==0.33.0", "sglang==0.5.10.post1", "sglang==0.5.23"]
-)
+@pytest.mark.parametrize("ref", [f"vllm=={VLLM[0]}", VLLM_REF, f"sglang=={SGLANG[0]}", SGLANG_REF])
 @pytest.mark.parametrize("published", [None, "{{ messages }}"])
 def test_tools_and_thoughts_follow_from_the_template_of_the_user(
     ref: str, published: str | None

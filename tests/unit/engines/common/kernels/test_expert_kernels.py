@@ -14,7 +14,7 @@ from gateway.models.scheme import MoeShape, Scheme
 from tests.conformance.moe_questions import CAPABILITIES
 from tests.support.engine_rules import SCHEMES, read_rules, tells_the_line
 from tests.support.examples import examples
-from tests.support.versions import VLLM
+from tests.support.versions import NEWEST_VLLM, VLLM
 
 RULES = {version: read_rules(MoeRules, "moe", version) for version in VLLM}
 
@@ -80,7 +80,7 @@ def test_a_width_of_352_is_padded_for_marlin_by_later_versions_and_left_to_trito
     assert early.kernel == "MoeWNA16Method"
     assert "Triton" in early.note
     # AutoRound's own path never pads.
-    assert wna16("0.33.0", 352, origin="auto-round").kernel == "TRITON"
+    assert wna16(NEWEST_VLLM, 352, origin="auto-round").kernel == "TRITON"
 
 
 @pytest.mark.parametrize("version", ["0.18.0", "0.19.1", "0.26.0"])
@@ -122,7 +122,7 @@ def test_every_refusal_is_kept_with_its_numbers() -> None:
         dtype="bfloat16",
         routing="sigmoid",
     )
-    choice = choose_moe(RULES["0.33.0"], shape, "8.6")
+    choice = choose_moe(RULES[NEWEST_VLLM], shape, "8.6")
     assert choice.kernel == "MARLIN"
     reasons = {refusal.kernel: refusal.reason for refusal in choice.refused}
     assert reasons["TRITON"] == "needs compute capability 8.9 or higher, this GPU has 8.6"
@@ -143,8 +143,8 @@ def test_a_router_that_is_not_known_matters_only_where_a_backend_asks() -> None:
         scheme=Scheme(kind="unquantized", bits=16),
         dtype="bfloat16",
     )
-    assert choose_moe(RULES["0.33.0"], shape, "9.0").kernel == "TRITON"
-    assert choose_moe(RULES["0.33.0"], shape, "10.0").status == "unknown"
+    assert choose_moe(RULES[NEWEST_VLLM], shape, "9.0").kernel == "TRITON"
+    assert choose_moe(RULES[NEWEST_VLLM], shape, "10.0").status == "unknown"
 
 
 def test_a_forced_backend_stands_alone_and_a_wrong_one_is_refused() -> None:
@@ -157,11 +157,11 @@ def test_a_forced_backend_stands_alone_and_a_wrong_one_is_refused() -> None:
         routing="renormalize",
     )
     assert (
-        choose_moe(RULES["0.33.0"], shape, "9.0", forced="flashinfer_cutlass").kernel
+        choose_moe(RULES[NEWEST_VLLM], shape, "9.0", forced="flashinfer_cutlass").kernel
         == "FLASHINFER_CUTLASS"
     )
-    assert choose_moe(RULES["0.33.0"], shape, "9.0", forced="auto").kernel == "TRITON"
-    refused = choose_moe(RULES["0.33.0"], shape, "9.0", forced="deep_gemm")
+    assert choose_moe(RULES[NEWEST_VLLM], shape, "9.0", forced="auto").kernel == "TRITON"
+    refused = choose_moe(RULES[NEWEST_VLLM], shape, "9.0", forced="deep_gemm")
     assert (refused.status, refused.refused[0].kernel) == ("none", "--moe-backend deep_gemm")
 
 

@@ -14,7 +14,7 @@ from gateway.models.scheme import LinearShape, Scheme
 from tests.conformance.linear_questions import CAPABILITIES
 from tests.support.engine_rules import SCHEMES, read_rules, tells_the_line
 from tests.support.examples import examples
-from tests.support.versions import VLLM, vllm_since
+from tests.support.versions import NEWEST_VLLM, VLLM, vllm_since
 
 RULES = {version: read_rules(LinearRules, "linear", version) for version in VLLM}
 
@@ -102,8 +102,8 @@ def test_a_group_that_straddles_ranks_is_beyond_padding() -> None:
     sharded = LinearShape(
         k=576, n=4096, full_k=1152, scheme=Scheme(kind="wna16", group=128), dtype="bfloat16"
     )
-    assert choose(RULES["0.33.0"], sharded, "8.6").kernel == "HummingLinearKernel"
-    without = choose(RULES["0.33.0"], sharded, "8.6", packages=frozenset())
+    assert choose(RULES[NEWEST_VLLM], sharded, "8.6").kernel == "HummingLinearKernel"
+    without = choose(RULES[NEWEST_VLLM], sharded, "8.6", packages=frozenset())
     assert without.status == "none"
     reasons = {refusal.kernel: refusal.reason for refusal in without.refused}
     assert reasons["MarlinLinearKernel"] == "K=576 is not a multiple of the group size 128"
@@ -138,12 +138,12 @@ def test_a_forced_backend_stands_alone() -> None:
 
 def test_a_backend_without_a_kernel_for_the_scheme_is_refused_by_0_26_and_ignored_by_0_33() -> None:
     assert fp8("0.26.0", "8.6", forced="machete").status == "none"
-    assert fp8("0.33.0", "8.6", forced="machete").kernel == "MarlinFP8ScaledMMLinearKernel"
+    assert fp8(NEWEST_VLLM, "8.6", forced="machete").kernel == "MarlinFP8ScaledMMLinearKernel"
 
 
 def test_a_backend_that_the_version_does_not_have_is_unknown() -> None:
     assert wna16("0.19.1", "8.6", k=4096, n=4096, group=128, forced="marlin").status == "unknown"
-    assert wna16("0.33.0", "8.6", k=4096, n=4096, group=128, forced="marlyn").status == "unknown"
+    assert wna16(NEWEST_VLLM, "8.6", k=4096, n=4096, group=128, forced="marlyn").status == "unknown"
 
 
 def test_a_package_that_is_missing_changes_the_answer() -> None:
@@ -160,7 +160,7 @@ def test_a_scheme_that_the_version_does_not_describe_is_unknown_not_refused() ->
         k=4096, n=4096, scheme=Scheme(kind="mxfp8", bits=8, group=32), dtype="bfloat16"
     )
     assert choose(RULES["0.19.1"], shape, "8.6").status == "unknown"
-    assert choose(RULES["0.33.0"], shape, "8.6").kernel == "MarlinMxfp8LinearKernel"
+    assert choose(RULES[NEWEST_VLLM], shape, "8.6").kernel == "MarlinMxfp8LinearKernel"
 
 
 def test_act_order_is_turned_away_by_0_33_before_any_kernel() -> None:
@@ -168,7 +168,7 @@ def test_act_order_is_turned_away_by_0_33_before_any_kernel() -> None:
         k=4096, n=4096, scheme=Scheme(kind="wna16", group=128, act_order=True), dtype="float16"
     )
     assert choose(RULES["0.26.0"], shape, "8.6").kernel == "MarlinLinearKernel"
-    choice = choose(RULES["0.33.0"], shape, "8.6")
+    choice = choose(RULES[NEWEST_VLLM], shape, "8.6")
     assert choice.status == "none"
     assert "desc_act" in choice.refused[0].reason
 

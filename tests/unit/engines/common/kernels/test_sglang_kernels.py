@@ -24,7 +24,7 @@ from gateway.planner.repairs import repairs
 from gateway.profiles.profiles import Profiles
 from tests.conformance import sglang_memory_questions, sglang_moe_questions
 from tests.support.published import published
-from tests.support.versions import SGLANG
+from tests.support.versions import SGLANG, VLLM_REF
 
 PROFILES = Profiles()
 ENGINES = {version: PROFILES.engine(f"sglang=={version}") for version in SGLANG}
@@ -198,7 +198,7 @@ def test_weights_that_do_not_fit_are_not_quantized_while_they_load_because_they_
             )
             if variant.quantization
         ]
-        for engine in (ENGINES[version], PROFILES.engine("vllm==0.33.0"))
+        for engine in (ENGINES[version], PROFILES.engine(VLLM_REF))
     }
     assert offered == {"sglang": [], "vllm": ["fp8"]}
 

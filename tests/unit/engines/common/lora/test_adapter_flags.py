@@ -13,17 +13,14 @@ from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, spec, wish
 from tests.support.planning import decide
 from tests.support.published import published
+from tests.support.versions import SGLANG, VLLM
 
 PROFILES = Profiles()
 LAYER = AdapterLayer(module="model.layers.*.self_attn.q_proj", inputs=4096, outputs=4096, rank=12)
 SQL = Adapter(name="sql", source="org/sql", revision="0" * 40, rank=12, layers=(LAYER,))
 VERSIONS = (
-    "vllm==0.18.0",
-    "vllm==0.19.1",
-    "vllm==0.26.0",
-    "vllm==0.33.0",
-    "sglang==0.5.10.post1",
-    "sglang==0.5.23",
+    *(f"vllm=={version}" for version in VLLM),
+    *(f"sglang=={version}" for version in SGLANG),
 )
 
 
@@ -62,7 +59,7 @@ def test_each_version_is_told_by_its_own_flags(ref: str) -> None:
     assert list(json.loads(placed[1]).values()) == ["sql-v1", "/m/sql"]
 
 
-@pytest.mark.parametrize("ref", VERSIONS[:4])
+@pytest.mark.parametrize("ref", VERSIONS[: len(VLLM)])
 def test_a_rank_that_the_engine_does_not_take_is_refused(ref: str) -> None:
     found = decision(ref, SQL.evolve(rank=1024))
     assert not found.plans

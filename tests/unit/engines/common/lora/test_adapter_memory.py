@@ -6,6 +6,7 @@ from gateway.engines.common.layers.build import build
 from gateway.engines.common.lora.adapter_memory import bytes_on_rank
 from gateway.engines.registry import engine_kind
 from tests.support.makers import spec
+from tests.support.versions import VLLM_REF
 from tests.unit.engines.common.lora.test_adapter_flags import PROFILES, SQL, planned
 
 
@@ -14,12 +15,12 @@ def test_room_is_made_in_every_layer_whatever_the_adapter_changes() -> None:
     # embedding and head.
     layer = (3 * 4096 + 6144) + (4096 + 4096) + (2 * 4096 + 28672) + (14336 + 4096)
     numbers = 32 * layer + 2 * (128256 + 4096)
-    model, engine = spec(), PROFILES.engine("vllm==0.33.0")
+    model, engine = spec(), PROFILES.engine(VLLM_REF)
     kind = engine_kind(engine.kind)
     built = build(model, frozenset(engine.traits))
     assert bytes_on_rank(engine, kind, (SQL,), built, model, 1) == numbers * 16 * 2
     assert bytes_on_rank(engine, kind, (SQL, SQL), built, model, 1) == 2 * numbers * 16 * 2
     assert bytes_on_rank(engine, kind, (SQL,), built, model, 2) < numbers * 16 * 2
-    plan, without = planned("vllm==0.33.0", SQL), planned("vllm==0.33.0")
+    plan, without = planned(VLLM_REF, SQL), planned(VLLM_REF)
     assert plan.memory.weights_bytes - without.memory.weights_bytes == numbers * 16 * 2
     assert plan.memory.kv_bytes < without.memory.kv_bytes

@@ -14,6 +14,7 @@ from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.published import published
+from tests.support.versions import VLLM_REF
 
 NAME = "language_model.model.layers.37.mlp.shared_expert.gate_up_proj"
 
@@ -102,7 +103,7 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize(("name", "ref"), list(product(BLOCKS, ["vllm==0.19.1", "vllm==0.33.0"])))
+@pytest.mark.parametrize(("name", "ref"), list(product(BLOCKS, ["vllm==0.19.1", VLLM_REF])))
 def test_a_checkpoint_with_such_a_pattern_is_refused_in_words(name: str, ref: str) -> None:
     profiles = Profiles()
     engines = [profiles.engine(ref)]

@@ -13,6 +13,7 @@ from gateway.engines.common.rules.check import Check, Undecided, first_refusal
 from gateway.engines.common.rules.subject import AttentionQuery, Subject
 from gateway.errors import SettingsError
 from gateway.profiles.profiles import Profiles, shipped
+from tests.support.versions import NEWEST_VLLM, VLLM_REF
 
 AMPERE = Subject("8.6", attention=AttentionQuery(kind="mla", head_dim=576))
 
@@ -96,17 +97,19 @@ def test_a_profile_of_a_user_with_a_wrong_condition_names_file_place_and_nearest
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "engines" / "vllm"
-    (folder / "0.33.0").mkdir(parents=True)
-    (folder / "0.33.0.yaml").write_text((shipped() / "engines/vllm/0.33.0.yaml").read_text())
+    (folder / NEWEST_VLLM).mkdir(parents=True)
+    (folder / f"{NEWEST_VLLM}.yaml").write_text(
+        (shipped() / f"engines/vllm/{NEWEST_VLLM}.yaml").read_text()
+    )
     rules = (
-        (shipped() / "engines/vllm/0.33.0/linear.yaml")
+        (shipped() / f"engines/vllm/{NEWEST_VLLM}/linear.yaml")
         .read_text()
         .replace("n_packs: true", "n_pack: true", 1)
     )
-    (folder / "0.33.0" / "linear.yaml").write_text(rules)
+    (folder / NEWEST_VLLM / "linear.yaml").write_text(rules)
     profiles = Profiles(tmp_path)
     with pytest.raises(SettingsError) as error:
-        profiles.rules([profiles.engine("vllm==0.33.0")])
+        profiles.rules([profiles.engine(VLLM_REF)])
     assert (
         "linear.yaml is wrong at kernels.AutoAWQLinearMethod.requires.1: there is no condition"
         " `n_pack`" in str(error.value)

@@ -35,7 +35,7 @@ from gateway.profiles.profiles import shipped
 from tests.conformance.speculative_questions import DRAFTERS
 from tests.support.examples import examples
 from tests.support.paths import MODELS
-from tests.support.versions import VLLM, since, vllm_before, vllm_since
+from tests.support.versions import NEWEST_VLLM, VLLM, since, vllm_before, vllm_since
 
 RULES = {
     version: SpeculativeRules.model_validate(
@@ -181,7 +181,7 @@ def test_a_version_without_the_method_serves_the_target_alone(version: str) -> N
 
 
 def test_a_drafter_without_a_backend_is_dropped_with_every_reason() -> None:
-    found = gemma("0.33.0", no_backend)
+    found = gemma(NEWEST_VLLM, no_backend)
     assert found.method.value == "none"
     assert found.config == {}
     assert [refusal.kernel for refusal in found.refused] == ["FLASH_ATTN", "FLASHINFER"]
@@ -208,7 +208,7 @@ def by_rules(version: str, capability: str, kv_dtype: str) -> Any:
 
 
 def test_the_user_decides_the_number_of_tokens() -> None:
-    assert gemma("0.33.0", num_speculative_tokens=4).config["num_speculative_tokens"] == 4
+    assert gemma(NEWEST_VLLM, num_speculative_tokens=4).config["num_speculative_tokens"] == 4
 
 
 # --- policy ---
@@ -220,8 +220,8 @@ def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
             target("glm-4.5-air"),
             None,
             wish(**fields),
-            engine("0.33.0"),
-            RULES["0.33.0"],
+            engine(NEWEST_VLLM),
+            RULES[NEWEST_VLLM],
             attends,
             Rank(),
         )
@@ -243,13 +243,25 @@ def test_auto_drafts_with_the_checkpoints_own_layers_only(
 ) -> None:
     spec = target(name, drafting=drafting)
     found = speculated(
-        spec, None, wish(speculative="auto"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=1)
+        spec,
+        None,
+        wish(speculative="auto"),
+        engine(NEWEST_VLLM),
+        RULES[NEWEST_VLLM],
+        attends,
+        Rank(tp=1),
     )
     assert found.method.value == method
     assert why in found.method.reason
     assert not found.warnings
     asked = speculated(
-        spec, None, wish(speculative="mtp"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=1)
+        spec,
+        None,
+        wish(speculative="mtp"),
+        engine(NEWEST_VLLM),
+        RULES[NEWEST_VLLM],
+        attends,
+        Rank(tp=1),
     )
     assert asked.method.value == method
     assert bool(asked.warnings) == (method == "none")
@@ -275,8 +287,8 @@ def test_a_drafter_for_another_model_is_dropped() -> None:
         target("llama-3.1-8b"),
         drafter("eagle3 llama"),
         asked,
-        engine("0.33.0"),
-        RULES["0.33.0"],
+        engine(NEWEST_VLLM),
+        RULES[NEWEST_VLLM],
         attends,
         Rank(),
     )
@@ -285,8 +297,8 @@ def test_a_drafter_for_another_model_is_dropped() -> None:
         target("gpt-oss-20b"),
         drafter("eagle3 llama"),
         asked,
-        engine("0.33.0"),
-        RULES["0.33.0"],
+        engine(NEWEST_VLLM),
+        RULES[NEWEST_VLLM],
         attends,
         Rank(),
     )
@@ -398,8 +410,8 @@ def test_no_config_raises_anything_but_bad_model(name: str, field: str, value: A
         target("qwen3-8b"),
         found,
         wish(drafter="a/b"),
-        engine("0.33.0"),
-        RULES["0.33.0"],
+        engine(NEWEST_VLLM),
+        RULES[NEWEST_VLLM],
         attends,
         Rank(tp=2),
     )

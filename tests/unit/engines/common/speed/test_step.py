@@ -17,9 +17,10 @@ from gateway.engines.registry import engine_kind
 from gateway.models.rank import Rank
 from gateway.profiles.profiles import Profiles
 from tests.support.published import published
+from tests.support.versions import NEWEST_VLLM, VLLM_REF
 
 PROFILES = Profiles()
-TABLE, VLLM = PROFILES.pace.table, PROFILES.engine("vllm==0.33.0")
+TABLE, VLLM = PROFILES.pace.table, PROFILES.engine(VLLM_REF)
 NONE = Graphs(0, 0)
 WHOLE = Part(memory=1, flops=1)
 H100 = Machine(3.35e12, {"bfloat16": 989e12, "fp8": 1979e12}, Wire(300e9, 8e-6), "")
@@ -157,9 +158,9 @@ def test_without_graphs_the_cpu_and_the_gpu_take_turns() -> None:
 
 
 def test_graphs_are_those_that_the_engine_makes() -> None:
-    assert TABLE.graphs("vllm", "0.33.0", 1024, eager=False) == Graphs(512, 512)
-    assert TABLE.graphs("vllm", "0.33.0", 64, eager=False) == Graphs(128, 128)
-    assert TABLE.graphs("vllm", "0.33.0", 64, eager=True) == NONE
+    assert TABLE.graphs("vllm", NEWEST_VLLM, 1024, eager=False) == Graphs(512, 512)
+    assert TABLE.graphs("vllm", NEWEST_VLLM, 64, eager=False) == Graphs(128, 128)
+    assert TABLE.graphs("vllm", NEWEST_VLLM, 64, eager=True) == NONE
     assert TABLE.graphs("sglang", "0.5.10.post1", 64, eager=False) == Graphs()
     assert TABLE.graphs("sglang", "0.5.9", 64, eager=False) == Graphs(prompts=0)
 
