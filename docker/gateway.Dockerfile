@@ -1,4 +1,4 @@
-# The gateway and its agent. Any base with Python >= 3.11 and its venv module will do.
+# Gateway and agent. Any base image with Python 3.11 or newer and its venv module works.
 ARG BASE_IMAGE=python:3.12-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
@@ -11,7 +11,7 @@ RUN python3 -m venv /opt/fitserve \
 COPY pyproject.toml README.md LICENSE ./
 COPY gateway ./gateway
 COPY profiles ./profiles
-# The wheel is built with pinned tools, so nothing is fetched that has no hash.
+# Pinned tools build the wheel, so every download has a hash.
 RUN /opt/build/bin/python -m hatchling build -t wheel -d /src/dist \
  && /opt/fitserve/bin/python -m pip install --no-cache-dir --no-deps --no-index /src/dist/*.whl \
  && /opt/fitserve/bin/python -m pip uninstall -y pip setuptools >/dev/null

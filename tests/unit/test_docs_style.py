@@ -14,8 +14,10 @@ COLUMNS = 100
 PARAGRAPH_LINES = 6
 CELL_CHARACTERS = 200
 SENTENCE_WORDS = 25
+# Their pages are held to the form alone.
+FOLDERS = (".github", "benchmarks", "examples", "tests")
 
-# Pages for readers, and the notebooks of measurements, whose sentences stay as they were written.
+# Pages for readers. Notebooks of measurements are held to the form alone.
 READERS = (
     *(
         path
@@ -27,7 +29,7 @@ READERS = (
 )
 PAGES = (
     *READERS,
-    *sorted(path for folder in ("benchmarks", "tests") for path in (ROOT / folder).rglob("*.md")),
+    *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")),
 )
 LIST_ITEM = re.compile(r"^\s*(?:[*-]|\d+\.) ")
 PRONOUN_SUBJECT = re.compile(
