@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from gateway.domain import AttentionGroup, Shard, TensorGroup
 from gateway.errors import BadModel
@@ -56,11 +56,9 @@ def read_drafter(
     tokens, named_in = _tokens(top, method)
     own = Fields({**layer.config, **config}, source)
     inner = Fields(own.mapping("dflash_config", own.mapping("eagle_config", {})), source)
-    plain = (
-        read_model(source, revision, config, tensors, None, (), None)
-        if method == "draft_model"
-        else None
-    )
+    plain = None
+    if method == "draft_model":
+        plain = read_model(source, revision, config, tensors, None, (), None)
     attention = plain.attention if plain else _attention(layer, own, inner, method)
     draft_vocab = own.integer("draft_vocab_size", default=vocab)
     layers = _numbers(own, inner)
@@ -244,6 +242,16 @@ def _causal(own: Fields, inner: Fields, all_slide: bool) -> bool:
     return all_slide and not inner.flag("use_swa")
 
 
+def _norm_count(method: DraftMethod, layers: int) -> int:
+    counts = {
+        "eagle": 2 * layers - 1,
+        "eagle3": 3 * layers + 1,
+        "dflash": 2 * layers + 3,
+        "dspark": 2 * layers + 2,
+    }
+    return counts[method]
+
+
 def _shapes(
     layer: Fields,
     own: Fields,
@@ -277,24 +285,19 @@ def _shapes(
 
     # The first layer of an EAGLE3 reads the token and the hidden state.
     wide = 1 if method == "eagle3" else 0
-    for name, size, shard in (
+    projections: tuple[tuple[str, int, Shard], ...] = (
         ("q_proj", queries, "column"),
         ("k_proj", keys, "kv"),
         ("v_proj", keys, "kv"),
-    ):
-        add(f"layers.0.{name}", cast("Shard", shard), size, 2 * hidden, count=wide)
-        add(f"layers.*.{name}", cast("Shard", shard), size, hidden, count=layers - wide)
+    )
+    for name, size, shard in projections:
+        add(f"layers.0.{name}", shard, size, 2 * hidden, count=wide)
+        add(f"layers.*.{name}", shard, size, hidden, count=layers - wide)
     add("layers.*.o_proj", "row", hidden, queries, count=layers)
     for name in ("gate_proj", "up_proj"):
         add(f"layers.*.{name}", "column", width, hidden, count=layers)
     add("layers.*.down_proj", "row", hidden, width, count=layers)
-    norms = {
-        "eagle": 2 * layers - 1,
-        "eagle3": 3 * layers + 1,
-        "dflash": 2 * layers + 3,
-        "dspark": 2 * layers + 2,
-    }
-    add("norms", "replicated", hidden, count=norms[method])
+    add("norms", "replicated", hidden, count=_norm_count(method, layers))
     if layer.word("model_type").startswith("qwen3"):
         add("layers.*.qk_norm", "replicated", heads.head_dim, count=2 * layers)
     inputs = {"eagle": 2 * hidden, "eagle3": 3 * target_hidden}.get(

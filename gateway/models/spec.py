@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
-from gateway.domain import Experts, ModelSpec, Quant, Task, TensorGroup
+from gateway.domain import AttentionGroup, Experts, ModelSpec, Quant, Task, TensorGroup
 from gateway.errors import BadModel
 from gateway.models.families import general
 from gateway.models.families.blueprint import Blueprint
@@ -92,14 +92,10 @@ def read_model(
     plan = blueprint_of(config, source)
     attention, experts = plan.attention, _planned_experts(plan, fields)
     dtype = _dtype(top, fields, tensors)
-    encoder = family in ENCODERS or all(group.kind == "encoder" for group in attention)
-    task: Task = "embed" if encoder else task_hint or "generate"
-    if architecture.endswith("ForSequenceClassification"):
-        task = "rerank"
+    task = _task(architecture, family, attention, task_hint)
     # A tied head is the embedding, and pooling drops the head: engines load neither, even where a
     # file has one.
-    tied = _tied(plan)
-    headless = task != "generate" or tied
+    headless = task != "generate" or _tied(plan)
     groups: tuple[TensorGroup, ...] = ()
     drafts: tuple[TensorGroup, ...] = ()
     if tensors is not None:
@@ -133,6 +129,15 @@ def read_model(
         file_bytes=file_bytes,
         config=dict(config),
     )
+
+
+def _task(
+    architecture: str, family: str, attention: tuple[AttentionGroup, ...], hint: Task | None
+) -> Task:
+    if architecture.endswith("ForSequenceClassification"):
+        return "rerank"
+    encoder = family in ENCODERS or all(group.kind == "encoder" for group in attention)
+    return "embed" if encoder else hint or "generate"
 
 
 def group_tensors(tensors: Mapping[str, Tensor]) -> tuple[TensorGroup, ...]:

@@ -242,7 +242,8 @@ def _facts(source: str, commit: str | None, files: Files) -> Facts:
     for shard, header in zip(shards, files.headers(shards), strict=True):
         if duplicates := tensors.keys() & header.tensors.keys():
             raise BadModel(
-                f"{files.location(shard)} has tensor {min(duplicates)}, and another file has it too.",
+                f"{files.location(shard)} has tensor {min(duplicates)}, and another file has it"
+                " too.",
                 hint="Keep the files of one model only, with their index.",
             )
         tensors |= header.tensors

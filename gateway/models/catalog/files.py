@@ -101,7 +101,7 @@ class Folder:
 
 
 class Repository:
-    """Files of a Hugging Face repository at a commit, from the disk where downloaded, or the Hub."""
+    """Files of a Hugging Face repository at a commit: from the disk if downloaded, else the Hub."""
 
     def __init__(self, hub: Hub, listing: Listing) -> None:
         self.hub = hub

@@ -53,7 +53,7 @@ _BITS |= {
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-class _Entry(msgspec.Struct, gc=False):
+class _HeaderEntry(msgspec.Struct, gc=False):
     dtype: Annotated[str, msgspec.Meta(min_length=1, max_length=16)]
     shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=32)]
     data_offsets: tuple[_Size, _Size]
@@ -95,7 +95,7 @@ def _tensors(place: str, header: bytes, data_bytes: int) -> dict[str, Tensor]:
         _refuse(place, "its header is not a JSON object")
     entries.pop("__metadata__", None)
     try:
-        checked = msgspec.convert(entries, dict[str, _Entry])
+        checked = msgspec.convert(entries, dict[str, _HeaderEntry])
     except msgspec.ValidationError:
         _refuse_entry(place, entries)
     tensors: dict[str, Tensor] = {}
@@ -127,7 +127,7 @@ def _tensors(place: str, header: bytes, data_bytes: int) -> dict[str, Tensor]:
 def _refuse_entry(place: str, entries: dict[str, Any]) -> NoReturn:
     for name, entry in entries.items():
         try:
-            msgspec.convert(entry, _Entry)
+            msgspec.convert(entry, _HeaderEntry)
         except msgspec.ValidationError as error:
             _refuse(place, f"tensor {name[:200]}: {error}")
     _refuse(place, "its header does not describe tensors")

@@ -1,8 +1,8 @@
 """The reader of unknown families: layers by the usual names of config fields. Pure.
 
-The result is a forecast that names its guessed parts. Headers give the exact weights, and an inquiry
-to the engine gives everything. Source of field names: the configuration classes of transformers 5.19
-and of vllm/transformers_utils/configs of 0.33.0.
+The result is a forecast that names its guessed parts. Headers give the exact weights, and an
+inquiry to the engine gives everything. Source of field names: the configuration classes of
+transformers 5.19 and of vllm/transformers_utils/configs of 0.33.0.
 """
 
 from __future__ import annotations

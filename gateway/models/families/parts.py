@@ -7,7 +7,7 @@ Sources: vllm/model_executor/models/ of 0.19.1 and 0.33.0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from gateway.domain import AttentionGroup, Shard, TensorGroup
 from gateway.errors import BadModel
@@ -260,18 +260,9 @@ def attention(
     hidden = fields.integer("hidden_size")
     parts = (heads * head * (2 if gated else 1), kv_heads * head, kv_heads * head)
     modules = ("qkv_proj",) if fused else ("q_proj", "k_proj", "v_proj")
+    sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "bias": bias}
     return [
-        Built(
-            f"{path}.qkv_proj",
-            numbers,
-            hidden,
-            parts,
-            "qkv",
-            modules,
-            heads=heads,
-            kv_heads=kv_heads,
-            bias=bias,
-        ),
+        Built(f"{path}.qkv_proj", numbers, hidden, parts, "qkv", modules, **sizes),
         Built(f"{path}.o_proj", numbers, heads * head, (hidden,), "row", bias=out_bias),
     ]
 

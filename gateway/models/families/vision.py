@@ -5,6 +5,8 @@ Sources: models/qwen2_5_vl.py, qwen3_vl.py, mistral3.py, pixtral.py.
 
 from __future__ import annotations
 
+from typing import Any
+
 from gateway.domain import AttentionGroup, TensorGroup
 from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
@@ -259,33 +261,19 @@ def siglip(top: Fields) -> Blueprint:
     fields = Fields(top.mapping("vision_config", {}), top.source)
     text = Fields(top.mapping("text_config", {}), top.source)
     blocks, hidden = layer_numbers(fields), fields.integer("hidden_size", default=768)
-    heads, width = (
-        fields.integer("num_attention_heads", default=12),
-        fields.integer("intermediate_size", default=3072),
-    )
-    patch, channels = (
-        fields.integer("patch_size", default=16),
-        fields.integer("num_channels", default=3),
-    )
+    heads = fields.integer("num_attention_heads", default=12)
+    width = fields.integer("intermediate_size", default=3072)
+    patch = fields.integer("patch_size", default=16)
+    channels = fields.integer("num_channels", default=3)
     patches = (fields.integer("image_size", default=224) // patch) ** 2
     path, depth = "vision_tower.vision_model", len(blocks)
     layer = f"{path}.encoder.layers.*"
-    whole = (
-        hidden % 64 == 0 and width % 64 == 0
-    )  # bitsandbytes and torchao quantize parameters too (SiglipMLP, models/siglip.py:449 of 0.18.0)
+    # bitsandbytes and torchao quantize other sizes too (SiglipMLP, models/siglip.py:449 of 0.18.0).
+    whole = hidden % 64 == 0 and width % 64 == 0
     qkv, names = (hidden, hidden, hidden), ("q_proj", "k_proj", "v_proj")
+    sizes: dict[str, Any] = {"heads": heads, "kv_heads": heads, "bias": True}
     linears = (
-        Built(
-            f"{layer}.self_attn.qkv_proj",
-            blocks,
-            hidden,
-            qkv,
-            "qkv",
-            names,
-            heads=heads,
-            kv_heads=heads,
-            bias=True,
-        ),
+        Built(f"{layer}.self_attn.qkv_proj", blocks, hidden, qkv, "qkv", names, **sizes),
         Built(f"{layer}.self_attn.out_proj", blocks, hidden, (hidden,), "row", bias=True),
         Built(f"{layer}.mlp.fc1", blocks, hidden, (width,), "column", quantizable=whole, bias=True),
         Built(f"{layer}.mlp.fc2", blocks, width, (hidden,), "row", quantizable=whole, bias=True),
