@@ -9,6 +9,7 @@ from gateway.engines.common.planning_input import PlanningInput
 from gateway.errors import BadFlag, FitserveError
 from gateway.planner.decide import _ranked
 from gateway.profiles.profiles import Profiles
+from tests.support.examples import quicker
 from tests.support.makers import GIB, engine, machine, plan, planned, spec, wish
 from tests.support.planning import decide
 from tests.support.published import published
@@ -309,7 +310,7 @@ def test_the_same_input_gives_the_same_decision() -> None:
     assert planned("8xh100") == planned("8xh100")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=quicker(60), deadline=None)
 @given(
     st.fixed_dictionaries(
         {},

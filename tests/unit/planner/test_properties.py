@@ -22,6 +22,7 @@ from gateway.planner.sizes import COMFORTABLE_CONTEXT, LEAST_USEFUL
 from gateway.profiles.profiles import Profiles, shipped
 from tests.conformance.layer_cases import QUANTS
 from tests.conformance.speculative_questions import DRAFTERS
+from tests.support.examples import quicker
 from tests.support.paths import MODELS
 from tests.support.planning import decide
 from tests.support.published import CONFIGS, JSON, config
@@ -40,7 +41,7 @@ def several(count: int) -> settings:
     """Examples differ too much for shrinking to be worth its time; what fails is printed whole."""
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     return settings(
-        max_examples=count,
+        max_examples=quicker(count),
         deadline=None,
         suppress_health_check=checks,
         phases=[Phase.explicit, Phase.generate],

@@ -24,6 +24,7 @@ from gateway.controller.decisions.changes import (
     next_step,
     starts_same_engine,
 )
+from tests.support.examples import quicker
 from tests.support.makers import plan, wish
 
 NEW = 1
@@ -83,7 +84,7 @@ def test_the_next_step_back_to_the_wish_from_before(
     assert next_step(0, False, replicas, tried) == step
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=quicker(300), deadline=None)
 @given(
     count=st.integers(1, 4), room=st.booleans(), fails_at=st.integers(0, 5), serving=st.booleans()
 )

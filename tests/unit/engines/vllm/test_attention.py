@@ -15,7 +15,7 @@ from gateway.engines.vllm.attention import BackendChoice, choose_backend, layer_
 from gateway.engines.vllm.attention_rules import AttentionRules
 from gateway.models.rank import Rank
 from tests.support.engine_rules import read_rules
-from tests.support.examples import examples
+from tests.support.examples import examples, quicker
 from tests.support.versions import NEWEST_VLLM, VLLM, vllm_before, vllm_since
 
 RULES = {version: read_rules(AttentionRules, "attention", version) for version in VLLM}
@@ -289,7 +289,7 @@ def test_any_layer_gets_an_answer_with_a_reason_and_never_an_error(
         assert again.backend == choice.backend  # what it takes may be forced
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=quicker(80), deadline=None)
 @given(
     config=st.dictionaries(
         st.sampled_from(

@@ -18,6 +18,7 @@ from gateway.errors import BadModel, NeedsRemoteCode
 from gateway.models.catalog.catalog import Facts, check_weights, gather, load, load_drafter, spec_of
 from gateway.models.catalog.hub import Hub
 from gateway.models.spec import Tensor
+from tests.support.examples import quicker
 from tests.support.model_files import (
     CONFIG,
     experts,
@@ -412,7 +413,7 @@ def test_names_that_are_not_unicode_can_be_said(tmp_path: Path) -> None:
 
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=60,
+    max_examples=quicker(60),
 )
 @given(st.sampled_from(sorted(sharded_model())), st.binary(max_size=200))
 def test_random_bytes_in_any_file_are_a_bad_model_if_they_matter(
@@ -437,7 +438,7 @@ _VALUES: Any = st.recursive(
 
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=100,
+    max_examples=quicker(100),
 )
 @given(
     st.dictionaries(

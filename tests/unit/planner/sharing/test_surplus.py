@@ -33,6 +33,7 @@ from gateway.planner.sharing.surplus import kept, last_cap, part, surplus, witho
 from gateway.planner.sizes import wanted_context
 from gateway.planner.starts import cache_bytes
 from gateway.profiles.profiles import Profiles
+from tests.support.examples import quicker
 from tests.support.makers import GIB, LLAMA_8B, plan, wish
 from tests.support.planning import decide
 from tests.support.published import config
@@ -398,7 +399,9 @@ COPIES = st.lists(
     min_size=2,
     max_size=6,
 )
-PROPERTY = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PROPERTY = settings(
+    max_examples=quicker(25), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def filled(name: str, kinds: list[tuple[str, bool, int]]) -> Machine:

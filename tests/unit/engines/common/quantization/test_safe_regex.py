@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gateway.engines.common.quantization.safe_regex import Untamed, tame
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
+from tests.support.examples import quicker
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.published import published
@@ -61,7 +62,7 @@ def test_many_patterns_are_refused_together() -> None:
         tame([".*a.*b.*c$"] * 10)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=quicker(60), deadline=None)
 @given(
     st.lists(
         st.sampled_from(
