@@ -29,7 +29,7 @@ from typing import Any
 
 import httpx
 
-from gateway.cli.demo.checkpoint import make_model
+from gateway.cli.demo.checkpoint import ModelShape, make_model
 from tests.e2e.boot_storm import BootStorm
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import engines
@@ -494,7 +494,7 @@ def main() -> int:
         models = {"large": folder / "large", "small": folder / "small"}
         for name, shape in (("large", LARGE), ("small", SMALL)):
             if not (models[name] / "model.safetensors").exists():
-                make_model(models[name], **shape)
+                make_model(models[name], ModelShape(**shape))
         data = folder / "data"
         data.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):

@@ -64,9 +64,9 @@ def serve(*, take_over: bool = False) -> None:
         configure_logging(settings.log_level)
         run(settings, take_over=take_over)
     except FitserveError as error:
-        from gateway.cli.terminal import told
+        from gateway.cli.terminal import print_message
 
-        told(f"fitserve: {error}")
+        print_message(f"fitserve: {error}")
         sys.exit(error.exit_code)
 
 

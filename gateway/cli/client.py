@@ -1,5 +1,4 @@
-"""The CLI's side of the admin API: FITSERVE_URL says where, FITSERVE_KEY (or FITSERVE_ADMIN_KEY) is
-the key."""
+"""Client of the admin API, by FITSERVE_URL and FITSERVE_KEY or FITSERVE_ADMIN_KEY."""
 
 from __future__ import annotations
 
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
     import httpx
 
 
-# As FITSERVE_PORT has it by default: another machine's settings are not known here.
+# The default of FITSERVE_PORT: the settings of another machine are not known here.
 _PORT = 8080
 # Planning a large repository reads its headers over the network first.
 _PATIENCE_S = 120.0
-_NO_TEXT = "What was given is not valid UTF-8."
+_NO_TEXT = "An argument is not valid UTF-8."
 
 
 def call(method: str, path: str, body: Any = None, *, timeout_s: float | None = _PATIENCE_S) -> Any:
-    """The JSON answer; timeout_s None: however long it takes. Raises the gateway's own error with
-    its words, or NotReady when nothing answers."""
+    """The JSON answer. timeout_s None: no time limit. Raises the gateway's own error, or NotReady
+    when nothing answers."""
     import httpx
 
     with _client(timeout_s) as client:
@@ -48,19 +47,18 @@ def call(method: str, path: str, body: Any = None, *, timeout_s: float | None = 
         return response.json()
 
 
-def text(path: str) -> str:
-    """The answer as it is."""
+def get_text(path: str) -> str:
+    """The text of an answer."""
     return b"".join(stream(path, {})).decode(errors="replace")
 
 
 def stream(
     path: str, query: dict[str, Any], *, method: str = "GET", body: Any = None
 ) -> Iterator[bytes]:
-    """The answer's bytes as they come."""
+    """The bytes of an answer as they arrive."""
     import httpx
 
-    # Of what is asked for by POST nobody knows how long it is silent: a request that waits for a
-    # model.
+    # A POST may wait for a model to load, so it has no time limit.
     with _client(_PATIENCE_S if method == "GET" else None) as client:
         try:
             with client.stream(method, path, params=query, json=body) as response:
@@ -71,8 +69,8 @@ def stream(
             raise _unreachable(client, error) from None
 
 
-def lines(path: str, body: Any) -> Iterator[str]:
-    """The lines of an answer that comes line by line, to a POST."""
+def stream_lines(path: str, body: Any) -> Iterator[str]:
+    """The lines of the answer to a POST as they arrive."""
     import codecs
 
     decoder, rest = codecs.getincrementaldecoder("utf-8")("replace"), ""
@@ -83,63 +81,63 @@ def lines(path: str, body: Any) -> Iterator[str]:
         yield rest
 
 
-def reported(said: Any) -> FitserveError:
-    """The error that an answer's body tells of."""
-    return _reported_error(500, json.dumps(said).encode())
+def error_from(answer: Any) -> FitserveError:
+    """The error in the body of an answer."""
+    return _reported_error(500, json.dumps(answer).encode())
 
 
-def in_path(name: str) -> str:
-    """A name as a part of a path, whatever was typed: `m?` is not `m`, and `a/../m` neither. Raises
-    BadRequest."""
+def path_segment(name: str) -> str:
+    """A name, quoted for a path: neither `m?` nor `a/../m` becomes `m`. Raises BadRequest."""
     try:
         return "/".join(
-            one.replace(".", "%2E") if one in (".", "..") else quote(one, safe=":")
-            for one in name.split("/")
+            part.replace(".", "%2E") if part in (".", "..") else quote(part, safe=":")
+            for part in name.split("/")
         )
     except UnicodeEncodeError:
         raise BadRequest(_NO_TEXT, hint="Type it again.") from None
 
 
-def of_model(name: str, below: str = "") -> str:
-    """The path of a model in the admin API, or of what is below it: `/retry`, `?weights=true`.
-    Raises BadRequest."""
-    return f"/admin/models/{in_path(name)}{below}"
+def model_path(name: str, suffix: str = "") -> str:
+    """The path of a model in the admin API. suffix: `/retry`, `?weights=true`. Raises
+    BadRequest."""
+    return f"/admin/models/{path_segment(name)}{suffix}"
 
 
 def address() -> tuple[str, str | None]:
-    """Where the gateway is, and the key. Without FITSERVE_URL it is where the settings of this
-    shell would have it listen. Raises SettingsError."""
-    url = os.environ.get("FITSERVE_URL") or _here()
+    """The URL and the key of the gateway. Without FITSERVE_URL, the settings of this shell give
+    the URL. Raises SettingsError."""
+    url = os.environ.get("FITSERVE_URL") or _local_url()
     key = os.environ.get("FITSERVE_KEY") or os.environ.get("FITSERVE_ADMIN_KEY")
     if not url.startswith(("http://", "https://")):
         raise BadRequest(
             f"FITSERVE_URL is {url!r}, which is not a URL.",
-            hint="Give one like http://127.0.0.1:8080.",
+            hint="Set it to a URL such as http://127.0.0.1:8080.",
         )
     return url, key
 
 
-def url_of(host: str | None, port: int | None) -> str:
-    """The URL of a gateway whose address was typed: HOST, HOST:PORT or a URL. Raises BadRequest."""
+def gateway_url(host: str | None, port: int | None) -> str:
+    """The URL for an address from the command line: HOST, HOST:PORT or a URL. Raises
+    BadRequest."""
     scheme, mark, rest = (host or "127.0.0.1").rstrip("/").rpartition("://")
     try:
-        # An IPv6 address has brackets where a port stands behind it.
-        given = urlsplit(f"//[{rest}]" if rest.count(":") > 1 and "[" not in rest else f"//{rest}")
-        name, known = given.hostname, given.port
+        # Only an IPv6 address with a port has brackets.
+        parts = urlsplit(f"//[{rest}]" if rest.count(":") > 1 and "[" not in rest else f"//{rest}")
+        name, typed_port = parts.hostname, parts.port
     except ValueError:
-        name, known = None, None
-    if not name or given.path or (port is not None and known not in (None, port)):
+        name, typed_port = None, None
+    if not name or parts.path or (port is not None and typed_port not in (None, port)):
         raise BadRequest(
-            f"{host!r} is no address of a gateway.",
-            hint="Give HOST, HOST:PORT or http://HOST:PORT, and the port once.",
+            f"{host!r} is not the address of a gateway.",
+            hint="Use HOST, HOST:PORT or http://HOST:PORT, with one port number.",
         )
-    number = port or known or (None if mark else _PORT)
+    number = port or typed_port or (None if mark else _PORT)
     return f"{scheme if mark else 'http'}://{f'[{name}]' if ':' in name else name}" + (
         f":{number}" if number else ""
     )
 
 
-def _here() -> str:
+def _local_url() -> str:
     from gateway.settings import load_settings
 
     return load_settings().own_url
@@ -159,16 +157,15 @@ def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
     if url.startswith("https://") and not os.environ.get("FITSERVE_URL"):
         import ssl
 
-        # The gateway of this machine: its certificate itself is what is trusted, whatever name it
-        # is for.
+        # The gateway of this machine: only its own certificate is trusted, for any host name.
         verify = ssl.create_default_context()
         try:
             verify.load_verify_locations(_certificate())
         except OSError as error:
             raise SettingsError(
-                f"The certificate {_certificate()}, by which the gateway of this machine is known,"
-                f" cannot be used: {in_brief(error)}.",
-                hint="Put a good one at FITSERVE_TLS_CERT.",
+                f"The certificate of this machine's gateway, {_certificate()}, cannot be used:"
+                f" {in_brief(error)}.",
+                hint="Set FITSERVE_TLS_CERT to a valid certificate.",
             ) from None
         verify.check_hostname = False
         verify.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -184,7 +181,7 @@ def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
     except httpx.InvalidURL as error:
         raise BadRequest(
             f"FITSERVE_URL is {url!r}, which is not a URL ({error}).",
-            hint="Give one like http://127.0.0.1:8080.",
+            hint="Set it to a URL such as http://127.0.0.1:8080.",
         ) from None
 
 
@@ -194,7 +191,7 @@ def _unreachable(client: httpx.Client, error: Exception) -> NotReady:
     if isinstance(error, httpx.ReadTimeout):
         return NotReady(
             f"The gateway at {client.base_url} has not answered for {client.timeout.read:.0f} s.",
-            hint="It may still do what was asked: see `fitserve list` before you try again.",
+            hint="It may still be working on the request. Check `fitserve list` before you retry.",
         )
     return NotReady(
         f"No gateway answers at {client.base_url} ({in_brief(error)}).",
@@ -204,12 +201,12 @@ def _unreachable(client: httpx.Client, error: Exception) -> NotReady:
 
 def _reported_error(status: int, body: bytes) -> FitserveError:
     try:
-        said = json.loads(body)["error"]
-        message, code = str(said["message"]), str(said.get("code"))
+        content = json.loads(body)["error"]
+        message, code = str(content["message"]), str(content.get("code"))
     except (ValueError, KeyError, TypeError, AttributeError):
         message, code = f"The gateway answered with status {status}.", FitserveError.code
     if status == Unauthorized.status:
-        message += " Here it comes from FITSERVE_KEY, or from --key before the command."
+        message += " Set FITSERVE_KEY, or give --key before the command."
     error = FitserveError(message)
     error.code = code
     error.status = status
@@ -218,7 +215,7 @@ def _reported_error(status: int, body: bytes) -> FitserveError:
 
 
 def _exit_codes() -> dict[str, int]:
-    """By the code of the error: a command ends as it would have, had the error happened here."""
+    """Exit codes by error code: an error of the gateway ends a command like a local one."""
     kinds: list[type[FitserveError]] = [FitserveError]
     for kind in kinds:
         kinds += kind.__subclasses__()

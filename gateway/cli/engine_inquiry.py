@@ -1,5 +1,4 @@
-"""Asking the engines of this machine from the command line: those that the gateway of these
-settings would start."""
+"""Inquiries to the engines of this machine that a gateway with these settings would start."""
 
 from __future__ import annotations
 
@@ -14,27 +13,28 @@ from gateway.errors import HostError
 from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings, load_settings
 
-# Marks the containers of inquiries: the gateway's carry the id of its installation.
+# Label on the containers of inquiries; the gateway's own carry the id of its installation.
 _OWNER = "cli"
 
 
 def inquirer(*, image: str | None = None, python: Path | None = None) -> Inquirer:
-    """image: the engine is asked in a container, whatever the settings say; python: it is asked
-    there."""
+    """The inquirer for a container of `image`, for an environment with `python`, or as set."""
     settings = load_settings()
-    return Inquirer(host_of(settings, image, python), AnswerCache(settings.data / "answers"))
+    return Inquirer(inquiry_host(settings, image, python), AnswerCache(settings.data / "answers"))
 
 
 def allowed_images() -> AllowedImages | None:
-    """Those that may be started; None where engines are processes."""
+    """The images that may be started. None where engines are processes."""
     settings = load_settings()
     if settings.host_kind == "process":
         return None
     return Profiles(settings.profiles_dir).allowed_images(settings.allowed_images)
 
 
-def host_of(settings: Settings, image: str | None = None, python: Path | None = None) -> AskedHost:
-    """The host of the engines that are asked."""
+def inquiry_host(
+    settings: Settings, image: str | None = None, python: Path | None = None
+) -> AskedHost:
+    """The host of the engines for inquiries."""
     from gateway.hosts.process.asked_environment import OnePython
     from gateway.hosts.process.host import ProcessHost
 
@@ -54,32 +54,33 @@ def host_of(settings: Settings, image: str | None = None, python: Path | None = 
         return DockerHost(settings.docker_network, _OWNER, allowed=allowed_images())
     process = ProcessHost(settings.data)
     docker = DockerHost(settings.docker_network, _OWNER, allowed=allowed_images())
-    return _FirstThatHas((docker, process)) if listening() else process
+    return _FirstHostWithEngine((docker, process)) if listening() else process
 
 
-class _FirstThatHas:
-    """Several hosts as one: whichever has the engine is asked. What no gateway has started yet may
-    be here in either form."""
+class _FirstHostWithEngine:
+    """Several hosts as one: the first that has the engine is asked."""
 
     def __init__(self, hosts: Sequence[AskedHost]) -> None:
         self._hosts = hosts
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
-        return await (await self._found(engine))[0].resolve(engine)
+        return await (await self._host_and_identity(engine))[0].resolve(engine)
 
     async def identity(self, engine: EngineRef) -> str:
-        return (await self._found(engine))[1]
+        return (await self._host_and_identity(engine))[1]
 
     async def inquire(
-        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+        self, engine: EngineRef, question: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         from contextlib import aclosing
 
-        async with aclosing((await self._found(engine))[0].inquire(engine, asked, gpus)) as lines:
+        async with aclosing(
+            (await self._host_and_identity(engine))[0].inquire(engine, question, gpus)
+        ) as lines:
             async for line in lines:
                 yield line
 
-    async def _found(self, engine: EngineRef) -> tuple[AskedHost, str]:
+    async def _host_and_identity(self, engine: EngineRef) -> tuple[AskedHost, str]:
         problems: list[HostError] = []
         for host in self._hosts:
             try:
@@ -87,6 +88,6 @@ class _FirstThatHas:
             except HostError as error:
                 problems.append(error)
         raise HostError(
-            " ".join(one.message for one in problems),
-            hint=" Or: ".join(one.hint for one in problems),
+            " ".join(problem.message for problem in problems),
+            hint=" Or: ".join(problem.hint for problem in problems),
         )

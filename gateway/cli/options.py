@@ -1,52 +1,59 @@
-"""The options that commands of `fitserve` share, and how their values are read."""
+"""Options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
-from gateway.cli.terminal import told
+from gateway.cli.terminal import print_message
 from gateway.errors import BadRequest
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Engines = Annotated[
     list[str] | None,
-    typer.Option("--engine", help="Allowed engine, KIND or KIND==VERSION; repeatable."),
+    typer.Option("--engine", help="Engine to allow, KIND or KIND==VERSION; repeatable."),
 ]
 Image = Annotated[
     str | None,
     typer.Option(
-        help="Image that holds the engine, instead of its project's; without --engine it is asked."
+        help=(
+            "Container image of the engine, instead of the project's own. Without --engine, the"
+            " image is asked for its engine."
+        )
     ),
 ]
 Tp = Annotated[int | None, typer.Option("--tp", min=1, help="Tensor parallel size.")]
 Goal = Annotated[
     str | None,
     typer.Option(
-        "--for", help="What it is for: balanced (the default), latency, throughput or context."
+        "--for",
+        help="Goal of the plan: balanced (the default), latency, throughput or context.",
     ),
 ]
-Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests at once that are expected.")]
+Concurrency = Annotated[int | None, typer.Option(min=1, help="Expected concurrent requests.")]
 Gpus = Annotated[
     str | None,
-    typer.Option(help="GPUs that it may take: all, few, a number, or UUIDs with commas between."),
+    typer.Option(help="GPUs that the model may use: all, few, a number, or comma-separated UUIDs."),
 ]
 Gpu = Annotated[
     list[str] | None,
     typer.Option(
-        "--gpu", help="GPU that it may take: its number in nvidia-smi, or its UUID; repeatable."
+        "--gpu",
+        help="GPU that the model may use: its number in nvidia-smi, or its UUID; repeatable.",
     ),
 ]
 Aliases = Annotated[
-    list[str] | None, typer.Option("--alias", help="Another name that clients may use; repeatable.")
+    list[str] | None, typer.Option("--alias", help="Another name for clients; repeatable.")
 ]
 Dtype = Annotated[
     str | None, typer.Option(help="Type of the weights: auto, bfloat16, float16 or float32.")
@@ -55,38 +62,45 @@ Template = Annotated[
     Path | None,
     typer.Option(
         "--chat-template",
-        help="Jinja file that makes messages a prompt, instead of the model's own.",
+        help="Jinja file that turns messages into a prompt, instead of the model's own template.",
     ),
 ]
 EndpointKey = Annotated[
     str | None,
     typer.Option(
         help=(
-            "Where the gateway has the key for them: env:FITSERVE_ENDPOINT_KEY_NAME, or file:NAME"
-            " in DATA_DIR/endpoint-keys."
+            "Where the gateway finds the key of the endpoints: env:FITSERVE_ENDPOINT_KEY_NAME, or"
+            " file:NAME in DATA_DIR/endpoint-keys."
         )
     ),
+]
+Endpoints = Annotated[
+    list[str] | None,
+    typer.Option("--endpoint", help="Base URL of an engine that runs elsewhere; repeatable."),
 ]
 Loras = Annotated[
     list[str] | None,
     typer.Option(
         "--lora",
         help=(
-            "LoRA adapter, NAME=SOURCE: a folder or a repository, served under that name;"
-            " repeatable."
+            "LoRA adapter, NAME=SOURCE, served under that name. SOURCE is a folder or a"
+            " repository; repeatable."
         ),
     ),
 ]
 Context = Annotated[
-    int | None, typer.Option(min=1, help="Tokens of context; plans with as many come first.")
+    int | None,
+    typer.Option(min=1, help="Wanted context in tokens; plans that reach it come first."),
 ]
 MinContext = Annotated[
-    int | None, typer.Option(min=1, help="Refuse plans with fewer tokens of context.")
+    int | None, typer.Option(min=1, help="Refuse plans with a shorter context, in tokens.")
 ]
-MaxContext = Annotated[int | None, typer.Option(min=1, help="Never plan more tokens of context.")]
+MaxContext = Annotated[
+    int | None, typer.Option(min=1, help="Never plan a longer context, in tokens.")
+]
 Args = Annotated[
     list[str] | None,
-    typer.Option("--arg", help="Engine flag that wins over the planner, FLAG=VALUE; repeatable."),
+    typer.Option("--arg", help="Engine flag that overrides the plan, FLAG=VALUE; repeatable."),
 ]
 Env = Annotated[
     list[str] | None,
@@ -98,170 +112,212 @@ Revision = Annotated[
 KeepAlive = Annotated[
     str | None,
     typer.Option(
-        help="How long it stays loaded without a request: 5m, 1h30m, 300, 0, -1 (for ever)."
+        help="How long an idle model stays loaded: 5m, 1h30m, 300 (seconds), 0, -1 (for ever)."
     ),
 ]
 Priority = Annotated[
     int | None,
     typer.Option(
-        min=-100, max=100, help="Of models that could give way to another, the lowest goes first."
+        min=-100,
+        max=100,
+        help="When a model needs memory, models with the lowest priority are unloaded first.",
     ),
 ]
 Drafter = Annotated[
-    str | None, typer.Option(help="Model that drafts tokens for this one: folder or repository.")
+    str | None,
+    typer.Option(help="Draft model for speculative decoding: folder or repository."),
 ]
 Speculative = Annotated[
-    str | None, typer.Option(help="Draft tokens without a drafter: auto, mtp, ngram or off.")
+    str | None,
+    typer.Option(help="Speculative decoding without a draft model: auto, mtp, ngram or off."),
 ]
 Hardwares = Annotated[
     str | None,
     typer.Option(
-        "--hardware", help="Snapshots (2x3090, a file), comma-separated; else this machine."
+        "--hardware", help="Snapshots (2x3090, a file), comma-separated; default: this machine."
     ),
 ]
 
 
-def _wished(
-    engine: Engines = None,
-    image: Image = None,
-    goal: Goal = None,
-    concurrency: Concurrency = None,
-    gpus: Gpus = None,
-    gpu: Gpu = None,
-    alias: Aliases = None,
-    dtype: Dtype = None,
-    context: Context = None,
-    tp: Tp = None,
-    min_context: MinContext = None,
-    max_context: MaxContext = None,
-    arg: Args = None,
-    env: Env = None,
-    chat_template: Template = None,
-    lora: Loras = None,
-    drafter: Drafter = None,
-    speculative: Speculative = None,
-    revision: Revision = None,
-) -> dict[str, Any]:
-    """What the options that make a wish say, as fields of a Wish; what was not given is not
-    there."""
-    given: dict[str, Any] = {
-        "engines": engine or None,
-        "args": pairs(arg) or None,
-        "env": variables(env) or None,
-        "image": image,
-        "goal": goal,
-        "concurrency": concurrency,
-        "gpus": _gpus(gpus, gpu),
-        "aliases": alias or None,
-        "dtype": dtype,
-        "context": context,
-        "tensor_parallel": tp,
-        "min_context": min_context,
-        "max_context": max_context,
-        "loras": _loras(lora) or None,
-        "chat_template": _template(chat_template) if chat_template is not None else None,
-        "drafter": absolute(drafter),
-        "speculative": speculative,
-        "revision": revision,
-    }
-    return {name: value for name, value in given.items() if value is not None}
+@dataclass(frozen=True)
+class WishOptions:
+    """The options that describe a wish, for commands decorated with `with_option_groups`."""
+
+    engine: Engines = None
+    image: Image = None
+    goal: Goal = None
+    concurrency: Concurrency = None
+    gpus: Gpus = None
+    gpu: Gpu = None
+    alias: Aliases = None
+    dtype: Dtype = None
+    context: Context = None
+    tp: Tp = None
+    min_context: MinContext = None
+    max_context: MaxContext = None
+    arg: Args = None
+    env: Env = None
+    chat_template: Template = None
+    lora: Loras = None
+    drafter: Drafter = None
+    speculative: Speculative = None
+    revision: Revision = None
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a Wish, without those that were not given."""
+        template = self.chat_template
+        return without_none(
+            {
+                "engines": self.engine or None,
+                "args": flag_values(self.arg) or None,
+                "env": environment_variables(self.env) or None,
+                "image": self.image,
+                "goal": self.goal,
+                "concurrency": self.concurrency,
+                "gpus": _gpus(self.gpus, self.gpu),
+                "aliases": self.alias or None,
+                "dtype": self.dtype,
+                "context": self.context,
+                "tensor_parallel": self.tp,
+                "min_context": self.min_context,
+                "max_context": self.max_context,
+                "loras": _loras(self.lora) or None,
+                "chat_template": _template(template) if template is not None else None,
+                "drafter": absolute_source(self.drafter),
+                "speculative": self.speculative,
+                "revision": self.revision,
+            }
+        )
 
 
-def _gpus(text: str | None, named: list[str] | None) -> str | int | list[str] | None:
-    if named:
+@dataclass(frozen=True)
+class EndpointOptions:
+    """Engines that run elsewhere, and the reference to their key."""
+
+    endpoint: Endpoints = None
+    endpoint_key: EndpointKey = None
+
+
+def without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _gpus(text: str | None, identifiers: list[str] | None) -> str | int | list[str] | None:
+    if identifiers:
         if text is not None:
-            usage("--gpus says how many, and --gpu which: give one of them.")
-        return [part for one in named for part in one.split(",")]
+            usage_error("Give --gpus (how many) or --gpu (which), not both.")
+        return [part for identifier in identifiers for part in identifier.split(",")]
     if text is None or text in ("all", "few"):
         return text
     if not text.isdecimal():
         return [part.strip() for part in text.split(",")]
     if int(text) < 1:
-        usage("--gpus takes all, few, a number from 1 on, or UUIDs with commas between.")
+        usage_error("--gpus takes all, few, a number of at least 1, or comma-separated UUIDs.")
     return int(text)
 
 
 def _template(file: Path) -> dict[str, str]:
-    """Its content: the gateway may run elsewhere, and what is written into the file later changes
-    nothing."""
+    """The content of the file, because the gateway may run elsewhere."""
     try:
         text = file.read_bytes().decode()
     except OSError as error:
-        usage(f"{file} cannot be read: {error.strerror}.")
+        usage_error(f"{file} cannot be read: {error.strerror}.")
     except ValueError:
-        usage(f"{file} is not text in UTF-8.")
+        usage_error(f"{file} is not text in UTF-8.")
     return {"text": text, "name": re.sub(r"[^\w. -]", "_", file.name)[:100]}
 
 
 def _loras(items: list[str] | None) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    adapters: dict[str, str | None] = {}
     for item in items or ():
         name, equals, source = item.partition("=")
         if not name or not equals or not source:
-            usage(f"--lora takes NAME=SOURCE, not {item!r}.")
-        found[name] = absolute(source)
-    return found
+            usage_error(f"--lora takes NAME=SOURCE, not {item!r}.")
+        adapters[name] = absolute_source(source)
+    return adapters
 
 
-def wishing(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of `_wished` in the place of its parameter `wished`, which gets
-    what they say."""
-    own, shared = signature(command, eval_str=True), signature(_wished, eval_str=True).parameters
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with one option for each field of its parameters that are dataclasses."""
+    command_signature = signature(command, eval_str=True)
+    groups = {
+        name: _field_options(parameter.annotation)
+        for name, parameter in command_signature.parameters.items()
+        if dataclasses.is_dataclass(parameter.annotation)
+    }
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        wished = _wished(**{name: given.pop(name) for name in shared})
-        command(**given, wished=wished)
+    def run(**values: Any) -> None:
+        for name, options in groups.items():
+            group = command_signature.parameters[name].annotation
+            values[name] = group(**{option.name: values.pop(option.name) for option in options})
+        command(**values)
 
-    parameters = [
-        option
-        for name, given in own.parameters.items()
-        for option in (shared.values() if name == "wished" else [given])
+    options = [
+        option.replace(kind=Parameter.KEYWORD_ONLY)
+        for name, parameter in command_signature.parameters.items()
+        for option in groups.get(name, [parameter])
     ]
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__signature__ = command_signature.replace(parameters=options)  # type: ignore[attr-defined]
     return run
 
 
-def pairs(items: list[str] | None) -> dict[str, str]:
-    pairs = {}
+def _field_options(group: Any) -> list[Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=hints[field.name],
+        )
+        for field in dataclasses.fields(group)
+    ]
+
+
+def flag_values(items: list[str] | None) -> dict[str, str]:
+    """The values of --arg by flag name."""
+    flags = {}
     for item in items or ():
         name, equals, value = item.partition("=")
         if not name:
-            usage(f"--arg takes FLAG=VALUE, not {item!r}.")
-        pairs[name.removeprefix("--")] = value if equals else "true"
-    return pairs
+            usage_error(f"--arg takes FLAG=VALUE, not {item!r}.")
+        flags[name.removeprefix("--")] = value if equals else "true"
+    return flags
 
 
-def variables(items: list[str] | None) -> dict[str, str]:
-    found = {}
+def environment_variables(items: list[str] | None) -> dict[str, str]:
+    """The values of --env by name."""
+    variables = {}
     for item in items or ():
         name, equals, value = item.partition("=")
         if not name or not equals:
-            # The value may be a secret, so what was given is not repeated.
-            usage("--env takes NAME=VALUE.")
-        found[name] = value
-    return found
+            # The value may be a secret, so the message does not repeat it.
+            usage_error("--env takes NAME=VALUE.")
+        variables[name] = value
+    return variables
 
 
-def seconds(text: str) -> float:
-    """A duration as policies have it. Usage error for what is none."""
+def timeout_seconds(text: str) -> float:
+    """The seconds of a duration such as 10m; negative durations never end."""
     from gateway.domain.units import duration
 
     try:
-        found = duration(text)
+        seconds = duration(text)
     except ValueError as error:
-        usage(f"--timeout: {error}.")
-    return math.inf if found < 0 else found
+        usage_error(f"--timeout: {error}.")
+    return math.inf if seconds < 0 else seconds
 
 
-def absolute(source: str | None) -> str | None:
-    """A folder is meant from here, not from where the gateway was started."""
+def absolute_source(source: str | None) -> str | None:
+    """A folder becomes an absolute path: the gateway may run in another folder."""
     if source and (source.startswith((".", "~", "/")) or Path(source).is_dir()):
         return str(Path(source).expanduser().absolute())
     return source
 
 
 def read_wish(**fields: Any) -> Any:
+    """The Wish with these fields. Raises BadRequest."""
     from pydantic import ValidationError
 
     from gateway.domain import Wish
@@ -275,18 +331,18 @@ def read_wish(**fields: Any) -> Any:
         ) from None
 
 
-def usage(message: str) -> NoReturn:
-    told(f"fitserve: {message}")
+def usage_error(message: str) -> NoReturn:
+    """Print the message and exit with code 2."""
+    print_message(f"fitserve: {message}")
     raise typer.Exit(2)
 
 
-# What typer raises for a command line that it cannot read: the base class of all such errors, which
-# has no public name in every version.
+# The base class of typer's errors about a command line; it has no public name in every version.
 MISTYPED: type[Any] = typer.BadParameter.__mro__[2]
 
 
-def mistake(error: Any) -> str:
-    """What is wrong with a command line, and where its options are described."""
-    shown = io.StringIO()
-    error.show(file=shown)
-    return shown.getvalue().replace("Value error, ", "").rstrip()
+def mistyped_message(error: Any) -> str:
+    """The problem of a command line, and where its options are described."""
+    output = io.StringIO()
+    error.show(file=output)
+    return output.getvalue().replace("Value error, ", "").rstrip()

@@ -1,8 +1,6 @@
-"""The one way from the commands to the terminal: nothing that an engine, a model or a user has
-written steers it.
+"""Terminal output of all commands. Text from engines, models and users cannot control the terminal.
 
-What is no terminal gets plain lines of one form, whole and without colours. rich is imported where
-a terminal is there for it.
+Pipes and files get plain lines, unwrapped and without colours. Only a terminal imports rich.
 """
 
 from __future__ import annotations
@@ -24,28 +22,27 @@ from gateway.domain.units import in_words
 from gateway.domain.units import words as size
 from gateway.visible import visible, visible_line
 
-# Of a download that no terminal shows: a line for each tenth.
+# Without a terminal, a download prints one line for each tenth.
 _TENTHS = 10
 _CONTINUED = "... "
 _FIRST_WIDE = "\u2e80"
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print a text, and an end of line."""
+    """Print a text and a line end."""
     typer.echo(visible(text), err=err)
 
 
-def told(text: str) -> None:
-    """Print sentences for people to standard error. A terminal's lines end between words; what is
-    no terminal gets each line whole."""
+def print_message(text: str) -> None:
+    """Print sentences to standard error. Only a terminal gets wrapped lines."""
     if sys.stderr.isatty():
         columns = max(20, shutil.get_terminal_size().columns)
-        text = "\n".join("\n".join(wrapped(line, columns)) for line in text.splitlines())
+        text = "\n".join("\n".join(wrap(line, columns)) for line in text.splitlines())
     say(text, err=True)
 
 
-def pour(pieces: Iterable[bytes], *, raw: bool = False) -> None:
-    """Print bytes as they come. raw: just these bytes, escape sequences and all."""
+def print_bytes(pieces: Iterable[bytes], *, raw: bool = False) -> None:
+    """Print bytes as they arrive. raw: unchanged, with escape sequences."""
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
     for piece in pieces:
         sys.stdout.buffer.write(piece if raw else visible(decoder.decode(piece)).encode())
@@ -54,17 +51,16 @@ def pour(pieces: Iterable[bytes], *, raw: bool = False) -> None:
         sys.stdout.buffer.write(decoder.decode(b"", final=True).encode())
 
 
-def width() -> int | None:
-    """Columns to keep to. In a pipe there are none, unless COLUMNS says so: lines must not
-    break."""
+def line_width() -> int | None:
+    """The columns of a line. None in a pipe without COLUMNS: its lines must not wrap."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
         return max(40, shutil.get_terminal_size().columns)
     return None
 
 
-def wrapped(text: str, columns: int, first: str = "", rest: str = "") -> list[str]:
-    """Lines of a paragraph. None ends inside a word: one that is longer than a line, as a path,
-    stays whole for who copies it."""
+def wrap(text: str, columns: int, first: str = "", rest: str = "") -> list[str]:
+    """The lines of a paragraph. A word longer than a line stays whole, so that paths can be
+    copied."""
     return textwrap.wrap(
         text,
         columns,
@@ -75,56 +71,60 @@ def wrapped(text: str, columns: int, first: str = "", rest: str = "") -> list[st
     )
 
 
-def squeezed(lines: Sequence[Sequence[str]], columns: int) -> list[list[str]] | None:
-    """The lines of each row of a table that is wider than the terminal: its cells wrap between
-    words. None where the longest words do not fit."""
-    cells = [[line[at] for line in lines] for at in range(len(lines[0]))]
-    least = [
+def squeeze(lines: Sequence[Sequence[str]], columns: int) -> list[list[str]] | None:
+    """The lines of each row of a table that is wider than the terminal, with wrapped cells. None
+    where the longest words do not fit."""
+    cells = [[line[column_index] for line in lines] for column_index in range(len(lines[0]))]
+    min_widths = [
         max((len(word) for cell in column for word in cell.split()), default=0) for column in cells
     ]
     for gap in (2, 1):
         widths = [max(map(len, column)) for column in cells]
-        room = columns - gap * (len(widths) - 1)
-        if sum(least) > room:
+        available = columns - gap * (len(widths) - 1)
+        if sum(min_widths) > available:
             continue
-        while sum(widths) > room:
-            _, widest = max((width, at) for at, width in enumerate(widths) if width > least[at])
+        while sum(widths) > available:
+            _, widest = max(
+                (width, column_index)
+                for column_index, width in enumerate(widths)
+                if width > min_widths[column_index]
+            )
             widths[widest] -= 1
-        return [_row(line, widths, " " * gap) for line in lines]
+        return [_wrap_row(line, widths, " " * gap) for line in lines]
     return None
 
 
-def _row(line: Sequence[str], widths: Sequence[int], gap: str) -> list[str]:
-    pieces = [wrapped(cell, max(width, 1)) for cell, width in zip(line, widths, strict=True)]
+def _wrap_row(line: Sequence[str], widths: Sequence[int], gap: str) -> list[str]:
+    pieces = [wrap(cell, max(width, 1)) for cell, width in zip(line, widths, strict=True)]
     return [
         gap.join(f"{piece:<{width}}" for piece, width in zip(parts, widths, strict=True)).rstrip()
         for parts in zip_longest(*pieces, fillvalue="")
     ]
 
 
-class Talk(NamedTuple):
-    """What somebody at a terminal, or a pipe, says to a command. here: a person types; shown: a
-    person reads."""
+class StandardStreams(NamedTuple):
+    """Whether standard input and standard output are terminals."""
 
-    here: bool
-    shown: bool
+    input_is_terminal: bool
+    output_is_terminal: bool
 
     @classmethod
-    def now(cls) -> Talk:
+    def detect(cls) -> StandardStreams:
         return cls(sys.stdin.isatty(), sys.stdout.isatty())
 
 
-def everything() -> str:
-    """What standard input holds."""
+def read_stdin() -> str:
+    """The whole text of standard input."""
     return sys.stdin.read()
 
 
-def lines_typed(prompt: str) -> Iterator[str]:
-    """What a person types, a line each time, with the history of this session; a text over several
-    lines stands between three double quotes.
-    Ctrl-C drops the line, Ctrl-D ends."""
+def typed_lines(prompt: str) -> Iterator[str]:
+    """The lines that a person types, with the history of this session.
+
+    Three double quotes begin and end a text of several lines. Ctrl-C drops the line, Ctrl-D ends.
+    """
     with suppress(ImportError):
-        import readline  # noqa: F401 - `input` uses it once it is there
+        import readline  # noqa: F401 - `input` uses it once it is imported
     while True:
         try:
             line = input(prompt)
@@ -142,14 +142,11 @@ def lines_typed(prompt: str) -> Iterator[str]:
         yield line
 
 
-class Flow:
-    """Text that comes in pieces, and is shown at once. On a terminal lines end between words, and
-    what is `dim` is; elsewhere each piece goes out as it
-    is."""
+class StreamedText:
+    """Text that is printed piece by piece. Only a terminal gets wrapped lines and dim text."""
 
     def __init__(self) -> None:
-        # The last column stays free: some terminals break a line there, others wait for the next
-        # character.
+        # The last column stays free: terminals differ in when they wrap there.
         self._columns = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else 0
         self._dims = self._columns > 0 and not os.environ.get("NO_COLOR")
         self._word = ""
@@ -158,22 +155,21 @@ class Flow:
     def write(self, piece: str, *, dim: bool = False) -> None:
         text = visible(piece)
         if self._columns:
-            text = "".join(map(self._placed, text))
+            text = "".join(map(self._place, text))
             text = f"\x1b[2m{text}\x1b[0m" if dim and self._dims and text else text
         sys.stdout.write(text)
         sys.stdout.flush()
 
     def end(self) -> None:
-        """An end of line."""
+        """Print a line end."""
         self.write("\n")
 
-    def _placed(self, char: str) -> str:
-        """The character; where it would not fit, after the word that it belongs to was moved to the
-        next line."""
+    def _place(self, char: str) -> str:
+        """The character, and before it the moves that bring its word to the next line."""
         if char == "\n":
             self._at, self._word = 0, ""
             return char
-        # Chinese and its like: twice as wide, and a line may end behind each.
+        # Chinese and similar characters are twice as wide, and a line may end after each.
         wide = 1 + (char >= _FIRST_WIDE)
         moved = ""
         if self._at + wide > self._columns:
@@ -188,31 +184,31 @@ class Flow:
 
 @contextmanager
 def status() -> Iterator[Callable[[str], None]]:
-    """Where a command is told what is done for it now. A terminal shows that in one line that
-    moves, else each new text is a line."""
+    """A function that shows the current state: one changing line on a terminal, else a line for
+    each new text."""
     if not sys.stderr.isatty():
-        said = [""]
+        previous = [""]
 
         def line(text: str) -> None:
-            if text != said[0]:
+            if text != previous[0]:
                 say(text, err=True)
-            said[0] = text
+            previous[0] = text
 
         yield line
         return
     from rich.console import Console
     from rich.text import Text
 
-    with Console(stderr=True).status("") as shown:
-        yield lambda text: shown.update(Text(visible_line(text)))
+    with Console(stderr=True).status("") as spinner:
+        yield lambda text: spinner.update(Text(visible_line(text)))
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Where a command is told how many bytes are here, of how many: a bar with rate and time left,
-    or a line for each tenth."""
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A function of done and total bytes: it shows a bar with rate and time left, or a line for
+    each tenth."""
     if not sys.stderr.isatty():
-        yield _lines_of(title)
+        yield _progress_lines(title)
         return
     from rich.console import Console
     from rich.progress import (
@@ -224,7 +220,7 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
         TransferSpeedColumn,
     )
 
-    shown = Progress(
+    progress = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
         DownloadColumn(binary_units=True),
@@ -232,26 +228,29 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
         TimeRemainingColumn(compact=True),
         console=Console(stderr=True),
     )
-    with shown:
-        task = shown.add_task(visible_line(title), total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
+    with progress:
+        task = progress.add_task(visible_line(title), total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def _lines_of(title: str) -> Callable[[int, int], None]:
-    told_of: dict[int, tuple[float, int]] = {}
+def _progress_lines(title: str) -> Callable[[int, int], None]:
+    reported: dict[int, tuple[float, int]] = {}
 
-    def line(done: int, total: int) -> None:
-        tenth, now = _TENTHS * done // max(total, 1), time.monotonic()
-        if tenth in told_of:
+    def report(done: int, total: int) -> None:
+        tenth, now_s = _TENTHS * done // max(total, 1), time.monotonic()
+        if tenth in reported:
             return
-        told_of[tenth] = now, done
-        since, first = next(iter(told_of.values()))
-        rate = (done - first) / (now - since) if now > since else 0
-        left = (
+        reported[tenth] = now_s, done
+        start_s, start_bytes = next(iter(reported.values()))
+        rate = (done - start_bytes) / (now_s - start_s) if now_s > start_s else 0
+        remaining = (
             f", {size(round(rate))}/s, {in_words((total - done) / rate)} left"
             if rate and done < total
             else ""
         )
-        say(f"{title}: {size(done)} of {size(total)} ({tenth * 100 // _TENTHS} %){left}", err=True)
+        say(
+            f"{title}: {size(done)} of {size(total)} ({tenth * 100 // _TENTHS} %){remaining}",
+            err=True,
+        )
 
-    return line
+    return report

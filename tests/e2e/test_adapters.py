@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 
 
 def test_adapters_answer_as_models_of_their_own(gateway: Gateway, tmp_path: Path) -> None:
-    make_model(tmp_path / "base", layers=2)
+    make_model(tmp_path / "base")
     one = make_adapter(tmp_path / "one", tmp_path / "base", seed=1)
     two = make_adapter(tmp_path / "two", tmp_path / "base", rank=4, seed=2)
     loras = ("--lora", f"one={one}", "--lora", f"team/two:v1={two}")

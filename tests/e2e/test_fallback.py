@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.demo.checkpoint import make_model
+from gateway.cli.demo.checkpoint import ModelShape, make_model
 from tests.e2e.conftest import START_S, Gateway
 
 pytestmark = pytest.mark.engine
@@ -32,7 +32,8 @@ def cramped(tmp_path: Path, engines: Path) -> Iterator[Gateway]:
 
 
 def test_the_engines_own_maximum_becomes_the_next_plan(cramped: Gateway, tmp_path: Path) -> None:
-    make_model(tmp_path / "wide", layers=8, heads=16, kv_heads=16, head_dim=128, max_len=32768)
+    shape = ModelShape(layers=8, heads=16, kv_heads=16, head_dim=128, max_len=32768)
+    make_model(tmp_path / "wide", shape)
     added = cramped.cli("add", "wide", str(tmp_path / "wide"))
     assert added.returncode == 0, added.stderr
     view = cramped.until("wide", "ready", 2 * START_S)

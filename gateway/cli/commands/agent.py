@@ -1,5 +1,4 @@
-"""`fitserve agent`: the process that alone reaches Docker, and starts engines for a gateway that
-does not."""
+"""`fitserve agent`: starts engines in Docker for a gateway without access to Docker."""
 
 from __future__ import annotations
 
@@ -24,12 +23,12 @@ log = Logger("fitserve.agent")
 
 
 def run(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT; engines go on running. Raises SettingsError."""
-    held = _lock(settings.data)
+    """Serve until SIGTERM or SIGINT. Engines keep running. Raises SettingsError."""
+    lock_fd = _lock(settings.data)
     try:
         asyncio.run(_serve(settings))
     finally:
-        os.close(held)
+        os.close(lock_fd)
 
 
 async def _serve(settings: Settings) -> None:
@@ -37,10 +36,10 @@ async def _serve(settings: Settings) -> None:
     models = Mount(
         source=settings.models_source or str(settings.models), target=str(settings.models)
     )
-    ended = asyncio.Event()
+    stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    host = DockerHost(settings.docker_network, _installation(settings.data))
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    host = DockerHost(settings.docker_network, _installation_id(settings.data))
     try:
         allowed, resolved = (
             profiles.allowed_images(settings.allowed_images),
@@ -53,7 +52,7 @@ async def _serve(settings: Settings) -> None:
                 models=models.source,
                 network=settings.docker_network,
             )
-            await ended.wait()
+            await stopped.wait()
     finally:
         await host.close()
 
@@ -69,8 +68,8 @@ def _lock(data: Path) -> int:
         ) from None
 
 
-def _installation(data: Path) -> str:
-    """The id that marks the engines of this agent. A gateway cannot name another one. Raises
+def _installation_id(data: Path) -> str:
+    """The id on the labels of this agent's engines. A gateway cannot choose another id. Raises
     SettingsError."""
     file = data / "installation"
     try:
@@ -79,7 +78,6 @@ def _installation(data: Path) -> str:
         return file.read_text().strip()
     except OSError as error:
         raise SettingsError(
-            f"The file {file}, which tells whose engines are whose, cannot be used:"
-            f" {error.strerror}.",
-            hint="Set FITSERVE_DATA_DIR to a folder you can write.",
+            f"The file {file} with the id of this installation cannot be used: {error.strerror}.",
+            hint="Set FITSERVE_DATA_DIR to a writable folder.",
         ) from None

@@ -1,5 +1,4 @@
-"""`fitserve apply`: the models of a file on the gateway that runs, as `FITSERVE_MODELS_FILE` has
-the gateway itself do it."""
+"""`fitserve apply`: make the running gateway's models match a file."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ import typer
 
 from gateway.cli.client import call
 from gateway.cli.options import Json
-from gateway.cli.present import print_paragraph, show_differences
-from gateway.cli.terminal import say, told
+from gateway.cli.present import print_paragraph, show_changes
+from gateway.cli.terminal import print_message, say
 from gateway.errors import FitserveError
 
 if TYPE_CHECKING:
@@ -24,40 +23,39 @@ _WOULD = {"add": "would be added", "change": "would be changed", "remove": "woul
 
 
 def apply(
-    file: Annotated[Path, typer.Argument(help="YAML, as docs/models.example.yaml.")],
-    diff: Annotated[
-        bool, typer.Option("--diff", help="Show what would be otherwise; change nothing.")
-    ] = False,
+    file: Annotated[
+        Path, typer.Argument(help="YAML file of models, like docs/models.example.yaml.")
+    ],
+    diff: Annotated[bool, typer.Option("--diff", help="Show the changes; make none.")] = False,
     prune: Annotated[
         bool, typer.Option("--prune", help="Remove models that are not in the file.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Bring the running gateway's models to those of FILE, in place, while they serve. What is so
-    already stays untouched. Exit code 1 where some of it could not
-    be done."""
+    """Change the running gateway's models to those of FILE while they serve. Equal models stay
+    untouched. Exit code 1 if a change failed."""
     from gateway.wishes.models_file import load
     from gateway.wishes.steps import steps
 
-    found = load(file)
+    models_file = load(file)
     views = call("GET", "/admin/models")["data"]
     rows: list[dict[str, Any]] = []
     failed = False
-    for step in steps(views, found.wishes, [view["name"] for view in views] if prune else ()):
+    for step in steps(views, models_file.wishes, [view["name"] for view in views] if prune else ()):
         try:
             answer = _answer(step, diff=diff)
         except FitserveError as error:
             failed = True
-            told(f"fitserve: {step.name}: {found.references.hidden(str(error))}")
+            print_message(f"fitserve: {step.name}: {models_file.references.hidden(str(error))}")
             continue
-        differences = answer.get("wish", []) if step.kind == "change" else []
-        if step.kind == "change" and not differences:
+        changes = answer.get("wish", []) if step.kind == "change" else []
+        if step.kind == "change" and not changes:
             continue
         rows.append(
             {
                 "name": step.name,
                 "did": step.kind,
-                "differences": _hidden(differences, found.references),
+                "differences": _without_secrets(changes, models_file.references),
             }
         )
     if as_json:
@@ -66,9 +64,9 @@ def apply(
         for row in rows:
             say(f"{row['name']}: {(_WOULD if diff else _DONE)[row['did']]}")
             if row["differences"]:
-                show_differences(row["differences"])
+                show_changes(row["differences"])
         if not rows and not failed:
-            print_paragraph(f"{len(found.wishes)} models are as {file} has them")
+            print_paragraph(f"{len(models_file.wishes)} models match {file}")
     if failed:
         raise typer.Exit(1)
 
@@ -82,5 +80,5 @@ def _answer(step: Step, *, diff: bool) -> Any:
     return {}
 
 
-def _hidden(differences: list[dict[str, str]], references: References) -> list[dict[str, str]]:
-    return [{key: references.hidden(value) for key, value in one.items()} for one in differences]
+def _without_secrets(changes: list[dict[str, str]], references: References) -> list[dict[str, str]]:
+    return [{key: references.hidden(value) for key, value in change.items()} for change in changes]

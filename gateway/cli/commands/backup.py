@@ -1,4 +1,4 @@
-"""`fitserve backup` and `fitserve restore`: what a gateway knows, in one file."""
+"""`fitserve backup` and `fitserve restore`: the data of a gateway in one file."""
 
 from __future__ import annotations
 
@@ -22,54 +22,56 @@ from gateway.version import __version__
 
 def backup(
     file: Annotated[
-        Path | None, typer.Argument(help="Where to write; default: fitserve-TIME.tar.gz here.")
+        Path | None,
+        typer.Argument(help="Output file; default: fitserve-TIME.tar.gz in this folder."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write models, facts, measurements and digests of keys to one file, while the gateway works.
-    Weights and engines are not in it. Without a gateway that
-    runs, of the data folder of this shell's settings."""
+    """Write models, facts, measurements and key digests to one file. Weights and engines are not
+    included. Without a running gateway, the data folder of this shell's settings is read."""
     path = file or Path(f"fitserve-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz")
     if path.exists():
-        raise BadRequest(f"{path} exists already.", hint="Give another name.")
+        raise BadRequest(f"{path} exists already.", hint="Choose another name.")
     draft = path.with_name(f"{path.name}.part")
     try:
         try:
-            # Perhaps in a folder where others write too: never through what stands there.
+            # Other users may write in this folder too: an existing link must not be followed.
             draft.unlink(missing_ok=True)
-            with draft.open("xb") as into:
-                into.writelines(stream("/admin/backup", {}))
+            with draft.open("xb") as output:
+                output.writelines(stream("/admin/backup", {}))
         except NotReady:
             if os.environ.get("FITSERVE_URL"):
                 raise
             from gateway.settings import load_settings
             from gateway.store.backup import write_backup
 
-            with draft.open("wb") as into:
-                write_backup(load_settings().data, into, __version__)
+            with draft.open("wb") as output:
+                write_backup(load_settings().data, output, __version__)
         draft.replace(path)
     except OSError as error:
         raise BadRequest(
-            f"{path} cannot be written: {error.strerror}.", hint="Give another path."
+            f"{path} cannot be written: {error.strerror}.", hint="Choose another path."
         ) from None
     finally:
         draft.unlink(missing_ok=True)
-    written = path.stat().st_size
+    size_bytes = path.stat().st_size
     say(
-        json.dumps({"file": str(path), "bytes": written}, indent=2)
+        json.dumps({"file": str(path), "bytes": size_bytes}, indent=2)
         if as_json
-        else f"{path}: {size(written)}"
+        else f"{path}: {size(size_bytes)}"
     )
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(help="What `fitserve backup` wrote.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    file: Annotated[Path, typer.Argument(help="File written by `fitserve backup`.")],
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Replace existing data without asking.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Put a backup into this shell's data folder (FITSERVE_DATA_DIR), which no gateway may use
-    meanwhile. What is there is kept beside it. Two gateways of one
-    backup on one machine would end each other's engines."""
+    """Restore a backup into this shell's data folder (FITSERVE_DATA_DIR). Stop its gateway first.
+    Existing data is kept beside it. Never run two gateways from one backup on one machine: they
+    would stop each other's engines."""
     from gateway.logging import configure_logging
     from gateway.settings import load_settings
     from gateway.store.backup import restore_backup
@@ -78,24 +80,24 @@ def restore(
     settings = load_settings()
     configure_logging(settings.log_level)
     data = settings.data
-    held = lock(data)
+    lock_fd = lock(data)
 
-    def ask() -> None:
+    def confirm_replacement() -> None:
         if (data / "fitserve.db").exists() and not yes:
-            typer.confirm(f"Replace what {data} has?", abort=True)
+            typer.confirm(f"Replace the data in {data}?", abort=True)
 
     try:
-        back = restore_backup(data, file, ask)
+        restored = restore_backup(data, file, confirm_replacement)
     finally:
-        os.close(held)
+        os.close(lock_fd)
     if as_json:
-        aside = str(back.aside) if back.aside else None
-        say(json.dumps({**back._asdict(), "aside": aside, "data": str(data)}, indent=2))
+        aside = str(restored.aside) if restored.aside else None
+        say(json.dumps({**restored._asdict(), "aside": aside, "data": str(data)}, indent=2))
         return
-    made = datetime.fromtimestamp(back.made_at, tz=UTC).astimezone().strftime("%F %T")
+    made_at = datetime.fromtimestamp(restored.made_at, tz=UTC).astimezone().strftime("%F %T")
     print_paragraph(
-        f"{data}: {back.models} models, {back.keys} keys and {back.facts} facts of {made}, by"
-        f" fitserve {back.fitserve}"
+        f"{data}: {restored.models} models, {restored.keys} keys and {restored.facts} facts from"
+        f" {made_at}, written by fitserve {restored.fitserve}"
     )
-    if back.aside is not None:
-        print_paragraph(f"What was there is in {back.aside}")
+    if restored.aside is not None:
+        print_paragraph(f"The earlier data is in {restored.aside}")

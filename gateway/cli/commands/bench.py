@@ -1,5 +1,4 @@
-"""`fitserve bench`: what a served model does, through the gateway and its streams, beside what was
-expected and what it did the last time."""
+"""`fitserve bench`: the measured speed of a model, beside forecast and last measurement."""
 
 from __future__ import annotations
 
@@ -10,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.client import address, call, of_model, text
+from gateway.cli.client import address, call, get_text, model_path
 from gateway.cli.options import Json
-from gateway.cli.present import print_paragraph, status_text, table
+from gateway.cli.present import print_paragraph, print_table, status_text
 from gateway.cli.terminal import say
 from gateway.errors import NotReady
 
-# What /metrics tells of requests that ended; a request without a model reached no engine.
-_ENDED = re.compile(r'^fitserve_requests_total\{model="[^"]+".*\} (\S+)$', re.MULTILINE)
+# Ended requests in /metrics; a request without a model reached no engine.
+_ENDED_REQUESTS = re.compile(r'^fitserve_requests_total\{model="[^"]+".*\} (\S+)$', re.MULTILINE)
 # Workers report their counts twice a second.
 _REPORTED_S = 3.0
 
@@ -25,21 +24,24 @@ _REPORTED_S = 3.0
 def bench(
     name: str,
     seconds: Annotated[
-        float, typer.Option(min=0.1, max=600, help="Of each number of requests at once.")
+        float,
+        typer.Option(min=0.1, max=600, help="Seconds for each number of concurrent requests."),
     ] = 5,
     concurrency: Annotated[
         list[int] | None,
         typer.Option(
-            min=1, max=4096, help="Requests at once; repeatable. Default: 1, 8, and as planned."
+            min=1,
+            max=4096,
+            help="Concurrent requests; repeatable. Default: 1, 8 and the planned number.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a model that is served: first tokens, one answer alone, many at once. It is kept, and
-    plans are made with it.
+    """Measure a served model: first token, one answer alone, concurrent answers. Later plans use
+    the result.
 
-    Prompts are random, answers have one length. While other requests run the numbers are shown, and
-    nothing is learned from them.
+    Prompts are random and answers have one length. Beside other requests the numbers are shown,
+    but plans do not use them.
     """
     import asyncio
 
@@ -47,126 +49,126 @@ def bench(
     from gateway.measuring.bench.measure import Load
     from gateway.measuring.bench.streamed_answer import Target
 
-    view = call("GET", of_model(name))
+    view = call("GET", model_path(name))
     if view["state"] != "ready":
         raise NotReady(
-            f"{name} is not ready: {status_text(view)}.", hint=f"`fitserve show {name}` says more."
+            f"{name} is not ready: {status_text(view)}.",
+            hint=f"`fitserve show {name}` shows the details.",
         )
     plan = view["plan"]
     if plan is not None and plan["model"]["task"] != "generate":
         raise NotReady(
             f"{name} generates no text, so there is nothing to measure.",
-            hint="Measure a model that generates.",
+            hint="Measure a model that generates text.",
         )
     url, key = address()
     context = plan["max_model_len"]["value"] if plan else 4096
     target = Target(url, name, key, plan["model"]["vocab"] if plan else 20_000)
-    load = Load(target, context, lambda what: None if as_json else say(f"{name}: {what}", err=True))
-    planned = _planned(plan, view) if plan else 32
-    before = _ended()
+    load = Load(target, context, lambda step: None if as_json else say(f"{name}: {step}", err=True))
+    planned = _planned_concurrency(plan, view) if plan else 32
+    count_before = _count_requests()
     report = asyncio.run(
         load.measure(sorted(set(concurrency or (1, min(8, planned), planned))), seconds)
     )
-    others = _others(before, load.asked)
-    fields = {**report.model_dump(), "disturbed": others, "fingerprint": _fingerprint(view)}
-    kept = call(
-        "POST", of_model(name, "/bench"), BenchReport.model_validate(fields).model_dump(mode="json")
+    other_requests = _describe_other_requests(count_before, load.asked)
+    fields = {**report.model_dump(), "disturbed": other_requests, "fingerprint": _fingerprint(view)}
+    stored = call(
+        "POST",
+        model_path(name, "/bench"),
+        BenchReport.model_validate(fields).model_dump(mode="json"),
     )
     expected = plan["speed"] if plan else None
     if as_json:
-        say(json.dumps({**kept, "expected": expected}, indent=2))
-        return
-    _show(kept, expected)
+        say(json.dumps({**stored, "expected": expected}, indent=2))
+    else:
+        _show(stored, expected)
 
 
-def _planned(plan: Any, view: Any) -> int:
-    """Requests at once that the plan is for, as far as its engines take them."""
+def _planned_concurrency(plan: Any, view: Any) -> int:
+    """Concurrent requests of the plan, at most as many as its engines accept."""
     if plan["speed"]:
         return int(plan["speed"]["concurrency"])
-    most = plan["max_num_seqs"]["value"] * max(1, len(view["replicas"]))
-    return int(min(view["wish"]["concurrency"] or 32, most))
+    max_requests = plan["max_num_seqs"]["value"] * max(1, len(view["replicas"]))
+    return int(min(view["wish"]["concurrency"] or 32, max_requests))
 
 
 def _fingerprint(view: Any) -> str | None:
-    serving = [one["attempt"] for one in view["replicas"] if one["state"] == "ready"]
-    return next((one["fingerprint"] for one in view["attempts"] if one["id"] in serving), None)
+    serving = [replica["attempt"] for replica in view["replicas"] if replica["state"] == "ready"]
+    return next(
+        (attempt["fingerprint"] for attempt in view["attempts"] if attempt["id"] in serving), None
+    )
 
 
-def _ended() -> int:
-    """Requests that the gateway has answered so far."""
-    return round(math.fsum(map(float, _ENDED.findall(text("/metrics")))))
+def _count_requests() -> int:
+    """The number of requests that the gateway has answered."""
+    return round(math.fsum(map(float, _ENDED_REQUESTS.findall(get_text("/metrics")))))
 
 
-def _others(before: int, own: int) -> str:
-    """Whether others asked something meanwhile, in words."""
+def _describe_other_requests(count_before: int, own_count: int) -> str:
+    """A sentence about requests from other clients during the measurement, or an empty string."""
     import time
 
-    until = time.monotonic() + _REPORTED_S
-    while (count := _ended() - before) < own and time.monotonic() < until:
+    deadline = time.monotonic() + _REPORTED_S
+    while (count := _count_requests() - count_before) < own_count and time.monotonic() < deadline:
         time.sleep(0.1)
     running = re.findall(
-        r'^fitserve_requests_in_flight\{model="[^"]+"\} ([1-9]\S*)$', text("/metrics"), re.MULTILINE
+        r'^fitserve_requests_in_flight\{model="[^"]+"\} ([1-9]\S*)$',
+        get_text("/metrics"),
+        re.MULTILINE,
     )
-    if count == own and not running:
+    if count == own_count and not running:
         return ""
     return (
-        f"{max(0, count - own)} other requests ended meanwhile, and"
-        f" {round(math.fsum(map(float, running)))} run still"
+        f"{max(0, count - own_count)} other requests ended during the measurement, and"
+        f" {round(math.fsum(map(float, running)))} are still running"
     )
 
 
-def _show(kept: Any, expected: Any) -> None:
-    bench, last = kept["bench"], kept["last"] or {}
+def _show(stored: Any, expected: Any) -> None:
+    bench, last = stored["bench"], stored["last"] or {}
     print_paragraph(
         f"{bench['model']}: prompts of {bench['prompt']:,} tokens, answers of {bench['answer']:,},"
         f" {bench['engine'] or 'an endpoint'}"
     )
     rows: list[tuple[object, ...]] = []
 
-    def row(what: str, unit: str, value: float | None, planned: Any, before: float | None) -> None:
+    def add_row(
+        title: str, unit: str, value: float | None, planned: Any, last_value: float | None
+    ) -> None:
         if value is not None:
-            hoped = f"{planned['value']:,g}" if planned else "-"
-            off = f"{100 * (value / planned['value'] - 1):+.0f} %" if planned else "-"
-            rows.append(
-                (what, f"{value:,.4g} {unit}", hoped, off, f"{before:,.4g}" if before else "-")
-            )
+            forecast = f"{planned['value']:,g}" if planned else "-"
+            error = f"{100 * (value / planned['value'] - 1):+.0f} %" if planned else "-"
+            last_text = f"{last_value:,.4g}" if last_value else "-"
+            rows.append((title, f"{value:,.4g} {unit}", forecast, error, last_text))
 
-    hopes = _unmeasured(expected) if expected else {}
-    row(
-        "first token, 2k",
-        "s",
-        bench["first_token_2k_s"],
-        hopes.get("first_token_2k_s"),
-        last.get("first_token_2k_s"),
-    )
-    row(
-        "first token, 32k",
-        "s",
-        bench["first_token_32k_s"],
-        hopes.get("first_token_32k_s"),
-        last.get("first_token_32k_s"),
-    )
-    row("one request", "tokens/s", bench["stream"], hopes.get("stream"), last.get("stream"))
+    forecasts = _forecast(expected) if expected else {}
+    for title, unit, name in (
+        ("first token, 2k", "s", "first_token_2k_s"),
+        ("first token, 32k", "s", "first_token_32k_s"),
+        ("one request", "tokens/s", "stream"),
+    ):
+        add_row(title, unit, bench[name], forecasts.get(name), last.get(name))
     old = {level["concurrency"]: level["tokens_per_s"] for level in last.get("levels", ())}
     for level in bench["levels"]:
         count = level["concurrency"]
-        hoped = hopes.get("total") if hopes.get("concurrency") == count else None
-        row(f"{count:,} at once", "tokens/s", level["tokens_per_s"], hoped, old.get(count))
-    table(("", "NOW", "EXPECTED", "OFF", "LAST"), rows)
+        forecast = forecasts.get("total") if forecasts.get("concurrency") == count else None
+        add_row(f"{count:,} at once", "tokens/s", level["tokens_per_s"], forecast, old.get(count))
+    print_table(("", "NOW", "EXPECTED", "OFF", "LAST"), rows)
     say("")
     latencies = [
-        (f"{one['concurrency']:,}", one["requests"], *_seconds(one)) for one in bench["levels"]
+        (f"{level['concurrency']:,}", level["requests"], *_seconds(level))
+        for level in bench["levels"]
     ]
-    table(("AT ONCE", "REQUESTS", "LATENCY P50", "P95", "FIRST TOKEN P50", "P95"), latencies)
-    if kept["not_learned"]:
-        print_paragraph(f"\nNothing was learned from it: {kept['not_learned']}.")
-    if rival := kept["rival"]:
+    print_table(("AT ONCE", "REQUESTS", "LATENCY P50", "P95", "FIRST TOKEN P50", "P95"), latencies)
+    if stored["not_learned"]:
+        print_paragraph(f"\nPlans do not use this result: {stored['not_learned']}.")
+    if rival := stored["rival"]:
         say("")
         print_paragraph(f"Another plan should be better. {rival['words']} {rival['do']}")
 
 
-def _unmeasured(speed: Any) -> Any:
-    """What was expected before anything was measured of it."""
+def _forecast(speed: Any) -> Any:
+    """The forecast without the corrections of earlier measurements."""
     if speed["grade"] != "measured":
         return speed
     values = {

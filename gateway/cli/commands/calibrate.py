@@ -1,5 +1,4 @@
-"""`fitserve calibrate`: the running gateway measures, which knows what its engines use; without one
-this process does."""
+"""`fitserve calibrate`: GPU measurements by the running gateway, or by this process without one."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gateway.cli.client import call
-from gateway.cli.engine_inquiry import host_of
+from gateway.cli.engine_inquiry import inquiry_host
 from gateway.engines.common.speed.measured import SECONDS
 from gateway.errors import NotReady, SettingsError
 from gateway.machine.gpu_watch import kept_here
@@ -21,68 +20,70 @@ from gateway.store.data_folder import lock
 from gateway.store.recovery import open_store
 
 
-def asked() -> dict[str, Any]:
-    """What was measured, as the admin API says it. Raises FitserveError."""
+def run_calibration() -> dict[str, Any]:
+    """The result in the form of the admin API. Raises FitserveError."""
     try:
-        found: dict[str, Any] = call("POST", "/admin/calibrate")
+        result: dict[str, Any] = call("POST", "/admin/calibrate")
     except NotReady:
         if "FITSERVE_URL" in os.environ:
             raise
-        found = _without_gateway(load_settings()).model_dump(mode="json")
-    return found
+        result = _measure_without_gateway(load_settings()).model_dump(mode="json")
+    return result
 
 
-def _without_gateway(settings: Settings) -> Calibrated:
-    """Meanwhile no gateway begins on this data folder. What an earlier one left running shows as a
-    process on its GPUs."""
+def _measure_without_gateway(settings: Settings) -> Calibrated:
+    """Measure here, with the data folder locked against a gateway. Engines of an earlier gateway
+    count as processes on their GPUs."""
     try:
-        held = lock(settings.data)
+        lock_fd = lock(settings.data)
     except SettingsError as error:
         raise NotReady(
-            f"{error.message} It starts engines on these GPUs, and does not answer here.",
-            hint="Set FITSERVE_URL (and FITSERVE_KEY) to it.",
+            f"{error.message} It does not answer, and may start engines on these GPUs.",
+            hint="Set FITSERVE_URL and FITSERVE_KEY for that gateway.",
         ) from None
     try:
         store = open_store(settings.data / "fitserve.db")
         try:
             store.changeable()
             profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
-            calibrator = Calibrator(host_of(settings), profiles, settings.data / "asking")
+            calibrator = Calibrator(inquiry_host(settings), profiles, settings.data / "asking")
             hardware = kept_here(settings.data, settings.gpus, settings.ram_bytes).mark(
                 probe(settings.data)
             )
-            found = asyncio.run(calibrator.measure(hardware, {}))
-            store.keep_measured(found.facts)
+            result = asyncio.run(calibrator.measure(hardware, {}))
+            store.keep_measured(result.facts)
         finally:
             store.close()
     finally:
-        os.close(held)
-    return found
+        os.close(lock_fd)
+    return result
 
 
-def rows(facts: Iterable[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """GPU, what, how much, by whom."""
-    found = []
+def fact_rows(facts: Iterable[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
+    """Rows of GPU, measured quantity, value and source."""
+    rows = []
     for fact in facts:
-        about = fact["scope"]
-        what = " ".join(
+        scope = fact["scope"]
+        label = " ".join(
             [
-                about.get("what", "broken P2P"),
-                *([f"of {int(about['bytes']):,} bytes"] if "bytes" in about else []),
+                scope.get("what", "broken P2P"),
+                *([f"of {int(scope['bytes']):,} bytes"] if "bytes" in scope else []),
             ]
         )
-        found.append(
-            (about["gpus"], what, said(about.get("what", ""), fact["value"]), fact["source"])
+        rows.append(
+            (scope["gpus"], label, value_text(scope.get("what", ""), fact["value"]), fact["source"])
         )
-    return found
+    return rows
 
 
-def said(what: str, value: int | None) -> str:
-    """In the unit that people use."""
-    if value is None or what == "peer_access":
+def value_text(quantity: str, value: int | None) -> str:
+    """The value with its unit."""
+    if value is None or quantity == "peer_access":
         return "yes" if value else "no"
-    if what in SECONDS:
+    if quantity in SECONDS:
         return f"{value / 1000:,.1f} us"
     return (
-        f"{value / 1e9:,.1f} GB/s" if what in ("memory", "peer") else f"{value / 1e12:,.1f} TFLOP/s"
+        f"{value / 1e9:,.1f} GB/s"
+        if quantity in ("memory", "peer")
+        else f"{value / 1e12:,.1f} TFLOP/s"
     )

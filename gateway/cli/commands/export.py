@@ -1,5 +1,4 @@
-"""`fitserve export`: how the engine of a model is started, for who wants to start it without the
-gateway."""
+"""`fitserve export`: the start of a model's engine without the gateway."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.client import call, of_model
+from gateway.cli.client import call, model_path
 from gateway.cli.options import Json
 from gateway.cli.terminal import say
 
@@ -21,20 +20,18 @@ class Format(StrEnum):
 
 
 def export(
-    name: Annotated[str, typer.Argument(help="A model of the gateway that was planned.")],
+    name: Annotated[str, typer.Argument(help="A planned model of the gateway.")],
     form: Annotated[
         Format,
         typer.Option(
-            "--format", help="A command line, a Compose file, or a Deployment with its Service."
+            "--format", help="Command line, Compose file, or Kubernetes Deployment with Service."
         ),
     ] = Format.ARGV,
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, help="On which the engine listens.")
-    ] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the engine.")] = 8000,
     as_json: Json = False,
 ) -> None:
-    """Print how a model's engine is started by its plan: image, flags, environment, GPUs and
-    mounts; no keys. --json: the same as a list of words, or as JSON."""
+    """Print how to start a model's engine: image, flags, environment, GPUs and mounts, without
+    keys. --json prints a list of words or JSON documents."""
     from gateway.wishes.export.command_line import command_line, text
     from gateway.wishes.export.compose import compose
     from gateway.wishes.export.engine_start import EngineStart
@@ -42,7 +39,7 @@ def export(
 
     place = "machine" if form is Format.ARGV else "container"
     start = EngineStart.model_validate(
-        call("GET", of_model(name, f"/launch?port={port}&place={place}"))
+        call("GET", model_path(name, f"/launch?port={port}&place={place}"))
     )
     if form is Format.ARGV:
         say(json.dumps(command_line(start), indent=2) if as_json else text(start))

@@ -1,5 +1,4 @@
-"""`fitserve facts`: what the running gateway learned of engines and GPUs, to look at, drop, take
-along and bring in."""
+"""`fitserve facts`: list, remove, export and import facts about engines and GPUs."""
 
 from __future__ import annotations
 
@@ -12,30 +11,30 @@ import typer
 
 from gateway.cli.client import call
 from gateway.cli.options import Json
-from gateway.cli.present import table
+from gateway.cli.present import print_table
 from gateway.cli.terminal import say
 from gateway.errors import BadRequest, NotFound
 
 app = typer.Typer(
-    no_args_is_help=True, help="What was learned of engines and GPUs.", rich_markup_mode=None
+    no_args_is_help=True, help="Learned facts about engines and GPUs.", rich_markup_mode=None
 )
 
 
 @app.command("ls")
 def ls(as_json: Json = False) -> None:
-    """List the facts, those that ship with fitserve first; they have no number."""
+    """List the facts. Facts that ship with fitserve come first and have no number."""
     rows = _rows()
     if as_json:
         say(json.dumps({"data": rows}, indent=2))
         return
-    table(
+    print_table(
         ("FACT", "KIND", "STATE", "WHERE"),
         [
             (
                 row["id"] or "-",
                 row["fact"]["kind"],
                 "stale" if row["stale"] else "applied",
-                _where(row["fact"]),
+                _scope_text(row["fact"]),
             )
             for row in rows
         ],
@@ -44,7 +43,7 @@ def ls(as_json: Json = False) -> None:
 
 @app.command("show")
 def show(number: int, as_json: Json = False) -> None:
-    """Show a fact: what it says, where it holds, and the line that proves it."""
+    """Show a fact: its value, its scope, and the line that proves it."""
     row = next((row for row in _rows() if row["id"] == number), None)
     if row is None:
         raise NotFound(f"There is no fact {number}.", hint="`fitserve facts ls` lists them.")
@@ -61,12 +60,12 @@ def show(number: int, as_json: Json = False) -> None:
     lines += [(key, value) for key, value in fact["scope"].items()]
     lines += [(f"under {key}", value) for key, value in fact["under"].items()]
     lines += [("attempt", fact["attempt"])] if fact["attempt"] is not None else []
-    table(("", ""), lines)
+    print_table(("", ""), lines)
 
 
 @app.command("rm")
 def rm(number: int, as_json: Json = False) -> None:
-    """Forget a fact: what it ruled out may be planned again."""
+    """Remove a fact. Plans that it ruled out become possible again."""
     answer = call("DELETE", f"/admin/facts/{number}")
     say(json.dumps(answer, indent=2) if as_json else f"fact {number}: removed")
 
@@ -74,10 +73,10 @@ def rm(number: int, as_json: Json = False) -> None:
 @app.command("export")
 def export(
     file: Annotated[
-        Path | None, typer.Argument(help="Where to write; default: standard output.")
+        Path | None, typer.Argument(help="Output file; default: standard output.")
     ] = None,
 ) -> None:
-    """Write what was learned here as JSON, for `fitserve facts import` on another machine."""
+    """Write this machine's facts as JSON, for `fitserve facts import` elsewhere."""
     text = json.dumps(
         {"facts": [row["fact"] for row in _rows() if row["id"] is not None]}, indent=2
     )
@@ -90,18 +89,18 @@ def export(
 @app.command("import")
 def import_(
     file: Annotated[
-        Path, typer.Argument(help="What `fitserve facts export` wrote; - for standard input.")
+        Path, typer.Argument(help="File of `fitserve facts export`; - for standard input.")
     ],
     as_json: Json = False,
 ) -> None:
-    """Add what another gateway learned."""
+    """Add the facts of another gateway."""
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text()
         body = json.loads(text)
     except (OSError, ValueError) as error:
         raise BadRequest(
             f"{file} cannot be read as JSON: {error}.",
-            hint="Give what `fitserve facts export` wrote.",
+            hint="Name a file written by `fitserve facts export`.",
         ) from None
     answer = call("POST", "/admin/facts", body)
     say(json.dumps(answer, indent=2) if as_json else f"{answer['added']} facts added")
@@ -112,6 +111,6 @@ def _rows() -> list[dict[str, Any]]:
     return rows
 
 
-def _where(fact: dict[str, Any]) -> str:
+def _scope_text(fact: dict[str, Any]) -> str:
     words = ", ".join(f"{key} {value}" for key, value in fact["scope"].items())
     return f"{words}: {fact['value']}" if fact["value"] is not None else words

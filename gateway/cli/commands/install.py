@@ -1,7 +1,7 @@
-"""`fitserve engine install`: an engine in a virtual environment of its own, made with uv.
+"""`fitserve engine install`: an engine in its own virtual environment, made with uv.
 
-Where an engine's profile has a lock file, exactly its packages are installed, each checked against
-its hash. uv uses the package sources that pip is configured with (index, find-links, certificate).
+With a lock file, exactly its packages are installed and checked against their hashes. uv uses the
+package sources of pip's configuration: index, find-links and certificate.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from gateway.machine.environment import (
 from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings
 
-# A CPU engine takes 2.4 GiB on disk, and uv keeps a second copy in its cache while it works.
+# A CPU engine takes 2.4 GiB of disk, and uv keeps a second copy in its cache during the work.
 _ROOM_BYTES = 6 * GIB
-# In the environment: what uv is told to leave out.
-_WITHOUT = "without.txt"
+# File in the environment with the packages that uv leaves out.
+_OVERRIDES_FILE = "without.txt"
 
 
 class InstallFailed(FitserveError):
-    """uv could not build the environment; what it printed says why."""
+    """uv could not build the environment; its output has the reason."""
 
     code = "install_failed"
 
@@ -49,9 +49,8 @@ def install(
     say: Callable[[str], None],
     wheels: Path | None = None,
 ) -> Path:
-    """The environment's folder, built unless it is complete already. wheels: a folder that has all
-    of them; no index is asked then. Raises BadRequest,
-    InstallFailed."""
+    """Build the environment unless it is complete. Returns its folder. wheels: a folder with all
+    wheels, used instead of an index. Raises BadRequest, InstallFailed."""
     recipe, folder = _recipe(engine), engine_dir(settings.data, engine)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
@@ -61,24 +60,24 @@ def install(
         free = shutil.disk_usage(folder).free
         if free < _ROOM_BYTES:
             raise InstallFailed(
-                f"Installing {engine.ref} needs {_ROOM_BYTES >> 30} GiB, and {free >> 30} GiB are"
-                f" free at {folder}.",
-                hint="Free space or move FITSERVE_DATA_DIR.",
+                f"Installing {engine.ref} needs {_ROOM_BYTES >> 30} GiB, but only {free >> 30} GiB"
+                f" are free at {folder}.",
+                hint="Free disk space, or set FITSERVE_DATA_DIR to a larger disk.",
             )
-        say(f"Installing {engine.ref} into {folder}: some GiB, and some minutes")
-        sources = _sources(wheels)
+        say(f"Installing {engine.ref} into {folder}. This takes several GiB and minutes.")
+        sources = _package_sources(wheels)
         environment = {**os.environ, **sources}
-        made, filled, proven = _commands(
+        create, fill, verify = _commands(
             recipe, profiles.install_file(engine), folder, sources, wheels
         )
         uv = find_uv()
-        _run([uv, *made], environment)
-        (folder / _WITHOUT).write_text(_left_out(recipe))
+        _run([uv, *create], environment)
+        (folder / _OVERRIDES_FILE).write_text(_overrides_text(recipe))
         if wheels is None:
-            _run([uv, *filled], environment)
+            _run([uv, *fill], environment)
         else:
-            _run_from(wheels, [uv, *filled], environment)
-        _run(proven, {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(Path.home())})
+            _run_offline(wheels, [uv, *fill], environment)
+        _run(verify, {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(Path.home())})
         (folder / COMPLETE).write_text(engine.ref + "\n")
     return folder
 
@@ -86,15 +85,19 @@ def install(
 def script(
     engine: Engine, profiles: Profiles, settings: Settings, wheels: Path | None = None
 ) -> str:
-    """The same as a shell script that needs uv and nothing of ours: the packages and their hashes
-    are in it. Raises BadRequest."""
-    recipe, folder, sources = _recipe(engine), engine_dir(settings.data, engine), _sources(wheels)
+    """The installation as a shell script that needs only uv; packages and hashes are in it. Raises
+    BadRequest."""
+    recipe, folder, sources = (
+        _recipe(engine),
+        engine_dir(settings.data, engine),
+        _package_sources(wheels),
+    )
     lock_file = profiles.install_file(engine)
     lock = folder / "lock.txt"
-    made, filled, proven = _commands(
+    create, fill, verify = _commands(
         recipe, lock if lock_file is not None else None, folder, sources, wheels
     )
-    written = {folder / _WITHOUT: _left_out(recipe)} | (
+    files = {folder / _OVERRIDES_FILE: _overrides_text(recipe)} | (
         {lock: lock_file.read_text()} if lock_file is not None else {}
     )
     return "\n".join(
@@ -103,10 +106,10 @@ def script(
             "set -eu",
             *(f"export {name}={shlex.quote(value)}" for name, value in sources.items()),
             shlex.join(["mkdir", "-p", str(folder.parent)]),
-            shlex.join(["uv", *made]),
-            *(_here_document(path, text) for path, text in written.items()),
-            shlex.join(["uv", *filled]),
-            shlex.join(proven),
+            shlex.join(["uv", *create]),
+            *(_here_document(path, text) for path, text in files.items()),
+            shlex.join(["uv", *fill]),
+            shlex.join(verify),
             _here_document(folder / COMPLETE, f"{engine.ref}\n"),
         ]
     )
@@ -119,8 +122,8 @@ def _here_document(path: Path, text: str) -> str:
 def _recipe(engine: Engine) -> Install:
     if engine.install is None:
         raise BadRequest(
-            f"{engine.ref} has no recipe for an environment of its own.",
-            hint=f"It runs in its container image {engine.image}.",
+            f"{engine.ref} cannot be installed without Docker.",
+            hint=f"Run it in its container image {engine.image}.",
         )
     return engine.install
 
@@ -132,34 +135,34 @@ def _commands(
     sources: Mapping[str, str],
     wheels: Path | None,
 ) -> tuple[list[str], list[str], list[str]]:
-    """What makes the environment, and what fills it, for uv; and a program that shows that the
-    engine is there."""
-    made = ["venv", "--quiet", "--clear", "--python", recipe.python, str(folder)]
-    proven = [str(folder / "bin" / "python"), "-c", f"import {recipe.module}"]
-    return made, pip_arguments(recipe, lock_file, folder, sources, wheels), proven
+    """Arguments of uv that create and fill the environment, and a command that imports the
+    engine."""
+    create = ["venv", "--quiet", "--clear", "--python", recipe.python, str(folder)]
+    verify = [str(folder / "bin" / "python"), "-c", f"import {recipe.module}"]
+    return create, pip_arguments(recipe, lock_file, folder, sources, wheels), verify
 
 
-def _left_out(recipe: Install) -> str:
+def _overrides_text(recipe: Install) -> str:
     return "".join(f"{package}; sys_platform == 'never'\n" for package in recipe.without)
 
 
-def _sources(wheels: Path | None) -> dict[str, str]:
-    """Where uv takes packages from, as its environment variables."""
+def _package_sources(wheels: Path | None) -> dict[str, str]:
+    """The package sources as environment variables of uv."""
     return (
         package_sources() if wheels is None else {"UV_OFFLINE": "1", "UV_PYTHON_DOWNLOADS": "never"}
     )
 
 
 def find_uv() -> str:
-    """The program uv: beside this Python, or on PATH. Raises BadRequest."""
-    beside = Path(sys.executable).parent / "uv"
-    found = str(beside) if beside.is_file() else shutil.which("uv")
-    if found is None:
+    """The path of uv: beside this Python, or on PATH. Raises BadRequest."""
+    own_uv = Path(sys.executable).parent / "uv"
+    program = str(own_uv) if own_uv.is_file() else shutil.which("uv")
+    if program is None:
         raise BadRequest(
-            "uv, which builds the environments of engines, is not here.",
+            "The program uv, which builds the environments of engines, was not found.",
             hint="Install it: pip install 'fitserve[process]'.",
         )
-    return found
+    return program
 
 
 def pip_arguments(
@@ -178,15 +181,15 @@ def pip_arguments(
         "--link-mode",
         "hardlink",
     ]
-    # Its progress is 150 lines of names.
+    # The progress of uv is 150 lines of names.
     arguments.append("--quiet")
     if "UV_INDEX" in sources:
-        # Pinned hashes say which file is meant, so it does not matter which index has it.
+        # Hashes pin each file, so any index may provide it.
         arguments += ["--index-strategy", "unsafe-best-match"]
     if lock_file is not None:
         arguments += ["--require-hashes", "--no-deps", "-r", str(lock_file)]
     elif recipe.without:
-        arguments += ["--overrides", str(folder / _WITHOUT)]
+        arguments += ["--overrides", str(folder / _OVERRIDES_FILE)]
     arguments += recipe.packages
     if wheels is not None:
         return [*arguments, "--no-index", "--find-links", str(wheels)]
@@ -196,8 +199,7 @@ def pip_arguments(
 
 
 def package_sources() -> dict[str, str]:
-    """uv's environment variables for the sources that pip is configured with; uv's own settings
-    win."""
+    """Environment variables of uv for pip's package sources. Variables of uv that are set win."""
     names = {
         "index-url": "UV_DEFAULT_INDEX",
         "extra-index-url": "UV_INDEX",
@@ -207,16 +209,16 @@ def package_sources() -> dict[str, str]:
     pip = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for line in pip.stdout.splitlines():
         match = re.fullmatch(r"[^.]*\.([\w-]+)='(.*)'", line)
         if match and match[1] in names:
-            found[names[match[1]]] = " ".join(match[2].replace("\\n", " ").split())
+            variables[names[match[1]]] = " ".join(match[2].replace("\\n", " ").split())
     for option, name in names.items():
-        # In an environment without pip, the variables that configure pip still count.
+        # An environment without pip still has the variables that configure pip.
         if value := os.environ.get(f"PIP_{option.upper().replace('-', '_')}"):
-            found[name] = value
-    return {name: value for name, value in found.items() if value and name not in os.environ}
+            variables[name] = value
+    return {name: value for name, value in variables.items() if value and name not in os.environ}
 
 
 def _has_torch(find_links: str) -> bool:
@@ -227,96 +229,95 @@ def _has_torch(find_links: str) -> bool:
     )
 
 
-def take(engine: Engine, python: Path, settings: Settings) -> Path:
-    """The engine's folder, which stands for an environment that exists: nothing in that is changed,
-    now or later. Raises BadRequest, InstallFailed,
-    Conflict."""
-    # Not resolved: the link in an environment says which environment it is.
+def adopt_environment(engine: Engine, python: Path, settings: Settings) -> Path:
+    """Register an existing environment as the engine's, without changing it. Returns the engine's
+    folder. Raises BadRequest, InstallFailed, Conflict."""
+    # Not resolved: the link in an environment identifies the environment.
     python = Path(os.path.abspath(python.expanduser()))  # noqa: PTH100
     if not os.access(python, os.X_OK) or python.is_dir():
         raise BadRequest(
-            f"{python} is no program.",
-            hint="Give the Python of an environment, such as VENV/bin/python.",
+            f"{python} is not a program.",
+            hint="Name the Python of an environment, such as VENV/bin/python.",
         )
     module = engine.install.module if engine.install is not None else engine.kind
-    asked = subprocess.run(
-        [str(python), "-P", "-c", _ASKS, module],
+    answer = subprocess.run(
+        [str(python), "-P", "-c", _VERSION_SCRIPT, module],
         capture_output=True,
         text=True,
         check=False,
-        env=_plain(python),
+        env=_plain_environment(python),
         cwd="/",
     )
-    if asked.returncode != 0:
-        last = asked.stderr.strip().rpartition("\n")[2]
+    if answer.returncode != 0:
+        last = answer.stderr.strip().rpartition("\n")[2]
         raise InstallFailed(
             f"{python} cannot import {module}: {last}.",
-            hint="Give the Python of an environment that has it.",
+            hint="Name the Python of an environment with this package.",
         )
-    version, package = json.loads(asked.stdout.rpartition("\n")[2])
+    version, package = json.loads(answer.stdout.rpartition("\n")[2])
     if version not in (engine.version, None) and version.partition("+")[0] != engine.version:
         raise InstallFailed(
-            f"{python} has {module} {version}, and {engine.ref} was asked for.",
+            f"{python} has {module} {version}, not {engine.ref}.",
             hint=(
                 f"`fitserve engine install {engine.kind}=={version.partition('+')[0]} --python"
-                f" {python}` takes that one."
+                f" {python}` registers this version."
             ),
         )
     folder = engine_dir(settings.data, engine)
     if is_installed(settings.data, engine) and foreign_python(folder) is None:
         raise Conflict(
-            f"{engine.ref} is installed in {folder} already.",
-            hint=f"`fitserve engine rm {engine.ref}` first.",
+            f"{engine.ref} is already installed in {folder}.",
+            hint=f"Run `fitserve engine rm {engine.ref}` first.",
         )
     shutil.rmtree(folder, ignore_errors=True)
     note_foreign(folder, engine.ref, python, package)
     return folder
 
 
-# The version of a module's package, and the folder that says it. Its last line: what is imported
-# may print.
-_ASKS = """
+# Prints the version and the folder of a module's package on the last line: imports may print too.
+_VERSION_SCRIPT = """
 import importlib, importlib.metadata, json, os, sys
 importlib.import_module(sys.argv[1])
 name = importlib.metadata.packages_distributions()[sys.argv[1]][0]
-found = importlib.metadata.distribution(name)
-os.write(1, b"\\n" + json.dumps([found.version, str(found._path)]).encode())
+package = importlib.metadata.distribution(name)
+os.write(1, b"\\n" + json.dumps([package.version, str(package._path)]).encode())
 """
 
 
-def _plain(python: Path) -> dict[str, str]:
+def _plain_environment(python: Path) -> dict[str, str]:
     return {
         "PATH": f"{python.parent}:{os.environ.get('PATH', '/usr/bin:/bin')}",
         "HOME": str(Path.home()),
     }
 
 
-def _run_from(wheels: Path, command: list[str], environment: Mapping[str, str]) -> None:
-    """uv, which says in a sentence of its own what the folder does not have."""
+def _run_offline(wheels: Path, command: list[str], environment: Mapping[str, str]) -> None:
+    """Run uv with a folder of wheels. The error names the missing package."""
     if not wheels.is_dir():
         raise BadRequest(f"There is no folder {wheels}.", hint="`--from` takes a folder of wheels.")
-    done = subprocess.run(
+    process = subprocess.run(
         command, env=dict(environment), check=False, stderr=subprocess.PIPE, text=True
     )
-    if done.returncode == 0:
+    if process.returncode == 0:
         return
-    words = " ".join(done.stderr.split())
-    missing = next((found[1] for one in _MISSING if (found := re.search(one, words))), None)
-    told = (
+    words = " ".join(process.stderr.split())
+    matches = (re.search(pattern, words) for pattern in _MISSING_PACKAGE)
+    missing = next((match[1] for match in matches if match), None)
+    message = (
         f"{wheels} has no wheel of {missing} for this Python and machine"
         if missing
         else f"uv says: {words[-500:]}"
     )
     raise InstallFailed(
-        f"{told}.",
+        f"{message}.",
         hint=(
-            f"Add it to the folder (`pip download {missing or 'NAME'} -d FOLDER` where there is a"
-            " network), and run this again."
+            f"Run `pip download {missing or 'NAME'} -d FOLDER` on a machine with a network, add the"
+            " wheel to the folder, and repeat the command."
         ),
     )
 
 
-_MISSING = (
+_MISSING_PACKAGE = (
     r"Because there is no version of (\S+) and",
     r"Because (\S+) was not found in the provided package locations",
     r"Because only (\S+) is available",
@@ -328,6 +329,6 @@ _MISSING = (
 def _run(command: list[str], environment: Mapping[str, str]) -> None:
     if subprocess.run(command, env=dict(environment), check=False).returncode != 0:
         raise InstallFailed(
-            f"`{' '.join(command[:3])}` failed; the lines above say why.",
-            hint="Mend that and run the installation again.",
+            f"`{' '.join(command[:3])}` failed; the lines above have the reason.",
+            hint="Fix the problem and repeat the installation.",
         )

@@ -1,4 +1,4 @@
-"""`fitserve keys`: who may call the running gateway, for what, and how much."""
+"""`fitserve keys`: keys of the running gateway, with scopes and limits."""
 
 from __future__ import annotations
 
@@ -8,40 +8,45 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.client import call, in_path
-from gateway.cli.options import Json, usage
-from gateway.cli.present import table
-from gateway.cli.terminal import say, told
+from gateway.cli.client import call, path_segment
+from gateway.cli.options import Json, usage_error
+from gateway.cli.present import print_table
+from gateway.cli.terminal import print_message, say
 from gateway.keys import SCOPES
 
 _CLOSES = (
-    "from now on every program needs a key, on this machine too, and this command line as well."
+    "from now on every program needs a key, including this command line and other programs on this"
+    " machine."
 )
 
-app = typer.Typer(
-    no_args_is_help=True, help="Who may call, for what, and how much.", rich_markup_mode=None
-)
+app = typer.Typer(no_args_is_help=True, help="Keys with scopes and limits.", rich_markup_mode=None)
 
 
 @app.command("add")
 def add(
-    name: Annotated[str, typer.Argument(help="By which the key is listed and removed.")],
+    name: Annotated[str, typer.Argument(help="Name for `keys ls` and `keys rm`.")],
     scope: Annotated[
         list[str] | None, typer.Option(help="inference (the default), read or admin; repeatable.")
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="A model that it may ask; repeatable. Default: all.")
+        list[str] | None, typer.Option(help="Allowed model; repeatable. Default: all.")
     ] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Limit of requests.")
+    ] = None,
     tokens_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Of prompts and answers together.")
+        int | None, typer.Option(min=1, help="Limit for prompts and answers together.")
     ] = None,
-    max_in_flight: Annotated[int | None, typer.Option(min=1, help="Requests at once.")] = None,
+    max_in_flight: Annotated[
+        int | None, typer.Option(min=1, help="Limit of concurrent requests.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a key and print it. It is shown once, and kept nowhere."""
+    """Create a key and print it once. The key itself is not stored."""
     if unknown := set(scope or ()) - SCOPES:
-        usage(f"There is no scope {min(unknown)}; a key may have {', '.join(sorted(SCOPES))}.")
+        usage_error(
+            f"There is no scope {min(unknown)}; a key may have {', '.join(sorted(SCOPES))}."
+        )
     body: dict[str, Any] = {"name": name, "scopes": scope or ["inference"]}
     limits = {
         "models": model or None,
@@ -51,24 +56,24 @@ def add(
     }
     first = not call("GET", "/admin/keys")["data"]
     if first and sys.stdin.isatty() and sys.stderr.isatty():
-        told(f"This is the first key: {_CLOSES}")
-        typer.confirm("Make it?", abort=True, err=True)
-    made = call(
+        print_message(f"This is the first key: {_CLOSES}")
+        typer.confirm("Create it?", abort=True, err=True)
+    created = call(
         "POST",
         "/admin/keys",
         body | {key: value for key, value in limits.items() if value is not None},
     )
-    say(json.dumps(made, indent=2) if as_json else made["key"])
+    say(json.dumps(created, indent=2) if as_json else created["key"])
     if first:
-        told(
+        print_message(
             f"fitserve: This was the first key: {_CLOSES} For this shell: export"
-            f" FITSERVE_KEY={made['key']}"
+            f" FITSERVE_KEY={created['key']}"
         )
 
 
 @app.command("ls")
 def ls(as_json: Json = False) -> None:
-    """List the keys, those of the settings first. The keys themselves are not known."""
+    """List the names and limits of keys, those of the settings first."""
     listing = call("GET", "/admin/keys")
     if as_json:
         say(json.dumps(listing, indent=2))
@@ -77,20 +82,20 @@ def ls(as_json: Json = False) -> None:
         (key["name"], ", ".join(key["scopes"]), ", ".join(key["models"] or ("all",)), _limits(key))
         for key in listing["data"]
     ]
-    table(("NAME", "SCOPES", "MODELS", "LIMITS"), rows)
+    print_table(("NAME", "SCOPES", "MODELS", "LIMITS"), rows)
 
 
 @app.command("rm")
 def rm(name: str, as_json: Json = False) -> None:
-    """Revoke a key at once. Exit code 1 where the disk did not take that yet, so that a restart
-    would bring the key back."""
-    answer = call("DELETE", f"/admin/keys/{in_path(name)}")
+    """Revoke a key at once. Exit code 1 if the disk could not be written: a restart would restore
+    the key."""
+    answer = call("DELETE", f"/admin/keys/{path_segment(name)}")
     say(json.dumps(answer, indent=2) if as_json else f"key {name}: removed")
     if not answer["durable"]:
-        told(
-            "fitserve: The disk of the gateway cannot be written, so a restart would make the key"
-            f" {name} good again. The gateway tries again every few seconds; free disk space or"
-            " repair the permissions of FITSERVE_DATA_DIR."
+        print_message(
+            "fitserve: The gateway cannot write its disk, so a restart would restore the key"
+            f" {name}. The gateway retries every few seconds. Free disk space or repair the"
+            " permissions of FITSERVE_DATA_DIR."
         )
         raise typer.Exit(1)
 

@@ -1,5 +1,4 @@
-"""`fitserve ps` and `fitserve list`: the models of the running gateway, by what runs of them and by
-what they are made of."""
+"""`fitserve ps` and `fitserve list`: the engines and the sources of the gateway's models."""
 
 from __future__ import annotations
 
@@ -11,19 +10,19 @@ import typer
 
 from gateway.cli.client import call
 from gateway.cli.options import Json
-from gateway.cli.present import detail_text, residence_text, table
+from gateway.cli.present import detail_text, keep_alive_text, print_table
 from gateway.cli.terminal import say
 from gateway.domain.units import in_words
 from gateway.domain.units import words as size
 
 Requests = Annotated[
-    bool, typer.Option("--requests", help="List the requests in flight instead, oldest first.")
+    bool, typer.Option("--requests", help="List the running requests instead, oldest first.")
 ]
 
 
 def ps(as_json: Json = False, requests: Requests = False) -> None:
-    """List the models of the running gateway: engine, context, GPUs, memory of each GPU, how long
-    it serves, when it was last asked."""
+    """List the models of the running gateway: engine, context, GPUs, memory of each GPU, time since
+    the start and the last request."""
     if requests:
         _requests(as_json)
         return
@@ -44,12 +43,11 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
         "STAYS",
         "DETAIL",
     )
-    table(head, [_row(view, numbers, time.time()) for view in listing["data"]])
+    print_table(head, [_row(view, numbers, time.time()) for view in listing["data"]])
 
 
 def list_models(as_json: Json = False) -> None:
-    """List the models with where they come from, their commit, and what their weights take on the
-    disk."""
+    """List the models with source, commit and the size of their weights on the disk."""
     listing = call("GET", "/admin/models")["data"]
     on_disk: dict[str, list[Any]] = {}
     for revision in call("GET", "/admin/disk", timeout_s=None)["revisions"]:
@@ -59,47 +57,48 @@ def list_models(as_json: Json = False) -> None:
     if as_json:
         say(json.dumps({"data": rows}, indent=2))
         return
-    now = time.time()
-    table(
+    now_s = time.time()
+    print_table(
         ("NAME", "STATE", "SIZE", "COMMIT", "ASKED", "SOURCE"),
         [
             (
-                *(one["name"], one["state"], size(one["bytes"]) if one["bytes"] else "-"),
-                *(
-                    ", ".join(commit[:12] for commit in one["commits"]) or "-",
-                    _ago(one["used_at"], now),
-                    one["source"],
-                ),
+                row["name"],
+                row["state"],
+                size(row["bytes"]) if row["bytes"] else "-",
+                ", ".join(commit[:12] for commit in row["commits"]) or "-",
+                _age_text(row["used_at"], now_s),
+                row["source"],
             )
-            for one in rows
+            for row in rows
         ],
     )
 
 
 def _requests(as_json: bool) -> None:
-    found = call("GET", "/admin/requests")
+    listing = call("GET", "/admin/requests")
     if as_json:
-        say(json.dumps(found, indent=2))
+        say(json.dumps(listing, indent=2))
         return
-    now = time.time()
+    now_s = time.time()
     head = ("MODEL", "STATE", "AGE", "SENT", "ENDPOINT", "KEY", "CLIENT", "ID")
-    table(
+    print_table(
         head,
         [
             (
-                *(
-                    one["model"],
-                    one["phase"],
-                    in_words(max(0.0, now - one["began_at"])),
-                    size(one["sent_bytes"]),
-                ),
-                *(one["endpoint"], one["key"] or "-", one["address"] or "-", one["id"]),
+                request["model"],
+                request["phase"],
+                in_words(max(0.0, now_s - request["began_at"])),
+                size(request["sent_bytes"]),
+                request["endpoint"],
+                request["key"] or "-",
+                request["address"] or "-",
+                request["id"],
             )
-            for one in found["data"]
+            for request in listing["data"]
         ],
     )
-    if found["more"]:
-        say(f"{found['more']:,} more are in flight.")
+    if listing["more"]:
+        say(f"{listing['more']:,} more requests are running.")
 
 
 def _entry(view: Any, revisions: list[Any]) -> dict[str, Any]:
@@ -109,63 +108,65 @@ def _entry(view: Any, revisions: list[Any]) -> dict[str, Any]:
         "aliases": wish["aliases"],
         "state": view["state"],
         "source": wish["source"] or ", ".join(wish["endpoints"]),
-        "commits": [one["commit"] for one in revisions],
-        "bytes": sum(one["bytes"] for one in revisions),
+        "commits": [revision["commit"] for revision in revisions],
+        "bytes": sum(revision["bytes"] for revision in revisions),
         "used_at": view["used_at"],
     }
 
 
-def _row(view: Any, numbers: dict[str, int], now: float) -> tuple[object, ...]:
-    planned = [one for one in view["replicas"] if one["engine"]]
-    serving = [one for one in planned if one["state"] == "ready"]
-    shown = serving or planned
-    gpus = [numbers.get(uuid) for one in shown for uuid in one["gpus"]]
-    since = min((one["ready_at"] for one in serving if one["ready_at"]), default=None)
-    engines = dict.fromkeys(one["engine"] for one in shown)
-    contexts = {one["max_model_len"] for one in shown}
-    most = max((one["memory_bytes"] for one in shown), default=None)
+def _row(view: Any, numbers: dict[str, int], now_s: float) -> tuple[object, ...]:
+    planned = [replica for replica in view["replicas"] if replica["engine"]]
+    serving = [replica for replica in planned if replica["state"] == "ready"]
+    replicas = serving or planned
+    gpus = [numbers.get(uuid) for replica in replicas for uuid in replica["gpus"]]
+    # A lost GPU has no number.
+    gpu_numbers = ",".join(
+        "?" if number is None else str(number) for number in sorted(gpus, key=str)
+    )
+    ready_at = min(
+        (replica["ready_at"] for replica in serving if replica["ready_at"]), default=None
+    )
+    engines = dict.fromkeys(replica["engine"] for replica in replicas)
+    contexts = {replica["max_model_len"] for replica in replicas}
+    memory_bytes = max((replica["memory_bytes"] for replica in replicas), default=None)
     return (
-        *(view["name"], _state(view, len(serving)), ", ".join(engines) or "-"),
+        view["name"],
+        _state(view, len(serving)),
+        ", ".join(engines) or "-",
         f"{min(contexts):,}" if contexts else "-",
-        # A GPU that is lost has no number.
-        ",".join("?" if one is None else str(one) for one in sorted(gpus, key=str))
-        or ("cpu" if shown else "-"),
-        *(
-            size(most) if most else "-",
-            in_words(now - since) if since else "-",
-            _ago(view["used_at"], now),
-        ),
-        *(residence_text(view, now).partition(",")[0] or "-", _detail(view)),
+        gpu_numbers or ("cpu" if replicas else "-"),
+        size(memory_bytes) if memory_bytes else "-",
+        in_words(now_s - ready_at) if ready_at else "-",
+        _age_text(view["used_at"], now_s),
+        keep_alive_text(view, now_s).partition(",")[0] or "-",
+        _detail(view),
     )
 
 
 def _state(view: Any, serving: int) -> str:
-    """With how many replicas serve, where more than one is wanted."""
-    wanted = len(view["replicas"])
-    return f"{view['state']} {serving}/{wanted}" if wanted > 1 else str(view["state"])
+    """The state, with the number of serving replicas where several are wanted."""
+    replicas = len(view["replicas"])
+    return f"{view['state']} {serving}/{replicas}" if replicas > 1 else str(view["state"])
 
 
-def _ago(at: float | None, now: float) -> str:
-    return f"{in_words(max(0.0, now - at))} ago" if at else "-"
+def _age_text(time_s: float | None, now_s: float) -> str:
+    return f"{in_words(max(0.0, now_s - time_s))} ago" if time_s else "-"
 
 
 def _numbers(views: list[Any]) -> dict[str, int]:
-    """The numbers of GPUs by UUID, as nvidia-smi has them; asked only where an engine has any."""
+    """The numbers of GPUs in nvidia-smi by UUID; empty where no engine uses a GPU."""
     if not any(replica["gpus"] for view in views for replica in view["replicas"]):
         return {}
     return {gpu["uuid"]: gpu["index"] for gpu in call("GET", "/admin/hardware")["gpus"]}
 
 
 def _detail(view: Any) -> str:
-    change = view["change"]
-    said = (
-        f"the last change was given up: {change['detail']}"
-        if change and change["state"] == "refused"
-        else ""
-    )
-    if change and not said:
-        said = f"being changed: {change['detail']}"
-    return "; ".join(filter(None, (detail_text(view), said))) or _rival_hint(view)
+    change_text = ""
+    if change := view["change"]:
+        refused = change["state"] == "refused"
+        prefix = "the last change failed" if refused else "change in progress"
+        change_text = f"{prefix}: {change['detail']}"
+    return "; ".join(filter(None, (detail_text(view), change_text))) or _rival_hint(view)
 
 
 def _rival_hint(view: Any) -> str:

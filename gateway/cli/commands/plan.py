@@ -1,5 +1,4 @@
-"""`fitserve plan` and `fitserve matrix`: what would be done; nothing is started. The gateway that
-runs is asked for a plan on this machine."""
+"""`fitserve plan` and `fitserve matrix`: plans that start nothing."""
 
 from __future__ import annotations
 
@@ -14,54 +13,52 @@ from gateway.cli.options import (
     Json,
     MaxContext,
     MinContext,
-    absolute,
+    WishOptions,
+    absolute_source,
     read_wish,
-    usage,
-    wishing,
+    usage_error,
+    with_option_groups,
 )
 from gateway.cli.present import show_decision, show_matrix
-from gateway.cli.terminal import told
+from gateway.cli.terminal import print_message
 from gateway.errors import BadModel, FitserveError, NeedsRemoteCode
 
 
-@wishing
+@with_option_groups
 def plan(
     model: Annotated[str, typer.Argument(help="Model folder or Hugging Face repository.")],
+    options: WishOptions,
     hardware: Annotated[
-        str | None, typer.Option(help="A snapshot (2x3090, a file) instead of this machine.")
+        str | None, typer.Option(help="Snapshot (2x3090, a file) instead of this machine.")
     ] = None,
-    *,
-    wished: dict[str, Any],
     check: Annotated[
         bool,
         typer.Option(
-            "--check/--no-check", help="Ask the code of engines that are here; about 20 s."
+            "--check/--no-check", help="Ask the code of installed engines; takes about 20 s."
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show how MODEL would be served, and why; start nothing. Exit code 3 when there is no way."""
-    wish = read_wish(source=model, **wished)
+    """Show the plan for MODEL with its reasons, and start nothing. Exit code 3 without a plan."""
+    wish = read_wish(source=model, **options.fields())
     decision = None
     if hardware is None and not check:
-        decision = _of_the_gateway(wish.evolve(source=absolute(model)))
+        decision = _ask_gateway(wish.evolve(source=absolute_source(model)))
     if decision is None:
-        wish = _named(wish)
-        decision = (
-            _checked(wish, hardware)
-            if check
-            else _here(wish)
-            if hardware is None
-            else _on(wish, hardware)
-        )
+        wish = _with_engine_of_image(wish)
+        if check:
+            decision = _plan_with_check(wish, hardware)
+        elif hardware is None:
+            decision = _plan_here(wish)
+        else:
+            decision = _plan_for_snapshot(wish, hardware)
     show_decision(decision, as_json=as_json)
     if not decision.plans:
         raise typer.Exit(3)
 
 
-def _of_the_gateway(wish: Any) -> Any | None:
-    """The decision of the gateway that runs: only this gateway knows what it runs and has learned.
-    None where none can be asked."""
+def _ask_gateway(wish: Any) -> Any | None:
+    """The decision of the running gateway, which knows its engines and facts. None without one."""
     import os
 
     from gateway.domain import Decision
@@ -74,19 +71,18 @@ def _of_the_gateway(wish: Any) -> Any | None:
         return Decision.model_validate(call("POST", "/admin/plan", wish.model_dump(mode="json")))
     except FitserveError as error:
         if error.code in (BadModel.code, NeedsRemoteCode.code):
-            # As where no gateway is asked: the command line is right, the model is not.
+            # The same exit code as without a gateway: the model is wrong, not the command line.
             error.exit_code = BadModel.exit_code
         if error.status not in (401, 403, 503):
             raise
-        told(
-            f"note: the gateway was not asked, so what it runs does not count here: {error.message}"
+        print_message(
+            f"note: this plan ignores the engines of the running gateway: {error.message}"
         )
         return None
 
 
-def _here(wish: Any) -> Any:
-    """The decision for this machine, by what a gateway with this data folder could start and has
-    learned."""
+def _plan_here(wish: Any) -> Any:
+    """The decision for this machine, with the engines and facts of this data folder."""
     from gateway.planner.service.offline import OfflinePlanner
     from gateway.store.recovery import facts_at_rest
 
@@ -97,7 +93,7 @@ def _here(wish: Any) -> Any:
     return decision
 
 
-def _on(wish: Any, hardware: str) -> Any:
+def _plan_for_snapshot(wish: Any, hardware: str) -> Any:
     """The decision for the machine of a snapshot."""
     from gateway.planner.service.offline import OfflinePlanner
 
@@ -109,8 +105,8 @@ def _on(wish: Any, hardware: str) -> Any:
 
 
 def _startable(wish: Any, profiles: Any) -> Any:
-    """What a gateway of these settings could start. It chooses its host alike
-    (`server/host_choice.py`); an image is named for a container."""
+    """The engines that a gateway with these settings could start. `server/host_choice.py` chooses
+    the host in the same way."""
     from gateway.hosts.docker.client import listening
     from gateway.planner.service.startable import Startable
     from gateway.settings import load_settings
@@ -137,8 +133,8 @@ def matrix(
     max_context: MaxContext = None,
     as_json: Json = False,
 ) -> None:
-    """Show which engine version runs which model on which machine, and why not. Exit code 3 when
-    nothing runs."""
+    """Show which engine versions run which models on which machines, with reasons. Exit code 3
+    when nothing runs."""
     from gateway.planner.matrix import cells
 
     wish = read_wish(engines=tuple(engine or ()), min_context=min_context, max_context=max_context)
@@ -146,23 +142,22 @@ def matrix(
     if hardware is not None:
         machines = [name.strip() for name in hardware.split(",") if name.strip()]
         if not machines:
-            usage(
-                "--hardware names no machine. Give snapshots with commas between them, such as"
+            usage_error(
+                "--hardware names no machine. Give comma-separated snapshots, such as"
                 " 2x3090,8xh100."
             )
-    found = [
+    matrix_cells = [
         cell
         for engines, decision in _decisions(wish, models, machines)
         for cell in cells(decision, engines)
     ]
-    show_matrix(found, as_json=as_json)
-    if all(cell.state == "failing" for cell in found):
+    show_matrix(matrix_cells, as_json=as_json)
+    if all(cell.state == "failing" for cell in matrix_cells):
         raise typer.Exit(3)
 
 
-def _named(wish: Any) -> Any:
-    """The wish with the engine that its image holds: the image is asked where only that is
-    named."""
+def _with_engine_of_image(wish: Any) -> Any:
+    """The wish with the engine of its image, which is asked if the wish names no engine."""
     if wish.image is None:
         return wish
     import asyncio
@@ -181,8 +176,8 @@ def _named(wish: Any) -> Any:
     )
 
 
-def _checked(wish: Any, hardware: str | None) -> Any:
-    """The decision, once the engines that are here were asked; what could not be asked is said on
+def _plan_with_check(wish: Any, hardware: str | None) -> Any:
+    """The decision after an inquiry to the installed engines. Failed inquiries are printed to
     standard error."""
     import asyncio
 
@@ -192,27 +187,26 @@ def _checked(wish: Any, hardware: str | None) -> Any:
     planner = OfflinePlanner.from_environment()
     name, machine = planner.machine(hardware)
     startable = _startable(wish, planner.profiles) if hardware is None else None
-    decision, asked = asyncio.run(
+    decision, inquiry = asyncio.run(
         planner.check_on(wish, name, machine, inquirer(image=wish.image), startable)
     )
-    for problem in asked.problems.values():
-        told(f"not checked: {problem}")
+    for problem in inquiry.problems.values():
+        print_message(f"not checked: {problem}")
     return decision
 
 
 def _decisions(
     wish: Any, models: list[str], machines: list[str | None]
 ) -> list[tuple[list[str], Any]]:
-    """For each model and machine (None: this one): the engines that were considered, and the
-    decision."""
+    """The considered engines and the decision for each model and machine (None: this one)."""
     from gateway.planner.service.offline import OfflinePlanner
 
     planner = OfflinePlanner.from_environment()
-    here = [planner.machine(name) for name in machines]
-    found = []
-    for wanted in (wish.evolve(source=model) for model in models):
-        for name, machine in here:
-            engines = [engine.ref for engine in planner.engines(wanted, machine)]
-            found.append((engines, planner.decide_on(wanted, name, machine)))
+    snapshots = [planner.machine(name) for name in machines]
+    decisions = []
+    for model_wish in (wish.evolve(source=model) for model in models):
+        for name, machine in snapshots:
+            engines = [engine.ref for engine in planner.engines(model_wish, machine)]
+            decisions.append((engines, planner.decide_on(model_wish, name, machine)))
     planner.profiles.documents.save()
-    return found
+    return decisions

@@ -1,5 +1,4 @@
-"""`fitserve pull`: the weights of a model into the cache of the gateway's machine, with a bar;
-nothing is started."""
+"""`fitserve pull`: download the weights of a model to the gateway's machine."""
 
 from __future__ import annotations
 
@@ -8,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.client import call, lines, reported
-from gateway.cli.options import Json, Revision, absolute
+from gateway.cli.client import call, error_from, stream_lines
+from gateway.cli.options import Json, Revision, absolute_source
 from gateway.cli.present import print_paragraph
-from gateway.cli.terminal import bar, say
+from gateway.cli.terminal import progress_bar, say
 from gateway.domain.units import words as size
 from gateway.errors import BadRequest, NotReady
 
@@ -23,26 +22,21 @@ def pull(
     revision: Revision = None,
     as_json: Json = False,
 ) -> None:
-    """Download the weights of MODEL to the gateway's machine, without serving it. What was cut off
-    goes on where it was."""
-    known = next(
-        (
-            one
-            for one in call("GET", "/admin/models")["data"]
-            if model in (one["name"], *one["wish"]["aliases"])
-        ),
-        None,
+    """Download the weights of MODEL to the gateway's machine, without serving it. An interrupted
+    download continues."""
+    wishes = (
+        view["wish"]
+        for view in call("GET", "/admin/models")["data"]
+        if model in (view["name"], *view["wish"]["aliases"])
     )
-    if known is not None:
-        source = known["wish"]["source"] or ""
-        revision = revision or next(
-            iter(known["wish"]["commits"].values()), known["wish"]["revision"]
-        )
+    if (wish := next(wishes, None)) is not None:
+        source = wish["source"] or ""
+        revision = revision or next(iter(wish["commits"].values()), wish["revision"])
     else:
         source = model
-    if not source or (absolute(source) or "").startswith("/"):
-        raise BadRequest(f"{model} has no weights on a Hub.", hint="Give a repository, org/name.")
-    last = pulled(source, revision)
+    if not source or (absolute_source(source) or "").startswith("/"):
+        raise BadRequest(f"{model} has no weights on a Hub.", hint="Name a repository, org/name.")
+    last = download(source, revision)
     if as_json:
         say(
             json.dumps(
@@ -50,23 +44,24 @@ def pull(
             )
         )
     else:
-        print_paragraph(f"{source}: {size(last['total'])} are here, at commit {last['commit']}")
+        print_paragraph(f"{source}: {size(last['total'])} downloaded, at commit {last['commit']}")
 
 
-def pulled(source: str, revision: str | None) -> Any:
-    """The last word of a download, once all is here. Raises the gateway's own error, and NotReady
-    where it broke off."""
-    said: Any = None
-    with bar(source) as shown:
-        for line in lines("/admin/pull", {"source": source, "revision": revision}):
-            said = json.loads(line)
-            if "error" in said:
-                raise reported(said)
-            # What is looked at is here already.
-            shown(said["total"] if said["checking"] else said["done"], said["total"])
-    if said is None or "commit" not in said:
+def download(source: str, revision: str | None) -> Any:
+    """The last message of a finished download. Raises the gateway's own error, and NotReady for a
+    broken download."""
+    message: Any = None
+    with progress_bar(source) as show_progress:
+        for line in stream_lines("/admin/pull", {"source": source, "revision": revision}):
+            message = json.loads(line)
+            if "error" in message:
+                raise error_from(message)
+            # Files that are being checked are complete.
+            done = message["total"] if message["checking"] else message["done"]
+            show_progress(done, message["total"])
+    if message is None or "commit" not in message:
         raise NotReady(
-            f"The download of {source} broke off.",
-            hint="Give the command again: it goes on where it was.",
+            f"The download of {source} stopped before its end.",
+            hint="Run the command again: the download continues.",
         )
-    return said
+    return message

@@ -1,4 +1,4 @@
-"""The commands of this folder, for the program."""
+"""Commands of this folder that the program adds to those of `main`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_to(app: typer.Typer) -> None:
+    """Add the commands of this folder."""
     for command in (run, pull, ps, apply, backup, restore, events, usage, export, completion):
         app.command()(command)
     app.command("list")(list_models)
@@ -27,12 +28,12 @@ def add_to(app: typer.Typer) -> None:
 
 
 def keep_only(app: typer.Typer, name: str = "") -> None:
-    """Leave the command of this name alone, where there is one that needs no others: to make the
-    parsers of all takes longer than to plan."""
-    named = [
-        one
-        for one in app.registered_commands
-        if one.callback and (one.name or one.callback.__name__) == name
+    """Remove all commands but this one, if it exists: the parsers of all cost more time than a
+    plan. Completion needs all of them."""
+    matches = [
+        command
+        for command in app.registered_commands
+        if command.callback and (command.name or command.callback.__name__) == name
     ]
-    if named and named[0].callback is not completion:
-        app.registered_commands, app.registered_groups = named, []
+    if matches and matches[0].callback is not completion:
+        app.registered_commands, app.registered_groups = matches, []

@@ -1,5 +1,4 @@
-"""`fitserve run`: talk with a model in the terminal. A model that is not there yet is planned,
-downloaded and added first."""
+"""`fitserve run`: a conversation with a model, which is planned, downloaded and added if new."""
 
 from __future__ import annotations
 
@@ -8,63 +7,61 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.client import call, of_model
+from gateway.cli.client import call, model_path
 from gateway.cli.commands.chat import Chat
-from gateway.cli.commands.pull import pulled
-from gateway.cli.options import Json, absolute, wishing
+from gateway.cli.commands.pull import download
+from gateway.cli.options import Json, WishOptions, absolute_source, with_option_groups
 from gateway.cli.present import show_decision, status_text
-from gateway.cli.terminal import Talk, everything, status, told
+from gateway.cli.terminal import StandardStreams, print_message, read_stdin, status
 from gateway.domain.wish import NAME_PATTERN
 from gateway.errors import BadRequest, NotReady
 from gateway.visible import visible_line
 
-# As a shell says that Ctrl-C ended a command.
+# The exit code of a command that Ctrl-C ended.
 _INTERRUPTED = 130
 _POLL_S = 0.3
 _HOPELESS = ("quarantined", "stopping")
-# A request may bring such a model back, or hears why not.
-_ASKED = ("ready", "no_plan", "unreachable")
+# In these states a request gets an answer or an error.
+_ANSWERING = ("ready", "no_plan", "unreachable")
 
 
-@wishing
+@with_option_groups
 def run(
     model: Annotated[
         str,
-        typer.Argument(
-            help="A model of the gateway; else a model folder or Hugging Face repository."
-        ),
+        typer.Argument(help="Model of the gateway, model folder or Hugging Face repository."),
     ],
+    wish: WishOptions,
     prompt: Annotated[
-        list[str] | None, typer.Argument(help="One prompt, to be answered; else you talk.")
+        list[str] | None, typer.Argument(help="One prompt; default: a conversation.")
     ] = None,
-    *,
-    wished: dict[str, Any],
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Under which it is added, where it is not there yet."),
+        typer.Option("--name", help="Name of a model that is added."),
     ] = None,
-    system: Annotated[
-        str | None, typer.Option("--system", help="What the model is told first.")
-    ] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Talk with MODEL: /bye or Ctrl-D leaves, Ctrl-C stops an answer. What comes through a pipe is
-    one prompt. The model goes on serving afterwards."""
-    talk = Talk.now()
+    """Talk with MODEL, adding it first if it is new. /bye or Ctrl-D ends the conversation, Ctrl-C
+    stops an answer. Piped input is one prompt. The model keeps serving afterwards."""
+    interactive = StandardStreams.detect().input_is_terminal
     words = " ".join(prompt or ())
-    if not talk.here and (given := everything().strip()):
-        words = f"{words}\n\n{given}" if words else given
-    if not talk.here and not words:
+    if not interactive and (piped := read_stdin().strip()):
+        words = f"{words}\n\n{piped}" if words else piped
+    if not interactive and not words:
         raise BadRequest(
-            "There is no prompt.", hint='Give one: `fitserve run MODEL "Hello"`, or in a pipe.'
+            "There is no prompt.",
+            hint='Give a prompt: `fitserve run MODEL "Hello"`, or through a pipe.',
         )
     try:
-        view = _ready(_there(model, name, wished))
+        view = _wait_until_ready(_find_or_add(model, name, wish.fields()))
     except KeyboardInterrupt:
-        told("\nThe gateway goes on with it; `fitserve ps` shows how far it is.")
+        print_message("\nThe gateway continues to load the model; `fitserve ps` shows its state.")
         raise typer.Exit(_INTERRUPTED) from None
     if view["plan"] is not None and view["plan"]["model"]["task"] != "generate":
-        raise BadRequest(f"{view['name']} does not generate text.", hint="Take a model that does.")
+        raise BadRequest(
+            f"{view['name']} does not generate text.", hint="Use a model that generates text."
+        )
     chat = Chat(view["name"], system)
     if not words:
         chat.talk()
@@ -72,9 +69,9 @@ def run(
         raise typer.Exit(_INTERRUPTED)
 
 
-def _there(model: str, name: str | None, wished: dict[str, Any]) -> str:
-    """The name of the model; where there is none of that name or source, it is added."""
-    source = absolute(model)
+def _find_or_add(model: str, name: str | None, fields: dict[str, Any]) -> str:
+    """The name of the model with this name or source, which is added if there is none."""
+    source = absolute_source(model)
     for view in call("GET", "/admin/models")["data"]:
         wish = view["wish"]
         if model in (view["name"], *wish["aliases"]) or (
@@ -83,45 +80,45 @@ def _there(model: str, name: str | None, wished: dict[str, Any]) -> str:
             return str(view["name"])
     from gateway.domain import Decision
 
-    body = {"name": name or _name_of(model), "source": source, **wished}
+    body = {"name": name or _default_name(model), "source": source, **fields}
     decision = Decision.model_validate(call("POST", "/admin/models?dry_run=true", body))
     if not decision.plans:
         show_decision(decision, as_json=False)
         raise typer.Exit(3)
     from gateway.planner.explain import headline
 
-    told(headline(decision))
+    print_message(headline(decision))
     planned = decision.plans[0].model
     if planned.revision is not None:
-        pulled(planned.source, planned.revision)
+        download(planned.source, planned.revision)
     return str(call("POST", "/admin/models", body)["name"])
 
 
-def _name_of(model: str) -> str:
-    """A name for it: that of the repository, or of the folder."""
+def _default_name(model: str) -> str:
+    """The name of the repository or folder. Raises BadRequest."""
     plain = model if re.fullmatch(NAME_PATTERN, model) else model.rstrip("/").rpartition("/")[2]
     if not re.fullmatch(NAME_PATTERN, plain):
-        raise BadRequest(f"No name can be made of {model!r}.", hint="Give one with --name.")
+        raise BadRequest(f"{model!r} gives no valid model name.", hint="Set one with --name.")
     return plain
 
 
-def _ready(name: str) -> Any:
-    """The model's view once it can be asked. Raises NotReady where it has no way to be."""
+def _wait_until_ready(name: str) -> Any:
+    """The view of the model once it can answer. Raises NotReady if it cannot be served."""
     import time
 
-    begun = False
-    with status() as shown:
+    started = False
+    with status() as show_status:
         while True:
-            view = call("GET", of_model(name))
-            if view["state"] in _ASKED:
+            view = call("GET", model_path(name))
+            if view["state"] in _ANSWERING:
                 return view
-            if view["state"] == "stopped" and not begun:
-                begun = True
-                call("POST", of_model(name, "/start"))
+            if view["state"] == "stopped" and not started:
+                started = True
+                call("POST", model_path(name, "/start"))
             elif view["state"] in _HOPELESS:
                 raise NotReady(
                     f"{name} cannot be served: {visible_line(view['detail']).rstrip('.')}.",
-                    hint=f"`fitserve show {name}` says more.",
+                    hint=f"`fitserve show {name}` shows the details.",
                 )
-            shown(f"{name}: {status_text(view)}")
+            show_status(f"{name}: {status_text(view)}")
             time.sleep(_POLL_S)

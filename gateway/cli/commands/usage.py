@@ -1,4 +1,4 @@
-"""`fitserve usage`: who used what of the running gateway."""
+"""`fitserve usage`: requests and tokens by day, key and model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from gateway.cli.client import call, stream
 from gateway.cli.options import Json
-from gateway.cli.present import table
+from gateway.cli.present import print_table
 from gateway.cli.terminal import say
 
 _SUMS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "untold_requests")
@@ -19,23 +19,23 @@ _HEADS = ("REQUESTS", "PROMPT", "COMPLETION", "CACHED", "UNTOLD")
 
 def usage(
     by: Annotated[
-        str, typer.Option(help="What there is a row for: day, key, model, with commas between.")
+        str, typer.Option(help="Group rows by day, key, model; comma-separated.")
     ] = "key,model",
     first: Annotated[
         str | None,
-        typer.Option("--from", help="First day (UTC), as 2026-11-01; default: 30 days ago."),
+        typer.Option("--from", help="First day (UTC), such as 2026-11-01; default: 30 days ago."),
     ] = None,
     last: Annotated[
         str | None, typer.Option("--to", help="Last day (UTC); default: today.")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Only of the key of this name.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only of this model.")] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="As CSV.")] = False,
+    key: Annotated[str | None, typer.Option(help="Only this key, by name.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show requests and tokens by day, key and model. UNTOLD: answers whose engine told no tokens,
-    as streams without include_usage."""
-    given = {
+    """Show requests and tokens by day, key and model. UNTOLD counts answers without token numbers,
+    such as streams without include_usage."""
+    options = {
         "by": by,
         "from": first,
         "to": last,
@@ -43,7 +43,7 @@ def usage(
         "model": model,
         "format": "csv" if as_csv else None,
     }
-    query = {name: value for name, value in given.items() if value is not None}
+    query = {name: value for name, value in options.items() if value is not None}
     if as_csv:
         for line in b"".join(stream("/admin/usage", query)).decode().splitlines():
             say(line)
@@ -53,10 +53,10 @@ def usage(
         say(json.dumps(listing, indent=2))
         return
     parts = [
-        part for part in ("day", "key", "model") if part in {one.strip() for one in by.split(",")}
+        part for part in ("day", "key", "model") if part in {name.strip() for name in by.split(",")}
     ]
     rows = [
         (*(str(row[part]) or "-" for part in parts), *(f"{row[name]:,}" for name in _SUMS))
         for row in listing["data"]
     ]
-    table((*(part.upper() for part in parts), *_HEADS), rows)
+    print_table((*(part.upper() for part in parts), *_HEADS), rows)

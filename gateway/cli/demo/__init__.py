@@ -1,1 +1,1 @@
-"""The tiny model that `scripts/serve` makes."""
+"""`fitserve demo` and its tiny model."""

@@ -1,20 +1,19 @@
-"""Write a tiny, valid Llama checkpoint that answers with a known sentence.
+"""A tiny, valid Llama checkpoint that answers with a known sentence.
 
-The checkpoint is a complete Hugging Face model folder (``config.json``,
-``generation_config.json``, ``model.safetensors``, ``tokenizer.json``,
-``tokenizer_config.json``) made with nothing but the standard library, and it is
-the same, byte for byte, wherever it is made.
+The checkpoint is a complete Hugging Face model folder: configuration, weights and tokenizer. The
+standard library is enough to write it, and every machine writes the same bytes.
 
-How it speaks. Every layer computes its attention and its MLP on pseudo-random
-weights, so a server does all the real work and fills a real KV cache, but both
-output projections are zero and add nothing to the residual stream. What reaches
-the output head is therefore the embedding of the last token. That embedding is
-the Walsh code of the token meant to follow, and the head's rows are the same
-codes: the following token scores ``TOP_LOGIT``, the end a little over 0, white space
-a little less and every other token exactly 0. So where an engine allows only what
-fits a grammar, the answer ends as soon as it may, and is not white space for ever.
-Any prompt is answered with ``SENTENCE``, again and again until the length limit
-(or, with ``stop=True``, once, closed by the end-of-sequence token).
+Every layer computes attention and MLP on pseudo-random weights, so a server does all the real work
+and fills a real KV cache. Both output projections are zero and add nothing to the residual stream,
+so the output head sees the embedding of the last token.
+
+This embedding is the Walsh code of the token that must follow, and the rows of the head are the
+same codes. The following token scores ``TOP_LOGIT``, the end token a little over 0, white space a
+little less, and every other token exactly 0. With a grammar, the answer therefore ends as soon as
+the grammar allows, instead of continuing with white space.
+
+Any prompt is answered with ``SENTENCE``, repeated until the length limit. With ``stop=True`` the
+sentence occurs once, and the end-of-sequence token closes it.
 """
 
 from __future__ import annotations
@@ -46,58 +45,61 @@ CODE_LENGTH = 64  # of the Walsh codes; the hidden size is a multiple of it
 
 
 class ModelShape(NamedTuple):
-    """The sizes that decide what the model costs to serve."""
+    """The sizes that decide the memory of a model. intermediate: of the MLP; 0: twice `hidden`.
 
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    max_len: int
+    The heads need not add up to ``hidden``: a model with small weights can have the KV cache of a
+    large one. Attention kernels take only some head sizes. vLLM for CPUs takes 32, 64, 80, 96, 112,
+    128, 160, 192, 224, 256 and 512. With any other size the first request fails, not the start.
+    """
+
+    layers: int = 2
+    hidden: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    intermediate: int = 0
+    max_len: int = 2048
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of a bfloat16 KV cache that one token takes."""
+        """Bytes of one token in a bfloat16 KV cache."""
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
+
+    @property
+    def inner(self) -> int:
+        """The size of the MLP."""
+        return self.intermediate or 2 * self.hidden
+
+    def check(self) -> None:
+        """Raises ValueError for sizes that give no valid model."""
+        if min(self.layers, self.heads, self.kv_heads, self.max_len) < 1:
+            raise ValueError("layers, heads, kv_heads and max_len must be at least 1")
+        if self.hidden < CODE_LENGTH or self.hidden % CODE_LENGTH:
+            raise ValueError(f"hidden must be a multiple of {CODE_LENGTH}, not {self.hidden}")
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})"
+            )
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(f"head_dim must be even, not {self.head_dim}")
+
+
+TINY = ModelShape()
 
 
 def make_model(
     path: Path,
+    shape: ModelShape = TINY,
     *,
-    layers: int = 2,
-    hidden: int = 64,
-    heads: int = 4,
-    kv_heads: int = 2,
-    head_dim: int = 32,
-    intermediate: int | None = None,
-    max_len: int = 2048,
     stop: bool = False,
     thinks: bool = False,
 ) -> ModelShape:
-    """Write the checkpoint into the folder ``path``, made if it is not there.
+    """Write the checkpoint into the folder ``path``, which is created if needed.
 
-    With ``thinks`` it answers with ``TURN``, once: thoughts, and a call of the tool
-    ``get_weather``.
-
-    The heads need not add up to ``hidden``, so a model with small weights can
-    have a KV cache as large per token as a big model's. Attention kernels take
-    only some head sizes: vLLM's for the CPU takes 32, 64, 80, 96, 112, 128, 160,
-    192, 224, 256 and 512, and fails at the first request, not at the start, on
-    any other.
+    stop: answer with the sentence once. thinks: answer with ``TURN`` once, a thought and a call of
+    the tool ``get_weather``. Raises ValueError for an invalid shape.
     """
-    if min(layers, heads, kv_heads, max_len) < 1:
-        raise ValueError("layers, heads, kv_heads and max_len must be at least 1")
-    if hidden < CODE_LENGTH or hidden % CODE_LENGTH:
-        raise ValueError(f"hidden must be a multiple of {CODE_LENGTH}, not {hidden}")
-    if heads % kv_heads:
-        raise ValueError(f"heads ({heads}) must be a multiple of kv_heads ({kv_heads})")
-    if head_dim < 2 or head_dim % 2:
-        raise ValueError(f"head_dim must be even, not {head_dim}")
-    shape = ModelShape(
-        layers, hidden, heads, kv_heads, head_dim, intermediate or 2 * hidden, max_len
-    )
-
+    shape.check()
     vocab, words = vocabulary(TURN if thinks else SENTENCE)
     if len(words) > CODE_LENGTH - 2:
         raise ValueError("the sentence has more words than there are codes")
@@ -108,7 +110,7 @@ def make_model(
         {"bos_token_id": vocab[BOS], "eos_token_id": vocab[EOS], "pad_token_id": vocab[EOS]},
     )
     _write_json(path / "tokenizer.json", tokenizer(vocab))
-    _write_json(path / "tokenizer_config.json", tokenizer_config(max_len, vocab))
+    _write_json(path / "tokenizer_config.json", tokenizer_config(shape.max_len, vocab))
     _write_safetensors(path / "model.safetensors", _tensors(shape, vocab, words, stop or thinks))
     return shape
 
@@ -122,7 +124,7 @@ def _config(shape: ModelShape, vocab: dict[str, int]) -> dict[str, Any]:
         "model_type": "llama",
         "vocab_size": len(vocab),
         "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
+        "intermediate_size": shape.inner,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
@@ -152,7 +154,7 @@ class _Tensor(NamedTuple):
 def _tensors(
     shape: ModelShape, vocab: dict[str, int], words: list[int], stop: bool
 ) -> Iterator[_Tensor]:
-    hidden, inner = shape.hidden, shape.intermediate
+    hidden, inner = shape.hidden, shape.inner
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
     follower = dict.fromkeys(vocab.values(), words[0])
@@ -161,7 +163,7 @@ def _tensors(
     if stop:
         follower[words[-1]] = vocab[EOS]
         outputs.append(vocab[EOS])
-    # Code 0 is all ones, which the mean of any row would leak into: left out.
+    # Code 0, all ones, is left out: the mean of any row would leak into it.
     code = {token: number for number, token in enumerate(outputs, start=1)}
 
     yield _Tensor(
@@ -177,18 +179,18 @@ def _tensors(
         (len(vocab), hidden),
         b"".join(rows.get(token, bytes(2 * hidden)) for token in range(len(vocab))),
     )
-    yield _ones("model.norm.weight", hidden)
+    yield _ones_tensor("model.norm.weight", hidden)
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}"
-        yield _ones(f"{prefix}.input_layernorm.weight", hidden)
-        yield _ones(f"{prefix}.post_attention_layernorm.weight", hidden)
-        yield _noise(f"{prefix}.self_attn.q_proj.weight", wide, hidden)
-        yield _noise(f"{prefix}.self_attn.k_proj.weight", narrow, hidden)
-        yield _noise(f"{prefix}.self_attn.v_proj.weight", narrow, hidden)
-        yield _zeros(f"{prefix}.self_attn.o_proj.weight", hidden, wide)
-        yield _noise(f"{prefix}.mlp.gate_proj.weight", inner, hidden)
-        yield _noise(f"{prefix}.mlp.up_proj.weight", inner, hidden)
-        yield _zeros(f"{prefix}.mlp.down_proj.weight", hidden, inner)
+        yield _ones_tensor(f"{prefix}.input_layernorm.weight", hidden)
+        yield _ones_tensor(f"{prefix}.post_attention_layernorm.weight", hidden)
+        yield _noise_tensor(f"{prefix}.self_attn.q_proj.weight", wide, hidden)
+        yield _noise_tensor(f"{prefix}.self_attn.k_proj.weight", narrow, hidden)
+        yield _noise_tensor(f"{prefix}.self_attn.v_proj.weight", narrow, hidden)
+        yield _zeros_tensor(f"{prefix}.self_attn.o_proj.weight", hidden, wide)
+        yield _noise_tensor(f"{prefix}.mlp.gate_proj.weight", inner, hidden)
+        yield _noise_tensor(f"{prefix}.mlp.up_proj.weight", inner, hidden)
+        yield _zeros_tensor(f"{prefix}.mlp.down_proj.weight", hidden, inner)
 
 
 def _bfloat16(value: float) -> bytes:
@@ -204,8 +206,7 @@ def _code_row(number: int, hidden: int, scale: float) -> bytes:
 
 
 def _sum_row(numbers: list[int], hidden: int, scale: float) -> bytes:
-    """The sum of these Walsh codes, ``scale`` times: every one of them scores ``scale * hidden``
-    with it."""
+    """The sum of these Walsh codes times ``scale``: each code scores ``scale * hidden`` with it."""
     signs = (
         [1 - 2 * ((number & column).bit_count() & 1) for number in numbers]
         for column in range(CODE_LENGTH)
@@ -213,21 +214,21 @@ def _sum_row(numbers: list[int], hidden: int, scale: float) -> bytes:
     return b"".join(_bfloat16(scale * sum(column)) for column in signs) * (hidden // CODE_LENGTH)
 
 
-def _ones(name: str, size: int) -> _Tensor:
+def _ones_tensor(name: str, size: int) -> _Tensor:
     return _Tensor(name, (size,), _bfloat16(1.0) * size)
 
 
-def _zeros(name: str, rows: int, columns: int) -> _Tensor:
+def _zeros_tensor(name: str, rows: int, columns: int) -> _Tensor:
     return _Tensor(name, (rows, columns), bytes(2 * rows * columns))
 
 
-# A bfloat16's upper byte is its sign and most of its exponent: 0x3C and 0xBC
-# with any lower byte are the values from 1/128 to 1/32 of either sign.
+# The upper byte of a bfloat16 is its sign and most of its exponent. 0x3C and 0xBC with any lower
+# byte are the values from 1/128 to 1/32 of either sign.
 _SMALL_EXPONENT = bytes(0x3C | (byte & 0x80) for byte in range(0x100))
 
 
-def _noise(name: str, rows: int, columns: int) -> _Tensor:
-    """Small pseudo-random values that depend on the tensor's name alone."""
+def _noise_tensor(name: str, rows: int, columns: int) -> _Tensor:
+    """Small pseudo-random values that depend only on the tensor's name."""
     count = rows * columns
     stream = hashlib.shake_128(name.encode()).digest(2 * count)
     data = bytearray(2 * count)
@@ -270,13 +271,13 @@ def _main() -> None:
         description="Write a tiny Llama checkpoint that speaks one sentence."
     )
     parser.add_argument("path", type=Path)
-    sizes = {"layers": 2, "hidden": 64, "heads": 4, "kv-heads": 2, "head-dim": 32, "max-len": 2048}
-    for name, default in sizes.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--intermediate", type=int)
+    for name, size in ModelShape()._asdict().items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=size)
     parser.add_argument("--stop", action="store_true", help="end the answer after one sentence")
     parser.add_argument("--thinks", action="store_true", help="think, and call a tool")
-    make_model(**vars(parser.parse_args()))
+    options = vars(parser.parse_args())
+    shape = ModelShape(**{name: options[name] for name in ModelShape._fields})
+    make_model(options["path"], shape, stop=options["stop"], thinks=options["thinks"])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""`fitserve demo`: everything from nothing, without Docker: an engine, a gateway, a model, and how
-to ask it. Ends with Ctrl-C.
+"""`fitserve demo`: an engine, a gateway, a model and a curl command, without Docker.
 
-What it runs are the commands that a user would type, as processes of their own.
+Each step is a command that users can type, run as a process.
 """
 
 from __future__ import annotations
@@ -26,87 +25,89 @@ from gateway.store.data_folder import in_use
 
 NAME = "demo"
 _PROGRAM = (sys.executable, "-m", "gateway.__main__")
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
-def serve_demo(wanted: Sequence[str], say: Callable[[str], None]) -> int:
-    """Until Ctrl-C; the exit code. wanted: what `fitserve add` takes, a name and a source first;
-    empty: the tiny model. Raises SettingsError, and
-    FitserveError where a gateway runs on the data folder already: that one and its models stay as
-    they are.
+def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> int:
+    """Serve a model until Ctrl-C. Returns the exit code.
+
+    model_arguments: of `fitserve add`, name and source first; empty: the tiny model. Raises
+    SettingsError, and FitserveError if a gateway already runs on the data folder.
     """
     os.environ.setdefault("FITSERVE_HOST_KIND", "process")
     settings = load_settings()
-    # For `health`, which reads the environment alone.
+    # `health` reads only the environment.
     os.environ |= {"FITSERVE_HOST": settings.host, "FITSERVE_PORT": str(settings.port)}
-    _check_alone(settings, wanted)
+    _check_alone(settings, model_arguments)
     if subprocess.run([*_PROGRAM, "engine", "install"], check=False).returncode:
         return 1
-    if not wanted:
+    if not model_arguments:
         folder = settings.data / "demo-model"
         make_model(folder, stop=True)
-        wanted = (NAME, str(folder))
-    name = wanted[0]
-    # A session of its own: Ctrl-C must reach this program first, which takes the model down before
-    # the gateway.
+        model_arguments = (NAME, str(folder))
+    name = model_arguments[0]
+    # In a new session: Ctrl-C must reach only this program, which stops the model before the
+    # gateway.
     gateway = subprocess.Popen([*_PROGRAM, "serve"], start_new_session=True)
     added = False
     try:
-        with _ended_by_signals():
+        with _interrupt_on_signals():
             while health.main():
                 if gateway.poll() is not None:
                     return gateway.returncode or 1
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
             if name == NAME:
-                _quietly("rm", name, "--wait")  # of a run that was killed
-            elif _quietly("show", name) != 1:
+                _run_silently("rm", name, "--wait")  # left by a killed run
+            elif _run_silently("show", name) != 1:
                 raise FitserveError(
-                    f"The data folder {settings.data} has a model {name} already.",
+                    f"The data folder {settings.data} already has a model {name}.",
                     hint=(
-                        "`fitserve serve` serves what it has; another name, or another"
-                        " FITSERVE_DATA_DIR, is for this one."
+                        "Run `fitserve serve` for the existing models, or choose another name or"
+                        " FITSERVE_DATA_DIR."
                     ),
                 )
             added = True
-            code = subprocess.run([*_PROGRAM, "add", *wanted, "--wait"], check=False).returncode
+            code = subprocess.run(
+                [*_PROGRAM, "add", *model_arguments, "--wait"], check=False
+            ).returncode
             if code:
                 return code
-            say(_how_to_ask(settings, name))
+            say(_curl_text(settings, name))
             return gateway.wait()
     except KeyboardInterrupt:
         return 130
     finally:
         if added and gateway.poll() is None:
-            _quietly("rm", name, "--wait")
+            _run_silently("rm", name, "--wait")
         with contextlib.suppress(ProcessLookupError):
             gateway.terminate()
         gateway.wait()
 
 
-def _check_alone(settings: Settings, wanted: Sequence[str]) -> None:
+def _check_alone(settings: Settings, model_arguments: Sequence[str]) -> None:
     if not in_use(settings.data):
         return
-    source = shlex.join(wanted) if wanted else "NAME SOURCE"
+    source = shlex.join(model_arguments) if model_arguments else "NAME SOURCE"
     busy = FitserveError(
-        f"A gateway runs on the data folder {settings.data} already{_process(settings.data)}; it"
-        " and its models stay as they are.",
+        f"A gateway already runs on the data folder {settings.data}{_process_text(settings.data)}."
+        " Its models stay unchanged.",
         hint=(
-            f"`fitserve add {source}` adds a model to it, `fitserve ps` lists them. For a second"
-            " gateway set another FITSERVE_DATA_DIR and FITSERVE_PORT."
+            f"`fitserve add {source}` adds a model to it, `fitserve ps` lists its models. For a"
+            " second gateway set another FITSERVE_DATA_DIR and FITSERVE_PORT."
         ),
     )
     busy.exit_code = 3
     raise busy
 
 
-def _process(data: Path) -> str:
+def _process_text(data: Path) -> str:
     with contextlib.suppress(OSError):
         if number := re.sub(r"\D", "", (data / "gateway.lock").read_text(errors="replace")[:32]):
             return f" (process {number})"
     return ""
 
 
-def _how_to_ask(settings: Settings, name: str) -> str:
+def _curl_text(settings: Settings, name: str) -> str:
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
     key = ' -H "authorization: Bearer $KEY"' if settings.admin_key or settings.api_key else ""
     return (
@@ -115,23 +116,22 @@ def _how_to_ask(settings: Settings, name: str) -> str:
     )
 
 
-def _quietly(*arguments: str) -> int:
+def _run_silently(*arguments: str) -> int:
     return subprocess.run(
         [*_PROGRAM, *arguments], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ).returncode
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM as Ctrl-C; and Ctrl-C also where a shell that started this in its background has it
-    ignored."""
+def _interrupt_on_signals() -> Iterator[None]:
+    """SIGTERM acts like Ctrl-C, and Ctrl-C acts even if a shell started this in the background."""
 
     def end(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,5 +1,4 @@
-"""The tokenizer of the tiny model: a token for every byte, and one for each word of the sentence
-that it knows."""
+"""The tokenizer of the tiny model: a token for every byte and for each word of its sentence."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ BOS, EOS, SYSTEM, USER, ASSISTANT, END = (
     "<|end|>",
 )
 SPECIAL_TOKENS = (BOS, EOS, SYSTEM, USER, ASSISTANT, END)
-# What the thinking model says, whatever it is asked: thoughts, then a tool call as Hermes writes
-# them. Its tags are tokens that stay in the text.
+# The answer of the thinking model to any prompt: a thought, then a tool call in Hermes form. The
+# tags of the thought are tokens that stay in the text.
 THINK = ("<think>", "</think>")
 THOUGHT = "They ask for the weather, and there is a tool."
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}'
@@ -39,7 +38,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-# With a switch, as Qwen3's has it.
+# With a switch for thoughts, like the template of Qwen3.
 THINKING_TEMPLATE = (
     CHAT_TEMPLATE
     + "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}{{"
@@ -68,9 +67,8 @@ SPACES = tuple(_byte_alphabet()[byte] for byte in b" \t\n\r")
 def vocabulary(sentence: str = SENTENCE) -> tuple[dict[str, int], list[int]]:
     """The vocabulary, and the ids of the sentence's words in their order.
 
-    Text is read byte by byte: there are no merges, so the word tokens are only
-    ever written. A word that the sentence uses twice is two tokens, since a
-    token has one follower: the second carries its own spelling of the space.
+    Text is read byte by byte. There are no merges, so word tokens occur only in output. A token
+    has one follower, so a repeated word gets a second token together with the word after it.
     """
     alphabet = _byte_alphabet()
     vocab = {symbol: byte for byte, symbol in alphabet.items()}
@@ -87,7 +85,7 @@ def vocabulary(sentence: str = SENTENCE) -> tuple[dict[str, int], list[int]]:
 
 
 def _pieces(sentence: str) -> list[str]:
-    """Cut the sentence into words, growing a piece until it is a new one."""
+    """The words of the sentence; a repeated word grows until its piece is new."""
     pieces: list[str] = []
     pending = ""
     for word in re.findall(r"</?think>|\s?(?:(?!</?think>)\S)+\n?", sentence):

@@ -1,2 +1,1 @@
-"""`fitserve doctor`: what the gateway needs of this machine, read (`readings`), judged (`checks`),
-and mended where that does no harm (`fixes`)."""
+"""`fitserve doctor`: readings of this machine, checks of them, and safe fixes."""

@@ -1,4 +1,4 @@
-"""Checks what the gateway needs of this machine, and says what to do where it is missing."""
+"""All checks of `fitserve doctor`, with the readings that they need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gateway.cli.doctor import checks, readings
 from gateway.cli.doctor.checks import MachineCheck
-from gateway.cli.doctor.fixes import fixed
+from gateway.cli.doctor.fixes import apply_fixes
 from gateway.diagnosis.facts.scope import standing
 from gateway.domain import Engine, Hardware
 from gateway.domain.units import GIB
@@ -34,7 +34,7 @@ _SHM_BYTES = GIB
 def examine(
     settings: Settings, *, fix: bool = False, nvml: Nvml | None = None
 ) -> list[MachineCheck]:
-    """All checks, in the order in which they should be mended. nvml: another one than the
+    """All checks, in the order in which problems should be fixed. nvml: instead of the
     driver's."""
     hardware = kept_here(settings.data, settings.gpus, settings.ram_bytes).mark(
         probe(settings.data, nvml=nvml)
@@ -80,8 +80,12 @@ def examine(
         *checks.disk(_free(settings)),
         *checks.hub(readings.hub(settings.hf_endpoint, token)),
     ]
-    found = [check for check in several if check is not None]
-    return fixed(found, settings.data, settings.models, lambda: _data(settings)) if fix else found
+    all_checks = [check for check in several if check is not None]
+    return (
+        apply_fixes(all_checks, settings.data, settings.models, lambda: _data(settings))
+        if fix
+        else all_checks
+    )
 
 
 def _toolchain(settings: Settings, engine: Engine) -> readings.Toolchain:
@@ -89,7 +93,7 @@ def _toolchain(settings: Settings, engine: Engine) -> readings.Toolchain:
 
 
 def _free(settings: Settings) -> dict[str, tuple[str, int | None]]:
-    """Of each use of a disk its folder, and what is free there."""
+    """The folder and the free bytes of each use of a disk."""
     folders = {
         "weights": settings.models,
         "caches": settings.data,
@@ -107,14 +111,14 @@ def _data(settings: Settings) -> MachineCheck:
                 "data folder",
                 "warn",
                 f"{folder} is open to other users",
-                "The gateway closes it when it starts; `--fix` does so now.",
+                "The gateway closes it at its start; `--fix` closes it now.",
             )
         return MachineCheck("data folder", "ok", str(folder))
     return MachineCheck(
         "data folder",
         "fail",
         f"{existing} cannot be written",
-        "Set FITSERVE_DATA_DIR to a folder you can write.",
+        "Set FITSERVE_DATA_DIR to a writable folder.",
     )
 
 
@@ -128,36 +132,34 @@ def _port(settings: Settings) -> MachineCheck:
                 "port",
                 "warn",
                 f"{settings.host}:{settings.port}: {error.strerror}",
-                "Fine if it is the gateway; else set FITSERVE_PORT.",
+                "If that program is not the gateway, set FITSERVE_PORT.",
             )
     return MachineCheck("port", "ok", f"{settings.host}:{settings.port} is free")
 
 
 def _gpus(hardware: Hardware) -> MachineCheck:
     if not hardware.gpus:
-        why = hardware.notes[0] if hardware.notes else "none found"
+        reason = hardware.notes[0] if hardware.notes else "none found"
         return MachineCheck(
-            "GPUs", "warn", f"none ({why})", "Without a GPU only the CPU engine can serve."
+            "GPUs", "warn", f"none ({reason})", "Without a GPU only the CPU engine can serve."
         )
-    found = f"{len(hardware.gpus)}: " + ", ".join(sorted({gpu.name for gpu in hardware.gpus}))
-    found += f", driver {hardware.driver}, CUDA {hardware.cuda_driver}"
+    finding = f"{len(hardware.gpus)}: " + ", ".join(sorted({gpu.name for gpu in hardware.gpus}))
+    finding += f", driver {hardware.driver}, CUDA {hardware.cuda_driver}"
     missing = [note for note in hardware.notes if " is left out: " in note]
     missing += [f"GPU {gpu.index}: {gpu.lost}" for gpu in hardware.gpus if gpu.lost]
-    kept = [str(gpu.index) for gpu in hardware.gpus if gpu.kept]
-    found += f"; kept from fitserve: {', '.join(kept)}" if kept else ""
+    excluded = [str(gpu.index) for gpu in hardware.gpus if gpu.kept]
+    finding += f"; excluded from fitserve: {', '.join(excluded)}" if excluded else ""
     if missing:
-        reset = (
-            "Reset it (`nvidia-smi --gpu-reset`) or reboot; no engine is started on it meanwhile."
-        )
-        return MachineCheck("GPUs", "warn", f"{found}; {'; '.join(missing)}", reset)
-    return MachineCheck("GPUs", "ok", found)
+        reset = "Reset it (`nvidia-smi --gpu-reset`) or reboot. Until then no engine starts on it."
+        return MachineCheck("GPUs", "warn", f"{finding}; {'; '.join(missing)}", reset)
+    return MachineCheck("GPUs", "ok", finding)
 
 
 def _speed(settings: Settings, hardware: Hardware) -> list[MachineCheck]:
-    """Only of cards that nobody has written down: of others the data sheet tells enough to plan."""
+    """A warning for unmeasured cards without a data sheet in the profiles."""
     cards = Profiles(settings.profiles_dir).cards
     unknown = [gpu for gpu in hardware.gpus if cards.card(gpu.name, gpu.total_bytes) is None]
-    known = (
+    measured = (
         Measured(standing(measured_facts(settings.data / "fitserve.db"), hardware.driver, ()))
         if unknown
         else Measured()
@@ -166,26 +168,24 @@ def _speed(settings: Settings, hardware: Hardware) -> list[MachineCheck]:
         {
             gpu.name
             for gpu in unknown
-            if not (known.number(gpu, "bfloat16") or known.number(gpu, "float16"))
+            if not (measured.number(gpu, "bfloat16") or measured.number(gpu, "float16"))
         }
     )
     if not missing:
         return []
-    found = (
-        f"no data sheet of {', '.join(missing)} is known here, and nothing was measured: plans with"
-        " few GPUs come first"
+    finding = (
+        f"{', '.join(missing)} has no known data sheet and no measurement: plans with few GPUs come"
+        " first"
     )
     return [
-        MachineCheck(
-            "speed", "warn", found, "Run `fitserve calibrate`, where an engine is installed."
-        )
+        MachineCheck("speed", "warn", finding, "Install an engine and run `fitserve calibrate`.")
     ]
 
 
 def _cgroups(
     hardware: Hardware, *, docker: bool, char_devices: Path = Path("/dev/char")
 ) -> list[MachineCheck]:
-    """Whether a reload of systemd takes the GPUs from running containers:
+    """Whether a reload of systemd removes the GPUs from running containers:
     github.com/NVIDIA/nvidia-docker/issues/1730."""
     if not docker or not hardware.gpus:
         return []
@@ -198,16 +198,15 @@ def _cgroups(
             MachineCheck(
                 "GPUs in containers",
                 "ok",
-                f"cgroups are managed by {driver or 'something that Docker does not tell'}",
+                f"cgroup driver: {driver or 'not reported by Docker'}",
             )
         ]
     return [
         MachineCheck(
             "GPUs in containers",
             "warn",
-            "systemd manages cgroups: `systemctl daemon-reload` takes the GPUs from running"
-            ' containers ("Failed to initialize NVML: Unknown Error"); their engines are then made'
-            " anew",
+            "systemd manages cgroups: `systemctl daemon-reload` removes the GPUs from running"
+            ' containers ("Failed to initialize NVML: Unknown Error"), and their engines restart',
             "Run `nvidia-ctk system create-dev-char-symlinks --create-all`, or let Docker use"
             " native.cgroupdriver=cgroupfs.",
         )
@@ -237,14 +236,14 @@ def _engines(
 
 def _agent(settings: Settings) -> MachineCheck:
     try:
-        found = asyncio.run(AgentHost(settings.agent).list())
+        engines = asyncio.run(AgentHost(settings.agent).list())
     except HostError as error:
         return MachineCheck("engines", "fail", error.message, error.hint)
-    return MachineCheck("engines", "ok", f"the agent answers; engines that are there: {len(found)}")
+    return MachineCheck("engines", "ok", f"the agent answers; running engines: {len(engines)}")
 
 
 def _memory(hardware: Hardware) -> MachineCheck:
-    found = (
+    finding = (
         f"{hardware.ram_available_bytes / GIB:.1f} of {hardware.ram_total_bytes / GIB:.1f} GiB"
         " available"
     )
@@ -252,21 +251,21 @@ def _memory(hardware: Hardware) -> MachineCheck:
     return MachineCheck(
         "memory",
         "warn" if low else "ok",
-        found,
-        "An engine takes 2 GiB and more of RAM." if low else "",
+        finding,
+        "An engine needs at least 2 GiB of RAM." if low else "",
     )
 
 
 def _shm(hardware: Hardware, *, docker: bool) -> MachineCheck:
     if docker or hardware.shm_bytes is None:
         return MachineCheck("shared memory", "ok", "each container gets its own")
-    found = f"{hardware.shm_bytes / GIB:.1f} GiB"
+    finding = f"{hardware.shm_bytes / GIB:.1f} GiB"
     if hardware.shm_bytes < _SHM_BYTES:
         return MachineCheck(
             "shared memory",
             "warn",
-            found,
-            "Tensor parallel ranks talk through it: enlarge it, or start the container with"
+            finding,
+            "Tensor parallel ranks communicate through it: enlarge it, or start the container with"
             " --shm-size.",
         )
-    return MachineCheck("shared memory", "ok", found)
+    return MachineCheck("shared memory", "ok", finding)

@@ -1,9 +1,8 @@
-"""What `fitserve doctor --fix` does by itself: what can be undone, needs no other user's rights,
-and no engine would notice.
+"""The fixes of `fitserve doctor --fix`: reversible changes that need no other user's rights.
 
-It makes the folders of the gateway, and closes a data folder that others can read, as the gateway
-does at its start. Whatever needs root, or changes the machine for others (drivers, limits,
-persistence mode), stays a line to read.
+The gateway's folders are created, and a data folder that others can read is closed, as at a start
+of the gateway. Everything that needs root or affects other users stays advice: drivers, limits,
+persistence mode.
 """
 
 from __future__ import annotations
@@ -16,22 +15,28 @@ from gateway.errors import SettingsError
 from gateway.store.data_folder import close_data_folder
 
 
-def fixed(
-    checks: Sequence[MachineCheck], data: Path, models: Path, again: Callable[[], MachineCheck]
+def apply_fixes(
+    checks: Sequence[MachineCheck],
+    data: Path,
+    models: Path,
+    check_data_folder: Callable[[], MachineCheck],
 ) -> list[MachineCheck]:
-    """The checks, with that of the data folder made anew (`again`) after it was mended."""
-    done = []
+    """The checks after the fixes; that of the data folder is repeated."""
+    changes = []
     try:
         existed, closed = data.is_dir(), data.is_dir() and not data.stat().st_mode & 0o077
         close_data_folder(data)
-        done += ["made" if not existed else "closed to others"] if not (existed and closed) else []
+        if not (existed and closed):
+            changes.append("closed to others" if existed else "created")
         if not models.is_dir():
             models.mkdir(parents=True)
-            done.append(f"made {models}")
+            changes.append(f"created {models}")
     except (OSError, SettingsError) as error:
-        # The check says it in its own words.
-        done = [f"could not be mended: {error}"]
+        # The check describes the problem.
+        changes = [f"could not be fixed: {error}"]
     return [
-        again()._replace(fixed=", ".join(done)) if check.name == "data folder" and done else check
+        check_data_folder()._replace(fixed=", ".join(changes))
+        if check.name == "data folder" and changes
+        else check
         for check in checks
     ]

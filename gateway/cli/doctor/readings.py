@@ -1,4 +1,4 @@
-"""What `fitserve doctor` reads beside the probe. What cannot be read is None, never a guess."""
+"""Readings of `fitserve doctor` beside the probe. An unreadable value is None, never a guess."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 from gateway.errors import in_brief
 from gateway.machine.nvml import Nvml
 
-# Whom `fitserve doctor` asks waits no longer than this.
+# Time limit of each request.
 _PATIENCE_S = 5.0
 _PUBLIC_HUB = "https://huggingface.co"
 
 
 class GpuCondition(NamedTuple):
-    """One card. uncorrected: memory errors since the driver was loaded that ECC could not correct.
-    remapping: rows wait for a reset."""
+    """The condition of a card. uncorrected: memory errors since the driver was loaded that ECC
+    could not correct. remapping: memory rows wait for a reset."""
 
     number: int
     name: str
@@ -33,8 +33,7 @@ class GpuCondition(NamedTuple):
 
 
 class Toolchain(NamedTuple):
-    """What engines of one environment find for kernels that are compiled at a start. `prebuilt`:
-    packages with FlashInfer's kernels."""
+    """Compilers of one engine's environment. prebuilt: packages with FlashInfer's kernels."""
 
     engine: str
     compiler: str | None
@@ -45,9 +44,12 @@ class Toolchain(NamedTuple):
 
 
 class HubAnswer(NamedTuple):
-    """What a Hub said. status: of HTTP, None: it was not reached, and `problem` says why. skew_s:
-        this machine's clock less the Hub's. user: whose
-    token it is. gated: whether a fine-grained token may read gated repositories."""
+    """The answer of a Hub.
+
+    status: of HTTP; None if the Hub was not reached, with the reason in `problem`. skew_s: this
+    machine's clock minus the Hub's. user: owner of the token. gated: whether a fine-grained token
+    may read gated repositories.
+    """
 
     place: str
     status: int | None = None
@@ -59,51 +61,51 @@ class HubAnswer(NamedTuple):
 
 
 class Containers(NamedTuple):
-    """What Docker says of GPUs: its runtimes, and the devices that it knows through CDI."""
+    """Docker's runtimes, and its GPUs known through CDI."""
 
     runtimes: tuple[str, ...]
     cdi: tuple[str, ...]
 
 
 def gpu_conditions(nvml: Nvml | None = None) -> list[GpuCondition]:
-    """Of every card that can be read; none where NVML cannot be."""
+    """The conditions of all readable cards; empty without NVML."""
     import pynvml
 
-    own: Any = nvml or pynvml
-    found: list[GpuCondition] = []
+    library: Any = nvml or pynvml
+    conditions: list[GpuCondition] = []
     try:
-        own.nvmlInit()
+        library.nvmlInit()
     except pynvml.NVMLError:
-        return found
+        return conditions
     try:
-        for index in range(_read(own.nvmlDeviceGetCount) or 0):
-            card = _read(own.nvmlDeviceGetHandleByIndex, index)
+        for index in range(_read(library.nvmlDeviceGetCount) or 0):
+            card = _read(library.nvmlDeviceGetHandleByIndex, index)
             if card is None:
                 continue
-            name = _read(own.nvmlDeviceGetName, card) or b"?"
+            name = _read(library.nvmlDeviceGetName, card) or b"?"
             persistence, display = (
-                _read(own.nvmlDeviceGetPersistenceMode, card),
-                _read(own.nvmlDeviceGetDisplayActive, card),
+                _read(library.nvmlDeviceGetPersistenceMode, card),
+                _read(library.nvmlDeviceGetDisplayActive, card),
             )
             modes, rows = (
-                _read(own.nvmlDeviceGetEccMode, card),
-                _read(own.nvmlDeviceGetRemappedRows, card),
+                _read(library.nvmlDeviceGetEccMode, card),
+                _read(library.nvmlDeviceGetRemappedRows, card),
             )
             kind = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-            found.append(
+            conditions.append(
                 GpuCondition(
                     index,
                     name.decode(errors="replace") if isinstance(name, bytes) else name,
                     persistence=None if persistence is None else bool(persistence),
                     ecc=None if modes is None else bool(modes[0]),
-                    uncorrected=_read(own.nvmlDeviceGetTotalEccErrors, card, *kind),
+                    uncorrected=_read(library.nvmlDeviceGetTotalEccErrors, card, *kind),
                     remapping=None if rows is None else bool(rows[2]),
                     display=None if display is None else bool(display),
                 )
             )
     finally:
-        _read(own.nvmlShutdown)
-    return found
+        _read(library.nvmlShutdown)
+    return conditions
 
 
 def _read(call: Callable[..., Any], *args: Any) -> Any:
@@ -111,18 +113,19 @@ def _read(call: Callable[..., Any], *args: Any) -> Any:
 
     try:
         return call(*args)
-    except (NVMLError, OSError, AttributeError):  # an old library lacks the newer functions
+    except (NVMLError, OSError, AttributeError):  # an old library lacks newer functions
         return None
 
 
 def limits() -> dict[str, tuple[int | None, int | None]]:
-    """Soft and hard limits of this process; None: there is none."""
+    """Soft and hard limits of this process; None is unlimited."""
     kinds = {"open files": resource.RLIMIT_NOFILE, "locked memory": resource.RLIMIT_MEMLOCK}
     endless = resource.RLIM_INFINITY
-    return {
-        name: tuple(None if one == endless else one for one in resource.getrlimit(kind))  # type: ignore[misc]
-        for name, kind in kinds.items()
-    }
+    limits = {}
+    for name, kind in kinds.items():
+        soft, hard = resource.getrlimit(kind)
+        limits[name] = (None if soft == endless else soft, None if hard == endless else hard)
+    return limits
 
 
 def kernel_version(proc: Path = Path("/proc")) -> str | None:
@@ -133,7 +136,7 @@ def kernel_version(proc: Path = Path("/proc")) -> str | None:
 
 
 def free_bytes(path: Path) -> int | None:
-    """Free bytes where the path is, or would be."""
+    """Free bytes on the disk of a path that may not exist yet."""
     existing = next((folder for folder in (path, *path.parents) if folder.exists()), path)
     try:
         return shutil.disk_usage(existing).free
@@ -142,29 +145,37 @@ def free_bytes(path: Path) -> int | None:
 
 
 def toolchain(
-    engine: str, environment: Path, given: Mapping[str, str], system: Mapping[str, str] = os.environ
+    engine: str,
+    environment: Path,
+    engine_variables: Mapping[str, str],
+    system: Mapping[str, str] = os.environ,
 ) -> Toolchain:
-    """What an engine in this virtual environment finds, with the variables that it is given. CUDA's
-    compiler is sought as vLLM 0.33.0 does
-    (vllm/utils/flashinfer.py:58), C's as Triton does (triton/runtime/build.py:28)."""
+    """The compilers that an engine finds in this virtual environment, with its own variables.
+
+    nvcc is found as in vLLM 0.33.0 (vllm/utils/flashinfer.py:58), the C compiler as in Triton
+    (triton/runtime/build.py:28).
+    """
     path = f"{environment / 'bin'}{os.pathsep}{system.get('PATH', os.defpath)}"
-    seen = {**{name: system[name] for name in ("CUDA_HOME",) if name in system}, **given}
+    variables = {
+        **{name: system[name] for name in ("CUDA_HOME",) if name in system},
+        **engine_variables,
+    }
     nvcc = shutil.which("nvcc", path=path)
     cuda = (
-        seen.get("CUDA_HOME")
-        or seen.get("CUDA_PATH")
+        variables.get("CUDA_HOME")
+        or variables.get("CUDA_PATH")
         or (str(Path(nvcc).parent.parent) if nvcc else "/usr/local/cuda")
     )
-    compiler = given.get("CC")
+    compiler = engine_variables.get("CC")
     compiler = (
         shutil.which(compiler, path=path)
         if compiler
         else shutil.which("gcc", path=path) or shutil.which("clang", path=path)
     )
     packages = [
-        one.name
-        for one in environment.glob("lib/python3*/site-packages/flashinfer_*")
-        if one.is_dir()
+        folder.name
+        for folder in environment.glob("lib/python3*/site-packages/flashinfer_*")
+        if folder.is_dir()
     ]
     return Toolchain(
         engine,
@@ -181,36 +192,36 @@ def toolchain(
 
 
 def _headers(environment: Path) -> str | None:
-    """Python.h of the Python that the environment was made with."""
+    """The path of Python.h for the environment's Python."""
     try:
         rows = (
             line.partition("=") for line in (environment / "pyvenv.cfg").read_text().splitlines()
         )
     except OSError:
         return None
-    said = {name.strip(): value.strip() for name, _, value in rows}
-    version = ".".join((said.get("version_info") or said.get("version") or "").split(".")[:2])
-    found = Path(said.get("home", "/")).parent / "include" / f"python{version}" / "Python.h"
-    return str(found) if found.is_file() else None
+    values = {name.strip(): value.strip() for name, _, value in rows}
+    version = ".".join((values.get("version_info") or values.get("version") or "").split(".")[:2])
+    header = Path(values.get("home", "/")).parent / "include" / f"python{version}" / "Python.h"
+    return str(header) if header.is_file() else None
 
 
 def containers(base_url: str | None = None) -> Containers | None:
-    """None where Docker does not say."""
+    """The runtimes and GPUs of Docker. None where Docker does not answer."""
     from gateway.hosts.docker.client import information
 
-    said = information(base_url)
-    if said is None:
+    information_reply = information(base_url)
+    if information_reply is None:
         return None
-    devices = (str(device.get("ID")) for device in said.get("DiscoveredDevices") or ())
+    devices = (str(device.get("ID")) for device in information_reply.get("DiscoveredDevices") or ())
     return Containers(
-        tuple(said.get("Runtimes") or ()),
-        tuple(one for one in devices if one.startswith("nvidia.com/")),
+        tuple(information_reply.get("Runtimes") or ()),
+        tuple(name for name in devices if name.startswith("nvidia.com/")),
     )
 
 
 def hub(endpoint: str | None, token: str | None) -> HubAnswer:
-    """Who the Hub says that we are, or whether it answers at all. Its words are not trusted further
-    than their types."""
+    """The answer of the Hub to a question about the token, or about models without a token. Only
+    values of expected types are used."""
     import httpx
 
     place = (endpoint or _PUBLIC_HUB).rstrip("/")
@@ -221,7 +232,7 @@ def hub(endpoint: str | None, token: str | None) -> HubAnswer:
     )
     try:
         answer = httpx.get(url, headers=headers, timeout=_PATIENCE_S)
-        said = answer.json() if token and answer.status_code == 200 else {}
+        account = answer.json() if token and answer.status_code == 200 else {}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         return HubAnswer(place, problem=in_brief(error), asked_with_token=bool(token))
     skew_s = None
@@ -230,7 +241,7 @@ def hub(endpoint: str | None, token: str | None) -> HubAnswer:
             skew_s = time.time() - email.utils.parsedate_to_datetime(date).timestamp()
         except ValueError:
             skew_s = None
-    name = said.get("name") if isinstance(said, dict) else None
+    name = account.get("name") if isinstance(account, dict) else None
     return HubAnswer(
         place,
         answer.status_code,
@@ -238,11 +249,11 @@ def hub(endpoint: str | None, token: str | None) -> HubAnswer:
         skew_s,
         bool(token),
         name if isinstance(name, str) else None,
-        _gated(said),
+        _gated(account),
     )
 
 
-def _gated(said: Any) -> bool | None:
+def _gated(value: Any) -> bool | None:
     for key in ("auth", "accessToken", "fineGrained", "canReadGatedRepos"):
-        said = said.get(key) if isinstance(said, dict) else None
-    return said if isinstance(said, bool) else None
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, bool) else None

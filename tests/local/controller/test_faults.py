@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.present import following_text, show_model
+from gateway.cli.present import next_attempt_text, show_model
 from gateway.domain import LaunchSpec
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
@@ -75,7 +75,7 @@ async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
             view["attempts"][1]["id"],
             None,
         )
-        assert f"next: {' '.join(following_text(follows).split())}" in shown
+        assert f"next: {' '.join(next_attempt_text(follows).split())}" in shown
         assert ("quantization" in {one["what"] for one in follows["differs"]}) is halved
         assert (
             "weights are halved while they load: 24.45 GiB were needed here beside the KV cache"

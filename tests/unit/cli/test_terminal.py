@@ -11,8 +11,8 @@ import termios
 
 import pytest
 
-from gateway.cli.present import table
-from gateway.cli.terminal import Flow, pour, told
+from gateway.cli.present import print_table
+from gateway.cli.terminal import StreamedText, print_bytes, print_message
 from tests.support.paths import ROOT
 from tests.support.versions import VLLM_REF
 
@@ -23,15 +23,15 @@ def test_a_log_is_shown_and_does_not_steer_wherever_its_pieces_are_cut(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     for cut in range(len(LOG)):
-        pour([LOG[:cut], LOG[cut:]])
+        print_bytes([LOG[:cut], LOG[cut:]])
         shown = capfdbinary.readouterr().out.decode()
         assert shown == "größe \\x1b[31mred\\x1b[0m\\x0d\n\\x9b2J\\xff\\u009bK\n"
-    pour([b"half a letter: \xe2\x82"])
+    print_bytes([b"half a letter: \xe2\x82"])
     assert capfdbinary.readouterr().out == b"half a letter: \\xe2\\x82"
 
 
 def test_raw_bytes_pass_where_they_are_asked_for(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    pour([LOG[:7], LOG[7:]], raw=True)
+    print_bytes([LOG[:7], LOG[7:]], raw=True)
     assert capfdbinary.readouterr().out == LOG
 
 
@@ -46,7 +46,7 @@ def test_a_terminal_gets_whole_words(monkeypatch: pytest.MonkeyPatch, columns: i
     monkeypatch.setenv("COLUMNS", str(columns))
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        told(words)
+        print_message(words)
     said = os.read(ours, 4096).decode()
     os.close(ours)
     assert said.split() == words.split()
@@ -94,7 +94,7 @@ def test_a_table_has_whole_words_and_all_of_them(
     columns: int,
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    table(HEAD[: len(rows[0])], rows)
+    print_table(HEAD[: len(rows[0])], rows)
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= columns
     words = {word.strip(":,") for word in shown.split()}
@@ -125,7 +125,7 @@ def test_an_answer_in_pieces_has_whole_words_on_a_terminal(
     monkeypatch.setenv("COLUMNS", "21")
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stdout", terminal)
-        flow = Flow()
+        flow = StreamedText()
         for start in range(0, len(words), cut):
             flow.write(words[start : start + cut])
         flow.write("Hm.", dim=True)
@@ -149,7 +149,7 @@ def test_an_answer_in_pieces_has_whole_words_on_a_terminal(
 
 
 def test_what_is_no_terminal_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    told("word " * 40)
+    print_message("word " * 40)
     assert capsys.readouterr().err == "word " * 40 + "\n"
 
 

@@ -253,7 +253,7 @@ def test_the_probe_alone_says_what_the_driver_says_of_a_card() -> None:
         "The driver says that it needs a reboot.",
     ]
     check = doctor._gpus(probe(nvml=nvml))
-    assert (check.state, "GPU 1: The driver says that it needs a reboot." in check.found) == (
+    assert (check.state, "GPU 1: The driver says that it needs a reboot." in check.finding) == (
         "warn",
         True,
     )
@@ -267,7 +267,7 @@ def test_the_doctor_warns_of_containers_that_can_lose_their_gpus(
     monkeypatch.setattr("gateway.cli.doctor.examination.cgroup_driver", lambda: managed)
     (warned,) = doctor._cgroups(here, docker=True, char_devices=tmp_path)
     assert warned.state == "warn"
-    assert "daemon-reload" in warned.found
+    assert "daemon-reload" in warned.finding
     assert "nvidia-ctk" in warned.do
     (tmp_path / "195:0").symlink_to("/dev/nvidia0")
     assert doctor._cgroups(here, docker=True, char_devices=tmp_path)[0].state == "ok"

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli.main import app
-from gateway.cli.present import table
+from gateway.cli.present import print_table
 from gateway.domain import Memory, Refusal
 from gateway.errors import FitserveError
 from gateway.planner import explain
@@ -259,7 +259,7 @@ def test_two_models_of_one_name_are_told_apart(run: Run, tmp_path: Path) -> None
 
 
 def test_what_a_model_says_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    table(("A", "B"), [("\x1b[2Jx\r\n", "\ud800")])
+    print_table(("A", "B"), [("\x1b[2Jx\r\n", "\ud800")])
     assert capsys.readouterr().out == "A                 B\n\\x1b[2Jx\\x0d\\x0a  \\ud800\n"
 
 

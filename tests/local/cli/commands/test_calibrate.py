@@ -49,8 +49,8 @@ def test_without_a_gateway_the_command_measures_and_plans_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2)))
-    found = calibrate.asked()
-    assert [row[1] for row in calibrate.rows(found["facts"])] == [
+    found = calibrate.run_calibration()
+    assert [row[1] for row in calibrate.fact_rows(found["facts"])] == [
         *("memory", "memory"),
         *("peer_access", "peer_latency", "peer"),
     ]
@@ -94,7 +94,7 @@ def test_beside_a_gateway_that_does_not_answer_nothing_is_measured(tmp_path: Pat
     held = lock(tmp_path / "data")
     try:
         with pytest.raises(NotReady, match="does not answer here") as refused:
-            calibrate.asked()
+            calibrate.run_calibration()
     finally:
         os.close(held)
     assert "FITSERVE_URL" in refused.value.hint
@@ -104,7 +104,7 @@ def test_the_doctor_names_a_card_of_which_nothing_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def speeds() -> list[str]:
-        return [check.found for check in examine(load_settings()) if check.name == "speed"]
+        return [check.finding for check in examine(load_settings()) if check.name == "speed"]
 
     gpu = HARDWARE.gpus[0].evolve(name="NVIDIA Nobody 9000")
     monkeypatch.setattr("gateway.cli.doctor.examination.probe", lambda *_, **__: HARDWARE)
@@ -126,7 +126,7 @@ def test_the_doctor_names_a_card_of_which_nothing_is_known(
 def test_a_gateway_that_is_named_has_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FITSERVE_URL", refused_url())
     with pytest.raises(NotReady, match="No gateway answers"):
-        calibrate.asked()
+        calibrate.run_calibration()
 
 
 def test_a_machine_without_gpus_ends_in_words(tmp_path: Path) -> None:
@@ -136,7 +136,10 @@ def test_a_machine_without_gpus_ends_in_words(tmp_path: Path) -> None:
 
 
 def test_values_are_told_in_the_units_of_people() -> None:
-    assert calibrate.said("memory", 4_100_000_000_000) == "4,100.0 GB/s"
-    assert calibrate.said("bfloat16", 790 * 10**12) == "790.0 TFLOP/s"
-    assert calibrate.said("all_reduce", 12_345) == "12.3 us"
-    assert (calibrate.said("peer_access", 1), calibrate.said("peer_access", 0)) == ("yes", "no")
+    assert calibrate.value_text("memory", 4_100_000_000_000) == "4,100.0 GB/s"
+    assert calibrate.value_text("bfloat16", 790 * 10**12) == "790.0 TFLOP/s"
+    assert calibrate.value_text("all_reduce", 12_345) == "12.3 us"
+    assert (calibrate.value_text("peer_access", 1), calibrate.value_text("peer_access", 0)) == (
+        "yes",
+        "no",
+    )

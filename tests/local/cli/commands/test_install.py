@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.commands.engine import engine_rm
-from gateway.cli.commands.install import InstallFailed, find_uv, install, script, take
+from gateway.cli.commands.install import InstallFailed, adopt_environment, find_uv, install, script
 from gateway.domain import Engine
 from gateway.errors import BadRequest
 from gateway.machine.environment import engine_dir, foreign_python, is_installed
@@ -125,12 +125,12 @@ def test_an_environment_that_exists_is_taken_as_it_is(
     python, before = theirs / "bin" / "python", sorted(theirs.rglob("*"))
     settings = Settings(data_dir=tmp_path / "data")
     with pytest.raises(InstallFailed, match=r"has tinyengine 1\.0, and .*==2\.0 was asked for"):
-        take(made.evolve(version="2.0"), python, settings)
+        adopt_environment(made.evolve(version="2.0"), python, settings)
     with pytest.raises(InstallFailed, match="cannot import tinyengine"):
-        take(made, Path(sys.executable), settings)
+        adopt_environment(made, Path(sys.executable), settings)
     with pytest.raises(BadRequest, match="is no program"):
-        take(made, theirs, settings)
-    folder = take(made, python, settings)
+        adopt_environment(made, theirs, settings)
+    folder = adopt_environment(made, python, settings)
     assert is_installed(settings.data, made)
     assert foreign_python(folder) == str(python)
     prefix = "import sys, tinyengine; print(sys.prefix)"
@@ -146,7 +146,7 @@ def test_an_environment_that_exists_is_taken_as_it_is(
     assert not is_installed(settings.data, made)
     assert python.exists()
     # Another version there is another engine.
-    take(made, python, settings)
+    adopt_environment(made, python, settings)
     (info,) = theirs.rglob("tinyengine-1.0.dist-info")
     info.rename(info.with_name("tinyengine-2.0.dist-info"))
     assert not is_installed(settings.data, made)

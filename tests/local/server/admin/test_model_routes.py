@@ -11,7 +11,7 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 
-from gateway.cli.demo.checkpoint import make_model
+from gateway.cli.demo.checkpoint import ModelShape, make_model
 from gateway.domain import Decision, Hardware, LaunchSpec
 from gateway.server.admin import model_routes
 from tests.support.adapters import make_adapter
@@ -98,7 +98,7 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
             gateway, {"name": "m", "source": good, "args": {"chat-template": "x"}}
         )
         make_model(tmp_path / "demo")
-        make_model(tmp_path / "larger", hidden=128)
+        make_model(tmp_path / "larger", ModelShape(hidden=128))
         wrong = str(
             make_adapter(
                 tmp_path / "wrong", tmp_path / "larger", base_model_name_or_path="org/larger"

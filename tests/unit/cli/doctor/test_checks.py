@@ -21,7 +21,7 @@ def told(check: MachineCheck | None, state: str, *words: str) -> None:
     """It is of this state, says these words, and what to do where something is to be done."""
     assert check is not None
     assert check.state == state, check
-    assert all(word in f"{check.found} {check.do}" for word in words), check
+    assert all(word in f"{check.finding} {check.do}" for word in words), check
     assert bool(check.do) == (state in ("warn", "fail")), check
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateway.cli.doctor.checks import MachineCheck
-from gateway.cli.doctor.fixes import fixed
+from gateway.cli.doctor.fixes import apply_fixes
 
 BEFORE = [
     MachineCheck("data folder", "warn", "open", "close it"),
@@ -19,16 +19,16 @@ def again() -> MachineCheck:
 
 def test_folders_are_made_and_closed(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    first, other = fixed(BEFORE, data, data / "models", again)
-    assert (first.state, first.fixed) == ("ok", f"made, made {data}/models")
+    first, other = apply_fixes(BEFORE, data, data / "models", again)
+    assert (first.state, first.fixed) == ("ok", f"created, made {data}/models")
     assert other == BEFORE[1]
     data.chmod(0o755)
-    assert fixed(BEFORE, data, data / "models", again)[0].fixed == "closed to others"
+    assert apply_fixes(BEFORE, data, data / "models", again)[0].fixed == "closed to others"
     assert data.stat().st_mode & 0o777 == 0o700
-    assert fixed(BEFORE, data, data / "models", again) == BEFORE, "nothing was left to do"
+    assert apply_fixes(BEFORE, data, data / "models", again) == BEFORE, "nothing was left to do"
 
 
 def test_what_cannot_be_mended_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    first, _ = fixed(BEFORE, tmp_path / "file/data", tmp_path / "file/data/models", again)
+    first, _ = apply_fixes(BEFORE, tmp_path / "file/data", tmp_path / "file/data/models", again)
     assert "could not be mended" in first.fixed

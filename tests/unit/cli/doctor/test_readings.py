@@ -105,6 +105,6 @@ def test_an_environment_without_headers_is_foreseen(tmp_path: Path) -> None:
         settings, nvml=FakeNvml([Card("GPU-a", "NVIDIA GeForce RTX 3090")], driver="470.10")
     )
     (compiler,) = (check for check in found if check.name == "compiler")
-    assert (compiler.state, "Python.h" in compiler.found) == ("fail", True)
+    assert (compiler.state, "Python.h" in compiler.finding) == ("fail", True)
     (driver,) = (check for check in found if check.name == "driver")
-    assert (driver.state, VLLM_REF in driver.found) == ("fail", True)
+    assert (driver.state, VLLM_REF in driver.finding) == ("fail", True)

@@ -1,0 +1,131 @@
+"""Commands on one model of the gateway: show, logs, retry, stop, start and rm."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.client import call, model_path, stream
+from gateway.cli.options import Json, without_none
+from gateway.cli.present import print_paragraph, removal_text, show_model, status_text
+from gateway.cli.terminal import print_bytes, print_message, say
+from gateway.visible import visible_line
+
+_HOPELESS = ("no_plan", "quarantined", "stopped", "stopping")
+
+
+def show(name: str, as_json: Json = False) -> None:
+    """Show a model: state, plan with reasons, attempts with evidence. Exit code 3 unless it is
+    ready."""
+    view = call("GET", model_path(name))
+    if as_json:
+        say(json.dumps(view, indent=2))
+    else:
+        has_gpus = view["plan"] or view["wish"]["gpus"]
+        gpus = call("GET", "/admin/hardware")["gpus"] if has_gpus else []
+        show_model(view, {gpu["uuid"]: gpu["index"] for gpu in gpus})
+    if view["state"] != "ready":
+        raise typer.Exit(3)
+
+
+def logs(
+    name: str,
+    attempt: Annotated[
+        int | None, typer.Option(help="Number of an attempt; default: the latest.")
+    ] = None,
+    tail: Annotated[int | None, typer.Option(min=1, help="Print only the last lines.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new lines until the engine ends.")
+    ] = False,
+    raw: Annotated[
+        bool,
+        typer.Option("--raw", help="Print the engine's bytes unchanged, escape sequences too."),
+    ] = False,
+) -> None:
+    """Print the log of a model's engine. Terminal control characters are shown as \\x1b."""
+    query = without_none({"attempt": attempt, "tail": tail, "follow": "true" if follow else None})
+    print_bytes(stream(model_path(name, "/logs"), query), raw=raw)
+
+
+def retry(name: str, as_json: Json = False) -> None:
+    """Start a model again that was given up or waits for its next start. Image tags are resolved
+    again."""
+    print_view(call("POST", model_path(name, "/retry")), as_json=as_json)
+
+
+def stop(name: str, as_json: Json = False) -> None:
+    """Stop a model after its running requests, and keep it. `fitserve start` loads it again."""
+    print_view(call("POST", model_path(name, "/stop")), as_json=as_json)
+
+
+def start(name: str, as_json: Json = False) -> None:
+    """Load a stopped model again."""
+    print_view(call("POST", model_path(name, "/start")), as_json=as_json)
+
+
+def rm(
+    name: str,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when all its engines have stopped.")
+    ] = False,
+    weights: Annotated[
+        bool,
+        typer.Option(
+            "--weights",
+            help="Delete its weights from the disk too, except those that other models need.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Stop a model's engines and remove the model."""
+    import time
+
+    if weights:
+        answer = call("DELETE", model_path(name, "?weights=true"), timeout_s=None)
+        _print(answer, removal_text(answer), as_json=as_json)
+        return
+    answer = call("DELETE", model_path(name))
+    while wait and any(model["name"] == name for model in call("GET", "/admin/models")["data"]):
+        time.sleep(0.2)
+    _print(answer, f"{name}: {'removed' if wait else 'stopping'}", as_json=as_json)
+
+
+def wait_until_ready(name: str, limit_s: float, *, quiet: bool) -> Any:
+    """The view of the model once a request can reach it. Exits with code 3 when the gateway has
+    given up, or after `limit_s`."""
+    import time
+
+    reported, deadline = "", time.monotonic() + limit_s
+    while True:
+        view = call("GET", model_path(name))
+        # A request loads such a model.
+        on_request = view["state"] == "stopped" and view["on_request"]
+        if view["state"] in ("ready", "asleep") or on_request:
+            return view
+        if view["state"] in _HOPELESS:
+            print_message(f"fitserve: {name} cannot be served: {visible_line(view['detail'])}")
+            raise typer.Exit(3)
+        if status_text(view) != reported and not quiet:
+            reported = status_text(view)
+            print_message(f"{name}: {reported}")
+        if time.monotonic() > deadline:
+            print_message(
+                f"fitserve: {name} is not ready yet; the gateway goes on starting it."
+                f" `fitserve show {name}` shows its state."
+            )
+            raise typer.Exit(3)
+        time.sleep(0.5)
+
+
+def print_view(view: Any, *, as_json: bool) -> None:
+    """Print the state of a model, or its whole view as JSON."""
+    _print(view, f"{view['name']}: {status_text(view)}", as_json=as_json)
+
+
+def _print(value: Any, text: str, *, as_json: bool) -> None:
+    if as_json:
+        say(json.dumps(value, indent=2))
+    else:
+        print_paragraph(text)
