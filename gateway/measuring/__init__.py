@@ -1,1 +1,1 @@
-"""How fast engines and GPUs are."""
+"""Measurements of served models and of GPUs."""

@@ -29,6 +29,7 @@ from gateway.hosts.host import Host
 from gateway.logging import Logger
 from gateway.machine.gpu_watch import GpuWatch, kept_here
 from gateway.measuring.calibration.calibrator import Calibrator
+from gateway.measuring.tuning.traffic import ServedTraffic
 from gateway.measuring.tuning.tuner import Tuner
 from gateway.models.catalog.download import download
 from gateway.models.catalog.hub import Hub
@@ -229,9 +230,7 @@ def create_app(
             loop.trials,
             launcher,
             store,
-            routes.working,
-            ended,
-            profiles.of,
+            ServedTraffic(loop.fleet.models, routes.working, ended, profiles.of),
         )
         by_file = (
             ModelsFileWatch(settings.models_file.expanduser(), settings.data, app)

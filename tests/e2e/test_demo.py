@@ -77,7 +77,7 @@ def test_a_demo_from_the_wheel_answers_and_leaves_nothing(tmp_path: Path, wheel:
                 check=False,
             )
             assert second.returncode == 3
-            assert "it and its models stay as they are" in second.stderr
+            assert "Its models stay unchanged" in second.stderr
             assert prepared.show("demo")["state"] == "ready"
             assert (
                 httpx.get(f"{prepared.url}/version", trust_env=False, timeout=hang_s()).status_code

@@ -113,7 +113,7 @@ def test_a_moved_commit_is_shown_first_and_taken_when_it_is_wanted(
     tmp_path: Path, hub: FakeHub
 ) -> None:
     with serving(tmp_path, hub) as gateway:
-        assert "nothing newer" in gateway.cli("update", "m").stdout
+        assert "up to date" in gateway.cli("update", "m").stdout
         hub.repos["org/name"].commit = MOVED
         shown = gateway.cli("update", "m", "--dry-run")
         assert shown.returncode == 0, shown.stderr
@@ -127,7 +127,7 @@ def test_a_moved_commit_is_shown_first_and_taken_when_it_is_wanted(
         assert now(gateway)[0] == MOVED
         assert gateway.show("m")["wish"]["commits"] == {"org/name": MOVED}
         assert answers(gateway)
-        assert "nothing newer" in gateway.cli("update", "m").stdout
+        assert "up to date" in gateway.cli("update", "m").stdout
 
 
 def test_a_commit_that_does_not_start_leaves_the_old_one_in_force(

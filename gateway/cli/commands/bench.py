@@ -46,8 +46,8 @@ def bench(
     import asyncio
 
     from gateway.domain import BenchReport
-    from gateway.measuring.bench.measure import Load
-    from gateway.measuring.bench.streamed_answer import Target
+    from gateway.measuring.bench.measure import LoadTest
+    from gateway.measuring.bench.streamed_answer import BenchTarget
 
     view = call("GET", model_path(name))
     if view["state"] != "ready":
@@ -63,14 +63,14 @@ def bench(
         )
     url, key = address()
     context = plan["max_model_len"]["value"] if plan else 4096
-    target = Target(url, name, key, plan["model"]["vocab"] if plan else 20_000)
-    load = Load(target, context, lambda step: None if as_json else say(f"{name}: {step}", err=True))
+    target = BenchTarget(url, name, key, plan["model"]["vocab"] if plan else 20_000)
+    load = LoadTest(target, context, lambda step: None if as_json else say(f"{name}: {step}", err=True))
     planned = _planned_concurrency(plan, view) if plan else 32
     count_before = _count_requests()
     report = asyncio.run(
         load.measure(sorted(set(concurrency or (1, min(8, planned), planned))), seconds)
     )
-    other_requests = _describe_other_requests(count_before, load.asked)
+    other_requests = _describe_other_requests(count_before, load.request_count)
     fields = {**report.model_dump(), "disturbed": other_requests, "fingerprint": _fingerprint(view)}
     stored = call(
         "POST",

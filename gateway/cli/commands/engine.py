@@ -79,7 +79,7 @@ def _default_engine(settings: Any, profiles: Any) -> str:
 
     device = "cuda" if probe(settings.data).gpus else "cpu"
     engines = profiles.engines(device=device)
-    return next(engine.ref for engine in engines if engine.install is not None)
+    return str(next(engine.ref for engine in engines if engine.install is not None))
 
 
 def _profile_to_install(ref: str, profiles: Any) -> Any:

@@ -48,7 +48,7 @@ def main() -> None:
     if asked["kind"] == "measure":
         say(
             out,
-            measured=importlib.import_module("...measuring.inside.ranks", __package__).measured(
+            measured=importlib.import_module("...measuring.inside.ranks", __package__).measure(
                 asked
             ),
         )

@@ -1,2 +1,1 @@
-"""A load on a served model, and what it shows: how fast first tokens come, one answer, and many at
-once."""
+"""Load on a served model, and its measured speed."""

@@ -1,6 +1,4 @@
-"""The load as a program of its own, so that the gateway can measure an engine without a turn of its
-event loop: a job on stdin, the report
-on stdout, both JSON."""
+"""The load as a process beside the gateway: a job on stdin, the report on stdout, both JSON."""
 
 from __future__ import annotations
 
@@ -9,13 +7,15 @@ import json
 import sys
 
 from gateway.errors import NotReady
-from gateway.measuring.bench.measure import Load
-from gateway.measuring.bench.streamed_answer import Target
+from gateway.measuring.bench.measure import LoadTest
+from gateway.measuring.bench.streamed_answer import BenchTarget
 
 
 def main() -> None:
     job = json.load(sys.stdin)
-    load = Load(Target(job["url"], job["model"], job["key"], job["vocabulary"]), job["context"])
+    load = LoadTest(
+        BenchTarget(job["url"], job["model"], job["key"], job["vocabulary"]), job["context"]
+    )
     try:
         report = asyncio.run(load.measure(job["levels"], job["seconds"]))
     except NotReady as error:

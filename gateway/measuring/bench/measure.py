@@ -1,9 +1,7 @@
-"""What a served model does: the first token of long prompts, one answer alone, and answers of many
-at once.
+"""The speed of a served model: first tokens of long prompts, one answer alone, concurrent answers.
 
-Prompts are random tokens of their own, so that no cache of prefixes helps. Every answer has the
-same length. Each level begins with as many requests as it has at once; who has an answer asks again
-until the seconds are over, and the last answers are waited for.
+Prompts are random tokens, so no prefix cache helps. All answers have the same length. Each level
+keeps its number of concurrent requests until its seconds are over, then waits for the last answers.
 """
 
 from __future__ import annotations
@@ -19,121 +17,132 @@ from typing import Any
 from gateway.domain import BenchLevel, BenchReport
 from gateway.engines.common.speed.expectation import lengths
 from gateway.errors import NotReady
-from gateway.measuring.bench.streamed_answer import Answer, NoAnswer, Target, ask
+from gateway.measuring.bench.streamed_answer import BenchTarget, NoAnswer, TimedAnswer, ask
 
 _SHORT, _LONG = 2048, 32768
-# Of the answer alone: its first token comes with the prompt, the others tell the pace.
+# Tokens of an answer alone: the first comes with the prompt, the others show the pace.
 _ALONE = 65
 _TRIES = 3
 _WARM_UP, _WARM_UP_TOKENS = 8, 16
-# For one answer; a slow engine that is measured with hundreds at once needs minutes.
+# Time limit of one answer: a slow engine with hundreds of requests needs minutes.
 _PATIENCE_S = 600.0
-# Tokens that a model keeps for itself are mostly among its first and its last.
-_FIRST = 100
+# Special tokens mostly have the first and the last ids.
+_FIRST_ID = 100
 
 
 @dataclass
-class Load:
-    """Asks `target`, whose requests have `context` tokens at most. report: what is measured now,
-    for people. asked: requests so far."""
+class LoadTest:
+    """A load on `target`. context: the most tokens of a request. report: prints the current step.
+    request_count: requests sent."""
 
-    target: Target
+    target: BenchTarget
     context: int
     report: Callable[[str], None] = lambda _: None
-    asked: int = 0
+    request_count: int = 0
 
     async def measure(self, levels: Sequence[int], seconds: float) -> BenchReport:
-        """Raises NotReady where a request gets no answer."""
+        """Measure each number of concurrent requests. Raises NotReady if a request fails."""
         try:
             return await self._measure(levels, seconds)
         except NoAnswer as error:
             raise NotReady(
-                f"{self.target.model} did not answer as it was asked to: {error}.",
+                f"{self.target.model} gave no answer of the requested length: {error}.",
                 hint=(
-                    "Nothing was kept. Look at the engine's log; answers of a fixed length need"
-                    " ignore_eos."
+                    "No result was stored. Look at the engine's log; it must support ignore_eos."
                 ),
             ) from None
 
     async def _measure(self, levels: Sequence[int], seconds: float) -> BenchReport:
-        read, written = lengths(self.context)
+        prompt_tokens, answer_tokens = lengths(self.context)
         self.report("warming up")
-        await _together(
-            [self._ask(min(read, 256), min(written, _WARM_UP_TOKENS)) for _ in range(_WARM_UP)]
+        await _run_all(
+            [
+                self._ask(min(prompt_tokens, 256), min(answer_tokens, _WARM_UP_TOKENS))
+                for _ in range(_WARM_UP)
+            ]
         )
         self.report("one request alone")
-        written_alone = max(2, min(_ALONE, self.context // 2))
-        alone = await self._alone(min(_SHORT, self.context - written_alone), written_alone, seconds)
-        long: list[Answer] = []
+        single_tokens = max(2, min(_ALONE, self.context // 2))
+        single_answers = await self._measure_alone(
+            min(_SHORT, self.context - single_tokens), single_tokens, seconds
+        )
+        long_answers: list[TimedAnswer] = []
         if self.context >= _LONG:
             self.report("a prompt of 32k tokens")
-            long = await self._alone(min(_LONG, self.context - 1), 1, seconds)
+            long_answers = await self._measure_alone(min(_LONG, self.context - 1), 1, seconds)
         measured = []
         for level in levels:
             self.report(f"{level} at once")
-            measured.append(await self._level(level, read, written, seconds))
+            measured.append(await self._measure_level(level, prompt_tokens, answer_tokens, seconds))
         paces = [
-            (one.tokens - 1) / (one.whole_s - one.first_s)
-            for one in alone
-            if one.tokens > 1 and one.whole_s > one.first_s
+            (answer.tokens - 1) / (answer.whole_s - answer.first_s)
+            for answer in single_answers
+            if answer.tokens > 1 and answer.whole_s > answer.first_s
         ]
         return BenchReport(
-            prompt=read,
-            answer=written,
+            prompt=prompt_tokens,
+            answer=answer_tokens,
             stream=_rounded(statistics.median(paces)) if paces else None,
-            first_token_2k_s=_rounded(statistics.median(one.first_s for one in alone)),
+            first_token_2k_s=_rounded(
+                statistics.median(answer.first_s for answer in single_answers)
+            ),
             first_token_32k_s=(
-                _rounded(statistics.median(one.first_s for one in long)) if long else None
+                _rounded(statistics.median(answer.first_s for answer in long_answers))
+                if long_answers
+                else None
             ),
             levels=tuple(measured),
         )
 
-    async def _alone(self, prompt: int, tokens: int, seconds: float) -> list[Answer]:
-        """Some, one after the other; one at least."""
-        began, answers = time.perf_counter(), list[Answer]()
+    async def _measure_alone(self, prompt: int, tokens: int, seconds: float) -> list[TimedAnswer]:
+        """One or more answers, one after the other."""
+        began, answers = time.perf_counter(), list[TimedAnswer]()
         while not answers or (len(answers) < _TRIES and time.perf_counter() - began < seconds):
             answers.append(await self._ask(prompt, tokens))
         return answers
 
-    async def _level(self, concurrency: int, read: int, written: int, seconds: float) -> BenchLevel:
-        first = [self._request(read, written) for _ in range(concurrency)]
-        began, answers = time.perf_counter(), list[Answer]()
+    async def _measure_level(
+        self, concurrency: int, prompt_tokens: int, answer_tokens: int, seconds: float
+    ) -> BenchLevel:
+        first = [self._request(prompt_tokens, answer_tokens) for _ in range(concurrency)]
+        began, answers = time.perf_counter(), list[TimedAnswer]()
 
         async def stream(request: bytes) -> None:
-            answers.append(await self._sent(request))
+            answers.append(await self._send(request))
             while time.perf_counter() - began < seconds:
-                answers.append(await self._ask(read, written))
+                answers.append(await self._ask(prompt_tokens, answer_tokens))
 
-        await _together([stream(request) for request in first])
+        await _run_all([stream(request) for request in first])
         whole = time.perf_counter() - began
         return BenchLevel(
             concurrency=concurrency,
             requests=len(answers),
             seconds=_rounded(whole),
-            tokens_per_s=_rounded(sum(one.tokens for one in answers) / whole),
-            latency_p50_s=_part([one.whole_s for one in answers], 0.5),
-            latency_p95_s=_part([one.whole_s for one in answers], 0.95),
-            first_token_p50_s=_part([one.first_s for one in answers], 0.5),
-            first_token_p95_s=_part([one.first_s for one in answers], 0.95),
+            tokens_per_s=_rounded(sum(answer.tokens for answer in answers) / whole),
+            latency_p50_s=_quantile([answer.whole_s for answer in answers], 0.5),
+            latency_p95_s=_quantile([answer.whole_s for answer in answers], 0.95),
+            first_token_p50_s=_quantile([answer.first_s for answer in answers], 0.5),
+            first_token_p95_s=_quantile([answer.first_s for answer in answers], 0.95),
         )
 
-    async def _ask(self, prompt: int, tokens: int) -> Answer:
-        return await self._sent(self._request(prompt, tokens))
+    async def _ask(self, prompt: int, tokens: int) -> TimedAnswer:
+        return await self._send(self._request(prompt, tokens))
 
-    async def _sent(self, request: bytes) -> Answer:
-        self.asked += 1
+    async def _send(self, request: bytes) -> TimedAnswer:
+        self.request_count += 1
         return await ask(self.target, request, _PATIENCE_S)
 
     def _request(self, prompt: int, tokens: int) -> bytes:
-        most = max(2, self.target.vocabulary * 3 // 4)
-        ids = random.choices(range(min(_FIRST, most // 2), most), k=max(1, prompt))  # noqa: S311 - no secret
+        id_limit = max(2, self.target.vocabulary * 3 // 4)
+        token_ids = range(min(_FIRST_ID, id_limit // 2), id_limit)
+        ids = random.choices(token_ids, k=max(1, prompt))  # noqa: S311 - no secret
         return self.target.request(ids, tokens)
 
 
-async def _together(asked: list[Coroutine[Any, Any, object]]) -> None:
-    """All at once. With the first that fails the others are given up: nobody would hear them, and
-    the engine would go on with them."""
-    tasks = [asyncio.ensure_future(one) for one in asked]
+async def _run_all(requests: list[Coroutine[Any, Any, object]]) -> None:
+    """Run requests concurrently. The first failure cancels the others, so that the engine stops
+    working on them."""
+    tasks = [asyncio.ensure_future(request) for request in requests]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -142,10 +151,10 @@ async def _together(asked: list[Coroutine[Any, Any, object]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _part(values: list[float], part: float) -> float:
-    """The value that so much of all do not exceed."""
+def _quantile(values: list[float], share: float) -> float:
+    """The value that this share of all values does not exceed."""
     ordered = sorted(values)
-    return _rounded(ordered[min(len(ordered) - 1, int(part * len(ordered)))])
+    return _rounded(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
 
 
 def _rounded(value: float) -> float:

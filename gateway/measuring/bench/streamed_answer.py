@@ -1,5 +1,4 @@
-"""One streamed completion, timed: asked over a connection of its own, and read by the clock alone,
-so that the client costs little."""
+"""One timed completion over a new connection, with a client that costs little time."""
 
 from __future__ import annotations
 
@@ -17,15 +16,15 @@ import httptools
 _TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
 _TEXT, _DONE = b'"text"', b"[DONE]"
 _TAIL = 4000
-_SHOWN = 300
+_EXCERPT = 300
 
 
 class NoAnswer(Exception):
-    """The request got no whole answer; the message says why."""
+    """The request got no complete answer; the message has the reason."""
 
 
-class Answer(NamedTuple):
-    """Seconds since the question until the first token and until the end; tokens of the answer."""
+class TimedAnswer(NamedTuple):
+    """Seconds from the request to the first token and to the end, and the number of tokens."""
 
     first_s: float
     whole_s: float
@@ -33,9 +32,8 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Target:
-    """Who is asked: a base URL without /v1, the key that it wants, the model's name there.
-    vocabulary: tokens that it knows."""
+class BenchTarget:
+    """A model at a base URL without /v1, with its key. vocabulary: number of token ids."""
 
     url: str
     model: str
@@ -44,8 +42,8 @@ class Target:
     tls: ssl.SSLContext | None = None
 
     def request(self, prompt: list[int], tokens: int) -> bytes:
-        """Exactly so many tokens are asked for, whatever the model would say."""
-        asked = {
+        """The bytes of a request for exactly `tokens` tokens."""
+        options = {
             "model": self.model,
             "prompt": prompt,
             "max_tokens": tokens,
@@ -53,7 +51,7 @@ class Target:
             "temperature": 0,
         }
         body = json.dumps(
-            {**asked, "stream": True, "stream_options": {"include_usage": True}}
+            {**options, "stream": True, "stream_options": {"include_usage": True}}
         ).encode()
         parts = urlsplit(self.url)
         lines = [
@@ -66,32 +64,32 @@ class Target:
         return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-async def ask(target: Target, request: bytes, within_s: float) -> Answer:
-    """Raises NoAnswer."""
+async def ask(target: BenchTarget, request: bytes, limit_s: float) -> TimedAnswer:
+    """Send the request and time its answer. Raises NoAnswer."""
     parts, loop = urlsplit(target.url), asyncio.get_running_loop()
     tls = (target.tls or ssl.create_default_context()) if parts.scheme == "https" else None
     port = parts.port or (443 if tls else 80)
-    call = _Call(request, loop.create_future())
+    stream = _StreamConnection(request, loop.create_future())
     began = time.perf_counter()
     try:
-        async with asyncio.timeout(within_s):
-            await loop.create_connection(lambda: call, parts.hostname or "", port, ssl=tls)
-            ended = await call.ended
+        async with asyncio.timeout(limit_s):
+            await loop.create_connection(lambda: stream, parts.hostname or "", port, ssl=tls)
+            ended = await stream.ended
     except TimeoutError:
-        raise NoAnswer(f"no whole answer within {within_s:g} s") from None
+        raise NoAnswer(f"no complete answer within {limit_s:g} s") from None
     except OSError as error:
         raise NoAnswer(f"{error.strerror or error}") from None
     finally:
-        call.close()
-    found = _TOKENS.findall(call.tail)
-    if call.status != 200 or not call.first or not found or _DONE not in call.tail:
-        said = " ".join(call.tail[-_SHOWN:].decode(errors="replace").split())
-        raise NoAnswer(f"status {call.status}: {said or 'nothing'}")
-    return Answer(call.first - began, ended - began, int(found[-1]))
+        stream.close()
+    token_counts = _TOKENS.findall(stream.tail)
+    if stream.status != 200 or not stream.first or not token_counts or _DONE not in stream.tail:
+        excerpt = " ".join(stream.tail[-_EXCERPT:].decode(errors="replace").split())
+        raise NoAnswer(f"status {stream.status}: {excerpt or 'nothing'}")
+    return TimedAnswer(stream.first - began, ended - began, int(token_counts[-1]))
 
 
-class _Call(asyncio.Protocol):
-    """`ended`: when the connection was closed, by the clock of time.perf_counter."""
+class _StreamConnection(asyncio.Protocol):
+    """The connection of one request. ended: its end by time.perf_counter."""
 
     def __init__(self, request: bytes, ended: asyncio.Future[float]) -> None:
         self.ended, self.first, self.tail, self.status = ended, 0.0, b"", 0

@@ -1,2 +1,1 @@
-"""Measuring this machine once: which of its GPUs are free, what is asked, what comes back, and what
-is kept of it."""
+"""Measurements of the free GPUs, and the facts from them."""

@@ -1,5 +1,4 @@
-"""Measures the GPUs of this machine that are free: an engine's own Python where one is here, else
-the driver alone, in a child process."""
+"""Measures free GPUs in a child process, with an engine's Python or with the driver alone."""
 
 from __future__ import annotations
 
@@ -15,13 +14,19 @@ from gateway.domain import EngineRef, Fact, Hardware, Value
 from gateway.engines.inquiry.inquirer import AskedHost
 from gateway.errors import Conflict, HostError
 from gateway.hosts.process.asked_environment import ask
-from gateway.measuring.calibration.gpu_set import GpuSet, in_use, sets
-from gateway.measuring.calibration.measurement import LIMIT_S, Measurement, document, facts_of, read
+from gateway.measuring.calibration.gpu_set import GpuSet, gpu_sets, in_use
+from gateway.measuring.calibration.measurement import (
+    LIMIT_S,
+    Measurement,
+    document,
+    facts_of,
+    read_measurement,
+)
 from gateway.profiles.profiles import Profiles
 
 
 class Calibrated(Value):
-    """What was measured, which GPUs were left alone and why (by UUID), and what did not work."""
+    """New facts, the reason for each GPU that was not measured (by UUID), and problems."""
 
     facts: tuple[Fact, ...]
     left_alone: dict[str, str]
@@ -30,70 +35,71 @@ class Calibrated(Value):
 
 @dataclass(frozen=True)
 class Calibrator:
-    """host: has the engines. folder: for what a child writes."""
+    """Measures with the engines of `host`. folder: for files of the child."""
 
     host: AskedHost
     profiles: Profiles
     folder: Path
 
     async def measure(self, hardware: Hardware, holders: Mapping[str, str]) -> Calibrated:
-        """holders: by UUID what runs on a GPU, and what to do about it. Raises Conflict."""
+        """Measure the free GPUs. holders: engine and advice by a GPU's UUID. Raises Conflict."""
         if not hardware.gpus:
             raise Conflict(
-                "There is no GPU here that could be measured.",
-                hint="`fitserve doctor` says what is missing.",
+                "This machine has no GPU to measure.",
+                hint="`fitserve doctor` shows the reason.",
             )
         busy = in_use(hardware, holders)
         free = [gpu for gpu in hardware.gpus if gpu.uuid not in busy]
         facts: list[Fact] = []
         problems: list[str] = []
         engine = await self._engine() if free else None
-        for one in sets(free, hardware.links):
-            by, found, went_wrong = await self._measured(one, engine)
-            problems += went_wrong
-            if found is not None:
-                kept, not_kept = facts_of(found, one, by, hardware.driver, time.time())
-                facts += kept
-                problems += not_kept
+        for gpu_set in gpu_sets(free, hardware.links):
+            source, measurement, set_problems = await self._measure_set(gpu_set, engine)
+            problems += set_problems
+            if measurement is not None:
+                new_facts, unsteady = facts_of(
+                    measurement, gpu_set, source, hardware.driver, time.time()
+                )
+                facts += new_facts
+                problems += unsteady
         return Calibrated(facts=tuple(facts), left_alone=busy, problems=tuple(problems))
 
     async def _engine(self) -> EngineRef | None:
-        """One that is here. What would have to be downloaded first is not asked for."""
+        """An installed engine; none is downloaded."""
         for engine in await asyncio.to_thread(self.profiles.references, "cuda"):
             with contextlib.suppress(HostError):
-                found = await self.host.resolve(engine)
-                await self.host.identity(found)
-                return found
+                resolved = await self.host.resolve(engine)
+                await self.host.identity(resolved)
+                return resolved
         return None
 
-    async def _measured(
-        self, one: GpuSet, engine: EngineRef | None
+    async def _measure_set(
+        self, gpu_set: GpuSet, engine: EngineRef | None
     ) -> tuple[str, Measurement | None, list[str]]:
-        """And by whom, and what went wrong. The driver multiplies nothing: it is the last
-        resort."""
+        """Source, measurement and problems. The driver comes last: it cannot multiply matrices."""
         problems = []
         if engine is not None:
-            uuids = tuple(gpu.uuid for gpu in one.gpus)
+            uuids = tuple(gpu.uuid for gpu in gpu_set.gpus)
             try:
-                found = await _first_line(
-                    self.host.inquire(engine, document(one, "torch"), uuids), one
+                measurement = await _first_line(
+                    self.host.inquire(engine, document(gpu_set, "torch"), uuids), gpu_set
                 )
             except HostError as error:
                 problems.append(error.message)
             else:
-                if found.numbers:
-                    return str(engine), found, problems
-                problems += found.problems
+                if measurement.numbers:
+                    return str(engine), measurement, problems
+                problems += measurement.problems
         else:
             problems.append(
-                "No engine is here whose Python could multiply: products and all-reduces are not"
-                " measured. Install one first."
+                "No engine is installed, so matrix products and all-reduces are not measured."
+                " Install an engine first."
             )
         try:
             return (
                 "the driver",
                 await _first_line(
-                    ask(Path(sys.executable), self.folder, document(one, "driver")), one
+                    ask(Path(sys.executable), self.folder, document(gpu_set, "driver")), gpu_set
                 ),
                 problems,
             )
@@ -101,13 +107,13 @@ class Calibrator:
             return "", None, [*problems, error.message]
 
 
-async def _first_line(said: AsyncGenerator[bytes, None], one: GpuSet) -> Measurement:
-    """Raises HostError."""
+async def _first_line(answer: AsyncGenerator[bytes, None], gpu_set: GpuSet) -> Measurement:
+    """The measurement in the first line of an answer. Raises HostError."""
     try:
-        async with asyncio.timeout(LIMIT_S), contextlib.aclosing(said) as lines:
-            return read([await anext(lines, b"")], len(one.gpus))
+        async with asyncio.timeout(LIMIT_S), contextlib.aclosing(answer) as lines:
+            return read_measurement([await anext(lines, b"")], len(gpu_set.gpus))
     except TimeoutError:
         raise HostError(
             f"Nothing was measured within {LIMIT_S:.0f} s.",
-            hint="See whether the driver works (`nvidia-smi`).",
+            hint="Check the driver with `nvidia-smi`.",
         ) from None

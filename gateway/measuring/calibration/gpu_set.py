@@ -1,8 +1,4 @@
-"""Which GPUs can be measured now, and which of them together. Pure.
-
-in_use(hardware, holders)    by UUID why a GPU is left alone, and what to do
-sets(gpus, links)            those that are measured by one child, with the groups whose all-reduces are timed
-"""
+"""Sets of GPUs to measure together. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +11,15 @@ from gateway.domain.units import GIB, gib
 from gateway.engines.common.speed.measured import cards, reach
 
 NEEDED_BYTES = 2 * GIB
-"""What measuring takes of a GPU, with CUDA's own part."""
-# A desktop has less of a GPU, and asks it for little; whether it asked for too much shows in how
-# measurements vary.
+"""GPU memory for a measurement, with the part of CUDA."""
+# A desktop uses less memory. If it also uses the GPU much, the measurements vary.
 _DESKTOP_BYTES = GIB
-# Of pairs that reach each other in another way than those before.
+# The most pairs with different links.
 _MOST_PAIRS = 8
 
 
 class GpuSet(NamedTuple):
-    """GPUs that are measured at the same time. groups: of indices into `gpus`."""
+    """GPUs that one child measures. groups: indices into `gpus` for all-reduces."""
 
     gpus: tuple[Gpu, ...]
     links: Mapping[frozenset[int], Link]
@@ -32,58 +27,56 @@ class GpuSet(NamedTuple):
 
 
 def in_use(hardware: Hardware, holders: Mapping[str, str]) -> dict[str, str]:
-    """holders: by UUID what the gateway has on the GPU, and what to do about it."""
-    found = {}
+    """The reason and advice for each GPU that cannot be measured, by UUID. holders: reasons known
+    by the gateway."""
+    reasons = {}
     for gpu in hardware.gpus:
-        if why := gpu.lost or gpu.kept or holders.get(gpu.uuid) or _others(gpu):
-            found[gpu.uuid] = why
-    return found
+        if reason := gpu.lost or gpu.kept or holders.get(gpu.uuid) or _busy_reason(gpu):
+            reasons[gpu.uuid] = reason
+    return reasons
 
 
-def _others(gpu: Gpu) -> str | None:
+def _busy_reason(gpu: Gpu) -> str | None:
     if gpu.mig and gpu.uuid.startswith("GPU-"):
-        return "it is in MIG mode and has no MIG device: make one (`nvidia-smi mig -cgi`)"
-    users = [one for one in gpu.processes or () if (one.used_bytes or 0) > 0]
-    taken = sum(one.used_bytes or 0 for one in users)
+        return "it is in MIG mode without a MIG device: create one (`nvidia-smi mig -cgi`)"
+    users = [process for process in gpu.processes or () if (process.used_bytes or 0) > 0]
+    used_bytes = sum(process.used_bytes or 0 for process in users)
     if (
         gpu.memory_kind == "dedicated"
         and gpu.total_bytes is not None
         and gpu.free_bytes is not None
     ):
-        taken = max(taken, gpu.total_bytes - gpu.free_bytes - _DESKTOP_BYTES)
-    if taken > _DESKTOP_BYTES:
+        used_bytes = max(used_bytes, gpu.total_bytes - gpu.free_bytes - _DESKTOP_BYTES)
+    if used_bytes > _DESKTOP_BYTES:
         names = (
-            ", ".join(f"{one.name or 'a process'} ({one.pid})" for one in users)
+            ", ".join(f"{process.name or 'a process'} ({process.pid})" for process in users)
             or "processes that this user cannot see"
         )
-        return (
-            f"{gib(taken)} of it are in use by {names}: end them first, or measure when they are"
-            " done"
-        )
+        return f"{names} use {gib(used_bytes)} of its memory: end them first, or measure later"
     if gpu.free_bytes is not None and gpu.free_bytes < NEEDED_BYTES:
         return (
-            f"{gib(gpu.free_bytes)} of it are free, and measuring takes {gib(NEEDED_BYTES)}: free"
-            " some"
+            f"{gib(gpu.free_bytes)} of its memory are free, and a measurement needs"
+            f" {gib(NEEDED_BYTES)}: free some"
         )
     return None
 
 
-def sets(gpus: Sequence[Gpu], links: Iterable[Link]) -> Iterator[GpuSet]:
-    """All whole GPUs together. A process sees one MIG device at most, so each is alone."""
-    between = {frozenset((link.a, link.b)): link for link in links}
+def gpu_sets(gpus: Sequence[Gpu], links: Iterable[Link]) -> Iterator[GpuSet]:
+    """The sets of these GPUs. A process sees only one MIG device, so each is a set."""
+    links_by_pair = {frozenset((link.a, link.b)): link for link in links}
     whole = tuple(
         sorted((gpu for gpu in gpus if not gpu.mig), key=lambda gpu: (gpu.name, gpu.index))
     )
     if whole:
-        yield GpuSet(whole, between, tuple(_groups(whole, between)))
+        yield GpuSet(whole, links_by_pair, tuple(_groups(whole, links_by_pair)))
     yield from (GpuSet((gpu,), {}, ()) for gpu in gpus if gpu.mig)
 
 
 def _groups(gpus: Sequence[Gpu], links: Mapping[frozenset[int], Link]) -> Iterator[tuple[int, ...]]:
-    """Two of each way to reach each other; then 4, 8, ... and all."""
+    """A pair for each kind of link; then 4, 8, 16 and all GPUs."""
     ways: dict[tuple[str, str], tuple[int, ...]] = {}
     for pair in combinations(range(len(gpus)), 2):
-        two = [gpus[one] for one in pair]
+        two = [gpus[index] for index in pair]
         ways.setdefault((cards(two), reach(two, links)), pair)
     yield from [*ways.values()][:_MOST_PAIRS]
     sizes = [size for size in (4, 8, 16) if size < len(gpus)]

@@ -1,5 +1,7 @@
-"""What a child is asked to measure, what it says, read strictly, and the facts that follow. Pure.
-measuring/inside/ranks.py is the other side."""
+"""The question to a measuring child, its answer, and the facts from it. Pure.
+
+measuring/inside/ranks.py is the other side.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,20 @@ from gateway.errors import HostError
 from gateway.measuring.calibration.gpu_set import GpuSet
 
 LIMIT_S = 90.0
-"""Of one set of GPUs. One takes ten seconds, eight take half a minute; most of it an engine's
-Python imports torch."""
-# Twice this much is copied: more than any cache holds.
+"""Time limit of a set. A GPU takes 10 s, eight take 30 s, mostly for the import of torch."""
+# Twice this size is copied, more than any cache holds.
 _COPY_BYTES = 384 * MIB
 _MATMUL = 8192
-# What a token of a large model takes, some tokens, a prompt.
+# The all-reduces of one token of a large model, some tokens, a prompt.
 _REDUCE_BYTES = (16 * 1024, MIB, 64 * MIB)
 _SAMPLE_S = 0.02
-# An engine's Python imports torch in seconds, from a cold disk in half a minute.
+# Time limit of a part. The import of torch takes seconds, half a minute from a cold disk.
 _PART_S = 45.0
-# Samples of an idle GPU are within a hundredth of each other; short waits are within a few.
+# Samples of an idle GPU differ by about 1 %, short waits by a few percent.
 _MOST_SPREAD = 0.1
 _MOST_SPREAD_OF_SECONDS = 0.3
 
-What = Literal[
+Quantity = Literal[
     "memory",
     "launch",
     "bfloat16",
@@ -48,10 +49,10 @@ Text = Annotated[str, Field(max_length=600)]
 
 
 class MeasuredNumber(Value):
-    """value: bytes/s, FLOP/s or seconds; 0 or 1 of peer_access and peer_broken. gpus: of the set,
-    by position."""
+    """A measured number. value: bytes/s, FLOP/s or seconds; 0 or 1 for peer_access and peer_broken.
+    gpus: positions in the set."""
 
-    what: What
+    what: Quantity
     gpus: tuple[Annotated[int, Field(ge=0, lt=64)], ...] = Field(min_length=1, max_length=64)
     value: float = Field(ge=0, lt=2**62, allow_inf_nan=False)
     spread: float = Field(ge=0, allow_inf_nan=False)
@@ -72,16 +73,16 @@ class _Line(Value):
     measured: Measurement
 
 
-def document(one: GpuSet, by: Literal["torch", "driver"]) -> bytes:
-    """What the child reads. by: torch of an engine's Python, or the driver alone."""
-    asked = {
+def document(gpu_set: GpuSet, tool: Literal["torch", "driver"]) -> bytes:
+    """The question to the child. tool: torch of an engine's Python, or the driver alone."""
+    fields = {
         "kind": "measure",
-        "by": by,
+        "by": tool,
         "device": "cuda",
-        "gpus": [gpu.uuid for gpu in one.gpus],
-        "count": len(one.gpus),
-        "groups": [] if by == "driver" else one.groups,
-        "pairs": [group for group in one.groups if len(group) == 2],
+        "gpus": [gpu.uuid for gpu in gpu_set.gpus],
+        "count": len(gpu_set.gpus),
+        "groups": [] if tool == "driver" else gpu_set.groups,
+        "pairs": [group for group in gpu_set.groups if len(group) == 2],
         "copy_bytes": _COPY_BYTES,
         "matmul": _MATMUL,
         "reduce_bytes": _REDUCE_BYTES,
@@ -89,77 +90,77 @@ def document(one: GpuSet, by: Literal["torch", "driver"]) -> bytes:
         "part_s": _PART_S,
         "limit_s": LIMIT_S - 10,
     }
-    return json.dumps(asked).encode()
+    return json.dumps(fields).encode()
 
 
-def read(lines: Iterable[bytes], count: int) -> Measurement:
-    """Of the first line, for `count` GPUs. Raises HostError for what is no measurement."""
+def read_measurement(lines: Iterable[bytes], count: int) -> Measurement:
+    """The measurement of `count` GPUs in the first line. Raises HostError for an invalid line."""
     try:
-        found = _Line.model_validate_json(next(iter(lines), b"")).measured
+        measurement = _Line.model_validate_json(next(iter(lines), b"")).measured
     except ValidationError as error:
-        raise _nonsense(
+        raise _invalid_answer(
             str(error.errors(include_url=False, include_input=False)[0]["msg"])
         ) from None
-    if any(index >= count for number in found.numbers for index in number.gpus):
-        raise _nonsense("it speaks of GPUs that it was not asked about")
-    return found
+    if any(index >= count for number in measurement.numbers for index in number.gpus):
+        raise _invalid_answer("it names GPUs outside the question")
+    return measurement
 
 
-def _nonsense(why: str) -> HostError:
+def _invalid_answer(why: str) -> HostError:
     return HostError(
-        f"What measured the GPUs answered nonsense: {why}.",
-        hint="See whether the engine's image or environment is what it says it is.",
+        f"The GPU measurement returned an invalid answer: {why}.",
+        hint="Check the engine's image or environment.",
     )
 
 
 def facts_of(
-    found: Measurement, one: GpuSet, by: str, driver: str | None, at: float
+    measurement: Measurement, gpu_set: GpuSet, source: str, driver: str | None, time_s: float
 ) -> tuple[list[Fact], list[str]]:
-    """What is kept, and in words what is not: numbers that vary too much tell more of whoever used
-    the GPU meanwhile. by: the engine or
-    program that measured."""
-    # An all-reduce of one size is timed twice, at last in a graph, as engines have it.
-    last = {(number.what, number.gpus, number.bytes): number for number in found.numbers}
+    """The facts, and sentences about numbers that vary too much: another program used the GPU.
+    source: the engine or program that measured."""
+    # An all-reduce of one size is timed twice, the second time in a graph, as in engines.
+    last = {(number.what, number.gpus, number.bytes): number for number in measurement.numbers}
     facts: list[Fact] = []
-    problems = [*found.problems]
-    for number in sorted(last.values(), key=lambda one: (len(one.gpus), one.gpus)):
+    problems = [*measurement.problems]
+    for number in sorted(last.values(), key=lambda row: (len(row.gpus), row.gpus)):
         if not number.steady:
-            who = ", ".join(str(one.gpus[index].index) for index in number.gpus)
+            gpus = ", ".join(str(gpu_set.gpus[index].index) for index in number.gpus)
             problems.append(
-                f"GPU {who}, {number.what}: it varied by {number.spread:.0%}, so that nothing is"
-                " kept of it"
+                f"GPU {gpus}, {number.what}: it varied by {number.spread:.0%} and is not stored"
             )
             continue
         facts += _facts(
-            number, one, f"{by}, {found.software}, varied by {number.spread:.1%}", driver, at
+            number,
+            gpu_set,
+            f"{source}, {measurement.software}, varied by {number.spread:.1%}",
+            driver,
+            time_s,
         )
     return facts, problems
 
 
 def _facts(
-    number: MeasuredNumber, one: GpuSet, source: str, driver: str | None, at: float
+    number: MeasuredNumber, gpu_set: GpuSet, source: str, driver: str | None, time_s: float
 ) -> Iterator[Fact]:
-    group = [one.gpus[index] for index in number.gpus]
-    under = {"driver": driver} if driver else {}
+    group = [gpu_set.gpus[index] for index in number.gpus]
+    conditions = {"driver": driver} if driver else {}
     if number.what == "peer_broken":
         if not number.value:
-            return  # they go through the host's memory, and have no P2P that could be left off
+            return  # copies go through host memory, so there is no P2P to switch off
         scope = {"gpus": uuids(group), "by": P2P}
-        wrong = (
-            "a copy between them arrived wrong, though the driver says that they reach each other"
-        )
+        problem = "a copy between them was corrupted, although the driver reports peer access"
         yield Fact(
             kind="peers_fail",
             scope=scope,
             grade="failed",
-            under=under,
-            source=f"{source}: {wrong}",
-            at=at,
+            under=conditions,
+            source=f"{source}: {problem}",
+            at=time_s,
         )
         return
     scope = {"what": number.what, "gpus": uuids(group)}
     if len(group) > 1:
-        scope |= {"cards": cards(group), "links": reach(group, one.links)}
+        scope |= {"cards": cards(group), "links": reach(group, gpu_set.links)}
     if number.bytes:
         scope["bytes"] = str(number.bytes)
     value = number.value * 1e9 if number.what in SECONDS else number.value
@@ -168,7 +169,7 @@ def _facts(
         scope=scope,
         value=round(value),
         grade="verified",
-        under=under,
+        under=conditions,
         source=source,
-        at=at,
+        at=time_s,
     )

@@ -1,2 +1,1 @@
-"""Measures GPUs, by an engine's torch or by the driver alone; ranks.py says what comes in and goes
-out."""
+"""GPU measurements by an engine's torch or by the driver; ranks.py has the protocol."""

@@ -1,5 +1,4 @@
-"""One rank measures by NVIDIA's driver alone, through ctypes: copies within a GPU and between two.
-It multiplies nothing."""
+"""Copies within a GPU and between two, measured with NVIDIA's driver alone through ctypes."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from .timing import number, seconds
+from .timing import number, timed
 
 _SMALL_COPY = 4096
 _CHECKED_BYTES = 4 << 20
@@ -22,9 +21,9 @@ class DriverError(Exception):
     pass
 
 
-class Body:
-    def __init__(self, asked: dict[str, Any], rank: int) -> None:
-        self.asked, self.rank = asked, rank
+class Measurer:
+    def __init__(self, question: dict[str, Any], rank: int) -> None:
+        self.question, self.rank = question, rank
         self.library = ctypes.CDLL("libcuda.so.1")
         self.call("cuInit", 0)
         version = ctypes.c_int()
@@ -43,9 +42,9 @@ class Body:
             )
 
     def device(self, index: int) -> ctypes.c_int:
-        found = ctypes.c_int()
-        self.call("cuDeviceGet", ctypes.byref(found), index)
-        return found
+        device = ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(device), index)
+        return device
 
     def use(self, index: int) -> Any:
         if index not in self.contexts:
@@ -55,32 +54,34 @@ class Body:
         self.call("cuCtxSetCurrent", self.contexts[index])
         return self.contexts[index]
 
-    def taken(self, size: int) -> Any:
-        """Memory of the GPU in use, with bytes of all kinds in it."""
-        found = _POINTER()
-        self.call("cuMemAlloc_v2", ctypes.byref(found), _SIZE(size))
-        done = min(size, 1 << 20)
-        self.call("cuMemcpyHtoD_v2", found, os.urandom(done), _SIZE(done))
-        while done < size:
-            more = min(done, size - done)
-            self.call("cuMemcpyDtoD_v2", _POINTER(found.value + done), found, _SIZE(more))
-            done += more
-        return found
+    def allocate(self, size: int) -> Any:
+        """The address of new memory on the current GPU, filled with random bytes."""
+        address = _POINTER()
+        self.call("cuMemAlloc_v2", ctypes.byref(address), _SIZE(size))
+        filled = min(size, 1 << 20)
+        self.call("cuMemcpyHtoD_v2", address, os.urandom(filled), _SIZE(filled))
+        while filled < size:
+            size_left = min(filled, size - filled)
+            self.call(
+                "cuMemcpyDtoD_v2", _POINTER(address.value + filled), address, _SIZE(size_left)
+            )
+            filled += size_left
+        return address
 
     def wait(self) -> None:
         self.call("cuCtxSynchronize")
 
-    def own(self, group: list[int]) -> Iterator[dict[str, Any]]:
-        size = self.asked["copy_bytes"]
-        source, target = self.taken(size), self.taken(size)
-        took, spread = seconds(
+    def single_gpu(self, group: list[int]) -> Iterator[dict[str, Any]]:
+        size = self.question["copy_bytes"]
+        source, target = self.allocate(size), self.allocate(size)
+        time_s, spread = timed(
             lambda: self.call("cuMemcpyDtoD_v2", target, source, _SIZE(size)),
             self.wait,
-            self.asked["sample_s"],
+            self.question["sample_s"],
         )
         for memory in (source, target):
             self.call("cuMemFree_v2", memory)
-        yield number("memory", [self.rank], 2 * size / took, spread)
+        yield number("memory", [self.rank], 2 * size / time_s, spread)
 
     def reduce(self, group: list[int]) -> Iterator[dict[str, Any]]:
         """The driver has no all-reduce."""
@@ -95,34 +96,44 @@ class Body:
         self.call(
             "cuDeviceCanAccessPeer", ctypes.byref(can), self.device(pair[0]), self.device(pair[1])
         )
-        size = self.asked["copy_bytes"]
-        there = self.use(pair[1])
-        target = self.taken(size)
-        here = self.use(pair[0])
-        source = self.taken(size)
+        size = self.question["copy_bytes"]
+        target_context = self.use(pair[1])
+        target = self.allocate(size)
+        source_context = self.use(pair[0])
+        source = self.allocate(size)
         if can.value:
-            self.call("cuCtxEnablePeerAccess", there, 0, fine=_ACCESS_ALREADY)
+            self.call("cuCtxEnablePeerAccess", target_context, 0, fine=_ACCESS_ALREADY)
 
         def copy(count: int) -> None:
-            self.call("cuMemcpyPeerAsync", target, there, source, here, _SIZE(count), None)
+            self.call(
+                "cuMemcpyPeerAsync",
+                target,
+                target_context,
+                source,
+                source_context,
+                _SIZE(count),
+                None,
+            )
 
         checked = min(size, _CHECKED_BYTES)
         copy(checked)
         self.wait()
-        sent, got = ctypes.create_string_buffer(checked), ctypes.create_string_buffer(checked)
+        sent, received = ctypes.create_string_buffer(checked), ctypes.create_string_buffer(checked)
         self.call("cuMemcpyDtoH_v2", sent, source, _SIZE(checked))
         self.use(pair[1])
-        self.call("cuMemcpyDtoH_v2", got, target, _SIZE(checked))
+        self.call("cuMemcpyDtoH_v2", received, target, _SIZE(checked))
         self.use(pair[0])
-        right = sent.raw == got.raw
+        is_equal = sent.raw == received.raw
         yield number("peer_access", pair, float(bool(can.value)), 0.0)
-        if right:
-            for what, count in (("peer_latency", min(size, _SMALL_COPY)), ("peer", size)):
-                took, spread = seconds(partial(copy, count), self.wait, self.asked["sample_s"])
-                yield number(what, pair, size / took if what == "peer" else took, spread)
+        if is_equal:
+            for quantity, count in (("peer_latency", min(size, _SMALL_COPY)), ("peer", size)):
+                time_s, spread = timed(partial(copy, count), self.wait, self.question["sample_s"])
+                yield number(
+                    quantity, pair, size / time_s if quantity == "peer" else time_s, spread
+                )
         else:
             yield number("peer_broken", pair, float(bool(can.value)), 0.0)
-            yield {"problem": f"what GPU {pair[0]} copied to GPU {pair[1]} arrived wrong"}
+            yield {"problem": f"a copy from GPU {pair[0]} to GPU {pair[1]} was corrupted"}
         self.call("cuMemFree_v2", source)
         self.use(pair[1])
         self.call("cuMemFree_v2", target)

@@ -1,5 +1,4 @@
-"""One rank measures by torch: copies, products, all-reduces. The device is a parameter, so that a
-CPU runs the same lines."""
+"""Copies, matrix products and all-reduces, measured with torch on a GPU or a CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .timing import number, sampled, seconds
+from .timing import number, sample_times, timed
 
 torch: Any = importlib.import_module("torch")
 dist: Any = importlib.import_module("torch.distributed")
@@ -23,115 +22,125 @@ _CHECKED_BYTES = 4 << 20
 _SMALL = 1 << 20
 
 
-class Body:
-    def __init__(self, asked: dict[str, Any], rank: int) -> None:
-        self.asked, self.rank = asked, rank
-        self.cuda = asked["device"] == "cuda"
+class Measurer:
+    def __init__(self, question: dict[str, Any], rank: int) -> None:
+        self.question, self.rank = question, rank
+        self.cuda = question["device"] == "cuda"
         self.software = f"torch {torch.__version__}"
-        self.device = self.at(rank)
+        self.device = self.torch_device(rank)
         if self.cuda:
             torch.cuda.set_device(self.device)
         torch.manual_seed(rank)
         self.groups: dict[tuple[int, ...], Any] = {}
 
-    def at(self, rank: int) -> Any:
+    def torch_device(self, rank: int) -> Any:
         return torch.device("cuda", rank) if self.cuda else torch.device("cpu")
 
     def wait(self) -> None:
         if self.cuda:
             torch.cuda.synchronize()
 
-    def freed(self) -> None:
+    def free_cache(self) -> None:
         if self.cuda:
             torch.cuda.empty_cache()
 
     # --- one GPU ---
 
-    def own(self, group: list[int]) -> Iterator[dict[str, Any]]:
-        for what, measure in (("memory", self.memory), ("launch", self.launch), *self.products()):
+    def single_gpu(self, group: list[int]) -> Iterator[dict[str, Any]]:
+        for quantity, measure in (
+            ("memory", self.memory),
+            ("launch", self.launch),
+            *self.products(),
+        ):
             try:
                 value, spread = measure()
-                yield number(what, [self.rank], value, spread)
+                yield number(quantity, [self.rank], value, spread)
             except (RuntimeError, AttributeError, TypeError, NotImplementedError) as error:
-                yield {"problem": f"GPU {self.rank}, {what}: {error}"[:500]}
-            self.freed()
+                yield {"problem": f"GPU {self.rank}, {quantity}: {error}"[:500]}
+            self.free_cache()
 
     def memory(self) -> tuple[float, float]:
-        """Bytes/s, read and written."""
-        size = self.asked["copy_bytes"]
+        """Bytes/s, counting reads and writes."""
+        size = self.question["copy_bytes"]
         source = torch.randint(-128, 127, (size,), dtype=torch.int8, device=self.device)
         target = torch.empty_like(source)
-        took, spread = seconds(lambda: target.copy_(source), self.wait, self.asked["sample_s"])
-        return 2 * size / took, spread
+        time_s, spread = timed(lambda: target.copy_(source), self.wait, self.question["sample_s"])
+        return 2 * size / time_s, spread
 
     def launch(self) -> tuple[float, float]:
-        """Seconds in which Python launches one operation that takes the GPU less."""
+        """Seconds of Python for the launch of one short operation."""
         small = torch.zeros(256, device=self.device)
-        return seconds(lambda: small.add_(1), lambda: None, self.asked["sample_s"])
+        return timed(lambda: small.add_(1), lambda: None, self.question["sample_s"])
 
     def products(self) -> Iterator[tuple[str, Callable[[], tuple[float, float]]]]:
         capability = torch.cuda.get_device_capability(self.device) if self.cuda else (0, 0)
-        yield "float16" if self.cuda and capability < (8, 0) else "bfloat16", self.of_16_bits
+        yield "float16" if self.cuda and capability < (8, 0) else "bfloat16", self.product_16_bits
         if not self.cuda or capability >= (7, 5):
-            yield "int8", self.of_int8
+            yield "int8", self.product_int8
         if capability >= (8, 9):
-            yield "fp8", self.of_fp8
+            yield "fp8", self.product_fp8
 
-    def of_16_bits(self) -> tuple[float, float]:
-        old = self.cuda and torch.cuda.get_device_capability(self.device) < (8, 0)
-        dtype = torch.float16 if old else torch.bfloat16
+    def product_16_bits(self) -> tuple[float, float]:
+        before_ampere = self.cuda and torch.cuda.get_device_capability(self.device) < (8, 0)
+        dtype = torch.float16 if before_ampere else torch.bfloat16
         a, b, c = (self.random(dtype) for _ in range(3))
         return self.flops(lambda: torch.matmul(a, b, out=c))
 
-    def of_int8(self) -> tuple[float, float]:
+    def product_int8(self) -> tuple[float, float]:
         a, b = (self.random(torch.int8) for _ in range(2))
         return self.flops(lambda: torch._int_mm(a, b.t()))
 
-    def of_fp8(self) -> tuple[float, float]:
+    def product_fp8(self) -> tuple[float, float]:
         a, b = (self.random(torch.bfloat16).to(torch.float8_e4m3fn) for _ in range(2))
-        one = torch.ones((), device=self.device)
+        scale = torch.ones((), device=self.device)
         return self.flops(
             lambda: torch._scaled_mm(
-                a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+                a,
+                b.t(),
+                scale_a=scale,
+                scale_b=scale,
+                out_dtype=torch.bfloat16,
+                use_fast_accum=True,
             )
         )
 
     def random(self, dtype: Any) -> Any:
-        """Zeros would take less power, and so be multiplied faster."""
-        size = (self.asked["matmul"],) * 2
+        """A random matrix: zeros need less power, so the GPU would multiply them faster."""
+        size = (self.question["matmul"],) * 2
         if dtype == torch.int8:
             return torch.randint(-128, 127, size, dtype=dtype, device=self.device)
         return torch.randn(size, dtype=dtype, device=self.device)
 
     def flops(self, run: Callable[[], object]) -> tuple[float, float]:
-        took, spread = seconds(run, self.wait, self.asked["sample_s"])
-        return 2 * self.asked["matmul"] ** 3 / took, spread
+        time_s, spread = timed(run, self.wait, self.question["sample_s"])
+        return 2 * self.question["matmul"] ** 3 / time_s, spread
 
     # --- several GPUs ---
 
     def reduce(self, group: list[int]) -> Iterator[dict[str, Any]]:
-        """Seconds of one all-reduce of so many bytes, as the first of the group sees them."""
-        ranks = self.joined(group)
+        """Seconds of one all-reduce by size, measured by the first rank of the group."""
+        ranks = self.process_group(group)
         if self.rank not in group:
             return
-        for size in self.asked["reduce_bytes"]:
+        for size in self.question["reduce_bytes"]:
             data = torch.ones(size // 4, dtype=torch.float32, device=self.device)
             dist.all_reduce(data, group=ranks)
             if not bool((data == len(group)).all()):
                 raise RuntimeError(f"an all-reduce of {size} bytes gave wrong sums")
             data.zero_()
-            took, spread = self.agreed(partial(dist.all_reduce, data, group=ranks), ranks)
+            time_s, spread = self.timed_together(partial(dist.all_reduce, data, group=ranks), ranks)
             if self.rank == group[0]:
-                yield number("all_reduce", group, took, spread, bytes=size)
+                yield number("all_reduce", group, time_s, spread, bytes=size)
 
     def graphs(self, group: list[int]) -> Iterator[dict[str, Any]]:
-        """The same of small ones in a CUDA graph, as engines have them: without what Python needs
-        to launch each. A capture that fails
-        leaves a process fit for nothing else, so this comes last."""
+        """Seconds of small all-reduces in a CUDA graph, without Python's launches, as in engines.
+
+        A failed capture breaks the process, so this part comes last.
+        """
         if not self.cuda or self.rank not in group:
             return
-        ranks = self.joined(group)
-        for size in self.asked["reduce_bytes"]:
+        ranks = self.process_group(group)
+        for size in self.question["reduce_bytes"]:
             if size <= _SMALL:
                 data, graph = (
                     torch.zeros(size // 4, dtype=torch.float32, device=self.device),
@@ -140,57 +149,62 @@ class Body:
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     for _ in range(_IN_GRAPH):
                         dist.all_reduce(data, group=ranks)
-                took, spread = self.agreed(graph.replay, ranks)
+                time_s, spread = self.timed_together(graph.replay, ranks)
                 if self.rank == group[0]:
-                    yield number("all_reduce", group, took / _IN_GRAPH, spread, bytes=size)
+                    yield number("all_reduce", group, time_s / _IN_GRAPH, spread, bytes=size)
 
-    def joined(self, group: list[int]) -> Any:
-        """A file is where ranks find each other: no port, no name of this host."""
+    def process_group(self, group: list[int]) -> Any:
+        """The process group of these ranks. The ranks meet through a file, so no port is needed."""
         if not dist.is_initialized():
             store = f"file://{Path(tempfile.gettempdir())}/measuring-{os.getppid()}"
             dist.init_process_group(
                 "nccl" if self.cuda else "gloo",
                 init_method=store,
                 rank=self.rank,
-                world_size=self.asked["count"],
+                world_size=self.question["count"],
             )
         if tuple(group) not in self.groups:
             self.groups[tuple(group)] = dist.new_group(group)
         return self.groups[tuple(group)]
 
-    def agreed(self, run: Callable[[], object], ranks: Any) -> tuple[float, float]:
-        """As `seconds`, with as many runs on each rank."""
+    def timed_together(self, run: Callable[[], object], ranks: Any) -> tuple[float, float]:
+        """Like `timed`, with the same number of runs on each rank."""
         for _ in range(5):
             run()
-        took, _ = sampled(run, self.wait, 1)
-        count = torch.tensor([max(1, math.ceil(self.asked["sample_s"] / took))], device=self.device)
+        time_s, _ = sample_times(run, self.wait, 1)
+        count = torch.tensor(
+            [max(1, math.ceil(self.question["sample_s"] / time_s))], device=self.device
+        )
         dist.all_reduce(count, op=dist.ReduceOp.MAX, group=ranks)
-        return sampled(run, self.wait, int(count))
+        return sample_times(run, self.wait, int(count))
 
     def peers(self, pair: list[int]) -> Iterator[dict[str, Any]]:
-        """Copies from one GPU's memory into another's, by the process of the first."""
+        """Copies from one GPU to another, by the process of the first."""
         if self.rank != pair[0]:
             return
-        here, there = self.at(pair[0]), self.at(pair[1])
+        source_device, target_device = self.torch_device(pair[0]), self.torch_device(pair[1])
         works = not self.cuda or torch.cuda.can_device_access_peer(pair[0], pair[1])
-        sent = torch.randint(-128, 127, (_CHECKED_BYTES,), dtype=torch.int8, device=here)
-        got = torch.zeros_like(sent, device=there)
-        got.copy_(sent)
-        right = torch.equal(sent.cpu(), got.cpu())
+        sent = torch.randint(-128, 127, (_CHECKED_BYTES,), dtype=torch.int8, device=source_device)
+        received = torch.zeros_like(sent, device=target_device)
+        received.copy_(sent)
+        is_equal = torch.equal(sent.cpu(), received.cpu())
         yield number("peer_access", pair, float(works), 0.0)
-        if not right:
+        if not is_equal:
             yield number("peer_broken", pair, float(works), 0.0)
-            yield {"problem": f"what GPU {pair[0]} copied to GPU {pair[1]} arrived wrong"}
+            yield {"problem": f"a copy from GPU {pair[0]} to GPU {pair[1]} was corrupted"}
             return
-        for what, size in (("peer_latency", _SMALL_COPY), ("peer", self.asked["copy_bytes"])):
-            source = torch.empty(size, dtype=torch.int8, device=here)
-            target = torch.empty(size, dtype=torch.int8, device=there)
+        for quantity, size in (
+            ("peer_latency", _SMALL_COPY),
+            ("peer", self.question["copy_bytes"]),
+        ):
+            source = torch.empty(size, dtype=torch.int8, device=source_device)
+            target = torch.empty(size, dtype=torch.int8, device=target_device)
 
             def wait() -> None:
-                for device in (here, there):
+                for device in (source_device, target_device):
                     if self.cuda:
                         torch.cuda.synchronize(device)
 
-            took, spread = seconds(partial(target.copy_, source), wait, self.asked["sample_s"])
-            yield number(what, pair, size / took if what == "peer" else took, spread)
-        self.freed()
+            time_s, spread = timed(partial(target.copy_, source), wait, self.question["sample_s"])
+            yield number(quantity, pair, size / time_s if quantity == "peer" else time_s, spread)
+        self.free_cache()

@@ -1,5 +1,4 @@
-"""How long something takes on a GPU that is warm: the median of several samples, and how much they
-differ."""
+"""The time of an operation on a warm GPU: median and spread of several samples."""
 
 from __future__ import annotations
 
@@ -13,36 +12,39 @@ _SAMPLES = 15
 _WARM_S = 0.3
 
 
-def seconds(
+def timed(
     run: Callable[[], object], wait: Callable[[], object], sample_s: float
 ) -> tuple[float, float]:
-    """Median of one run and its spread, warm. wait: until all that was asked for is done."""
+    """Median and spread of one run after a warm-up. wait: waits for the end of all runs."""
     run()
     wait()
-    begun, runs = time.perf_counter(), 0
-    while runs < 3 or time.perf_counter() - begun < _WARM_S:
+    start_s, runs = time.perf_counter(), 0
+    while runs < 3 or time.perf_counter() - start_s < _WARM_S:
         run()
         wait()
         runs += 1
-    return sampled(run, wait, max(1, round(sample_s * runs / (time.perf_counter() - begun))))
+    return sample_times(run, wait, max(1, round(sample_s * runs / (time.perf_counter() - start_s))))
 
 
-def sampled(
+def sample_times(
     run: Callable[[], object], wait: Callable[[], object], count: int
 ) -> tuple[float, float]:
-    """The same of `count` runs a sample. The three slowest and the three fastest samples may be
-    accidents, which the median does not see."""
-    found = []
+    """Median and spread of one run in samples of `count` runs. The spread leaves out the three
+    slowest and the three fastest samples."""
+    times = []
     for _ in range(_SAMPLES):
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         for _ in range(count):
             run()
         wait()
-        found.append((time.perf_counter() - begun) / count)
-    found.sort()
-    median = statistics.median(found)
-    return median, (found[-4] - found[3]) / median
+        times.append((time.perf_counter() - start_s) / count)
+    times.sort()
+    median = statistics.median(times)
+    return median, (times[-4] - times[3]) / median
 
 
-def number(what: str, gpus: list[int], value: float, spread: float, **more: Any) -> dict[str, Any]:
-    return {"what": what, "gpus": gpus, "value": value, "spread": spread, **more}
+def number(
+    quantity: str, gpus: list[int], value: float, spread: float, **more: Any
+) -> dict[str, Any]:
+    """A measured number as a message."""
+    return {"what": quantity, "gpus": gpus, "value": value, "spread": spread, **more}

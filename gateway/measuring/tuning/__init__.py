@@ -1,2 +1,1 @@
-"""What measurements of served models are good for: what is learned from them, and which other plan
-should be better."""
+"""Measurements of served models, and better plans from them."""

@@ -1,4 +1,4 @@
-"""Measures an engine from beside the gateway, as long as nobody else asks it."""
+"""Measurement of an idle engine by a process beside the gateway."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ _NICE = 5
 async def measure(
     attempt: Attempt, instance: Instance, busy: Callable[[], bool], seconds: float
 ) -> BenchReport | None:
-    """None where somebody else asked meanwhile, or the engine did not answer. The load is a process
-    of its own."""
+    """The report of a load process. None if a client sent a request or the engine failed."""
     plan = attempt.plan
     planned = plan.speed.concurrency if plan.speed else min(32, plan.max_num_seqs.value)
     job: dict[str, object] = {
@@ -37,24 +36,25 @@ async def measure(
     child = await started("gateway.measuring.bench", {}, errors=True)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
-    answering = asyncio.ensure_future(child.communicate(json.dumps(job).encode()))
+    communication = asyncio.ensure_future(child.communicate(json.dumps(job).encode()))
     try:
-        while not (await asyncio.wait({answering}, timeout=_POLL_S))[0]:
+        while not (await asyncio.wait({communication}, timeout=_POLL_S))[0]:
             if busy():
-                log.info("a measurement is given up for a request", model=attempt.model)
+                log.info("measurement stopped for a request", model=attempt.model)
                 return None
-        said, wrong = answering.result()
+        report, errors = communication.result()
         if busy() or child.returncode:
             log.info(
-                "nothing was measured",
+                "measurement failed",
                 model=attempt.model,
-                reason=wrong.decode(errors="replace")[-300:] or "a request came",
+                reason=errors.decode(errors="replace")[-300:] or "a request arrived",
             )
             return None
-        return BenchReport.model_validate_json(said).evolve(fingerprint=attempt.fingerprint)
+        bench = BenchReport.model_validate_json(report)
+        return bench.evolve(fingerprint=attempt.fingerprint)
     except ValidationError:
         return None
     finally:
-        answering.cancel()
-        await asyncio.gather(answering, return_exceptions=True)
+        communication.cancel()
+        await asyncio.gather(communication, return_exceptions=True)
         await end(child)

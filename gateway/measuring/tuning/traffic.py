@@ -1,5 +1,4 @@
-"""Reads the counters of engines that serve, and keeps the stretches of time that tell how fast they
-answer their clients."""
+"""Speed of serving engines from their own counters, in stretches of time."""
 
 from __future__ import annotations
 
@@ -15,55 +14,56 @@ from gateway.domain import Attempt, Engine, EngineRef, Served
 from gateway.engines.common.speed.served import LEAST_STRETCHES, Counts, between, counted
 from gateway.errors import FitserveError
 
-# Between two looks at the counters of an engine.
-READ_S = 30.0
-_WITHIN_S = 5.0
-# vLLM writes 100 KB of a model with one rank.
+# Seconds between two reads of an engine's counters.
+READ_INTERVAL_S = 30.0
+_TIMEOUT_S = 5.0
+# vLLM writes 100 KB for a model with one rank.
 _MOST_BYTES = 1024 * 1024
-# What was last seen tells of the engine as it is now.
-_KEPT = 20
+# Only the newest stretches count: they describe the engine as it is now.
+_MAX_STRETCHES = 20
 _OK, _NOT_FOUND = 200, 404
-# To compare them takes a plan, so that it is done every few minutes.
-AGAIN_STRETCHES = 10
-# The first requests compile what was not compiled at the start.
+# A comparison needs a plan, so it is made every few minutes.
+MIN_NEW_STRETCHES = 10
+# The first requests compile kernels, so they do not count.
 _COLD_S = 60.0
 
 
 @dataclass
 class _Readings:
-    """Of one engine. fresh: stretches since they were last looked at together; told: they once
-    were."""
+    """The readings of one engine. new_stretches: since the last report. reported: at least once."""
 
     names: Mapping[str, str] | None = None
     counts: Counts | None = None
     neighbours: Mapping[str, float] | None = None
-    at: float = 0.0
+    read_at: float = 0.0
     silent: bool = False
-    stretches: deque[Served] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    fresh: int = 0
-    told: bool = False
+    stretches: deque[Served] = field(default_factory=lambda: deque(maxlen=_MAX_STRETCHES))
+    new_stretches: int = 0
+    reported: bool = False
 
 
-class Traffic:
-    """models: all, by name. working: whether an engine of a model works for a client. asked:
-    requests that ended, by model. profile: what is
-    known of an engine version."""
+class ServedTraffic:
+    """Reads the counters of all models' engines.
+
+    is_working: whether a model works on a client's request. request_counts: ended requests by
+    model. profile: the profile of an engine version.
+    """
 
     def __init__(
         self,
         models: Mapping[str, ManagedModel],
-        working: Callable[[str], bool],
-        asked: Callable[[], Mapping[str, float]],
+        is_working: Callable[[str], bool],
+        request_counts: Callable[[], Mapping[str, float]],
         profile: Callable[[EngineRef], Engine],
     ) -> None:
         self._models = models
-        self._working = working
-        self._asked = asked
+        self.is_working = is_working
+        self.request_counts = request_counts
         self._profile = profile
         self._engines: dict[str, _Readings] = {}
 
     async def read(self, model: ManagedModel) -> None:
-        """Look at the engines of the model, as far as it is time."""
+        """Read the counters of the model's engines that are due."""
         for replica in model.replicas:
             attempt = replica.attempt
             if (
@@ -74,12 +74,12 @@ class Traffic:
             ):
                 continue
             readings = self._engines.setdefault(attempt.instance_name, _Readings())
-            if not readings.silent and time.monotonic() - readings.at >= READ_S:
-                readings.at = time.monotonic()
+            if not readings.silent and time.monotonic() - readings.read_at >= READ_INTERVAL_S:
+                readings.read_at = time.monotonic()
                 await self._read(replica, attempt, readings)
 
     def forget(self) -> None:
-        """What is known of engines that serve no more."""
+        """Drop the readings of engines that stopped serving."""
         serving = {
             attempt.instance_name for model in self._models.values() for attempt in model.serving
         }
@@ -88,32 +88,35 @@ class Traffic:
         }
 
     def due(self, model: ManagedModel) -> tuple[Served, ...]:
-        """What the engines of the model gave their clients, once enough of that is new; all copies
+        """The stretches of the model's engines once enough of them are new, else none. All replicas
         have the same plan."""
         engines = [
-            self._engines[one.instance_name]
-            for one in model.serving
-            if one.instance_name in self._engines
+            self._engines[attempt.instance_name]
+            for attempt in model.serving
+            if attempt.instance_name in self._engines
         ]
-        wanted = AGAIN_STRETCHES if any(one.told for one in engines) else LEAST_STRETCHES
-        if sum(one.fresh for one in engines) < wanted:
+        minimum = (
+            MIN_NEW_STRETCHES if any(readings.reported for readings in engines) else LEAST_STRETCHES
+        )
+        if sum(readings.new_stretches for readings in engines) < minimum:
             return ()
-        for one in engines:
-            one.fresh, one.told = 0, True
-        return tuple(stretch for one in engines for stretch in one.stretches)
+        for readings in engines:
+            readings.new_stretches, readings.reported = 0, True
+        return tuple(stretch for readings in engines for stretch in readings.stretches)
 
     async def _read(self, replica: ReplicaState, attempt: Attempt, readings: _Readings) -> None:
-        neighbours, before = self._neighbours(replica, attempt), readings.neighbours
+        neighbours, neighbours_before = self._neighbours(replica, attempt), readings.neighbours
         counts = await self._counts(replica, attempt, readings)
-        undisturbed = neighbours is not None and neighbours == before == self._neighbours(
-            replica, attempt
+        undisturbed = (
+            neighbours is not None
+            and neighbours == neighbours_before == self._neighbours(replica, attempt)
         )
         cold = time.time() - (attempt.ready_at or 0.0) < _COLD_S
         if counts is not None and readings.counts is not None and undisturbed:
             stretch = between(readings.counts, counts)
             if stretch is not None:
                 readings.stretches.append(stretch)
-                readings.fresh += 1
+                readings.new_stretches += 1
         readings.counts, readings.neighbours = None if cold else counts, neighbours
 
     async def _counts(
@@ -128,23 +131,27 @@ class Traffic:
             if not readings.names or watcher is None:
                 readings.silent = not readings.names
                 return None
-            answer = await watcher.client.get(f"{watcher.url}/metrics", _WITHIN_S, _MOST_BYTES)
+            answer = await watcher.client.get(f"{watcher.url}/metrics", _TIMEOUT_S, _MOST_BYTES)
         except (NoAnswerError, FitserveError):
             return None
-        # What does not count now does not later.
+        # An engine without counters has none later.
         readings.silent = answer.status == _NOT_FOUND
         return counted(answer.body, readings.names) if answer.status == _OK else None
 
     def _neighbours(self, replica: ReplicaState, attempt: Attempt) -> Mapping[str, float] | None:
-        """What other models on the same GPUs have answered; None while one of them starts, ends or
-        works, or nobody knows the GPUs."""
-        gpus, found, asked = set(attempt.plan.gpus), dict[str, float](), self._asked()
+        """Ended requests of other models on the same GPUs. None while one of them starts, stops or
+        works."""
+        gpus, counts, ended = set(attempt.plan.gpus), dict[str, float](), self.request_counts()
         for name, model in self._models.items():
-            for other in model.all_replicas:
-                shares = any(gpus & set(one.plan.gpus) for one in other.attempts if one.live)
-                if other is replica or not shares:
+            for replica_beside in model.all_replicas:
+                shares = any(
+                    gpus & set(attempt_beside.plan.gpus)
+                    for attempt_beside in replica_beside.attempts
+                    if attempt_beside.live
+                )
+                if replica_beside is replica or not shares:
                     continue
-                if other.stage != "stands" or model.deleting or self._working(name):
+                if replica_beside.stage != "stands" or model.deleting or self.is_working(name):
                     return None
-                found[name] = asked.get(name, 0.0)
-        return found
+                counts[name] = ended.get(name, 0.0)
+        return counts

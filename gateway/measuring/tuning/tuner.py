@@ -1,21 +1,22 @@
-"""Takes measurements of served models in, says where another plan should be better than what runs,
-and tries it where that is allowed.
+"""Keeps measurements of served models and compares their plans with others.
 
-    serves, quiet for long     what serves is not measured yet     measure it
-                               another plan should be better       try it: beside what serves where there is room, else in its place
-    tried beside, ready        quiet                               measure it; the better one serves, the other stops
-                               a request came                      it stops, until it is quiet again
-    tried in its place         as any start: where it fails the plan from before is the best that is known; where it is not better, that one is
-                               what should be better, and is put back in the same way
+With FITSERVE_AUTO_TUNE better plans are tried while a model is quiet:
 
-What is known of this is attempts and facts alone, so a gateway that dies anywhere goes on by them.
+    serves, not measured            measure it
+    serves, another plan is better  try it: beside the engine where memory allows, else in its place
+    tried beside, ready, quiet      measure it; the better plan serves, the other engine stops
+    tried beside, a request came    stop the trial until the model is quiet again
+    tried in its place              a start like any other; after a failure the earlier plan is the
+                                    best known one; if it is not better, the earlier plan is put
+                                    back in the same way
+
+The state of all this is attempts and facts, so a restarted gateway continues.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
 
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
@@ -23,30 +24,29 @@ from gateway.controller.plan_preview import PlanPreview
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.trial_steps import TrialSteps
 from gateway.diagnosis.facts.known_facts import KnownFacts
-from gateway.domain import Attempt, Bench, BenchKept, BenchReport, Engine, EngineRef, Plan, Rival
+from gateway.domain import Attempt, Bench, BenchKept, BenchReport, Plan, Rival
 from gateway.engines.common.speed.correction import learned, measured
 from gateway.engines.common.speed.expectation import for_copies
 from gateway.errors import Conflict, FitserveError
 from gateway.logging import Logger
 from gateway.measuring.tuning.engine_load import measure
-from gateway.measuring.tuning.traffic import Traffic
+from gateway.measuring.tuning.traffic import ServedTraffic
 from gateway.planner.explain import rival_words
 from gateway.store.store import Store
 from gateway.supervision import Supervised
 
 log = Logger("fitserve.tuning")
 
-# Between two looks at what serves.
+# Seconds between two checks of all models.
 _LOOK_S = 2.0
-# What came to nothing, for a reason that teaches nothing, is done again after so long.
-_AGAIN_S = 3600.0
-# For each number of requests at once.
+# Seconds until an action without a result may be repeated.
+_REPEAT_S = 3600.0
+# Seconds for each number of concurrent requests.
 _MEASURED_S = 5.0
 
 
 class Tuner:
-    """working: as of `Routes`. asked: requests that ended, by model. profile: what is known of an
-    engine version."""
+    """Keeps measurements of served models, compares plans, and tries better ones where allowed."""
 
     def __init__(
         self,
@@ -55,114 +55,114 @@ class Tuner:
         trials: TrialSteps,
         launcher: Launcher,
         store: Store,
-        working: Callable[[str], bool],
-        asked: Callable[[], Mapping[str, float]],
-        profile: Callable[[EngineRef], Engine],
+        traffic: ServedTraffic,
     ) -> None:
         self._fleet = fleet
         self._plan_preview = plan_preview
         self._trials = trials
         self._launcher = launcher
-        self._working = working
         self._store = store
         self._settings = launcher.settings
-        self._asked = asked
-        self._traffic = Traffic(fleet.models, working, asked, profile)
-        self._judged: dict[str, str] = {}
-        """By model, the plan that serves, once it was compared with others."""
-        self._heard: dict[str, tuple[float, float]] = {}
-        """By model, how many requests had ended when the last one was seen, and when that was."""
-        self._measured: set[str] = set()
-        self._done: dict[tuple[str, str], float] = {}
-        """By model and what, when it was done in this quiet hour."""
+        self._traffic = traffic
+        self._compared_plans: dict[str, str] = {}
+        """The serving plan by model, after its comparison with others."""
+        self._last_requests: dict[str, tuple[float, float]] = {}
+        """By model: ended requests at the last request, and its time."""
+        self._measured_fingerprints: set[str] = set()
+        self._actions: dict[tuple[str, str], float] = {}
+        """The time of each action in the current quiet period, by model and action."""
         self._watching = Supervised(self._look, "comparing plans")
 
     async def close(self) -> None:
         await self._watching.close()
 
-    async def take(self, name: str, report: BenchReport) -> BenchKept:
-        """Keep a measurement, learn from it, and compare the plan anew. Raises NotFound, Conflict,
-        StoreError."""
+    async def store_report(self, name: str, report: BenchReport) -> BenchKept:
+        """Store a measurement, learn from it, and compare the plan with others. Raises NotFound,
+        Conflict, StoreError."""
         self._store.changeable()
         model = self._fleet.model(name)
         serving = model.serving
         plans = [attempt.fingerprint for attempt in serving]
         if report.fingerprint not in plans if plans else report.fingerprint is not None:
             raise Conflict(
-                f"{name} does not run any more as it did when it was measured.",
-                hint=f"Nothing was kept; `fitserve bench {name}` measures it again.",
+                f"The plan of {name} changed since it was measured.",
+                hint=f"The result was not stored. Run `fitserve bench {name}` again.",
             )
-        kept = await self._keep(
+        result = await self._store_report(
             name, serving[0].plan if serving else None, report, _unusable(serving, report)
         )
-        if not kept.why:
-            await self._judge(model, serving[0])
-        return kept
+        if not result.why:
+            await self._compare_plans(model, serving[0])
+        return result
 
-    async def _keep(
+    async def _store_report(
         self, name: str, plan: Plan | None, report: BenchReport, why: str = ""
     ) -> BenchKept:
-        now = time.time()
+        now_s = time.time()
         fields = {
             **report.model_dump(),
             "model": name,
-            "at": now,
+            "at": now_s,
             "engine": str(plan.engine) if plan else None,
         }
         bench = Bench.model_validate(fields)
-        before, known = await asyncio.gather(
+        earlier, facts_known = await asyncio.gather(
             asyncio.to_thread(self._store.benches, name), asyncio.to_thread(self._store.facts)
         )
-        facts = () if why or plan is None else learned(plan, bench, known, now)
+        facts = () if why or plan is None else learned(plan, bench, facts_known, now_s)
         await asyncio.to_thread(self._store.add_bench, bench, facts)
         log.info("measured", model=name, stream=bench.stream, learned=len(facts), why=why or None)
-        return BenchKept(bench, before[-1] if before else None, why)
+        return BenchKept(bench, earlier[-1] if earlier else None, why)
 
     async def _look(self) -> float:
         for name, model in list(self._fleet.models.items()):
             serving = model.serving
-            if serving and self._judged.get(name) != serving[0].fingerprint:
-                self._judged[name] = serving[0].fingerprint
-                await self._judge(model, serving[0])
+            if serving and self._compared_plans.get(name) != serving[0].fingerprint:
+                self._compared_plans[name] = serving[0].fingerprint
+                await self._compare_plans(model, serving[0])
             if serving:
                 await self._learn(model)
             if self._settings.auto_tune and not model.deleting and not model.unsettled:
                 await self._tune(model)
         self._traffic.forget()
-        self._judged = {
-            name: plan for name, plan in self._judged.items() if name in self._fleet.models
+        self._compared_plans = {
+            name: plan for name, plan in self._compared_plans.items() if name in self._fleet.models
         }
-        self._heard = {
-            name: heard for name, heard in self._heard.items() if name in self._fleet.models
+        self._last_requests = {
+            name: last_request
+            for name, last_request in self._last_requests.items()
+            if name in self._fleet.models
         }
         return _LOOK_S
 
-    async def _known(self, plan: Plan) -> Plan:
-        """The plan with its own figures, as far as they were measured."""
+    async def _measured_plan(self, plan: Plan) -> Plan:
+        """The plan with its measured speed, where there is one."""
         facts = await asyncio.to_thread(self._store.facts)
         return measured(plan, KnownFacts(facts).about_plan(plan.fingerprint))
 
-    async def _judge(self, model: ManagedModel, serving: Attempt) -> None:
-        """Say what was measured of what serves, and where another plan should be better."""
-        name, known = model.wish.name, await self._known(serving.plan)
+    async def _compare_plans(self, model: ManagedModel, serving: Attempt) -> None:
+        """Update the measured speed of the serving plan and the better plan, if any."""
+        name, measured_plan = model.wish.name, await self._measured_plan(serving.plan)
         model.measured = (
-            known if known.speed is not None and known.speed.grade != "predicted" else None
+            measured_plan
+            if measured_plan.speed is not None and measured_plan.speed.grade != "predicted"
+            else None
         )
         try:
-            found = await self._rival(model, serving) if model.measured is not None else None
+            rival = await self._rival(model, serving) if model.measured is not None else None
         except FitserveError as error:
             log.info("the plan could not be compared with others", model=name, reason=str(error))
-            found = None
-        if found is not None and (
-            model.rival is None or model.rival.plan.fingerprint != found.plan.fingerprint
+            rival = None
+        if rival is not None and (
+            model.rival is None or model.rival.plan.fingerprint != rival.plan.fingerprint
         ):
             log.warning(
                 "another plan should be better",
                 model=name,
-                gain=found.gain,
-                words=rival_words(found),
+                gain=rival.gain,
+                words=rival_words(rival),
             )
-        model.rival = found
+        model.rival = rival
 
     async def _rival(
         self,
@@ -172,51 +172,51 @@ class Tuner:
         *,
         beside: bool = False,
     ) -> Rival | None:
-        """replica: of this one alone, where the model has several."""
+        """A better plan. replica: compare by this replica alone, of several."""
         plan = for_copies(attempt.plan, 1) if replica is not None else attempt.plan
         return (await self._plan_preview.compared(model, plan, replica, beside=beside)).rival
 
     async def _learn(self, model: ManagedModel) -> None:
-        """From what clients are served meanwhile."""
+        """Learn from the traffic of clients."""
         await self._traffic.read(model)
-        seen = self._traffic.due(model)
-        if not seen or not (serving := model.serving):
+        stretches = self._traffic.due(model)
+        if not stretches or not (serving := model.serving):
             return
         try:
-            compared = await self._plan_preview.compared(model, serving[0].plan, seen=seen)
+            compared = await self._plan_preview.compared(model, serving[0].plan, seen=stretches)
             if not compared.learned:
                 return
             await asyncio.to_thread(self._store.learn_speeds, compared.learned)
         except FitserveError as error:
             log.info(
-                "nothing was learned from what clients are served",
+                "nothing was learned from client traffic",
                 model=model.wish.name,
                 reason=str(error),
             )
             return
         parts = {fact.scope["figure"]: (fact.value or 0) / 1000 for fact in compared.learned}
         log.info(
-            "learned from what clients are served",
+            "learned from client traffic",
             model=model.wish.name,
-            stretches=len(seen),
+            stretches=len(stretches),
             **parts,
         )
-        await self._judge(model, serving[0])
+        await self._compare_plans(model, serving[0])
 
     # --- trying other plans ---
 
     async def _tune(self, model: ManagedModel) -> None:
-        """The next step towards better plans, replica by replica."""
+        """Take the next step towards a better plan, replica by replica."""
         name, trial = model.wish.name, model.trial
         quiet_s, busy = self._quiet_s(name), any(replica.busy for replica in model.replicas)
         try:
             if trial is not None and trial.attempt is not None:
                 old = model.replicas[trial.index].attempt
                 if quiet_s < time.time() - trial.attempt.started_at:
-                    log.info("another plan is not tried on, for a request came", model=name)
+                    log.info("trial of another plan stopped for a request", model=name)
                     await self._trials.settle(model, adopt=False)
                 elif trial.attempt.state == "ready" and old is not None and old.state == "ready":
-                    await self._compare(model, model.replicas[trial.index], old, trial.attempt)
+                    await self._finish_trial(model, model.replicas[trial.index], old, trial.attempt)
             elif trial is None and quiet_s >= self._settings.auto_tune_quiet_s and not busy:
                 for replica in model.replicas:
                     attempt = replica.attempt
@@ -230,57 +230,61 @@ class Tuner:
             log.warning("another plan could not be tried", model=name, reason=str(error))
 
     async def _improve(self, model: ManagedModel, replica: ReplicaState, attempt: Attempt) -> bool:
-        """Whether something was done about the replica."""
-        name, alone = model.wish.name, _alone(model, replica)
-        if attempt.fingerprint not in self._measured:
-            if _is_measured(await self._known(for_copies(attempt.plan, 1))):
-                self._measured.add(attempt.fingerprint)
-            elif not self._may(name, f"measure {attempt.fingerprint}"):
+        """Whether the replica is being measured or replaced."""
+        name, replica_alone = model.wish.name, _replica_alone(model, replica)
+        if attempt.fingerprint not in self._measured_fingerprints:
+            if _is_measured(await self._measured_plan(for_copies(attempt.plan, 1))):
+                self._measured_fingerprints.add(attempt.fingerprint)
+            elif not self._begin_action(name, f"measure {attempt.fingerprint}"):
                 return False
             else:
                 report = await self._measure(model, attempt)
                 if report is not None:
-                    await self._keep(name, for_copies(attempt.plan, 1), report)
-                    await self._judge(model, (model.serving or [attempt])[0])
+                    await self._store_report(name, for_copies(attempt.plan, 1), report)
+                    await self._compare_plans(model, (model.serving or [attempt])[0])
             return True
-        if alone is None and model.rival is None:
+        if replica_alone is None and model.rival is None:
             return False
-        if alone is not None and not self._may(name, f"compare {attempt.fingerprint}"):
+        if replica_alone is not None and not self._begin_action(
+            name, f"compare {attempt.fingerprint}"
+        ):
             return False
-        # Anew, for what failed or was measured meanwhile is known by now.
-        beside = await self._rival(model, attempt, alone, beside=True)
-        found = beside or await self._rival(model, attempt, alone)
-        if alone is None:
-            model.rival = found
-        if found is None or not self._may(name, f"try {found.plan.fingerprint}"):
+        # Compared again, as failures and measurements may be newer than the last comparison.
+        rival_beside = await self._rival(model, attempt, replica_alone, beside=True)
+        rival = rival_beside or await self._rival(model, attempt, replica_alone)
+        if replica_alone is None:
+            model.rival = rival
+        if rival is None or not self._begin_action(name, f"try {rival.plan.fingerprint}"):
             return False
         log.warning(
             "another plan is tried",
             model=name,
             replica=replica.index,
-            beside=beside is not None,
-            words=rival_words(found),
+            beside=rival_beside is not None,
+            words=rival_words(rival),
         )
         plan = (
-            for_copies(found.plan, attempt.plan.replicas.value) if alone is not None else found.plan
+            for_copies(rival.plan, attempt.plan.replicas.value)
+            if replica_alone is not None
+            else rival.plan
         )
-        await self._trials.begin(model, replica, plan, beside=beside is not None)
+        await self._trials.begin(model, replica, plan, beside=rival_beside is not None)
         return True
 
-    async def _compare(
+    async def _finish_trial(
         self, model: ManagedModel, replica: ReplicaState, old: Attempt, new: Attempt
     ) -> None:
-        """Measure what is tried; what is better by what was measured of both serves."""
+        """Measure the tried plan, and keep the one with the better measurement."""
         report = await self._measure(model, new)
         if report is None:
             await self._trials.settle(model, adopt=False)
             return
-        ours, other, better = for_copies(old.plan, 1), for_copies(new.plan, 1), None
+        ours, tried, better = for_copies(old.plan, 1), for_copies(new.plan, 1), None
         try:
-            await self._keep(model.wish.name, other, report)
+            await self._store_report(model.wish.name, tried, report)
             better = (
                 await self._plan_preview.compared(
-                    model, ours, _alone(model, replica), against=other
+                    model, ours, _replica_alone(model, replica), against=tried
                 )
             ).rival
         finally:
@@ -291,45 +295,48 @@ class Tuner:
                 gain=better.gain if better else None,
             )
             await self._trials.settle(model, adopt=better is not None)
-        # What was learned may have changed what else should be better.
-        self._judged.pop(model.wish.name, None)
-        self._done.pop((model.wish.name, f"compare {old.fingerprint}"), None)
+        # The new facts may change the comparison with other plans.
+        self._compared_plans.pop(model.wish.name, None)
+        self._actions.pop((model.wish.name, f"compare {old.fingerprint}"), None)
 
     async def _measure(self, model: ManagedModel, attempt: Attempt) -> BenchReport | None:
         instance = await self._launcher.instance(attempt)
         if instance is None or instance.url is None:
             return None
-        name, before = model.wish.name, self._heard.get(model.wish.name)
+        name, at_start = model.wish.name, self._last_requests.get(model.wish.name)
 
         def busy() -> bool:
             self._quiet_s(name)
-            return self._heard.get(name) != before
+            return self._last_requests.get(name) != at_start
 
         return await measure(
             attempt.evolve(plan=for_copies(attempt.plan, 1)), instance, busy, _MEASURED_S
         )
 
-    def _may(self, name: str, what: str) -> bool:
-        """Whether this was not done lately. What a request interrupts may be done again when it is
-        quiet again."""
-        self._done = {one: at for one, at in self._done.items() if time.monotonic() - at < _AGAIN_S}
-        now = time.monotonic()
-        return self._done.setdefault((name, what), now) == now
+    def _begin_action(self, name: str, action: str) -> bool:
+        """Whether the action was not done lately. An interrupted action may be repeated in the next
+        quiet period."""
+        self._actions = {
+            key: time_s
+            for key, time_s in self._actions.items()
+            if time.monotonic() - time_s < _REPEAT_S
+        }
+        now_s = time.monotonic()
+        return self._actions.setdefault((name, action), now_s) == now_s
 
     def _quiet_s(self, name: str) -> float:
-        """Seconds since a request was seen; those that run count as seen now."""
-        ended, now = self._asked().get(name, 0.0), time.monotonic()
-        before, at = self._heard.get(name, (-1.0, now))
-        if ended != before or self._working(name):
-            before, at = ended, now
-            self._done = {one: done for one, done in self._done.items() if one[0] != name}
-        self._heard[name] = before, at
-        return now - at
+        """Seconds since the last request; running requests count as now."""
+        ended, now_s = self._traffic.request_counts().get(name, 0.0), time.monotonic()
+        last_count, last_s = self._last_requests.get(name, (-1.0, now_s))
+        if ended != last_count or self._traffic.is_working(name):
+            last_count, last_s = ended, now_s
+            self._actions = {key: time_s for key, time_s in self._actions.items() if key[0] != name}
+        self._last_requests[name] = last_count, last_s
+        return now_s - last_s
 
 
-def _alone(model: ManagedModel, replica: ReplicaState) -> ReplicaState | None:
-    """The replica, where there are others: what serves is then compared by what one of them
-    gives."""
+def _replica_alone(model: ManagedModel, replica: ReplicaState) -> ReplicaState | None:
+    """The replica, if the model has several: then plans are compared by one replica."""
     return replica if len(model.replicas) > 1 else None
 
 
@@ -338,12 +345,12 @@ def _is_measured(plan: Plan) -> bool:
 
 
 def _unusable(serving: list[Attempt], report: BenchReport) -> str:
-    """Why nothing can be learned from the measurement; "" where something can."""
+    """The reason why nothing can be learned from the measurement, or an empty string."""
     if report.disturbed:
         return report.disturbed
     if not serving:
-        return "it is an endpoint, whose plan is not known"
+        return "the plan of an endpoint is unknown"
     planned = serving[0].plan.replicas.value
     if len(serving) != planned:
-        return f"{len(serving)} of {planned} replicas serve"
+        return f"only {len(serving)} of {planned} replicas serve"
     return ""

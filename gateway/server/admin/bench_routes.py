@@ -62,7 +62,7 @@ def rival_view(name: str, rival: Rival | None) -> RivalView | None:
 async def keep_bench(request: Request, name: str, body: BenchReport) -> BenchView:
     """Keep what was measured of the model, and learn from it what such plans do here. It has to be
     of the plan that runs."""
-    kept: BenchKept = await request.app.state.tuner.take(name, body)
+    kept: BenchKept = await request.app.state.tuner.store_report(name, body)
     rival = request.app.state.fleet.model(name).rival
     return BenchView(
         bench=kept.bench, last=kept.last, not_learned=kept.why, rival=rival_view(name, rival)

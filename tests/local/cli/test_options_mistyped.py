@@ -21,7 +21,7 @@ from tests.support.typing_terminal import TypingTerminal
         (["add"], 2, "Missing argument"),
         (["keys", "add", "one", "--scope", "foo"], 2, "There is no scope foo"),
         (["--port", "1", "ps"], 3, "Connection refused"),
-        (["--host", "a/b", "ps"], 2, "is no address of a gateway"),
+        (["--host", "a/b", "ps"], 2, "is not the address of a gateway"),
         (["plan", "/nowhere"], 1, "There is no folder /nowhere"),
         (["plan", "/nowhere", "--hardware", "2x309"], 1, "did you mean 2x3090?"),
         (["restore", "/nowhere"], 2, "/nowhere cannot be read"),

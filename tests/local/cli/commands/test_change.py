@@ -89,8 +89,8 @@ async def test_a_model_is_changed_on_the_command_line(tmp_path: Path) -> None:
         failed = await run("set", "m", "--max-context", "256", "--wait")
         assert failed.returncode == 1
         assert "was given up" in failed.stderr
-        assert "the last change was given up" in (await run("ps")).stdout
-        assert "The last change was given up" in (await run("show", "m")).stdout
-        assert "nothing newer" in (await run("update", "m")).stdout
+        assert "the last change failed" in (await run("ps")).stdout
+        assert "The last change failed" in (await run("show", "m")).stdout
+        assert "up to date" in (await run("update", "m")).stdout
         assert (await run("set", "m")).returncode == 2
         assert (await run("set", "m", "--gpus", "2", "--gpu", "0")).returncode == 2

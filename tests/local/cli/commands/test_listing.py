@@ -56,7 +56,7 @@ async def test_models_are_listed_with_what_runs_of_them_and_what_they_are(tmp_pa
             assert (listed["name"], listed["source"], listed["bytes"]) == ("m", str(source), 0)
         assert str(source) in await printed("--port", port, "list")
         wrong = await asyncio.to_thread(fitserve, "--host", "a/b", "ps")
-        assert (wrong.returncode, "no address of a gateway" in wrong.stderr) == (2, True)
+        assert (wrong.returncode, "not the address of a gateway" in wrong.stderr) == (2, True)
 
 
 async def test_a_narrow_terminal_gets_whole_words(tmp_path: Path) -> None:

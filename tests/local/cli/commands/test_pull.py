@@ -41,7 +41,7 @@ async def test_a_repository_is_brought_here_and_a_second_pull_finds_it(
 
         code, out, err = await pull("org/name")
         assert code == 0, err
-        assert f"are here, at commit {COMMIT}" in out
+        assert f"downloaded, at commit {COMMIT}" in out
         assert (tmp_path / f"cache/models--org--name/snapshots/{COMMIT}/{SHARD}").is_file()
         sent = server.sent()
         code, out, _ = await pull("org/name", "--json")

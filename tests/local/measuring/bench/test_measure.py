@@ -7,8 +7,8 @@ import pytest
 
 from gateway.domain import BenchReport
 from gateway.errors import NotReady
-from gateway.measuring.bench.measure import Load
-from gateway.measuring.bench.streamed_answer import Target
+from gateway.measuring.bench.measure import LoadTest
+from gateway.measuring.bench.streamed_answer import BenchTarget
 from tests.support.dataplane import Gateway, model, until
 from tests.support.scripted_engine import EngineScript, FakeEngine
 
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.anyio
 
 async def measured(
     script: EngineScript, *levels: int, seconds: float = 0.1, context: int = 400
-) -> tuple[BenchReport, Load, FakeEngine]:
+) -> tuple[BenchReport, LoadTest, FakeEngine]:
     async with FakeEngine(script, lambda _: None) as engine:
         with Gateway() as gateway:
             gateway.routes.table = type(gateway.routes.table)(
                 {"m": model(f"http://127.0.0.1:{engine.port}")}
             )
-            load = Load(Target(gateway.url, "m", vocabulary=500), context)
+            load = LoadTest(BenchTarget(gateway.url, "m", vocabulary=500), context)
             try:
                 return await load.measure(levels, seconds), load, engine
             finally:

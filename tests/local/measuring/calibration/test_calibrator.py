@@ -17,8 +17,8 @@ from gateway.hosts.process.asked_environment import OnePython, ask
 from gateway.hosts.process.host import ProcessHost
 from gateway.measuring.calibration import measurement
 from gateway.measuring.calibration.calibrator import Calibrated, Calibrator
-from gateway.measuring.calibration.gpu_set import sets
-from gateway.measuring.calibration.measurement import document, read
+from gateway.measuring.calibration.gpu_set import gpu_sets
+from gateway.measuring.calibration.measurement import document, read_measurement
 from gateway.profiles.profiles import Profiles
 from tests.support.fake_cuda import fake_cuda
 from tests.support.makers import machine
@@ -60,7 +60,7 @@ def test_without_an_engine_the_driver_measures(
     assert {fact.under["driver"] for fact in found.facts} == {hardware.driver}
     assert kept["memory", one].source.startswith("the driver, CUDA driver 13.0, varied by ")
     (why,) = found.problems
-    assert why.startswith("No engine is here whose Python could multiply")
+    assert why.startswith("No engine is installed, so matrix products")
     assert not [*(tmp_path / "asking").iterdir()]
 
 
@@ -90,13 +90,13 @@ def test_what_was_measured_before_a_crash_is_kept(
 
 def test_what_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2, "STUCK")))
-    (both,) = sets(machine("2x3090").gpus, ())
+    (both,) = gpu_sets(machine("2x3090").gpus, ())
     asked = json.dumps(json.loads(document(both, "driver")) | {"part_s": 0.2}).encode()
 
     async def said() -> list[bytes]:
         return [line async for line in ask(Path(sys.executable), tmp_path / "asking", asked)]
 
-    found = read(asyncio.run(said()), 2)
+    found = read_measurement(asyncio.run(said()), 2)
     assert found.numbers == ()
     assert found.problems == (
         "memory and products of GPUs 0, 1: nothing came from GPU 0, 1 within 0.2 s",
@@ -152,7 +152,7 @@ def test_gpus_that_somebody_uses_are_left_alone(
 
 
 def test_a_machine_without_gpus_has_nothing_to_measure(tmp_path: Path) -> None:
-    with pytest.raises(Conflict, match="no GPU here"):
+    with pytest.raises(Conflict, match="no GPU to measure"):
         measure(tmp_path, machine("cpu"))
 
 
@@ -161,5 +161,5 @@ def test_a_measurement_of_other_gpus_is_nonsense() -> None:
         b'{"measured": {"software": "x", "problems": [], "numbers": [{"what": "memory", "gpus":'
         b' [1], "value": 1, "spread": 0}]}}'
     )
-    with pytest.raises(HostError, match="GPUs that it was not asked about"):
-        read([line], 1)
+    with pytest.raises(HostError, match="GPUs outside the question"):
+        read_measurement([line], 1)

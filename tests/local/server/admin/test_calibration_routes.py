@@ -118,7 +118,7 @@ async def test_nothing_is_started_on_gpus_that_are_being_measured(
 async def test_a_machine_without_gpus_says_so(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         answer = await gateway.client.post("/admin/calibrate")
-        assert (answer.status_code, "no GPU here" in answer.json()["error"]["message"]) == (
+        assert (answer.status_code, "no GPU to measure" in answer.json()["error"]["message"]) == (
             409,
             True,
         )

@@ -34,7 +34,7 @@ def test_memory_errors() -> None:
         "GPU 1: 3 uncorrected",
         "--gpu-reset",
     )
-    told(checks.memory_errors([GOOD._replace(remapping=True)]), "warn", "wait to be remapped")
+    told(checks.memory_errors([GOOD._replace(remapping=True)]), "warn", "wait for a remap")
     assert checks.memory_errors([GOOD._replace(ecc=None, uncorrected=None)]) is None, (
         "a card without ECC says nothing"
     )
@@ -67,7 +67,7 @@ def test_mig() -> None:
     told(
         checks.mig(HERE.evolve(gpus=(one.evolve(mig=True), two))),
         "warn",
-        "without a device",
+        "without a MIG device",
         "nvidia-smi mig",
     )
     told(checks.mig(HERE.evolve(gpus=(one.evolve(mig=True, uuid="MIG-1"),))), "ok", "1 devices")

@@ -31,4 +31,4 @@ def test_folders_are_made_and_closed(tmp_path: Path) -> None:
 def test_what_cannot_be_mended_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     first, _ = apply_fixes(BEFORE, tmp_path / "file/data", tmp_path / "file/data/models", again)
-    assert "could not be mended" in first.fixed
+    assert "could not be fixed" in first.fixed

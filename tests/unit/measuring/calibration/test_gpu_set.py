@@ -8,7 +8,7 @@ import pytest
 
 from gateway.domain import Gpu, GpuProcess, Link
 from gateway.domain.units import GIB
-from gateway.measuring.calibration.gpu_set import in_use, sets
+from gateway.measuring.calibration.gpu_set import in_use, gpu_sets
 from tests.support.makers import machine
 
 UUID = "GPU-0"
@@ -49,7 +49,7 @@ def test_an_idle_gpu_and_one_with_a_desktop_are_free() -> None:
         ),
         ({"free_bytes": 4 * GIB}, "processes that this user cannot see: end them first"),
         ({"total_bytes": 3 * GIB, "free_bytes": 2 * GIB - 1}, "measuring takes 2.00 GiB"),
-        ({"mig": True}, "no MIG device"),
+        ({"mig": True}, "without a MIG device"),
         ({"lost": "Xid 79"}, "Xid 79"),
         ({"kept": "FITSERVE_GPUS"}, "FITSERVE_GPUS"),
     ],
@@ -73,7 +73,7 @@ def test_pairs_of_each_way_and_groups_that_grow() -> None:
     cards = [gpu(index) for index in range(4)]
     bridges = [Link(a=0, b=1, nvlinks=4, p2p=True), Link(a=2, b=3, nvlinks=4, p2p=True)]
     parts = [gpu(8, uuid="MIG-1", mig=True), gpu(9, uuid="MIG-2", mig=True)]
-    whole, *alone = sets([*cards, *parts], bridges)
+    whole, *alone = gpu_sets([*cards, *parts], bridges)
     assert [one.uuid for one in whole.gpus] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
     assert whole.groups == ((0, 1), (0, 2), (0, 1, 2, 3))
     assert [(one.gpus[0].uuid, one.groups) for one in alone] == [("MIG-1", ()), ("MIG-2", ())]
@@ -81,11 +81,11 @@ def test_pairs_of_each_way_and_groups_that_grow() -> None:
 
 def test_eight_alike_gpus_are_measured_by_twos_fours_and_all() -> None:
     hardware = machine("8xh100")
-    (whole,) = sets(hardware.gpus, hardware.links)
+    (whole,) = gpu_sets(hardware.gpus, hardware.links)
     assert whole.groups == ((0, 1), (0, 1, 2, 3), tuple(range(8)))
 
 
 def test_of_unlike_cards_those_of_one_name_come_first() -> None:
-    (whole,) = sets([gpu(0, name="b"), gpu(1, name="a"), gpu(2, name="b")], [])
+    (whole,) = gpu_sets([gpu(0, name="b"), gpu(1, name="a"), gpu(2, name="b")], [])
     assert [one.index for one in whole.gpus] == [1, 0, 2]
     assert whole.groups == ((0, 1), (1, 2), (0, 1, 2))

@@ -9,12 +9,12 @@ import pytest
 
 from gateway.engines.common.speed.measured import Measured
 from gateway.errors import HostError
-from gateway.measuring.calibration.gpu_set import GpuSet, sets
-from gateway.measuring.calibration.measurement import document, facts_of, read
+from gateway.measuring.calibration.gpu_set import GpuSet, gpu_sets
+from gateway.measuring.calibration.measurement import document, facts_of, read_measurement
 from tests.support.makers import machine
 
 HARDWARE = machine("8xh100")
-(WHOLE,) = sets(HARDWARE.gpus, HARDWARE.links)
+(WHOLE,) = gpu_sets(HARDWARE.gpus, HARDWARE.links)
 TWO = GpuSet(WHOLE.gpus[:2], WHOLE.links, ((0, 1),))
 
 
@@ -61,7 +61,7 @@ def test_the_document_asks_for_these_gpus() -> None:
 )
 def test_anything_else_is_nonsense(line: bytes) -> None:
     with pytest.raises(HostError, match="nonsense"):
-        read([line], 2)
+        read_measurement([line], 2)
 
 
 def test_steady_numbers_become_facts_that_plans_read() -> None:
@@ -70,7 +70,7 @@ def test_steady_numbers_become_facts_that_plans_read() -> None:
         one("all_reduce", [0, 1], 12.5e-6, bytes=16384),
         one("all_reduce", [0, 1], 400e-6, bytes=1 << 26),
     )
-    found = read([said(*numbers)], 2)
+    found = read_measurement([said(*numbers)], 2)
     facts, problems = facts_of(found, TWO, "vllm==0.26.0", "580.1", 1.8e9)
     assert problems == []
     assert facts[0].scope == {"what": "memory", "gpus": TWO.gpus[0].uuid}
@@ -95,7 +95,7 @@ def test_steady_numbers_become_facts_that_plans_read() -> None:
 
 
 def test_what_varies_is_not_kept_and_short_times_may_vary_more() -> None:
-    found = read(
+    found = read_measurement(
         [
             said(
                 one("memory", [1], 4e12, 0.11),
@@ -117,11 +117,13 @@ def test_of_one_all_reduce_that_was_timed_twice_the_last_counts() -> None:
         one("all_reduce", [0, 1], 30e-6, bytes=16384),
         one("all_reduce", [0, 1], 12e-6, bytes=16384),
     )
-    facts, _ = facts_of(read([said(*twice)], 2), TWO, "x", None, 0.0)
+    facts, _ = facts_of(read_measurement([said(*twice)], 2), TWO, "x", None, 0.0)
     assert [fact.value for fact in facts] == [12000]
 
 
 @pytest.mark.parametrize(("can", "kinds"), [(1.0, ["peers_fail"]), (0.0, [])])
 def test_broken_p2p_is_what_nobody_may_use(can: float, kinds: list[str]) -> None:
-    facts, _ = facts_of(read([said(one("peer_broken", [0, 1], can, 0.0))], 2), TWO, "x", None, 0.0)
+    facts, _ = facts_of(
+        read_measurement([said(one("peer_broken", [0, 1], can, 0.0))], 2), TWO, "x", None, 0.0
+    )
     assert [fact.kind for fact in facts] == kinds
