@@ -46,7 +46,7 @@ async def test_it_finds_the_pace_of_the_engine_and_asks_for_whole_answers() -> N
     assert (report.prompt, report.answer) == (320, 80)
     assert one.first_token_p50_s < one.latency_p50_s <= one.latency_p95_s
     assert one.latency_p50_s >= 79 / 200
-    assert load.asked == engine.requests
+    assert load.request_count == engine.requests
     assert report.first_token_32k_s is None
 
 
