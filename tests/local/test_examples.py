@@ -1,0 +1,132 @@
+"""The examples: Python against a gateway with a scripted engine, the others by their programs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gateway.domain import Mount
+from gateway.domain.units import GIB
+from gateway.wishes.export.engine_start import EngineStart
+from gateway.wishes.export.kubernetes import kubernetes
+from gateway.wishes.models_file import load
+from tests.local.controller.watch.test_verify_abilities import ALL, added, doing
+from tests.support.makers import machine
+from tests.support.paths import MODELS, ROOT
+from tests.support.patience import HANG_S
+from tests.support.running import running
+
+EXAMPLES = ROOT / "examples"
+# `fitserve export qwen3-8b --format kubernetes`, for one GPU.
+START = EngineStart(
+    model="qwen3-8b",
+    image="vllm/vllm-openai:v0.33.0",
+    argv=(
+        *("vllm", "serve", "/models/qwen3-8b", "--served-model-name", "qwen3-8b"),
+        *("--max-model-len", "32768", "--gpu-memory-utilization", "0.9"),
+        *("--host", "0.0.0.0", "--port", "8000"),
+    ),
+    env={"VLLM_NO_USAGE_STATS": "1"},
+    gpus=("GPU-00000000-0000-0000-0000-000000000000",),
+    mounts=(Mount(source="/srv/models/qwen3-8b", target="/models/qwen3-8b", read_only=True),),
+    port=8000,
+    shm_bytes=8 * GIB,
+    memory_bytes=None,
+    pids=4096,
+    scratch=("/tmp", "/root/.cache"),
+)
+COMPOSE = next(
+    (
+        command
+        for command in (["docker-compose"], ["docker", "compose"])
+        if shutil.which(command[0])
+        and not subprocess.run([*command, "version"], capture_output=True, check=False).returncode
+    ),
+    None,
+)
+
+
+def run(name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1", **variables},
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("name", "arguments", "printed"),
+    [("client.py", ("m", "Hello"), ""), ("agent.py", ("m", "What is 17 * 23?"), "calculate(")],
+)
+async def test_a_client_gets_an_answer(
+    tmp_path: Path, name: str, arguments: tuple[str, ...], printed: str
+) -> None:
+    async with running(tmp_path, doing(ALL), hardware=machine("3090")) as gateway:
+        await added(gateway, tmp_path / "model")
+        done = await asyncio.to_thread(run, name, *arguments, FITSERVE_URL=gateway.url)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert printed in done.stderr
+
+
+def test_plans_are_printed_for_each_machine(tmp_path: Path) -> None:
+    shutil.copy(MODELS / "qwen3-8b.json", tmp_path / "config.json")
+    done = run("offline_plan.py", str(tmp_path), "2x3090", "2xh100")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition(": vllm==")[0] for line in lines] == ["2x3090", "2xh100"]
+
+
+def test_the_file_of_models_is_valid() -> None:
+    assert set(load(EXAMPLES / "compose/models.yaml").wishes) == {"qwen3:8b"}
+
+
+@pytest.mark.skipif(COMPOSE is None, reason="Docker Compose is not installed")
+def test_compose_accepts_the_example() -> None:
+    assert COMPOSE is not None
+    done = subprocess.run(
+        [*COMPOSE, "-f", "compose.yaml", "-f", "examples/compose/compose.yaml", "config"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    gateway = yaml.safe_load(done.stdout)["services"]["gateway"]
+    assert "examples/compose/models.yaml" in str(gateway["volumes"])
+    settings = gateway["environment"]
+    assert settings["FITSERVE_MODELS_FILE"] == "/etc/fitserve/models.yaml"
+    assert settings["FITSERVE_HOST_KIND"] == "agent"
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="this machine has no systemd")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    # The program and the user of this machine.
+    text = (EXAMPLES / "systemd/fitserve.service").read_text()
+    text = text.replace("/opt/fitserve/bin/fitserve", sys.executable)
+    (tmp_path / "fitserve.service").write_text(text.replace("User=fitserve", "User=root"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / "fitserve.service")],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_kubernetes_objects_are_those_of_an_export() -> None:
+    text = (EXAMPLES / "kubernetes/fitserve.yaml").read_text()
+    assert list(yaml.safe_load_all(text)) == kubernetes(START)
