@@ -64,7 +64,9 @@ def bench(
     url, key = address()
     context = plan["max_model_len"]["value"] if plan else 4096
     target = BenchTarget(url, name, key, plan["model"]["vocab"] if plan else 20_000)
-    load = LoadTest(target, context, lambda step: None if as_json else say(f"{name}: {step}", err=True))
+    load = LoadTest(
+        target, context, lambda step: None if as_json else say(f"{name}: {step}", err=True)
+    )
     planned = _planned_concurrency(plan, view) if plan else 32
     count_before = _count_requests()
     report = asyncio.run(

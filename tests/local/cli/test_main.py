@@ -133,7 +133,11 @@ def test_the_same_input_gives_the_same_bytes_in_every_process(tmp_path: Path) ->
     [
         (("plan", "/does/not/exist"), 1, "There is no folder"),
         (("plan", "x", "--hardware", "abacus"), 1, "no hardware snapshot named abacus"),
-        (("plan", "x", "--gpus", "0"), 2, "--gpus takes all, few, a number of at least 1, or comma-separated UUIDs"),
+        (
+            ("plan", "x", "--gpus", "0"),
+            2,
+            "--gpus takes all, few, a number of at least 1, or comma-separated UUIDs",
+        ),
         (("plan", "x", "--for", "speed"), 2, "goal: Input should be 'balanced'"),
         (("plan",), 2, "Missing argument"),
         (("nonsense",), 2, "No such command"),
@@ -178,10 +182,7 @@ def test_the_probe_prints_a_snapshot_that_plans_can_use(tmp_path: Path, demo: Pa
 
 def test_gaps_between_rules_and_engines_are_text_for_a_report(tmp_path: Path) -> None:
     here = {"FITSERVE_DATA_DIR": str(tmp_path)}
-    assert (
-        "No engine has contradicted the rules"
-        in fitserve("engine", "gaps", **here).stdout
-    )
+    assert "No engine has contradicted the rules" in fitserve("engine", "gaps", **here).stdout
     GapBook(tmp_path / "answers/gaps").keep([GAP])
     shown = fitserve("engine", "gaps", **here).stdout
     assert "### vllm==0.28.0 on compute capability 8.6: weights" in shown

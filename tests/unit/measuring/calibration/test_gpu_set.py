@@ -8,7 +8,7 @@ import pytest
 
 from gateway.domain import Gpu, GpuProcess, Link
 from gateway.domain.units import GIB
-from gateway.measuring.calibration.gpu_set import in_use, gpu_sets
+from gateway.measuring.calibration.gpu_set import gpu_sets, in_use
 from tests.support.makers import machine
 
 UUID = "GPU-0"
