@@ -128,7 +128,7 @@ def test_an_environment_that_exists_is_taken_as_it_is(
         adopt_environment(made.evolve(version="2.0"), python, settings)
     with pytest.raises(InstallFailed, match="cannot import tinyengine"):
         adopt_environment(made, Path(sys.executable), settings)
-    with pytest.raises(BadRequest, match="is no program"):
+    with pytest.raises(BadRequest, match="is not a program"):
         adopt_environment(made, theirs, settings)
     folder = adopt_environment(made, python, settings)
     assert is_installed(settings.data, made)

@@ -98,7 +98,7 @@ async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
             terminal.type('"""first\nsecond"""\n')
             at = terminal.until(">>> ", terminal.until("still has much", at))
             terminal.type("/clear\n")
-            at = terminal.until(">>> ", terminal.until("forgotten", at))
+            at = terminal.until(">>> ", terminal.until("cleared", at))
             terminal.type("/nothing\n")
             at = terminal.until(">>> ", terminal.until("There is no command /nothing", at))
             at = terminal.until(">>> ", terminal.interrupted("/bye leaves", at))

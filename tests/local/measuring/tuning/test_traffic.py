@@ -27,7 +27,7 @@ WISH = {"engines": ["vllm==0.26.0"], "goal": "latency", "gpus": 1, "replicas": 1
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks without rest."""
     monkeypatch.setattr(tuner, "_LOOK_S", 0.02)
-    monkeypatch.setattr(traffic, "READ_S", 0.02)
+    monkeypatch.setattr(traffic, "READ_INTERVAL_S", 0.02)
     monkeypatch.setattr(traffic, "_COLD_S", 0.0)
 
 

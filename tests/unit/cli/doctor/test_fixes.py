@@ -20,7 +20,7 @@ def again() -> MachineCheck:
 def test_folders_are_made_and_closed(tmp_path: Path) -> None:
     data = tmp_path / "data"
     first, other = apply_fixes(BEFORE, data, data / "models", again)
-    assert (first.state, first.fixed) == ("ok", f"created, made {data}/models")
+    assert (first.state, first.fixed) == ("ok", f"created, created {data}/models")
     assert other == BEFORE[1]
     data.chmod(0o755)
     assert apply_fixes(BEFORE, data, data / "models", again)[0].fixed == "closed to others"

@@ -45,10 +45,10 @@ def test_an_idle_gpu_and_one_with_a_desktop_are_free() -> None:
     [
         (
             {"processes": (GpuProcess(pid=7, name="python3", used_bytes=20 * GIB),)},
-            "20.00 GiB of it are in use by python3 (7)",
+            "python3 (7) use 20.00 GiB of its memory",
         ),
-        ({"free_bytes": 4 * GIB}, "processes that this user cannot see: end them first"),
-        ({"total_bytes": 3 * GIB, "free_bytes": 2 * GIB - 1}, "measuring takes 2.00 GiB"),
+        ({"free_bytes": 4 * GIB}, "processes that this user cannot see use 19.00 GiB"),
+        ({"total_bytes": 3 * GIB, "free_bytes": 2 * GIB - 1}, "a measurement needs 2.00 GiB"),
         ({"mig": True}, "without a MIG device"),
         ({"lost": "Xid 79"}, "Xid 79"),
         ({"kept": "FITSERVE_GPUS"}, "FITSERVE_GPUS"),
