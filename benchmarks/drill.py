@@ -416,7 +416,8 @@ def traffic(drill: Drill) -> Figures:
 
 # With the GPUs that each needs.
 CASES: dict[Callable[[Drill], Figures], int] = {
-    alone: 1, together: 1, sleep: 1, foreign: 1, pair: 2, kill: 1, freeze: 1, replicas: 2, power: 1, removed: 1,
+    alone: 1, together: 1, sleep: 1, foreign: 1, pair: 2, kill: 1, freeze: 1, replicas: 2, power: 1,
+    removed: 1,
     traffic: 1,
 }  # fmt: skip
 

@@ -118,7 +118,8 @@ def main() -> None:
     parser.add_argument("--endpoints", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=60)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as data, socket.create_server(("127.0.0.1", 0), backlog=4096) as good, socket.create_server(("127.0.0.1", 0)) as silent:  # fmt: skip
+    with tempfile.TemporaryDirectory() as data, socket.create_server(("127.0.0.1", 0),
+        backlog=4096) as good, socket.create_server(("127.0.0.1", 0)) as silent:  # fmt: skip
         with (
             socket.create_server(("127.0.0.1", 0)) as refused,
             socket.create_server(("127.0.0.1", 0)) as ours,

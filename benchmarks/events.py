@@ -52,7 +52,8 @@ def step(replica: ReplicaState, numbers: Iterator[int]) -> None:
     number = next(numbers)
     made = PLANS[number % 2]
     replica.attempt = Attempt(
-        id=number, model=replica.model, replica=0, state="ready", plan=made, fingerprint=made.fingerprint, port=1,
+        id=number, model=replica.model, replica=0, state="ready", plan=made,
+        fingerprint=made.fingerprint, port=1,
         started_at=now - 60, ready_at=now,
     )  # fmt: skip
     replica.status = Rest("ready")

@@ -318,8 +318,10 @@ def best(
 # --- fit ---
 
 _FITTED = (
-    "dense.memory", "dense.flops", "dense.least_s", "experts.memory", "experts.flops", "experts.least_s", "attention.flops", "narrow", "small_cache.flops", "layer_s", "eager_layer_s",
-    "step_s", "request_s", "first_s", "admit_s", "experts.launch_s", "nvlink.part", "nvlink.latency_s", "stage_s", "stage_wait",
+    "dense.memory", "dense.flops", "dense.least_s", "experts.memory", "experts.flops",
+    "experts.least_s", "attention.flops", "narrow", "small_cache.flops", "layer_s", "eager_layer_s",
+    "step_s", "request_s", "first_s", "admit_s", "experts.launch_s", "nvlink.part",
+    "nvlink.latency_s", "stage_s", "stage_wait",
 )  # fmt: skip
 
 

@@ -52,7 +52,8 @@ FIRST = (("defaults", ()), ("batched-2k", BATCHED_2K), ("kv-fp8", FP8_KV), ("eag
 THEN = (("seqs-64", SEQS_64), ("batched-16k", BATCHED_16K))
 LAST = (("synchronous", SYNCHRONOUS),)
 ONE_GPU = (
-    "llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b", "llama-3.1-8b-awq", "llama-3.1-8b-fp8", "deepseek-v2-lite", "llama-3.2-1b",
+    "llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b", "llama-3.1-8b-awq", "llama-3.1-8b-fp8",
+    "deepseek-v2-lite", "llama-3.2-1b",
     "llama-3.1-8b-gptq",
 )  # fmt: skip
 OTHERS = (

@@ -36,7 +36,8 @@ class Answer(NamedTuple):
 
 async def ask(port: int, prompt: list[int], tokens_out: int) -> Answer:
     body = json.dumps(
-        {"model": "m", "prompt": prompt, "max_tokens": tokens_out, "ignore_eos": True, "temperature": 0, "stream": True,
+        {"model": "m", "prompt": prompt, "max_tokens": tokens_out, "ignore_eos": True,
+            "temperature": 0, "stream": True,
          "stream_options": {"include_usage": True}}
     ).encode()  # fmt: skip
     head = (
@@ -118,8 +119,10 @@ def measure(
     context = multiprocessing.get_context("fork")
     results, barrier = context.Queue(), context.Barrier(parts)
     children = [
-        context.Process(target=process, args=(barrier.wait, results, port, streams, seed * 100 + number, (asked, tokens_in, tokens_out, vocabulary)))
-        for number, (streams, asked) in enumerate(zip(shared(concurrency, parts), shared(requests, parts), strict=True))
+        context.Process(target=process, args=(barrier.wait, results, port, streams,
+            seed * 100 + number, (asked, tokens_in, tokens_out, vocabulary)))
+        for number, (streams, asked) in enumerate(zip(shared(concurrency, parts), shared(requests,
+            parts), strict=True))
     ]  # fmt: skip
     for child in children:
         child.start()

@@ -20,23 +20,28 @@ _LLAMA_70B = {
     "num_hidden_layers": 80,
     "num_attention_heads": 64,
 }
-_TINY = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+_TINY = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
          "head_dim": 64, "vocab_size": 32000}  # fmt: skip
 _FP8 = {
     "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
     "config_groups": {"group_0": {
         "targets": ["Linear"],
-        "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False},
-        "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True},
+        "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True,
+            "dynamic": False},
+        "input_activations": {"num_bits": 8, "type": "float", "strategy": "token",
+            "symmetric": True, "dynamic": True},
     }},
 }  # fmt: skip
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 # An engine reads in a checkpoint's headers what GPTQ quantized; a folder without weights has to say
 # so itself.
 _GPTQ = {
-    "quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False, "checkpoint_format": "gptq",
+    "quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False,
+    "checkpoint_format": "gptq",
     "modules_in_block_to_quantize": [
-        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+        "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
     ],
 }  # fmt: skip
 _MXFP4 = {
@@ -48,7 +53,8 @@ _MXFP4 = {
         "lm_head",
     ],
 }
-_YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+_YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    "truncate": False,
          "original_max_position_embeddings": 4096}  # fmt: skip
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -78,8 +84,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 # GiB of weights, and KiB of KV cache for a token: for engines that start side by side on a GPU.
 SIZES: dict[str, tuple[float, int]] = {
-    "llama-3.2-1b": (2.4, 32), "llama-3.1-8b": (15, 128), "llama-3.1-8b-fp8": (8.5, 128), "llama-3.1-8b-awq": (5.4, 128),
-    "llama-3.1-8b-gptq": (5.4, 128), "qwen3-30b-a3b": (57, 96), "gpt-oss-20b": (13, 48), "deepseek-v2-lite": (29.3, 32),
+    "llama-3.2-1b": (2.4, 32), "llama-3.1-8b": (15, 128), "llama-3.1-8b-fp8": (8.5, 128),
+    "llama-3.1-8b-awq": (5.4, 128),
+    "llama-3.1-8b-gptq": (5.4, 128), "qwen3-30b-a3b": (57, 96), "gpt-oss-20b": (13, 48),
+    "deepseek-v2-lite": (29.3, 32),
     "llama-3.3-70b-fp8": (68, 320), "tiny": (0.1, 2),
 }  # fmt: skip
 KERNEL_ROUTED = {"gpt-oss-20b"}  # its experts are chosen by the kernel that computes them
@@ -131,7 +139,8 @@ def write(folder: Path, name: str) -> Path:
         for number, word in enumerate(["<unk>", "<s>", "</s>"])
     ]
     tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special, "normalizer": None,
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,
+        "normalizer": None,
         "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
     }  # fmt: skip

@@ -95,7 +95,8 @@ class Engine:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         self.ahead = (folder / "logs/imports.log").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "start_engine.py")], stdin=subprocess.PIPE, stdout=self.ahead, stderr=self.ahead,
+            [sys.executable, str(HERE / "start_engine.py")], stdin=subprocess.PIPE,
+            stdout=self.ahead, stderr=self.ahead,
             start_new_session=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
 

@@ -19,11 +19,16 @@ import sys
 from pathlib import Path
 
 IMPORTED = (
-    "vllm.entrypoints.cli.main", "vllm.entrypoints.cli.serve", "vllm.entrypoints.openai.api_server", "vllm.v1.engine.core",
-    "vllm.v1.engine.async_llm", "vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner",
-    "vllm.v1.attention.backends.flash_attn", "vllm.model_executor.layers.fused_moe.layer", "vllm.model_executor.models.llama",
-    "vllm.model_executor.models.qwen3_moe", "vllm.model_executor.models.gpt_oss", "vllm.model_executor.models.deepseek_v2",
-    "vllm.model_executor.model_loader.dummy_loader", "vllm.compilation.backends", "torch._inductor.compile_fx", "triton",
+    "vllm.entrypoints.cli.main", "vllm.entrypoints.cli.serve", "vllm.entrypoints.openai.api_server",
+    "vllm.v1.engine.core",
+    "vllm.v1.engine.async_llm", "vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner",
+    "vllm.v1.worker.gpu.model_runner",
+    "vllm.v1.attention.backends.flash_attn", "vllm.model_executor.layers.fused_moe.layer",
+    "vllm.model_executor.models.llama",
+    "vllm.model_executor.models.qwen3_moe", "vllm.model_executor.models.gpt_oss",
+    "vllm.model_executor.models.deepseek_v2",
+    "vllm.model_executor.model_loader.dummy_loader", "vllm.compilation.backends",
+    "torch._inductor.compile_fx", "triton",
 )  # fmt: skip
 LAST = ("flashinfer", "flashinfer.autotuner")
 SAFE_WITHOUT = "SPEED_WITHOUT_FLASHINFER"

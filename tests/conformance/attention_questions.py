@@ -249,7 +249,8 @@ def _answer(q: Question) -> list[Any]:
         ]
     selector: Any = importlib.import_module("vllm.v1.attention.selector")
     asked = fit(
-        selector.AttentionSelectorConfig, head_size=q.head_dim, dtype=dtype, kv_cache_dtype=q.kv_dtype,
+        selector.AttentionSelectorConfig, head_size=q.head_dim, dtype=dtype,
+        kv_cache_dtype=q.kv_dtype,
         block_size=q.block_size, use_mla=q.kind == "mla", has_sink=q.sinks, use_sparse=q.sparse,
         use_mm_prefix=q.multimodal_prefix, attn_type=q.role, has_sliding_window=q.kind == "sliding",
         use_non_causal=not q.causal,
@@ -317,7 +318,8 @@ def _of_the_model(q: Question) -> None:
     current: Any = importlib.import_module("vllm.config").get_current_vllm_config()
     model: Any = current.model_config
     text = types.SimpleNamespace(
-        model_type="llama", qk_nope_head_dim=q.nope_dim, qk_rope_head_dim=q.rope_dim, v_head_dim=q.value_dim,
+        model_type="llama", qk_nope_head_dim=q.nope_dim, qk_rope_head_dim=q.rope_dim,
+        v_head_dim=q.value_dim,
         kv_lora_rank=q.latent_dim, attn_logit_softcapping=50.0 if q.softcap else None,
     )  # fmt: skip
     if q.index_topk is not None:

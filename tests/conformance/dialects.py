@@ -28,9 +28,12 @@ MARK = re.compile(
     r"<[^\s<>{}'\"]{2,40}>?|\]<\][^\s{}'\"]{2,30}|\[[A-Z_]{4,20}\]|◁[^▷]{2,8}▷|`{3}json|\{function-name\}\n<\w+>"
 )
 WORDS = (
-    "ipython", "enable_thinking", "set thinking", "truncate_history_thinking", "defer_loading", "thought process", "commentary", "analysis",
-    "All available function signatures are listed below", "\uff5cDSML\uff5c", "function_calls>", "tool_calls>", "<|tool_call>call:",
-    "[gMASK]<sop>", "<role>ASSISTANT</role>", "<function name=", "<param name=", "{function-name}\n<arg_key>",
+    "ipython", "enable_thinking", "set thinking", "truncate_history_thinking", "defer_loading",
+    "thought process", "commentary", "analysis",
+    "All available function signatures are listed below", "\uff5cDSML\uff5c", "function_calls>",
+    "tool_calls>", "<|tool_call>call:",
+    "[gMASK]<sop>", "<role>ASSISTANT</role>", "<function name=", "<param name=",
+    "{function-name}\n<arg_key>",
 )  # fmt: skip
 PROMPT = "add_generation_prompt"
 NAME, ARGUMENTS = "get_weather", {"city": "Paris", "days": 3}
@@ -42,7 +45,8 @@ TOOLS: list[dict[str, Any]] = [
             "description": "The weather of a city",
             "parameters": {
                 "type": "object",
-                "properties": {"city": {"type": "string", "description": "its name"}, "days": {"type": "integer", "description": "how many"}},
+                "properties": {"city": {"type": "string", "description": "its name"},
+                    "days": {"type": "integer", "description": "how many"}},
                 "required": ["city", "days"],
             },
         },

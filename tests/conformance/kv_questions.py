@@ -135,7 +135,8 @@ def _answer(made: Any) -> dict[str, Any]:
         "mode": made.cache_config.mamba_cache_mode,
         "cache": made.cache_config.cache_dtype,
         "layers": [[*key, count] for key, count in sorted(kept.items())],
-        "groups": [[group.kv_cache_spec.block_size, group.kv_cache_spec.page_size_bytes, len(group.layer_names)] for group in groups],
+        "groups": [[group.kv_cache_spec.block_size, group.kv_cache_spec.page_size_bytes,
+            len(group.layer_names)] for group in groups],
         "needed": [],
         "planned": [],
     }  # fmt: skip

@@ -54,7 +54,8 @@ QUANTS: dict[str, dict[str, Any]] = {
     "gptq-dynamic": {
         "quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "desc_act": False,
         "modules_in_block_to_quantize": [_ATTENTION, _MLP],
-        "dynamic": {r"-:.*\.layers\.0\..*": {}, r"+:.*\.layers\.[12]\..*": {"bits": 8, "group_size": 32}},
+        "dynamic": {r"-:.*\.layers\.0\..*": {},
+            r"+:.*\.layers\.[12]\..*": {"bits": 8, "group_size": 32}},
     },
     "awq": {
         "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm",
@@ -67,13 +68,15 @@ QUANTS: dict[str, dict[str, Any]] = {
     "auto-round-extra": {
         "quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "data_type": "int",
         "packing_format": "auto_round:auto_gptq", "extra_config": {
-            **{f"model.layers.0.self_attn.{name}_proj": {"bits": 16, "data_type": "float"} for name in "qkvo"},
+            **{f"model.layers.0.self_attn.{name}_proj": {"bits": 16,
+                "data_type": "float"} for name in "qkvo"},
             r".*layers\.1\.mlp.*": {"bits": 8, "group_size": 32},
         },
     },
     "auto-round-language": {
         "quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "data_type": "int",
-        "packing_format": "auto_round:auto_gptq", "block_name_to_quantize": "model.language_model.layers",
+        "packing_format": "auto_round:auto_gptq",
+        "block_name_to_quantize": "model.language_model.layers",
     },
     "gptq-language": {
         "quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False,
@@ -81,41 +84,52 @@ QUANTS: dict[str, dict[str, Any]] = {
     },
     "w4a16": _compressed("pack-quantized", _numbers(4, "int", "group", group_size=128), None),
     "w8a16": _compressed("pack-quantized", _numbers(8, "int", "channel"), None),
-    "int8": _compressed("int-quantized", _numbers(8, "int", "channel"), _numbers(8, "int", "token", dynamic=True)),
+    "int8": _compressed("int-quantized", _numbers(8, "int", "channel"),
+        _numbers(8, "int", "token", dynamic=True)),
     "fp8-dynamic": _compressed(
-        "float-quantized", _numbers(8, "float", "channel"), _numbers(8, "float", "token", dynamic=True),
+        "float-quantized", _numbers(8, "float", "channel"),
+        _numbers(8, "float", "token", dynamic=True),
         ignore=["lm_head", "re:.*mlp.gate$", "re:.*layers.0.self_attn.(q|k|v)_proj"],
     ),
-    "fp8-static": _compressed("float-quantized", _numbers(8, "float", "tensor"), _numbers(8, "float", "tensor")),
+    "fp8-static": _compressed("float-quantized", _numbers(8, "float", "tensor"),
+        _numbers(8, "float", "tensor")),
     "fp8-ct-block": _compressed(
         "float-quantized", _numbers(8, "float", "block", block_structure=[128, 128]),
-        _numbers(8, "float", "group", group_size=128, dynamic=True), ignore=["re:.*mlp.gate$", "lm_head"],
+        _numbers(8, "float", "group", group_size=128, dynamic=True),
+        ignore=["re:.*mlp.gate$", "lm_head"],
     ),
     "nvfp4": _compressed(
         "nvfp4-pack-quantized", _numbers(4, "float", "tensor_group", group_size=16),
-        _numbers(4, "float", "tensor_group", group_size=16, dynamic="local"), ignore=["re:.*mlp.gate$", "lm_head"],
+        _numbers(4, "float", "tensor_group", group_size=16, dynamic="local"),
+        ignore=["re:.*mlp.gate$", "lm_head"],
     ),
     "mxfp4-ct": _compressed(
         "mxfp4-pack-quantized", _numbers(4, "float", "group", group_size=32),
-        _numbers(4, "float", "group", group_size=32, dynamic=True), ignore=["lm_head", "re:.*router$", "re:.*self_attn.*"],
+        _numbers(4, "float", "group", group_size=32, dynamic=True),
+        ignore=["lm_head", "re:.*router$", "re:.*self_attn.*"],
     ),
     "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
     "fp8-block": {
         "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
-        "ignored_layers": ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj"],
+        "ignored_layers": ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj",
+            "model.layers.0.self_attn.v_proj"],
     },
     "modelopt-fp8": {
-        "quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "model.layers.0.self_attn*"],
+        "quant_method": "modelopt", "quant_algo": "FP8",
+        "ignore": ["lm_head", "model.layers.0.self_attn*"],
         "producer": {"name": "modelopt", "version": "0.39.0"},
     },
     "modelopt-nvfp4": {
-        "quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "*mlp.gate"], "group_size": 16,
-        "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 16}, "targets": ["Linear"]}},
+        "quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "*mlp.gate"],
+        "group_size": 16,
+        "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 16},
+            "targets": ["Linear"]}},
         "producer": {"name": "modelopt", "version": "0.39.0"},
     },
     "mxfp4": {
         "quant_method": "mxfp4",
-        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+            "model.embed_tokens", "lm_head"],
     },
 }  # fmt: skip
 

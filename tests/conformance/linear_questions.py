@@ -285,7 +285,8 @@ def _fp8(q: Question) -> list[Any]:
     if q.weight_only and not hasattr(_linear(), "_POSSIBLE_WFP8A16_KERNELS"):
         raise _NoPath
     config = fit(
-        _linear().FP8ScaledMMLinearLayerConfig, activation_quant_key=activation, weight_quant_key=weight,
+        _linear().FP8ScaledMMLinearLayerConfig, activation_quant_key=activation,
+        weight_quant_key=weight,
         input_dtype=dtype, out_dtype=dtype, weight_shape=(q.n, q.k),
     )  # fmt: skip
     block = q.kind == "fp8_block" and hasattr(_linear(), "_POSSIBLE_FP8_BLOCK_KERNELS")
@@ -329,7 +330,8 @@ def _marlin_before_the_list(q: Question, method: Any) -> str:
 
 def _int8(q: Question) -> list[Any]:
     config = fit(
-        _linear().Int8ScaledMMLinearLayerConfig, is_channelwise=True, is_static_input_scheme=q.static,
+        _linear().Int8ScaledMMLinearLayerConfig, is_channelwise=True,
+        is_static_input_scheme=q.static,
         input_symmetric=q.symmetric, is_fused_module=False,
     )  # fmt: skip
     choose = _linear().choose_scaled_mm_linear_kernel

@@ -89,16 +89,20 @@ BLOCKS: dict[str, dict[str, Any] | None] = {
     "awq 4 symmetric": _awq(4, zero_point=False),
     "awq 8": _awq(8),
     "auto-round": {
-        "quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "packing_format": "auto_round:auto_gptq",
+        "quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True,
+        "packing_format": "auto_round:auto_gptq",
         "data_type": "int", "backend": "auto",
     },
     "compressed-tensors": {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": _INT4, "input_activations": None}},
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": _INT4,
+            "input_activations": None}},
     },
     "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
-    "fp8 blocks": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
-    "fbgemm_fp8": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
+    "fp8 blocks": {"quant_method": "fp8", "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128]},
+    "fbgemm_fp8": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0,
+        "modules_to_not_convert": ["lm_head"]},
     "ptpc_fp8": {"quant_method": "ptpc_fp8", "activation_scheme": "dynamic"},
     "mxfp8": {"quant_method": "mxfp8", "ignored_layers": []},
     "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
@@ -107,26 +111,33 @@ BLOCKS: dict[str, dict[str, Any] | None] = {
     "modelopt_fp4 NVFP4": _modelopt("NVFP4", "modelopt_fp4"),
     "modelopt MXFP8": _modelopt("MXFP8"),
     "modelopt FP8_PER_CHANNEL_PER_TOKEN": _modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
-    "modelopt MIXED": _modelopt("MIXED_PRECISION", quantized_layers={"model.layers.0.mlp.up_proj": {"quant_algo": "FP8"}}),
+    "modelopt MIXED": _modelopt("MIXED_PRECISION",
+        quantized_layers={"model.layers.0.mlp.up_proj": {"quant_algo": "FP8"}}),
     "modelopt inside": {
         "quant_method": "modelopt",
-        "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": []},
+        "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16,
+            "exclude_modules": []},
     },
     "quark": {
-        "quant_method": "quark", "export": {"kv_cache_group": [], "pack_method": "reorder"}, "layer_quant_config": {},
+        "quant_method": "quark", "export": {"kv_cache_group": [], "pack_method": "reorder"},
+        "layer_quant_config": {},
         "layer_type_quant_config": {}, "exclude": [], "global_quant_config": {},
     },
-    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4"},
     "experts_int8": {"quant_method": "experts_int8"},
-    "fp_quant": {"quant_method": "fp_quant", "forward_dtype": "mxfp4", "hadamard_group_size": 32, "modules_to_not_convert": []},
+    "fp_quant": {"quant_method": "fp_quant", "forward_dtype": "mxfp4", "hadamard_group_size": 32,
+        "modules_to_not_convert": []},
     "hqq": {"quant_method": "hqq", "weight_bits": 4},
     "aqlm": {"quant_method": "aqlm", "nbits_per_codebook": 16},
 }  # fmt: skip
 # What a user may give: of every version; --quantization of a version has only its own (the parser
 # refuses the others).
 USERS = (
-    "awq", "awq_marlin", "auto_awq", "auto_gptq", "bitsandbytes", "compressed-tensors", "experts_int8", "fbgemm_fp8", "fp8",
-    "fp8_per_block", "fp8_per_tensor", "gptq", "gptq_marlin", "humming", "inc", "modelopt", "modelopt_fp4", "modelopt_mxfp8",
+    "awq", "awq_marlin", "auto_awq", "auto_gptq", "bitsandbytes", "compressed-tensors",
+    "experts_int8", "fbgemm_fp8", "fp8",
+    "fp8_per_block", "fp8_per_tensor", "gptq", "gptq_marlin", "humming", "inc", "modelopt",
+    "modelopt_fp4", "modelopt_mxfp8",
     "moe_wna16", "mxfp4", "mxfp8", "quark",
 )  # fmt: skip
 DTYPES = ("bfloat16", "float16", "float32")
@@ -175,10 +186,12 @@ def _answer(q: Question) -> list[str]:
         hf_config.quantization_config = block
     with tempfile.TemporaryDirectory() as folder:
         model = types.SimpleNamespace(
-            model=folder, revision=None, quantization=q.user or None, allow_deprecated_quantization=False, hf_config=hf_config,
+            model=folder, revision=None, quantization=q.user or None,
+            allow_deprecated_quantization=False, hf_config=hf_config,
             hf_overrides={}, dtype=getattr(torch, q.dtype), quantization_config=_online(q.user),
             model_arch_config=types.SimpleNamespace(
-                quantization_config=block, model_type=q.model_type, total_num_attention_heads=8, total_num_kv_heads=8
+                quantization_config=block, model_type=q.model_type, total_num_attention_heads=8,
+                total_num_kv_heads=8
             ),
         )  # fmt: skip
         try:

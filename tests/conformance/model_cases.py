@@ -13,11 +13,16 @@ OLDER_BEFORE = "0.33"  # versions before are asked with requirements/asking-olde
 ONLINE = "online-fp8"  # --quantization fp8
 
 _MODELS = (
-    "llama-3.1-8b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b", "qwen3-next-80b-a3b", "qwen3.6-35b-a3b", "qwen1.5-moe-a2.7b",
-    "gemma-2-9b", "gemma-3-1b", "gemma-3-27b", "mistral-7b-v0.1", "mistral-small-3.2-24b", "mixtral-8x7b", "gpt-oss-20b",
-    "deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "glm-4.5-air", "glm-4-32b", "phi-4-mini", "phi-3.5-moe",
-    "granite-4.0-h-micro", "granite-4.0-h-small", "nemotron-3-nano-30b-a3b", "qwen2.5-vl-7b", "qwen3-vl-8b", "command-r7b",
-    "olmo-2-13b", "seed-oss-36b", "minimax-m2", "ernie-4.5-21b-a3b", "bge-m3", "qwen3-embedding-0.6b", "gte-modernbert-base",
+    "llama-3.1-8b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b", "qwen3-next-80b-a3b",
+    "qwen3.6-35b-a3b", "qwen1.5-moe-a2.7b",
+    "gemma-2-9b", "gemma-3-1b", "gemma-3-27b", "mistral-7b-v0.1", "mistral-small-3.2-24b",
+    "mixtral-8x7b", "gpt-oss-20b",
+    "deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "glm-4.5-air", "glm-4-32b", "phi-4-mini",
+    "phi-3.5-moe",
+    "granite-4.0-h-micro", "granite-4.0-h-small", "nemotron-3-nano-30b-a3b", "qwen2.5-vl-7b",
+    "qwen3-vl-8b", "command-r7b",
+    "olmo-2-13b", "seed-oss-36b", "minimax-m2", "ernie-4.5-21b-a3b", "bge-m3",
+    "qwen3-embedding-0.6b", "gte-modernbert-base",
 )  # fmt: skip
 _SINCE = {
     "0.19": ("gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e4b"),
@@ -26,9 +31,12 @@ _SINCE = {
 # Only the first layers, with some of every kind: 4 where these do not say, and of this one all,
 # some of which share a cache.
 _LAYERS = {
-    "deepseek-v3": 5, "deepseek-v3.2": 5, "command-r7b": 8, "qwen3-next-80b-a3b": 8, "qwen3.6-35b-a3b": 8, "qwen3.5-9b": 8,
-    "gemma-3-1b": 12, "gemma-3-27b": 12, "gemma-4-31b": 12, "gemma-4-26b-a4b": 12, "gemma-4-e4b": 42, "gte-modernbert-base": 6,
-    "granite-4.0-h-micro": 10, "granite-4.0-h-small": 10, "nemotron-3-nano-30b-a3b": 14, "nemotron-nano-9b-v2": 16,
+    "deepseek-v3": 5, "deepseek-v3.2": 5, "command-r7b": 8, "qwen3-next-80b-a3b": 8,
+    "qwen3.6-35b-a3b": 8, "qwen3.5-9b": 8,
+    "gemma-3-1b": 12, "gemma-3-27b": 12, "gemma-4-31b": 12, "gemma-4-26b-a4b": 12,
+    "gemma-4-e4b": 42, "gte-modernbert-base": 6,
+    "granite-4.0-h-micro": 10, "granite-4.0-h-small": 10, "nemotron-3-nano-30b-a3b": 14,
+    "nemotron-nano-9b-v2": 16,
 }  # fmt: skip
 _POOLING = {"bge-m3", "qwen3-embedding-0.6b", "gte-modernbert-base"}
 

@@ -8,13 +8,16 @@ from typing import Any
 def block(q: Any) -> dict[str, Any] | None:
     """The quantization_config of a checkpoint like this."""
     if q.origin == "gptq":
-        return {"quant_method": "gptq", "bits": q.bits, "group_size": q.group, "sym": q.symmetric, "desc_act": q.act_order,
+        return {"quant_method": "gptq", "bits": q.bits, "group_size": q.group, "sym": q.symmetric,
+            "desc_act": q.act_order,
                 "lm_head": False, "modules_in_block_to_quantize": ["mlp.experts"]}  # fmt: skip
     if q.origin == "awq":
-        return {"quant_method": "awq", "bits": q.bits, "group_size": q.group, "zero_point": not q.symmetric, "version": "gemm",
+        return {"quant_method": "awq", "bits": q.bits, "group_size": q.group,
+            "zero_point": not q.symmetric, "version": "gemm",
                 "modules_to_not_convert": ["lm_head"]}  # fmt: skip
     if q.origin == "auto-round":
-        return {"quant_method": "auto-round", "bits": q.bits, "group_size": q.group, "sym": q.symmetric, "data_type": "int",
+        return {"quant_method": "auto-round", "bits": q.bits, "group_size": q.group,
+            "sym": q.symmetric, "data_type": "int",
                 "packing_format": "auto_round:auto_gptq"}  # fmt: skip
     if q.origin == "compressed-tensors":
         return _compressed(q)
@@ -29,8 +32,10 @@ def block(q: Any) -> dict[str, Any] | None:
         algorithm = {"fp8_tensor": "FP8", "nvfp4": "NVFP4", "mxfp8": "MXFP8",
                      "fp8_token": "FP8_PER_CHANNEL_PER_TOKEN", "fp8_block": "FP8_PB_WO"}[q.kind]  # fmt: skip
         algorithm = "W4A16_NVFP4" if q.kind == "nvfp4" and q.weight_only else algorithm
-        return {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": q.group, "ignore": [],
-                "quantization": {"quant_algo": algorithm, "group_size": q.group, "kv_cache_quant_algo": None,
+        return {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": q.group,
+            "ignore": [],
+                "quantization": {"quant_algo": algorithm, "group_size": q.group,
+                    "kv_cache_quant_algo": None,
                                  "exclude_modules": []}}  # fmt: skip
     return {"quant_method": "mxfp4"} if q.origin == "mxfp4" else None
 
@@ -45,11 +50,14 @@ def _compressed(q: Any) -> dict[str, Any]:
         "nvfp4": "tensor_group",
     }
     weights: dict[str, Any] = {
-        "num_bits": q.bits, "type": "int" if integer else "float", "symmetric": q.symmetric, "dynamic": False,
-        "strategy": strategy.get(q.kind) or ("group" if q.group > 0 else "channel"), "group_size": q.group if q.group > 0 else None,
+        "num_bits": q.bits, "type": "int" if integer else "float", "symmetric": q.symmetric,
+        "dynamic": False,
+        "strategy": strategy.get(q.kind) or ("group" if q.group > 0 else "channel"),
+        "group_size": q.group if q.group > 0 else None,
         "actorder": "group" if q.act_order else None,
     }  # fmt: skip
-    acts: dict[str, Any] | None = {"num_bits": 8, "type": "int" if q.kind == "int8" else "float", "symmetric": True,
+    acts: dict[str, Any] | None = {"num_bits": 8, "type": "int" if q.kind == "int8" else "float",
+        "symmetric": True,
                                    "dynamic": not q.static, "strategy": "token"}  # fmt: skip
     if q.kind == "fp8_block":
         weights |= {"block_structure": [q.group, q.group], "group_size": None}
@@ -68,8 +76,10 @@ def _compressed(q: Any) -> dict[str, Any]:
         acts = {**(acts or {}), "strategy": "group", "group_size": 32}
     if q.kind == "wna16" or q.weight_only:
         acts = None
-    form = {"wna16": "pack-quantized", "int8": "int-quantized", "w4a8": "pack-quantized", "nvfp4": "nvfp4-pack-quantized",
-            "mxfp4": "mxfp4-pack-quantized", "mxfp8": "mxfp8-quantized"}.get(q.kind, "float-quantized")  # fmt: skip
+    form = {"wna16": "pack-quantized", "int8": "int-quantized", "w4a8": "pack-quantized",
+        "nvfp4": "nvfp4-pack-quantized",
+            "mxfp4": "mxfp4-pack-quantized", "mxfp8": "mxfp8-quantized"}.get(q.kind,
+            "float-quantized")  # fmt: skip
     group = {
         "weights": weights,
         "input_activations": acts,
@@ -77,5 +87,7 @@ def _compressed(q: Any) -> dict[str, Any]:
         "targets": ["Linear"],
         "format": form,
     }
-    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}, "ignore": ["lm_head"],
-            "quantization_status": "compressed", "global_compression_ratio": None, "kv_cache_scheme": None}  # fmt: skip
+    return {"quant_method": "compressed-tensors", "format": form,
+        "config_groups": {"group_0": group}, "ignore": ["lm_head"],
+            "quantization_status": "compressed", "global_compression_ratio": None,
+            "kv_cache_scheme": None}  # fmt: skip

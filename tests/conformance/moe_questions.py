@@ -236,13 +236,16 @@ def _built(q: Question, current: Any) -> list[Any]:
         else {}
     )
     layer = fit(
-        make, num_experts=q.experts, top_k=q.per_token, hidden_size=q.hidden, intermediate_size=q.intermediate,
+        make, num_experts=q.experts, top_k=q.per_token, hidden_size=q.hidden,
+        intermediate_size=q.intermediate,
         params_dtype=getattr(torch, q.dtype), renormalize=q.routing != "default", **grouped,
         scoring_func="softmax" if q.routing in ("renormalize", "default") else "sigmoid",
-        e_score_correction_bias=torch.nn.Parameter(torch.empty(q.experts, dtype=torch.float32)) if biased else None, quant_config=_quant_config(q, current),
+        e_score_correction_bias=torch.nn.Parameter(torch.empty(q.experts,
+            dtype=torch.float32)) if biased else None, quant_config=_quant_config(q, current),
         prefix="model.layers.0.mlp.experts", activation=q.activation, has_bias=q.bias,
         is_act_and_mul="no_mul" not in q.activation,
-        ckpt_names=("up_proj", "down_proj", None) if "no_mul" in q.activation else ("gate_proj", "down_proj", "up_proj"),
+        ckpt_names=("up_proj", "down_proj", None) if "no_mul" in q.activation else ("gate_proj",
+            "down_proj", "up_proj"),
     )  # fmt: skip
     method = next(
         m.quant_method for m in layer.modules() if getattr(m, "quant_method", None) is not None

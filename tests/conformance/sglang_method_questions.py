@@ -20,8 +20,10 @@ from tests.conformance.method_questions import BLOCKS, DTYPES, Question
 ENGINE = "sglang"
 CAPABILITIES = ("9.0",)
 USERS = (
-    "auto-round-int8", "awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "gptq_marlin", "humming",
-    "modelopt", "modelopt_fp4", "modelopt_fp8", "modelopt_mixed", "moe_wna16", "mxfp4", "mxfp8", "nvfp4_online", "petit_nvfp4",
+    "auto-round-int8", "awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "fp8", "gptq",
+    "gptq_marlin", "humming",
+    "modelopt", "modelopt_fp4", "modelopt_fp8", "modelopt_mixed", "moe_wna16", "mxfp4", "mxfp8",
+    "nvfp4_online", "petit_nvfp4",
     "quark_mxfp4", "w4afp8", "w8a8_fp8", "w8a8_int8",
 )  # fmt: skip
 
@@ -59,8 +61,10 @@ def _answer(q: Question) -> list[str]:
         hf_config = transformers.PretrainedConfig(architectures=["LlamaForCausalLM"])
         hf_config.quantization_config = copy.deepcopy(BLOCKS[q.block])
         model = types.SimpleNamespace(
-            model_path=folder, revision=None, quantization=q.user or None, hf_config=hf_config, hf_text_config=hf_config,
-            is_draft_model=False, is_draft_quantization_explicit=False, dtype=getattr(torch, q.dtype), is_fp4_experts=False,
+            model_path=folder, revision=None, quantization=q.user or None, hf_config=hf_config,
+            hf_text_config=hf_config,
+            is_draft_model=False, is_draft_quantization_explicit=False,
+            dtype=getattr(torch, q.dtype), is_fp4_experts=False,
         )  # fmt: skip
         for name in ("_parse_quant_hf_config", "_parse_modelopt_quant_config"):
             setattr(model, name, types.MethodType(getattr(config, name), model))

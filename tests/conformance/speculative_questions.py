@@ -39,20 +39,25 @@ class Question(NamedTuple):
 
 def _layer(model_type: str, **more: Any) -> dict[str, Any]:
     return {
-        "model_type": model_type, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 1,
+        "model_type": model_type, "hidden_size": 4096, "intermediate_size": 12288,
+        "num_hidden_layers": 1,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-        "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
+        "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+        "hidden_act": "silu",
         "tie_word_embeddings": False, "attention_bias": False, "dtype": "bfloat16", **more,
     }  # fmt: skip
 
 
 def _speculators(kind: str, tokens: int, layer: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
-        "architectures": ["Speculator"], "speculators_model_type": kind, "model_type": "speculators", "dtype": "bfloat16",
-        "speculators_version": "0.4.0", "draft_vocab_size": 32000, "transformer_layer_config": layer,
+        "architectures": ["Speculator"], "speculators_model_type": kind,
+        "model_type": "speculators", "dtype": "bfloat16",
+        "speculators_version": "0.4.0", "draft_vocab_size": 32000,
+        "transformer_layer_config": layer,
         "speculators_config": {
             "algorithm": kind, "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens, "verifier_accept_k": 1}],
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens,
+                "verifier_accept_k": 1}],
             "verifier": {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "Qwen/Qwen3-8B"},
         },
         **more,
@@ -60,39 +65,50 @@ def _speculators(kind: str, tokens: int, layer: dict[str, Any], **more: Any) -> 
 
 
 _GEMMA = _layer(
-    "qwen3", hidden_size=5376, intermediate_size=21504, num_hidden_layers=5, num_key_value_heads=16, head_dim=256,
+    "qwen3", hidden_size=5376, intermediate_size=21504, num_hidden_layers=5, num_key_value_heads=16,
+    head_dim=256,
     vocab_size=262144, layer_types=["full_attention"] * 5,
 )  # fmt: skip
 _DFLASH = {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]}
 
 DRAFTERS: dict[str, dict[str, Any]] = {
-    "eagle3 speculators llama": _speculators("eagle3", 3, _layer("llama"), norm_before_residual=False),
+    "eagle3 speculators llama": _speculators("eagle3", 3, _layer("llama"),
+        norm_before_residual=False),
     "eagle3 speculators qwen3": _speculators("eagle3", 5, _layer("qwen3")),
     "eagle3 speculators mistral": _speculators("eagle3", 3, _layer("mistral")),
-    "eagle3 llama": _layer("llama", architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=32000),
-    "eagle3 bare llama": _layer("llama", architectures=["LlamaForCausalLM"], draft_vocab_size=32000),
+    "eagle3 llama": _layer("llama", architectures=["LlamaForCausalLMEagle3"],
+        draft_vocab_size=32000),
+    "eagle3 bare llama": _layer("llama", architectures=["LlamaForCausalLM"],
+        draft_vocab_size=32000),
     "eagle llama": _layer("llama", architectures=["LlamaForCausalLM"], vocab_size=151936),
-    "peagle speculators": _speculators("peagle", 4, _layer("llama", num_hidden_layers=4), mask_token_id=128),
+    "peagle speculators": _speculators("peagle", 4, _layer("llama", num_hidden_layers=4),
+        mask_token_id=128),
     "dflash speculators": _speculators(
-        "dflash", 8, _layer("qwen3", num_hidden_layers=5), mask_token_id=4, aux_hidden_state_layer_ids=[2, 10, 18, 26, 34],
+        "dflash", 8, _layer("qwen3", num_hidden_layers=5), mask_token_id=4,
+        aux_hidden_state_layer_ids=[2, 10, 18, 26, 34],
         block_size=9,
     ),
     "dflash gemma-4-31b": _speculators(
-        "dflash", 8, _GEMMA, mask_token_id=4, aux_hidden_state_layer_ids=[2, 13, 24, 36, 47, 58], block_size=9,
+        "dflash", 8, _GEMMA, mask_token_id=4, aux_hidden_state_layer_ids=[2, 13, 24, 36, 47, 58],
+        block_size=9,
     ),
     "dflash qwen3": _layer(
-        "qwen3", architectures=["DFlashDraftModel"], num_hidden_layers=5, block_size=16, dflash_config=_DFLASH,
+        "qwen3", architectures=["DFlashDraftModel"], num_hidden_layers=5, block_size=16,
+        dflash_config=_DFLASH,
         num_target_layers=36,
     ),
     "dspark qwen3": _layer(
-        "qwen3", architectures=["Qwen3DSparkModel"], num_hidden_layers=5, block_size=7, markov_rank=256,
+        "qwen3", architectures=["Qwen3DSparkModel"], num_hidden_layers=5, block_size=7,
+        markov_rank=256,
         markov_head_type="vanilla", mask_token_id=151669, target_layer_ids=[1, 9, 17, 25, 33],
     ),
     "draft qwen3": _layer(
-        "qwen3", architectures=["Qwen3ForCausalLM"], hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
+        "qwen3", architectures=["Qwen3ForCausalLM"], hidden_size=1024, intermediate_size=3072,
+        num_hidden_layers=28,
         num_attention_heads=16, tie_word_embeddings=True,
     ),
-    "draft llama": _layer("llama", architectures=["LlamaForCausalLM"], hidden_size=1024, num_attention_heads=8, vocab_size=32000),
+    "draft llama": _layer("llama", architectures=["LlamaForCausalLM"], hidden_size=1024,
+        num_attention_heads=8, vocab_size=32000),
 }  # fmt: skip
 
 
@@ -141,7 +157,8 @@ def questions(version: str) -> Iterator[Question]:
     ):
         yield Question(target, "eagle3 llama", "eagle3", 3)
     for target in (
-        "deepseek-v3", "deepseek-v3.2", "glm-4.5-air", "qwen3-next-80b-a3b", "qwen3.6-35b-a3b", "ernie-4.5-21b-a3b",
+        "deepseek-v3", "deepseek-v3.2", "glm-4.5-air", "qwen3-next-80b-a3b", "qwen3.6-35b-a3b",
+        "ernie-4.5-21b-a3b",
         "nemotron-3-nano-30b-a3b", "minimax-m2", "gpt-oss-20b",
     ):  # fmt: skip
         for number in (None, 1, 3):

@@ -34,10 +34,12 @@ ELSEWHERE = {(version, "glm-4.5-air"): "model.layers.*.mlp.gate" for version in 
 
 # What the engine's quantization methods compute with.
 METHODS = {
-    "Unquantized": "unquantized", "GPTQ": "wna16", "AutoGPTQ": "wna16", "AWQ": "wna16", "AutoAWQ": "wna16", "INC": "wna16",
+    "Unquantized": "unquantized", "GPTQ": "wna16", "AutoGPTQ": "wna16", "AWQ": "wna16",
+    "AutoAWQ": "wna16", "INC": "wna16",
     "MoeWNA16": "wna16", "CompressedTensorsWNA16": "wna16", "CompressedTensorsW8A8Int8": "int8",
     "CompressedTensorsW8A8Fp8": "fp8", "Fp8": "fp8", "ModelOptFp8": "fp8", "ModelOptNvFp4": "nvfp4",
-    "CompressedTensorsW4A4Fp4": "nvfp4", "CompressedTensorsW4A4Nvfp4": "nvfp4", "Mxfp4": "mxfp4", "GptOssMxfp4": "mxfp4",
+    "CompressedTensorsW4A4Fp4": "nvfp4", "CompressedTensorsW4A4Nvfp4": "nvfp4", "Mxfp4": "mxfp4",
+    "GptOssMxfp4": "mxfp4",
     "CompressedTensorsW4A4Mxfp4": "mxfp4", "CompressedTensorsW4A16Mxfp4": "mxfp4",
 }  # fmt: skip
 

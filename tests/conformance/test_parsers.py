@@ -78,9 +78,12 @@ SGLANG_UNREAD = {
 }
 # Kinds of models that must not fall out of the table.
 FAMILIES = (
-    "Apertus", "ByteDance-Seed", "GLM-4.6", "GLM-4.7", "GigaChat3", "Kimi-K2", "LFM2.5-8B", "MiniMax-M2", "Mistral-Small", "NVIDIA-Nemotron-3",
-    "NousResearch-Hermes-3", "Qwen-Qwen2.5", "Qwen-Qwen3", "Qwen-QwQ", "Qwen3-Coder", "Qwen3.5", "StepFun", "deepseek-ai-DeepSeek-R1",
-    "deepseek-ai-DeepSeek-V3.1", "deepseek-ai-DeepSeek-V3.2", "google-gemma-4", "granite-4.0", "Llama-3.1", "Llama-3.3", "Ministral-3", "gpt-oss",
+    "Apertus", "ByteDance-Seed", "GLM-4.6", "GLM-4.7", "GigaChat3", "Kimi-K2", "LFM2.5-8B",
+    "MiniMax-M2", "Mistral-Small", "NVIDIA-Nemotron-3",
+    "NousResearch-Hermes-3", "Qwen-Qwen2.5", "Qwen-Qwen3", "Qwen-QwQ", "Qwen3-Coder", "Qwen3.5",
+    "StepFun", "deepseek-ai-DeepSeek-R1",
+    "deepseek-ai-DeepSeek-V3.1", "deepseek-ai-DeepSeek-V3.2", "google-gemma-4", "granite-4.0",
+    "Llama-3.1", "Llama-3.3", "Ministral-3", "gpt-oss",
     "Devstral", "Bielik", "Reka", "MiMo",
 )  # fmt: skip
 

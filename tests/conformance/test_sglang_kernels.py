@@ -46,9 +46,11 @@ def known_from(table: dict[str, set[tuple[str, str]]], version: str) -> set[tupl
 # What the rules leave unknown: of GPTQ and its kin the layers of which a rank holds no whole
 # groups, or whose activations the plain kernel was not written for; INT8 from 10.0 on.
 LINEAR_UNKNOWN = {
-    "0.5.10.post1": {("gptq", "wna16"), ("auto-round", "wna16"), ("compressed-tensors", "wna16"), ("compressed-tensors", "int8"),
+    "0.5.10.post1": {("gptq", "wna16"), ("auto-round", "wna16"), ("compressed-tensors", "wna16"),
+        ("compressed-tensors", "int8"),
                      ("compressed-tensors", "w4a8"), ("modelopt", "mxfp8")},
-    "0.5.23": {("gptq", "wna16"), ("auto-round", "wna16"), ("compressed-tensors", "wna16"), ("compressed-tensors", "int8"),
+    "0.5.23": {("gptq", "wna16"), ("auto-round", "wna16"), ("compressed-tensors", "wna16"),
+        ("compressed-tensors", "int8"),
                ("compressed-tensors", "w4a8")},
 }  # fmt: skip
 
@@ -99,14 +101,20 @@ def test_a_dense_layer_comes_to_the_product_that_the_engine_comes_to(version: st
 # unquantized without a word: see moe.yaml.
 MOE_UNKNOWN = {
     "0.5.10.post1": {
-        ("none", "unquantized"), ("online", "fp8_tensor"), ("fp8", "fp8_block"), ("compressed-tensors", "fp8_token"),
-        ("gptq", "wna16"), ("compressed-tensors", "wna16"), ("awq", "wna16"), ("compressed-tensors", "w4a8"),
-        ("compressed-tensors", "nvfp4"), ("modelopt", "nvfp4"), ("modelopt", "fp8_tensor"), ("modelopt", "mxfp8"), ("mxfp4", "mxfp4"),
+        ("none", "unquantized"), ("online", "fp8_tensor"), ("fp8", "fp8_block"),
+        ("compressed-tensors", "fp8_token"),
+        ("gptq", "wna16"), ("compressed-tensors", "wna16"), ("awq", "wna16"),
+        ("compressed-tensors", "w4a8"),
+        ("compressed-tensors", "nvfp4"), ("modelopt", "nvfp4"), ("modelopt", "fp8_tensor"),
+        ("modelopt", "mxfp8"), ("mxfp4", "mxfp4"),
     },
     "0.5.23": {
-        ("none", "unquantized"), ("online", "fp8_tensor"), ("fp8", "fp8_block"), ("compressed-tensors", "fp8_token"),
-        ("gptq", "wna16"), ("compressed-tensors", "wna16"), ("awq", "wna16"), ("auto-round", "wna16"), ("compressed-tensors", "w4a8"),
-        ("compressed-tensors", "nvfp4"), ("compressed-tensors", "mxfp4"), ("modelopt", "nvfp4"), ("modelopt", "fp8_tensor"),
+        ("none", "unquantized"), ("online", "fp8_tensor"), ("fp8", "fp8_block"),
+        ("compressed-tensors", "fp8_token"),
+        ("gptq", "wna16"), ("compressed-tensors", "wna16"), ("awq", "wna16"),
+        ("auto-round", "wna16"), ("compressed-tensors", "w4a8"),
+        ("compressed-tensors", "nvfp4"), ("compressed-tensors", "mxfp4"), ("modelopt", "nvfp4"),
+        ("modelopt", "fp8_tensor"),
         ("modelopt", "mxfp8"), ("mxfp4", "mxfp4"),
     },
 }  # fmt: skip

@@ -164,32 +164,44 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "kernels",
         (
-            "deepseek-v3 fp8-block", "deepseek-v3 nvfp4", "gemma-2-9b fp8-dynamic", "gemma-3-27b fp8-dynamic", "gemma-4-26b-a4b nvfp4",
-            "glm-4-32b fp8-dynamic", "glm-4.5-air fp8-dynamic", "glm-4.5-air nvfp4", "llama-3.1-8b fp8-dynamic",
-            "mistral-small-3.2-24b fp8-dynamic", "mistral-small-3.2-24b w4a16", "qwen1.5-moe-a2.7b gptq", "qwen2.5-7b fp8-block",
+            "deepseek-v3 fp8-block", "deepseek-v3 nvfp4", "gemma-2-9b fp8-dynamic",
+            "gemma-3-27b fp8-dynamic", "gemma-4-26b-a4b nvfp4",
+            "glm-4-32b fp8-dynamic", "glm-4.5-air fp8-dynamic", "glm-4.5-air nvfp4",
+            "llama-3.1-8b fp8-dynamic",
+            "mistral-small-3.2-24b fp8-dynamic", "mistral-small-3.2-24b w4a16",
+            "qwen1.5-moe-a2.7b gptq", "qwen2.5-7b fp8-block",
             "qwen3-30b-a3b nvfp4", "qwen3-8b fp8-block",
-            "qwen3-embedding-0.6b fp8-dynamic", "qwen3-vl-8b fp8-block", "qwen3-vl-8b fp8-dynamic", "qwen3.6-35b-a3b gptq-language",
+            "qwen3-embedding-0.6b fp8-dynamic", "qwen3-vl-8b fp8-block", "qwen3-vl-8b fp8-dynamic",
+            "qwen3.6-35b-a3b gptq-language",
         ),
     ),
     # Unknown to the rules.
-    ("kernels", ("gpt-oss-20b mxfp4", "llama-3.1-8b auto-round-awq", "llama-3.1-8b w4a8", "nemotron-3-nano-30b-a3b w4a16")),
+    ("kernels", ("gpt-oss-20b mxfp4", "llama-3.1-8b auto-round-awq", "llama-3.1-8b w4a8",
+        "nemotron-3-nano-30b-a3b w4a16")),
     # The same layers, in bytes.
     (
         "weights",
         (
-            "gemma-2-9b fp8-dynamic", "gemma-3-27b fp8-dynamic", "glm-4-32b fp8-dynamic", "glm-4.5-air fp8-dynamic",
-            "llama-3.1-8b fp8-dynamic", "mistral-small-3.2-24b fp8-dynamic", "mistral-small-3.2-24b w4a16", "qwen1.5-moe-a2.7b gptq",
-            "qwen2.5-7b fp8-block", "qwen3-30b-a3b gptq", "qwen3-8b fp8-block", "qwen3-embedding-0.6b fp8-dynamic",
-            "qwen3-vl-8b fp8-block", "qwen3-vl-8b fp8-dynamic", "mixtral-8x7b gptq", "gemma-4-26b-a4b nvfp4",
+            "gemma-2-9b fp8-dynamic", "gemma-3-27b fp8-dynamic", "glm-4-32b fp8-dynamic",
+            "glm-4.5-air fp8-dynamic",
+            "llama-3.1-8b fp8-dynamic", "mistral-small-3.2-24b fp8-dynamic",
+            "mistral-small-3.2-24b w4a16", "qwen1.5-moe-a2.7b gptq",
+            "qwen2.5-7b fp8-block", "qwen3-30b-a3b gptq", "qwen3-8b fp8-block",
+            "qwen3-embedding-0.6b fp8-dynamic",
+            "qwen3-vl-8b fp8-block", "qwen3-vl-8b fp8-dynamic", "mixtral-8x7b gptq",
+            "gemma-4-26b-a4b nvfp4",
         ),
     ),
     # Embeddings and towers that every rank has whole.
     (
         "weights",
         (
-            "bge-m3 none", "gemma-3-1b gptq", "gemma-3-1b none", "gemma-3-27b none", "gemma-4-26b-a4b none",
-            "gemma-4-31b auto-round-language", "gemma-4-31b none", "gemma-4-e4b none", "mistral-small-3.2-24b none",
-            "qwen3.5-9b auto-round-language", "qwen3.5-9b none", "qwen3.6-35b-a3b auto-round-language",
+            "bge-m3 none", "gemma-3-1b gptq", "gemma-3-1b none", "gemma-3-27b none",
+            "gemma-4-26b-a4b none",
+            "gemma-4-31b auto-round-language", "gemma-4-31b none", "gemma-4-e4b none",
+            "mistral-small-3.2-24b none",
+            "qwen3.5-9b auto-round-language", "qwen3.5-9b none",
+            "qwen3.6-35b-a3b auto-round-language",
             "qwen3.6-35b-a3b gptq-language", "qwen3.6-35b-a3b none",
         ),
     ),
@@ -197,7 +209,8 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "weights",
         (
-            "gpt-oss-20b mxfp4", "nemotron-3-nano-30b-a3b fp8-dynamic", "nemotron-3-nano-30b-a3b modelopt-nvfp4",
+            "gpt-oss-20b mxfp4", "nemotron-3-nano-30b-a3b fp8-dynamic",
+            "nemotron-3-nano-30b-a3b modelopt-nvfp4",
             "nemotron-3-nano-30b-a3b w4a16", "qwen3-30b-a3b modelopt-nvfp4",
         ),
     ),
@@ -205,7 +218,8 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "attention",
         (
-            "mistral-7b-v0.1 awq", "mistral-7b-v0.1 gptq", "mistral-7b-v0.1 none", "phi-3.5-moe none", "phi-4-mini fp8-dynamic",
+            "mistral-7b-v0.1 awq", "mistral-7b-v0.1 gptq", "mistral-7b-v0.1 none",
+            "phi-3.5-moe none", "phi-4-mini fp8-dynamic",
             "phi-4-mini none", "phi-4-mini w4a16",
         ),
     ),
@@ -213,9 +227,12 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "attention",
         (
-            "gemma-4-26b-a4b none", "gemma-4-26b-a4b nvfp4", "gemma-4-31b auto-round-language", "gemma-4-31b none",
-            "gemma-4-e4b none", "mistral-small-3.2-24b fp8-dynamic", "mistral-small-3.2-24b none", "mistral-small-3.2-24b w4a16",
-            "qwen3.5-9b auto-round-language", "qwen3.5-9b none", "qwen3.6-35b-a3b auto-round-language",
+            "gemma-4-26b-a4b none", "gemma-4-26b-a4b nvfp4", "gemma-4-31b auto-round-language",
+            "gemma-4-31b none",
+            "gemma-4-e4b none", "mistral-small-3.2-24b fp8-dynamic", "mistral-small-3.2-24b none",
+            "mistral-small-3.2-24b w4a16",
+            "qwen3.5-9b auto-round-language", "qwen3.5-9b none",
+            "qwen3.6-35b-a3b auto-round-language",
             "qwen3.6-35b-a3b gptq-language", "qwen3.6-35b-a3b none",
         ),
     ),
@@ -224,9 +241,12 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "KV cache",
         (
-            "bge-m3 none", "gemma-4-e4b none", "granite-4.0-h-micro fp8-dynamic", "granite-4.0-h-micro none",
-            "granite-4.0-h-micro w4a16", "granite-4.0-h-small none", "granite-4.0-h-small w4a16", "nemotron-nano-9b-v2 none",
-            "qwen3.6-35b-a3b auto-round-language", "qwen3.6-35b-a3b gptq-language", "qwen3.6-35b-a3b none",
+            "bge-m3 none", "gemma-4-e4b none", "granite-4.0-h-micro fp8-dynamic",
+            "granite-4.0-h-micro none",
+            "granite-4.0-h-micro w4a16", "granite-4.0-h-small none", "granite-4.0-h-small w4a16",
+            "nemotron-nano-9b-v2 none",
+            "qwen3.6-35b-a3b auto-round-language", "qwen3.6-35b-a3b gptq-language",
+            "qwen3.6-35b-a3b none",
         ),
     ),
     # Whole models that the rules do not know to be refused: by models that take a layer for an
@@ -235,8 +255,10 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "the engine refuses",
         (
-            "deepseek-v3 w4a16", "gemma-3-1b bitsandbytes-4bit", "gemma-3-27b w4a16", "llama-3.1-8b bitsandbytes-4bit",
-            "llama-3.1-8b w4a8", "qwen3-next-80b-a3b awq", "qwen3-next-80b-a3b fp8-block", "qwen3-next-80b-a3b nvfp4",
+            "deepseek-v3 w4a16", "gemma-3-1b bitsandbytes-4bit", "gemma-3-27b w4a16",
+            "llama-3.1-8b bitsandbytes-4bit",
+            "llama-3.1-8b w4a8", "qwen3-next-80b-a3b awq", "qwen3-next-80b-a3b fp8-block",
+            "qwen3-next-80b-a3b nvfp4",
             "qwen3.5-9b auto-round-language", "qwen3.5-9b none",
         ),
     ),
@@ -245,7 +267,8 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "the rules refuse",
         (
-            "deepseek-v3.2 fp8-block", "deepseek-v3.2 none", "gemma-4-31b fp8-dynamic", "glm-4.5-air fp8-dynamic",
+            "deepseek-v3.2 fp8-block", "deepseek-v3.2 none", "gemma-4-31b fp8-dynamic",
+            "glm-4.5-air fp8-dynamic",
             "gpt-oss-20b mxfp4-ct", "qwen3-vl-8b fp8-block", "qwen3.5-9b auto-round-language",
             "qwen3.6-35b-a3b auto-round-language", "qwen3.6-35b-a3b gptq-language",
         ),

@@ -27,7 +27,8 @@ def mine(
 ) -> Cache:
     model, tp, _, prefixes = question
     return cache(
-        MODELS[model], Rank(tp=tp, kv_dtype=answer["cache"], capability=capability), answer["preferred"], TRAITS[version],
+        MODELS[model], Rank(tp=tp, kv_dtype=answer["cache"], capability=capability),
+        answer["preferred"], TRAITS[version],
         prefixes=prefixes,
     )  # fmt: skip
 

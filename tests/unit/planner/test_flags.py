@@ -66,7 +66,8 @@ ESCAPES += [
     "x" * 10**5,
     "no-role",
 ]
-ESCAPES += ["host", "--host", "api_key", "--api-key", "model", "port", "served-model-name", "config", "-O3", "hf-overrides.x"]  # fmt: skip
+ESCAPES += ["host", "--host", "api_key", "--api-key", "model", "port", "served-model-name",
+    "config", "-O3", "hf-overrides.x"]  # fmt: skip
 NUMBERS: list[Any] = [
     0,
     -1,

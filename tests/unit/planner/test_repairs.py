@@ -174,7 +174,8 @@ def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights(
 
 def test_of_stages_those_are_tried_that_may_hold_the_weights_and_all() -> None:
     memory = Memory(
-        gpu_bytes=80, budget_bytes=70, weights_bytes=190, activation_bytes=5, graph_bytes=0, overhead_bytes=10, kv_bytes=0,
+        gpu_bytes=80, budget_bytes=70, weights_bytes=190, activation_bytes=5, graph_bytes=0,
+        overhead_bytes=10, kv_bytes=0,
         kv_bytes_per_token=1, kv_tokens=0, low=0, high=0,
     )  # fmt: skip
     refusal = Refused(
@@ -271,7 +272,8 @@ def test_of_what_a_start_showed_to_be_too_much_less_is_conservative_and_not_what
     None
 ):
     memory = Memory(
-        gpu_bytes=24, budget_bytes=20, weights_bytes=16, activation_bytes=5, graph_bytes=0, overhead_bytes=1, kv_bytes=0,
+        gpu_bytes=24, budget_bytes=20, weights_bytes=16, activation_bytes=5, graph_bytes=0,
+        overhead_bytes=1, kv_bytes=0,
         kv_bytes_per_token=1, kv_tokens=0, low=17, high=22,
     )  # fmt: skip
     short = Evidence(memory=memory)

@@ -217,7 +217,9 @@ def test_the_same_experts_in_4_bits_and_groups_of_32_are_foreseen_to_crash(tp: i
 ODD = config(
     "llama-3.1-8b",
     intermediate_size=2112,
-    quantization_config={**QUANTS["w4a16"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}}}},
+    quantization_config={**QUANTS["w4a16"], "config_groups": {"group_0": {"targets": ["Linear"],
+        "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32,
+            "symmetric": True}}}},
 )  # fmt: skip
 
 

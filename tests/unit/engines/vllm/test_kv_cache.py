@@ -37,7 +37,8 @@ def sliding(
 
 def latent(layers: int, index_dim: int | None = None) -> AttentionGroup:
     return AttentionGroup(
-        kind="mla", layers=layers, heads=128, kv_heads=1, head_dim=576, value_dim=512, index_dim=index_dim
+        kind="mla", layers=layers, heads=128, kv_heads=1, head_dim=576, value_dim=512,
+        index_dim=index_dim
     )  # fmt: skip
 
 
@@ -179,19 +180,25 @@ def test_towers_and_encoders_keep_nothing() -> None:
 
 SIZES = st.integers(0, 300) | st.sampled_from([2**31, 10**12])
 STATES = st.builds(
-    Recurrent, kind=st.sampled_from(["gdn", "kda", "mamba1", "mamba2"]), heads=SIZES, rows=SIZES, columns=SIZES, groups=SIZES,
-    conv_channels=SIZES, conv_kernel=st.integers(0, 9), chunk=st.none() | st.integers(1, 2**20), dtype=st.sampled_from([None, "float32"]),
+    Recurrent, kind=st.sampled_from(["gdn", "kda", "mamba1", "mamba2"]), heads=SIZES, rows=SIZES,
+    columns=SIZES, groups=SIZES,
+    conv_channels=SIZES, conv_kernel=st.integers(0, 9), chunk=st.none() | st.integers(1, 2**20),
+    dtype=st.sampled_from([None, "float32"]),
 )  # fmt: skip
 GROUPS = st.builds(
-    AttentionGroup, kind=st.sampled_from(["full", "sliding", "mla", "recurrent", "encoder", "vision"]), layers=SIZES, heads=SIZES,
-    kv_heads=SIZES, head_dim=SIZES, value_dim=st.none() | SIZES, window=st.none() | SIZES, index_dim=st.none() | SIZES,
+    AttentionGroup, kind=st.sampled_from(["full", "sliding", "mla", "recurrent", "encoder",
+        "vision"]), layers=SIZES, heads=SIZES,
+    kv_heads=SIZES, head_dim=SIZES, value_dim=st.none() | SIZES, window=st.none() | SIZES,
+    index_dim=st.none() | SIZES,
     recurrent=st.none() | STATES,
 )  # fmt: skip
 
 
 @given(
-    st.lists(GROUPS, max_size=4), st.integers(1, 64), st.sampled_from(["auto", "fp8", "fp8_ds_mla"]),
-    st.sampled_from(list(TRAITS.values())), st.none() | st.booleans(), st.integers(0, 10**13), st.integers(0, 2**22),
+    st.lists(GROUPS, max_size=4), st.integers(1, 64),
+    st.sampled_from(["auto", "fp8", "fp8_ds_mla"]),
+    st.sampled_from(list(TRAITS.values())), st.none() | st.booleans(), st.integers(0, 10**13),
+    st.integers(0, 2**22),
 )  # fmt: skip
 def test_no_model_breaks_the_arithmetic(
     groups: list[AttentionGroup],

@@ -510,7 +510,8 @@ def test_a_folder_with_more_files_than_any_model_is_refused(
     ("files", "template"),
     [
         ({"chat_template.jinja": b"J", "tokenizer_config.json": b'{"chat_template": "T"}'}, "J"),
-        ({"chat_template.json": b'{"chat_template": "C"}', "tokenizer_config.json": b'{"chat_template": "T"}'}, "C"),
+        ({"chat_template.json": b'{"chat_template": "C"}',
+            "tokenizer_config.json": b'{"chat_template": "T"}'}, "C"),
         ({"tokenizer_config.json": b'{"chat_template": "T"}'}, "T"),
         ({"tokenizer_config.json": b'{"chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "U"}]}'}, "D\nU"),
         ({"tokenizer_config.json": b"{}"}, None),

@@ -120,11 +120,13 @@ WHEN: dict[str, list[tuple[dict[str, str], int, list[dict[str, str]]]]] = {
     "EngineKeepsFailing": [
         # Minutes apart, as failures are: what `increase` adds beyond the samples is then less than
         # one.
-        ({'fitserve_failures_total{model="m",kind="oom"}': "_ _ 1x5 2x5 3x5"}, 18, [{"model": "m", "kind": "oom"}]),
+        ({'fitserve_failures_total{model="m",kind="oom"}': "_ _ 1x5 2x5 3x5"}, 18,
+            [{"model": "m", "kind": "oom"}]),
         ({'fitserve_failures_total{model="m",kind="oom"}': "_ _ 1 2 2"}, 4, []),
         ({'fitserve_failures_total{model="m",kind="oom"}': "7x60"}, 60, []),
         # The gateway was started anew.
-        ({'fitserve_failures_total{model="m",kind="oom"}': "7x40 1 2 3x10"}, 45, [{"model": "m", "kind": "oom"}]),
+        ({'fitserve_failures_total{model="m",kind="oom"}': "7x40 1 2 3x10"}, 45,
+            [{"model": "m", "kind": "oom"}]),
         ({'fitserve_failures_total{model="m",kind="oom"}': "_ 1 2 3x40"}, 43, []),
     ],
     "GpuErrors": [
@@ -134,11 +136,14 @@ WHEN: dict[str, list[tuple[dict[str, str], int, list[dict[str, str]]]]] = {
     "ModelNotServed": [
         ({'fitserve_replicas{model="m",state="quarantined"}': "1x9"}, 4, []),
         ({'fitserve_replicas{model="m",state="quarantined"}': "1x9"}, 6, [{"model": "m"}]),
-        ({f'fitserve_replicas{{model="m",state="{state}"}}': "1x9" for state in ("quarantined", "ready")}, 6, []),
+        ({f'fitserve_replicas{{model="m",state="{state}"}}': "1x9" for state in ("quarantined",
+            "ready")}, 6, []),
     ],
     "RequestsFail": [
-        ({'fitserve_upstream_errors_total{model="m"}': "0+1x20", 'fitserve_requests_total{model="m"}': "0+10x20"}, 12, [{"model": "m"}]),
-        ({'fitserve_upstream_errors_total{model="m"}': "0+1x20", 'fitserve_requests_total{model="m"}': "0+30x20"}, 12, []),
+        ({'fitserve_upstream_errors_total{model="m"}': "0+1x20",
+            'fitserve_requests_total{model="m"}': "0+10x20"}, 12, [{"model": "m"}]),
+        ({'fitserve_upstream_errors_total{model="m"}': "0+1x20",
+            'fitserve_requests_total{model="m"}': "0+30x20"}, 12, []),
     ],
 }  # fmt: skip
 

@@ -27,7 +27,8 @@ SHOWN = Abilities.all(Ability(state="proven", evidence="seen"))
 
 def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 8192) -> Plan:
     made = plan()
-    chosen = {name: StrChoice(value=value, reason=f"because of {value}", source="test") for name, value in
+    chosen = {name: StrChoice(value=value, reason=f"because of {value}", source="test") for name,
+        value in
               (("tool_parser", tools), ("reasoning_parser", reasoning))}  # fmt: skip
     length = made.max_model_len.evolve(value=context)
     return made.evolve(model=made.model.evolve(chat=True), max_model_len=length, **chosen)
@@ -37,19 +38,26 @@ def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 819
     ("name", "said", "state", "evidence"),
     [
         ("tools", Said("", "", ((TOOL, CALL),), True), "proven", "arguments that fit"),
-        ("required_tools", Said("", "thought", ((TOOL, CALL), (TOOL, CALL)), False), "proven", "arguments that fit"),
-        ("tools", Said("It rains.", "", (), True), "not proven", "called no tool, and said: 'It rains.'"),
-        ("tools", Said("", "", ((TOOL, '{"city": "Rome", "unit": "celsius"}'),), True), "not proven", "do not fit"),
+        ("required_tools", Said("", "thought", ((TOOL, CALL), (TOOL, CALL)), False), "proven",
+            "arguments that fit"),
+        ("tools", Said("It rains.", "", (), True), "not proven",
+            "called no tool, and said: 'It rains.'"),
+        ("tools", Said("", "", ((TOOL, '{"city": "Rome", "unit": "celsius"}'),), True),
+            "not proven", "do not fit"),
         ("tools", Said("", "", ((TOOL, '{"city": "Paris"'),), False), "unknown", "cut off"),
         ("tools", Said("", "", (("rm", CALL),), True), "not proven", "not offered"),
         ("reasoning", Said("9.8", "Well.", (), True), "proven", "5 characters of thoughts"),
-        ("reasoning", Said("<think>Well.</think>9.8", "", (), True), "not proven", "without thoughts apart"),
+        ("reasoning", Said("<think>Well.</think>9.8", "", (), True), "not proven",
+            "without thoughts apart"),
         ("reasoning", Said("", "Well,", (), False), "unknown", "no answer; the answer was cut off"),
         ("reasoning", Said(" ", "Well.", (), True), "not proven", "and no answer"),
         ("json_schema", Said('{"city": "Paris", "capital": true}', "", (), True), "proven", "fits"),
-        ("json_schema", Said('{"city": "Paris", "capital": 1}', "", (), True), "not proven", "does not fit"),
-        ("json_schema", Said('{"city": "Paris", "capital": true, "x": 1}', "", (), True), "not proven", "does not fit"),
-        ("json_schema", Said('```json\n{"city": "Paris", "capital": true}\n```', "", (), True), "not proven", "```json"),
+        ("json_schema", Said('{"city": "Paris", "capital": 1}', "", (), True), "not proven",
+            "does not fit"),
+        ("json_schema", Said('{"city": "Paris", "capital": true, "x": 1}', "", (), True),
+            "not proven", "does not fit"),
+        ("json_schema", Said('```json\n{"city": "Paris", "capital": true}\n```', "", (), True),
+            "not proven", "```json"),
         ("json_schema", Said("[" * 100_000, "", (), True), "not proven", "does not fit"),
         ("json_schema", Said("", "", (), False), "unknown", "nothing; the answer was cut off"),
     ],

@@ -109,17 +109,24 @@ DEEPSEEK = (
     + "' + tool['function']['arguments'] + '.'}}{%- endfor -%}{{ message.content }}{%- endfor -%}"
 )
 CASES: list[tuple[str, set[str], str, tuple[str, ...]]] = [
-    (LLAMA, {"several-calls"}, "single tool-calls", ('"Paris", "days": 3}}; {"name": "get_weather"', "Lima")),
-    (NEMO, {"long-call-ids"}, "length 9", ('"id": "456789abc"}', '"call_id": "456789abc"}', "Paris", "Lima")),
-    (SMALL, {"long-call-ids-in-marks"}, "length 9", ("[CALL_ID]456789abc", "[TOOL_RESULTS]456789abc[TOOL_CONTENT]", "Lima")),
-    (GRANITE, {"calls-in-history"}, "", ('<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"', "Lima")),
-    (LFM2, {"calls-in-history-lfm2"}, "", ('<|tool_call_start|>[get_weather(city="Paris", days=3), get_weather(city="Lima"', "SUNNY")),
+    (LLAMA, {"several-calls"}, "single tool-calls",
+        ('"Paris", "days": 3}}; {"name": "get_weather"', "Lima")),
+    (NEMO, {"long-call-ids"}, "length 9", ('"id": "456789abc"}', '"call_id": "456789abc"}', "Paris",
+        "Lima")),
+    (SMALL, {"long-call-ids-in-marks"}, "length 9",
+        ("[CALL_ID]456789abc", "[TOOL_RESULTS]456789abc[TOOL_CONTENT]", "Lima")),
+    (GRANITE, {"calls-in-history"}, "",
+        ('<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"', "Lima")),
+    (LFM2, {"calls-in-history-lfm2"}, "",
+        ('<|tool_call_start|>[get_weather(city="Paris", days=3), get_weather(city="Lima"',
+            "SUNNY")),
     (SMOLLM, {"tools-by-another-name"}, "", ("'name': 'get_weather', 'description'", "SUNNY")),
     (
         DEEPSEEK,
         {"arguments-as-objects", "tools-in-the-prompt"},
         "concatenate",
-        ("### get_weather\nDescription: of a city", '{{additional_tool_calls}}', '{"city": "Paris", "days": 3}.', "Lima"),
+        ("### get_weather\nDescription: of a city", '{{additional_tool_calls}}',
+            '{"city": "Paris", "days": 3}.', "Lima"),
     ),
 ]  # fmt: skip
 

@@ -180,7 +180,8 @@ def test_fp8_experts_would_crash_where_triton_has_no_such_type_and_no_flag_helps
     assert "needs compute capability 8.9 or higher, this GPU has 8.6" in crash.note
     assert moe_choice(version, base, "8.9").status == "ok"
     traits, layer = experts("qwen3-30b-a3b")
-    shape = MoeShape(hidden=layer.k, intermediate=768, experts=128, scheme=scheme_of(base), origin="fp8", dtype="bfloat16",
+    shape = MoeShape(hidden=layer.k, intermediate=768, experts=128, scheme=scheme_of(base),
+        origin="fp8", dtype="bfloat16",
                      routing=traits.routing, family=traits.family)  # fmt: skip
     assert choose_moe(moe(version), shape, "9.0", forced="deep_gemm").status == "unknown"
 
@@ -205,7 +206,8 @@ def test_weights_that_do_not_fit_are_not_quantized_while_they_load_because_they_
 
 @pytest.mark.parametrize("version", SGLANG)
 def test_a_family_that_was_not_asked_is_unknown(version: str) -> None:
-    shape = MoeShape(hidden=2048, intermediate=768, experts=64, scheme=Scheme(kind="unquantized", bits=16), dtype="bfloat16",
+    shape = MoeShape(hidden=2048, intermediate=768, experts=64,
+        scheme=Scheme(kind="unquantized", bits=16), dtype="bfloat16",
                      routing="default", family="frob")  # fmt: skip
     assert choose_moe(moe(version), shape, "9.0").status == "unknown"
 

@@ -390,8 +390,10 @@ FIELDS = [
     st.sampled_from(sorted(DRAFTERS)),
     st.sampled_from(FIELDS),
     st.one_of(
-        st.none(), st.integers(-5, 2**70), st.booleans(), st.text(max_size=5), st.lists(st.integers(), max_size=3),
-        st.dictionaries(st.sampled_from(["proposal_methods", "causal", "use_swa", "target_layer_ids"]), st.lists(st.none(), max_size=2)),
+        st.none(), st.integers(-5, 2**70), st.booleans(), st.text(max_size=5),
+        st.lists(st.integers(), max_size=3),
+        st.dictionaries(st.sampled_from(["proposal_methods", "causal", "use_swa",
+            "target_layer_ids"]), st.lists(st.none(), max_size=2)),
     ),
 )  # fmt: skip
 def test_no_config_raises_anything_but_bad_model(name: str, field: str, value: Any) -> None:
