@@ -1,7 +1,9 @@
 """What the data plane takes in this tree and in another one, in turn: to find a model and pick a
 replica, a request, a streamed chunk.
 
-    python -m benchmarks.bytecodes --before TREE [--rounds 15]      TREE: another checkout, as `git worktree add TREE COMMIT` makes it
+    python -m benchmarks.bytecodes --before TREE [--rounds 15]
+
+TREE: another checkout, made by `git worktree add TREE COMMIT`
 
 Bytecodes and calls of Python functions are counted, which no other work on the machine changes; for
 the choice of a replica there is also the processor time of the thread, the least and the median of
@@ -29,7 +31,10 @@ REQUESTS, CHUNKS = 40, (20, 60)
 BODY = json.dumps(
     {"model": "m", "messages": [{"role": "user", "content": "x" * 800}], "stream": False}
 )
-USAGE = b'"usage":{"prompt_tokens":10,"total_tokens":12,"completion_tokens":2,"prompt_tokens_details":null}}'
+USAGE = (
+    b'"usage":{"prompt_tokens":10,"total_tokens":12,"completion_tokens":2,'
+    b'"prompt_tokens_details":null}}'
+)
 
 
 class Count:

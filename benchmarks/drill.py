@@ -58,7 +58,12 @@ START_S = 600.0
 MOST = ("--arg", "gpu-memory-utilization=0.7")
 _FOREIGN = """
 import sys, torch
-held = [torch.empty(int(torch.cuda.mem_get_info(i)[1] * float(sys.argv[1])), dtype=torch.uint8, device=i) for i in range(torch.cuda.device_count())]
+held = [
+    torch.empty(
+        int(torch.cuda.mem_get_info(i)[1] * float(sys.argv[1])), dtype=torch.uint8, device=i
+    )
+    for i in range(torch.cuda.device_count())
+]
 print("held", flush=True)
 sys.stdin.read()
 """

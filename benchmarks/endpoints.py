@@ -87,7 +87,11 @@ def watch(port: int, pid: int, seconds: float) -> tuple[float, list[float]]:
 
 def tell(what: str, share: float, took: list[float], asking: float) -> None:
     p99 = statistics.quantiles(took, n=100)[98]
-    print(f"{what:24} {share - asking:7.2%} of a core   /healthz p50 {statistics.median(took):5.1f}  p99 {p99:5.1f}  most {max(took):5.1f} ms", flush=True)  # fmt: skip
+    print(
+        f"{what:24} {share - asking:7.2%} of a core   /healthz p50 {statistics.median(took):5.1f}"
+        f"  p99 {p99:5.1f}  most {max(took):5.1f} ms",
+        flush=True,
+    )
 
 
 def measure(port: int, pid: int, urls: list[str], seconds: float) -> None:

@@ -5,12 +5,14 @@ senders,readers,streams,crowd]
 A gateway with the limits that it has by default stands before one engine, each a process of its
 own.
 
-senders    so many sockets send the head of a request at one byte per second: when each of them is closed
-readers    so many clients ask for a stream of 10 MiB and read 1 KiB per second of it: memory for each, and what is left of it
+senders    many sockets send the head of a request at one byte per second: the time of their end
+readers    many clients ask for a stream of 10 MiB and read 1 KiB per second: memory of each, and
+           memory that stays
            once they are gone; a tenth of them reads nothing at all, and is to be cut off after 120
            s
 streams    half as many streams of 5 events per second for --seconds: errors, memory, CPU
-crowd      --clients, half of which leave in the middle, for --seconds, while one of two engines is killed every 15 s; then the same
+crowd      --clients for --seconds, half of which leave in the middle, while one of two engines is
+           killed every 15 s; then the same
            beside --attackers of each kind of tests/hostile/attackers.py: time-outs, memory,
            descriptors, and how long answers take. Engines are scripted ones that the gateway
            starts. Ends with 1 where docs/security.md promises something else
@@ -336,7 +338,8 @@ async def paced_engine(seconds: float) -> AsyncIterator[str]:
         sys.executable, str(PROXIES / "fake_engine.py"), str(port)
     )
     try:
-        pace = f"http://127.0.0.1:{port}/pace?chunks={int(seconds / EVENT_S)}&interval_ms={EVENT_S * 1000:.0f}"
+        query = f"chunks={int(seconds / EVENT_S)}&interval_ms={EVENT_S * 1000:.0f}"
+        pace = f"http://127.0.0.1:{port}/pace?{query}"
         async with httpx.AsyncClient(
             trust_env=False, transport=httpx.AsyncHTTPTransport(retries=10)
         ) as client:

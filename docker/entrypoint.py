@@ -1,8 +1,8 @@
 """Become the user `fitserve` (65532) with the group of the Docker socket, then run the command.
 
-The socket's group number differs from machine to machine, so no image can know it. Started as root with the
-capabilities SETUID and SETGID only (as compose.yaml starts the agent), this reads the number and gives up root;
-started as any other user, as the gateway is, it changes nothing.
+The socket's group number differs from machine to machine, so no image can know it. Started as
+root with only the capabilities SETUID and SETGID, as compose.yaml starts the agent, this reads the
+number and gives up root. Any other user, such as the gateway's, changes nothing.
 """
 
 import os

@@ -63,6 +63,8 @@ def answer(client: OpenAI, model: str, question: str) -> str:
             return message.content or ""
         messages.append(message)
         for call in message.tool_calls:
+            if call.type != "function":
+                continue
             result = call_tool(call.function.arguments)
             print(f"calculate({call.function.arguments}) = {result}", file=sys.stderr)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})

@@ -1,8 +1,11 @@
 """A client that loads one OpenAI base URL and prints what it saw as one line of JSON.
 
-    load.py URL plain  --connections 32 --seconds 3 [--count N] [--body-bytes 1000]    requests one after the other on each
-    load.py URL stream --streams 200 --chunks 100 --deadline 60                         all at once, each to its end
-    load.py URL idle   --streams 5000 --deadline 40                                     opened, then held until stdin ends
+    load.py URL plain  --connections 32 --seconds 3 [--count N] [--body-bytes 1000]
+        requests one after the other on each connection
+    load.py URL stream --streams 200 --chunks 100 --deadline 60
+        all at once, each to its end
+    load.py URL idle   --streams 5000 --deadline 40
+        opened, then held until stdin ends
 
 An answer counts as good with status 200 and, for a stream, every chunk and [DONE]; anything else is
 an error, and the first one is shown. Every request carries the key in FITSERVE_BENCH_KEY, which

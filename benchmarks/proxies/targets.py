@@ -33,16 +33,20 @@ ENVIRONMENTS = ROOT / ".cache" / "proxies"
 KEY = "fs-bench-0123456789abcdefghijklmnopqrstuvwxyz"  # as long as those that the gateway makes
 
 NGINX = """
-worker_processes 1; worker_rlimit_nofile {files}; daemon off; pid {folder}/nginx.pid; error_log {folder}/nginx.err crit;
+worker_processes 1; worker_rlimit_nofile {files}; daemon off; pid {folder}/nginx.pid;
+error_log {folder}/nginx.err crit;
 events {{ worker_connections {connections}; }}
 http {{
-  access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
-  uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi; keepalive_requests 1000000; client_max_body_size 100m;
+  access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/fastcgi;
+  uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+  keepalive_requests 1000000; client_max_body_size 100m;
   upstream engine {{ server 127.0.0.1:{engine}; keepalive 1024; keepalive_requests 1000000; }}
   server {{
     listen 127.0.0.1:{port} backlog=4096;
     location / {{
-      proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_read_timeout 600s;
+      proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_read_timeout 600s;
       proxy_buffering off; proxy_request_buffering off;
     }}
     location /health {{ return 200; }}
@@ -51,7 +55,9 @@ http {{
 """
 
 LITELLM = """
-model_list: [{{model_name: m, litellm_params: {{model: openai/m, api_base: "http://127.0.0.1:{engine}/v1", api_key: x}}}}]
+model_list:
+- model_name: m
+  litellm_params: {{model: openai/m, api_base: "http://127.0.0.1:{engine}/v1", api_key: x}}
 litellm_settings: {{telemetry: false, request_timeout: 600, num_retries: 0}}
 general_settings: {{disable_spend_logs: true}}
 """

@@ -3,7 +3,7 @@ python benchmarks/speed/compare.py
 
 --results FILE...    what run.py wrote; of a setting that is in several the best pass of all counts
 --estimates FILE     what aiconfigurator_estimates.py wrote
---fit                then also parts and times that fit the measurements best, as a speed.yaml to look at
+--fit                then also parts and times with the best fit, as a speed.yaml
 --without MODEL      with --fit: of all other models, so that what is shown of this one is foretold
 """
 

@@ -4,11 +4,13 @@ layer, bytes on one rank, KV cache.
 A question is (model, quantization, capability); only those of the capability that is booted are
 answered, the rest are null. An answer has, for each of TENSOR_PARALLEL,
 
-    layers     "NAME KERNEL KxN COUNT": sizes on one rank, where ranks differ one for each of them, divided by "|"; kernels too
+    layers     "NAME KERNEL KxN COUNT": sizes and kernels on one rank; where ranks differ, one for
+               each of them, divided by "|"
     attention  "KIND HEAD_SIZE BACKEND [VERSION] COUNT" of its layers, joined by ", ", but those
                that read another layer's cache; with the version of FlashAttention
     weights    bytes of all parameters of one rank
-    kv         "BYTES_OF_A_BLOCK: KIND TOKENS ...", with the tokens of a block in each of the cache's groups; "" without a cache
+    kv         "BYTES_OF_A_BLOCK: KIND TOKENS ...", with the tokens of a block in each of the
+               cache's groups; "" without a cache
 
 or null where the engine refuses, and `refused` says why, by the number of ranks.
 """

@@ -29,8 +29,14 @@ def block(q: Any) -> dict[str, Any] | None:
             **found,
         }
     if q.origin == "modelopt":
-        algorithm = {"fp8_tensor": "FP8", "nvfp4": "NVFP4", "mxfp8": "MXFP8",
-                     "fp8_token": "FP8_PER_CHANNEL_PER_TOKEN", "fp8_block": "FP8_PB_WO"}[q.kind]  # fmt: skip
+        algorithms = {
+            "fp8_tensor": "FP8",
+            "nvfp4": "NVFP4",
+            "mxfp8": "MXFP8",
+            "fp8_token": "FP8_PER_CHANNEL_PER_TOKEN",
+            "fp8_block": "FP8_PB_WO",
+        }
+        algorithm = algorithms[q.kind]
         algorithm = "W4A16_NVFP4" if q.kind == "nvfp4" and q.weight_only else algorithm
         return {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": q.group,
             "ignore": [],

@@ -119,7 +119,8 @@ async def test_the_program_has_no_privileges_and_the_shared_memory_it_asked_for(
 ) -> None:
     script = """
 import os
-status = dict(line.split(":\\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
+lines = open("/proc/self/status").read().splitlines()
+status = dict(line.split(":\\t", 1) for line in lines if ":\\t" in line)
 print(status["CapBnd"], status["NoNewPrivs"])
 shm = os.statvfs("/dev/shm")
 print(shm.f_frsize * shm.f_blocks)

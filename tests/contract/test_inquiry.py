@@ -296,7 +296,9 @@ def ask_and_be_killed(asked: Asked) -> None:
 SPEAK = """
 import os, stat, subprocess, time
 subprocess.Popen(["sleep", "1000"])
-os.write(next(fd for fd in map(int, sorted(os.listdir("/proc/self/fd"))) if fd > 2 and stat.S_ISFIFO(os.stat(fd).st_mode)), b"{}\\n")
+files = map(int, sorted(os.listdir("/proc/self/fd")))
+pipe = next(fd for fd in files if fd > 2 and stat.S_ISFIFO(os.stat(fd).st_mode))
+os.write(pipe, b"{}\\n")
 time.sleep(1000)
 """
 
@@ -346,15 +348,18 @@ def written(folder):
     return tried(lambda: open(folder + "/x", "w").close())
 def reached(address):
     return tried(lambda: socket.create_connection(address, 1))
-status = dict(line.rstrip("\n").split(":\t", 1) for line in open("/proc/self/status") if ":\t" in line)
+lines = [line.rstrip("\n") for line in open("/proc/self/status") if ":\t" in line]
+status = dict(line.split(":\t", 1) for line in lines)
+folders = ("/", "/etc", "/usr/lib", "/root", "/declared", "/tmp")
+disks = ("sd", "nvme", "vd", "nvidia", "mem", "kmsg")
 print(json.dumps({
     "caps": [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")],
     "privileges": status["NoNewPrivs"],
     "interfaces": os.listdir("/sys/class/net"),
     "reached": [reached(("1.1.1.1", 53)), reached(("172.17.0.1", 22))],
-    "written": {folder: written(folder) for folder in ("/", "/etc", "/usr/lib", "/root", "/declared", "/tmp")},
+    "written": {folder: written(folder) for folder in folders},
     "mounts": [line.split()[2] for line in open("/proc/mounts")],
-    "disks": [name for name in os.listdir("/dev") if name.startswith(("sd", "nvme", "vd", "nvidia", "mem", "kmsg"))],
+    "disks": [name for name in os.listdir("/dev") if name.startswith(disks)],
     "processes": [name for name in os.listdir("/proc") if name.isdigit()],
     "env": dict(os.environ),
 }))

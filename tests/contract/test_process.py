@@ -351,7 +351,8 @@ async def test_an_engine_gets_its_own_environment_and_no_secret(
     monkeypatch.setenv("SSL_CERT_FILE", "/ca.pem")
     source = """
 import json, os
-files = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in range(20) if os.path.exists(f"/proc/self/fd/{fd}")}
+links = {fd: f"/proc/self/fd/{fd}" for fd in range(20)}
+files = {fd: os.readlink(link) for fd, link in links.items() if os.path.exists(link)}
 leads = os.getsid(0) == os.getpgid(0) == os.getpid()
 print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "leads": leads, "files": files}))
 """

@@ -1,7 +1,8 @@
 """Power cuts, simulated: what the store writes and syncs is recorded, and every disk that a cut
 might have left is opened again.
 
-`python -m tests.e2e.power_cut --points 500` prints what benchmarks/notebook/reliability.md has. Needs strace.
+`python -m tests.e2e.power_cut --points 500` prints the figures of
+benchmarks/notebook/reliability.md. Needs strace.
 
 A cut keeps what was synced before it. Of what a file was given since its last sync, any sectors may
 be there; of the changes to a folder (a name made, renamed, removed) since its own last sync, the

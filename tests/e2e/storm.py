@@ -1,10 +1,8 @@
-"""A gateway, or its agent, or both, killed again and again while several writers add and remove
-models and keys; then a look at what is
-left.
+"""A gateway, its agent or both are killed while writers add and remove models and keys.
 
-`python -m tests.e2e.storm --rounds 200 --writers 3 [--victim gateway | agent | both]` prints what
-benchmarks/notebook/reliability.md has. Where something is wrong, the folder with the database, all logs, the
-records, and what the machine looked like then, is kept.
+`python -m tests.e2e.storm --rounds 200 --writers 3 [--victim gateway | agent | both]` prints the
+figures of benchmarks/notebook/reliability.md. After a failure the folder with the database, all
+logs, the records and the state of the machine is kept.
 """
 
 from __future__ import annotations

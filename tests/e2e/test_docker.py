@@ -117,7 +117,8 @@ class Composed:
         except AssertionError:
             raise AssertionError(
                 f"{name}:"
-                f" {json.dumps(self.show(name)['attempts'], indent=1)}\n{docker('logs', '--tail', '50', self.gateway)}"
+                f" {json.dumps(self.show(name)['attempts'], indent=1)}\n"
+                f"{docker('logs', '--tail', '50', self.gateway)}"
             ) from None
 
 

@@ -14,7 +14,11 @@ import resource, subprocess, sys
 from gateway import open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 print(open_files.allow({wanted}), open_files.allow(60))
-asking = [sys.executable, "-c", "import resource, sys; sys.stdin.read(); print(*resource.getrlimit(resource.RLIMIT_NOFILE))"]
+script = (
+    "import resource, sys; sys.stdin.read();"
+    " print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+)
+asking = [sys.executable, "-c", script]
 child = subprocess.Popen(asking, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 open_files.give_back(child.pid)
 print(child.communicate()[0].strip())

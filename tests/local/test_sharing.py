@@ -115,7 +115,7 @@ def test_models_added_at_once_share_and_after_a_power_cut_all_have_what_they_had
         storm.close()
 
 
-async def test_after_a_power_cut_each_copy_has_the_gpus_and_the_plan_that_it_had_whoever_is_started_first(
+async def test_after_a_power_cut_each_replica_keeps_gpus_and_plan_in_any_start_order(
     tmp_path: Path,
 ) -> None:
     def script(spec: LaunchSpec) -> EngineScript:

@@ -29,13 +29,16 @@ _RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice
 _OVERFLOW = "document.documentElement.scrollWidth - window.innerWidth"
 # What is written beyond the padding of its card, but where it can be scrolled to or ends in dots.
 _OUTSIDE = """() => [...document.querySelectorAll(".card *")].filter((one) => {
-  const words = [...one.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.textContent.trim());
+  const words = [...one.childNodes].some(
+    (node) => node.nodeType === Node.TEXT_NODE && node.textContent.trim());
   const card = one.closest(".card"), style = getComputedStyle(card);
   if (!words || !one.checkVisibility()) return false;
-  for (let outer = one; outer !== card; outer = outer.parentElement) if (getComputedStyle(outer).overflowX !== "visible") return false;
+  for (let outer = one; outer !== card; outer = outer.parentElement)
+    if (getComputedStyle(outer).overflowX !== "visible") return false;
   const range = document.createRange();
   range.selectNodeContents(one);
-  return range.getBoundingClientRect().right > card.getBoundingClientRect().right - parseFloat(style.paddingRight) + 1;
+  const limit = card.getBoundingClientRect().right - parseFloat(style.paddingRight) + 1;
+  return range.getBoundingClientRect().right > limit;
 }).map((one) => one.textContent.slice(0, 80))"""
 
 

@@ -36,8 +36,10 @@ def tensors(shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> dict[str
 
 
 # Fields that decide what a model is, besides those of the published ones.
-OTHERS = """compression_config dtype is_encoder_decoder kv_lora_rank layer_types mamba_d_state multi_query n_embd n_head n_layer
-quantization_config sliding_window_pattern text_config"""
+OTHERS = """
+compression_config dtype is_encoder_decoder kv_lora_rank layer_types mamba_d_state multi_query
+n_embd n_head n_layer quantization_config sliding_window_pattern text_config
+"""
 FIELDS = [
     *sorted({key for path in MODELS.glob("*.json") for key in json.loads(path.read_text())}),
     *OTHERS.split(),

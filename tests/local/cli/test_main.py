@@ -74,7 +74,7 @@ def test_a_model_of_a_family_that_nobody_described_is_planned_as_a_guess_that_sa
     )
 
 
-def test_a_model_whose_code_would_have_to_run_is_refused_and_one_whose_code_is_not_needed_is_planned(
+def test_only_a_model_that_needs_code_of_its_repository_is_refused(
     tmp_path: Path,
 ) -> None:
     fields = config("qwen3-8b") | {"auto_map": {"AutoConfig": "configuration_x.X"}}

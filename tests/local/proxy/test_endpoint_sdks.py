@@ -61,7 +61,8 @@ RESPONSE |= {
 
 
 def event(kind: str, **fields: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields}, ensure_ascii=False)}\n\n".encode()
+    data = json.dumps({"type": kind, **fields}, ensure_ascii=False)
+    return f"event: {kind}\ndata: {data}\n\n".encode()
 
 
 MESSAGE_EVENTS = b"".join(

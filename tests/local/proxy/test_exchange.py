@@ -245,7 +245,7 @@ async def test_an_engine_that_drips_is_waited_for_and_a_silent_one_is_given_up()
             writer.close()
 
 
-async def test_an_engine_that_drips_is_not_taken_for_a_silent_one_and_new_requests_do_not_hide_silence(
+async def test_a_slow_engine_is_not_silent_and_new_requests_do_not_hide_silence(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the watcher of an engine goes by (`Routes.silent_s`): one token in 50 s is a sign of
@@ -584,7 +584,8 @@ async def test_each_request_is_told_to_the_meter(gateway: Gateway) -> None:
             await call.chunk(event("a"))
             await call.chunk(
                 b"data:"
-                b' {"choices":[],"usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2}}\n\n'
+                b' {"choices":[],"usage":{"prompt_tokens":3,"total_tokens":5,'
+                b'"completion_tokens":2}}\n\n'
             )
             await call.chunk(b"data: [DONE]\n\n")
             await call.end()

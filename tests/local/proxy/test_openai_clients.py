@@ -217,9 +217,7 @@ async def test_a_request_has_no_task(gateway: Gateway) -> None:
         assert upstream.requests
 
 
-async def test_a_gateway_that_stops_refuses_what_has_no_answer_yet_and_closes_the_engine_connection() -> (
-    None
-):
+async def test_a_stopping_gateway_refuses_waiting_requests_and_closes_engine_connections() -> None:
     async with Upstream(never_answers) as upstream, local(upstream.url) as (plane, port):
         reader, writer = await ask(port)
         await until(lambda: len(upstream.requests) == 1)

@@ -60,7 +60,7 @@ OOM = """\
 (EngineCore_DP0 pid=42) ERROR 03-14 10:22:05 [core.py:718]   File "vllm/v1/worker/gpu_worker.py", line 180, in init_device
 (EngineCore_DP0 pid=42) ERROR 03-14 10:22:05 [core.py:718] ValueError: Free memory on device (3.22/4.0 GiB) on startup is less than \
 desired GPU memory utilization (0.9, 3.6 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ ERROR 03-14 10:22:05 [dump_input.py:78] Dumping scheduler output for model execu
 ERROR 03-14 10:22:05 [dump_input.py:81] SchedulerStats(num_running_reqs=7, prefix_cache_stats=PrefixCacheStats(reset=False), spec_decoding_stats=None)
 ERROR 03-14 10:22:05 [core.py:502] EngineCore encountered a fatal error.
 ERROR 03-14 10:22:05 [core.py:502] TimeoutError: RPC call to execute_model timed out.
-"""
+"""  # noqa: E501
     assert diagnose([log.encode()], SIGNATURES)[0].kind == "hang"
 
 

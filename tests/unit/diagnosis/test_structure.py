@@ -1,4 +1,4 @@
-"""What structure decides: facts of failures, written as engines print them, and what it may teach."""
+"""Diagnosis by structure: facts of failures in the form of engines, and facts from them."""
 
 from typing import Any
 

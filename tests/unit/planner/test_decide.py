@@ -366,9 +366,7 @@ def test_every_variable_says_who_set_it() -> None:
     assert best.fingerprint != plan().fingerprint
 
 
-def test_a_fact_learned_with_a_variable_holds_with_it_only_and_one_learned_without_holds_always() -> (
-    None
-):
+def test_a_fact_learned_with_a_variable_needs_it_and_one_without_holds_always() -> None:
     env = {"NCCL_BUFFSIZE": "8388608"}
     small: dict[str, Any] = {"model": spec(num_hidden_layers=4)}
     plain, tuned = plan("cpu", **small), plan("cpu", **small, env=env)

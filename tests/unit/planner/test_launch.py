@@ -53,9 +53,7 @@ def test_a_launch_is_the_plan_made_concrete() -> None:
     assert spec.shm_bytes == 4 * 1024**3
 
 
-def test_what_the_gateway_asks_again_and_again_is_not_in_the_access_log_unless_a_user_wants_it() -> (
-    None
-):
+def test_polls_of_the_gateway_are_not_in_the_access_log_by_default() -> None:
     quiet = SMALL.evolve(
         quiet=("--hush", "/health"), flags={**SMALL.flags, "hush": Flag(type="str")}
     )

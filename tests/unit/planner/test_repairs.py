@@ -226,9 +226,7 @@ def longer(
     return [name for other in found for name in other.because if name not in variant.because]
 
 
-def test_for_a_longer_context_one_thing_after_the_other_is_given_up_and_nothing_where_it_is_long_enough() -> (
-    None
-):
+def test_a_longer_context_costs_one_feature_after_the_other_and_a_long_one_none() -> None:
     fewer = Variant().changed("small", True, "short", "memory model")
     half = fewer.changed("kv_dtype", "fp8", "short", "memory model")
     assert longer(Variant(), 32_768) == []
@@ -268,9 +266,7 @@ def test_of_gpus_that_do_not_divide_the_heads_each_stage_takes_as_many_as_do() -
     assert cures(refusal, Variant(tp=6), gpus=6, args={"tensor-parallel-size"}) == []
 
 
-def test_of_what_a_start_showed_to_be_too_much_less_is_conservative_and_not_what_else_may_be_given_up() -> (
-    None
-):
+def test_a_repair_reduces_what_a_start_showed_to_be_too_much_first() -> None:
     memory = Memory(
         gpu_bytes=24, budget_bytes=20, weights_bytes=16, activation_bytes=5, graph_bytes=0,
         overhead_bytes=1, kv_bytes=0,

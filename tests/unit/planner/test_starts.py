@@ -64,9 +64,7 @@ def test_on_one_gpu_engines_start_one_after_the_other_and_on_others_side_by_side
     assert held(asking, holder("a", "G1", stage="stands")) is None
 
 
-def test_engines_that_are_given_their_kv_cache_start_side_by_side_and_beside_nobody_who_measures() -> (
-    None
-):
+def test_engines_with_a_given_kv_cache_start_side_by_side_but_not_beside_a_measurement() -> None:
     asking = start("b", "G0", sized=True)
     assert held(asking, holder("a", "G0", sized=True)) is None
     assert held(asking, holder("a", "G0")) == Holdup("a", "loads its weights", "G0")

@@ -115,7 +115,7 @@ OPEN = (
 
 
 @pytest.mark.parametrize("ref", REFS)
-def test_a_profile_is_named_as_its_file_says_where_its_rules_come_from_and_never_reaches_the_network(
+def test_a_profile_has_the_name_of_its_file_and_sources_and_needs_no_network(
     ref: str,
 ) -> None:
     engine = PROFILES.engine(ref)
@@ -321,7 +321,10 @@ def test_users_give_free_text_only_to_flags_that_were_reviewed(ref: str) -> None
 
 @pytest.mark.parametrize("ref", REFS)
 def test_no_variable_of_users_names_a_place_a_key_or_a_plugin(ref: str) -> None:
-    closed = r"_(PATH|DIR|FILE|FOLDER|ROOT|URL|HOST|IP|PORT|KEY|PLUGINS|RPC|S3|LOGGING|USAGE|TRACK|ALLOW)(_|$)"
+    closed = (
+        r"_(PATH|DIR|FILE|FOLDER|ROOT|URL|HOST|IP|PORT|KEY|PLUGINS|RPC|S3|LOGGING|USAGE|TRACK|ALLOW)"
+        r"(_|$)"
+    )
     assert [name for name in PROFILES.engine(ref).user_env if re.search(closed, name)] == []
 
 

@@ -99,7 +99,7 @@ async def test_a_stopped_engine_gets_no_requests_and_its_clients_are_answered_by
         assert len((await gateway.show("m"))["attempts"]) == 2
 
 
-async def test_clients_of_the_only_engine_hear_that_it_stopped_and_it_is_replaced_once_that_is_proven(
+async def test_clients_hear_that_the_only_engine_froze_and_a_frozen_engine_is_replaced(
     tmp_path: Path,
 ) -> None:
     hold = tmp_path / "hold"

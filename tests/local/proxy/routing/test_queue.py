@@ -174,9 +174,7 @@ async def test_when_as_many_wait_as_may_the_next_one_is_refused_at_once() -> Non
             assert {(await each).status_code for each in asked} == {200}
 
 
-async def test_clients_that_leave_while_they_wait_are_forgotten_while_the_engine_is_still_busy() -> (
-    None
-):
+async def test_clients_that_leave_a_busy_engine_leave_the_queue() -> None:
     with Gateway(still=True) as gateway:
         async with gated(gateway) as (gate, upstream, client):
             first = ask(client)
@@ -195,9 +193,7 @@ async def test_clients_that_leave_while_they_wait_are_forgotten_while_the_engine
             assert len(upstream.requests) == 2
 
 
-async def test_who_waits_too_long_is_refused_and_a_stream_that_was_promised_ends_with_the_error() -> (
-    None
-):
+async def test_a_wait_over_the_limit_is_refused_also_in_a_begun_stream() -> None:
     with Gateway(queue_timeout_s=120, waiting_comment_s=10, still=True) as gateway:
         async with gated(gateway) as (gate, _, client):
             first = ask(client)

@@ -263,7 +263,8 @@ from gateway.keys import SCOPES
 from gateway.proxy.access.auth import Key, KeyLimits
 from gateway.proxy.shared_memory import SharedMemory
 from gateway.proxy.workers.shared_limits import SharedRateLimiter
-limiter, key, count = SharedRateLimiter(SharedMemory(int(sys.argv[1])), int(sys.argv[2])), Key("k", bytes(32), SCOPES, None, KeyLimits(100)), 0
+limiter = SharedRateLimiter(SharedMemory(int(sys.argv[1])), int(sys.argv[2]))
+key, count = Key("k", bytes(32), SCOPES, None, KeyLimits(100)), 0
 limiter.rows = {key.digest: 0}
 print(flush=True)
 sys.stdin.readline()

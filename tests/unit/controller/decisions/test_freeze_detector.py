@@ -74,9 +74,7 @@ def test_a_gateway_that_stood_itself_takes_no_engine_for_frozen() -> None:
     assert detector.freeze_reason(500) == ""
 
 
-def test_a_core_that_stands_while_clients_wait_is_frozen_when_it_does_not_answer_the_smallest_request_either() -> (
-    None
-):
+def test_a_core_is_frozen_when_clients_wait_and_the_smallest_request_gets_no_answer() -> None:
     detector = looked(0, 5, 8)
     assert not detector.needs_probe(8, None, ASK_S)
     assert not detector.needs_probe(8, 4.9, ASK_S)
@@ -112,9 +110,7 @@ def spinning(step_s: float) -> FreezeDetector:
     return detector
 
 
-def test_a_core_that_computes_for_longer_than_a_step_takes_is_asked_and_is_frozen_when_it_stays_mute() -> (
-    None
-):
+def test_a_core_that_exceeds_a_step_is_asked_and_is_frozen_without_an_answer() -> None:
     assert spinning(2).needs_probe(8, 8.0, ASK_S)
     assert not spinning(20).needs_probe(19.9, 19.9, ASK_S)
     detector = spinning(20)

@@ -44,9 +44,7 @@ def test_what_nvml_says_beside_the_share_is_what_the_next_plan_leaves_free() -> 
     ]
 
 
-def test_a_disturbed_start_teaches_nothing_and_a_disturbed_engine_that_serves_nothing_of_memory() -> (
-    None
-):
+def test_a_disturbed_start_teaches_nothing_and_a_disturbed_engine_nothing_of_memory() -> None:
     starts, serves = attempt(), attempt(state="ready", ready_at=1.0)
     assert learn(starts, excused(starts, OOM, ""), 2.0)
     assert not learn(starts, excused(starts, OOM, "b came to its end"), 2.0)

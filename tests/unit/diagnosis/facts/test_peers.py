@@ -87,9 +87,7 @@ def test_one_way_after_the_other_is_left_off_and_then_the_gpus_share_nothing(
     ]
 
 
-def test_of_a_machine_without_nvlink_peer_to_peer_access_goes_first_and_one_gpu_is_the_last_way() -> (
-    None
-):
+def test_without_nvlink_peer_access_goes_first_and_a_single_gpu_last() -> None:
     # 120,000 tokens of context do not fit beside the weights as they are.
     steps = played(
         proven("failed-nccl-0.19.1"), "llama-3.1-8b", "2x3090", VLLM_REF, min_context=120_000

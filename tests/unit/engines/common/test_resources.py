@@ -71,9 +71,7 @@ def test_only_a_container_is_told_where_it_may_write() -> None:
         assert made.pids == resources.pids(plan())
 
 
-def test_compiled_kernels_are_shared_by_plans_of_one_kind_of_gpu_that_run_no_code_of_repositories() -> (
-    None
-):
+def test_plans_for_one_kind_of_gpu_share_compiled_kernels_without_remote_code() -> None:
     first, second = (
         plan("2x3090"),
         plan("2x3090").evolve(model=plan().model.evolve(source="/models/other")),

@@ -513,7 +513,15 @@ def test_a_folder_with_more_files_than_any_model_is_refused(
         ({"chat_template.json": b'{"chat_template": "C"}',
             "tokenizer_config.json": b'{"chat_template": "T"}'}, "C"),
         ({"tokenizer_config.json": b'{"chat_template": "T"}'}, "T"),
-        ({"tokenizer_config.json": b'{"chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "U"}]}'}, "D\nU"),
+        (
+            {
+                "tokenizer_config.json": (
+                    b'{"chat_template": [{"name": "default", "template": "D"},'
+                    b' {"name": "tool_use", "template": "U"}]}'
+                )
+            },
+            "D\nU",
+        ),
         ({"tokenizer_config.json": b"{}"}, None),
         ({}, None),
     ],

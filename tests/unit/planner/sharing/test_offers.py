@@ -99,9 +99,7 @@ def test_what_is_taken_is_enough_and_without_any_of_it_it_would_not_be(
         assert not decide(given(other for other in found.takes if other is not one)).plans
 
 
-def test_what_is_given_for_one_and_what_it_counts_on_beside_stays_for_it_and_who_leaves_gives_to_all_that_wait() -> (
-    None
-):
+def test_given_memory_stays_for_its_model_and_an_evicted_model_gives_to_all_waiting() -> None:
     offers = [
         offer("a", "surplus", 3).evolve(beside=2 * GIB),
         offer("b", "surplus", 1),

@@ -526,7 +526,7 @@ def test_an_encoder_leaves_the_card_to_others_though_it_came_first() -> None:
 
 @pytest.mark.parametrize("name", ["3090", "h200"])
 @pytest.mark.parametrize("second", ["llama-1b", "llama-8b", "qwen-1.5b"])
-def test_who_gives_and_whom_that_is_for_are_told_the_bytes_of_their_kv_cache_and_so_start_side_by_side(
+def test_giver_and_receiver_get_their_kv_cache_bytes_and_start_side_by_side(
     name: str, second: str
 ) -> None:
     machine = Machine(name)

@@ -76,7 +76,7 @@ NEMO = """{%- for message in messages %}{%- if message.tool_calls is defined %}
             {{- raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}
         {%- endif %}
         {{- message.content + '"call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
-    {%- endif %}{%- endfor %}"""
+    {%- endif %}{%- endfor %}"""  # noqa: E501
 SMALL = """{%- for message in messages %}{%- if message.tool_calls is defined %}
         {%- for tool_call in message.tool_calls %}
                 {%- if tool_call.id|length != 9 %}
@@ -87,17 +87,17 @@ SMALL = """{%- for message in messages %}{%- if message.tool_calls is defined %}
         {%- endfor %}
     {%- else %}
         {{- '[TOOL_RESULTS]' + message.tool_call_id + '[TOOL_CONTENT]' + message.content + '[/TOOL_RESULTS]' }}
-    {%- endif %}{%- endfor %}"""
+    {%- endif %}{%- endfor %}"""  # noqa: E501
 GRANITE = """{{- 'respond only with <|tool_call|> followed by a JSON list of tools used' }}{%- for message in messages %}
      {{- '<|start_of_role|>' + message['role'] + '<|end_of_role|>' + message['content'] + '<|end_of_text|>
-' }}{%- endfor %}"""
+' }}{%- endfor %}"""  # noqa: E501
 LFM2 = """{{- "List of tools: " }}{%- for message in messages -%}
     {{- "<|im_start|>" + message["role"] + "\\n" -}}
     {%- set content = message["content"] -%}
     {{- content + "<|im_end|>\\n" -}}
 {%- endfor -%}"""
 SMOLLM = """{%- if xml_tools or python_tools -%}{%- for tool in xml_tools[:] -%}{{ tool | string }}{%- endfor -%}{%- endif -%}
-{%- for message in messages -%}{{ message.content }}{{ message.tool_calls | tojson if message.tool_calls }}{%- endfor -%}"""
+{%- for message in messages -%}{{ message.content }}{{ message.tool_calls | tojson if message.tool_calls }}{%- endfor -%}"""  # noqa: E501
 CALL = (
     "<\uff5ctool\u2581call\u2581begin\uff5c>'+ tool['function']['name'] +"
     " '<\uff5ctool\u2581sep\uff5c>"

@@ -72,9 +72,7 @@ def wna16(version: str, intermediate: int, origin: str = "gptq", group: int = 32
     return choose_moe(RULES[version], MoeShape(scheme=scheme, origin=origin, **sizes), "8.6")
 
 
-def test_a_width_of_352_is_padded_for_marlin_by_later_versions_and_left_to_triton_by_earlier_ones() -> (
-    None
-):
+def test_a_width_of_352_is_padded_for_marlin_since_a_version_and_uses_triton_before() -> None:
     assert (wna16("0.26.0", 352).kernel, wna16("0.26.0", 352).padded_to) == ("MARLIN", (2816, 384))
     early = wna16("0.19.1", 352)
     assert early.kernel == "MoeWNA16Method"

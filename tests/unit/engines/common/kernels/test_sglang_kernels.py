@@ -187,7 +187,7 @@ def test_fp8_experts_would_crash_where_triton_has_no_such_type_and_no_flag_helps
 
 
 @pytest.mark.parametrize("version", SGLANG)
-def test_weights_that_do_not_fit_are_not_quantized_while_they_load_because_they_are_whole_until_then(
+def test_weights_that_do_not_fit_whole_are_not_quantized_at_load(
     version: str,
 ) -> None:
     refusal = Refused("no_memory", "60 GiB are needed", "memory model")

@@ -76,9 +76,7 @@ def test_no_stage_is_smaller_than_its_share_nor_larger_than_the_rest(name: str) 
     assert whole / 4 <= quarter < half
 
 
-def test_embedding_and_head_are_on_the_first_and_the_last_stage_unless_the_engine_repeats_them() -> (
-    None
-):
+def test_first_and_last_stage_hold_embedding_and_head_unless_the_engine_repeats_them() -> None:
     whole = build(published("llama-3.1-8b"))
     thirds = [dealt(whole, (11, 11, 10), part, frozenset()) for part in range(3)]
     assert [vocabularies(one) for one in thirds] == [1, 0, 1]

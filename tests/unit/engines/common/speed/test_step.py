@@ -192,9 +192,7 @@ def test_a_cache_of_eight_bits_is_read_sooner_but_not_twice_as_soon() -> None:
     assert 0.5 * attention_s("auto") < attention_s("fp8") < attention_s("auto")
 
 
-def test_attention_of_a_prompt_is_slower_with_narrow_heads_and_faster_with_a_cache_of_eight_bits() -> (
-    None
-):
+def test_prefill_attention_is_slower_with_narrow_heads_and_faster_with_an_8_bit_cache() -> None:
     wide, narrow = work("llama-3.1-8b"), work("llama-3.2-1b")
     assert [any(one.narrow for one in each.readings) for each in (wide, narrow)] == [False, True]
     whole, half = TABLE.evolve(narrow=1.0), TABLE.evolve(narrow=0.5)
