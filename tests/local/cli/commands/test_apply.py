@@ -44,7 +44,7 @@ async def test_a_gateway_is_brought_to_a_file_and_only_where_it_is_otherwise(
         assert (await gateway.until("a", "ready"))["wish"]["env"] == {"OMP_NUM_THREADS": "17171"}
         await gateway.add("b", tmp_path / "tiny")
         await gateway.until("b", "ready")
-        assert await apply() == f"1 models are as {path} has them\n"
+        assert await apply() == f"1 models match {path}\n"
         path.write_text(f"models:\n  a: {{{one}, aliases: [c]}}\n")
         assert "a: would be changed" in await apply("--diff")
         done = json.loads(await apply("--json", "--prune"))
@@ -60,7 +60,7 @@ async def test_a_gateway_is_brought_to_a_file_and_only_where_it_is_otherwise(
 def test_files_are_checked_without_a_gateway(tmp_path: Path) -> None:
     example = str(ROOT / "docs/models.example.yaml")
     done = fitserve("config", "check", example, NCCL_SUBSYS_HERE="NET")
-    assert (done.returncode, "5 models, and the settings are right" in done.stdout) == (0, True), (
+    assert (done.returncode, "5 models, and the settings are valid" in done.stdout) == (0, True), (
         done.stderr
     )
     unset = fitserve("config", "check", FITSERVE_MODELS_FILE=example)

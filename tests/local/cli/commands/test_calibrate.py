@@ -112,7 +112,7 @@ def test_the_doctor_names_a_card_of_which_nothing_is_known(
     monkeypatch.setattr(
         "gateway.cli.doctor.examination.probe", lambda *_, **__: HARDWARE.evolve(gpus=(gpu,))
     )
-    assert "no data sheet of NVIDIA Nobody 9000 is known here" in speeds()[0]
+    assert "NVIDIA Nobody 9000 has no known data sheet" in speeds()[0]
     (tmp_path / "data").mkdir(exist_ok=True)
     store = open_store(tmp_path / "data/fitserve.db")
     about = {"what": "bfloat16", "gpus": gpu.uuid}

@@ -88,7 +88,7 @@ async def test_a_model_is_changed_on_the_command_line(tmp_path: Path) -> None:
         # What fails is given up, and said.
         failed = await run("set", "m", "--max-context", "256", "--wait")
         assert failed.returncode == 1
-        assert "was given up" in failed.stderr
+        assert "of m failed" in failed.stderr
         assert "the last change failed" in (await run("ps")).stdout
         assert "The last change failed" in (await run("show", "m")).stdout
         assert "up to date" in (await run("update", "m")).stdout
