@@ -16,14 +16,12 @@ from tests.support.paths import ROOT
 # Rooms that still break a rule. A room leaves the tuple once it is clean, and none enters it.
 NOT_YET = (
     "base",
-    "cli",
     "controller",
     "diagnosis",
     "domain",
     "engines",
     "hosts",
     "machine",
-    "measuring",
     "models",
     "planner",
     "profiles",

@@ -47,7 +47,6 @@ def bench(
 
     from gateway.domain import BenchReport
     from gateway.measuring.bench.measure import LoadTest
-    from gateway.measuring.bench.streamed_answer import BenchTarget
 
     view = call("GET", model_path(name))
     if view["state"] != "ready":
@@ -56,14 +55,7 @@ def bench(
             hint=f"`fitserve show {name}` shows the details.",
         )
     plan = view["plan"]
-    if plan is not None and plan["model"]["task"] != "generate":
-        raise NotReady(
-            f"{name} generates no text, so there is nothing to measure.",
-            hint="Measure a model that generates text.",
-        )
-    url, key = address()
-    context = plan["max_model_len"]["value"] if plan else 4096
-    target = BenchTarget(url, name, key, plan["model"]["vocab"] if plan else 20_000)
+    target, context = _target(name, plan)
     load = LoadTest(
         target, context, lambda step: None if as_json else say(f"{name}: {step}", err=True)
     )
@@ -84,6 +76,21 @@ def bench(
         say(json.dumps({**stored, "expected": expected}, indent=2))
     else:
         _show(stored, expected)
+
+
+def _target(name: str, plan: Any) -> tuple[Any, int]:
+    """The target of the load, and the context of its requests. Raises NotReady."""
+    from gateway.measuring.bench.streamed_answer import BenchTarget
+
+    if plan is not None and plan["model"]["task"] != "generate":
+        raise NotReady(
+            f"{name} generates no text, so there is nothing to measure.",
+            hint="Measure a model that generates text.",
+        )
+    url, key = address()
+    vocabulary = plan["model"]["vocab"] if plan else 20_000
+    context = plan["max_model_len"]["value"] if plan else 4096
+    return BenchTarget(url, name, key, vocabulary), context
 
 
 def _planned_concurrency(plan: Any, view: Any) -> int:
