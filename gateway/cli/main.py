@@ -157,8 +157,8 @@ def demo(
         list[str] | None, typer.Argument(help="NAME SOURCE, and options of `fitserve add`.")
     ] = None,
 ) -> None:
-    """Install an engine without Docker, start a gateway, serve a tiny model (or NAME SOURCE), and
-    print a curl command for it. Ctrl-C stops everything."""
+    """Serve a tiny model from nothing, until Ctrl-C. The command installs an engine, starts a
+    gateway, serves the model (or NAME SOURCE) and prints a curl command. Needs no Docker."""
     from gateway.cli.demo.demo_server import serve_demo
 
     if model is not None and len(model) == 1:
@@ -168,8 +168,7 @@ def demo(
 
 @app.command()
 def agent() -> None:
-    """Run the agent, which starts engines in Docker for a gateway with
-    FITSERVE_HOST_KIND=agent."""
+    """Run the agent, which starts engines in Docker. Its gateway has FITSERVE_HOST_KIND=agent."""
     from gateway.cli.commands.agent import run
     from gateway.logging import configure_logging
     from gateway.settings import load_settings
@@ -206,8 +205,8 @@ def diagnose(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Name the failure in an engine's log, the line that proves it and the cure. Exit code 1 for a
-    failure, 4 when the log does not tell."""
+    """Name the failure in an engine's log, with proof and cure. Exit code 1 for a failure, 4 when
+    the log does not tell."""
     from gateway.cli.commands.diagnose import lines, read_log, report
     from gateway.profiles.profiles import Profiles
 
@@ -243,7 +242,7 @@ def calibrate(as_json: Json = False) -> None:
 
 @app.command()
 def df(as_json: Json = False) -> None:
-    """Show the disk usage of models and engines, their last use, and data that no model needs."""
+    """Show the disk usage of models and engines. Data that no model needs is marked."""
     usage = call("GET", "/admin/disk", timeout_s=None)
     if as_json:
         say(json.dumps(usage, indent=2))
@@ -261,8 +260,8 @@ def doctor(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check this machine for everything that the gateway needs, and advise. Exit code 1 for a
-    failed check; UNKNOWN is no failure."""
+    """Check this machine for everything that the gateway needs. Exit code 1 for a failed check;
+    UNKNOWN is no failure."""
     from gateway.cli.doctor.examination import examine
     from gateway.settings import load_settings
 

@@ -32,8 +32,8 @@ def apply(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Change the running gateway's models to those of FILE while they serve. Equal models stay
-    untouched. Exit code 1 if a change failed."""
+    """Make the running gateway's models match FILE. Equal models stay untouched. Exit code 1 if a
+    change failed."""
     from gateway.wishes.models_file import load
     from gateway.wishes.steps import steps
 

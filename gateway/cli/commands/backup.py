@@ -69,9 +69,9 @@ def restore(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Restore a backup into this shell's data folder (FITSERVE_DATA_DIR). Stop its gateway first.
-    Existing data is kept beside it. Never run two gateways from one backup on one machine: they
-    would stop each other's engines."""
+    """Restore a backup into FITSERVE_DATA_DIR. Stop its gateway first. Existing data is kept beside
+    it. Never run two gateways from one backup on one machine: they would stop each other's
+    engines."""
     from gateway.logging import configure_logging
     from gateway.settings import load_settings
     from gateway.store.backup import restore_backup

@@ -37,8 +37,9 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a served model: first token, one answer alone, concurrent answers. Later plans use
-    the result.
+    """Measure the speed of a served model. Later plans use the result.
+
+    The steps are long prompts, one answer alone, and concurrent answers.
 
     Prompts are random and answers have one length. Beside other requests the numbers are shown,
     but plans do not use them.

@@ -143,8 +143,8 @@ def update(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Update a running model to the latest commit of its repository, or to another engine version.
-    The differences are shown first."""
+    """Update a running model to a new commit or engine version. Without --engine, the latest commit
+    of its repository is used. The differences are shown first."""
     patch: dict[str, Any] = {"engines": [engine]} if engine is not None else {"commits": None}
     answer = call("PATCH", model_path(name, "?dry_run=true"), patch)
     ask = not change.dry_run and not yes

@@ -44,8 +44,8 @@ class CommandNode(NamedTuple):
 def completion(
     ctx: typer.Context, shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish.")]
 ) -> None:
-    """Print a completion script for SHELL: `source <(fitserve completion bash)` in ~/.bashrc,
-    `fitserve completion fish | source` in config.fish."""
+    """Print a completion script for SHELL. Add `source <(fitserve completion bash)` to ~/.bashrc,
+    or `fitserve completion fish | source` to config.fish."""
     nodes = list(_command_nodes(ctx.find_root().command, (_PROGRAM,)))
     say({Shell.BASH: bash, Shell.ZSH: zsh, Shell.FISH: fish}[shell](nodes))
 

@@ -48,7 +48,7 @@ def engine_install(
         ),
     ] = False,
 ) -> None:
-    """Install an engine into its own environment under FITSERVE_DATA_DIR."""
+    """Install an engine into its own environment. It stands under FITSERVE_DATA_DIR."""
     from gateway.cli.commands.install import adopt_environment, install, script
     from gateway.profiles.profiles import Profiles
     from gateway.settings import load_settings
@@ -109,7 +109,7 @@ def engine_learn(
         typer.Option(help="Python of an environment with the engine, instead of an image."),
     ] = None,
 ) -> None:
-    """Generate the profile of any engine version by asking its own code."""
+    """Generate the profile of an engine version from its own code."""
     import asyncio
 
     from gateway.cli.engine_inquiry import inquirer
@@ -160,8 +160,8 @@ def engine_warm(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compile an engine's kernels on a free GPU, so that the first model starts as fast as later
-    ones. The gateway must run."""
+    """Compile an engine's kernels before its first model. That model then starts as fast as later
+    ones. The gateway must run, and a GPU must be free."""
     import time
 
     gpu = _free_gpu(engine)

@@ -31,8 +31,8 @@ def events(
     ] = _SHOWN,
     as_json: Json = False,
 ) -> None:
-    """Print events: models, plans, starts, failures with their proof, GPUs, keys. --json prints one
-    line for each event."""
+    """Print events of models, engines, GPUs and keys. Failures come with their proof. --json prints
+    one line for each event."""
     query: dict[str, Any] = {"last": last} | ({"model": model} if model is not None else {})
     if not follow:
         from urllib.parse import urlencode

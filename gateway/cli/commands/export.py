@@ -30,8 +30,8 @@ def export(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the engine.")] = 8000,
     as_json: Json = False,
 ) -> None:
-    """Print how to start a model's engine: image, flags, environment, GPUs and mounts, without
-    keys. --json prints a list of words or JSON documents."""
+    """Print how to start a model's engine without fitserve. The output has image, flags,
+    environment, GPUs and mounts, but no keys. --json prints a list of words or JSON documents."""
     from gateway.wishes.export.command_line import command_line, text
     from gateway.wishes.export.compose import compose
     from gateway.wishes.export.engine_start import EngineStart

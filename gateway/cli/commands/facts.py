@@ -76,7 +76,7 @@ def export(
         Path | None, typer.Argument(help="Output file; default: standard output.")
     ] = None,
 ) -> None:
-    """Write this machine's facts as JSON, for `fitserve facts import` elsewhere."""
+    """Write this machine's facts as JSON. Another machine reads them with `facts import`."""
     text = json.dumps(
         {"facts": [row["fact"] for row in _rows() if row["id"] is not None]}, indent=2
     )

@@ -21,8 +21,8 @@ Requests = Annotated[
 
 
 def ps(as_json: Json = False, requests: Requests = False) -> None:
-    """List the models of the running gateway: engine, context, GPUs, memory of each GPU, time since
-    the start and the last request."""
+    """List the models with engine, context, GPUs and memory. UP and ASKED are the times since the
+    start and the last request."""
     if requests:
         _requests(as_json)
         return
@@ -47,7 +47,7 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
 
 
 def list_models(as_json: Json = False) -> None:
-    """List the models with source, commit and the size of their weights on the disk."""
+    """List the models with source, commit and disk usage."""
     listing = call("GET", "/admin/models")["data"]
     on_disk: dict[str, list[Any]] = {}
     for revision in call("GET", "/admin/disk", timeout_s=None)["revisions"]:

@@ -17,8 +17,7 @@ _HOPELESS = ("no_plan", "quarantined", "stopped", "stopping")
 
 
 def show(name: str, as_json: Json = False) -> None:
-    """Show a model: state, plan with reasons, attempts with evidence. Exit code 3 unless it is
-    ready."""
+    """Show a model's state, plan and attempts, with reasons. Exit code 3 unless it is ready."""
     view = call("GET", model_path(name))
     if as_json:
         say(json.dumps(view, indent=2))
@@ -50,8 +49,8 @@ def logs(
 
 
 def retry(name: str, as_json: Json = False) -> None:
-    """Start a model again that was given up or waits for its next start. Image tags are resolved
-    again."""
+    """Start a model again now. The model was given up, or waits for its next start. Image tags are
+    resolved again."""
     print_view(call("POST", model_path(name, "/retry")), as_json=as_json)
 
 

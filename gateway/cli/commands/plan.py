@@ -133,8 +133,8 @@ def matrix(
     max_context: MaxContext = None,
     as_json: Json = False,
 ) -> None:
-    """Show which engine versions run which models on which machines, with reasons. Exit code 3
-    when nothing runs."""
+    """Show which engine versions run which models, and why. Several machines can be compared. Exit
+    code 3 when nothing runs."""
     from gateway.planner.matrix import cells
 
     wish = read_wish(engines=tuple(engine or ()), min_context=min_context, max_context=max_context)

@@ -22,8 +22,8 @@ def pull(
     revision: Revision = None,
     as_json: Json = False,
 ) -> None:
-    """Download the weights of MODEL to the gateway's machine, without serving it. An interrupted
-    download continues."""
+    """Download the weights of MODEL without serving it. They go to the gateway's machine. An
+    interrupted download continues."""
     wishes = (
         view["wish"]
         for view in call("GET", "/admin/models")["data"]
