@@ -1,13 +1,11 @@
-"""What the data plane takes in this tree and in another one, in turn: to find a model and pick a
-replica, a request, a streamed chunk.
+"""Bytecodes and calls of the data plane, in this tree and in another one.
 
     python -m benchmarks.bytecodes --before TREE [--rounds 15]
 
-TREE: another checkout, made by `git worktree add TREE COMMIT`
-
-Bytecodes and calls of Python functions are counted, which no other work on the machine changes; for
-the choice of a replica there is also the processor time of the thread, the least and the median of
-the rounds. The request is one that comes again on its connection, the chunk one that comes alone.
+TREE: another checkout, made by `git worktree add TREE COMMIT`. The parts are the choice of a
+replica, a request and a streamed chunk. Counts do not depend on other work of the machine. The
+choice of a replica also has the CPU time of the thread, best and median of the rounds. The request
+is a later one of its connection; the chunk comes alone.
 """
 
 from __future__ import annotations

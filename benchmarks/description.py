@@ -1,11 +1,11 @@
-"""Whether the gateway does what its description says: python -m benchmarks.description [--cases
-5000] [--seed 1]
+"""Check the gateway against its API description.
 
-A gateway as a user starts it, in front of scripted engines, is asked what GET /admin/openapi.json
-describes: values that fit, values that do not, and bodies that are no JSON
-(tests/support/description_cases.py). Printed: for each route and method its cases, the statuses,
-and the kinds of breaches. Ends with 1 on any 5xx, status, content type or body that is not
-described, and on any connection that broke.
+    python -m benchmarks.description [--cases 5000] [--seed 1]
+
+A gateway in front of scripted engines gets requests made from GET /admin/openapi.json: valid
+values, invalid values, and bodies that are no JSON (tests/support/description_cases.py). Printed:
+cases, statuses and kinds of violations for each route and method. Exit code 1 for any 5xx, for an
+undescribed status, content type or body, and for a broken connection.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""How fast `fitserve diagnose` reads a long log, and in how much memory: python
-benchmarks/diagnosis.py
+"""Speed and memory of `fitserve diagnose` on a long log: python benchmarks/diagnosis.py
 
-A log of 200 MB is made of what an engine prints while it serves, and ends with a fatal error. CPU
-time of this process, so other work hardly matters. To be reached: 50 MB/s.
+A log of 200 MB repeats the lines of a serving engine and ends with a fatal error. CPU time of this
+process, so other work hardly matters. Target: 50 MB/s.
 """
 
 from __future__ import annotations

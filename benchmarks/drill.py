@@ -1,14 +1,12 @@
-"""The gateway on a machine with GPUs, case by case: starts side by side, deaths, sleep, a foreign
-process, two GPUs. A line of JSON for each.
+"""The gateway on a machine with GPUs, case by case, as lines of JSON.
 
-    python -m benchmarks.drill FOLDER --engines DATA/engines [--engine vllm==0.26.0] [--seconds 540]
-    [--case sleep --case kill] [--env NAME=VALUE]
+    python -m benchmarks.drill FOLDER --engines DATA/engines [--engine vllm==0.26.0]
+                               [--seconds 540] [--case sleep --case kill] [--env NAME=VALUE]
 
-FOLDER keeps the two models that are made there (13.0 and 1.7 GiB), the gateway's data and log, and
-`results.jsonl`. The same command again goes on with the cases that are not in it. A case that needs
-more GPUs than there are is left out.
-`--rehearse` plays all of them with engines that pretend (tests/support/memory_engine.py), on a
-machine without GPUs.
+The cases are parallel starts, deaths, sleep, a foreign process and two GPUs. FOLDER keeps the two
+models (13.0 and 1.7 GiB), the gateway's data and log, and `results.jsonl`. The same command
+continues with the missing cases. A case that needs more GPUs is left out. `--rehearse` runs all
+cases with simulated engines (tests/support/memory_engine.py), on a machine without GPUs.
 """
 
 from __future__ import annotations
@@ -395,7 +393,7 @@ def _all_ready(drill: Drill, name: str) -> bool:
 
 
 def traffic(drill: Drill) -> Figures:
-    """What clients are served corrects what is expected of the plan."""
+    """Traffic of clients corrects the forecast of the plan."""
     expected = drill.add("small", "small")
     before = drill.gateway.show("small")["plan"]["speed"]
     with drill.asked("small") as answers:
@@ -428,7 +426,7 @@ CASES: dict[Callable[[Drill], Figures], int] = {
 
 
 def run(drill: Drill, wanted: Sequence[str], results: Path) -> int:
-    """Those that are not in `results` yet. Returns how many have failed."""
+    """The cases missing in `results`. Returns how many have failed."""
     known = (
         {row["case"]: row for row in map(json.loads, results.read_text().splitlines())}
         if results.exists()

@@ -1,9 +1,10 @@
-"""Many endpoints, half of them away: python -m benchmarks.endpoints [--endpoints 1000] [--seconds
-60]
+"""Many endpoints, half of them unreachable.
 
-Prints what watching them costs the gateway, as a share of a core, and how long /healthz takes
-meanwhile; from the moment they are added, and once the gateway knows which are away. Of those that
-are away half refuse connections and half take them and say nothing.
+    python -m benchmarks.endpoints [--endpoints 1000] [--seconds 60]
+
+Prints the gateway's cost of watching them as a share of a core, and the time of /healthz: from the
+moment they are added, and once their states are known. Half of the unreachable endpoints refuse
+connections, half accept them and stay silent.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def tell(what: str, share: float, took: list[float], asking: float) -> None:
 
 
 def measure(port: int, pid: int, urls: list[str], seconds: float) -> None:
-    # What asking for /healthz costs by itself is no cost of watching.
+    # The cost of the /healthz requests is no cost of watching.
     asking, took = watch(port, pid, 5)
     tell("without endpoints", asking, took, 0)
     for first in range(0, len(urls), PER_MODEL):

@@ -1,12 +1,11 @@
-"""What events cost the gateway's event loop: a look at models of which nothing is new, and a storm
-of failures and starts.
+"""The cost of events for the gateway's event loop.
 
     python -m benchmarks.events [--models 200] [--seconds 10] [--starts 1]
 
-Storm: twenty passes a second, in each of which a model (--starts: so many) fails, gets the next
-plan, starts and is ready; all of it goes to the disk and to two listeners. The figures are
-processor time of the thread that has the loop; "without events": of the same passes, of which
-nobody is told.
+First a check of models without news, then a storm: twenty passes a second, in each of which one
+model (or --starts models) fails, gets the next plan, starts and is ready. All events go to the disk
+and to two listeners. The figures are CPU time of the loop's thread. "without events" is the same
+passes without listeners.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ PLANS = (plan(), plan(max_context=2048))
 
 
 def step(replica: ReplicaState, numbers: Iterator[int]) -> None:
-    """What a pass finds: its engine failed, and the next one is ready already."""
+    """The state that a pass finds: a failed engine, and the next one ready."""
     now, old = time.time(), replica.attempt
     if old is not None:
         failure = Failure(

@@ -1,8 +1,7 @@
-"""`python -m benchmarks.first_token`: from nothing to the first token as README.md has it, cold and
-warm: each step, its seconds, and the load.
+"""From a clone to the first token, cold and warm: python -m benchmarks.first_token
 
-What it measures is a clone of this checkout with a HOME of its own: no environment, no engine, no
-cache of packages. It needs a network or an index of packages, and 3 GB of disk; all of it is
+Each step of README.md with its seconds and the load. The clone has its own HOME: no environment, no
+engine, no cache of packages. A network or a package index is needed, and 3 GB of disk; all of it is
 removed.
 """
 

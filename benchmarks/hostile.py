@@ -1,24 +1,21 @@
-"""What clients cost that are in no hurry, or mean no good: python -m benchmarks.hostile [--parts
-senders,readers,streams,crowd]
-[--sockets 2000] [--seconds 600] [--clients 300] [--attackers 20]
+"""The cost of slow and hostile clients.
 
-A gateway with the limits that it has by default stands before one engine, each a process of its
-own.
+    python -m benchmarks.hostile [--parts senders,readers,streams,crowd] [--sockets 2000]
+                                 [--seconds 600] [--clients 300] [--attackers 20]
+
+A gateway with its default limits stands before one engine, each a process.
 
 senders    many sockets send the head of a request at one byte per second: the time of their end
 readers    many clients ask for a stream of 10 MiB and read 1 KiB per second: memory of each, and
-           memory that stays
-           once they are gone; a tenth of them reads nothing at all, and is to be cut off after 120
-           s
+           memory that stays afterwards. A tenth reads nothing, and must be cut off after 120 s
 streams    half as many streams of 5 events per second for --seconds: errors, memory, CPU
 crowd      --clients for --seconds, half of which leave in the middle, while one of two engines is
-           killed every 15 s; then the same
-           beside --attackers of each kind of tests/hostile/attackers.py: time-outs, memory,
-           descriptors, and how long answers take. Engines are scripted ones that the gateway
-           starts. Ends with 1 where docs/security.md promises something else
+           killed every 15 s. Then the same beside --attackers of each kind of
+           tests/hostile/attackers.py: time-outs, memory, descriptors, and times of answers. The
+           gateway starts scripted engines. Exit code 1 for a broken promise of docs/security.md
 
-Beside the first two, well-behaved clients ask one request after the other: how long those take,
-alone and beside.
+Beside senders and readers, ordinary clients send one request after the other: their times alone and
+beside them.
 """
 
 from __future__ import annotations
@@ -92,7 +89,7 @@ async def engine(call: Call) -> None:
 
 
 async def good(port: int, seconds: list[float]) -> None:
-    """One request after the other, with pauses; what is refused took for ever."""
+    """Requests one after the other, with pauses. A refused request counts as endless."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     while True:
         began = time.monotonic()
@@ -351,7 +348,7 @@ async def paced_engine(seconds: float) -> AsyncIterator[str]:
 
 
 def kernel_mib() -> float:
-    """What the kernel holds for TCP, of the whole machine."""
+    """The TCP memory of the whole machine."""
     return (
         int(
             Path("/proc/net/sockstat")

@@ -1,8 +1,10 @@
-"""What asking an engine costs: python -m benchmarks.inquiry [DATA_DIR] [--image IMAGE]
+"""The cost of an inquiry to an engine.
 
-Of an 8B model, asked of the vLLM for CPUs that DATA_DIR has (`fitserve engine install`), or that
-IMAGE has: the first question in a new process with a warm page cache, every further one of the same
-process, an answer that was kept, and all that `engine learn` does.
+    python -m benchmarks.inquiry [DATA_DIR] [--image IMAGE]
+
+About an 8B model, to vLLM for CPUs in DATA_DIR (`fitserve engine install`) or in IMAGE. The figures
+are the first question in a new process with a warm page cache, further questions of the same
+process, a stored answer, and a whole `engine learn`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Whether the time of a refusal tells how much of a wrong key was right: python -m
-benchmarks.key_comparison [--comparisons 1000000]
+"""Does the time of a refusal depend on the right characters of a wrong key?
 
-Wrong keys of two kinds, right up to the last eight characters or wrong from the first one, are
-checked in random order as `Keys.check` checks the key of a request. Printed for a table of one key
-and of 5,000: the mean times, their difference, and Welch's t of it. Beyond +-4.5, as tests of side
-channels have it, the difference is not chance. The slowest hundredth of all is left out: that is
-the machine's own work.
+    python -m benchmarks.key_comparison [--comparisons 1000000]
+
+Wrong keys of two kinds, right up to the last eight characters or wrong from the first, are checked
+in random order by `Keys.check`. Printed for tables of one key and of 5,000: the mean times, their
+difference, and Welch's t. Beyond +-4.5, the usual limit for side channels, the difference is not
+chance. The slowest hundredth is left out, as the machine's own work.
 """
 
 from __future__ import annotations

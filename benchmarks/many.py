@@ -1,8 +1,9 @@
-"""What many keys and many models cost: python -m benchmarks.many [--keys 5000 --models 500]
+"""The cost of many keys and many models.
 
-A gateway with so many keys and models, whose endpoints are one engine, is started; printed are the
-times of the start, of listings and of requests, and what the gateway takes of a core when nobody
-asks.
+    python -m benchmarks.many [--keys 5000 --models 500]
+
+All models are endpoints of one engine. Printed: the times of the start, of listings and of
+requests, and the share of a core that an idle gateway uses.
 """
 
 from __future__ import annotations

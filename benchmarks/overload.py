@@ -1,17 +1,16 @@
-"""What becomes of a model under more load than its engines can do: python -m benchmarks.overload
-[--seconds 10]
+"""A model under more load than its engines can serve.
 
-Two engines with a fixed number of places and a fixed time per request stand behind one gateway,
-each part a process of its own; clients come at a fixed rate, whatever becomes of those before them.
-Printed for each load, in shares of what the engines can do:
+    python -m benchmarks.overload [--seconds 10]
+
+Two engines with a fixed number of places and a fixed time per request stand behind one gateway, all
+processes. Clients arrive at a fixed rate. Printed for each load, in shares of the capacity:
 
 goodput      answers per second; 100 % is every place taken all the time
 refused      share of all requests, and the time of a refusal from the last byte of the request
-waited       how long those that were answered took beyond the time of their service
+waited       time of answered requests beyond their service time
 
-To be reached: goodput of 90 % at three times the load, refusals within 20 ms. `no limit` is a
-gateway that does not know what the engines take at once: all requests go to them, and wait there,
-longer and longer.
+Targets: goodput of 90 % at three times the load, refusals within 20 ms. `no limit` is a gateway
+that does not know the capacity of its engines: all requests wait there, longer and longer.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def gateway(pipe: Connection, urls: list[str], capacity: int | None, queue: int 
 
 
 class Client(asyncio.Protocol):
-    """One connection, used for one request after the other."""
+    """A connection for requests one after the other."""
 
     def __init__(self, load: Load) -> None:
         self._load = load

@@ -1,9 +1,10 @@
-"""What the page at / costs: python -m benchmarks.page [--pages 200] [--models 10] [--seconds 30]
+"""The cost of the page at /.
 
-A gateway as a user starts it, with models that are endpoints of a scripted engine. Printed: bytes
-of all files and the gateway's time for them, one after the other over one connection; then its
-processor time with no page open, with `--pages` of them while nothing happens, and while clients
-ask all the time, against the same clients without a page.
+    python -m benchmarks.page [--pages 200] [--models 10] [--seconds 30]
+
+All models are endpoints of a scripted engine. Printed: the bytes of all files and the gateway's
+time for them over one connection, then its CPU time without a page, with idle `--pages`, and with
+busy clients, compared with the same clients without a page.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Planning: CPU time of one decision with everything loaded, of `fitserve plan` as a process, of a
-    large matrix, and their memory.
+"""CPU time and memory of planning.
 
     python benchmarks/planning.py [--rounds 10]
 
-Prints one line a figure: what was reached, and what is to be reached. Decisions and the matrix are
-CPU time of this process, the best of the rounds for each model, with nothing of the model cached,
-and the garbage collector set as the gateway's process for plans sets it; the command is told in
-wall and in CPU time.
+One line for each figure, with its target. Decisions and the matrix are CPU time of this process,
+the best of the rounds for each model, without a cache and with the garbage collector set as in the
+gateway's planner. `fitserve plan` has wall and CPU time.
 """
 
 from __future__ import annotations

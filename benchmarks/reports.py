@@ -1,12 +1,12 @@
-"""How well `fitserve diagnose` names the failures of logs whose cause is known.
+"""The accuracy of `fitserve diagnose` on logs with a known cause.
 
     python -m benchmarks.reports [FOLDER ...] [--split fifth] [--list] [--without-words]
                                 [--form FORM]
 
 FOLDER holds logs and an index.json: `file`, `engine`, the right `kinds`, `gap` (a kind made for
-it), `old` (not counted). Without a folder those of tests/logs/reports are read.
-Right: an accepted kind. Unknown: a failure without a name. Not told: a failure taken for none.
-Aim: nine of ten right, and no healthy log taken for a failure.
+it), `old` (not counted). Default: tests/logs/reports. Right: an accepted kind. Unknown: a failure
+without a name. Not told: a failure taken for none. Target: nine of ten right, and no healthy log
+taken for a failure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What small parts take: python -m benchmarks.small
+"""CPU time of small parts, with targets: python -m benchmarks.small
 
-Prints one line a figure: CPU time, the best of some rounds, and what is to be reached. Tests prove
-of the same parts what does not depend on the speed of a machine.
+One line for each figure, the best of some rounds. Tests prove the properties of the same parts that
+do not depend on the speed of a machine.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Start-up and memory: process start to the first good /healthz, resident memory at rest, of a
-worker too, `fitserve plan` as a process.
+"""Start-up time and memory of the gateway and of `fitserve plan`.
 
     python benchmarks/startup.py [--rounds 7]
 
-Prints one line a figure: median, best, and the figure to reach. Wall time, so run it on a quiet
-machine. As where it is installed, the bytecode of all modules is there: the first round makes it,
-and does not count.
+One line for each figure: median, best, and target. The times are from process start to the first
+good /healthz; memory is resident memory at rest, of a worker too. Wall time, so run it on an idle
+machine. The first round compiles all modules and does not count.
 """
 
 from __future__ import annotations

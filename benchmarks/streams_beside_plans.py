@@ -1,10 +1,10 @@
-"""What streams notice of plans: python -m benchmarks.streams_beside_plans [--streams 100]
-[--seconds 10]
+"""The effect of planning on streams.
 
-A gateway of one process stands before an engine that sends a chunk each 50 ms. The gaps between
-chunks as clients see them, p99 and longest: alone, and while one folder after the other is planned,
-again and again. To reach: 60 ms at p99, whatever is planned. And how long /healthz takes meanwhile.
-Load generator, engine and gateway are a process each.
+    python -m benchmarks.streams_beside_plans [--streams 100] [--seconds 10]
+
+A gateway of one process stands before an engine that sends a chunk every 50 ms. Printed: the gaps
+between chunks at the client, p99 and longest, alone and while folders are planned without pause,
+and the time of /healthz. Target: 60 ms at p99. Load generator, engine and gateway are processes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What a request and a chunk cost in instructions of user mode, which other work on the machine
-does not change: under callgrind.
+"""Instructions of a request and of a chunk in user mode, under callgrind.
 
     python benchmarks/proxies/counts.py [--only nginx,fitserve] [--before TREE]
 
-valgrind comes from the system's packages. The time of a request is this and the kernel's part: 2
-reads and 2 writes for both (`strace -c -f`). A chunk comes alone, 20 streams side by side; the cost
-of opening a stream is in it, shared by its 102 events.
+Counts do not depend on other work of the machine. valgrind comes from the system's packages. The
+time of a request is this and the kernel's part: 2 reads and 2 writes for both (`strace -c -f`). A
+chunk comes alone, 20 streams side by side. The 102 events of a stream share its start.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""A stand-in for an engine that is never the bottleneck: prebuilt answers, one timer per stream,
-nothing parsed but the frame.
+"""A stand-in for an engine that is never the bottleneck.
 
     python fake_engine.py PORT [--log FILE]
 
-GET /pace?chunks=100&interval_ms=20 sets how streams that begin after it go: the first chunk at
-once, the others each `interval_ms` later, then the end of the choice and [DONE]. --log appends
-every byte received, for looking at what a proxy sends.
+Answers are prebuilt, each stream has one timer, and only the frame is parsed. GET
+/pace?chunks=100&interval_ms=20 sets the pace of later streams: the first chunk at once, the others
+each `interval_ms` later, then the end of the choice and [DONE]. --log appends every received byte.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ ANSWER = answer(
 MODELS = answer(
     {"object": "list", "data": [{"id": "m", "object": "model", "created": 1, "owned_by": "x"}]}
 )
-# What the routers ask an engine before they send it anything.
+# The questions of routers before their first request.
 INFO = answer(
     {
         "model_path": "m",

@@ -37,7 +37,7 @@ def looked_at(future: asyncio.Future[None]) -> None:
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection. `ask` sends a request; the fields then tell what came of it."""
+    """A keep-alive connection. `ask` sends a request; the fields then tell what came of it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)

@@ -1,5 +1,4 @@
-"""What is measured of one started target. Every part returns figures by name; CPU and memory are of
-the target's whole process tree."""
+"""The measurements of one started target: figures by name, of its whole process tree."""
 
 from __future__ import annotations
 
@@ -94,7 +93,7 @@ def request(subject: Subject, size: Size) -> Figures:
 
 
 def latency(subject: Subject, size: Size) -> Figures:
-    """One connection."""
+    """A connection."""
     seen = subject.load("plain", "--connections", "1", "--seconds", str(size.latency_s))
     return {
         "latency_p50_ms": seen["p50_ms"],

@@ -1,5 +1,4 @@
-"""What a process and all its children use, read from /proc; and ports, file limits, and waiting for
-a server."""
+"""CPU and memory of a process tree from /proc; ports, file limits, and waits for a server."""
 
 from __future__ import annotations
 

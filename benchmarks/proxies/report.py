@@ -1,4 +1,4 @@
-"""The table of a run, in Markdown, and which of the figures to reach were reached."""
+"""The table of a run in Markdown, and the reached targets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def table(results: Results, size: Size, about: Mapping[str, str]) -> str:
 
 
 def verdicts(results: Results) -> list[str]:
-    """One line per figure to reach that this run can judge."""
+    """A line for each target that this run can judge."""
     ours, nginx, direct = (results.get(name, {}) for name in ("fitserve", "nginx", "direct"))
     routers = [
         f["request_us"]

@@ -1,15 +1,14 @@
-"""Compares proxies in front of one fake engine by the CPU and memory they use: fitserve, nginx, two
-Rust routers, LiteLLM.
+"""CPU and memory of proxies in front of one fake engine.
 
     python benchmarks/proxies/run.py [--quick] [--only fitserve,nginx] [--parts request,chunk]
-    [--rounds 5] [--before TREE] [--write [SECTION]]
+                                     [--rounds 5] [--before TREE] [--write [SECTION]]
 
-Parts: request, chunk, latency (in turn, median of the rounds after one that is not counted),
-streams, idle, body (once, alone). CPU is read from a target's whole process tree, so those figures
-hold on a busy machine; latencies and rates do not. `direct` is the fake engine itself, asked
-without a proxy. --write puts the table into benchmarks/notebook/performance.md. A full run takes
-about 15 minutes on 2 quiet cores; --quick, which takes only nginx, fitserve and direct by default,
-about 2. Targets that cannot run are named with the reason, and the run goes on.
+The proxies are fitserve, nginx, two Rust routers and LiteLLM. Parts: request, chunk, latency (in
+turn, median of the rounds after a warm-up), streams, idle, body (once, alone). CPU is read from a
+target's whole process tree, so it holds on a busy machine; latencies and rates do not. `direct` is
+the fake engine without a proxy. --write puts the table into benchmarks/notebook/performance.md. A
+full run takes about 15 minutes on 2 idle cores. --quick, by default with nginx, fitserve and
+direct, takes 2 minutes. A target that cannot run is named with the reason, and the run goes on.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The proxies that are compared: how each is installed, configured and started in front of the fake
-engine.
+"""The compared proxies: installation, configuration and start in front of the fake engine.
 
-nginx comes from the system's packages (Debian: nginx-light). The Python packages each get an
-environment of their own under .cache/proxies, from hashed requirements beside this file; it is made
-on the first run.
-Each gets what its documentation offers for this job: no access log, its metrics on where it has
+nginx comes from the system's packages (Debian: nginx-light). Each Python package gets an
+environment under .cache/proxies from hashed requirements beside this file, made on the first run.
+Each is set up as its documentation advises for this job: no access log, metrics on where it has
 some, no limit on streams.
 """
 

@@ -1,10 +1,11 @@
-"""What aiconfigurator-core expects of the grid, as lines of JSON: python
-benchmarks/speed/aiconfigurator_estimates.py [--system h200_sxm]
+"""Estimates of aiconfigurator-core for the grid, as lines of JSON.
 
-It runs in an environment of its own (benchmarks/speed/requirements-aiconfigurator.txt), and knows
-the tokens of a step, tensor parallelism and the KV cache's type, so that settings which differ in
-other flags get the estimate of the defaults, marked with what it does not see. What it has no
-operator for (AWQ, GPTQ) is said, and has no figures.
+    python benchmarks/speed/aiconfigurator_estimates.py [--system h200_sxm]
+
+Needs the environment of benchmarks/speed/requirements-aiconfigurator.txt. aiconfigurator knows the
+tokens of a step, tensor parallelism and the type of the KV cache. Settings with other flags get the
+estimate of the defaults, marked with the ignored flags. Formats without an operator (AWQ, GPTQ) are
+named without figures.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The clock of a plan, as the planner made one: what the speed model says of any load of a model, a
-machine and an engine's flags."""
+"""The speed model's clock of a plan, for any load, model, machine and flags."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""What was measured beside what the speed model expects, and what aiconfigurator-core estimates:
-python benchmarks/speed/compare.py
+"""Measurements beside the speed model and the estimates of aiconfigurator-core.
 
---results FILE...    what run.py wrote; of a setting that is in several the best pass of all counts
---estimates FILE     what aiconfigurator_estimates.py wrote
+    python benchmarks/speed/compare.py
+
+--results FILE...    output of run.py; of a setting in several files the best pass counts
+--estimates FILE     output of aiconfigurator_estimates.py
 --fit                then also parts and times with the best fit, as a speed.yaml
---without MODEL      with --fit: of all other models, so that what is shown of this one is foretold
+--without MODEL      with --fit: fit all other models, so that this one is a forecast
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ LOAD = {one.name: one for one in LOADS}
 
 
 class Point(NamedTuple):
-    """One figure: seconds, or tokens/s."""
+    """A figure: seconds, or tokens/s."""
 
     model: str
     setting: str
@@ -80,7 +81,7 @@ def by_setting(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def counted(rows: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
-    """What counts of a setting: of each figure the best pass of all its lines. In the others single
+    """The best pass of each figure over all lines of a setting. In the others single
     requests waited for kernels that were built
     meanwhile, or for a CPU core that had other work."""
     found: dict[tuple[str, str], float] = {}

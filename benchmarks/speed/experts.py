@@ -1,11 +1,12 @@
-"""The first plan beside what people with experience run (benchmarks/experts.yaml): python
-benchmarks/speed/experts.py
+"""The first plan beside settings of experienced users (benchmarks/experts.yaml).
 
-    --configs FOLDER     model_configs of aiconfigurator-core, whose configs many rows name
+    python benchmarks/speed/experts.py
 
-A plan is as theirs where it has the tensor and pipeline parallelism of one of their settings; data
-parallel ranks count as copies, or as more tensor parallelism. How many copies fill a machine is not
-compared: their pages tell of one.
+    --configs FOLDER     model_configs of aiconfigurator-core, for rows that name them
+
+A plan agrees if it has the tensor and pipeline parallelism of one of their settings. Data parallel
+ranks count as replicas, or as more tensor parallelism. The number of replicas on a machine is not
+compared, as the sources describe one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What is measured: for each model the settings that an owner would think of, and the loads that
-each of them gets.
+"""The measured grid: settings of each model, and the loads of each setting.
 
 The first setting of each model has no flags: the engine's own defaults. Flags are those of vLLM
 0.26.0.

@@ -1,9 +1,10 @@
-"""One load on an OpenAI completions API, as one line of JSON: python load.py CORES PORT CONCURRENCY
-REQUESTS TOKENS_IN TOKENS_OUT SEED VOCABULARY
+"""One load on an OpenAI completions API, as one line of JSON.
 
-Prompts are random tokens of their own, so that no cache helps; answers are streamed and have
-TOKENS_OUT tokens each. Several processes ask, and each starts when all have made their prompts: the
-client is not what is measured. Only the standard library.
+    python load.py CORES PORT CONCURRENCY REQUESTS TOKENS_IN TOKENS_OUT SEED VOCABULARY
+
+Prompts are random tokens, so no cache helps. Answers are streamed and have TOKENS_OUT tokens each.
+Several processes send requests, and each starts when all prompts are made, so that the client is
+not measured. Only the standard library.
 """
 
 from __future__ import annotations

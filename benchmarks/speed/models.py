@@ -1,8 +1,7 @@
-"""The models of the grid: folders with a config.json and a tokenizer, for engines that start with
---load-format dummy.
+"""The models of the grid: folders with config and tokenizer, for --load-format dummy.
 
-The configs are those of tests/models; quantized ones say what the usual tools write. Only the
-standard library: the machine that is measured has an engine, and no environment of ours.
+The configs are those of tests/models. Quantized configs have the form of the usual tools. Only the
+standard library: the measured machine has an engine, but no environment of fitserve.
 """
 
 from __future__ import annotations
@@ -96,12 +95,12 @@ BESIDE_GIB = 6  # activations, graphs, CUDA's own
 
 
 def cache_bytes(name: str) -> int:
-    """What the loads need of KV cache."""
+    """The KV cache of the loads."""
     return SIZES[name][1] * 1024 * LOADED_TOKENS
 
 
 def gib(name: str) -> float:
-    """What one engine takes of its GPU."""
+    """The GPU memory of one engine."""
     return SIZES[name][0] + cache_bytes(name) / 2**30 + BESIDE_GIB if name in SIZES else math.inf
 
 

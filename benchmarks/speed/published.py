@@ -1,10 +1,11 @@
-"""What others measured (benchmarks/published.yaml) beside what the speed model expects of the same:
-python benchmarks/speed/published.py
+"""Published measurements (benchmarks/published.yaml) beside the speed model.
 
-    --configs FOLDER     model_configs of aiconfigurator-core, whose configs many rows name
-    --worst N            then the rows that are furthest off
+    python benchmarks/speed/published.py
 
-Nothing was fitted to these figures but what profiles/speed.yaml says.
+    --configs FOLDER     model_configs of aiconfigurator-core, for rows that name them
+    --worst N            then the rows with the largest errors
+
+Only the figures named in profiles/speed.yaml were used for its fit.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ LATEST = {"vllm": "vllm==0.33.0", "sglang": "sglang==0.5.23"}
 
 
 class Row(NamedTuple):
-    """One figure and what is expected of it; larger is faster."""
+    """A figure and its forecast; larger is faster."""
 
     measured: Measured
     figure: Figure

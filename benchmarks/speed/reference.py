@@ -1,7 +1,8 @@
-"""What `fitserve calibrate` gives of a data sheet, as the `reference` of profiles/speed.yaml:
-python benchmarks/speed/reference.py FACTS.json
+"""The `reference` of profiles/speed.yaml from a `fitserve calibrate`.
 
-FACTS.json: what `fitserve calibrate --json` printed on the machine that the parts were fitted on.
+    python benchmarks/speed/reference.py FACTS.json
+
+FACTS.json: output of `fitserve calibrate --json` on the machine of the fit.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The grid on this machine's GPUs: python benchmarks/speed/run.py FOLDER --seconds 540 [--gpus 0,1]
-[--only MODEL/SETTING ...]
+"""The grid on this machine's GPUs.
 
-As many engines as there are GPUs, each with GPUs, cores and a port of its own; settings on several
-GPUs wait until they are free. With --together 3 up to three engines start on a GPU at once, each
-with as much KV cache as the loads need, and are measured one after the other when all of them
-stand: a start takes five times as long as its loads. Each setting's line of JSON is appended to
-FOLDER/results.jsonl as soon as it is known, and its log is FOLDER/logs. What is there already is
-not measured again, so that a run that came to its limit is gone on with by the same command. Only
-the standard library: the Python that runs this is the engine's.
+    python benchmarks/speed/run.py FOLDER --seconds 540 [--gpus 0,1] [--only MODEL/SETTING ...]
+
+Each GPU gets an engine with its own cores and port. Settings on several GPUs wait until they are
+free. With --together 3, up to three engines start on a GPU at once, each with the KV cache for its
+loads, and are measured one after the other: a start takes five times as long as its loads. Each
+setting's line of JSON is appended to FOLDER/results.jsonl at once, and FOLDER/logs has its log. The
+same command continues after its time limit with the missing settings. Only the standard library:
+this runs in the engine's Python.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STAMP = re.compile(r"^\S* *\(\S+ pid=\d+\) *|^[A-Z]+ \d\d-\d\d [\d:]+ *|\x1b\[[\
 
 
 class Options(NamedTuple):
-    """What is the same for all settings of a run."""
+    """The values shared by all settings of a run."""
 
     folder: Path
     until: float
@@ -404,7 +404,7 @@ def brief(result: dict[str, Any]) -> str:
 
 
 def done(folder: Path) -> set[tuple[str, str]]:
-    """What was measured, and what failed twice."""
+    """Measured settings, and settings that failed twice."""
     failures: dict[tuple[str, str], int] = {}
     found = set()
     file = folder / "results.jsonl"

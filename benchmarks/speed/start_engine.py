@@ -1,10 +1,10 @@
-"""`vllm serve`, in a process that has imported everything before it is told what to serve: half of
-an engine's start is imports.
+"""`vllm serve` in a process that has all imports before it gets its arguments.
 
-Standard input gives one line of JSON: {"argv", "env", "cores", "log"}. Where the process may still
-fork (no CUDA driver was woken by the imports), the engine's core is forked, and imports nothing
-again. Weights that --load-format dummy leaves as they lie in memory (integers), or as zeros (FP8),
-are filled with random bits: what a GPU draws, and which experts are taken, depends on them.
+Imports are half of an engine's start. Standard input gives one line of JSON: {"argv", "env",
+"cores", "log"}. Where the process may still fork (no import woke the CUDA driver), the engine's
+core is forked and imports nothing again. Weights that --load-format dummy leaves as memory had them
+(integers), or as zeros (FP8), are filled with random bits: the power of a GPU and the choice of
+experts depend on them.
 """
 
 from __future__ import annotations
