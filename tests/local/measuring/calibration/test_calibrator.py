@@ -75,7 +75,7 @@ def test_copies_that_arrive_wrong_are_a_fact_of_these_gpus(
         "gpus": ",".join(sorted(gpu.uuid for gpu in hardware.gpus)),
         "by": "peer-to-peer",
     }
-    assert "what GPU 0 copied to GPU 1 arrived wrong" in found.problems[-1]
+    assert "a copy from GPU 0 to GPU 1 was corrupted" in found.problems[-1]
     assert not [fact for fact in found.facts if fact.scope.get("what") == "peer"]
 
 

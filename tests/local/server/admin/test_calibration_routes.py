@@ -59,7 +59,7 @@ async def test_what_was_measured_is_a_fact_and_measured_anew_takes_its_place(
             "memory",
             "peer",
         ]
-        assert "note: No engine is here whose Python could multiply" in shown.stdout
+        assert "note: No engine is installed, so matrix products" in shown.stdout
         first = await kept()
         assert len(first) == 5
         found = json.loads((await run("calibrate", "--json")).stdout)
