@@ -12,8 +12,8 @@ import pytest
 
 from gateway.domain import EngineRef
 from gateway.hosts.process.host import ProcessHost
-from gateway.measuring.calibration.gpu_set import GpuSet, sets
-from gateway.measuring.calibration.measurement import Measurement, document, read
+from gateway.measuring.calibration.gpu_set import GpuSet, gpu_sets
+from gateway.measuring.calibration.measurement import Measurement, document, read_measurement
 from tests.e2e.conftest import ENGINE
 from tests.support.makers import machine
 from tests.support.patience import HANG_S
@@ -34,7 +34,7 @@ def test_torch_measures_each_alone_and_all_together(engines: Path, tmp_path: Pat
     (tmp_path / "engines").symlink_to(engines)
     kind, _, version = ENGINE.partition("==")
     hardware = machine("8xh100")
-    (three,) = sets(hardware.gpus[:3], hardware.links)
+    (three,) = gpu_sets(hardware.gpus[:3], hardware.links)
 
     async def said(one: GpuSet) -> Measurement:
         asked = json.dumps(json.loads(document(one, "torch")) | SMALL).encode()
@@ -45,7 +45,7 @@ def test_torch_measures_each_alone_and_all_together(engines: Path, tmp_path: Pat
                     EngineRef(kind=kind, version=version), asked
                 )
             ]
-        return read(lines, len(one.gpus))
+        return read_measurement(lines, len(one.gpus))
 
     found = asyncio.run(said(three))
     assert found.problems == ()

@@ -38,6 +38,7 @@ unit/test_architecture.py
 unit/test_contributing.py
 unit/test_docs_style.py
 unit/test_documented.py
+unit/test_forge.py
 unit/test_imports.py
 unit/test_locks.py
 unit/test_measured_grid.py

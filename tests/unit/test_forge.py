@@ -1,0 +1,67 @@
+"""The scripts and forge files for contributors: the map, the issue forms and the workflows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.support.paths import ROOT
+
+GITHUB = ROOT / ".github"
+FORMS = sorted(
+    path.name for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml"
+)
+
+
+def printed_map(*rooms: str) -> str:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts/map"), *rooms],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_the_map_lists_every_module_with_its_purpose() -> None:
+    lines = printed_map().splitlines()
+    entries = [line.split() for line in lines if line.startswith("    ") and line[4] != " "]
+    names = [words[0] for words in entries]
+    for path in (ROOT / "gateway").rglob("*.py"):
+        if path.name != "__init__.py":
+            assert path.stem in names
+    assert [words[0] for words in entries if len(words) == 1] == []
+
+
+def test_the_map_of_a_room_has_only_its_folders() -> None:
+    folders = [line.split()[0] for line in printed_map("store").splitlines() if line[:1].strip()]
+    assert folders == ["gateway/store/"]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_has_fields_with_labels(name: str) -> None:
+    form = yaml.safe_load((GITHUB / "ISSUE_TEMPLATE" / name).read_text())
+    assert {"name", "description", "labels", "body"} <= form.keys()
+    identifiers = [field["id"] for field in form["body"]]
+    assert len(set(identifiers)) == len(identifiers)
+    assert all(field["attributes"]["label"] for field in form["body"])
+
+
+def test_there_is_a_form_for_bugs_failures_and_features() -> None:
+    assert FORMS == ["bug.yml", "failure.yml", "feature.yml"]
+
+
+@pytest.mark.parametrize(
+    ("name", "command"), [("check.yml", ".ci/run"), ("release.yml", "scripts/release ")]
+)
+def test_a_workflow_runs_the_script(name: str, command: str) -> None:
+    workflow = yaml.safe_load((GITHUB / "workflows" / name).read_text())
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    assert any(step.get("run", "").startswith(command) for step in steps)
+
+
+def test_the_hooks_are_those_of_the_check() -> None:
+    repository = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]
+    assert [hook["id"] for hook in repository["hooks"]] == ["ruff-format", "ruff", "mypy"]
