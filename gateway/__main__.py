@@ -1,5 +1,4 @@
-"""The program `fitserve`. `fitserve serve` does not load the command line: a server lives for
-months and must not keep its memory."""
+"""The program `fitserve`. `fitserve serve` runs without the memory of the command line."""
 
 from __future__ import annotations
 
@@ -8,18 +7,17 @@ import os
 import resource
 import sys
 
-# A command makes a few hundred thousand objects and ends: a search for cycles after every 700 would
-# cost a seventh of its time, and one of 100,000 a tenth.
+# A command creates a few hundred thousand objects and ends. A garbage collection after every 700
+# objects would cost a seventh of its time, after every 100,000 a tenth.
 _OBJECTS = 300_000
 
 
-# What we make is for this user alone (`gateway.store.data_folder`), and so is what the processes
-# make that we start.
+# New files are for this user alone (`gateway.store.data_folder`), also those of child processes.
 _UMASK = 0o077
 
 
-# With less the gateway could not even load its parts, or a body of the largest size.
-_LEAST_MIB = 256
+# The gateway needs this much for its modules and a request body of the largest size.
+_MIN_MIB = 256
 
 
 def main() -> None:
@@ -40,19 +38,19 @@ def main() -> None:
 
 
 def _require_memory() -> None:
-    """Before anything is loaded: what cannot be loaded ends in a traceback of an import."""
+    """Exit with a message before any import, where an import would fail with a traceback."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if allowed != resource.RLIM_INFINITY and allowed < _LEAST_MIB * 1024**2:
+    if allowed != resource.RLIM_INFINITY and allowed < _MIN_MIB * 1024**2:
         sys.stderr.write(
             f"fitserve: This process may use {allowed // 1024**2} MiB of address space (`ulimit"
-            f" -v`), and needs {_LEAST_MIB} MiB at least. Raise the limit; engines that are"
-            " processes of this machine have the same one, and need far more.\n"
+            f" -v`), and needs {_MIN_MIB} MiB. Raise the limit. Engine processes inherit it and"
+            " need far more.\n"
         )
         sys.exit(2)
 
 
 def serve(*, take_over: bool = False) -> None:
-    """Run the gateway; our own errors end with their exit code and two sentences."""
+    """Run the gateway. Expected errors end with two sentences and their exit code."""
     from gateway.errors import FitserveError
     from gateway.settings import load_settings
 
