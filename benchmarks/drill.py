@@ -104,7 +104,7 @@ class Drill:
         done = self.begin(name, model, *options, "--wait", "--timeout", f"{wait:.0f}s")
         if time.monotonic() >= self._until:
             raise Late
-        found = {"seconds": since(began), "exit": done.returncode, **self.outcome(name)}
+        found = {"seconds": elapsed_s(began), "exit": done.returncode, **self.outcome(name)}
         return (
             found
             if done.returncode == 0
@@ -153,10 +153,10 @@ class Drill:
                     }
                 for line in answer.iter_lines():
                     if first is None and line.startswith("data: {"):
-                        first = since(began)
+                        first = elapsed_s(began)
         except httpx.HTTPError as error:
             return {"status": 0, "said": repr(error)}
-        return {"status": 200, "first_s": first, "whole_s": since(began)}
+        return {"status": 200, "first_s": first, "whole_s": elapsed_s(began)}
 
     def first_gpu(self) -> str:
         gpus = self.gateway.client.get("/admin/hardware").json()["gpus"]
@@ -189,7 +189,7 @@ class Drill:
         return wait_for(what, check, min(START_S, self._until - time.monotonic()), 0.02)
 
     @contextlib.contextmanager
-    def asked(self, name: str) -> Iterator[list[tuple[float, int]]]:
+    def constant_requests(self, name: str) -> Iterator[list[tuple[float, int]]]:
         """Two clients ask all the time. Gives when each answer came, and its status."""
         answers: list[tuple[float, int]] = []
         over = threading.Event()
@@ -211,7 +211,7 @@ class Drill:
                 one.join()
 
 
-def since(began: float) -> float:
+def elapsed_s(began: float) -> float:
     return round(time.monotonic() - began, 2)
 
 
@@ -236,11 +236,11 @@ def together(drill: Drill) -> Figures:
     found: Figures = {}
     first = drill.first_gpu()
 
-    def one(name: str) -> None:
+    def add_model(name: str) -> None:
         with contextlib.suppress(Late):
             found[name] = drill.add(name, name, "--gpu", first)
 
-    adding = [threading.Thread(target=one, args=(name,)) for name in drill.models]
+    adding = [threading.Thread(target=add_model, args=(name,)) for name in drill.models]
     began = time.monotonic()
     for thread in adding:
         thread.start()
@@ -249,19 +249,19 @@ def together(drill: Drill) -> Figures:
     if len(found) < len(drill.models):
         raise Late
     drill.remove(*drill.models)
-    return {**found, "seconds": since(began)}
+    return {**found, "seconds": elapsed_s(began)}
 
 
 def _hurt(drill: Drill, number: signal.Signals) -> Figures:
     start = drill.add("large", "large")
-    with drill.asked("large") as answers:
+    with drill.constant_requests("large") as answers:
         drill.wait("an answer", lambda: answers)
         began = time.monotonic()
         os.kill(drill.core("large"), number)
         drill.wait("it is noticed", lambda: drill.gateway.show("large")["state"] != "ready")
-        noticed = since(began)
+        noticed = elapsed_s(began)
         drill.wait("it serves again", lambda: drill.gateway.show("large")["state"] == "ready")
-        ready = since(began)
+        ready = elapsed_s(began)
         drill.wait(
             "an answer after it",
             lambda: answers[-1][1] == httpx.codes.OK and answers[-1][0] > began + ready,
@@ -296,7 +296,7 @@ def power(drill: Drill) -> Figures:
     began = time.monotonic()
     drill.gateway.start()
     drill.wait("an answer", lambda: drill.ask("small", 20.0)["status"] == httpx.codes.OK)
-    found = {"answers_s": since(began), "same_engine": engines(drill.gateway) == before}
+    found = {"answers_s": elapsed_s(began), "same_engine": engines(drill.gateway) == before}
     drill.remove("small")
     return found
 
@@ -308,9 +308,9 @@ def removed(drill: Drill) -> Figures:
     time.sleep(min(10.0, drill.warm.get("large", 2.0) / 2))
     began = time.monotonic()
     drill.gateway.cli("rm", "large", "--wait")
-    told = since(began)
+    told = elapsed_s(began)
     drill.wait("its engine is gone", lambda: not engines(drill.gateway))
-    return {"told_s": told, "gone_s": since(began)}
+    return {"told_s": told, "gone_s": elapsed_s(began)}
 
 
 def sleep(drill: Drill) -> Figures:
@@ -365,8 +365,8 @@ def replicas(drill: Drill) -> Figures:
     added = drill.add("small", "small", "--replicas", "2", "--gpus", "2")
     began = time.monotonic()
     drill.wait("both are ready", lambda: _all_ready(drill, "small"))
-    added["other_s"] = since(began)
-    with drill.asked("small") as answers:
+    added["other_s"] = elapsed_s(began)
+    with drill.constant_requests("small") as answers:
         drill.wait("answers", lambda: len(answers) > 20)
         before, victim = len(answers), random.Random(1).choice(sorted(engines(drill.gateway)))
         died = time.monotonic()
@@ -376,7 +376,7 @@ def replicas(drill: Drill) -> Figures:
         # The dead one counts as ready until that is noticed.
         drill.wait("one is not ready", lambda: not _all_ready(drill, "small"))
         drill.wait("both are ready again", lambda: _all_ready(drill, "small"))
-        again = since(died)
+        again = elapsed_s(died)
     failed = [status for _, status in answers[before:] if status != httpx.codes.OK]
     drill.remove("small")
     return {
@@ -396,7 +396,7 @@ def traffic(drill: Drill) -> Figures:
     """Traffic of clients corrects the forecast of the plan."""
     expected = drill.add("small", "small")
     before = drill.gateway.show("small")["plan"]["speed"]
-    with drill.asked("small") as answers:
+    with drill.constant_requests("small") as answers:
         drill.wait(
             "it is learned",
             lambda: drill.gateway.show("small")["plan"]["speed"]["grade"] == "served",
@@ -457,7 +457,7 @@ def run(drill: Drill, wanted: Sequence[str], results: Path) -> int:
                 *(one["name"] for one in drill.gateway.client.get("/admin/models").json()["data"])
             )
         row = json.dumps(
-            {"case": name, "at": time.strftime("%Y-%m-%d"), "took_s": since(began), **found}
+            {"case": name, "at": time.strftime("%Y-%m-%d"), "took_s": elapsed_s(began), **found}
         )
         with results.open("a") as file:
             file.write(row + "\n")

@@ -156,14 +156,14 @@ async def senders(gateway: Served, sockets: int) -> None:
         writer.transport.abort()
         return time.monotonic() - began
 
-    async def one(number: int) -> float:
+    async def send_head(number: int) -> float:
         address = (ADDRESSES[number % len(ADDRESSES)], 0)
         return await slow(
             *await asyncio.open_connection("127.0.0.1", gateway.port, local_addr=address)
         )
 
     async with good_traffic(gateway.port) as beside:
-        sending = [asyncio.create_task(one(number)) for number in range(sockets)]
+        sending = [asyncio.create_task(send_head(number)) for number in range(sockets)]
         await asyncio.sleep(8)
         growth = gateway.resident_mib - before
         lives = await asyncio.gather(*sending)

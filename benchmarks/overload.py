@@ -108,7 +108,7 @@ class Client(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_message_complete(self) -> None:
-        self._load.done(self, self._parser.get_status_code(), time.perf_counter() - self._began)
+        self._load.finish(self, self._parser.get_status_code(), time.perf_counter() - self._began)
 
 
 class Load:
@@ -124,7 +124,7 @@ class Load:
             % (len(BODY), BODY)
         )
 
-    def done(self, client: Client, status: int, seconds: float) -> None:
+    def finish(self, client: Client, status: int, seconds: float) -> None:
         self.seconds.setdefault(status, []).append(seconds)
         if status == 200:
             self.ended.append(time.perf_counter())

@@ -166,7 +166,7 @@ def main() -> None:
             remembered.cache_clear()
         return cpu_ms(spec, chosen, machine)
 
-    def again(spec: ModelSpec) -> float:
+    def second_cpu_ms(spec: ModelSpec) -> float:
         cpu_ms(spec, engines)
         return cpu_ms(spec, engines)
 
@@ -186,7 +186,7 @@ def main() -> None:
         (
             f"one plan, all {len(engines)} engine versions, of a model that was planned before",
             40,
-            [min(again(m) for _ in range(args.rounds)) for m in models[::5]],
+            [min(second_cpu_ms(m) for _ in range(args.rounds)) for m in models[::5]],
         ),
         (
             "a large model on eight GPUs, one engine version",

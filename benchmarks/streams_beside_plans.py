@@ -89,7 +89,7 @@ def stream(port: int, streams: int, pipe: Connection) -> None:
     it is asked."""
     gaps: list[float] = []
 
-    async def one() -> None:
+    async def open_stream() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(REQUEST)
         await reader.readuntil(b"\r\n\r\n")
@@ -103,7 +103,7 @@ def stream(port: int, streams: int, pipe: Connection) -> None:
         writer.close()
 
     async def run() -> None:
-        tasks = [asyncio.create_task(one()) for _ in range(streams)]
+        tasks = [asyncio.create_task(open_stream()) for _ in range(streams)]
         while await asyncio.to_thread(pipe.recv):
             pipe.send(list(gaps))
             gaps.clear()
@@ -132,7 +132,7 @@ class Clients:
         self._process.kill()
 
 
-def told(what: str, gaps: list[float], health: list[float], plans: str) -> None:
+def print_gaps(what: str, gaps: list[float], health: list[float], plans: str) -> None:
     ordered, healthy = sorted(gaps), sorted(health)
     p50, p99 = (ordered[int(share * len(ordered))] * 1000 for share in (0.5, 0.99))
     print(
@@ -143,7 +143,9 @@ def told(what: str, gaps: list[float], health: list[float], plans: str) -> None:
     )
 
 
-async def beside(gateway: Served, clients: Clients, source: Path | None, seconds: float) -> None:
+async def measure_beside_plans(
+    gateway: Served, clients: Clients, source: Path | None, seconds: float
+) -> None:
     health: list[float] = []
     answers: list[str] = []
     headers = {"authorization": f"Bearer {KEY}"}
@@ -173,7 +175,7 @@ async def beside(gateway: Served, clients: Clients, source: Path | None, seconds
             answers.append(f"{answer.status_code} in {time.monotonic() - began:.1f} s: {said[:90]}")
         gaps = clients.gaps()
         pings.cancel()
-    told(
+    print_gaps(
         source.name if source else "alone",
         gaps,
         health,
@@ -199,11 +201,11 @@ async def run(streams: int, seconds: float, folder: Path) -> None:
         with served(folder, {"m": [f"http://127.0.0.1:{port}/v1"]}, KEY) as gateway:
             clients = Clients(gateway.port, streams)
             await asyncio.sleep(2)
-            await beside(gateway, clients, None, seconds)
+            await measure_beside_plans(gateway, clients, None, seconds)
             for name, make in FOLDERS.items():
                 make(folder / name)
-                await beside(gateway, clients, folder / name, seconds)
-            await beside(gateway, clients, None, seconds)
+                await measure_beside_plans(gateway, clients, folder / name, seconds)
+            await measure_beside_plans(gateway, clients, None, seconds)
             print(f"the gateway takes {gateway.resident_mib:.0f} MiB", flush=True)
             clients.close()
     finally:

@@ -149,7 +149,7 @@ class Load:
         await asyncio.gather(*(one_after_the_other() for _ in range(connections)))
 
     async def stream(self, streams: int, chunks: int, deadline_s: float) -> None:
-        async def one() -> None:
+        async def run_stream() -> None:
             connection = await self.connect()
             try:
                 connection.ask(self.request)
@@ -172,7 +172,7 @@ class Load:
                 self.chunks += getattr(connection, "chunks", 0)
                 connection.transport.abort()
 
-        tasks = [asyncio.create_task(one()) for _ in range(streams)]
+        tasks = [asyncio.create_task(run_stream()) for _ in range(streams)]
         _, late = await asyncio.wait(tasks, timeout=deadline_s)
         for task in late:
             task.cancel()
@@ -190,7 +190,7 @@ class Load:
         held: list[Connection] = []
         gate = asyncio.Semaphore(OPENING)
 
-        async def one() -> None:
+        async def run_stream() -> None:
             async with gate:
                 connection = await self.connect()
                 connection.ask(self.request)
@@ -198,7 +198,7 @@ class Load:
                 await connection.first
                 held.append(connection)
 
-        tasks = [asyncio.create_task(one()) for _ in range(streams)]
+        tasks = [asyncio.create_task(run_stream()) for _ in range(streams)]
         _, late = await asyncio.wait(tasks, timeout=deadline_s)
         for task in late:
             task.cancel()

@@ -79,13 +79,13 @@ def verdicts(results: Results) -> list[str]:
                 f"{what}: {number(value, digits)}, to reach {number(limit, digits)}: {verdict}"
             )
 
-    def over(name: str, reference: float | None) -> float | None:
+    def ratio_to(name: str, reference: float | None) -> float | None:
         value = ours.get(name)
         return value / reference if value is not None and reference else None
 
-    judge("CPU per request, x nginx", over("request_us", nginx.get("request_us")), 1.5)
-    judge("CPU per request, x the better Rust router", over("request_us", best_router), 0.5)
-    judge("CPU per streamed chunk, x nginx", over("chunk_us", nginx.get("chunk_us")), 1.3)
+    judge("CPU per request, x nginx", ratio_to("request_us", nginx.get("request_us")), 1.5)
+    judge("CPU per request, x the better Rust router", ratio_to("request_us", best_router), 0.5)
+    judge("CPU per streamed chunk, x nginx", ratio_to("chunk_us", nginx.get("chunk_us")), 1.3)
     p50, reference = ours.get("latency_p50_ms"), nginx.get("latency_p50_ms")
     judge(
         "p50 over nginx at one connection, ms",
@@ -96,7 +96,7 @@ def verdicts(results: Results) -> list[str]:
     judge("many streams: errors", ours.get("streams_errors"), 0, 0)
     judge("many streams: resident, MiB", ours.get("streams_rss_mib"), 150, 0)
     judge("idle streams, KiB each", ours.get("idle_kib"), 40, 1)
-    judge("10 MiB body, p50 x nginx", over("body_p50_ms", nginx.get("body_p50_ms")), 2)
+    judge("10 MiB body, p50 x nginx", ratio_to("body_p50_ms", nginx.get("body_p50_ms")), 2)
     judge("10 MiB body, resident growth, MiB", ours.get("body_growth_mib"), 64, 0)
     alone, rates = (
         direct.get("requests_per_s"),

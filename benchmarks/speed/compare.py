@@ -86,7 +86,7 @@ def counted(rows: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
     meanwhile, or for a CPU core that had other work."""
     found: dict[tuple[str, str], float] = {}
     for one in [
-        seen(passed)
+        measured_figures(passed)
         for row in rows
         for passed in (row.get("first", {}), *row.get("passes", ()), row["loads"])
     ]:
@@ -95,7 +95,7 @@ def counted(rows: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
     return found
 
 
-def seen(loads: dict[str, Any]) -> dict[tuple[str, str], float]:
+def measured_figures(loads: dict[str, Any]) -> dict[tuple[str, str], float]:
     """By load and figure what was measured: seconds, or tokens/s."""
     found: dict[tuple[str, str], float] = {}
     for name, figures in loads.items():
@@ -142,18 +142,22 @@ def noise(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]:
     apart: dict[tuple[str, str, str], list[float]] = {}
     for group in by_setting(rows):
         again = [
-            {key: value for key, value in seen(row["first"]).items() if key[1] != "tokens_s"}
+            {
+                key: value
+                for key, value in measured_figures(row["first"]).items()
+                if key[1] != "tokens_s"
+            }
             for row in group
             if "first" in row
         ]
-        again += [seen(row["loads"]) for row in group]
+        again += [measured_figures(row["loads"]) for row in group]
         again += [
-            seen(one) for row in group for one in row.get("passes", ())[:-1]
+            measured_figures(one) for row in group for one in row.get("passes", ())[:-1]
         ]  # the last one is `loads`
         for one, other in combinations(again, 2):
             for load, what in one.keys() & other.keys():
                 apart.setdefault((group[0]["model"], load, what), []).append(
-                    off(one[load, what], other[load, what])
+                    log_error(one[load, what], other[load, what])
                 )
     return {
         key: sorted(values)[math.ceil(0.9 * len(values)) - 1]
@@ -162,7 +166,7 @@ def noise(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]:
     }
 
 
-def off(expected: float, measured: float) -> float:
+def log_error(expected: float, measured: float) -> float:
     return abs(math.log(expected / measured))
 
 
@@ -215,7 +219,8 @@ def show(
         )
     far = [one for one in all_points if abs(one.expected(table) / one.measured - 1) > 0.25]
     known = sum(
-        off(one.expected(table), one.measured) <= chance.get((one.model, one.load, one.what), 0.0)
+        log_error(one.expected(table), one.measured)
+        <= chance.get((one.model, one.load, one.what), 0.0)
         for one in far
     )
     print(
@@ -257,7 +262,7 @@ def ordered(
             more = (chance or {}).get((a.model, a.load, a.what), 0.0)
             if (
                 abs(a.measured / b.measured - 1) > 0.05
-                and off(a.measured, b.measured) > more
+                and log_error(a.measured, b.measured) > more
                 and abs(mine / other - 1) >= least
             ):
                 pairs += 1
@@ -286,7 +291,9 @@ def best(
             }
             mine = next(one for one in rates.values() if one.timed.plan.argv == planned.plan.argv)
             first = max(rates.values(), key=lambda one: one.measured)
-            alike = off(mine.measured, first.measured) <= chance.get((model, load, "tokens_s"), 0.0)
+            alike = log_error(mine.measured, first.measured) <= chance.get(
+                (model, load, "tokens_s"), 0.0
+            )
             parts.append(
                 (
                     mine.measured / first.measured,
@@ -342,7 +349,7 @@ def fit(all_points: list[Point], table: SpeedTable) -> SpeedTable:
 
     def cost(tried: dict[str, Any]) -> float:
         made = SpeedTable.model_validate(tried)
-        return sum(min(1.0, off(one.expected(made), one.measured)) for one in all_points)
+        return sum(min(1.0, log_error(one.expected(made), one.measured)) for one in all_points)
 
     best = cost(values)
     width = 0.4

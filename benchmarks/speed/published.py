@@ -61,7 +61,7 @@ class Row(NamedTuple):
     expected: float
 
     @property
-    def off(self) -> float:
+    def error(self) -> float:
         return self.expected / self.seen - 1
 
 
@@ -106,7 +106,7 @@ def machine(gpu: str, count: int) -> Hardware:
 _LEFT = re.compile(r"^visual|vision|in_proj_ba|in_proj_a|in_proj_b|mlp\.gate$|shared_expert_gate$")
 
 
-def _left(read: dict[str, Any]) -> list[str]:
+def _ignored_layers(read: dict[str, Any]) -> list[str]:
     """Those layers by their names in checkpoints."""
     built = build(read_model("m", None, read, None, None, (), None), frozenset())
     kept = [layer for layer in built.linears if _LEFT.search(layer.name)]
@@ -150,7 +150,9 @@ def model_config(
         read["quantization_config"] = {**stated, "modules_to_not_convert": named_each}
     block = BLOCKS.get(quantization)
     if block and "quantization_config" not in read:
-        left = _left(read) if block in ("fp8-block", "awq", "w4a16", "fp8-dynamic") else []
+        left = (
+            _ignored_layers(read) if block in ("fp8-block", "awq", "w4a16", "fp8-dynamic") else []
+        )
         names = {"fp8-block": "modules_to_not_convert", "awq": "modules_to_not_convert"}.get(
             block, "ignore"
         )
@@ -275,7 +277,7 @@ def main() -> None:
             f"{one.measured.quantization}",
             "all",
         ):
-            groups.setdefault(name, []).append(one.off)
+            groups.setdefault(name, []).append(one.error)
     for name, offs in sorted(groups.items()):
         sizes = [abs(off) for off in offs]
         print(
@@ -291,10 +293,10 @@ def main() -> None:
         "setups with one load in the right order, of pairs that differ by more than 10 %:",
         *ordered(found),
     )
-    for one in sorted(found, key=lambda row: -abs(row.off))[: given.worst]:
+    for one in sorted(found, key=lambda row: -abs(row.error))[: given.worst]:
         at = one.measured
         print(
-            f"{one.off:+7.0%} seen {one.seen:9.1f} expected {one.expected:9.1f} {one.what:15} at"
+            f"{one.error:+7.0%} seen {one.seen:9.1f} expected {one.expected:9.1f} {one.what:15} at"
             f" {one.figure.concurrency:g} {at.model} {at.quantization} {at.count} x {at.gpu} TP"
             f" {at.tensor_parallel} {at.engine} {at.version} {at.note[:60]}"
         )

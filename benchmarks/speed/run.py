@@ -129,7 +129,7 @@ class Run:
     def say(self, *words: object) -> None:
         print(f"[{time.time() - self.began:6.1f}]", *words, flush=True)
 
-    def all(self) -> None:
+    def run_all(self) -> None:
         """Settings in order; the first of those left waits for its GPUs."""
         workers = []
         while self.left:
@@ -187,7 +187,7 @@ class Run:
     def side_by_side(self, group: list[Setting], gpus: list[int]) -> None:
         standing = Standing(len(group))
         workers = [
-            threading.Thread(target=self.one, args=(one, gpus, slot, standing))
+            threading.Thread(target=self.run_setting, args=(one, gpus, slot, standing))
             for slot, one in enumerate(group)
         ]
         for worker in workers:
@@ -198,7 +198,7 @@ class Run:
             self.free |= set(gpus)
             self.change.notify_all()
 
-    def one(self, setting: Setting, gpus: list[int], slot: int, standing: Standing) -> None:
+    def run_setting(self, setting: Setting, gpus: list[int], slot: int, standing: Standing) -> None:
         began = time.time()
         result: dict[str, Any] = {
             "model": setting.model,
@@ -319,12 +319,12 @@ class Run:
             # compiled at the first request of a size is no speed of the setting.
             for number, load in enumerate(options.loads):
                 once = load._replace(requests=min(load.requests, max(load.concurrency, FEW)))
-                result.setdefault("first", {})[load.name] = asked(
+                result.setdefault("first", {})[load.name] = run_load(
                     once, port, 100 + number, vocabulary, cores
                 )
             for attempt in range(PASSES):
                 figures = {
-                    load.name: asked(load, port, 1 + number + 1000 * attempt, vocabulary, cores)
+                    load.name: run_load(load, port, 1 + number + 1000 * attempt, vocabulary, cores)
                     for number, load in enumerate(options.loads)
                 }
                 if self.cut.is_set():
@@ -371,7 +371,7 @@ def agree(before: dict[str, Any], now: dict[str, Any]) -> bool:
     return all(abs(now[name]["seconds"] / before[name]["seconds"] - 1) <= SAME for name in now)
 
 
-def asked(load: Load, port: int, seed: int, vocabulary: int, cores: list[int]) -> dict[str, Any]:
+def run_load(load: Load, port: int, seed: int, vocabulary: int, cores: list[int]) -> dict[str, Any]:
     numbers = [
         port,
         load.concurrency,
@@ -403,7 +403,7 @@ def brief(result: dict[str, Any]) -> str:
     )
 
 
-def done(folder: Path) -> set[tuple[str, str]]:
+def finished_settings(folder: Path) -> set[tuple[str, str]]:
     """Measured settings, and settings that failed twice."""
     failures: dict[tuple[str, str], int] = {}
     found = set()
@@ -471,7 +471,7 @@ def main() -> None:
             for one in LOADS
         )
     wanted, asked_for = set(args.only), {name: place for place, name in enumerate(args.only)}
-    known = done(args.folder)
+    known = finished_settings(args.folder)
     settings = [
         one for one in sorted(settings, key=lambda one: asked_for.get(f"{one.model}/{one.name}", 0))
         if (not wanted or wanted & {one.model, one.name, f"{one.model}/{one.name}"})
@@ -490,7 +490,7 @@ def main() -> None:
         models.write(args.folder / "models", model)
     run = Run(options, settings)
     run.say(f"{len(settings)} settings, {len(known)} known already, {len(options.cores)} cores")
-    run.all()
+    run.run_all()
     run.say(f"== ended, {len(run.left)} settings left, cut: {run.cut.is_set()}")
 
 
