@@ -58,12 +58,12 @@ def room(path: Path) -> str:
     return parts[0] if len(parts) > 1 else "base"
 
 
-SOURCES = {
+MODULE_TEXTS = {
     path: path.read_text()
     for path in sorted((ROOT / "gateway").rglob("*.py"))
     if room(path) not in NOT_YET
 }
-TREES = {path: ast.parse(source) for path, source in SOURCES.items()}
+TREES = {path: ast.parse(source) for path, source in MODULE_TEXTS.items()}
 
 
 def place(path: Path, line: int) -> str:
@@ -110,7 +110,7 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def places_of_vague_subjects(path: Path) -> Iterator[str]:
-    for line, text in (*docstrings(TREES[path]), *comments(SOURCES[path])):
+    for line, text in (*docstrings(TREES[path]), *comments(MODULE_TEXTS[path])):
         for match in VAGUE_SUBJECT.finditer(" ".join(text.split())):
             yield f"{place(path, line)}: {match[1]}"
 
