@@ -15,8 +15,10 @@ from tests.support.upstream import Call, Upstream
 from tests.support.versions import NEWEST_SGLANG, NEWEST_VLLM
 
 NO_PLAN = (
-    f"vllm {NEWEST_VLLM}: the weights take 812 GiB, and 8 GPUs of 141 GiB leave 790 GiB beside what the"
-    f" engine needs itself. sglang {NEWEST_SGLANG}: the architecture DeepseekV99ForCausalLM is not among the"
+    f"vllm {NEWEST_VLLM}: the weights take 812 GiB, and 8 GPUs of 141 GiB leave 790 GiB beside what"
+    " the"
+    f" engine needs itself. sglang {NEWEST_SGLANG}: the architecture DeepseekV99ForCausalLM is not"
+    " among the"
     " 214 that this version has; the nearest is DeepseekV3ForCausalLM. Take a form of the model in"
     " fewer bits, as org/nowhere-FP4 (418 GiB), or GPUs with 3 GiB more each."
 )

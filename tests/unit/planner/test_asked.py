@@ -112,9 +112,7 @@ def test_the_question_is_the_plans_own_command_line_without_what_follows_from_th
     assert (question.engine, question.capability) == (VLLM_REF, "8.6")
 
 
-def test_a_model_with_reserved_positions_is_asked_about_the_length_for_users() -> (
-    None
-):
+def test_a_model_with_reserved_positions_is_asked_about_the_length_for_users() -> None:
     engines = [PROFILES.engine(VLLM_REF)]
     here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     best = decide(published("bge-m3"), here, engines, wish(), rules=rules).plans[0]

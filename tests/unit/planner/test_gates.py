@@ -67,7 +67,8 @@ def test_a_capability_below_the_engines_is_refused() -> None:
     decision = on(machine("v100"), VLLM_REF)
     assert verdicts(decision) == {"no_kernel"}
     assert (
-        f"vllm=={NEWEST_VLLM} is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0; Tesla"
+        f"vllm=={NEWEST_VLLM} is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0,"
+        " 12.0; Tesla"
         " V100-SXM2-16GB has 7.0" in decision.rejected[0].reasons[0]
     )
 

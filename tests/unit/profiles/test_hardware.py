@@ -205,7 +205,8 @@ def test_an_engine_without_kernels_for_volta_is_refused_with_the_reason() -> Non
     assert {one.verdict for one in decision.rejected} == {"no_kernel"}
     assert decision.rejected[0].reasons == (
         (
-            f"vllm=={NEWEST_VLLM} is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0;"
+            f"vllm=={NEWEST_VLLM} is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0,"
+            " 12.0;"
             " Tesla V100-SXM2-16GB has 7.0"
         ),
     )

@@ -73,7 +73,8 @@ def test_an_engine_that_is_not_here_is_told_with_its_command_and_its_gain(tmp_pa
     assert [(one.engine, one.here) for one in told.engines] == [(OLD.ref, True), (NEW.ref, False)]
     assert told.engines[1].gain == 0.5
     assert not_here(told) == [
-        f"vllm=={NEWEST_VLLM}: not installed here; `fitserve engine install vllm=={NEWEST_VLLM}`: 50% more"
+        f"vllm=={NEWEST_VLLM}: not installed here; `fitserve engine install vllm=={NEWEST_VLLM}`:"
+        " 50% more"
         " tokens/s"
     ]
     assert told.plans == ours.plans, "what add would start is not touched"
