@@ -3,9 +3,15 @@ message names is there."""
 
 from __future__ import annotations
 
-import pytest
+import shutil
+from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.main import app
 from tests.support.documented import Shown, commands, mentioned, parsed, program, shown, unknown
+from tests.support.paths import MODELS, ROOT
 
 
 @pytest.mark.parametrize("one", shown(), ids=str)
@@ -65,3 +71,21 @@ def test_what_is_not_there_is_found(words: tuple[str, ...]) -> None:
     assert unknown(words) is not None
     with pytest.raises(Exception, match="No such"):
         parsed(words)
+
+
+def test_the_plan_in_the_readme_is_what_the_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "Qwen3-8B"
+    folder.mkdir()
+    shutil.copy(MODELS / "qwen3-8b.json", folder / "config.json")
+    monkeypatch.setenv("FITSERVE_DATA_DIR", str(tmp_path / "data"))
+    block = (ROOT / "README.md").read_text().partition("$ fitserve plan ")[2].partition("```")[0]
+    command, *lines = block.splitlines()
+    source, *options = command.split()
+    assert program()
+    done = CliRunner().invoke(app, ["plan", str(folder), *options])
+    assert done.exit_code == 0
+    printed = done.output.replace(str(folder), source).splitlines()
+    assert len(lines) > 5
+    assert [line for line in lines if line not in printed] == []
