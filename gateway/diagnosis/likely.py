@@ -1,8 +1,8 @@
 """The likely kind of a failure that no row knows, by the words of its message and frames. Pure.
 
-Each kind gets points: three for a word that hardly belongs to another kind or for an exception of
-this kind alone, one for a word of the field, a file or function in the innermost frames, or a usual
-exception. At most three words of each sort count, and the kind with the most points wins. The words
+Each kind gets points, and the kind with the most wins. Three points: a word that hardly belongs to
+another kind, or an exception of this kind alone. One point: a word of the field, a file or function
+in the innermost frames, or a usual exception. At most three words of each sort count. The words
 are data (`profiles/failures/words.yaml`). The result is for readers of a log and proves nothing.
 """
 
@@ -69,19 +69,24 @@ class Likely:
         self,
     ) -> list[tuple[KindWords, re.Pattern[str], re.Pattern[str], re.Pattern[str]]]:
         # Not before it is needed: most logs are named without.
-        return [(one, _any(one.sure), _any(one.words), _any(one.frames)) for one in self._kinds]
+        return [
+            (one, _join_patterns(one.sure), _join_patterns(one.words), _join_patterns(one.frames))
+            for one in self._kinds
+        ]
 
-    def kind(self, shapes: Sequence[Shape]) -> tuple[str, tuple[str, ...]] | None:
+    def guess(self, shapes: Sequence[Shape]) -> tuple[str, tuple[str, ...]] | None:
         """The kind that the words of all shapes together speak for, and these words."""
         # Of a traceback that was cut off in a frame, the frame is all that there is.
         message = " . ".join(
-            plain(_BUILT.sub("", shape.message[:_LONGEST]))
+            normalize(_BUILT.sub("", shape.message[:_LONGEST]))
             for shape in shapes
             if not FRAME.match(shape.message)
         )
         traces = dict.fromkeys(shape.frames[-_INNERMOST:] for shape in shapes if shape.frames)
         frames = " . ".join(
-            plain(_INSTALLED.sub("", frame)) for trace in list(traces)[-_LAST:] for frame in trace
+            normalize(_INSTALLED.sub("", frame))
+            for trace in list(traces)[-_LAST:]
+            for frame in trace
         )
         raised = {shape.exception for shape in shapes}
         best: tuple[int, str, tuple[str, ...]] = (_LEAST - 1, "", ())
@@ -89,7 +94,11 @@ class Likely:
         for one, sure, words, files in self._compiled:
             if one.phases and phases.isdisjoint(one.phases):
                 continue
-            said, heard, seen = _found(sure, message), _found(words, message), _found(files, frames)
+            said, heard, seen = (
+                _find_words(sure, message),
+                _find_words(words, message),
+                _find_words(files, frames),
+            )
             only, usual = raised.intersection(one.exceptions), raised.intersection(one.usual)
             points = (
                 _SURE * (min(len(said), _MOST) + bool(only))
@@ -102,15 +111,15 @@ class Likely:
         return best[1:] if best[1] else None
 
 
-def plain(text: str) -> str:
+def normalize(text: str) -> str:
     """A text as words in small letters with one space between."""
     return _BETWEEN.sub(" ", text.replace("LoRA", "Lora")).strip().lower()
 
 
-def _any(patterns: Iterable[str]) -> re.Pattern[str]:
+def _join_patterns(patterns: Iterable[str]) -> re.Pattern[str]:
     joined = "|".join(patterns)
     return re.compile(rf"(?:\b|(?=<))(?:{joined})" if joined else r"(?!)")
 
 
-def _found(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
+def _find_words(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found[0] for found in pattern.finditer(text)))

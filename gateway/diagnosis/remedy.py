@@ -28,27 +28,29 @@ _WORD = re.compile(r"[\w/-]{4,}|\d+")
 _SAME = 0.8
 
 
-def filled(template: str, values: Mapping[str, Scalar]) -> str | None:
+def fill(template: str, values: Mapping[str, Scalar]) -> str | None:
     """The template with its values, sizes in GiB; None where a value that it needs is not known."""
-    text = _PART.sub(lambda part: part[1] if groups(part[1]) <= values.keys() else "", template)
-    if not groups(text) <= values.keys():
+    text = _PART.sub(
+        lambda part: part[1] if placeholders(part[1]) <= values.keys() else "", template
+    )
+    if not placeholders(text) <= values.keys():
         return None
     return " ".join(
-        _GROUP.sub(lambda found: _shown(found[1], values[found[1]]), text).split(" ")
+        _GROUP.sub(lambda found: _format(found[1], values[found[1]]), text).split(" ")
     ).strip()
 
 
-def groups(template: str) -> set[str]:
+def placeholders(template: str) -> set[str]:
     """The names of the values that a template speaks of."""
     return set(_GROUP.findall(template))
 
 
-def steps(templates: Iterable[str], values: Mapping[str, Scalar]) -> tuple[str, ...]:
+def fill_steps(templates: Iterable[str], values: Mapping[str, Scalar]) -> tuple[str, ...]:
     """The steps of which every value is known, in order."""
-    return tuple(text for template in templates if (text := filled(template, values)))
+    return tuple(text for template in templates if (text := fill(template, values)))
 
 
-def says(others: Iterable[str], step: str) -> bool:
+def repeats(others: Iterable[str], step: str) -> bool:
     """Whether the other steps say already what this one does: nearly all of its words are
     theirs."""
     words = set(_WORD.findall(step.lower()))
@@ -56,7 +58,7 @@ def says(others: Iterable[str], step: str) -> bool:
     return len(words & theirs) >= _SAME * len(words)
 
 
-def _shown(name: str, value: Scalar) -> str:
+def _format(name: str, value: Scalar) -> str:
     return (
         f"{value / 2**30:.2f} GiB"
         if name.endswith("_bytes") and isinstance(value, int)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.diagnosis import remedy
-from gateway.diagnosis.likely import KindWords, Likely, plain
+from gateway.diagnosis.likely import KindWords, Likely, normalize
 from gateway.diagnosis.signature import (
     EndingLine,
     FailureSignature,
@@ -69,15 +69,15 @@ class Signatures:
             if row.engines and engine is not None and engine not in row.engines:
                 continue
             if found := pattern.match(text) if line else pattern.search(text):
-                return row, values(found.groupdict())
+                return row, parse_groups(found.groupdict())
         return None
 
     def match_structure(
         self, shape: Shape, engine: str | None
     ) -> tuple[StructuralSignature, dict[str, Scalar]] | None:
         """The failure by its structure, where no text proves it."""
-        found = self._structure.row(shape, engine)
-        return (found[0], values(found[1])) if found else None
+        found = self._structure.match(shape, engine)
+        return (found[0], parse_groups(found[1])) if found else None
 
     def shape_for_words(self, shape: Shape, engine: str | None) -> Shape:
         """The shape in which words are looked for.
@@ -85,7 +85,7 @@ class Signatures:
         Python's own message of a fault (a row of kind unknown) belongs to no field, so the line of
         code that failed is read instead.
         """
-        found = self._structure.row(shape, engine)
+        found = self._structure.match(shape, engine)
         return (
             shape
             if found is None or found[0].kind != "unknown"
@@ -99,12 +99,13 @@ class Signatures:
 
         Returns a row that proves nothing, the words, and the index of the first shape with them.
         """
-        found = self._likely.kind(shapes)
+        found = self._likely.guess(shapes)
         if found is None:
             return None
         kind, words = found
         at = next(
-            (at for at, shape in enumerate(shapes) if plain(shape.message).find(words[0]) >= 0), 0
+            (at for at, shape in enumerate(shapes) if normalize(shape.message).find(words[0]) >= 0),
+            0,
         )
         message = self.remedies.get(kind, _NO_REMEDY).message
         message += " No known text says so, but these words: {words}."
@@ -120,17 +121,17 @@ class Signatures:
         """
         kind = self.remedies.get(row.kind, _NO_REMEDY)
         message = (
-            remedy.filled(row.message, known)
-            or remedy.filled(kind.message, known)
+            remedy.fill(row.message, known)
+            or remedy.fill(kind.message, known)
             or "The engine failed."
         )
-        own = remedy.filled(row.advice, known)
+        own = remedy.fill(row.advice, known)
         # Advice for this case goes before the general steps of its kind.
-        general = remedy.steps(kind.steps, known)
-        steps = remedy.steps(row.steps, known) or (
-            ((own,) if own and not remedy.says(general, own) else ()) + general
+        general = remedy.fill_steps(kind.steps, known)
+        steps = remedy.fill_steps(row.steps, known) or (
+            ((own,) if own and not remedy.repeats(general, own) else ()) + general
         )
-        advice = own or remedy.filled(kind.advice, known) or next(iter(steps), "")
+        advice = own or remedy.fill(kind.advice, known) or next(iter(steps), "")
         return message, advice, steps or ((advice,) if advice else ())
 
     def with_remedy(self, failure: Failure, known: Mapping[str, Scalar]) -> Failure:
@@ -139,7 +140,7 @@ class Signatures:
             return failure
         own = (failure.advice,) if failure.advice else ()
         kind = self.remedies.get(failure.kind, _NO_REMEDY)
-        steps = dict.fromkeys(own + remedy.steps(kind.steps, {**known, **failure.culprit}))
+        steps = dict.fromkeys(own + remedy.fill_steps(kind.steps, {**known, **failure.culprit}))
         return failure.evolve(steps=tuple(steps))
 
     def can_fail_serving(self, kind: str) -> bool:
@@ -154,16 +155,16 @@ class Signatures:
         """Rows that a line of a start matches, with their groups."""
         for row, pattern in self._progress:
             if found := pattern.search(text):
-                yield row, values(found.groupdict())
+                yield row, parse_groups(found.groupdict())
 
     def read_details(self, row: FailureSignature, text: str) -> dict[str, Scalar]:
         """The values that a line after the proof adds to it."""
         pattern = self._details.get(row.pattern) if isinstance(row, TextSignature) else None
         found = pattern.search(text) if pattern else None
-        return values(found.groupdict()) if found else {}
+        return parse_groups(found.groupdict()) if found else {}
 
 
-def values(groups: dict[str, str | None]) -> dict[str, Scalar]:
+def parse_groups(groups: dict[str, str | None]) -> dict[str, Scalar]:
     """Named groups as values.
 
     Whole numbers, sizes in bytes, and a CUDA version that is one number (12080) as 12.8.
@@ -173,12 +174,12 @@ def values(groups: dict[str, str | None]) -> dict[str, Scalar]:
         if text is None:
             continue
         if name.endswith("_gib"):
-            found[name.removesuffix("_gib") + "_bytes"] = _bytes(text, "GiB")
+            found[name.removesuffix("_gib") + "_bytes"] = _parse_size(text, "GiB")
         elif name.endswith("_cuda") and text.isdigit():
             found[name] = f"{int(text) // 1000}.{int(text) % 1000 // 10}"
         elif name.endswith("_bytes"):
             size = _SIZE.fullmatch(text)
-            found[name] = _bytes(size[1], size[2]) if size else 0
+            found[name] = _parse_size(size[1], size[2]) if size else 0
         else:
             # A pattern cannot use a name twice, so a digit at the end of a name is left out.
             found[name.rstrip("0123456789")] = (
@@ -187,7 +188,7 @@ def values(groups: dict[str, str | None]) -> dict[str, Scalar]:
     return found
 
 
-def _bytes(number: str, unit: str) -> int:
+def _parse_size(number: str, unit: str) -> int:
     try:
         return int(min(float(number), 1e9) * _UNITS[unit])
     except ValueError:

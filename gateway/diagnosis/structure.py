@@ -53,7 +53,7 @@ class Structure:
             for row in rows
         ]
 
-    def row(
+    def match(
         self, shape: Shape, engine: str | None
     ) -> tuple[StructuralSignature, dict[str, str | None]] | None:
         """The row that the shape belongs to, with the groups of its pattern; None without a row."""

@@ -1,10 +1,9 @@
-"""What every profile folder has once: the tables of GPUs, cards, speed, parsers, failures and
-driver errors, facts, and snapshots of machines.
+"""Tables of a profile folder: GPUs, cards, speed, parsers, failures, driver errors, facts.
 
 failures/                   -> Signatures: failures as engines print them (diagnosis/signature.py)
 gpus.yaml                   -> GpuTable: traits by compute capability
 parsers.yaml                -> ParserTable: how models write tool calls and thoughts
-chat_templates.yaml         -> RepairTable: published chat templates that are broken, and how each is repaired
+chat_templates.yaml         -> RepairTable: repairs of broken published chat templates
 cards.yaml                  -> CardTable: peaks of cards from their data sheets
 speed.yaml                  -> SpeedTable: fractions of the peaks that engines reach
 facts.yaml                  -> Fact list: combinations that pass every rule and still fail

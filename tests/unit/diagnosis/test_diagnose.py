@@ -23,9 +23,9 @@ from gateway.diagnosis.lines.line_filter import ALARMS, PROGRESS, LineFilter
 from gateway.diagnosis.lines.line_filter import FATAL as FATAL_WORDS
 from gateway.diagnosis.lines.log_lines import MAX_LINE, clean, parse
 from gateway.diagnosis.log_reader import LogReader
-from gateway.diagnosis.remedy import filled
+from gateway.diagnosis.remedy import fill
 from gateway.diagnosis.signature import TextSignature
-from gateway.diagnosis.signatures import FailureRows, Signatures, values
+from gateway.diagnosis.signatures import FailureRows, Signatures, parse_groups
 from gateway.domain import Attempt, Fact, Failure, LayerKernel, Observation
 from gateway.errors import BadRequest
 from gateway.profiles.profiles import Profiles
@@ -342,12 +342,12 @@ def test_a_signature_that_is_no_expression_is_refused() -> None:
 
 
 def test_groups_are_numbers_and_sizes() -> None:
-    found = values(
+    found = parse_groups(
         {"a": "7", "b2": "x", "free_gib": "1.5", "tried_bytes": "2.00 MiB", "none": None}
     )
     assert found == {"a": 7, "b": "x", "free_bytes": 3 * 2**29, "tried_bytes": 2**21}
-    assert filled("{free_bytes} of {b}[[ and {gone}]]", found) == "1.50 GiB of x"
-    assert filled("{free_bytes} of {gone}", found) is None
+    assert fill("{free_bytes} of {b}[[ and {gone}]]", found) == "1.50 GiB of x"
+    assert fill("{free_bytes} of {gone}", found) is None
 
 
 def test_every_signature_says_where_it_was_read_and_what_to_do() -> None:

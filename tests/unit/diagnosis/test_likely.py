@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.diagnosis.diagnose import diagnose
-from gateway.diagnosis.likely import KindWords, Likely, plain
+from gateway.diagnosis.likely import KindWords, Likely, normalize
 from gateway.diagnosis.log_reader import LogReader
 from gateway.diagnosis.signature import FailureSignature
 from gateway.diagnosis.structure import Shape
@@ -66,12 +66,12 @@ def test_frames_speak_where_a_message_says_nothing() -> None:
         )
     )
     frames = ("x/site-packages/vllm/lora/punica_base.py:apply",)
-    assert kinds.kind([Shape("AssertionError", "", frames, "load")]) == (
+    assert kinds.guess([Shape("AssertionError", "", frames, "load")]) == (
         "lora",
         ("lora", "punica", "apply"),
     )
     assert (
-        kinds.kind(
+        kinds.guess(
             [
                 Shape(
                     "AssertionError",
@@ -97,13 +97,13 @@ def test_where_a_library_was_built_says_nothing() -> None:
 
 def test_one_word_of_a_field_says_nothing() -> None:
     kinds = Likely((KindWords(kind="lora", words=("adapter",)),))
-    assert kinds.kind([Shape("ValueError", "an adapter", (), "load")]) is None
+    assert kinds.guess([Shape("ValueError", "an adapter", (), "load")]) is None
 
 
 def test_of_equal_points_the_first_kind_is_meant() -> None:
     one, other = KindWords(kind="one", sure=("frob",)), KindWords(kind="other", sure=("frob",))
     shape = Shape("", "a frob", (), "load")
-    assert [Likely(kinds).kind([shape]) for kinds in ((one, other), (other, one))] == [
+    assert [Likely(kinds).guess([shape]) for kinds in ((one, other), (other, one))] == [
         ("one", ("frob",)),
         ("other", ("frob",)),
     ]
@@ -140,10 +140,10 @@ def test_what_is_printed_as_information_speaks_for_nothing(words: list[str]) -> 
     st.text(max_size=300), st.sampled_from(["RuntimeError", "ValueError", "KeyError", "FrobError"])
 )
 def test_whatever_is_likely_shows_its_words_in_the_text(text: str, exception: str) -> None:
-    found = Likely(SIGNATURES.rows.words).kind([Shape(exception, text, (), "load")])
+    found = Likely(SIGNATURES.rows.words).guess([Shape(exception, text, (), "load")])
     if found is not None:
         assert found[0] in KINDS
-        assert all(word in plain(text) or word == exception for word in found[1])
+        assert all(word in normalize(text) or word == exception for word in found[1])
 
 
 def test_no_engine_is_treated_by_what_is_only_likely() -> None:
@@ -218,9 +218,9 @@ def test_what_a_kind_cannot_be_in_the_phase_is_not_meant() -> None:
         KindWords(kind="b", words=("frob",), usual=("KeyError",), sure=("frob it",)),
     )
     shape = Shape("KeyError", "frob it", (), "load")
-    assert Likely(words).kind([shape]) == ("b", ("frob it", "frob", "KeyError"))
-    assert Likely((words[0],)).kind([shape]) == ("a", ("frob",))
-    assert Likely((words[0],)).kind([shape._replace(phase="serving")]) is None
+    assert Likely(words).guess([shape]) == ("b", ("frob it", "frob", "KeyError"))
+    assert Likely((words[0],)).guess([shape]) == ("a", ("frob",))
+    assert Likely((words[0],)).guess([shape._replace(phase="serving")]) is None
 
 
 @pytest.mark.parametrize(

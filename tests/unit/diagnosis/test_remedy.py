@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gateway.diagnosis.remedy import DONE, filled, groups, steps
+from gateway.diagnosis.remedy import DONE, fill, fill_steps, placeholders
 from gateway.diagnosis.signature import FailureSignature, Remedy
 from gateway.domain import Failure, Scalar
 from gateway.profiles.profiles import Profiles
@@ -27,7 +27,7 @@ def templates(row: FailureSignature | Remedy) -> list[str]:
 
 @pytest.mark.parametrize("row", NAMED, ids=lambda row: f"{row.kind}: {row.message[:40]}")
 def test_every_text_is_whole_with_and_without_each_value(row: FailureSignature | Remedy) -> None:
-    named = sorted(set().union(*(groups(text) for text in templates(row))))
+    named = sorted(set().union(*(placeholders(text) for text in templates(row))))
     cases = [
         dict.fromkeys(named, 7),
         {},
@@ -96,11 +96,11 @@ def test_a_failure_without_steps_gets_those_of_its_kind_with_the_numbers_of_its_
 
 
 def test_a_part_is_left_out_and_a_sentence_is_not_used() -> None:
-    assert filled("{n} of[[ {m}]] fit", {"n": 1, "m": 2}) == "1 of 2 fit"
-    assert filled("{n} of[[ {m}]] fit", {"n": 1}) == "1 of fit"
-    assert filled("{n} fit", {}) is None
-    assert filled("{free_bytes} free", {"free_bytes": 3 * 2**29}) == "1.50 GiB free"
-    assert steps(("a {n}", "b"), {}) == ("b",)
+    assert fill("{n} of[[ {m}]] fit", {"n": 1, "m": 2}) == "1 of 2 fit"
+    assert fill("{n} of[[ {m}]] fit", {"n": 1}) == "1 of fit"
+    assert fill("{n} fit", {}) is None
+    assert fill("{free_bytes} free", {"free_bytes": 3 * 2**29}) == "1.50 GiB free"
+    assert fill_steps(("a {n}", "b"), {}) == ("b",)
 
 
 def test_what_the_gateway_did_is_told_of_everything_that_a_failure_proves() -> None:
