@@ -10,7 +10,7 @@ import pytest
 from tests.support.paths import ROOT
 
 PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/style.md")
-FOLDERS = ("benchmarks", "docker", "docs", "gateway", "profiles", "tests")
+FOLDERS = ("benchmarks", "docker", "docs", "gateway", "profiles", "scripts", "tests")
 # A path in backticks; words in capitals and `*` stand for other names.
 PATH = re.compile(rf"`(?:[\w.]+ )*?((?:{'|'.join(FOLDERS)})/[^`\s]*)")
 VARIES = re.compile(r"[A-Z]{2,}|[*{]")
