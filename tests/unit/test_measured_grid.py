@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from speed import models
 from speed.grid import GRID, LOADS, ONE_GPU
 from speed.load import Answer, figures, shared
-from speed.run import done
+from speed.run import finished_settings
 
 FLAGS = [*yaml.safe_load_all((ROOT / "profiles/engines/vllm/0.26.0.yaml").read_text())][1]["flags"]
 
@@ -90,5 +90,5 @@ def test_what_was_cut_or_failed_once_is_measured_again(tmp_path: Path) -> None:
         *[{"model": "a", "setting": "twice", "failed": "x"}] * 2,
     ]
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert done(tmp_path) == {("a", "whole"), ("a", "twice")}
-    assert done(tmp_path / "none") == set()
+    assert finished_settings(tmp_path) == {("a", "whole"), ("a", "twice")}
+    assert finished_settings(tmp_path / "none") == set()

@@ -31,6 +31,6 @@ def test_expectations_are_near_what_two_h200_did() -> None:
 def test_expectations_come_near_what_others_published() -> None:
     """Nothing was fitted to these; only models whose configs are here."""
     found = [one for one in published.rows(None) if isinstance(one, published.Row)]
-    few = [abs(one.off) for one in found if one.figure.concurrency <= 2]
+    few = [abs(one.error) for one in found if one.figure.concurrency <= 2]
     assert len(few) == 15
     assert statistics.median(few) < 0.2
