@@ -493,7 +493,7 @@ async def test_a_pinned_model_that_waits_for_its_place_is_starting(tmp_path: Pat
             await add(gateway, tmp_path, name, pinned=True)
         # One waits for what the other engine still answers, and one for its turn.
         async with asyncio.timeout(HANG_S):
-            while "another model has left" not in "".join(
+            while "another model is unloaded" not in "".join(
                 [(await gateway.show(name))["detail"] for name in "cd"]
             ):
                 await asyncio.sleep(0.02)
