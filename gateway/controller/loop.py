@@ -82,12 +82,8 @@ class Loop:
     ) -> None:
         """`signatures` gives the known failure patterns; `ended` the number of ended requests of
         each model."""
-        settings, self._store, self._host, self._settings = (
-            launcher.settings,
-            store,
-            launcher.host,
-            launcher.settings,
-        )
+        self._settings = settings = launcher.settings
+        self._store, self._host = store, launcher.host
         self.fleet = Fleet(settings.keep_alive)
         self.health = LoopHealth()
         self.passed: Callable[[], object] = lambda: None
@@ -122,13 +118,8 @@ class Loop:
         self._changes = ChangeSteps(
             wishes, self.trials, attempts, Failpoint(settings.failpoint), self._drains
         )
-        self._endpoints = Endpoints(
-            self.fleet,
-            EngineClient(_CALLS_AT_ONCE),
-            EndpointKeys(settings.data),
-            settings.health_interval_s,
-            self.wake,
-        )
+        keys, client = EndpointKeys(settings.data), EngineClient(_CALLS_AT_ONCE)
+        self._endpoints = Endpoints(self.fleet, client, keys, settings.health_interval_s, self.wake)
         self._orphans = OrphanEngines(launcher.stop, settings.stop_grace_s, self.wake)
         self.evictor = Evictor(self.fleet, routes, store, settings, self._gate.measures, ended)
         self.plan_preview = PlanPreview(store, planner, self.fleet)
@@ -304,7 +295,9 @@ class Loop:
         try:
             for replica in model.replicas:
                 # Each giver is asked, even if another one has not given.
-                missing = [take for take in replica.takes if not self._given(take, model.wish.name)]
+                missing = [
+                    take for take in replica.takes if not self._has_given(take, model.wish.name)
+                ]
                 if replica.takes and not missing:
                     replica.receive(
                         tuple(
@@ -316,7 +309,7 @@ class Loop:
         except Exception as error:
             model.setback.broke(error)
 
-    def _given(self, take: Offer, requester: str) -> bool:
+    def _has_given(self, take: Offer, requester: str) -> bool:
         """Whether a model has given the offer or never will. Otherwise the gift is started."""
         model = self.fleet.models.get(take.model)
         if model is None or take.replica >= len(model.replicas):

@@ -78,7 +78,7 @@ class ReportedStages:
     def __init__(self) -> None:
         self._stages: dict[int, Stage] = {}
 
-    def of(self, attempt: Attempt) -> Stage:
+    def stage(self, attempt: Attempt) -> Stage:
         return self._stages.get(attempt.id, "")
 
     def note(self, number: int, stage: Stage) -> None:
@@ -105,8 +105,8 @@ def stage(attempt: Attempt, *, watched: bool) -> Stage:
     return "ready" if attempt.state == "ready" else "started" if watched else "chosen"
 
 
-def of_model(
-    before: ReportedModel | None, after: ReportedModel | None, told: ReportedStages, now: float
+def events_of_model(
+    before: ReportedModel | None, after: ReportedModel | None, reported: ReportedStages, now: float
 ) -> Iterator[Event]:
     """The events between two states of a model; None: the model does not exist.
 
@@ -121,10 +121,10 @@ def of_model(
                 )
             yield Event(at=now, kind="model.removed", model=name, words=f"{name} is removed.")
         return
-    yield from _of_wish(before, after, now)
+    yield from _wish_events(before, after, now)
     for replica in after.replicas:
-        yield from _of_replica(after, _like(before, replica), replica, told, now)
-    yield from _of_endpoints(before, after, now)
+        yield from _replica_events(after, _earlier_replica(before, replica), replica, reported, now)
+    yield from _endpoint_events(before, after, now)
     if before is not None and before.state != after.state:
         detail = after.detail.removeprefix(after.state).removeprefix(": ")
         words = f"{after.wish.name} {_IS.get(after.state, f'is {after.state}')}" + (
@@ -138,7 +138,7 @@ def of_model(
 _IS = {"no_plan": "has no plan", "backing_off": "is backing off"}
 
 
-def _of_wish(before: ReportedModel | None, after: ReportedModel, now: float) -> Iterator[Event]:
+def _wish_events(before: ReportedModel | None, after: ReportedModel, now: float) -> Iterator[Event]:
     wish, name = after.wish, after.wish.name
 
     def event(kind: EventKind, words: str, **data: Any) -> Event:
@@ -180,25 +180,23 @@ def _of_wish(before: ReportedModel | None, after: ReportedModel, now: float) -> 
         kind: EventKind = "model.stopped" if after.stopped else "model.started"
         yield event(kind, f"Its owner {'stops' if after.stopped else 'starts'} {name}.")
     if after.forgiven_at != before.forgiven_at:
-        yield event(
-            "model.retried", f"{name} is tried again: what failed until now no longer counts."
-        )
+        yield event("model.retried", f"{name} is tried again. Earlier failures no longer count.")
 
 
-def _of_replica(
+def _replica_events(
     model: ReportedModel,
     before: ReportedReplica,
     after: ReportedReplica,
-    told: ReportedStages,
+    reported: ReportedStages,
     now: float,
 ) -> Iterator[Event]:
     for place, attempt in enumerate(after.attempts):
         watched = after.watched == attempt.id
-        was, now_is = told.of(attempt), stage(attempt, watched=watched)
+        was, now_is = reported.stage(attempt), stage(attempt, watched=watched)
         if was != now_is and _ORDER.index(was) < _ORDER.index(now_is):
-            told.note(attempt.id, now_is)
+            reported.note(attempt.id, now_is)
             earlier = after.attempts[place - 1] if place else None
-            yield from _of_start(model, after, earlier, attempt, was, now)
+            yield from _start_events(model, after, earlier, attempt, was, now)
 
     def event(kind: EventKind, words: str, **data: Any) -> Event:
         live = after.live
@@ -214,7 +212,9 @@ def _of_replica(
         )
 
     name, status = model.wish.name, after.status
-    yield from (event(kind, words, **data) for kind, words, data in _of_phase(name, before, after))
+    yield from (
+        event(kind, words, **data) for kind, words, data in _phase_events(name, before, after)
+    )
     if after.takes and after.takes != before.takes:
         takes = [take.words for take in after.takes]
         yield event("plan.waits", f"{name} waits for others: {'; '.join(takes)}.", takes=takes)
@@ -226,38 +226,34 @@ def _of_replica(
             else name
         )
         yield event("model.leaving", f"{copy} is unloaded: {words}.", why=why)
-    if status == before.status:
+    yield from (
+        event(kind, words, **data)
+        for kind, words, data in _status_events(name, before.status, status, now)
+    )
+
+
+def _status_events(
+    name: str, before: Rest, status: Rest, now: float
+) -> Iterator[tuple[EventKind, str, dict[str, Any]]]:
+    if status == before:
         return
-    changed = (status.state, status.reason) != (before.status.state, before.status.reason)
+    changed = (status.state, status.reason) != (before.state, before.reason)
+    reason = {"reason": status.reason}
     if status.state == "no_plan" and changed:
-        yield event(
-            "plan.none", f"There is no plan for {name}: {status.reason}", reason=status.reason
-        )
+        yield "plan.none", f"There is no plan for {name}: {status.reason}", reason
     elif status.state == "backing_off" and status.recheck_at is not None:
         wait = in_words(max(0.0, status.recheck_at - now))
-        yield event(
-            "engine.retry",
-            f"{name} is started again in {wait}, {status.reason}",
-            at=status.recheck_at,
-            reason=status.reason,
-        )
+        words = f"{name} is started again in {wait}, {status.reason}"
+        yield "engine.retry", words, {"at": status.recheck_at, **reason}
     elif status.state == "quarantined" and changed:
-        yield event(
-            "engine.quarantined",
-            f"{name} is started no more: {status.reason}",
-            reason=status.reason,
-        )
-    elif status.state == "unreachable" and before.status.state != "unreachable":
-        yield event(
-            "engine.frozen",
-            f"An engine of {name} gets no requests: {status.reason}",
-            reason=status.reason,
-        )
-    elif status.state == "ready" and before.status.state == "unreachable":
-        yield event("engine.answers", f"An engine of {name} answers again.")
+        yield "engine.quarantined", f"{name} is not started again: {status.reason}", reason
+    elif status.state == "unreachable" and before.state != "unreachable":
+        yield "engine.frozen", f"An engine of {name} gets no requests: {status.reason}", reason
+    elif status.state == "ready" and before.state == "unreachable":
+        yield "engine.answers", f"An engine of {name} answers again.", {}
 
 
-def _of_start(
+def _start_events(
     model: ReportedModel,
     replica: ReportedReplica,
     earlier: Attempt | None,
@@ -280,7 +276,7 @@ def _of_start(
         )
 
     if was == "":
-        kind, words, data = _of_choice(name, earlier, attempt)
+        kind, words, data = _plan_event(name, earlier, attempt)
         yield event(kind, words, attempt.started_at, **data, trial=replica.trial)
     if was in ("", "chosen") and (replica.watched == attempt.id or attempt.ready_at is not None):
         yield event(
@@ -304,9 +300,13 @@ def _of_start(
     if attempt.failure is not None:
         failure = attempt.failure
         words = f"{name} failed ({failure.kind}): {failure.message}"
-        told = failure.model_dump(mode="json", exclude_defaults=True)
+        details = failure.model_dump(mode="json", exclude_defaults=True)
         yield event(
-            "engine.failed", words, attempt.ended_at or now, engine=str(plan.engine), failure=told
+            "engine.failed",
+            words,
+            attempt.ended_at or now,
+            engine=str(plan.engine),
+            failure=details,
         )
     elif not attempt.live:
         why, reason = _why_stopped(model, replica)
@@ -314,7 +314,7 @@ def _of_start(
         yield event("engine.stopped", words, attempt.ended_at or now, why=why, reason=reason)
 
 
-def _of_choice(
+def _plan_event(
     name: str, earlier: Attempt | None, attempt: Attempt
 ) -> tuple[EventKind, str, dict[str, Any]]:
     """The kind, sentence and data of the event about a start's plan."""
@@ -381,7 +381,7 @@ def _why_stopped(model: ReportedModel, replica: ReportedReplica) -> tuple[str, s
     return "replaced", "another one takes its place"
 
 
-def _of_phase(
+def _phase_events(
     name: str, before: ReportedReplica, after: ReportedReplica
 ) -> Iterator[tuple[EventKind, str, dict[str, Any]]]:
     """The event about a start that goes on. Figures that change every second are left out."""
@@ -417,7 +417,7 @@ def _head(phase: str) -> str:
     return phase.partition(": ")[0]
 
 
-def _of_endpoints(
+def _endpoint_events(
     before: ReportedModel | None, after: ReportedModel, now: float
 ) -> Iterator[Event]:
     known = before.endpoints if before is not None else {}
@@ -442,7 +442,7 @@ def _of_endpoints(
             )
 
 
-def _like(before: ReportedModel | None, replica: ReportedReplica) -> ReportedReplica:
+def _earlier_replica(before: ReportedModel | None, replica: ReportedReplica) -> ReportedReplica:
     """The earlier state of the same replica."""
     known = before.replicas if before is not None else ()
     found = (one for one in known if one.index == replica.index and one.trial == replica.trial)

@@ -95,7 +95,7 @@ class EventLog:
     async def last(self, most: int, model: str | None) -> list[Event]:
         return await asyncio.to_thread(self._table.last, most, model)
 
-    async def after(self, number: int, model: str | None = None) -> EventBatch:
+    async def events_after(self, number: int, model: str | None = None) -> EventBatch:
         """The next events after this number, or none. Number 0 begins with the oldest event. Raises
         StoreError."""
         if number == self.newest:
@@ -135,7 +135,7 @@ class EventLog:
         self._ending = True
         self._wake()
 
-    def over(self, number: int) -> bool:
+    def is_over(self, number: int) -> bool:
         """Whether no event follows this one."""
         return self._ending and (
             self._failing or (number == self.newest and not self._waiting and not self._recording)

@@ -15,7 +15,7 @@ from gateway.controller.decisions.reports import (
     ReportedModel,
     ReportedReplica,
     ReportedStages,
-    of_model,
+    events_of_model,
     stage,
     stage_of,
 )
@@ -92,7 +92,7 @@ class Observer:
                 if attempt.id not in known and attempt.started_at < since:
                     self._told.note(attempt.id, stage(attempt, watched=True))
             if models.get(name) == "model.added" or model.created_at < since:
-                self._now[name] = _now(model)
+                self._now[name] = _report(model)
         now = time.time()
         gone = [
             name
@@ -147,17 +147,17 @@ class Observer:
         try:
             now = time.time()
             for name, model in self._models.items():
-                seen = _seen(model)
+                seen = _fingerprint(model)
                 if seen != self._seen.get(name):
                     self._seen[name], before, self._now[name] = (
                         seen,
                         self._now.get(name),
-                        _now(model),
+                        _report(model),
                     )
-                    self._events.tell(of_model(before, self._now[name], self._told, now))
+                    self._events.tell(events_of_model(before, self._now[name], self._told, now))
             for name in [name for name in self._now if name not in self._models]:
                 self._seen.pop(name, None)
-                self._events.tell(of_model(self._now.pop(name), None, self._told, now))
+                self._events.tell(events_of_model(self._now.pop(name), None, self._told, now))
             self._look_at_gpus(now)
             self._look_at_keys(now)
         except Exception as error:
@@ -261,7 +261,7 @@ def _event(now: float, kind: EventKind, words: str, model: str | None = None, **
     return Event(at=now, kind=kind, words=words, model=model, data=data)
 
 
-def _seen(model: ManagedModel) -> tuple[Any, ...]:
+def _fingerprint(model: ManagedModel) -> tuple[Any, ...]:
     """All values that can cause an event. They are replaced, never changed, so comparison is
     cheap."""
     seen: tuple[Any, ...] = _OF_MODEL(model)
@@ -287,7 +287,7 @@ _OF_MODEL = attrgetter(
 _OF_REPLICA = attrgetter("attempt", "status", "progress", "takes", "leaving")
 
 
-def _now(model: ManagedModel) -> ReportedModel:
+def _report(model: ManagedModel) -> ReportedModel:
     state, detail = status(model)
     replicas = [_replica(one) for one in model.replicas]
     if model.trial is not None:

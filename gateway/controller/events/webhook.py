@@ -77,7 +77,7 @@ class Webhook:
             if known is None:
                 # Without this note, undelivered events would be skipped after the next start.
                 await self._note(self._number)
-        found = await self._events.after(self._number)
+        found = await self._events.events_after(self._number)
         if found.gap:
             log.warning("events were gone before a webhook took them", receiver=self._receiver)
         for event, text in found.events:
@@ -89,7 +89,7 @@ class Webhook:
         moved, self._number = found.number != self._number, found.number
         if found.events or found.gap or moved:
             await self._note(found.number)
-        elif not self._events.over(found.number):
+        elif not self._events.is_over(found.number):
             await self._events.more(_LISTEN_S)
         else:
             return None

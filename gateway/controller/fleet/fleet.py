@@ -114,7 +114,7 @@ class Fleet:
             sharing = (
                 sharing._replace(offers=())
                 if aside
-                else sharing._replace(again=_again(model, requester, sharing.cap))
+                else sharing._replace(again=_plan_to_restore(model, requester, sharing.cap))
             )
             return PlanningContext(
                 self.wish_beside_others(wish), claims, sharing, if_asked=if_asked
@@ -133,7 +133,9 @@ class Fleet:
             if model.serving and not aside
             else ()
         )
-        sharing = sharing._replace(offers=offers, again=_again(model, requester, sharing.cap))
+        sharing = sharing._replace(
+            offers=offers, again=_plan_to_restore(model, requester, sharing.cap)
+        )
         return PlanningContext(wish.evolve(replicas=1, **size), claims, sharing, copy=True)
 
     def sharing(
@@ -455,7 +457,10 @@ def _attempts(model: ManagedModel, replica: ReplicaState | None = None) -> list[
     """All starts of the model, or of one replica, by its wanted wish, oldest first."""
     replicas = [replica] if replica is not None and replica is not model.trial else model.replicas
     known = (
-        one for replica in replicas for one in replica.attempts if one.generation == model.wanted
+        one
+        for replica in replicas
+        for one in replica.attempts
+        if one.generation == model.wanted_generation
     )
     return sorted(known, key=lambda attempt: attempt.id)
 
@@ -464,7 +469,7 @@ def _outlived(replica: ReplicaState) -> Plan | None:
     return outlived([one for one in replica.history if one.generation == replica.generation])
 
 
-def _again(model: ManagedModel, replica: ReplicaState, cap: Cap | None) -> Plan | None:
+def _plan_to_restore(model: ManagedModel, replica: ReplicaState, cap: Cap | None) -> Plan | None:
     """The interrupted plan to restore; None for a trial, and for the successor of a serving
     engine."""
     serves = replica.attempt is not None and replica.attempt.state == "ready"

@@ -256,7 +256,7 @@ class ManagedModel:
         self.setback = Setback("a model", model=self.wish.name)
 
     @property
-    def wanted(self) -> int:
+    def wanted_generation(self) -> int:
         """The generation that all replicas shall have."""
         return (
             self.change.generation
@@ -277,7 +277,8 @@ class ManagedModel:
     def wish_of(self, replica: ReplicaState) -> Wish:
         """The wish that a replica is planned by."""
         new = (
-            self.change is not None and replica.generation == self.change.generation == self.wanted
+            self.change is not None
+            and replica.generation == self.change.generation == self.wanted_generation
         )
         return self.change.wish if self.change is not None and new else self.wish
 
@@ -289,8 +290,8 @@ class ManagedModel:
     @property
     def unsettled(self) -> bool:
         """Whether some engines are to be replaced by engines of another wish."""
-        return self.wanted != self.generation or any(
-            one.generation != self.wanted for one in self.replicas
+        return self.wanted_generation != self.generation or any(
+            one.generation != self.wanted_generation for one in self.replicas
         )
 
     @property

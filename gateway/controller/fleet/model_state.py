@@ -82,7 +82,7 @@ def _status_elsewhere(model: ManagedModel) -> tuple[str, str]:
     states = [endpoint.state for endpoint in model.endpoints if endpoint.replica is not None]
     if states:
         best = min(states, key=_ORDER.index)
-        words = {"ready": (), "asleep": ("it is loaded there when it is asked",)}
+        words = {"ready": (), "asleep": ("the next request loads it there",)}
         there = words.get(best, (f"it is {best.replace('_', ' ')} there",))
         return best, "; ".join(
             [f"{len(states)} of {len(model.endpoints)} endpoints answer", *there, *why]
@@ -90,7 +90,7 @@ def _status_elsewhere(model: ManagedModel) -> tuple[str, str]:
     asked = model.endpoints and all(endpoint.was_contacted for endpoint in model.endpoints)
     return "unreachable" if asked else "starting", "; ".join(
         why
-    ) or "its endpoints are not asked yet"
+    ) or "its endpoints were not checked yet"
 
 
 def capacity(plan: Plan) -> int:
@@ -108,48 +108,7 @@ def route(
     `running` are the running instances by name. `load_wait_s` is the wait for a model that is
     loaded on request.
     """
-    serving = [
-        (replica, instance)
-        for replica in model.replicas
-        if replica.attempt is not None
-        and replica.attempt.serves
-        and replica.unrouted_at is None
-        and replica.leaving is None
-        and (instance := running.get(replica.attempt.instance_name)) is not None
-        and instance.url
-    ]
-    frozen = {
-        instance.name
-        for replica, instance in serving
-        if replica.watcher is not None and replica.watcher.observation.frozen
-    }
-    replicas = [
-        routing.RoutedReplica(
-            url=instance.url,
-            id=instance.name,
-            served_name=replica.attempt.served_name,
-            capacity=capacity(replica.attempt.plan),
-            key=instance.key or "",
-            adapters=tuple(
-                (
-                    one.name,
-                    engine_kind(replica.attempt.plan.engine.kind).adapter_name(
-                        replica.model, one.name
-                    ),
-                )
-                for one in replica.attempt.plan.adapters
-            ),
-        )
-        for replica, instance in serving
-        if replica.attempt is not None and instance.url and instance.name not in frozen
-    ]
-    there = [
-        (endpoint.replica, endpoint.state == "ready")
-        for endpoint in model.endpoints
-        if endpoint.replica is not None
-    ]
-    # Ready endpoints are preferred. Endpoints that load on request are used where none is ready.
-    replicas += [one for one, ready in there if ready] or [one for one, _ in there]
+    replicas, frozen = _routed_replicas(model, running)
     attempts = sorted(
         (one.attempt for one in model.replicas if one.attempt is not None),
         key=lambda one: not one.serves,
@@ -180,6 +139,55 @@ def route(
             plan.tool_parser.reason if plan and shown and plan.tool_parser.value == NONE else ""
         ),
     )
+
+
+def _routed_replicas(
+    model: ManagedModel, running: Mapping[str, Instance]
+) -> tuple[list[routing.RoutedReplica], set[str]]:
+    """The replicas that get requests, and the names of frozen instances, which get none."""
+    serving = [
+        (replica, instance)
+        for replica in model.replicas
+        if replica.attempt is not None
+        and replica.attempt.serves
+        and replica.unrouted_at is None
+        and replica.leaving is None
+        and (instance := running.get(replica.attempt.instance_name)) is not None
+        and instance.url
+    ]
+    frozen = {
+        instance.name
+        for replica, instance in serving
+        if replica.watcher is not None and replica.watcher.observation.frozen
+    }
+    replicas = [
+        routing.RoutedReplica(
+            url=instance.url,
+            id=instance.name,
+            served_name=replica.attempt.served_name,
+            capacity=capacity(replica.attempt.plan),
+            key=instance.key or "",
+            adapters=tuple(
+                (
+                    adapter.name,
+                    name_at(replica.attempt.plan.engine.kind, replica.model, adapter.name),
+                )
+                for adapter in replica.attempt.plan.adapters
+            ),
+        )
+        for replica, instance in serving
+        if replica.attempt is not None and instance.url and instance.name not in frozen
+    ]
+    elsewhere = [
+        (endpoint.replica, endpoint.state == "ready")
+        for endpoint in model.endpoints
+        if endpoint.replica is not None
+    ]
+    # Ready endpoints are preferred. Endpoints that load on request are used where none is ready.
+    replicas += [replica for replica, ready in elsewhere if ready] or [
+        replica for replica, _ in elsewhere
+    ]
+    return replicas, frozen
 
 
 def _wait_s(model: ManagedModel, state: str, wait_s: float, load_wait_s: float) -> float:

@@ -28,28 +28,12 @@ def remembered(store: Store) -> dict[str, ManagedModel]:
             change=change,
         )
         models[wish.name] = model
-        known = max((index + 1 for name, index in history if name == wish.name), default=1)
-        own = ((index, past) for (name, index), past in history.items() if name == wish.name)
-        alive = max((index + 1 for index, past in own if any(one.live for one in past)), default=0)
+        replicas = {index: past for (name, index), past in history.items() if name == wish.name}
+        known = max((index + 1 for index in replicas), default=1)
+        live = [index for index, past in replicas.items() if any(one.live for one in past)]
+        alive = max((index + 1 for index in live), default=0)
         for index in range(max(wish.replicas or known, alive) if wish.source else 0):
-            past = history.get((wish.name, index), [])
-            live = [attempt for attempt in past if attempt.live]
-            replica = ReplicaState(
-                wish.name, index, live[0] if live else None, generation=_generation(model, past)
-            )
-            replica.made_room = _made_room(past)
-            if (
-                len(live) > 1
-                and model.trial is None
-                and live[0].generation != live[1].generation == model.wanted
-            ):
-                model.trial = ReplicaState(
-                    wish.name, index, live[1], generation=model.wanted, seeks=True
-                )
-            tried = model.trial.attempt if model.trial is not None else None
-            mine = [one for one in past if one is not replica.attempt and one is not tried]
-            replica.history = [_ended(store, one) if one.live else one for one in mine]
-            model.replicas.append(replica)
+            _restore_replica(store, model, index, replicas.get(index, []))
         model.stopped, model.used_at = residences.get(wish.name, (False, 0.0))
         # Whether running engines have requests is unknown.
         model.unused = not alive
@@ -72,10 +56,30 @@ def remembered(store: Store) -> dict[str, ManagedModel]:
     return models
 
 
+def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[Attempt]) -> None:
+    name, live = model.wish.name, [attempt for attempt in past if attempt.live]
+    replica = ReplicaState(
+        name, index, live[0] if live else None, generation=_generation(model, past)
+    )
+    replica.made_room = _made_room(past)
+    if (
+        len(live) > 1
+        and model.trial is None
+        and live[0].generation != live[1].generation == model.wanted_generation
+    ):
+        model.trial = ReplicaState(
+            name, index, live[1], generation=model.wanted_generation, seeks=True
+        )
+    tried = model.trial.attempt if model.trial is not None else None
+    ended = [one for one in past if one is not replica.attempt and one is not tried]
+    replica.history = [_ended(store, one) if one.live else one for one in ended]
+    model.replicas.append(replica)
+
+
 def _generation(model: ManagedModel, past: list[Attempt]) -> int:
     """The generation of a replica, by its attempts."""
     if not past or _made_room(past):
-        return model.wanted
+        return model.wanted_generation
     return next((attempt for attempt in past if attempt.live), past[-1]).generation
 
 

@@ -75,7 +75,7 @@ class Attempts:
         ready = attempt.evolve(state="ready", ready_at=now)
         cache_bytes = taken = None
         if attempt.plan.grade != "verified" and not self._gate.disturbance(attempt):
-            moved, taken = await self._gate.since(attempt)
+            moved, taken = await self._gate.foreign_change(attempt)
             cache_bytes = replica.watcher.cache_bytes if replica.watcher and not moved else None
         await asyncio.to_thread(
             self._store.save_attempt, ready, *proved(attempt, now, cache_bytes, taken)
@@ -87,7 +87,7 @@ class Attempts:
         now = time.time()
         disturbed = self._gate.failed(attempt, failure) or self._gate.disturbance(attempt)
         if not disturbed and failure.proves != "nothing" and attempt.state == "starting":
-            disturbed, _ = await self._gate.since(attempt)
+            disturbed, _ = await self._gate.foreign_change(attempt)
         failure = excused(attempt, failure, disturbed)
         if abilities.ended_by_asking(attempt):
             failure = failure.evolve(

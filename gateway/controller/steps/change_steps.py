@@ -39,9 +39,9 @@ class ChangeSteps:
             model.unsettled or (model.trial is not None and model.trial.seeks)
         ):
             return False
-        new = model.wanted != model.generation
+        new = model.wanted_generation != model.generation
         replicas = [self._replica(model, replica) for replica in model.replicas]
-        step = next_step(model.wanted, new, replicas, _trial(model))
+        step = next_step(model.wanted_generation, new, replicas, _trial(model))
         if step is None:
             return False
         name = type(step).__name__
@@ -49,7 +49,7 @@ class ChangeSteps:
         match step:
             case changes.TryBeside(index):
                 model.trial = ReplicaState(
-                    model.wish.name, index, generation=model.wanted, seeks=True
+                    model.wish.name, index, generation=model.wanted_generation, seeks=True
                 )
             case changes.Adopt():
                 await self._trials.adopt(model)
@@ -61,7 +61,7 @@ class ChangeSteps:
             case changes.StopRouting(index):
                 model.replicas[index].unrouted_at = time.monotonic()
             case changes.Replace(index):
-                if not await self._replace(model.replicas[index], model.wanted):
+                if not await self._replace(model.replicas[index], model.wanted_generation):
                     return False
             case changes.GiveUp(reason):
                 await self._wishes.refuse(model, reason)

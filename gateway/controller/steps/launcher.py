@@ -11,7 +11,6 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -53,6 +52,16 @@ class Downloader(Protocol):
 
 
 @dataclass(frozen=True)
+class LaunchFiles:
+    """The files of a start on this machine. `templates` is the folder of the chat template."""
+
+    weights: Path
+    drafter: Path | None
+    templates: Path | None
+    adapters: Mapping[str, Path]
+
+
+@dataclass(frozen=True)
 class Launcher:
     """Starts engines on one host. `profile_of` gives the profile of an engine in its image."""
 
@@ -84,11 +93,17 @@ class Launcher:
         fixed = any(item.startswith(f"--{CACHE_BYTES}=") for item in plan.argv)
         cache_bytes = await turn(CACHE_BYTES in engine.flags and not fixed)
         report("starting the engine")
-        where = {"container": self.host.kind == "docker", "remote_code": allow_remote_code}
-        spec = partial(
-            self._spec, engine, attempt, weights, drafter, templates, adapters, cache_bytes, **where
+        files = LaunchFiles(weights, drafter, templates, adapters)
+        spec = await asyncio.to_thread(
+            self._spec,
+            engine,
+            attempt,
+            files,
+            cache_bytes,
+            container=self.host.kind == "docker",
+            remote_code=allow_remote_code,
         )
-        await self.host.start(await asyncio.to_thread(spec))
+        await self.host.start(spec)
 
     async def stop(self, name: str, grace_s: float) -> None:
         """Stop an engine. A failure is only logged, as the next pass finds the engine still
@@ -130,9 +145,11 @@ class Launcher:
         drafter = folder(plan.drafter) if plan.drafter is not None else None
         adapters = {one.name: folder(one) for one in plan.adapters}
         engine, templates = self.profile_of(plan.engine), self._template(attempt)
-        parts = folder(plan.model), drafter, templates, adapters
-        alone = attempt.evolve(port=port, plan=closed(plan))
-        return self._spec(engine, alone, *parts, None, container=container, remote_code=remote_code)
+        files = LaunchFiles(folder(plan.model), drafter, templates, adapters)
+        exported = attempt.evolve(port=port, plan=closed(plan))
+        return self._spec(
+            engine, exported, files, None, container=container, remote_code=remote_code
+        )
 
     async def _weights(
         self, model: ModelRef | AdapterRef, report: Report, *, allow_remote_code: bool
@@ -149,10 +166,7 @@ class Launcher:
         self,
         engine: Engine,
         attempt: Attempt,
-        weights: Path,
-        drafter: Path | None,
-        templates: Path | None,
-        adapters: Mapping[str, Path],
+        files: LaunchFiles,
         cache_bytes: int | None,
         *,
         container: bool,
@@ -162,13 +176,15 @@ class Launcher:
         environment: str | None = str(engine_dir(self.settings.data, engine))
         if container:
             folders = [
-                folder for folder in (weights, drafter, *adapters.values()) if folder is not None
+                folder
+                for folder in (files.weights, files.drafter, *files.adapters.values())
+                if folder is not None
             ]
             mounts = tuple(
                 dict.fromkeys(mount for folder in folders for mount in self._mounts(folder))
             )
-            if templates is not None and self.settings.shared_models is None:
-                mounts += (Mount(source=str(templates), target=str(templates)),)
+            if files.templates is not None and self.settings.shared_models is None:
+                mounts += (Mount(source=str(files.templates), target=str(files.templates)),)
             environment = None
         return launch_spec(
             attempt.plan,
@@ -177,12 +193,12 @@ class Launcher:
             model=attempt.model,
             attempt=attempt.id,
             port=attempt.port,
-            weights=str(weights),
+            weights=str(files.weights),
             mounts=mounts,
             environment=environment,
-            drafter=str(drafter) if drafter else None,
-            templates=str(templates) if templates else None,
-            adapters=[(name, str(folder)) for name, folder in adapters.items()],
+            drafter=str(files.drafter) if files.drafter else None,
+            templates=str(files.templates) if files.templates else None,
+            adapters=[(name, str(folder)) for name, folder in files.adapters.items()],
             cache_bytes=cache_bytes,
             remote_code=remote_code,
         )
@@ -191,7 +207,9 @@ class Launcher:
         """Keep a chat template for plans that name it. Raises StoreError."""
         digest = ChatTemplate(text=text).digest
         try:
-            _put(self.settings.data / template.FOLDER, template.file_name(digest), text.encode())
+            _write_file(
+                self.settings.data / template.FOLDER, template.file_name(digest), text.encode()
+            )
         except OSError as error:
             raise StoreError(
                 f"The chat template cannot be kept: {error.strerror}.",
@@ -210,7 +228,7 @@ class Launcher:
             if self.settings.shared_models is not None:
                 # Engines see one folder alone.
                 folder = self.settings.models / template.FOLDER
-                _put(folder, name, text)
+                _write_file(folder, name, text)
         except OSError as error:
             raise BadModel(
                 f"The chat template of this plan for {attempt.model} is not at {folder / name}:"
@@ -235,7 +253,7 @@ class Launcher:
         return [Mount(source=str(folder), target=str(folder)) for folder in folders]
 
 
-def _put(folder: Path, name: str, text: bytes) -> None:
+def _write_file(folder: Path, name: str, text: bytes) -> None:
     """Write a file atomically, readable by an engine that runs as another user. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)

@@ -126,11 +126,11 @@ class PlanSteps:
             replica=replica.index,
             engine=str(plan.engine),
             plan=plan.fingerprint,
-            **_after(replica.history, plan),
+            **_cause_fields(replica.history, plan),
         )
 
 
-def _after(history: Sequence[Attempt], plan: Plan) -> dict[str, str]:
+def _cause_fields(history: Sequence[Attempt], plan: Plan) -> dict[str, str]:
     """For the log: which failure a plan follows, and what is other in it."""
     if not history or (failure := history[-1].failure) is None:
         return {}

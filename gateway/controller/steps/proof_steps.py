@@ -42,7 +42,7 @@ class ProofSteps:
         failure = await verify(*asked, self._patience_s, report, watcher.proved)
         if failure is None:
             report("verifying: tool calls, thoughts and answers by a schema")
-            failure = await self._shown(replica, attempt, watcher, forgiven_at)
+            failure = await self._test_abilities(replica, attempt, watcher, forgiven_at)
         if failure is None:
             watcher.note(verified=True, phase="serving")
         else:
@@ -55,7 +55,7 @@ class ProofSteps:
                     turn += 1
             watcher.fail(failure)
 
-    async def _shown(
+    async def _test_abilities(
         self, replica: ReplicaState, attempt: Attempt, watcher: Watcher, forgiven_at: float
     ) -> Failure | None:
         """Test the abilities for apps, and store them with the attempt.

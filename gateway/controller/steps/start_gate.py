@@ -96,7 +96,7 @@ class StartGate:
         running = {instance.name for instance in instances if instance.state == "running"}
         seen = self._engines.holders(running, self._begun, now)
         known = (replace(one, sized=one.instance in self._sized) for one in seen)
-        self._holders = {one.instance: _since(one, before.get(one.instance)) for one in known}
+        self._holders = {one.instance: _keep_since(one, before.get(one.instance)) for one in known}
         # Engines that run since before the gateway's start disturb nobody by being seen.
         before = before if self._seen_once else self._holders
         self._seen_once = True
@@ -151,7 +151,7 @@ class StartGate:
             self._waiting[start.instance] = start
             if not self._seen_once:
                 await self._looked.wait()
-            while (held := self._held(start)) is not None or not await self._quiet(
+            while (held := self._blocked_by(start)) is not None or not await self._quiet(
                 attempt, start, report
             ):
                 if held is not None:
@@ -245,9 +245,9 @@ class StartGate:
                 )
             )
         # Another start may have come meanwhile.
-        return self._held(start) is None
+        return self._blocked_by(start) is None
 
-    async def since(self, attempt: Attempt) -> tuple[str, int | None]:
+    async def foreign_change(self, attempt: Attempt) -> tuple[str, int | None]:
         """The foreign change of memory on its GPUs since its start; "" if none or unknown.
 
         Also the bytes that the engine took of the GPU with the most; None if unknown.
@@ -258,7 +258,7 @@ class StartGate:
         moved = changed(before, now)
         return moved, None if moved else taken(before, now)
 
-    def _held(self, start: Start) -> Holdup | None:
+    def _blocked_by(self, start: Start) -> Holdup | None:
         return holdup(
             start, self._waiting.values(), self._holders.values(), time.monotonic(), self._limit_s
         )
@@ -272,7 +272,7 @@ class StartGate:
         return f"waits for {held.model} on GPU {number}, which {held.doing}"
 
 
-def _since(one: Holder, before: Holder | None) -> Holder:
+def _keep_since(one: Holder, before: Holder | None) -> Holder:
     """The engine with the time when its present stage began."""
     return (
         replace(one, since=before.since)

@@ -25,7 +25,9 @@ class TrialSteps:
         # The plan is started unchecked: an inquiry might bring the serving plan back.
         as_it_is = plan.evolve(question=None)
         await (
-            self._beside(model, replica, as_it_is) if beside else self._instead(replica, as_it_is)
+            self._begin_beside(model, replica, as_it_is)
+            if beside
+            else self._begin_in_place(replica, as_it_is)
         )
         self._wake()
 
@@ -34,7 +36,7 @@ class TrialSteps:
         await (self.adopt(model) if adopt else self.end(model))
         self._wake()
 
-    async def _beside(self, model: ManagedModel, replica: ReplicaState, plan: Plan) -> None:
+    async def _begin_beside(self, model: ManagedModel, replica: ReplicaState, plan: Plan) -> None:
         """Start another plan beside the serving engine.
 
         If the gateway dies before `adopt`, two live attempts remain, and the next one keeps the
@@ -44,7 +46,7 @@ class TrialSteps:
         trial.attempt = await self._attempts.begin(trial, plan)
         model.trial = trial
 
-    async def _instead(self, replica: ReplicaState, plan: Plan) -> None:
+    async def _begin_in_place(self, replica: ReplicaState, plan: Plan) -> None:
         """Start another plan in place of the serving one, which is planned next if the new one
         fails.
 

@@ -52,6 +52,9 @@ class WishChanges:
         """Store the commits of a model that was added by name, or before commits were kept. Raises
         NotFound, StoreError."""
         async with self._writing:
-            if model.wanted == model.generation and commits.items() - model.wish.commits.items():
+            if (
+                model.wanted_generation == model.generation
+                and commits.items() - model.wish.commits.items()
+            ):
                 model.wish = model.wish.evolve(commits={**commits, **model.wish.commits})
                 await asyncio.to_thread(self._store.save_wish, model.wish)

@@ -45,7 +45,7 @@ class _Model(msgspec.Struct):
     wait_s: Any = None
 
     @property
-    def told(self) -> str:
+    def state_there(self) -> str:
         """Its state there; "ready" where unknown."""
         known = (
             self.owned_by == "fitserve"
@@ -55,11 +55,11 @@ class _Model(msgspec.Struct):
         return self.state if known else "ready"
 
     @property
-    def here(self) -> str:
+    def state_here(self) -> str:
         """Its state here; "" if requests make no sense."""
-        if self.told in _BROUGHT:
-            return "asleep" if self.wait_s or self.told == "asleep" else ""
-        return "" if self.told in _NEVER else self.told
+        if self.state_there in _BROUGHT:
+            return "asleep" if self.wait_s or self.state_there == "asleep" else ""
+        return "" if self.state_there in _NEVER else self.state_there
 
 
 class _Models(msgspec.Struct):
@@ -179,12 +179,12 @@ class EndpointWatcher:
                 f" but {', '.join(usable)}" if usable else ""
             )
         name = self._model if self._model in models else usable[0]
-        if not models[name].here:
-            return *away, f"{self.url} has {name}, which is {models[name].told} there"
+        if not models[name].state_here:
+            return *away, f"{self.url} has {name}, which is {models[name].state_there} there"
         replica = RoutedReplica(
             self.url, f"{self._model}@{self.url}", name, key=key or "", elsewhere=True
         )
-        return replica, models[name].here, ""
+        return replica, models[name].state_here, ""
 
     async def _refusal(self, answer: EngineResponse, key: str | None) -> str:
         if answer.status not in (401, 403):

@@ -68,17 +68,17 @@ class AgentHost:
                     report(answer.text)
 
     async def start(self, spec: LaunchSpec) -> Instance:
-        (instance,) = (await self._done(StartCall(spec=spec), _SLOW_S)).instances
+        (instance,) = (await self._final_answer(StartCall(spec=spec), _SLOW_S)).instances
         return instance
 
     async def list(self) -> Instances:
-        return [*(await self._done(ListCall(), self._timeout_s)).instances]
+        return [*(await self._final_answer(ListCall(), self._timeout_s)).instances]
 
     async def stop(self, name: str, grace_s: float) -> None:
-        await self._done(StopCall(name=name, grace_s=grace_s), grace_s + _SLOW_S)
+        await self._final_answer(StopCall(name=name, grace_s=grace_s), grace_s + _SLOW_S)
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
-        return (await self._done(ProcessesCall(name=name), self._timeout_s)).processes
+        return (await self._final_answer(ProcessesCall(name=name), self._timeout_s)).processes
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         given = 0
@@ -102,10 +102,12 @@ class AgentHost:
         return ENGINE_PORT
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
-        return (await self._done(ResolveCall(engine=engine), self._timeout_s)).engine or engine
+        return (
+            await self._final_answer(ResolveCall(engine=engine), self._timeout_s)
+        ).engine or engine
 
     async def identity(self, engine: EngineRef) -> str:
-        return (await self._done(IdentityCall(engine=engine), self._timeout_s)).identity
+        return (await self._final_answer(IdentityCall(engine=engine), self._timeout_s)).identity
 
     async def inquire(
         self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
@@ -126,7 +128,7 @@ class AgentHost:
     async def close(self) -> None:
         """Nothing to close: every call has its own connection."""
 
-    async def _done(self, call: Call, timeout_s: float) -> DoneAnswer:
+    async def _final_answer(self, call: Call, timeout_s: float) -> DoneAnswer:
         done = DoneAnswer()
         async with aclosing(self._ask(call, timeout_s)) as answers:
             async for answer in answers:
@@ -157,20 +159,20 @@ class AgentHost:
                 if isinstance(answer, DoneAnswer):
                     return
         except FileNotFoundError:
-            raise self._away(f"there is no socket {self._path}") from None
+            raise self._unreachable(f"there is no socket {self._path}") from None
         except PermissionError:
-            raise self._away(f"this user may not use the socket {self._path}") from None
+            raise self._unreachable(f"this user may not use the socket {self._path}") from None
         except TimeoutError:
-            raise self._away(f"it hangs, at {self._path}") from None
+            raise self._unreachable(f"it hangs, at {self._path}") from None
         except (OSError, ValueError, ValidationError) as error:
-            raise self._away(f"{error}, at {self._path}") from None
+            raise self._unreachable(f"{error}, at {self._path}") from None
         finally:
             if writer is not None:
                 writer.transport.abort()
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
 
-    def _away(self, why: str) -> AgentAway:
+    def _unreachable(self, why: str) -> AgentAway:
         return AgentAway(
             f"The agent does not answer: {why}.",
             hint=(

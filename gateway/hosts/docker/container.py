@@ -58,11 +58,8 @@ def digest_of(found: Attributes, image: str) -> str:
 def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str:
     """Create the container, not started, and return its id. Raises docker's APIError (409: the name
     is taken)."""
-    from docker.types import LogConfig
-
-    info = client.info()
-    # Any process of the machine reaches the container network. Users who can read the label may
-    # command Docker anyway.
+    # Any process of the machine reaches the container network. Readers of the label may command
+    # Docker anyway.
     key = secrets.token_hex(32)
     cache = cache_volume(client, client.inspect_image(image_of(spec.engine)), spec, owner)  # type: ignore[no-untyped-call]
     kept = (
@@ -95,32 +92,42 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
         }
         | ({"fitserve.key": key} if spec.key_env is not None else {}),
         stop_signal="SIGTERM",
-        host_config=client.create_host_config(
-            restart_policy={"Name": "no"},
-            network_mode=network,
-            mounts=[_mount(mount) for mount in (*spec.mounts, *volumes)],
-            device_requests=[gpu_request(info, spec.gpus)] if spec.gpus else [],
-            shm_size=spec.shm_bytes,
-            ipc_mode="private",
-            # Linux drops signals without a handler for the first process of a container, and makes
-            # it reap orphans. Engines do neither well. "N/A": this Docker has no init.
-            init=info["InitCommit"]["ID"] != "N/A",
-            cap_drop=["ALL"],
-            # Engines on a CPU bind memory to NUMA nodes, which Docker's seccomp profile allows with
-            # this capability only (vLLM 0.32.0 without it: "numa_set_membind failed", and memory
-            # placement is left to Linux).
-            cap_add=[] if spec.gpus else ["SYS_NICE"],
-            security_opt=["no-new-privileges"],
-            read_only=spec.scratch is not None,
-            tmpfs=dict.fromkeys(spec.scratch or (), SCRATCH_OPTIONS),
-            pids_limit=spec.pids,
-            mem_limit=_memory(spec, info["MemTotal"]),
-            log_config=LogConfig(type="json-file", config={"max-size": "64m", "max-file": "2"}),
-        ),
+        host_config=_host_config(client, spec, network, volumes),
     )
     if cache is not None:
         give_folders(client, made["Id"], cache, spec)
     return str(made["Id"])
+
+
+def _host_config(
+    client: APIClient, spec: LaunchSpec, network: str, volumes: tuple[Mount, ...]
+) -> Attributes:
+    from docker.types import LogConfig
+
+    info = client.info()
+    config: Attributes = client.create_host_config(
+        restart_policy={"Name": "no"},
+        network_mode=network,
+        mounts=[_mount(mount) for mount in (*spec.mounts, *volumes)],
+        device_requests=[gpu_request(info, spec.gpus)] if spec.gpus else [],
+        shm_size=spec.shm_bytes,
+        ipc_mode="private",
+        # Linux drops signals without a handler for the first process of a container, and makes
+        # it reap orphans. Engines do neither well. "N/A": this Docker has no init.
+        init=info["InitCommit"]["ID"] != "N/A",
+        cap_drop=["ALL"],
+        # Engines on a CPU bind memory to NUMA nodes, which Docker's seccomp profile allows with
+        # this capability only (vLLM 0.32.0 without it: "numa_set_membind failed", and memory
+        # placement is left to Linux).
+        cap_add=[] if spec.gpus else ["SYS_NICE"],
+        security_opt=["no-new-privileges"],
+        read_only=spec.scratch is not None,
+        tmpfs=dict.fromkeys(spec.scratch or (), SCRATCH_OPTIONS),
+        pids_limit=spec.pids,
+        mem_limit=_memory(spec, info["MemTotal"]),
+        log_config=LogConfig(type="json-file", config={"max-size": "64m", "max-file": "2"}),
+    )
+    return config
 
 
 def _memory(spec: LaunchSpec, machine_bytes: int) -> int | None:

@@ -160,11 +160,11 @@ class DockerHost:
         return ENGINE_PORT
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
-        found = await self._images.found(engine)
+        found = await self._images.inspect(engine)
         return engine.evolve(digest=engine.digest or digest_of(found, engine.image or ""))
 
     async def identity(self, engine: EngineRef) -> str:
-        return str((await self._images.found(engine))["Id"])
+        return str((await self._images.inspect(engine))["Id"])
 
     async def inquire(
         self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()

@@ -39,12 +39,12 @@ class LocalImages:
             raise HostError(message, hint=hint)
         return image_of(engine)
 
-    async def found(self, engine: EngineRef) -> Attributes:
+    async def inspect(self, engine: EngineRef) -> Attributes:
         """The inspected image. Raises HostError if it is not here."""
         found = await self._docker.call(partial(_image, self.name_of(engine)))
         if found is None:
             if engine.digest is not None:
-                raise _gone(engine)
+                raise _missing_image(engine)
             raise HostError(
                 f"The image {engine.image} is not on this machine yet.",
                 hint=f"Pull it: `docker pull {engine.image}`.",
@@ -57,7 +57,7 @@ class LocalImages:
         if await self._docker.call(partial(_has_image, image)):
             return
         if image.startswith("sha256:"):
-            raise _gone(engine)
+            raise _missing_image(engine)
         progress = PullProgress(image)
         try:
             await self._pull(image, progress, report)
@@ -106,7 +106,7 @@ def _image(image: str, client: APIClient) -> Attributes | None:
     return found
 
 
-def _gone(engine: EngineRef) -> HostError:
+def _missing_image(engine: EngineRef) -> HostError:
     return HostError(
         f"The image that {engine.image} was when {engine} was asked or started first"
         f" ({engine.digest}) is not on this machine any more.",

@@ -19,7 +19,7 @@ from gateway.machine.environment import variables
 
 async def ask(python: Path, folder: Path, asked: bytes) -> AsyncGenerator[bytes, None]:
     """The lines that `python` answers. It writes below `folder` only. Raises HostError."""
-    with _own(folder) as place:
+    with _temporary_folder(folder) as place:
         environment = {**variables(str(python), Path(place)), "TMPDIR": place}
         async with aclosing(
             child.lines_of(
@@ -30,7 +30,7 @@ async def ask(python: Path, folder: Path, asked: bytes) -> AsyncGenerator[bytes,
                 yield line
 
 
-def _own(folder: Path) -> tempfile.TemporaryDirectory[str]:
+def _temporary_folder(folder: Path) -> tempfile.TemporaryDirectory[str]:
     """A new folder below `folder`. Left-overs of killed gateways are removed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

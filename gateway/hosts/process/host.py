@@ -133,7 +133,7 @@ class ProcessHost:
         with reader:
             while True:
                 ended = record is None or record.leader is None
-                if reader.behind():
+                if reader.has_more():
                     for line in await asyncio.to_thread(reader.read):
                         yield line
                 elif ended:
@@ -315,7 +315,9 @@ class ProcessHost:
                     stdout=output,
                     stderr=output,
                     cwd=self._run / spec.name,
-                    env=variables(spec.argv[0], self._home) | kept | _given(spec, record.key),
+                    env=variables(spec.argv[0], self._home)
+                    | kept
+                    | _engine_variables(spec, record.key),
                     start_new_session=True,
                 )
             open_files.give_back(child.pid)
@@ -408,7 +410,7 @@ def as_host_error() -> Iterator[None]:
         ) from error
 
 
-def _given(spec: LaunchSpec, key: str | None) -> dict[str, str]:
+def _engine_variables(spec: LaunchSpec, key: str | None) -> dict[str, str]:
     """Additional variables of the engine: its own, its GPUs, its key."""
     given = {**spec.env, **_visible(spec.gpus)}
     return {**given, spec.key_env: key} if key is not None and spec.key_env is not None else given

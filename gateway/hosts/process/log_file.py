@@ -37,7 +37,7 @@ class LogFileReader:
     ) -> None:
         self._file.close()
 
-    def behind(self) -> bool:
+    def has_more(self) -> bool:
         """Whether there is something to read."""
         return os.fstat(self._file.fileno()).st_size != self._offset
 

@@ -94,14 +94,14 @@ async def stream(
         _frame(event.id, event.model_dump_json().encode()) for event in before
     )
     while True:
-        found = await log.after(number, model)
+        found = await log.events_after(number, model)
         moved, number = found.number != number, found.number
         if found.gap:
             yield b'id: %d\nevent: resync\ndata: {"newest":%d}\n\n' % (number, number)
         elif found.events:
             yield b"".join([_frame(event.id, text) for event, text in found.events])
         elif not moved:
-            if log.over(number):
+            if log.is_over(number):
                 return
             if not await log.more(_COMMENT_S):
                 yield b": still here\n\n"

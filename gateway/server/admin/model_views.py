@@ -160,7 +160,7 @@ def view(
 
 
 def _change(model: ManagedModel) -> ChangeView | None:
-    change, wanted = model.change, model.wanted
+    change, wanted = model.change, model.wanted_generation
     if change is None:
         return None
     if change.refused:

@@ -415,7 +415,7 @@ async def test_what_users_meet_when_they_add_models_and_keys(tmp_path: Path) -> 
             == 1
         )
         done = await run("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
-        assert done.stdout == "e: starting (its endpoints are not asked yet)\n"
+        assert done.stdout == "e: starting (its endpoints were not checked yet)\n"
         assert (await gateway.until("e", "unreachable"))["detail"]
         done = await run("set", "e", "--endpoint-key", "sk-live-canary")
         assert (

@@ -290,7 +290,7 @@ async def test_a_model_of_another_gateway_is_asked_where_it_answers_or_comes(
             assert view["detail"] in answer.text
         else:
             assert answer.status_code == 200
-            there = {"ready": "", "asleep": "; it is loaded there when it is asked"}
+            there = {"ready": "", "asleep": "; the next request loads it there"}
             # Before it was asked it is starting too.
             said = there.get(shown, f"; it is {shown.replace('_', ' ')} there")
             await says(gateway, "m", f"1 of 1 endpoints answer{said}")

@@ -16,7 +16,7 @@ from gateway.hosts.process.log_file import CHUNK, LogFileReader, trim
 
 def drain(reader: LogFileReader) -> list[bytes]:
     lines = []
-    while reader.behind():
+    while reader.has_more():
         lines += reader.read()
     return lines
 
@@ -37,7 +37,7 @@ def test_a_line_that_never_ends_takes_no_more_memory_than_the_longest_line(tmp_p
     path.write_bytes(b"x" * (10 * CHUNK) + b"\nshort\n" + b"y" * (2 * CHUNK))
     with LogFileReader(path) as reader:
         lines = []
-        while reader.behind():
+        while reader.has_more():
             lines += reader.read()
             assert len(reader.partial) <= MAX_LINE
         assert lines == [b"x" * MAX_LINE, b"short"]
@@ -49,7 +49,7 @@ def test_one_read_takes_one_chunk_however_much_there_is(tmp_path: Path) -> None:
     path.write_bytes(b"0123456789abcdef\n" * CHUNK)
     with LogFileReader(path) as reader:
         assert sum(len(line) + 1 for line in reader.read()) <= CHUNK
-        assert reader.behind()
+        assert reader.has_more()
 
 
 def test_a_missing_log_is_said_to_be_missing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from gateway.controller.decisions.reports import (
     ReportedModel,
     ReportedReplica,
     ReportedStages,
-    of_model,
+    events_of_model,
     stage,
     stage_of,
 )
@@ -57,14 +57,14 @@ def model(*replicas: ReportedReplica, **changes: Any) -> ReportedModel:
 def kinds(
     before: ReportedModel | None, after: ReportedModel | None, told: ReportedStages | None = None
 ) -> list[str]:
-    return [event.kind for event in of_model(before, after, told or ReportedStages(), NOW)]
+    return [event.kind for event in events_of_model(before, after, told or ReportedStages(), NOW)]
 
 
 def test_nothing_happened_where_nothing_is_other() -> None:
     told = ReportedStages()
     now = model(ReportedReplica(0, (failed(), ready(2)), Rest("ready"), watched=2))
-    assert list(of_model(OLD, now, told, NOW))
-    assert list(of_model(now, now, told, NOW)) == []
+    assert list(events_of_model(OLD, now, told, NOW))
+    assert list(events_of_model(now, now, told, NOW)) == []
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_what_is_other_of_a_model_is_told(
 def test_a_change_is_told_when_it_begins_and_when_it_is_given_up() -> None:
     change = Change(wish=wish(min_context=7), generation=1, at=NOW)
     begun, refused = model(change=change), model(change=change.evolve(refused="no plan"))
-    (event,) = of_model(OLD, begun, ReportedStages(), NOW)
+    (event,) = events_of_model(OLD, begun, ReportedStages(), NOW)
     assert event.data == {"differences": [{"what": "min_context", "old": None, "new": "7"}]}
     assert kinds(begun, refused) == ["model.change_refused"]
     assert kinds(refused, refused) == []
@@ -149,7 +149,7 @@ def test_every_step_of_a_start_is_told_once(replica: ReportedReplica, expected: 
 
 def test_which_copy_leaves_is_told_where_there_are_several() -> None:
     leaves = ReportedReplica(1, leaving=("room", "it makes room for b"))
-    (event,) = of_model(
+    (event,) = events_of_model(
         model(ReportedReplica(0), ReportedReplica(1)),
         model(ReportedReplica(0), leaves),
         ReportedStages(),
@@ -175,7 +175,7 @@ def test_a_start_goes_on_where_it_was_told_to_be() -> None:
 
 
 def test_a_failure_comes_with_its_proof_and_a_fallback_with_what_differs() -> None:
-    first, failure, second = of_model(
+    first, failure, second = events_of_model(
         OLD, model(ReportedReplica(0, (failed(), attempt(2)))), ReportedStages(), NOW
     )
     assert first.data["why"]["max_model_len"] == first.data["why"]["max_model_len"] | {
@@ -208,7 +208,7 @@ def test_an_engine_that_stops_says_why(
     replica = ReportedReplica(0, (attempt(state="stopped", ended_at=NOW),), **own)
     stopped = [
         event
-        for event in of_model(model(**changes), model(replica, **changes), told, NOW)
+        for event in events_of_model(model(**changes), model(replica, **changes), told, NOW)
         if event.kind == "engine.stopped"
     ]
     assert [event.data["why"] for event in stopped] == [why]
@@ -276,7 +276,7 @@ def test_what_a_replica_waits_for_is_told(before: Rest, after: Rest, expected: l
 def test_what_others_give_is_told() -> None:
     take = Offer(model="b", how="stop", gives={"GPU-1": 5}, words="b is unloaded")
     waits = model(ReportedReplica(0, takes=(take,)))
-    (event,) = of_model(model(ReportedReplica(0)), waits, ReportedStages(), NOW)
+    (event,) = events_of_model(model(ReportedReplica(0)), waits, ReportedStages(), NOW)
     assert (event.kind, event.data) == ("plan.waits", {"takes": ["b is unloaded"]})
     assert kinds(waits, waits) == []
 
@@ -286,8 +286,8 @@ def test_what_was_told_of_ended_starts_is_forgotten_and_of_others_not() -> None:
     told.note(1, "ready")
     for number in range(2, 20_100):
         told.note(number, "ended")
-    assert told.of(attempt(1)) == "ready"
-    assert told.of(attempt(20_000)) == "ended"
+    assert told.stage(attempt(1)) == "ready"
+    assert told.stage(attempt(20_000)) == "ended"
     assert len(told._stages) <= 20_000
 
 

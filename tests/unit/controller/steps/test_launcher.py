@@ -188,5 +188,5 @@ async def test_a_folder_that_became_a_link_since_it_was_planned_is_not_shown(
     else:
         (tmp_path / "models").rmdir()
         (tmp_path / "models").symlink_to(tmp_path / "secret")
-    with pytest.raises(BadModel, match="is not the folder any more that was planned"):
+    with pytest.raises(BadModel, match="was replaced after the model was planned"):
         await mounted(tmp_path, folder)

@@ -179,14 +179,14 @@ async def test_what_an_engine_took_of_its_gpu_is_known_where_nobody_else_moved()
 
     asked, one = StartGate(Seen(), hardware, 1800.0), start(9)
     asked.look([])
-    assert await asked.since(one) == ("", None)
+    assert await asked.foreign_change(one) == ("", None)
     await asked.turn(one, lambda _: None)
     before = now.gpus[1].free_bytes or 0
     ours = GpuProcess(pid=20, used_bytes=20 * GIB)
     now = now.evolve(
         gpus=tuple(gpu.evolve(free_bytes=before - 20 * GIB, processes=(ours,)) for gpu in now.gpus)
     )
-    assert await asked.since(one) == ("", 20 * GIB)
+    assert await asked.foreign_change(one) == ("", 20 * GIB)
 
 
 def test_a_plan_that_is_tried_beside_what_serves_is_there_for_the_gate_too() -> None:
