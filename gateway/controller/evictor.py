@@ -264,7 +264,7 @@ class Evictor:
             try:
                 await asyncio.to_thread(self._store.used, used_at)
             except StoreError as error:
-                log.warning("when models were last asked could not be noted", error=str(error))
+                log.warning("the last use of models could not be recorded", error=str(error))
 
 
 def _copy(model: ManagedModel, replica: ReplicaState) -> Copy:

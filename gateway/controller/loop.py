@@ -58,7 +58,7 @@ _MOST_BROKEN_PASSES = 8
 _ENDED_WITH_US = Failure(
     kind="ended_with_gateway",
     phase="serving",
-    message="The engine was ended with the gateway, as FITSERVE_STOP_ENGINES asks for.",
+    message="The engine was stopped with the gateway, because FITSERVE_STOP_ENGINES is set.",
     proves="nothing",
 )
 
@@ -220,7 +220,9 @@ class Loop:
         """Read wishes and attempts before the first request, so that no model is unknown to
         clients."""
         if restored := restore_running(self._store, self._running):
-            log.warning("the database was empty, what runs was entered again", attempts=restored)
+            log.warning(
+                "the database was empty, running engines were recorded again", attempts=restored
+            )
         self.fleet.models.update(remembered(self._store))
 
     async def _pass(self) -> None:
@@ -288,7 +290,7 @@ class Loop:
             model.setback.broke(error)
 
     def _receive(self, model: ManagedModel) -> None:
-        """Have other models give what the model waits for. An unexpected error stays with the
+        """Have other models give the awaited offers. An unexpected error stays with the
         model."""
         if model.setback.rest_s:
             return
@@ -352,7 +354,7 @@ class Loop:
             instance.model == name for instance in instances
         ):
             return
-        # These records go first, so that they never restore a removed model.
+        # Records go first, so that they never restore a removed model.
         for replica in replicas:
             for attempt in replica.attempts:
                 self._running.remove(attempt.instance_name)

@@ -70,17 +70,17 @@ class Orders:
         async with self._wishing:
             if self._fleet.models.get(name) is not model or model.wish != old:
                 raise Conflict(
-                    f"The model {name} was changed meanwhile.",
-                    hint="Nothing was changed; try again.",
+                    f"The model {name} was changed by another request.",
+                    hint="This change was not made. Try again.",
                 )
             if model.deleting:
                 raise Conflict(
-                    f"The model {name} is being removed.", hint="Add it again when it is gone."
+                    f"The model {name} is being removed.", hint="Add it again after its removal."
                 )
             if model.change is not None and not model.change.refused:
-                ends = f"`fitserve show {name}` tells how far that is; try again then."
+                ends = f"`fitserve show {name}` shows its progress. Try again afterwards."
                 if model.stopped:
-                    ends = f"It was stopped meanwhile: `fitserve start {name}` goes on with that."
+                    ends = f"Its owner stopped it meanwhile. `fitserve start {name}` continues the change."
                 raise Conflict(f"The model {name} is being changed already.", hint=ends)
             self._fleet.check_names(wish)
             if not anew:
@@ -129,7 +129,7 @@ class Orders:
         model = self._fleet.model(name)
         if not model.replicas:
             raise BadRequest(
-                f"{name} is an engine that runs elsewhere.",
+                f"{name} runs elsewhere, so this gateway cannot stop or start it.",
                 hint="Stop it there, or `fitserve rm` it here.",
             )
         await asyncio.to_thread(self._store.set_stopped, name, stopped=stopped)
@@ -161,7 +161,7 @@ class Orders:
         planned = next(
             (one.model for one in self._fleet.replicas() if one.attempt is None and one.busy), None
         )
-        wait = f"a start of {planned} is being planned: try again in a minute"
+        wait = f"{planned} is being planned on it: try again in a minute"
         held = {
             uuid: (
                 f"{', '.join(users[uuid])} runs on it: remove it (`fitserve rm {users[uuid][0]}`)"

@@ -38,10 +38,10 @@ class OrphanEngines:
         for instance in instances:
             name = instance.name
             if name not in known and name not in self._stopping:
-                log.warning("stopping an engine that belongs to nothing", instance=name)
+                log.warning("stopping an orphan engine", instance=name)
                 self._stopping[name] = Supervised(
                     partial(self._stop, name, self._grace_s),
-                    "stopping a stray engine",
+                    "stopping an orphan engine",
                     self._wake,
                     instance=name,
                 )

@@ -531,6 +531,6 @@ async def test_an_image_is_asked_by_the_agents_own_program_alone(harness: AgentH
     ):
         answer = await ask(harness, "inquire", engine=engine.model_dump(), asked=asked)
         assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), asked[:20]
-    with pytest.raises(AgentRefusal, match="GPUs are named by UUID"):
+    with pytest.raises(AgentRefusal, match="GPUs must be named by UUID"):
         async with aclosing(harness.host.inquire(engine, b"{}", ("all",))) as lines:
             assert [line async for line in lines] == []

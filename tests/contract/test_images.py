@@ -204,7 +204,7 @@ async def test_a_gateway_that_was_taken_over_cannot_name_another_image_by_its_di
                     told,
                     call,
                 )
-                assert "is no image that it has found under the name" in answer["message"]
+                assert "is not an image that it found under the name" in answer["message"]
         made = harness.docker.containers(all=True, filters={"ancestor": secret})
         assert made == []
         assert "images.json" not in {path.name for path in harness.socket.parent.iterdir()}

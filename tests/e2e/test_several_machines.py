@@ -101,7 +101,7 @@ def test_a_gateway_in_front_of_one_that_wants_a_key(two: Two) -> None:
     # No key, one that is not there, a wrong one: each is said, to the client without where the key
     # should be.
     assert front.cli("add", "m", "--endpoint", f"{rear.url}/v1").returncode == 0
-    two.says("answers 401: it wants a key, and the model has no endpoint_key")
+    two.says("answers 401: it needs a key, and the model has no endpoint_key")
     assert front.cli("set", "m", "--endpoint-key", "file:rear").returncode == 0
     two.says("cannot be read: its file: No such file or directory")
     two.lay(WRONG)

@@ -1,4 +1,4 @@
-"""Which models are loaded, stay loaded, or are evicted for another model, copy by copy. Pure.
+"""Decides the loading and eviction of models, copy by copy. Pure.
 
 model   requests  condition                                        action
 any     -         stopped by its owner                             is unloaded, and rests

@@ -68,7 +68,7 @@ class FreezeDetector:
         self._cpu: tuple[float, dict[int, float]] | None = None
         self._worked = now
 
-    # --- what was seen ---
+    # --- observations ---
 
     def note_health(self, now: float, *, healthy: bool) -> None:
         """Note whether the health check was answered."""
@@ -102,7 +102,7 @@ class FreezeDetector:
         if alive:
             self._moved = now
 
-    # --- what it means ---
+    # --- conclusions ---
 
     @property
     def is_suspicious(self) -> bool:

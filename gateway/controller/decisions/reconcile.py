@@ -130,7 +130,7 @@ class Demand:
     hold: str = ""
     """Why it must not be loaded now."""
     stopped: bool = False
-    """Its owner has stopped the model. This alone keeps it out, whatever failed before."""
+    """Its owner has stopped the model. A stopped model stays out, whatever failed before."""
     is_requested: bool = False
     """A request waits for its model, or the model is pinned."""
     spare: bool = False
@@ -308,7 +308,7 @@ def _between_attempts(
             return Rest("quarantined", f"{failed} with {cause}")
         if last.failure is not None and last.failure.kind in HOPELESS:
             return Rest(
-                "quarantined", f"no other plan helps against {cause} {last.failure.advice}".rstrip()
+                "quarantined", f"no other plan avoids {cause} {last.failure.advice}".rstrip()
             )
         # The next plan avoids a lost GPU, so there is nothing to wait for.
         elsewhere = (

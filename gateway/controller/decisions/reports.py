@@ -1,7 +1,6 @@
 """The events that lie between two states of a model. Pure.
 
-Events follow from recorded and observed state, not from the code path. So each event is reported
-once, whatever led to it. Events that a dying gateway could not report are reported at the next
+Events follow from recorded and observed state, not from the code path. So each event is reported once, for any cause. Events that a dying gateway could not report are reported at the next
 start: `ReportedStages` remembers the last report of each start.
 """
 
@@ -287,7 +286,7 @@ def _start_events(
         )
     if was in ("", "chosen", "started") and attempt.ready_at is not None:
         shown = attempt.abilities.model_dump(mode="json") if attempt.abilities is not None else {}
-        words = f"{name} answers, also to a whole prefill batch and to many requests at once."
+        words = f"{name} answers, even to a full prefill batch and to many requests at once."
         yield event("engine.proven", words, attempt.ready_at, abilities=shown)
         took_s = round(attempt.ready_at - attempt.started_at, 3)
         ready = {"took_s": took_s, "fingerprint": attempt.fingerprint, "grade": "verified"}
@@ -356,7 +355,7 @@ def _plan_event(
             "plan.shrunk",
             (
                 f"{name} gives KV cache to {', '.join(plan.cap.models)}: {plan.memory.kv_tokens}"
-                " tokens stay."
+                " tokens remain."
             ),
             data,
         )
@@ -377,8 +376,8 @@ def _why_stopped(model: ReportedModel, replica: ReportedReplica) -> tuple[str, s
     if replica.leaving is not None:
         return replica.leaving
     if replica.trial:
-        return "trial", "the plan that was tried is not kept, or took its place"
-    return "replaced", "another one takes its place"
+        return "trial", "the trial was not adopted, or took its place"
+    return "replaced", "another engine takes its place"
 
 
 def _phase_events(

@@ -69,7 +69,7 @@ class EventLog:
         try:
             self.newest = self.at_start = (await asyncio.to_thread(self._table.bounds)).newest
         except StoreError as error:
-            log.warning("events from before could not be read", error=str(error))
+            log.warning("earlier events could not be read", error=str(error))
         self._writing = asyncio.create_task(self._write())
 
     def tell(self, events: Iterable[Event]) -> None:
@@ -192,7 +192,7 @@ class EventLog:
             try:
                 taken[place] = [*events]
             except Exception:
-                log.exception("an event could not be told")
+                log.exception("an event could not be made")
                 taken[place] = ()
         made = [one for events in taken for one in events]
         return _recorded(self._table.add(made, time.time())) if made else []

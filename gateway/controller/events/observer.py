@@ -118,7 +118,7 @@ class Observer:
     def stop(self) -> None:
         """Report the end of the server."""
         self._look()
-        self._tell(_event(time.time(), "gateway.stopped", "The gateway stops; engines go on."))
+        self._tell(_event(time.time(), "gateway.stopped", "The gateway stops; engines run on."))
         self._events.end()
 
     async def close(self) -> None:
@@ -250,9 +250,7 @@ class Observer:
                 self._tell(_event(now, "engine.installed", f"{name} is installed.", engine=name))
             for name in sorted(before - engines):
                 self._tell(
-                    _event(
-                        now, "engine.uninstalled", f"{name} is not installed any more.", engine=name
-                    )
+                    _event(now, "engine.uninstalled", f"{name} was uninstalled.", engine=name)
                 )
         return _ENGINES_S
 
@@ -262,8 +260,7 @@ def _event(now: float, kind: EventKind, words: str, model: str | None = None, **
 
 
 def _fingerprint(model: ManagedModel) -> tuple[Any, ...]:
-    """All values that can cause an event. They are replaced, never changed, so comparison is
-    cheap."""
+    """All values that can cause an event. Values are replaced, never changed, so comparison is cheap."""
     seen: tuple[Any, ...] = _OF_MODEL(model)
     for one in model.all_replicas:
         seen += (*_OF_REPLICA(one), len(one.history), one.watcher and one.watcher.observation)

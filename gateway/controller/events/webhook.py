@@ -1,7 +1,6 @@
 """Posts events to the URLs of FITSERVE_WEBHOOK, following https://www.standardwebhooks.com.
 
-Each event is one POST, in order, and signed if there is a secret. It is repeated until the receiver
-accepts it or it is a day old.
+Each event is one POST, in order, and signed if there is a secret. A delivery is repeated until the receiver accepts it or the event is a day old.
 
 The store has the last delivered event of each URL. So events from a time when the receiver or the
 gateway was away are delivered later, as far as they are kept. An event may come twice, with the
@@ -62,7 +61,7 @@ class Webhook:
         self._failures = 0
         self._client = EngineClient(1)
         self._telling = Supervised(
-            self._tell, "telling events to a webhook", receiver=self._receiver
+            self._tell, "delivering events to a webhook", receiver=self._receiver
         )
 
     async def close(self) -> None:
@@ -79,7 +78,9 @@ class Webhook:
                 await self._note(self._number)
         found = await self._events.events_after(self._number)
         if found.gap:
-            log.warning("events were gone before a webhook took them", receiver=self._receiver)
+            log.warning(
+                "events were removed before their delivery to a webhook", receiver=self._receiver
+            )
         for event, text in found.events:
             if self._wants(event):
                 if not await self._sent(event, text):
@@ -120,7 +121,7 @@ class Webhook:
                 answer, problem = None, str(error)
             if not problem:
                 if self._failures:
-                    log.info("a webhook takes events again", receiver=self._receiver)
+                    log.info("a webhook accepts events again", receiver=self._receiver)
                 self._failures = 0
                 return True
             if answer is not None and answer.status == _GONE:
@@ -129,13 +130,13 @@ class Webhook:
             self._failures += 1
             if self._failures == 1:
                 log.warning(
-                    "a webhook takes no event; it is tried again",
+                    "a webhook accepts no events; the delivery is repeated",
                     receiver=self._receiver,
                     problem=problem,
                 )
             if time.time() - event.at > _GIVE_UP_S:
                 log.warning(
-                    "an event was given up for a webhook",
+                    "an event was too old for a webhook, and is skipped",
                     receiver=self._receiver,
                     event_id=event.id,
                     kind=event.kind,

@@ -206,7 +206,7 @@ class Fleet:
         )
 
     def _eviction_offers(self, requester: ManagedModel | None, may: Iterable[Place]) -> list[Offer]:
-        """What the others give by eviction. `candidates` are the copies to evict while they serve,
+        """The offers of others by eviction. `candidates` are the copies to evict while they serve,
         in this order.
 
         Pinned models are never evicted.
@@ -245,7 +245,7 @@ class Fleet:
         if wish.policy.pinned:
             return ""
         if self.keep_alive_s(wish) >= 0:
-            return "it does not stay loaded for ever"
+            return "its keep_alive is limited"
         others = (
             model.wish
             for name, model in self.models.items()
@@ -254,14 +254,14 @@ class Fleet:
         other = next(
             (one.name for one in others if one.source and self.keep_alive_s(one) >= 0), None
         )
-        return f"it may have to leave for {other}" if other else ""
+        return f"it may be unloaded for {other}" if other else ""
 
     def keep_alive_s(self, wish: Wish) -> float:
         own = wish.policy.keep_alive
         return self._keep_alive if own is None else own
 
     def _surplus(self, model: ManagedModel, index: int) -> tuple[Offer, ...]:
-        """What a replica could give of its KV cache now."""
+        """The KV cache that a replica could give now."""
         if (
             index >= len(model.replicas)
             or model.trial is not None
@@ -280,9 +280,9 @@ class Fleet:
     def combined_offer(
         self, model: ManagedModel, take: Offer, requester: str
     ) -> tuple[Offer, set[str]]:
-        """What a replica gives at once, and to which models.
+        """The offer that a replica makes at once, and the models that get it.
 
-        It restarts each time that it gives, so all waiting models are served together.
+        Each gift is a restart, so all waiting models are served together.
         """
         taken = (
             (one.model, other)
@@ -329,7 +329,7 @@ class Fleet:
     ) -> dict[str, int]:
         """`promised` plus the memory of replicas that will be restored, and received offers.
 
-        These replicas served until something outside of their plans ended them. So the first start
+        Such replicas served until something outside of their plans ended them. So the first start
         after a power cut leaves the others their memory.
         """
         for replica in replicas:
@@ -443,13 +443,14 @@ class Fleet:
         own = names(wish)
         if len(set(own)) < len(own):
             raise Conflict(
-                f"A name is given twice, of {', '.join(own)}.",
-                hint="Names, aliases and adapters are called differently.",
+                f"One of these names is used twice: {', '.join(own)}.",
+                hint="Give each name, alias and adapter a different name.",
             )
         for name in own:
             if taken.get(name, wish.name) != wish.name:
                 raise Conflict(
-                    f"{name} is a name of the model {taken[name]}.", hint="Choose another one."
+                    f"{name} is already a name of the model {taken[name]}.",
+                    hint="Choose another name.",
                 )
 
 

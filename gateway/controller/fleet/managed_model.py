@@ -51,7 +51,7 @@ class ReplicaState:
     takes: tuple[Offer, ...] = ()
     """Offers of other models that it waits for before it is planned."""
     received_offers: tuple[Offer, ...] = ()
-    """What others gave for it. Nobody else takes that until it has a plan."""
+    """The gifts of others for it, reserved until it has a plan."""
     gave_to: frozenset[str] = frozenset()
     """The models for which it last gave KV cache."""
     requested_copies: set[tuple[str, int, str]] = field(default_factory=set)
@@ -62,7 +62,7 @@ class ReplicaState:
     generation: int = 0
     """The generation of the wish that it is planned by."""
     seeks: bool = False
-    """A trial of a changed wish. It gets another plan where one fails."""
+    """A trial of a changed wish, which gets another plan where one fails."""
     no_room: bool = False
     """The trial does not fit beside the serving engine."""
     in_place: bool = False
@@ -149,7 +149,7 @@ class ReplicaState:
         return self.requested_copies != before
 
     def receive(self, given: tuple[Offer, ...]) -> None:
-        """Note that the offers have arrived. They are kept for it until it is planned."""
+        """Note that the offers have arrived. The offers are reserved until it is planned."""
         self.blocked, self.takes, self.received_offers = None, (), given
 
     def rest_until_asked(self, reason: str, takes: tuple[Offer, ...], *, asks: bool) -> None:
@@ -157,7 +157,11 @@ class ReplicaState:
 
         `asks`: a request waits already.
         """
-        then = "It is loaded once they may leave" if asks else "A request loads it all the same"
+        then = (
+            "It is loaded once other models may be unloaded"
+            if asks
+            else "A request loads it by this"
+        )
         self.block(f"{reason.rstrip('.')}. {then}: {'; '.join(offer.words for offer in takes)}")
         self.on_request = True
 
@@ -304,7 +308,7 @@ class ManagedModel:
 
     @property
     def ends(self) -> tuple[Place, ...]:
-        """Those of them that must stop, as sleep would free too little."""
+        """The needed copies that must stop, as sleep would free too little."""
         takes = (take for one in self.replicas for take in one.takes)
         return tuple(sorted({(take.model, take.replica) for take in takes if take.how == "stop"}))
 

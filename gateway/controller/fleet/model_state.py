@@ -69,9 +69,7 @@ def _lacking(model: ManagedModel) -> str:
     serving = sum(replica.status.state == "ready" for replica in model.replicas)
     if not away:
         return ""
-    return (
-        f"{serving} of {len(model.replicas)} copies serve; {away[0].reason or 'another one sleeps'}"
-    )
+    return f"{serving} of {len(model.replicas)} copies serve; {away[0].reason or 'another copy sleeps'}"
 
 
 def _status_elsewhere(model: ManagedModel) -> tuple[str, str]:

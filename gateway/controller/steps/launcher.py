@@ -213,7 +213,7 @@ class Launcher:
         except OSError as error:
             raise StoreError(
                 f"The chat template cannot be kept: {error.strerror}.",
-                hint="Make room for the data folder.",
+                hint="Free space on the disk of the data folder.",
             ) from None
 
     def _template(self, attempt: Attempt) -> Path | None:
@@ -233,7 +233,7 @@ class Launcher:
             raise BadModel(
                 f"The chat template of this plan for {attempt.model} is not at {folder / name}:"
                 f" {error.strerror}.",
-                hint=f"`fitserve retry {attempt.model}` plans anew.",
+                hint=f"`fitserve retry {attempt.model}` makes a new plan.",
             ) from None
         return folder
 
@@ -244,7 +244,7 @@ class Launcher:
             if not weights.is_relative_to(settings.models):
                 raise BadModel(
                     f"{weights} is not below {settings.models}, the only folder that engines see.",
-                    hint="Put the model there.",
+                    hint="Move the model below it.",
                 )
             return [Mount(source=settings.shared_models, target=str(settings.models))]
         folders = [

@@ -49,7 +49,7 @@ class ShrinkSteps:
                     model, old, take, requester, room(), held(model, replica)
                 )
             if new is None or new.memory.promised_bytes > take.keeps:
-                raise NoPlan("no plan of it is smaller")
+                raise NoPlan("no smaller plan was found")
             replica.unrouted_at = time.monotonic()
             await self._drains.ended(old.instance_name)
             attempt, now = await self._attempts.begin(replica, new), replica.attempt

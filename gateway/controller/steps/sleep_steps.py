@@ -58,7 +58,7 @@ class SleepSteps:
         StoreError."""
         watcher, machine = replica.watcher, await self._planner.hardware()
         if (why := awake(attempt.plan, machine)) or watcher is None:
-            log.warning("is stopped, and does not sleep", model=replica.model, why=why)
+            log.warning("stopped instead of put to sleep", model=replica.model, why=why)
             replica.spent = attempt.id
             return
         async with self._one:

@@ -207,7 +207,7 @@ class StartGate:
         if failure.proves != "memory" or attempt.instance_name not in self._sized:
             return ""
         self._measuring.add(attempt.model)
-        return f"{attempt.model} was given its KV cache in bytes, and measures from now on"
+        return f"{attempt.model} was given its KV cache in bytes, and failed; from now on it measures its memory"
 
     async def _quiet(self, attempt: Attempt, start: Start, report: Callable[[str], None]) -> bool:
         """Whether the memory of its GPUs is stable now, and remember it.
@@ -231,7 +231,7 @@ class StartGate:
             and (before is None or (moved := changed(before, read)))
         ):
             if before is not None:
-                report(f"waits for what else runs on its GPUs: {moved}")
+                report(f"waits until the memory of its GPUs is stable: {moved}")
             await asyncio.sleep(_QUIET_S)
             return False
         if short := lacking(attempt.plan, read):

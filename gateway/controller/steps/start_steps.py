@@ -1,5 +1,4 @@
-"""The start of an engine: its plan is checked by its own code, image and weights arrive, and its
-turn comes."""
+"""The start of an engine: the check of its plan, its image and weights, and its turn."""
 
 from __future__ import annotations
 
@@ -162,7 +161,7 @@ class StartSteps:
         except HostError as error:
             model.remember_answers(Asked({}, {str(engine): str(error)}, {}))
             return await self._replan(model, replica, attempt, attempt.plan)
-        report(f"checking: {engine} is asked about the plan")
+        report(f"checking: {engine} checks the plan by its own code")
         async with self._replica_planner.checked(model, room, str(engine), attempt.plan) as planned:
             if planned.plan is None:
                 raise NoPlan(planned.reason)
@@ -203,12 +202,12 @@ def _stalled(progress: str, patience_s: float) -> Failure:
         kind="stalled",
         phase=progress or "launching",
         message=(
-            f"Nothing moved for {round(patience_s)} seconds; the last that was heard is:"
+            f"Nothing moved for {round(patience_s)} seconds; the last progress was:"
             f" {progress or 'nothing'}."
         ),
         advice=(
-            "Look at the network and the disk; what is there already is kept."
-            " FITSERVE_START_TIMEOUT_S sets the patience."
+            "Check the network and the disk. Data received so far is kept."
+            " FITSERVE_START_TIMEOUT_S sets the longest wait."
         ),
         proves="nothing",
     )

@@ -119,7 +119,7 @@ class EndpointWatcher:
         self.replica: RoutedReplica | None = None
         self.state = "unreachable"
         self.was_contacted = False
-        self._detail = f"{self.url} is not asked yet"
+        self._detail = f"{self.url} was not checked yet"
         self._model = model
         self._client = client
         self._interval_s = interval_s
@@ -191,7 +191,7 @@ class EndpointWatcher:
             return f"{self.url}/v1/models answers {answer.status}"
         if key is None:
             return (
-                f"{self.url} answers {answer.status}: it wants a key, and the model has no"
+                f"{self.url} answers {answer.status}: it needs a key, and the model has no"
                 " endpoint_key"
             )
         try:

@@ -60,9 +60,7 @@ class EngineResponse:
         try:
             return decode() if len(self.body) <= _AT_ONCE_BYTES else await asyncio.to_thread(decode)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise NoAnswerError(
-                f"answers with something else than was asked for ({str(error)[:_SHOWN]})"
-            ) from None
+            raise NoAnswerError(f"gives an unexpected answer ({str(error)[:_SHOWN]})") from None
 
 
 class EngineClient:
@@ -217,7 +215,7 @@ class _HttpCall(asyncio.Protocol):
         if status >= 200:
             self._status = status
             if self._encoding not in (b"", b"identity"):
-                self._refuse("encodes its answer, though it was asked not to")
+                self._refuse("encodes its answer against the request")
 
     def on_body(self, data: bytes) -> None:
         self._body += data

@@ -210,7 +210,7 @@ async def sleeps(client: EngineClient, url: str, within_s: float) -> bool:
 async def metrics_of(client: EngineClient, url: str, within_s: float) -> list[bytes] | None:
     """The lines of the engine's own metrics; None if it has none.
 
-    They change only with the outputs of the engine's core (vLLM 0.26.0,
+    The lines change only with the outputs of the engine's core (vLLM 0.26.0,
     vllm/v1/metrics/loggers.py).
     """
     try:
@@ -255,7 +255,9 @@ async def _generates(
         problems.append(problem)
     if len(problems) == len(PROMPTS):
         raise _Refuted(
-            "gibberish", f"The engine answers, but not with text: {problems[0]}.", problems[0]
+            "gibberish",
+            f"The engine answers, but its output is no text: {problems[0]}.",
+            problems[0],
         )
     long = min(plan.max_num_batched_tokens.value, context - 2)
     if long > 0:
@@ -294,7 +296,7 @@ async def _adapted(
         body = _completion(served_as, PROMPTS[0][:1], BURST_TOKENS)
         answer = await _post(client, f"{url}/v1/completions", body, timeout_s, Completion)
         if not answer.choices or not answer.choices[0].text:
-            raise _Refuted("gibberish", f"The adapter {adapter.name} answers with nothing.")
+            raise _Refuted("gibberish", f"The adapter {adapter.name} gives an empty answer.")
 
 
 def _burst(plan: Plan) -> tuple[int, int]:
@@ -385,7 +387,7 @@ async def _post(
         answer = await client.post(url, body, timeout_s)
     except NoAnswerError as error:
         raise _Refuted(
-            "verification_failed", f"The engine broke off while it was verified: it {error}."
+            "verification_failed", f"The engine failed during its verification: it {error}."
         ) from None
     if answer.status != 200:
         words = answer.words

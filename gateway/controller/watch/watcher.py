@@ -253,7 +253,7 @@ class Watcher:
                         " seconds and does not answer."
                     ),
                     line=self.tail[-1] if self.tail else None,
-                    advice="Read the log; FITSERVE_START_TIMEOUT_S sets the patience.",
+                    advice="Read the log; FITSERVE_START_TIMEOUT_S sets the longest wait.",
                 )
             )
         if not self.observation.answering:
@@ -331,7 +331,7 @@ class Watcher:
             )
         if silent_seconds > self._settings.hang_after_s:
             self._hangs(
-                f"For {round(silent_seconds)} seconds and longer {self._freeze.freeze_reason(now)}."
+                f"For {round(silent_seconds)} seconds or more, {self._freeze.freeze_reason(now)}."
             )
 
     def _hangs(self, message: str) -> None:
@@ -373,5 +373,5 @@ class Watcher:
                 return
         self._hangs(
             f"The engine gave no token for {round(silent)} seconds and did not answer {_CANARIES}"
-            " requests for one token, though it says it is healthy."
+            " requests for one token, though its health check is good."
         )

@@ -124,7 +124,7 @@ class Agent:
                     await self._answer(reader, writer)
         except Exception:
             # A fault of the agent ends this connection, and no other.
-            log.exception("a call broke")
+            log.exception("a call failed unexpectedly")
         finally:
             await _close(writer)
             self._connections.discard(task)
@@ -155,12 +155,12 @@ class Agent:
                 if isinstance(error, ValidationError)
                 else f"more than {MOST_BYTES_OF_CALL} bytes"
             )
-            log.warning("refused", reason="no call that an agent knows", why=why)
+            log.warning("refused", reason="an unknown call", why=why)
             await _write(
                 writer,
                 FailedAnswer(
                     error="AgentRefusal",
-                    message="The agent refuses: this is no call that it knows.",
+                    message="The agent refuses: the call is unknown.",
                 ),
             )
             return
@@ -244,7 +244,7 @@ class Agent:
         names = self._starting | {instance.name for instance in await self._host.list()}
         if len(names - {spec.name}) >= MOST_INSTANCES:
             raise AgentRefusal(
-                f"The agent refuses: {MOST_INSTANCES} engines are there already.",
+                f"The agent refuses: {MOST_INSTANCES} engines exist already.",
                 hint="Remove a model first.",
             )
         log.info("starting", instance=spec.name, engine=str(spec.engine), gpus=spec.gpus)
@@ -297,7 +297,7 @@ def _unpacked(text: str) -> bytes:
     except (ValueError, zlib.error):
         document = b""
     if not document or opener.unconsumed_tail:
-        raise AgentRefusal("The agent refuses: this is no document of questions.")
+        raise AgentRefusal("The agent refuses: the document of questions is malformed.")
     return document
 
 

@@ -115,8 +115,8 @@ class AgentHost:
         packed = base64.b64encode(zlib.compress(asked)).decode()
         if len(packed) > MOST_BYTES_OF_CALL // 2:
             raise HostError(
-                "The model has more tensors than an agent is told of.",
-                hint="The forecast by the rules stays.",
+                "The model has too many tensors for a call to the agent.",
+                hint="The plan by the rules stays.",
             )
         async with aclosing(
             self._ask(InquireCall(engine=engine, asked=packed, gpus=gpus), None)

@@ -49,9 +49,9 @@ def check_engine(
         "@" not in asked.digest and resolved.get(asked.digest) != asked.image
     ):
         raise AgentRefusal(
-            f"The agent refuses: {asked.digest[:80]!r} is no image that it has found under the name"
+            f"The agent refuses: {asked.digest[:80]!r} is not an image that it found under the name"
             f" {asked.image}.",
-            hint="`fitserve retry NAME` has the model take the image of that name as it is now.",
+            hint="`fitserve retry NAME` uses the present image of that name.",
         )
 
 
@@ -74,9 +74,7 @@ def check_launch(
         and _FINGERPRINT.fullmatch(spec.fingerprint)
     )
     if not named or not 0 <= spec.attempt < 2**53:
-        raise _refusal(
-            f"the name {spec.name[:80]!r} of {spec.model[:80]!r} is not one that a gateway gives"
-        )
+        raise _refusal(f"the name {spec.name[:80]!r} of {spec.model[:80]!r} is not valid")
     if any(mount != models for mount in spec.mounts):
         raise _refusal(
             f"engines mount {models.source} at {models.target}, read-only, and nothing else"
@@ -85,12 +83,12 @@ def check_launch(
     if spec.gpus and engine.device == "cpu":
         raise _refusal(f"{engine.ref} runs on no GPU")
     if spec.scratch != engine.scratch:
-        raise _refusal(f"the folders that {engine.ref} writes to are in its profile")
+        raise _refusal(f"the writable folders of {engine.ref} must be those of its profile")
     # The cache also depends on the image, which the agent's own host adds.
     if spec.caches != engine.caches or not _CACHE.fullmatch(spec.cache):
-        raise _refusal(f"where {engine.ref} keeps what it compiles is in its profile")
+        raise _refusal(f"the cache folders of {engine.ref} must be those of its profile")
     if (spec.key_env, spec.key_option) != (engine.key_env, engine.key_option):
-        raise _refusal(f"how {engine.ref} is told its key is in its profile")
+        raise _refusal(f"the key option of {engine.ref} must be that of its profile")
     bounds = {
         "shared memory": (0, spec.shm_bytes, _MOST_SHARED_BYTES),
         "port": (1024, spec.port, 65535),
@@ -112,7 +110,7 @@ def check_launch(
 def check_gpus(gpus: tuple[str, ...]) -> None:
     """Raises AgentRefusal for values that could ask Docker for more than GPUs."""
     if len(gpus) > _MOST_GPUS or not all(map(_GPU.fullmatch, gpus)) or len(set(gpus)) < len(gpus):
-        raise _refusal("GPUs are named by UUID, each once")
+        raise _refusal("GPUs must be named by UUID, each once")
 
 
 def _refusal(why: str) -> AgentRefusal:

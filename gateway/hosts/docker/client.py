@@ -169,7 +169,7 @@ class DockerClient:
                 f"{silent}: there is no socket {self.path}.",
                 hint=(
                     f"{_START}, set DOCKER_HOST to its socket, or set FITSERVE_HOST_KIND=process to"
-                    " do without."
+                    " run without Docker."
                 ),
             ) from None
         except PermissionError:
@@ -185,10 +185,12 @@ class DockerClient:
                 f"{silent}: nothing listens on {self.path}.", hint=f"{_START}."
             ) from None
         except TimeoutError:
-            raise HostError(f"{silent} on {self.path}: it hangs.", hint=_LOG) from None
+            raise HostError(
+                f"{silent} on {self.path}: it does not reply in time.", hint=_LOG
+            ) from None
         except OSError as error:
             raise HostError(f"{silent} on {self.path}: {error}.", hint=_LOG) from None
 
 
 _START = "Start Docker (`systemctl start docker`)"
-_LOG = "Docker's own log says more: `journalctl -u docker`."
+_LOG = "See Docker's log: `journalctl -u docker`."

@@ -206,5 +206,5 @@ def start_error(spec: LaunchSpec, error: APIError) -> HostError:
             " FITSERVE_MODELS_SOURCE."
         )
     else:
-        hint = "Docker's own log says more: `journalctl -u docker`."
+        hint = "See Docker's log: `journalctl -u docker`."
     return HostError(f"Docker could not start the engine of {spec.model}: {reason}.", hint=hint)

@@ -198,8 +198,8 @@ class DockerHost:
                     raise spoken.failure(code)
         except (DockerRefused, OSError, ValueError, KeyError) as error:
             raise HostError(
-                f"Docker does not give what {engine} answers: {error}.",
-                hint="The forecast by the rules stays.",
+                f"Docker broke off the answer of {engine}: {error}.",
+                hint="The plan by the rules stays.",
             ) from error
         finally:
             await asyncio.shield(self._docker.call(partial(_remove, container), _SLOW_S))

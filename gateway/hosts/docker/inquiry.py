@@ -83,8 +83,8 @@ def start_inquiry(client: APIClient, container: str, image: str) -> None:
         if "executable file not found" not in str(error.explanation):
             raise
         raise HostError(
-            f"The image {image} cannot be asked: it has no python3.",
-            hint="The forecast by the rules stays. See whether the image is what it says it is.",
+            f"The image {image} cannot check plans: it has no python3.",
+            hint="The plan by the rules stays. Check whether this is an engine image.",
         ) from None
 
 

@@ -62,11 +62,11 @@ class LocalImages:
         try:
             await self._pull(image, progress, report)
         except TimeoutError:
-            progress.error = f"nothing came for {_PULL_SILENCE_S:.0f} s"
+            progress.error = f"no data came for {_PULL_SILENCE_S:.0f} s"
         except (DockerRefused, OSError) as error:
             progress.error = str(error)
         if progress.error is None and not await self._docker.call(partial(_has_image, image)):
-            progress.error = "Docker broke off"
+            progress.error = "Docker closed the connection"
         if progress.error is not None:
             raise HostError(
                 f"The image {image} is not on this machine and could not be pulled:"

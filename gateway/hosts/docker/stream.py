@@ -48,7 +48,7 @@ async def conversation(
             try:
                 head = await reader.readuntil(b"\r\n\r\n")
             except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-                raise ConnectionError("Docker broke off") from error
+                raise ConnectionError("Docker closed the connection") from error
             status = int(head.split(b" ", 2)[1])
             if status != 200:
                 raise DockerRefused(status, _reason(await reader.read()))

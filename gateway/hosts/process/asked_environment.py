@@ -58,9 +58,9 @@ class OnePython:
     async def identity(self, engine: EngineRef) -> str:
         if not os.access(self._python, os.X_OK) or self._python.is_dir():
             raise HostError(
-                f"{self._python} is no program.",
+                f"{self._python} is not a program.",
                 hint=(
-                    f"Give the Python that {engine.kind} is installed for, such as VENV/bin/python."
+                    f"Give the Python of the environment of {engine.kind}, such as VENV/bin/python."
                 ),
             )
         return str(self._python)

@@ -37,7 +37,8 @@ async def lines_of(
         )
     except OSError as error:
         raise HostError(
-            f"{command[0]} could not be started: {error.strerror}.", hint="Install the engine anew."
+            f"{command[0]} could not be started: {error.strerror}.",
+            hint="Install the engine again.",
         ) from error
     spoken = Spoken()
     feeding, listening = (

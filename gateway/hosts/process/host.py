@@ -154,7 +154,7 @@ class ProcessHost:
                 return port
         raise HostError(
             "No port is free for another engine.",
-            hint=f"Stop what listens on {_PORTS[0]} to {_PORTS[-1]}.",
+            hint=f"Stop programs that listen on {_PORTS[0]} to {_PORTS[-1]}.",
         )
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
@@ -362,7 +362,7 @@ class ProcessHost:
                     f"{record.name} does not end: process {stuck} survived SIGKILL for"
                     f" {KILL_S:g} s.",
                     hint=(
-                        "It is probably stuck in the GPU driver; look at the kernel log, a reboot"
+                        "It is probably stuck in the GPU driver; see the kernel log; a reboot"
                         " may be needed."
                     ),
                 )

@@ -104,7 +104,7 @@ class Records:
         except ValidationError:
             raise ForeignInstance(
                 f"{path} holds the name {name}, but is not a record of ours.",
-                hint="Look at it; remove it if nothing needs it.",
+                hint="Inspect the file, and remove it if nothing needs it.",
             ) from None
 
     def write(self, record: Record) -> Record:

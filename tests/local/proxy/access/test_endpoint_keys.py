@@ -227,7 +227,7 @@ async def test_a_503_tells_where_nothing_is_and_a_variable_is_read_too(
         assert (
             await gateway.client.patch("/admin/models/m", json={"endpoint_key": None})
         ).status_code == 200
-        await says(gateway, "answers 401: it wants a key, and the model has no endpoint_key")
+        await says(gateway, "answers 401: it needs a key, and the model has no endpoint_key")
 
 
 async def test_a_key_itself_is_refused_and_not_repeated(tmp_path: Path) -> None:

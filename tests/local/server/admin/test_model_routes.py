@@ -122,7 +122,7 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
         assert "no adapter_config.json" in (
             await refused(gateway, {"name": "m", "source": good, "loras": {"sql": good}})
         ).replace(f"{good}/", "")
-        assert "given twice" in await refused(
+        assert "used twice" in await refused(
             gateway, {"name": "m", "source": good, "loras": {"m": high}}, 409
         )
         assert "adapters of its own" in await refused(
@@ -322,7 +322,10 @@ async def test_a_name_that_a_change_is_to_bring_is_taken(tmp_path: Path) -> None
         )
         assert changed.status_code == 202
         taken = await gateway.client.patch("/admin/models/b", json={"aliases": ["new"]})
-        assert (taken.status_code, "new is a name of the model a" in taken.text) == (409, True)
+        assert (taken.status_code, "new is already a name of the model a" in taken.text) == (
+            409,
+            True,
+        )
         # One that is stopped meanwhile does not come to its end by itself.
         await gateway.client.post("/admin/models/a/stop")
         await gateway.until("a", "stopped")

@@ -193,7 +193,7 @@ def test_what_no_plan_helps_against_is_quarantined_at_once() -> None:
     action = act(history=(failed(1, "weights_gated"),))
     assert (action.state, action.reason) == (
         "quarantined",
-        "no other plan helps against weights_gated: it broke",
+        "no other plan avoids weights_gated: it broke",
     )
 
 

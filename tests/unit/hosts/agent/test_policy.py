@@ -114,7 +114,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"mounts": (SHARED, SHARED.evolve(target="/x"))}, "and nothing else"),
     ({"gpus": ("all",)}, "by UUID"),
     ({"gpus": PLAN.gpus * 2}, "each once"),
-    ({"scratch": ("/tmp",)}, "in its profile"),
+    ({"scratch": ("/tmp",)}, "the writable folders of"),
     ({"shm_bytes": 2**50}, "the shared memory must be"),
     ({"memory_bytes": None}, "the memory must be"),
     ({"memory_bytes": 0}, "the memory must be"),
@@ -152,18 +152,18 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"engine": PLAN.engine.evolve(image=BUILT)}, "may not be started"),
     (
         {"engine": PLAN.engine.evolve(digest="sha256:" + "0" * 64)},
-        "no image that it has found under the name",
+        "not an image that it found under the name",
     ),
     (
         {"engine": PLAN.engine.evolve(digest="debian@sha256:" + "0" * 64)},
-        "no image that it has found under the name",
+        "not an image that it found under the name",
     ),
-    ({"engine": PLAN.engine.evolve(digest="debian")}, "no image that it has found under the name"),
+    ({"engine": PLAN.engine.evolve(digest="debian")}, "not an image that it found under the name"),
     ({"engine": PLAN.engine.evolve(version="0.18.0")}, "this is the profile of vllm=="),
-    ({"key_env": "LD_PRELOAD"}, "its key is in its profile"),
-    ({"key_option": "--middleware"}, "its key is in its profile"),
-    ({"cache": "../../models"}, "keeps what it compiles is in its profile"),
-    ({"caches": {"LD_PRELOAD": "x"}}, "keeps what it compiles is in its profile"),
+    ({"key_env": "LD_PRELOAD"}, "the key option of"),
+    ({"key_option": "--middleware"}, "the key option of"),
+    ({"cache": "../../models"}, "the cache folders of"),
+    ({"caches": {"LD_PRELOAD": "x"}}, "the cache folders of"),
 ]
 
 
@@ -198,7 +198,7 @@ def test_an_image_may_be_any_of_the_allowed_names_and_a_digest_that_belongs_to_i
         check_engine(PLAN.engine.evolve(image=image), ENGINE, ALLOWED, RESOLVED)
     for digest in ("vllm/vllm-openai@sha256:" + "0" * 64, BUILT):
         check_engine(PLAN.engine.evolve(digest=digest), ENGINE, ALLOWED, RESOLVED)
-    with pytest.raises(AgentRefusal, match="no image that it has found under the name"):
+    with pytest.raises(AgentRefusal, match="not an image that it found under the name"):
         check_engine(
             PLAN.engine.evolve(image="vllm/vllm-openai:nightly", digest=BUILT),
             ENGINE,
