@@ -80,7 +80,7 @@ class Orders:
             if model.change is not None and not model.change.refused:
                 ends = f"`fitserve show {name}` shows its progress. Try again afterwards."
                 if model.stopped:
-                    ends = f"Its owner stopped it meanwhile. `fitserve start {name}` continues the change."
+                    ends = f"Its owner stopped it. `fitserve start {name}` continues the change."
                 raise Conflict(f"The model {name} is being changed already.", hint=ends)
             self._fleet.check_names(wish)
             if not anew:

@@ -199,7 +199,8 @@ def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
             first = model
             evictions |= _evictions_for(model, models, now)
             holds[model.name] = (
-                f"it waits for {', '.join(sorted({name for name, _ in model.needs}))} to be unloaded"
+                f"it waits for {', '.join(sorted({name for name, _ in model.needs}))} to be"
+                " unloaded"
             )
         elif model.room or (model.promised and not model.needs):
             first = model

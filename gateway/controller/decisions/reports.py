@@ -1,7 +1,8 @@
 """The events that lie between two states of a model. Pure.
 
-Events follow from recorded and observed state, not from the code path. So each event is reported once, for any cause. Events that a dying gateway could not report are reported at the next
-start: `ReportedStages` remembers the last report of each start.
+Events follow from recorded and observed state, not from the code path. So each event is reported
+once, for any cause. Events that a dying gateway could not report are reported at the next start:
+`ReportedStages` remembers the last report of each start.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ def _event(now: float, kind: EventKind, words: str, model: str | None = None, **
 
 
 def _fingerprint(model: ManagedModel) -> tuple[Any, ...]:
-    """All values that can cause an event. Values are replaced, never changed, so comparison is cheap."""
+    """All values that can cause an event. They are replaced, never changed: a cheap comparison."""
     seen: tuple[Any, ...] = _OF_MODEL(model)
     for one in model.all_replicas:
         seen += (*_OF_REPLICA(one), len(one.history), one.watcher and one.watcher.observation)

@@ -1,6 +1,7 @@
 """Posts events to the URLs of FITSERVE_WEBHOOK, following https://www.standardwebhooks.com.
 
-Each event is one POST, in order, and signed if there is a secret. A delivery is repeated until the receiver accepts it or the event is a day old.
+Each event is one POST, in order, and signed if there is a secret. A delivery is repeated until the
+receiver accepts it or the event is a day old.
 
 The store has the last delivered event of each URL. So events from a time when the receiver or the
 gateway was away are delivered later, as far as they are kept. An event may come twice, with the

@@ -69,7 +69,8 @@ def _lacking(model: ManagedModel) -> str:
     serving = sum(replica.status.state == "ready" for replica in model.replicas)
     if not away:
         return ""
-    return f"{serving} of {len(model.replicas)} copies serve; {away[0].reason or 'another copy sleeps'}"
+    reason = away[0].reason or "another copy sleeps"
+    return f"{serving} of {len(model.replicas)} copies serve; {reason}"
 
 
 def _status_elsewhere(model: ManagedModel) -> tuple[str, str]:
@@ -168,7 +169,9 @@ def _routed_replicas(
             adapters=tuple(
                 (
                     adapter.name,
-                    name_at(replica.attempt.plan.engine.kind, replica.model, adapter.name),
+                    engine_kind(replica.attempt.plan.engine.kind).adapter_name(
+                        replica.model, adapter.name
+                    ),
                 )
                 for adapter in replica.attempt.plan.adapters
             ),

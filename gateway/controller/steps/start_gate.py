@@ -207,7 +207,10 @@ class StartGate:
         if failure.proves != "memory" or attempt.instance_name not in self._sized:
             return ""
         self._measuring.add(attempt.model)
-        return f"{attempt.model} was given its KV cache in bytes, and failed; from now on it measures its memory"
+        return (
+            f"{attempt.model} was given its KV cache in bytes, and failed; from now on it measures"
+            " its memory"
+        )
 
     async def _quiet(self, attempt: Attempt, start: Start, report: Callable[[str], None]) -> bool:
         """Whether the memory of its GPUs is stable now, and remember it.

@@ -29,7 +29,8 @@ def ensure_network(client: APIClient, name: str, owner: str) -> None:
                 client.remove_network(extra["Id"])
     if found[0]["Driver"] != "bridge" or not found[0]["Internal"]:
         raise HostError(
-            f"The Docker network {name} is not an internal bridge: engines on it could be reached from outside,"
+            f"The Docker network {name} is not an internal bridge: engines on it could be reached"
+            " from outside,"
             " and reach out.",
             hint=(
                 f"Remove it (`docker network rm {name}`), or set FITSERVE_DOCKER_NETWORK to another"
