@@ -189,7 +189,7 @@ async def test_what_is_asked_is_plain() -> None:
 )
 async def test_json_of_another_kind_is_an_error_in_words(body: bytes) -> None:
     answer = await asked(replies(body), most_bytes=MIB)
-    with pytest.raises(NoAnswerError, match="something else") as refused:
+    with pytest.raises(NoAnswerError, match="unexpected answer") as refused:
         await answer.read(Wanted)
     str(refused.value).encode()
 

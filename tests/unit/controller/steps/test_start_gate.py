@@ -215,7 +215,7 @@ async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:
     oom = Failure(
         kind="gpu_oom", phase="capturing graphs", message="out of memory", proves="memory"
     )
-    assert "measures from now on" in asked.failed(one, oom)
+    assert "from now on it measures" in asked.failed(one, oom)
     seen.now(one, "stands")
     asked.look([])
     again = attempt(10, plan=one.plan.evolve(grade="verified"), model="new")
