@@ -153,7 +153,8 @@ async def test_who_else_takes_memory_is_waited_for(monkeypatch: pytest.MonkeyPat
     asked.look([])
     await asked.turn(attempt(9, plan=small, model="new"), words.append)
     assert words == [
-        "waits until the memory of its GPUs is stable: process 7 on GPU 1 had 0.00 GiB and has 1.00 GiB"
+        "waits until the memory of its GPUs is stable: process 7 on GPU 1 had 0.00 GiB and has"
+        " 1.00 GiB"
     ]
 
 
