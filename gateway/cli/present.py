@@ -121,7 +121,7 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
         say(decision.model_dump_json(by_alias=True, indent=2))
         return
     print_paragraph(explain.headline(decision))
-    for words in explain.given_words(decision):
+    for words in explain.offer_words(decision):
         print_paragraph(f"Before its start {words}.")
     if decision.plans:
         show_plan(decision.plans[0])
@@ -147,11 +147,11 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
             + (f" (the first {_MOST_OTHERS} of {total})" if total > _MOST_OTHERS else "")
         )
         head = ("RANK", "ENGINE", "GPUS", "CONTEXT", "TOK/S", "IN ALL", "CHANGED")
-        print_table(head, explain.others(alternatives[:_MOST_OTHERS]))
+        print_table(head, explain.later_plans(alternatives[:_MOST_OTHERS]))
     if decision.rejected:
         say("\nRejected")
         for rejection in explain.rejections(decision.rejected):
-            print_paragraph(f"{rejection.verdict}: {rejection.who}", indent=4, first="  ")
+            print_paragraph(f"{rejection.verdict}: {rejection.candidates}", indent=4, first="  ")
             for line in rejection.lines:
                 inner = "      " if line.startswith(" ") else "    "
                 print_paragraph(line.strip(), indent=len(inner) + 2, first=inner)
@@ -242,7 +242,7 @@ def show_plan(plan: Any) -> None:
 
 
 def _show_layers(title: str, head: tuple[str, ...], layers: Any) -> None:
-    say(f"\n{title}" + (f" of {visible_line(layers.under)}" if layers.under else ""))
+    say(f"\n{title}" + (f" of {visible_line(layers.prefix)}" if layers.prefix else ""))
     print_table(head, layers.rows)
     for number, note in enumerate(layers.notes, start=1):
         print_paragraph(note, indent=4, first=f"({number}) ")
@@ -348,7 +348,7 @@ def _show_refusals(decision: Any) -> None:
         return
     say("\nRefused by the engine's own code")
     for rejection in explain.rejections(rejected):
-        words = [f"{rejection.who}:", *(line.strip() for line in rejection.lines)]
+        words = [f"{rejection.candidates}:", *(line.strip() for line in rejection.lines)]
         print_paragraph(" ".join(words), indent=4, first="  ")
 
 

@@ -99,9 +99,7 @@ class Loop:
         self._gate = StartGate(self.fleet, planner.hardware, settings.start_timeout_s)
         self._drains = Drains(routes, settings.drain_s)
         wishes = WishChanges(store)
-        replica_planner = ReplicaPlanner(
-            store, planner, settings.start_timeout_s / 2, wishes.keep_commits
-        )
+        replica_planner = ReplicaPlanner(planner, settings.start_timeout_s / 2, wishes.keep_commits)
         attempts = Attempts(
             store, self._running, launcher, self._gate, signatures, self.fleet.ports
         )
@@ -122,7 +120,7 @@ class Loop:
         self._endpoints = Endpoints(self.fleet, client, keys, settings.health_interval_s, self.wake)
         self._orphans = OrphanEngines(launcher.stop, settings.stop_grace_s, self.wake)
         self.evictor = Evictor(self.fleet, routes, store, settings, self._gate.measures, ended)
-        self.plan_preview = PlanPreview(store, planner, self.fleet)
+        self.plan_preview = PlanPreview(planner, self.fleet)
         self.orders = Orders(store, self.fleet, wishes, self._admitted, self.wake)
         routes.demanded = self.wake
 

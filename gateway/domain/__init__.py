@@ -76,8 +76,6 @@ from gateway.domain.running import (
     LaunchSpec,
     Mount,
     Observation,
-    Planned,
-    RunningPlan,
 )
 from gateway.domain.value import MOST_BYTES, EngineRef, Grade, Scalar, Task, Value
 from gateway.domain.wish import NAME_PATTERN, Change, ChatTemplate, Policy, Wish
@@ -144,7 +142,6 @@ __all__ = [
     "OpenQuestions",
     "Pcie",
     "Plan",
-    "Planned",
     "Policy",
     "Quant",
     "Question",
@@ -153,7 +150,6 @@ __all__ = [
     "Rejected",
     "Rival",
     "RuleGap",
-    "RunningPlan",
     "Scalar",
     "Served",
     "Settled",

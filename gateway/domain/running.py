@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
-from gateway.domain.facts import Fact, Failure, Served
-from gateway.domain.plan import Offer, Plan, Rival
+from gateway.domain.facts import Failure
+from gateway.domain.plan import Plan
 from gateway.domain.value import EngineRef, Grade, Value, served_name
 
 # A figure that somebody else reports: a number that a clock can give.
@@ -289,39 +288,6 @@ class BenchKept(NamedTuple):
     bench: Bench
     last: Bench | None
     why: str
-
-
-class RunningPlan(NamedTuple):
-    """A plan that runs, and the bytes per GPU UUID of its model that would be free for another
-    plan. seen: what its engines gave their
-    clients. against: the one plan that it is compared with; None: with all that there are."""
-
-    plan: Plan
-    held: dict[str, int]
-    seen: tuple[Served, ...] = ()
-    against: Plan | None = None
-
-
-class Planned(NamedTuple):
-    """What a gateway that runs keeps of a decision: the best plan, or the reason why there is none;
-    and the whole `decision` as JSON,
-    which is only passed on: it may be megabytes. open: engines whose own answers could change it,
-    by name. rival: of the plan that runs. commits: as `Wish.commits`, of all repositories that were
-    read; unasked: those whose Hub was away, so that they are what they were here before. takes:
-    what others have to give before the plan can be started. learned: from what the plan that runs
-    gave its clients. template: the chat template that its engine is given, "" where that takes the
-    model's own."""
-
-    plan: Plan | None
-    reason: str
-    decision: bytes
-    open: tuple[str, ...] = ()
-    rival: Rival | None = None
-    commits: Mapping[str, str] = {}
-    takes: tuple[Offer, ...] = ()
-    learned: tuple[Fact, ...] = ()
-    unasked: tuple[str, ...] = ()
-    template: str = ""
 
 
 # Good minutes after which earlier failures no longer count.

@@ -16,7 +16,7 @@ from typing import Any
 from gateway.domain import Adapter, AdapterLayer, ModelSpec
 from gateway.errors import BadModel
 from gateway.models.families.config import Fields
-from gateway.models.spec import Tensor
+from gateway.models.tensor import Tensor
 
 _PART = re.compile(
     r"(?:base_model\.model\.)?(.+)\.lora_(A|B)(?:\.\w+)?\.weight"

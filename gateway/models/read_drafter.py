@@ -18,7 +18,8 @@ from gateway.domain import AttentionGroup, Shard, TensorGroup
 from gateway.errors import BadModel
 from gateway.models.drafter import Drafter, DraftMethod
 from gateway.models.families.config import Fields
-from gateway.models.spec import Tensor, group_tensors, read_model
+from gateway.models.spec import group_tensors, read_model
+from gateway.models.tensor import Tensor
 
 # speculators_model_type -> the method that engines run it with.
 # Source: build_vllm_speculative_config in vllm/transformers_utils/configs/speculators/base.py.

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from gateway.domain import AttentionGroup, Experts, ModelSpec, Quant, Task, TensorGroup
 from gateway.errors import BadModel
@@ -21,14 +21,7 @@ from gateway.models.families.config import WORD, Fields, quote
 from gateway.models.families.parts import ENCODERS, HIDDEN
 from gateway.models.families.registry import NESTED, blueprint_of, with_defaults
 from gateway.models.sharding import shard_of
-
-
-class Tensor(NamedTuple):
-    """The dtype and shape of a tensor in a safetensors header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
+from gateway.models.tensor import Tensor
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.")

@@ -1,6 +1,4 @@
-"""Which questions a decision leaves open, what an engine's own answer makes of the evidence that
-the rules forecast, and where the two
-contradict each other. Pure."""
+"""Open questions of a decision, and the evidence and rule gaps in the answers of engines. Pure."""
 
 from __future__ import annotations
 
@@ -22,17 +20,15 @@ from gateway.domain import (
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.evidence import Evidence
 from gateway.engines.common.refusal import Refused
-from gateway.planner.sizing import weights
 
-# Plans, and refusals, of one engine version that are asked about together: its import is what
-# costs.
+# Plans and refusals of one engine version in one inquiry: its import is the main cost.
 _AT_ONCE = 4
-# Sizes nearer than this are alike: of stages the rules take the fullest that could be.
-_ALIKE = 0.005
-# Requests that are shorter decide no plan.
+# Relative difference of equal sizes: the rules take the fullest possible stage.
+_TOLERANCE = 0.005
+# Shorter requests decide no plan.
 _LEAST_LENGTH = 1024
 _PATH = re.compile(r"(?<![\w.:/])~?/(?:[\w.@+-]+/)*[\w.@+-]+")
-# What of config.json decides what an engine makes of a model. It names nobody's files.
+# Fields of config.json that decide how an engine builds the model. None names a file.
 _SHAPES = (
     *(
         "model_type",
@@ -55,9 +51,11 @@ _SHAPES = (
 
 
 def open_questions(decision: Decision) -> tuple[OpenQuestions, ...]:
-    """The engines to ask, one where the one before could not be asked; and what: about its best
-    plans, and about the refusals that its
-    answer may overrule. Empty: the best plan was checked, or no engine knows more."""
+    """The questions to each engine, best engine first. Empty: the best plan was checked.
+
+    The questions are about its best plans, and about refusals that its answer may overrule. A later
+    engine is asked if the earlier ones could not be.
+    """
     best: dict[EngineRef, list[Question | None]] = {}
     refused: dict[EngineRef, list[Question]] = {}
     for plan in decision.plans:
@@ -79,7 +77,7 @@ def open_questions(decision: Decision) -> tuple[OpenQuestions, ...]:
 
 
 def evidence_of(answer: EngineAnswer, forecast: Evidence) -> Evidence:
-    """The evidence that the engine gave itself; `forecast` is that of the rules."""
+    """The evidence in the answer of an engine; `forecast` is the evidence of the rules."""
     loaded = answer.settled.quantization if answer.settled else ""
     return Evidence(
         kernels=tuple(
@@ -93,7 +91,7 @@ def evidence_of(answer: EngineAnswer, forecast: Evidence) -> Evidence:
 
 
 def _attention(row: AskedAttention, forecast: Sequence[LayerAttention]) -> LayerAttention:
-    """The row; with what the rules know of refusals that come after the start's Python code."""
+    """The row, with refusals that only happen after the Python code of the start, by the rules."""
     for one in forecast:
         refused = one.status == "none" and any(
             no.at_start and no.kernel == row.backend for no in one.refused
@@ -111,11 +109,9 @@ def _attention(row: AskedAttention, forecast: Sequence[LayerAttention]) -> Layer
 
 
 def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded: str) -> LayerKernel:
-    """The row, with what the rules know of this kernel beyond its choice: that it crashes at the
-    first request, or is slow."""
+    """The row, with flaws of this kernel by the rules: a crash at the first request, or slowness."""
     same = [one for one in forecast if _name(one.layer) == _name(row.layer)]
-    # Asked is Python code alone: what the rules know of refusals at a start holds for the kernel
-    # that the engine chose.
+    # The answer is of Python code alone: refusals at a start still hold for this kernel.
     for one in same:
         refused = one.status == "none" and any(
             no.at_start and no.kernel == row.kernel for no in one.refused
@@ -141,9 +137,11 @@ def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded: str) -> L
 def gaps(
     question: Question, forecast: Candidate, refusal: Refused | None, answer: EngineAnswer
 ) -> tuple[RuleGap, ...]:
-    """What the rules said otherwise than the engine of one variant. refusal: why the rules forecast
-    nothing of it."""
-    found = _differences(forecast, refusal, answer)
+    """The contradictions between the rules and the engine, for one variant.
+
+    refusal: by the rules, which then forecast nothing.
+    """
+    rows = _differences(forecast, refusal, answer)
     return tuple(
         RuleGap(
             engine=question.engine,
@@ -155,18 +153,18 @@ def gaps(
                 _without_paths(one)
                 for one in (*(f"{name}={value}" for name, value in question.env), *question.argv)
             ),
-            about=about,
-            forecast=_without_paths(said),
-            answer=_without_paths(asked),
+            about=subject,
+            forecast=_without_paths(forecasted),
+            answer=_without_paths(answered),
         )
-        for about, said, asked in found
+        for subject, forecasted, answered in rows
     )
 
 
 def _differences(
     forecast: Candidate, refusal: Refused | None, answer: EngineAnswer
 ) -> Iterator[tuple[str, str, str]]:
-    """What about, what the rules said, what the engine said."""
+    """Rows of subject, forecast of the rules, answer of the engine."""
     evidence = forecast.evidence
     none = [f"no kernel for {row.layer}" for row in evidence.kernels if row.status == "none"]
     none += [
@@ -178,9 +176,11 @@ def _differences(
             yield "refusal", ruled_out or "loads", answer.refused or "loads"
         return
     known = {_layer(row.layer) for row in evidence.kernels if row.status != "unknown"}
-    yield from _unlike("kernel", _kernels(evidence.kernels), _kernels(answer.kernels), known)
+    yield from _contradictions(
+        "kernel", _kernels(evidence.kernels), _kernels(answer.kernels), known
+    )
     known = {_kind(row) for row in evidence.attention if row.status != "unknown"}
-    yield from _unlike(
+    yield from _contradictions(
         "attention", _backends(evidence.attention), _backends(answer.attention), known
     )
     if evidence.kernels or not forecast.given.spec.quant:
@@ -189,7 +189,7 @@ def _differences(
 
 def _sizes(forecast: Candidate, answer: EngineAnswer) -> Iterator[tuple[str, str, str]]:
     try:
-        held = weights(forecast) - forecast.speculation.weights_bytes
+        held = forecast.weights_bytes() - forecast.speculation.weights_bytes
         cache = forecast.cache
     except Refused:  # the rules say nothing of it, so that nothing is contradicted
         return
@@ -207,20 +207,24 @@ def _sizes(forecast: Candidate, answer: EngineAnswer) -> Iterator[tuple[str, str
             return
 
 
-def _differ(said: int, asked: int) -> bool:
-    return abs(said - asked) > _ALIKE * max(said, asked)
+def _differ(forecast: int, answer: int) -> bool:
+    return abs(forecast - answer) > _TOLERANCE * max(forecast, answer)
 
 
-def _unlike(
-    about: str, said: dict[str, set[str]], asked: dict[str, set[str]], known: set[str]
+def _contradictions(
+    subject: str,
+    forecast: dict[str, set[str]],
+    answer: dict[str, set[str]],
+    predicted: set[str],
 ) -> Iterator[tuple[str, str, str]]:
-    for name in sorted(known & asked.keys()):
-        # Of a tower the engine names the backend without its version.
-        if said[name] != asked[name] and {one.rstrip("234") for one in said[name]} != asked[name]:
+    for name in sorted(predicted & answer.keys()):
+        # The engine names the backend of a tower without its version.
+        unversioned = {backend.rstrip("234") for backend in forecast[name]}
+        if answer[name] not in (forecast[name], unversioned):
             yield (
-                f"{about} of {name}",
-                ", ".join(sorted(said[name])),
-                ", ".join(sorted(asked[name])),
+                f"{subject} of {name}",
+                ", ".join(sorted(forecast[name])),
+                ", ".join(sorted(answer[name])),
             )
 
 

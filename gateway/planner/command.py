@@ -1,7 +1,6 @@
-"""Whether a command line and its environment are such as plans have: the allow-list of flags, read
-backwards. Pure.
+"""The check of a command line and its environment against those of plans. Pure.
 
-For a reader of command lines that does not trust their writer.
+The reader does not trust the writer: the allow-list of flags, read backwards.
 """
 
 from __future__ import annotations
@@ -34,10 +33,12 @@ def check_command(
     port: int,
     folder: str,
 ) -> None:
-    """Raises BadFlag unless `argv` is the engine's command in its container, flags that plans may
-    have, and at the end the
-    gateway's own: the model's weights below `folder`, its name, and where the engine listens. env:
-    its environment, which decides whether it has to be behind the door."""
+    """Raise BadFlag unless `argv` is a command line of plans.
+
+    The engine's command in its container, flags that plans may have, and at the end the gateway's
+    own: the weights below `folder`, the name, and the address. env: of the engine; it decides
+    whether the engine needs authentication.
+    """
     opened = door.needed(env) and engine.sleeps
     program = (
         door.behind(engine.container_command, engine.key_env)
@@ -144,7 +145,6 @@ def _check_flag(engine: Engine, item: str, own: Mapping[str, str], folder: str) 
 
 
 def _split(item: str) -> tuple[str, str | None]:
-    """The name of a flag and its value, which a switch has none of. What is no flag has no name
-    that is known."""
+    """The name of a flag and its value; a switch has none, and other items have no name."""
     name, equals, value = item.partition("=")
     return name[2:] if name.startswith("--") else "", value if equals else None

@@ -1,6 +1,6 @@
-"""How many copies of a candidate serve, and what they give together. Pure.
+"""The number of copies of a candidate that serve, and their speed. Pure.
 
-copies(candidate, sizes) -> (how many and why, how fast they all are)
+copies(candidate, sizes) -> (number of copies and why, speed of all together)
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from gateway.planner.sizes import Sizes, needed_tokens
 
 
 def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[int], Speed | None]:
-    """direct: ranks read each other's memory. The speed is None where nothing is known of the
-    GPUs."""
+    """The number of copies, and their speed; None: nothing is known of the GPUs.
+
+    direct: ranks read each other's memory.
+    """
     given, size, memory, context = (
         candidate.given,
         len(candidate.group),
@@ -68,8 +70,7 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
 
 
 def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> Clock | None:
-    """One clock for all candidates that do the same work on the same GPUs, whatever their engine
-    version: it knows what it once computed."""
+    """The clock of the work on these GPUs, shared by engine versions: it remembers its results."""
     given, group, pace, rows = (
         candidate.given,
         candidate.group,

@@ -1,4 +1,4 @@
-"""A plan in words: the same data, arranged for reading. Pure; the CLI only paints it."""
+"""Plans and decisions as words and rows; the CLI only paints them. Pure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def short(digest: str) -> str:
 
 
 def memory_rows(memory: Memory) -> list[tuple[str, str, str]]:
-    """What fills a device, in the order of the bar; its letters begin the rows."""
+    """The parts of a device's memory, in the order of the bar, with the letters of the bar."""
     rows = [("W weights", gib(memory.weights_bytes), "")]
     for letter, name in (("a", "activations"), ("g", "graphs"), ("o", "overhead")):
         count = getattr(memory, _PARTS[letter])
@@ -99,7 +99,7 @@ _PARTS = {
 
 
 def memory_bar(memory: Memory, width: int = 60) -> str:
-    """The device as a bar; a dot is not ours. What is too small for a letter has none."""
+    """The memory of a device as a bar; dots are free or foreign. Tiny parts are left out."""
     bar, filled = "", 0
     for letter, name in _PARTS.items():
         filled += getattr(memory, name)
@@ -119,7 +119,7 @@ def speed_rows(speed: Speed) -> list[tuple[str, str]]:
 
 
 def why_no_speed(plan: Plan) -> str:
-    """What to do where nothing is known of the GPUs; empty where no speed is expected."""
+    """The advice if nothing is known of the GPUs; "": no speed is expected."""
     if plan.speed is not None or not plan.gpus or plan.model.task != "generate":
         return ""
     return (
@@ -129,7 +129,7 @@ def why_no_speed(plan: Plan) -> str:
 
 
 def rival_words(rival: Rival) -> str:
-    """That another plan should be better than what runs, with the numbers."""
+    """The comparison of the running plan with a better one, in numbers."""
     ours, other, plan = rival.speed, rival.plan.speed, rival.plan
     if other is None:
         return ""
@@ -147,17 +147,15 @@ def _banded(number: Estimate) -> str:
 
 
 class Layers(NamedTuple):
-    """A table of layers, whose names all begin with `under`, and the notes that it refers to by
-    number."""
+    """A table of layers with a common prefix, and its numbered notes."""
 
-    under: str
+    prefix: str
     rows: list[tuple[str, ...]]
     notes: list[str]
 
 
 def kernels(rows: tuple[LayerKernel, ...]) -> Layers:
-    """Which kernel computes what, and which were passed over; what is plain matrix multiplication
-    is one row."""
+    """The kernel of each layer, with the passed-over ones; plain matrix products are left out."""
     told = [row for row in rows if row.scheme != "unquantized" or row.kernel != "torch"]
     under = _shared([row.layer for row in told])
     found: list[tuple[str, ...]] = []
@@ -188,7 +186,7 @@ _STATUS = {"ok": "", "none": "NONE", "unknown": "unknown", "crash": ""}
 
 
 def attention(rows: tuple[LayerAttention, ...]) -> Layers:
-    """Which backend computes the attention of which layers, and which were passed over."""
+    """The backend of each kind of attention layers, with the passed-over ones."""
     notes: list[str] = []
     found: list[tuple[str, ...]] = []
     for row in rows:
@@ -232,16 +230,15 @@ def _shared(names: list[str]) -> str:
 
 
 class RefusedGroup(NamedTuple):
-    """Candidates that were ruled out for one reason: `vllm==0.19.1 TP=2,4`, the verdict, and why in
-    lines."""
+    """Candidates refused for one reason: `vllm==0.19.1 TP=2,4`, the verdict, lines of reasons."""
 
-    who: str
+    candidates: str
     verdict: str
     lines: list[str]
 
 
 def rejections(rejected: tuple[Rejected, ...]) -> list[RefusedGroup]:
-    """Refusals for the same reason as one."""
+    """The refusals, grouped by reason."""
     grouped: dict[tuple[str, tuple[str, ...]], dict[str, list[str]]] = {}
     for one in rejected:
         stages = f" PP={one.pipeline_parallel}" if one.pipeline_parallel > 1 else ""
@@ -259,7 +256,7 @@ def rejections(rejected: tuple[Rejected, ...]) -> list[RefusedGroup]:
 
 
 def _why(one: Rejected) -> tuple[str, ...]:
-    """The reasons; where it is that every kernel or backend refuses, each of them on a line."""
+    """The reasons; a line for each kernel or backend if all of them refuse."""
     rows = [row.refused for row in one.kernels if row.status == "none" and row.layer == one.layer]
     rows += [row.refused for row in one.attention if row.status == "none"]
     told = passed_over(rows[0]) if rows and one.verdict in ("no_kernel", "no_backend") else []
@@ -270,9 +267,11 @@ def _why(one: Rejected) -> tuple[str, ...]:
     return (one.reasons[0].partition(": ")[0] + ":", *(f"  {line}" for line in told))
 
 
-def others(plans: tuple[Plan, ...]) -> list[tuple[str, ...]]:
-    """The plans behind the best one: rank, engine, GPUs, context, tokens/s alone and of many, and
-    what speaks against it."""
+def later_plans(plans: tuple[Plan, ...]) -> list[tuple[str, ...]]:
+    """The plans after the best one: rank, engine, GPUs, context, tokens/s, drawbacks.
+
+    tokens/s: of one request alone, and of many at once.
+    """
     return [
         (
             str(plan.rank),
@@ -294,7 +293,7 @@ def _layout(plan: Plan) -> str:
 
 
 def changes(plan: Plan) -> str:
-    """What a plan does otherwise than the engine by itself."""
+    """The differences of a plan from the defaults of its engine."""
     words = []
     if plan.cost:
         words += ["whole experts"] if plan.expert_parallel.value else []
@@ -331,8 +330,7 @@ def headline(decision: Decision) -> str:
 
 
 def more_of(best: Plan | None, other: Plan, goal: Goal) -> tuple[float | None, str]:
-    """How much faster another plan should be than the best one: as a part of its tokens/s, and in
-    words."""
+    """The gain of another plan over the best one: as a part of its tokens/s, and in words."""
     context = f"{other.max_model_len.value:,} tokens of context"
     if best is None:
         return None, f"it could serve this, with {context}"
@@ -351,14 +349,13 @@ def more_of(best: Plan | None, other: Plan, goal: Goal) -> tuple[float | None, s
     return gain, ", ".join(words) or "nothing that counts"
 
 
-# Less is within what an estimate can tell.
+# A smaller gain is within the error of an estimate.
 _LEAST_GAIN = 0.03
 _MOST_MISSING = 3
 
 
 def not_here(decision: Decision) -> list[str]:
-    """What engines that cannot be started here would give, best first; without those that would
-    give nothing."""
+    """The gains of engines that cannot start here, best first, without useless ones."""
     first = not decision.plans
     worth = [one for one in decision.engines if not one.here and one.gives not in ("", "no plan")]
     worth = [one for one in worth if first or (one.gain or 0) >= _LEAST_GAIN]
@@ -438,8 +435,7 @@ def held_by(holders: Iterable[Holding], machine: Hardware) -> tuple[Holding, ...
 
 
 def ways_out(decision: Decision) -> str:
-    """Who has the GPUs, or the RAM, where there is no plan, and what to do; "" where nobody of ours
-    has any."""
+    """The models that hold the GPUs or RAM if there is no plan, and remedies; "": no model does."""
     if decision.plans or not decision.holders:
         return ""
     held = "; ".join(one.words for one in decision.holders[:_MOST_HOLDERS])
@@ -462,7 +458,7 @@ _MOST_HOLDERS = 4
 
 
 def would_fit(decision: Decision) -> list[str]:
-    """What would have to be otherwise where there is no plan, in numbers."""
+    """The numbers of a missing plan: sizes, context, and forms of the model that would fit."""
     found = decision.would_fit
     if found is None:
         return []
@@ -493,14 +489,13 @@ def would_fit(decision: Decision) -> list[str]:
     return lines
 
 
-def given_words(decision: Decision) -> list[str]:
-    """What others give for the first plan."""
+def offer_words(decision: Decision) -> list[str]:
+    """The offers of other models that the first plan takes."""
     return [offer.words for offer in decision.takes]
 
 
 def why_no_plan(decision: Decision) -> str:
-    """All refusals in one line, for a state message: each distinct reason once, the nearest miss
-    first."""
+    """All refusals in one line, nearest miss first; each reason once."""
     seen: dict[str, list[str]] = {}
     for refusal in decision.rejected:
         seen.setdefault(refusal.reasons[0], []).append(

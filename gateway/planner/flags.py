@@ -18,11 +18,11 @@ from gateway.engines.common.open_flags import why_closed
 from gateway.errors import BadFlag
 
 _MAX_VALUE = 8192
-# What no user gives, whatever a profile says; by the planner's names, like all of these.
+# Flags that no user gives, by the planner's names, like all names here.
 OWN = ("model", "served-model-name", "host", "port")
-# How a vLLM is told how much KV cache to make, so that it need not measure.
+# The KV cache of a vLLM in bytes, which spares it the measurement.
 CACHE_BYTES = "kv-cache-memory-bytes"
-# The planner computes with these, so a value that no engine takes would make a plan of nonsense.
+# Ranges of flags that the planner computes with; a value outside them would make a wrong plan.
 _RANGES: dict[str, tuple[float, float]] = {
     "tensor-parallel-size": (1, 64),
     "pipeline-parallel-size": (1, 64),
@@ -34,7 +34,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     CACHE_BYTES: (1, 2**50),
 }
 
-# What other engines call a flag -> the planner's name of it, which is vLLM's.
+# Flag of another engine -> the planner's name of it, which is vLLM's.
 _OF_OTHERS = {
     "context-length": "max-model-len",
     "ctx-size": "max-model-len",
@@ -93,7 +93,7 @@ def spelled(engine: Engine, flags: Mapping[str, Scalar]) -> tuple[str, ...]:
 def arguments(flags: Mapping[str, Scalar]) -> tuple[str, ...]:
     """`--name=value` items, in order; a true switch is `--name`, a false one `--no-name`.
 
-    One item per flag, with `=`, so that no value can ever be read as another flag.
+    Each flag is one item with `=`, so that no value can be read as another flag.
     """
     return tuple(
         [
@@ -128,11 +128,11 @@ def launch_spec(
 ) -> LaunchSpec:
     """The plan made concrete for one host.
 
-    `weights` and `drafter` are the model folders as the engine sees them, `templates` the folder of
-    its chat template, `adapters` names and folders; `environment` the folder of the engine's
-    virtual environment, or None when the engine runs in its container. cache_bytes: of KV cache on
-    each GPU, for an engine that is not to measure. remote_code: the code of the model's repository
-    may run.
+    weights, drafter: model folders as the engine sees them. templates: folder of chat templates.
+    adapters: names and folders.
+    environment: folder of the virtual environment; None: the engine runs in its container.
+    cache_bytes: KV cache on each GPU of an engine that does not measure.
+    remote_code: code of the model's repository may run.
     """
     program = engine.container_command if environment is None else engine.process_command
     program = door.behind(program, engine.key_env) if door.needed(plan.env) else program
@@ -237,7 +237,7 @@ def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
     typed = _typed(flag, value)
     if typed is None:
         raise BadFlag(
-            f"--{name} of {engine.ref} takes {_KINDS[flag.type]}, not {_shown(value)}.",
+            f"--{name} of {engine.ref} takes {_KINDS[flag.type]}, not {_quoted(value)}.",
             hint="Correct the value.",
             param="args",
         )
@@ -245,13 +245,13 @@ def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
         check_text(f"--{name}", typed, param="args")
     if flag.choices is not None and str(typed) not in flag.choices:
         near = _unknown(
-            f"--{name} of {engine.ref} cannot be {_shown(value)}", str(typed), flag.choices
+            f"--{name} of {engine.ref} cannot be {_quoted(value)}", str(typed), flag.choices
         )
         raise BadFlag(near, hint=f"It is one of: {', '.join(flag.choices)}.", param="args")
     low, high = _RANGES.get(next(iter(canonical(engine, {name: typed}))), (-math.inf, math.inf))
     if isinstance(typed, int | float) and not low <= typed <= high:
         raise BadFlag(
-            f"--{name} is {_shown(value)}; it must be at least {low} and at most {high}.",
+            f"--{name} is {_quoted(value)}; it must be at least {low} and at most {high}.",
             hint="Correct the value.",
             param="args",
         )
@@ -273,7 +273,7 @@ def check_text(name: str, value: str, *, param: str, lines: bool = False) -> Non
         )
 
 
-def _shown(value: Scalar) -> str:
+def _quoted(value: Scalar) -> str:
     huge = isinstance(value, int) and abs(value) >= 2**64
     return "a huge number" if huge else repr(str(value)[:80])
 
@@ -301,7 +301,7 @@ def _typed(flag: Flag, value: Scalar) -> Scalar | None:
             return _json(value) if isinstance(value, str) else None
         case _:
             return (
-                None if isinstance(value, bool) or _shown(value) == "a huge number" else str(value)
+                None if isinstance(value, bool) or _quoted(value) == "a huge number" else str(value)
             )
 
 

@@ -1,7 +1,6 @@
-"""The gates that a variant passes before anything is sized: code trust, architecture, driver,
-devices, legality, dtype. Pure.
+"""Gates that a variant passes before its sizes: trust, architecture, driver, GPUs, dtype. Pure.
 
-The first gate that refuses names the verdict.
+The first gate that refuses decides the verdict.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ from gateway.planner.layer_kernels import ObservedRefusals
 from gateway.planner.parallel import GpuGroups
 from gateway.planner.quantization_methods import check, resolve
 
-# What a KV cache may be kept in where no rules of backends say more: those whose size follows from
-# the name.
+# KV cache dtypes without rules of backends: their size follows from the name.
 _SIZED = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 
@@ -79,8 +77,10 @@ def gate_model(given: PlanningInput, engine: Engine) -> None:
 
 
 def gate_adapters(given: PlanningInput, engine: Engine) -> None:
-    """The engine takes adapters of such a rank beside such a model. Whether it has them for the
-    architecture its own code says when it is asked."""
+    """Refuse adapters of a rank, or beside a model, that the engine does not take.
+
+    Support for the architecture is known by the engine's own code, which is asked later.
+    """
     if not given.adapters:
         return
     source = f"profile {engine.ref}"
@@ -125,12 +125,11 @@ def stands_in(spec: ModelSpec, engine: Engine) -> bool:
 
 
 def _foreign(spec: ModelSpec, engine: Engine) -> str:
-    """What the engine would take from the repository's code; "": nothing, and unless it is told to
-    trust the code it runs none.
+    """The part of the engine that the repository's code would replace; "": none.
 
-    The class of the model is the engine's, as its architecture is listed. Source: HFConfigParser in
-    vllm/transformers_utils/config.py, and from_pretrained of AutoConfig and AutoTokenizer, which
-    prefer a class that they have.
+    Untrusted code never runs. The class of the model is the engine's, as its architecture is
+    listed. Source: HFConfigParser in vllm/transformers_utils/config.py, and from_pretrained of
+    AutoConfig and AutoTokenizer, which prefer a class that they have.
     """
     if not spec.remote_code:
         return ""
@@ -144,9 +143,10 @@ def _foreign(spec: ModelSpec, engine: Engine) -> str:
 
 
 def without_media(given: PlanningInput, engine: Engine, rules: EngineRules, plan: Plan) -> Plan:
-    """An engine that opens whatever a client names serves models that take images only where it is
-    told to refuse media: so it
-    is told. Raises Refused where the user says otherwise."""
+    """The plan, as text only if the engine would open any URL in a request.
+
+    Raises Refused if the user allows media.
+    """
     spec = given.spec
     towers = (
         any(group.kind == "vision" for group in spec.attention)
@@ -182,7 +182,7 @@ def without_media(given: PlanningInput, engine: Engine, rules: EngineRules, plan
 
 
 def _plain(value: Scalar | None) -> object:
-    """A flag's value as users and profiles may both write it."""
+    """The value in one form for users and profiles."""
     try:
         return json.loads(value.lower()) if isinstance(value, str) else value
     except ValueError:
@@ -190,8 +190,7 @@ def _plain(value: Scalar | None) -> object:
 
 
 def gate_kv(engine: Engine, rules: EngineRules, kv_dtype: str) -> None:
-    """This version has such a KV cache, and these rules know which backends take it and what a
-    token then needs."""
+    """Refuse a KV cache dtype that the version lacks, or whose backends and size are unknown."""
     flag = engine.flags.get(engine.spelling.get("kv-cache-dtype", "kv-cache-dtype"))
     if kv_dtype != "auto" and flag is not None and flag.choices and kv_dtype not in flag.choices:
         reason = (
@@ -209,7 +208,7 @@ def gate_kv(engine: Engine, rules: EngineRules, kv_dtype: str) -> None:
 
 
 def gate_peers(given: PlanningInput, engine: Engine, group: tuple[Gpu, ...]) -> None:
-    """These GPUs can talk to each other, by peer-to-peer access or without."""
+    """Refuse GPUs that cannot communicate, even without peer-to-peer access."""
     if fact := failing(given.facts, engine, group).get(NCCL):
         names = ", ".join(str(gpu.index) for gpu in group)
         reason = (
@@ -222,10 +221,9 @@ def gate_peers(given: PlanningInput, engine: Engine, group: tuple[Gpu, ...]) -> 
 def gate_kernels(
     evidence: Evidence, engine: Engine, facts: KnownFacts, capability: str | None
 ) -> None:
-    """Every layer has a kernel and a backend, and none that is known to fail.
+    """Refuse a layer without a kernel or backend, then one that is known to fail.
 
-    A layer without a kernel is told before a kernel that fails: the engine refuses such a variant
-    whatever else is in it, and other changes cure that.
+    The order matters: an engine refuses a missing kernel in any case, and other changes cure it.
     """
     source = f"profile {engine.ref}"
     for row in evidence.kernels:
@@ -245,8 +243,7 @@ def gate_kernels(
                 f" {row.layer}{_size(row)}: {row.note}"
             )
             raise Refused("runtime_fail", reason, source, layer=row.layer, kernel=row.kernel)
-    # Of this version and these GPUs mostly nothing is known, which is told before each layer is
-    # looked up.
+    # Mostly no such fact exists, which one look tells for all layers.
     fails = facts.about("kernel_fails", "engine", engine.ref) and facts.about(
         "kernel_fails", "capability", capability
     )
@@ -258,6 +255,19 @@ def gate_kernels(
                 f" {fact.source}"
             )
             raise Refused("known_bad", reason, "fact", layer=row.layer, kernel=row.kernel)
+    _gate_attention(evidence, engine, facts, capability, fails=bool(fails))
+
+
+def _gate_attention(
+    evidence: Evidence,
+    engine: Engine,
+    facts: KnownFacts,
+    capability: str | None,
+    *,
+    fails: bool,
+) -> None:
+    """The same for attention backends. fails: facts about failing kernels exist."""
+    source = f"profile {engine.ref}"
     for layers in evidence.attention:
         if layers.status == "none":
             why = "; ".join(
@@ -278,7 +288,7 @@ def gate_kernels(
             "head_dim": str(layers.head_dim),
         }
         if facts.about("kernel_fails", "head_dim", str(layers.head_dim)) and (
-            fact := _known(facts, "kernel_fails", about)
+            fact := _matching_fact(facts, "kernel_fails", about)
         ):
             reason = (
                 f"{layers.backend}, which heads of size {layers.head_dim} would get, is known to"
@@ -301,11 +311,11 @@ def _failing(
         "scheme": row.scheme,
     }
     about |= {"k": str(row.k), "n": str(row.n)}
-    return _known(facts, "kernel_fails", about)
+    return _matching_fact(facts, "kernel_fails", about)
 
 
 def refused_before(facts: KnownFacts, engine: Engine, capability: str) -> ObservedRefusals:
-    """How this engine version was seen to turn layers away from kernels that the rules accept."""
+    """Layers that this engine version refused although the rules accept them."""
     about = {"engine": engine.ref, "capability": capability}
     return ObservedRefusals(
         (
@@ -317,7 +327,7 @@ def refused_before(facts: KnownFacts, engine: Engine, capability: str) -> Observ
     )
 
 
-def _known(facts: KnownFacts, kind: str, about: Mapping[str, str | None]) -> Fact | None:
+def _matching_fact(facts: KnownFacts, kind: str, about: Mapping[str, str | None]) -> Fact | None:
     """The first fact of this kind that holds and is about more than an engine version."""
     return next(
         (fact for fact in facts.holding(kind, about) if fact.scope.keys() - {"engine"}), None
@@ -325,9 +335,7 @@ def _known(facts: KnownFacts, kind: str, about: Mapping[str, str | None]) -> Fac
 
 
 def gate_driver(given: PlanningInput, engine: Engine) -> None:
-    """The driver can run the CUDA version that the engine is built with, the image is built for
-    this processor, and nobody has
-    seen this version fail at what it would have to do."""
+    """Refuse an old driver, another processor, and a version that failed at this task before."""
     source = f"profile {engine.ref}"
     for capability in {gpu.capability for gpu in given.hardware.gpus} or {None}:
         about = {
@@ -336,7 +344,7 @@ def gate_driver(given: PlanningInput, engine: Engine) -> None:
             "architecture": given.spec.architecture,
         }
         about |= {"quantization": given.spec.quant.method if given.spec.quant else None}
-        if fact := _known(given.facts, "engine_fails", about):
+        if fact := _matching_fact(given.facts, "engine_fails", about):
             raise Refused(
                 "known_bad", f"{engine.ref} is known not to do this: {fact.source}", "fact"
             )
@@ -356,7 +364,7 @@ def gate_driver(given: PlanningInput, engine: Engine) -> None:
 def gate_devices(
     given: PlanningInput, engine: Engine, built: BuiltModel, variant: Variant, groups: GpuGroups
 ) -> tuple[Gpu, ...]:
-    """The GPUs that this variant takes; none on a CPU."""
+    """The GPUs of the variant; none on a CPU. Raises Refused."""
     gpus, tp, pp = given.hardware.gpus, variant.tp, variant.pp
     if engine.device == "cpu":
         if tp * pp > 1:
@@ -395,7 +403,7 @@ def gate_devices(
 
 
 def _computed_for(engine: Engine, gpu: Gpu) -> None:
-    """The engine holds code for this GPU. Raises Refused."""
+    """Raise Refused if the engine has no code for this GPU."""
     capability = gpu.capability
     if engine.min_capability and capability and float(capability) < float(engine.min_capability):
         raise Refused(
@@ -413,8 +421,7 @@ def _computed_for(engine: Engine, gpu: Gpu) -> None:
 
 
 def gate_alike(first: Evidence, other: Evidence, gpu: Gpu) -> None:
-    """Stages on unlike GPUs keep their caches alike, as the engine counts them once for all. Raises
-    Refused."""
+    """Refuse stages with different caches: the engine counts blocks once for all stages."""
     kept, theirs = (
         {
             (row.kind, row.head_dim): f"{row.backend} in blocks of {row.block}"
@@ -439,8 +446,11 @@ def gate_method(
     dtype: str,
     capability: str | None,
 ) -> str:
-    """The quantization method by the engine's own name: this version has it, and it takes this GPU
-    and these activations."""
+    """The quantization method by the engine's name.
+
+    Raises Refused if the version lacks the method, or the method does not take this GPU or these
+    activations.
+    """
     spec, source = given.spec, f"profile {engine.ref}"
     deprecated = bool(args.get("allow-deprecated-quantization", False))
     resolved = resolve(
@@ -468,8 +478,7 @@ def gate_dtype(
     args: Mapping[str, Scalar],
     variant: Variant,
 ) -> Choice[str]:
-    """What activations are computed in: as a change or a user wants it, else as the engine itself
-    would choose."""
+    """The dtype of activations: of a change, of the user, or by default. Raises Refused."""
     capability = group[0].capability if group else None
     without = _not_computed(given.spec, engine, group)
     wanted = variant.dtype or str(args.get("dtype", given.wish.dtype))
@@ -501,8 +510,7 @@ def gate_dtype(
 def _not_computed(
     spec: ModelSpec, engine: Engine, group: tuple[Gpu, ...]
 ) -> dict[str, tuple[str, str]]:
-    """Dtypes that the engine does not compute this model in on these GPUs: the reason, and where
-    that stands."""
+    """Dtypes that the engine cannot compute on these GPUs: the reason and its source."""
     found = {}
     if old := next(
         (gpu for gpu in group if gpu.capability is not None and float(gpu.capability) < 8.0), None

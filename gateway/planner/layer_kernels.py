@@ -18,9 +18,10 @@ from gateway.models.scheme import LinearShape, MoeShape, Scheme, describe
 
 
 class ObservedRefusals:
-    """How the engine was seen to refuse kernels that the rules accept: of (scheme as `describe`,
-    k, n, kernel) what is known, and
-    the words. Equal ones are one key of a cache."""
+    """Kernels that the engine refused although the rules accept them.
+
+    refusals: scope (scheme as `describe`, k, n, kernel) and words. Equal objects are one cache key.
+    """
 
     def __init__(self, refusals: Iterable[tuple[frozenset[tuple[str, str]], str]] = ()) -> None:
         self._refusals = tuple(refusals)
@@ -31,8 +32,7 @@ class ObservedRefusals:
         }
 
     def words(self, layer: tuple[tuple[str, str], ...]) -> str | None:
-        """Of the first refusal whose whole scope is true of the layer. Whoever asks names few
-        things, so each subset is looked up."""
+        """The words of the first refusal whose whole scope is true of the layer."""
         parts = (
             frozenset(part) for size in range(len(layer) + 1) for part in combinations(layer, size)
         )
@@ -69,9 +69,9 @@ def layer_kernels(
     variables: frozenset[str] = frozenset(),
     seen: ObservedRefusals = NOTHING_SEEN,
 ) -> tuple[LayerKernel, ...]:
-    """One row for each kind of layer. Of experts `experts` says what their sizes do not; without it
-    the
-    rows of quantized ones are unknown.
+    """A row for each kind of layer.
+
+    experts: traits beyond sizes; None: rows of quantized experts are unknown.
 
     moe_backend: --moe-backend. variables: environment variables that are on.
     """
@@ -196,14 +196,14 @@ def _row(
         origin=origin,
     )
 
-    def before(kernel: str) -> str | None:
+    def refused_before(kernel: str) -> str | None:
         if not seen:
             return None
         return seen.words(
             (("scheme", describe(scheme)), ("k", str(k)), ("n", str(n)), ("kernel", kernel))
         )
 
-    choice = choose(rules.linear, shape, rank.capability, None, disabled, forced, before)
+    choice = choose(rules.linear, shape, rank.capability, None, disabled, forced, refused_before)
     return LayerKernel(
         layer=layer.name,
         count=layer.count,

@@ -1,5 +1,4 @@
-"""Which engine version runs which model on which machine: one Cell of a Decision per engine
-version. Pure."""
+"""A matrix of engine versions, models and machines, with one cell for each decision. Pure."""
 
 from __future__ import annotations
 

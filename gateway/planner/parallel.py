@@ -1,4 +1,4 @@
-"""Which tensor parallel sizes a model allows, and which GPUs form a group."""
+"""Tensor parallel sizes that a model allows, and groups of GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -195,8 +195,7 @@ class GpuGroups:
         )
 
     def unlike(self, size: int) -> tuple[Gpu, ...] | None:
-        """The GPUs with the most room, whatever they are: for stages, which each compute by
-        themselves. None: there are not so many."""
+        """The GPUs with the most room, of any kind, for stages; None: too few GPUs."""
         room = {
             gpu.uuid: available_bytes(gpu, self._claims)
             for gpu in self._hardware.gpus

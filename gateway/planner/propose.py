@@ -1,5 +1,4 @@
-"""The Plan that a candidate and its sizes make: every choice with its reason, the flags that say
-it, the warnings. Pure."""
+"""The Plan of a sized candidate: choices with reasons, flags, and warnings. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ from gateway.domain import (
     Engine,
     EngineRef,
     Fact,
+    Grade,
     ModelRef,
     Plan,
     Question,
@@ -48,19 +48,14 @@ _MOST_NAMED = 3
 
 
 def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
-    engine, variant, evidence, speculation = (
-        candidate.engine,
-        candidate.variant,
-        candidate.evidence,
-        candidate.speculation,
-    )
+    """The plan of a candidate with these sizes. env: the operator's, and that of the variant."""
+    engine, variant, speculation = candidate.engine, candidate.variant, candidate.speculation
     silent = failing(candidate.given.facts, engine, candidate.group)
     reduce = _all_reduce(candidate, silent)
     replicas, speed = copies(candidate, sizes, direct=reduce.value)
     sleeps = _sleep_mode(candidate, sizes, env)
-    given = _variables(candidate, env, silent, eager=sizes.batch.eager.value) | _sleeping(
-        candidate, sleeps
-    )
+    variables = _variables(candidate, env, silent, eager=sizes.batch.eager.value)
+    variables |= _sleeping(candidate, sleeps)
     tools, reasoning = _parsers(candidate)
     flags = {
         **_flags(candidate, sizes.batch, sizes, reduce=reduce.value),
@@ -83,27 +78,15 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         replicas=replicas,
         dtype=candidate.dtype,
         quantization=_quantization(candidate),
-        kv_cache_dtype=str_choice(
-            variant.kv_dtype,
-            *_why(
-                candidate,
-                "kv_dtype",
-                "kv-cache-dtype",
-                (
-                    "the dtype of the activations"
-                    if variant.kv_dtype == "auto"
-                    else "what the checkpoint says of its cache"
-                ),
-            ),
-        ),
+        kv_cache_dtype=_kv_cache_dtype(candidate),
         kernel_overrides=_overrides(candidate),
         speculation=speculation.method,
         num_speculative_tokens=speculation.tokens
         or int_choice(0, speculation.method.reason, speculation.method.source),
         drafter=_drafter(candidate),
         adapters=tuple(
-            AdapterRef(name=one.name, source=one.source, revision=one.revision)
-            for one in candidate.given.adapters
+            AdapterRef(name=adapter.name, source=adapter.source, revision=adapter.revision)
+            for adapter in candidate.given.adapters
         ),
         loras=_loras(candidate),
         chat_template=candidate.given.template.choice,
@@ -115,29 +98,25 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         custom_all_reduce=reduce,
         enforce_eager=sizes.batch.eager,
         sleep_mode=sleeps,
-        kernels=evidence.kernels,
-        attention=evidence.attention,
+        kernels=candidate.evidence.kernels,
+        attention=candidate.evidence.attention,
         memory=sizes.memory,
         cap=sizes.cap,
         speed=speed,
-        grade=(
-            "checked"
-            if evidence.answer
-            else "guess"
-            if engine.guessed_from or candidate.given.spec.guessed
-            else "predicted"
-        ),
+        grade=_grade(candidate),
         verdict="degraded" if _degraded(candidate) else "ok",
         cost=variant.cost,
         argv=spelled(engine, flags),
-        env={name: choice.value for name, choice in given.items()},
-        variables=given,
+        env={name: choice.value for name, choice in variables.items()},
+        variables=variables,
         scope=sizes.scope,
         under={"image": engine.image}
         | ({"driver": driver} if (driver := candidate.given.hardware.driver) else {}),
         warnings=(
             *sizes.warnings,
-            *_warnings(candidate),
+            *_kernel_warnings(candidate),
+            *_rule_warnings(candidate),
+            *_load_warnings(candidate),
             *_through_the_host(silent),
             *_left_out(candidate),
         ),
@@ -145,9 +124,26 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     )
 
 
+def _kv_cache_dtype(candidate: Candidate) -> Choice[str]:
+    value = candidate.variant.kv_dtype
+    reason = (
+        "the dtype of the activations"
+        if value == "auto"
+        else "what the checkpoint says of its cache"
+    )
+    return str_choice(value, *_why(candidate, "kv_dtype", "kv-cache-dtype", reason))
+
+
+def _grade(candidate: Candidate) -> Grade:
+    if candidate.evidence.answer:
+        return "checked"
+    if candidate.engine.guessed_from or candidate.given.spec.guessed:
+        return "guess"
+    return "predicted"
+
+
 def question(candidate: Candidate, batch: Batch, env: Mapping[str, str]) -> Question:
-    """What the engine's own code would be asked about the candidate: the plan's command line, but
-    what follows from the answer."""
+    """The question to the engine's code: the plan's command line without values from the answer."""
     reduce = _all_reduce(
         candidate, failing(candidate.given.facts, candidate.engine, candidate.group)
     )
@@ -170,7 +166,7 @@ def question(candidate: Candidate, batch: Batch, env: Mapping[str, str]) -> Ques
 def _flags(
     candidate: Candidate, batch: Batch, sizes: Sizes | None, *, reduce: bool
 ) -> dict[str, Scalar]:
-    """What the engine has to be told, by canonical names. sizes: None before anything is sized."""
+    """The flags by canonical names. sizes: None before the candidate is sized."""
     variant = candidate.variant
     own: dict[str, Scalar] = {"tensor-parallel-size": variant.tp, "dtype": candidate.dtype.value}
     own |= {"max-model-len": sizes.context.value} if sizes else {}
@@ -221,9 +217,8 @@ def _through_the_host(silent: Mapping[str, Fact]) -> list[str]:
     ]
 
 
-def _without(candidate: Candidate, kernel: str) -> int:
-    """How many layers would get this kernel, and do not, because the engine's switch for it knows
-    no layers."""
+def _layers_without(candidate: Candidate, kernel: str) -> int:
+    """The number of layers that lose this kernel because its switch is for the whole model."""
     passed = [
         row
         for row in candidate.evidence.kernels
@@ -238,8 +233,9 @@ def _replaced(candidate: Candidate) -> str:
     return "; ".join(because[name][0] for name in ("disabled", "backends") if name in because)
 
 
-def _warnings(candidate: Candidate) -> list[str]:
-    spec, evidence, built = candidate.given.spec, candidate.evidence, candidate.built
+def _kernel_warnings(candidate: Candidate) -> list[str]:
+    """The warnings about kernels and speculation."""
+    evidence = candidate.evidence
     warnings = [f"{row.layer}: {row.note}." for row in evidence.kernels if row.note]
     warnings += (
         [f"Not the kernel that the engine would choose: {why}."]
@@ -250,7 +246,7 @@ def _warnings(candidate: Candidate) -> list[str]:
         f"The engine can leave out {kernel} for the whole model only: {count} layers go without it,"
         " and may be slower."
         for kernel in candidate.variant.disabled
-        if (count := _without(candidate, kernel)) > 1
+        if (count := _layers_without(candidate, kernel)) > 1
     ]
     warnings += candidate.speculation.warnings
     if unknown := [row.layer for row in evidence.kernels if row.status == "unknown"]:
@@ -262,6 +258,13 @@ def _warnings(candidate: Candidate) -> list[str]:
             f"Which backend computes {', '.join(unknown)} attention is not known; the start will"
             " tell."
         )
+    return warnings
+
+
+def _rule_warnings(candidate: Candidate) -> list[str]:
+    """The warnings about guesses and missing rules."""
+    spec, evidence, built = candidate.given.spec, candidate.evidence, candidate.built
+    warnings = []
     if (spec.guessed or not built.known) and evidence.answer is None:
         guessed = (
             f"{', '.join(spec.guessed)} are guessed from the names of fields in config.json"
@@ -269,9 +272,9 @@ def _warnings(candidate: Candidate) -> list[str]:
             else ""
         )
         files = "" if built.known else "sizes are those of its files, kernels are not predicted"
-        told = "; ".join(part for part in (guessed, files) if part)
+        details = "; ".join(part for part in (guessed, files) if part)
         warnings.append(
-            f"Layers of {spec.model_type} as these are not known here: {told}. --check asks the"
+            f"Layers of {spec.model_type} as these are not known here: {details}. --check asks the"
             " engine."
         )
     capability = candidate.group[0].capability if candidate.group else None
@@ -286,17 +289,23 @@ def _warnings(candidate: Candidate) -> list[str]:
         )
     if (near := candidate.engine.guessed_from) and evidence.answer is None:
         # An image of another name may say that it holds a version with rules.
-        who = (
+        subject = (
             candidate.engine.ref
             if near != candidate.engine.ref
             else f"The image {candidate.engine.image}"
         )
         warnings.append(
-            f"{who} has no rules of its own: this is what {near} would do. Its own code was not"
+            f"{subject} has no rules of its own: this is what {near} would do. Its own code was not"
             " asked."
         )
     if built.assumed:
         warnings.append(f"{built.assumed[:1].upper()}{built.assumed[1:]}.")
+    return warnings
+
+
+def _load_warnings(candidate: Candidate) -> list[str]:
+    """The warnings about quantization while loading, unequal stages, and expected speed."""
+    spec, warnings = candidate.given.spec, []
     if candidate.variant.quantization and spec.quant is None:
         quantization = candidate.variant.quantization
         warnings.append(
@@ -305,24 +314,22 @@ def _warnings(candidate: Candidate) -> list[str]:
         )
     if len({gpu.name for gpu in candidate.group}) > 1:
         names = ", ".join(gpu.name for gpu in candidate.group)
-        told = "each has as many layers, and the smallest and slowest sets the pace"
+        details = "each has as many layers, and the smallest and slowest sets the pace"
         if layers := candidate.variant.layers:
-            told = f"they have {', '.join(map(str, layers))} layers"
+            details = f"they have {', '.join(map(str, layers))} layers"
         warnings.append(
-            f"Its stages are on unlike GPUs ({names}): {told}. Kernels are told of"
+            f"Its stages are on unlike GPUs ({names}): {details}. Kernels are told of"
             f" {candidate.group[0].name}."
         )
     if candidate.given.adapters and candidate.given.pace:
         warnings.append(
             "Its expected speed is that of the model alone; requests to adapters are slower."
         )
-    warnings += _widened(candidate)
-    return warnings
+    return [*warnings, *_widened(candidate)]
 
 
 def _widened(candidate: Candidate) -> list[str]:
-    """What the quantization does not give on this GPU: it has no products in the format of the
-    weights."""
+    """The warning that this GPU has no products in the format of the weights."""
     table, group = candidate.given.gpus, candidate.group
     if table is None or not group:
         return []
@@ -417,7 +424,7 @@ def _variables(
 
 
 def _left_out(candidate: Candidate) -> list[str]:
-    """What is set for all engines, and is this engine's by its name, and it does not have."""
+    """The warning for variables of FITSERVE_ENGINE_ENV with this engine's prefix that it lacks."""
     engine, given = candidate.engine, candidate.given
     prefixes = candidate.rules.env_prefixes
     missing = [
@@ -492,7 +499,7 @@ _NO_OVERRIDES = str_choice("none", "the engine's own choice of kernels is sound"
 
 
 def _loras(candidate: Candidate) -> Choice[str]:
-    """Which adapters, and what they take on each rank."""
+    """The adapters, with their bytes on each rank."""
     adapters, engine = candidate.given.adapters, candidate.engine
     if not adapters:
         return str_choice(NONE, "none is wished for", "user")
@@ -502,7 +509,7 @@ def _loras(candidate: Candidate) -> Choice[str]:
 
 
 def _overrides(candidate: Candidate) -> Choice[str]:
-    """What keeps the engine from a kernel it would choose itself."""
+    """The flags that keep the engine from a kernel of its own choice."""
     variant = candidate.variant
     words = [f"without {name}" for name in variant.disabled] + [
         f"--{flag}={value}" for flag, value in variant.backends
@@ -542,7 +549,7 @@ def _all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool
 
 
 def advice(engine: Engine) -> str:
-    """What is known against this version and which version is without it; "" where nothing is."""
+    """The weaknesses of this version and a version without them; "": none."""
     known = engine.advisories
     if not known:
         return ""

@@ -1,7 +1,7 @@
-"""What an engine version says of a quantization method as a whole, before it looks at any layer.
-Pure.
+"""The verdict of an engine version on a quantization method, before any layer. Pure.
 
-    resolve(block, --quantization) -> Resolved, how the checkpoint is loaded       check(Resolved, GPU, dtype)
+    resolve(block, --quantization) -> Resolved, the way the checkpoint is loaded
+    check(Resolved, GPU, dtype)
 
 The rules are data of the engine's profile (MethodRule, Method);
 tests/conformance/method_questions.py asks the engines.

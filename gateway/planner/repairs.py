@@ -1,16 +1,16 @@
-"""What may be changed in a variant after a refusal, or for a longer context. Pure.
+"""Changes of a variant after a refusal, or for a longer context. Pure.
 
-    repairs(variant, refusal, ...) -> variants that may cure the refusal
-    lengthened(variant, context, wanted, ...) -> variants whose context may be longer
+    repairs(variant, refusal, ...)               variants that may cure the refusal
+    lengthened(variant, context, wanted, ...)    variants that may have a longer context
 
-A repair changes one thing. What a user set is never changed.
+A repair changes one thing, and never a flag of the user.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gateway.domain import Engine
 from gateway.engines.common.candidate import EngineRules
@@ -26,6 +26,32 @@ QUANTIZES_LATE = "quantizes_late"
 _MOST_CHANGES = 3
 
 
+@dataclass(frozen=True)
+class _RefusedVariant:
+    """A refused variant of one engine version, and the flags that the user set."""
+
+    variant: Variant
+    refusal: Refused
+    engine: Engine
+    rules: EngineRules
+    gpus: int
+    args: Collection[str]
+    quantized: bool
+
+    @property
+    def why(self) -> str:
+        return str(self.refusal)
+
+    @property
+    def of_experts(self) -> bool:
+        return bool(self.refusal.layer and ".experts" in self.refusal.layer)
+
+    @property
+    def may_set_sizes(self) -> bool:
+        """Whether the user left tensor and pipeline parallelism to the planner."""
+        return not {"tensor-parallel-size", "pipeline-parallel-size"} & set(self.args)
+
+
 def repairs(
     variant: Variant,
     refusal: Refused,
@@ -36,23 +62,28 @@ def repairs(
     *,
     quantized: bool,
 ) -> Iterator[Variant]:
-    """Variants that differ in one thing, which may cure this refusal; `args` are the flags that the
-    user set.
+    """Variants that differ in one thing, which may cure this refusal.
 
-    The caller tries them through the same gates, so a repair that does not help is refused like any
-    other variant.
+    args: flags that the user set. The search tries each variant, so a useless repair is refused.
     """
     if variant.changes >= _MOST_CHANGES:
         return
-    why = str(refusal)
-    experts = bool(refusal.layer and ".experts" in refusal.layer)
-    forced = (
-        variant.backend("moe-backend" if experts else "linear-backend")
-        if "backends" in variant.because
-        else None
-    )
+    refused = _RefusedVariant(variant, refusal, engine, rules, gpus, args, quantized)
+    backend = "moe-backend" if refused.of_experts else "linear-backend"
+    forced = variant.backend(backend) if "backends" in variant.because else None
     if forced and refusal.layer and refusal.verdict in ("no_kernel", "known_bad", "runtime_fail"):
-        return  # what was to stand in for a kernel does not compute this layer; another one may
+        return  # this replacement of a kernel does not compute the layer; another one may
+    yield from _kernel_repairs(refused)
+    yield from _parallelism_repairs(refused)
+    yield from _backend_and_dtype_repairs(refused)
+    if refusal.verdict == "no_memory":
+        yield from _memory_repairs(refused)
+
+
+def _kernel_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
+    """Fewer demands, another kernel, whole experts, or float16 activations."""
+    variant, refusal, args = refused.variant, refused.refusal, refused.args
+    experts, why = refused.of_experts, refused.why
     if refusal.verdict == "known_bad" and refusal.kernel is None and not variant.conservative:
         yield variant.changed(
             "conservative", True, "fewer demands, because the plan without this failed", "fact"
@@ -61,14 +92,17 @@ def repairs(
         variant.disabled[-1] if refusal.verdict == "no_kernel" and variant.disabled else None
     )
     if refusal.verdict in ("known_bad", "runtime_fail", "no_kernel") and failing is not None:
-        yield from _other_kernel(variant, failing, engine, rules, args, experts=experts, why=why)
-    cut = (
+        yield from _other_kernel(
+            variant, failing, refused.engine, refused.rules, args, experts=experts, why=why
+        )
+    divided = (
         refusal.verdict in ("no_kernel", "runtime_fail", "illegal_parallelism")
         and experts
         and variant.tp > 1
         and not variant.ep
     )
-    if cut and has(engine, "enable-expert-parallel") and "enable-expert-parallel" not in args:
+    flag = "enable-expert-parallel"
+    if divided and has(refused.engine, flag) and flag not in args:
         yield variant.changed(
             "ep",
             True,
@@ -88,14 +122,16 @@ def repairs(
             f"a kernel that needs float16 activations takes the layer: {why}",
             refusal.source,
         )
-    sizes = {"tensor-parallel-size", "pipeline-parallel-size"} & set(args)
-    if (
-        refusal.verdict == "no_kernel"
-        and variant.tp > 1
-        and variant.pp == 1
-        and not sizes
-        and has(engine, "pipeline-parallel-size")
-    ):
+
+
+def _parallelism_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
+    """Stages instead of divided layers."""
+    variant, refusal, gpus, why = refused.variant, refused.refusal, refused.gpus, refused.why
+    if variant.pp > 1 or not refused.may_set_sizes:
+        return
+    if not has(refused.engine, "pipeline-parallel-size"):
+        return
+    if refusal.verdict == "no_kernel" and variant.tp > 1:
         whole = variant.changed(
             "pp",
             variant.tp,
@@ -103,28 +139,27 @@ def repairs(
             refusal.source,
         )
         yield replace(whole, tp=1)
-    if (
-        refusal.verdict == "illegal_parallelism"
-        and variant.tp == gpus
-        and variant.pp == 1
-        and not sizes
-    ):
-        for size in range(gpus - 1, 0, -1) if has(engine, "pipeline-parallel-size") else ():
+    if refusal.verdict == "illegal_parallelism" and variant.tp == gpus:
+        for size in range(gpus - 1, 0, -1):
             if gpus % size == 0:
                 reason = (
                     f"stages of {size} GPUs: {why}" if size > 1 else f"a stage on each GPU: {why}"
                 )
                 yield replace(variant.changed("pp", gpus // size, reason, refusal.source), tp=size)
+
+
+def _backend_and_dtype_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
+    """Another attention backend, or activations that the quantization takes."""
+    variant, refusal, args, why = refused.variant, refused.refusal, refused.args, refused.why
     if (
         refusal.verdict == "no_backend"
         and not variant.backend("attention-backend")
         and not _forced(args)
     ):
-        for name in rules.attention_repairs:
-            backends = (*variant.backends, ("attention-backend", name))
+        for name in refused.rules.attention_repairs:
             yield variant.changed(
                 "backends",
-                backends,
+                (*variant.backends, ("attention-backend", name)),
                 f"the engine's own choice of a backend would fail: {why}",
                 refusal.source,
             )
@@ -134,36 +169,40 @@ def repairs(
             yield variant.changed(
                 "dtype", dtype, f"activations that the quantization takes: {why}", refusal.source
             )
-    if refusal.verdict == "no_memory" and refusal.source == "fact" and not variant.conservative:
-        # What memory was short for may have been the batch or the graphs.
+
+
+def _memory_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
+    """Fewer demands, a smaller cache, smaller batches, more stages, or halved weights."""
+    variant, refusal, engine = refused.variant, refused.refusal, refused.engine
+    args, why = refused.args, refused.why
+    if refusal.source == "fact" and not variant.conservative:
+        # The batch or the graphs may have been too large.
         yield variant.changed(
             "conservative",
             True,
             f"fewer demands, because memory ran out without this: {why}",
             "fact",
         )
-    if refusal.verdict == "no_memory":
-        if refusal.cache:
-            yield from _half_cache(
-                variant, engine, args, f"the context asked for does not fit otherwise: {why}"
-            )
-        if _near(refusal):
-            yield from smaller(variant, engine, args, why)
-        stages_help = variant.pp == 1 and not (variant.small or variant.eager)
-        if (
-            has(engine, "pipeline-parallel-size")
-            and "pipeline-parallel-size" not in args
-            and stages_help
-        ):
-            for stages in _stages(refusal, gpus // variant.tp):
-                yield variant.changed(
-                    "pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model"
-                )
-        halved = not quantized and engine.device == "cuda" and QUANTIZES_LATE not in engine.traits
-        if halved and not variant.quantization and "quantization" not in args:
+    if refusal.cache:
+        yield from _half_cache(
+            variant, engine, args, f"the context asked for does not fit otherwise: {why}"
+        )
+    if _near(refusal):
+        yield from smaller(variant, engine, args, why)
+    flag = "pipeline-parallel-size"
+    stages_help = variant.pp == 1 and not (variant.small or variant.eager)
+    if has(engine, flag) and flag not in args and stages_help:
+        for stages in _stages(refusal, refused.gpus // variant.tp):
             yield variant.changed(
-                "quantization", "fp8", f"weights are halved while they load: {why}", "memory model"
+                "pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model"
             )
+    halved = (
+        not refused.quantized and engine.device == "cuda" and QUANTIZES_LATE not in engine.traits
+    )
+    if halved and not variant.quantization and "quantization" not in args:
+        yield variant.changed(
+            "quantization", "fp8", f"weights are halved while they load: {why}", "memory model"
+        )
 
 
 def lengthened(
@@ -190,9 +229,10 @@ def lengthened(
 
 
 def smaller(variant: Variant, engine: Engine, args: Collection[str], why: str) -> Iterator[Variant]:
-    """What is given up for memory, one thing after the other: requests at once, then half of the KV
-    cache's precision, or
-    graphs. Never what the user set."""
+    """The variants that give up one thing: requests at once, then KV precision or graphs.
+
+    Flags of the user stay.
+    """
     if engine.device != "cuda" or variant.conservative or "quantization" in variant.because:
         return
     if not variant.small and "max-num-seqs" not in args:

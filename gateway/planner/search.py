@@ -43,6 +43,7 @@ from gateway.engines.common.variant import Variant, given_up, plain
 from gateway.errors import BadModel
 from gateway.models.experts import ExpertTraits, expert_traits
 from gateway.models.rank import Rank
+from gateway.models.spec import pipeline_layers
 from gateway.planner.asked import evidence_of, gaps
 from gateway.planner.flags import canonical
 from gateway.planner.gates import (
@@ -114,7 +115,7 @@ class _VariantQueue:
     def pop(self, *, satisfied: bool) -> Variant | None:
         """The next variant; None: no more. satisfied: no variant has to give anything up."""
         if not self._ready and not satisfied:
-            # One round of giving up, for all layouts alike.
+            # All layouts give up one more thing.
             self._ready, self._deferred = self._deferred, deque()
         return self._ready.popleft() if self._ready else None
 
@@ -316,7 +317,10 @@ class Search:
             return []
         if len({gpu.name for gpu in self.given.hardware.gpus}) < 2:
             return []
-        return unequal_stages(self._placed(variant), memory, self._wanted)
+        layers = pipeline_layers(self.given.spec)
+        if layers is None:
+            return []
+        return unequal_stages(self._placed(variant), layers, memory, self._wanted)
 
     def _add_plan(self, plan: Plan) -> None:
         """Add the plan; of two with the same command keep the one with fewer changes."""

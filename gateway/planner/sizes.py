@@ -38,8 +38,7 @@ def lacks(plan: Plan, wanted: int, useful: int = LEAST_USEFUL) -> tuple[bool, ..
 
 
 def needed_tokens(wish: Wish, spec: ModelSpec) -> int:
-    """Tokens of KV cache, more than which helps nobody: few of those who ask at once use their
-    whole context."""
+    """Tokens of KV cache that suffice: few concurrent requests use their whole context."""
     return wanted_context(spec, wish, {}) * min(LONG_AT_ONCE, concurrency(wish))
 
 

@@ -14,9 +14,7 @@ from gateway.domain import Cap, Choice, Memory, Plan, bool_choice, int_choice
 from gateway.domain.units import MIB, gib
 from gateway.engines.common.candidate import Budget, Candidate, Footprint
 from gateway.engines.common.evidence import Evidence
-from gateway.engines.common.layers.weights import weights_bytes
 from gateway.engines.common.refusal import Refused
-from gateway.models.scheme import Scheme, describe
 from gateway.models.workload import Workload
 from gateway.planner.sizes import (
     COMFORTABLE_CONTEXT,
@@ -37,7 +35,7 @@ _LEAST_TOKENS = 2048
 _GRAPHS = bool_choice(False, "CUDA graphs are faster", "planner")
 # Of a plan that is short of memory.
 _FEW_SEQS = 16
-# What the planner calls the flag that tells an engine its share of a GPU.
+# The planner's name of the flag for an engine's share of a GPU.
 _SHARE = "gpu-memory-utilization"
 # With these flags a model has other limits than its config.json says.
 _OTHER_LIMITS = frozenset({"hf-overrides"})
@@ -56,7 +54,7 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
     found, refusal = None, None
     for bounds, kept in _bounds(footprint, batch):
         try:
-            within = _within(footprint, batch, bounds)
+            within = _sizes_within(footprint, batch, bounds)
         except Refused as error:
             refusal = error
             continue
@@ -75,27 +73,27 @@ def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | 
     the engine's usual share, all that is free."""
     candidate, rules = footprint.candidate, footprint.candidate.rules
     usual = rules.budget(footprint, _content(candidate))
-    kept = _kept(candidate)
+    kept = _cap(candidate)
     before = candidate.given.sharing.again
     if (
         before is not None
         and _shares(candidate)
         and {gpu.uuid for gpu in candidate.group} == set(before.gpus)
     ):
-        yield _same(footprint, usual, before), kept
+        yield _former_budget(footprint, usual, before), kept
         return
     if kept is not None:
         yield _cut(footprint, usual, kept), kept
     if _neighbours(candidate) and candidate.given.wish.goal != "context":
-        yield _needed(footprint, batch, usual), None
+        yield _needed_budget(footprint, batch, usual), None
     yield usual, None
     most = rules.most(footprint, usual)
     if most is not None:
         yield most, None
 
 
-def _kept(candidate: Candidate) -> Cap | None:
-    """What it keeps to on the GPUs where it had that."""
+def _cap(candidate: Candidate) -> Cap | None:
+    """The cap of the model, on the GPUs that it was made for."""
     sharing = candidate.given.sharing
     if sharing.cap is None or not _shares(candidate):
         return None
@@ -118,8 +116,7 @@ def _neighbours(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _claim(candidate: Candidate, memory: Memory) -> Cap | None:
-    """What it takes beside others is what it takes the next time, whoever of them is started first
-    then."""
+    """The cap of a model with neighbours: the same memory, in any order of starts."""
     others = _neighbours(candidate)
     return Cap(bytes=memory.promised_bytes, models=others) if others else None
 
@@ -133,10 +130,12 @@ def _cut(footprint: Footprint, bounds: Budget, cap: Cap) -> Budget:
     )
 
 
-def _same(footprint: Footprint, bounds: Budget, before: Plan) -> Budget:
-    """The budget that it had, to the byte: what a share is rounded from is not read quite the same
-    each time. Of another variant, which takes more or less
-    beside it, no more in all. Raises Refused where others have some of it."""
+def _former_budget(footprint: Footprint, bounds: Budget, before: Plan) -> Budget:
+    """The former budget, to the byte. Raises Refused if others have some of it.
+
+    A share is rounded from a size that differs a little at each reading. Another variant, with more
+    or less beside its budget, gets no more in all.
+    """
     candidate, rules, promised = (
         footprint.candidate,
         footprint.candidate.rules,
@@ -156,9 +155,8 @@ def _same(footprint: Footprint, bounds: Budget, before: Plan) -> Budget:
     )
 
 
-def _needed(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget:
-    """The budget with as much KV cache as the model's wish needs, also where the engine is given
-    that in bytes, and starts beside others."""
+def _needed_budget(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget:
+    """The budget with as much KV cache as the wish needs, also in bytes beside neighbours."""
     candidate, rules, given = (
         footprint.candidate,
         footprint.candidate.rules,
@@ -167,7 +165,7 @@ def _needed(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget:
     context = wanted_context(given.spec, given.wish, candidate.args)
     tokens = max(needed_tokens(given.wish, given.spec), int(candidate.args.get("max-model-len", 0)))
     used = rules.used_bytes(
-        footprint, _seen(footprint, rules.divided(footprint, bounds.bytes), batch)
+        footprint, _corrected(footprint, rules.divided(footprint, bounds.bytes), batch)
     )
     kept = math.ceil(
         footprint.cache.bytes_for(context, batch.tokens.value) * tokens / max(1, context)
@@ -187,10 +185,10 @@ def _content(candidate: Candidate) -> int:
 
 
 def _staged(candidate: Candidate, batch: Batch) -> Sizes:
-    """Of stages on unlike GPUs each takes the same part of its own, and the one with room for the
-    fewest tokens decides for all: engines
-    keep the same tokens on every rank (get_kv_cache_configs, vllm/v1/core/kv_cache_utils.py).
-    Raises Refused.
+    """The sizes of unequal stages: each takes the same part of its GPU. Raises Refused.
+
+    The stage with room for the fewest tokens decides: engines keep the same tokens on every rank
+    (get_kv_cache_configs, vllm/v1/core/kv_cache_utils.py).
     """
     rules, context = candidate.rules, _content(candidate)
     footprints = [_footprint(part, batch) for part in candidate.parts]
@@ -200,7 +198,7 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
     ]
     wanted, kept = (
         wanted_context(candidate.given.spec, candidate.given.wish, candidate.args),
-        _kept(candidate),
+        _cap(candidate),
     )
     shares: list[tuple[Budget, Cap | None]] = [
         (min(usual, key=_share), None),
@@ -208,7 +206,7 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
     ]
     pairs = list(zip(footprints, usual, strict=True))
     if _neighbours(candidate) and candidate.given.wish.goal != "context":
-        needed = max((_needed(one, batch, bounds) for one, bounds in pairs), key=_share)
+        needed = max((_needed_budget(one, batch, bounds) for one, bounds in pairs), key=_share)
         shares.insert(0, (min(shares[0][0], needed, key=_share), None))
     if kept is not None:
         cut = max((_cut(one, bounds, kept) for one, bounds in pairs), key=_share)
@@ -217,7 +215,7 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
     for told, cap in shares:
         try:
             each = [
-                _within(one, batch, told._replace(bytes=_taken(one, told, context)))
+                _sizes_within(one, batch, told._replace(bytes=_stage_bytes(one, told, context)))
                 for one in footprints
             ]
         except Refused:
@@ -236,9 +234,8 @@ def _share(budget: Budget) -> float:
     return float(budget.flags.get(_SHARE, 0))
 
 
-def _taken(footprint: Footprint, told: Budget, context: int) -> int:
-    """Bytes that the engine takes of this stage's GPU where it is told of each what `told` says;
-    without that, what the user set."""
+def _stage_bytes(footprint: Footprint, told: Budget, context: int) -> int:
+    """Bytes that the engine takes of this stage's GPU with these flags of a budget."""
     candidate = footprint.candidate
     return candidate.rules.budget(
         replace(footprint, candidate=replace(candidate, args={**candidate.args, **told.flags})),
@@ -246,12 +243,12 @@ def _taken(footprint: Footprint, told: Budget, context: int) -> int:
     ).bytes
 
 
-def _within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
+def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
     """The sizes within this budget. Raises Refused."""
     candidate, rules = footprint.candidate, footprint.candidate.rules
     scope = candidate.scope | {"budget": bounds.words}
     estimate = rules.divided(footprint, bounds.bytes)
-    memory = _seen(footprint, estimate, batch)
+    memory = _corrected(footprint, estimate, batch)
     evidence = candidate.evidence.sized(memory)
     used = rules.used_bytes(footprint, memory)
     if used > bounds.bytes:
@@ -293,49 +290,12 @@ def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
         runner,
         query,
     )
-    held = weights(candidate) + candidate.adapter_bytes
-    return Footprint(candidate, held, candidate.cache, load)
+    resident = candidate.weights_bytes() + candidate.adapter_bytes
+    return Footprint(candidate, resident, candidate.cache, load)
 
 
-def weights(candidate: Candidate) -> int:
-    """Bytes of weights on one rank, padded as the chosen kernels pad, or as the engine said. Raises
-    Refused where the cut or a
-    scheme is not known."""
-    answer = candidate.evidence.answer
-    # Of weights that are quantized while they load, the engine has said how large they are before.
-    shrunk = bool(candidate.variant.quantization) and candidate.given.spec.quant is None
-    # What the engine counted is of stages that have as many layers each.
-    answer = answer if candidate.whole is None else None
-    if answer is not None and not shrunk:
-        return answer.weights + candidate.speculation.weights_bytes
-    rows = {
-        (row.layer, row.scheme): row.padded_to
-        for row in candidate.evidence.kernels
-        if row.padded_to
-    }
-    padded = {
-        layer: rows[key]
-        for layer in (candidate.stage.linears if rows else ())
-        if isinstance(layer.scheme, Scheme)
-        and (key := (layer.name, describe(layer.scheme))) in rows
-    }
-    held = weights_bytes(
-        candidate.stage, candidate.rank, frozenset(candidate.engine.traits), padded
-    )
-    if held is None and answer is not None:
-        return answer.weights + candidate.speculation.weights_bytes
-    if held is None:
-        raise Refused(
-            "unsupported_quantization",
-            "the size of its quantized weights is not known",
-            candidate.source,
-        )
-    return held + candidate.speculation.weights_bytes
-
-
-def _seen(footprint: Footprint, memory: Memory, batch: Batch) -> Memory:
-    """What earlier starts showed: more is needed than was estimated, or, of a good start, just how
-    much.
+def _corrected(footprint: Footprint, memory: Memory, batch: Batch) -> Memory:
+    """The memory as earlier starts corrected it.
 
     A good start makes the band narrow, but gives no room back: the plan that worked stays the plan.
     """

@@ -1,22 +1,21 @@
-"""Which engine may start now, of all that want to; and which starts were disturbed, so that nothing
-is learned from them. Pure.
+"""The order of engine starts on shared GPUs, and starts that neighbours disturbed. Pure.
 
-    holdup(start, waiting, holders)  why this start has to wait, or None
-    disturbances(before, now)        which engines a neighbour has just disturbed, and how
-    undisturbed(history)             the attempts that count
+    blocked_by(start, waiting, running)   why this start has to wait, or None
+    disturbances(before, after)           engines that a neighbour has just disturbed, and how
+    undisturbed(history)                  the attempts that count
 
-An engine measures the free memory of its GPUs while it starts, and takes for its own use whatever
-changes meanwhile: vLLM from `request_memory` to the end of `determine_available_memory`, SGLang
-from `init_torch_distributed` to the end of `init_memory_pool`. So of the engines that measure on a
-GPU one at a time is before its KV cache stands; on different GPUs they start side by side.
+An engine measures the free memory of its GPUs while it starts, and counts every change as its own:
+vLLM from `request_memory` to the end of `determine_available_memory`, SGLang from
+`init_torch_distributed` to the end of `init_memory_pool`. So only one engine at a time measures on
+a GPU. Engines on different GPUs start side by side.
 
-A vLLM that is given its KV cache in bytes (`--kv-cache-memory-bytes`) measures nothing: it compares
-the free memory with its share once (request_memory, vllm/v1/worker/utils.py:425 of 0.26.0, :716 of
-0.33.0), which holds because the plans of a GPU never promise more than there is, and then takes
-these bytes (vllm/v1/worker/gpu_worker.py:462 of 0.26.0, :656 of 0.33.0). So engines that are
-`sized` start side by side on one GPU too. What the estimate lacks would be missing while the engine
-serves, so the bytes are what the plan leaves with its own band of error, and a part of the GPU
-less; a model whose engine failed so measures from then on.
+A vLLM with a KV cache in bytes (`--kv-cache-memory-bytes`) measures nothing. vLLM compares the free
+memory with its share once (request_memory, vllm/v1/worker/utils.py:425 of 0.26.0, :716 of 0.33.0).
+Then it takes these bytes (vllm/v1/worker/gpu_worker.py:462 of 0.26.0, :656 of 0.33.0). The
+comparison holds, because the plans of a GPU never promise more memory than the GPU has. So `sized`
+engines start side by side on one GPU too. An estimate that is too low would fail while the engine
+serves. So the bytes leave room for the plan's error and for a part of the GPU. A model whose engine
+failed in this way measures from then on.
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ from typing import Literal
 from gateway.domain import Attempt, Hardware, Plan
 from gateway.domain.units import MIB, gib
 
-# What two readings of the same memory differ by, though nobody does anything.
+# Difference of two readings of unchanged memory.
 _STEADY = 256 * MIB
-# Of what an engine takes beside its share, this is there before the engine compares what is free:
-# CUDA's context.
+# CUDA's context: memory beside its share that an engine has before it compares the free memory.
 _FIRST = 512 * MIB
-# So many disturbed starts in a row cost nothing; from then on they are failures like any other.
+# Disturbed starts in a row that cost nothing; later ones are failures like any other.
 _EXCUSED = 3
 
 Stage = Literal["loads", "warms", "stands", "ends"]
@@ -43,25 +41,26 @@ _WORDS: Mapping[Stage, str] = {
     "stands": "made its KV cache",
     "ends": "is being stopped",
 }
-# Whoever is as far as this holds nobody up: graphs and workspaces are small, and made before the
+# Engines in these stages block no start: graphs and workspaces are small, and complete before the
 # next engine has imported its code.
-_STILL = ("warms", "stands")
+_HARMLESS = ("warms", "stands")
 
-# A plan that takes no more of its GPUs expects others there, as one does that keeps to what it has
-# beside them.
-_OTHERS_SHARE = 0.85
-# One of so many parts of its GPU is kept back from an engine that is given its KV cache in bytes:
-# estimates were off by 0.1 to 0.7 % of the KV cache on real GPUs.
+# A plan with at most this part of its GPUs shares them, and so does a plan with a cap.
+_SHARED_PART = 0.85
+# An engine with a KV cache in bytes leaves one of this many parts of its GPU free: estimates were
+# off by 0.1 to 0.7 % of the KV cache on real GPUs.
 KEPT_BACK = 100
 
 
 @dataclass(frozen=True)
-class Holder:
-    """An engine that is there. loads: its KV cache does not stand yet. warms: that stands, and
-        graphs and workspaces are still to come.
-    ends: it was told to stop. since: when that stage began, in seconds. measures: a start that has
-    imported its code, and so looks at its GPUs. proved: it has generated tokens. sized: it was
-    given its KV cache in bytes."""
+class PlacedEngine:
+    """An engine that starts, serves or stops.
+
+    stage: "loads" before its KV cache exists; "warms" while graphs and workspaces are made;
+    "stands"; "ends" once it was told to stop. since: begin of the stage, in seconds.
+    measures: a start that has imported its code, and so reads the memory of its GPUs.
+    proved: it has generated tokens. sized: its KV cache was given in bytes.
+    """
 
     instance: str
     model: str
@@ -75,10 +74,12 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Start:
-    """An engine that wants to start. order: the smaller goes first. proven: its very plan has
-    generated tokens before. sized: it would be given its
-    KV cache in bytes."""
+class PendingStart:
+    """An engine that waits for its start.
+
+    order: the smaller starts first. proven: exactly this plan has generated tokens before.
+    sized: its KV cache will be given in bytes.
+    """
 
     instance: str
     model: str
@@ -90,20 +91,22 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Holdup:
-    """What a start waits for: a model, what that model does, and on which GPU; None: whichever."""
+class Blocked:
+    """The model that a start waits for, its activity, and the GPU; None: any GPU."""
 
     model: str
-    doing: str
+    activity: str
     gpu: str | None = None
 
 
-def start_of(attempt: Attempt, *, sized: bool = False) -> Start:
-    """Attempts are numbered as they are made: who has waited longest goes first, and after a boot
-    the oldest model."""
+def start_of(attempt: Attempt, *, sized: bool = False) -> PendingStart:
+    """The start of an attempt, in the order of attempts: the longest wait is first.
+
+    After a boot the oldest model is first.
+    """
     plan = attempt.plan
     proven = plan.grade == "verified"
-    return Start(
+    return PendingStart(
         attempt.instance_name,
         attempt.model,
         frozenset(plan.gpus),
@@ -115,11 +118,12 @@ def start_of(attempt: Attempt, *, sized: bool = False) -> Start:
 
 
 def cache_bytes(plan: Plan) -> int | None:
-    """Bytes of KV cache on each GPU for an engine that is not to measure. None where it has its
-    GPUs for itself, or where what would be left is
-    no whole context."""
+    """Bytes of KV cache on each GPU for an engine that does not measure.
+
+    None: it shares its GPUs with no other engine, or these bytes would hold no whole context.
+    """
     memory = plan.memory
-    alone = plan.cap is None and memory.promised_bytes > _OTHERS_SHARE * memory.gpu_bytes
+    alone = plan.cap is None and memory.promised_bytes > _SHARED_PART * memory.gpu_bytes
     if not plan.gpus or alone or not memory.kv_bytes_per_token:
         return None
     count = memory.kv_bytes - memory.gpu_bytes // KEPT_BACK
@@ -128,7 +132,7 @@ def cache_bytes(plan: Plan) -> int | None:
 
 
 def shape(plan: Plan) -> str:
-    """The same for copies of a plan, which differ in their GPUs."""
+    """A text that is equal for copies of a plan, which differ only in their GPUs."""
     return repr(
         (
             plan.model.source,
@@ -141,62 +145,77 @@ def shape(plan: Plan) -> str:
     )
 
 
-def holdup(
-    start: Start, waiting: Iterable[Start], holders: Iterable[Holder], now: float, limit_s: float
-) -> Holdup | None:
-    """Why the start has to wait. limit_s: who loads or ends for longer than that holds nobody up
-    any more."""
-    fresh = [
-        one
-        for one in holders
-        if one.instance != start.instance and (one.stage in _STILL or now - one.since < limit_s)
+def blocked_by(
+    start: PendingStart,
+    waiting: Iterable[PendingStart],
+    running: Iterable[PlacedEngine],
+    time_s: float,
+    limit_s: float,
+) -> Blocked | None:
+    """Why the start has to wait, at `time_s`. An engine that loads or ends for limit_s no longer
+    blocks."""
+    neighbours = [
+        engine
+        for engine in running
+        if engine.instance != start.instance
+        and (engine.stage in _HARMLESS or time_s - engine.since < limit_s)
     ]
-    for one in fresh:
-        beside = start.sized and one.sized and one.stage == "loads"
-        if one.stage not in _STILL and not beside and (shared := one.gpus & start.gpus):
-            return Holdup(one.model, _WORDS[one.stage], min(shared))
-    # Of copies whose plan nobody has seen work the first start proves it: a plan that fails, fails
-    # once.
+    for engine in neighbours:
+        side_by_side = start.sized and engine.sized and engine.stage == "loads"
+        if engine.stage in _HARMLESS or side_by_side:
+            continue
+        if shared := engine.gpus & start.gpus:
+            return Blocked(engine.model, _WORDS[engine.stage], min(shared))
+    # The first of several copies proves the plan, so a plan that fails, fails once.
     copies = [
-        one
-        for one in fresh
-        if (one.model, one.shape) == (start.model, start.shape) and one.stage != "ends"
+        engine
+        for engine in neighbours
+        if (engine.model, engine.shape) == (start.model, start.shape) and engine.stage != "ends"
     ]
-    if copies and not start.proven and not any(one.proved for one in copies):
-        return Holdup(start.model, "is started for the first time with this plan")
-    for earlier in sorted(waiting, key=lambda one: one.order):
+    if copies and not start.proven and not any(engine.proved for engine in copies):
+        return Blocked(start.model, "is started for the first time with this plan")
+    for earlier in sorted(waiting, key=lambda start: start.order):
         if earlier.order >= start.order:
             break
         if earlier.sized and start.sized:
             continue
         if shared := earlier.gpus & start.gpus:
-            return Holdup(earlier.model, "starts first", min(shared))
+            return Blocked(earlier.model, "starts first", min(shared))
     return None
 
 
-def disturbances(before: Iterable[Holder], now: Iterable[Holder]) -> Iterator[tuple[str, str]]:
-    """Instances beside which another engine loads, ends, or has come, gone or changed its stage
-    between two looks; and how."""
-    old, new = {one.instance: one for one in before}, {one.instance: one for one in now}
-    for instance, one in {**old, **new}.items():
-        was, stage = (seen[instance].stage if instance in seen else None for seen in (old, new))
-        if was == stage == "stands":
+def disturbances(
+    before: Iterable[PlacedEngine], after: Iterable[PlacedEngine]
+) -> Iterator[tuple[str, str]]:
+    """Instances that a neighbour disturbed between two looks, and how.
+
+    A neighbour disturbs while it loads or ends, and when it comes, goes or changes its stage.
+    """
+    old = {engine.instance: engine for engine in before}
+    new = {engine.instance: engine for engine in after}
+    for instance, engine in {**old, **new}.items():
+        former = old[instance].stage if instance in old else None
+        stage = new[instance].stage if instance in new else None
+        if former == stage == "stands":
             continue
-        small = stage == "warms" or (was, stage) == ("warms", "stands")
-        done = (
-            f"{one.model} {_WORDS[stage] if stage is not None else 'came to its end'} on the"
+        small = stage == "warms" or (former, stage) == ("warms", "stands")
+        words = (
+            f"{engine.model} {_WORDS[stage] if stage is not None else 'came to its end'} on the"
             " same GPU"
         )
-        for other in new.values():
-            heeds = (other.measures or not small) and not (other.sized and one.sized)
-            if other.instance != instance and one.gpus & other.gpus and heeds:
-                yield other.instance, done
+        for neighbour in new.values():
+            is_disturbed = (neighbour.measures or not small) and not (
+                neighbour.sized and engine.sized
+            )
+            if neighbour.instance != instance and engine.gpus & neighbour.gpus and is_disturbed:
+                yield neighbour.instance, words
 
 
 def undisturbed(history: Iterable[Attempt]) -> Iterator[Attempt]:
-    """The attempts without those that a neighbour disturbed, or that were taken back before their
-    start. Of many such in a row the
-    later ones count: a wait is due."""
+    """The attempts without those that a neighbour disturbed or that were withdrawn.
+
+    The later ones of many such attempts in a row count: a wait is due.
+    """
     row = 0
     for attempt in history:
         row = row + 1 if attempt.failure is not None and attempt.failure.disturbed else 0
@@ -204,13 +223,12 @@ def undisturbed(history: Iterable[Attempt]) -> Iterator[Attempt]:
             yield attempt
 
 
-# --- the memory of GPUs, as NVML reads it, also of what is not ours ---
+# --- the memory of GPUs as NVML reads it, with foreign processes ---
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One GPU at one moment. processes: bytes by pid, as far as the driver tells; None: it does
-    not."""
+class MemoryReading:
+    """The memory of one GPU at one moment. processes: bytes by pid; None: the driver hides them."""
 
     uuid: str
     index: int
@@ -218,35 +236,34 @@ class Reading:
     processes: Mapping[int, int | None] | None
 
 
-def readings(machine: Hardware, gpus: Iterable[str]) -> dict[str, Reading]:
-    """By UUID; without those whose memory cannot be read, or is the host's."""
-    wanted, found = set(gpus), {}
+def readings(machine: Hardware, gpus: Iterable[str]) -> dict[str, MemoryReading]:
+    """The readings by GPU UUID, without GPUs of unreadable or host memory."""
+    uuids, result = set(gpus), {}
     for gpu in machine.gpus:
-        if gpu.uuid in wanted and gpu.free_bytes is not None and gpu.memory_kind == "dedicated":
+        if gpu.uuid in uuids and gpu.free_bytes is not None and gpu.memory_kind == "dedicated":
             processes = (
                 None
                 if gpu.processes is None
-                else {one.pid: one.used_bytes for one in gpu.processes}
+                else {process.pid: process.used_bytes for process in gpu.processes}
             )
-            found[gpu.uuid] = Reading(gpu.uuid, gpu.index, gpu.free_bytes, processes)
-    return found
+            result[gpu.uuid] = MemoryReading(gpu.uuid, gpu.index, gpu.free_bytes, processes)
+    return result
 
 
-def changed(before: Mapping[str, Reading], now: Mapping[str, Reading]) -> str:
-    """Which process, of those that were there before, took or gave back memory since; "" where none
-    did."""
+def memory_change(before: Mapping[str, MemoryReading], after: Mapping[str, MemoryReading]) -> str:
+    """The earlier process that took or freed memory since, in words; "" if none did."""
     for uuid, old in before.items():
         for pid, used in (old.processes or {}).items():
-            new = (now[uuid].processes or {}).get(pid, 0) if uuid in now else used
+            new = (after[uuid].processes or {}).get(pid, 0) if uuid in after else used
             if used is not None and new is not None and abs(new - used) > _STEADY:
                 return f"process {pid} on GPU {old.index} had {gib(used)} and has {gib(new)}"
     return ""
 
 
-def lacking(plan: Plan, now: Mapping[str, Reading]) -> str:
-    """Why the plan cannot be started with what its GPUs have now; "" where they have enough."""
+def memory_shortage(plan: Plan, readings: Mapping[str, MemoryReading]) -> str:
+    """Why the free memory is too little for a start of the plan; "" if it is not."""
     needed = plan.memory.budget_bytes + min(plan.memory.beside_bytes, _FIRST)
-    short = min(now.values(), key=lambda one: one.free, default=None)
+    short = min(readings.values(), key=lambda reading: reading.free, default=None)
     if short is None or short.free >= needed:
         return ""
     return (
@@ -255,14 +272,15 @@ def lacking(plan: Plan, now: Mapping[str, Reading]) -> str:
     )
 
 
-def taken(before: Mapping[str, Reading], now: Mapping[str, Reading]) -> int | None:
-    """Bytes that one engine took of the GPU of which it took most. None where not just one process
-    came to each GPU."""
-    found = []
+def bytes_taken(
+    before: Mapping[str, MemoryReading], after: Mapping[str, MemoryReading]
+) -> int | None:
+    """The most bytes that one new engine took of a GPU. None: not one new process on each GPU."""
+    sizes = []
     for uuid, old in before.items():
-        new = now.get(uuid)
-        came = set(new.processes or ()) - set(old.processes or ()) if new else set()
-        if new is None or len(came) != 1:
+        new = after.get(uuid)
+        added = set(new.processes or ()) - set(old.processes or ()) if new else set()
+        if new is None or len(added) != 1:
             return None
-        found.append(old.free - new.free)
-    return max(found, default=None)
+        sizes.append(old.free - new.free)
+    return max(sizes, default=None)

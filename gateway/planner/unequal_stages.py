@@ -9,18 +9,19 @@ from gateway.engines.common.layers.weights import weights_bytes
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.speed.machine import machine_of
 from gateway.engines.common.variant import Variant
-from gateway.models.spec import pipeline_layers
 from gateway.planner.parallel import dealt_layers
 
 
-def unequal_stages(candidate: Candidate, memory: Memory, context: int) -> list[Variant]:
+def unequal_stages(
+    candidate: Candidate, layers: int, memory: Memory, context: int
+) -> list[Variant]:
     """The variants with stages by the memory and by the speed of each GPU.
 
-    memory: of the candidate with as many layers on each GPU. context: tokens of KV cache to hold.
+    layers: of the model. memory: of the candidate with as many layers on each GPU.
+    context: tokens of KV cache to hold.
     """
     given, variant, parts = candidate.given, candidate.variant, candidate.parts
-    layers = pipeline_layers(given.spec)
-    if layers is None or not parts:
+    if not parts:
         return []
     gpus = [part.group[0] for part in parts]
     fixed = memory.activation_bytes + memory.overhead_bytes

@@ -34,7 +34,7 @@ from gateway.measuring.tuning.tuner import Tuner
 from gateway.models.catalog.download import download
 from gateway.models.catalog.hub import Hub
 from gateway.planner.service.machine_planner import MachinePlanner
-from gateway.planner.service.messages import Start
+from gateway.planner.service.messages import WorkerConfig
 from gateway.planner.service.plan_process import PlanProcess
 from gateway.profiles.profiles import Profiles
 from gateway.proxy.access.auth import Keys
@@ -167,7 +167,7 @@ def create_app(
             models=settings.models,
         )
         planning = PlanProcess(
-            Start(
+            WorkerConfig(
                 roots=tuple(map(str, profiles.roots)),
                 data=str(settings.data),
                 hf_endpoint=settings.hf_endpoint,
@@ -181,7 +181,9 @@ def create_app(
         inquirer = Inquirer(chosen, AnswerCache(settings.data / "answers"))
         app.state.calibrator = Calibrator(chosen, profiles, settings.data / "asking")
         images = allowed if chosen.kind != "process" else None
-        planner = MachinePlanner(settings.data, planning, watch, inquirer, profiles, images)
+        planner = MachinePlanner(
+            settings.data, planning, watch, inquirer, profiles, images, store.fact_texts
+        )
         launcher = Launcher(settings, chosen, profiles.of, partial(download, hub))
         ended = partial(gauges.requests_ended, metrics, workers)
         loop = Loop(store, planner, launcher, watch, lambda: profiles.signatures, routes, ended)

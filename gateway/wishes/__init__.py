@@ -1,1 +1,1 @@
-"""What users ask for, in requests and in files: read, and checked as a whole."""
+"""Wishes of users, in requests and files."""

@@ -1,5 +1,7 @@
-"""A YAML document with the place of each of its values, so that a mistake is told with line and
-column. A key that stands twice is a mistake."""
+"""A YAML document with line and column of each value, for error messages.
+
+A key that stands twice is a mistake.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,13 @@ from typing import Any, NamedTuple
 import yaml
 
 Keys = tuple[str | int, ...]
-# No file of models is deeper.
+# No models file is deeper.
 _DEEPEST = 12
-# Values, those that stand for an alias counted wherever it stands: a few lines of aliases of
-# aliases are more than any memory.
+# Values with aliases counted at each use: a few lines of nested aliases can exceed any memory.
 _MOST_VALUES = 200_000
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Line and column, from 1 on."""
 
     line: int
@@ -25,7 +26,7 @@ class Place(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    place: Place
+    place: Position
     text: str
 
     def words(self, file: Path) -> str:
@@ -37,10 +38,10 @@ class Document(NamedTuple):
     list."""
 
     data: Any
-    places: dict[Keys, Place]
+    places: dict[Keys, Position]
     mistakes: list[Mistake]
 
-    def place(self, keys: Keys) -> Place:
+    def place(self, keys: Keys) -> Position:
         """Of the value, or of the innermost around it that stands in the file."""
         return next(
             (
@@ -48,7 +49,7 @@ class Document(NamedTuple):
                 for end in range(len(keys), -1, -1)
                 if keys[:end] in self.places
             ),
-            Place(1, 1),
+            Position(1, 1),
         )
 
 
@@ -57,7 +58,7 @@ def read(text: str) -> Document:
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
-        places: dict[Keys, Place] = {}
+        places: dict[Keys, Position] = {}
         mistakes = (
             list(_walk(node, (), places))
             if node is not None and _values(node, {}) <= _MOST_VALUES
@@ -76,7 +77,7 @@ def read(text: str) -> Document:
         data = loader.construct_document(node) if node is not None and not mistakes else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = Place(mark.line + 1, mark.column + 1) if mark is not None else Place(1, 1)
+        place = Position(mark.line + 1, mark.column + 1) if mark is not None else Position(1, 1)
         return Document(
             None, {}, [Mistake(place, f"this is not YAML: {error.problem or error.context}")]
         )
@@ -85,13 +86,13 @@ def read(text: str) -> Document:
         return Document(
             None,
             {},
-            [Mistake(Place(line, error.position - last), "this character may not be in YAML")],
+            [Mistake(Position(line, error.position - last), "this character may not be in YAML")],
         )
     except RecursionError:
-        return Document(None, {}, [Mistake(Place(1, 1), "this is nested too deeply")])
+        return Document(None, {}, [Mistake(Position(1, 1), "this is nested too deeply")])
     except (yaml.YAMLError, ValueError) as error:
         return Document(
-            None, {}, [Mistake(Place(1, 1), f"this is not YAML: {' '.join(str(error).split())}")]
+            None, {}, [Mistake(Position(1, 1), f"this is not YAML: {' '.join(str(error).split())}")]
         )
     finally:
         if loader is not None:
@@ -100,7 +101,7 @@ def read(text: str) -> Document:
 
 
 def _values(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values a node is. One that holds itself is more than may be."""
+    """The number of values in a node, aliases counted at each use; a cycle is too many."""
     if (found := known.get(id(node))) is None:
         known[id(node)] = _MOST_VALUES + 1
         inner = (
@@ -116,7 +117,7 @@ def _values(node: yaml.Node, known: dict[int, int]) -> int:
     return found
 
 
-def _walk(node: yaml.Node, keys: Keys, places: dict[Keys, Place]) -> Iterator[Mistake]:
+def _walk(node: yaml.Node, keys: Keys, places: dict[Keys, Position]) -> Iterator[Mistake]:
     place = _place(node)
     places.setdefault(keys, place)
     if len(keys) > _DEEPEST:
@@ -142,5 +143,5 @@ def _walk(node: yaml.Node, keys: Keys, places: dict[Keys, Place]) -> Iterator[Mi
             yield from _walk(value, (*keys, name), places)
 
 
-def _place(node: yaml.Node) -> Place:
-    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+def _place(node: yaml.Node) -> Position:
+    return Position(node.start_mark.line + 1, node.start_mark.column + 1)

@@ -1,4 +1,4 @@
-"""A model as users ask for it: a wish, checked against itself."""
+"""A model request of a user, checked for contradictions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ModelRequest(Wish):
     endpoint: str | None = Field(None, max_length=2048)
 
     def wish(self) -> Wish:
-        """Checked against itself. Raises BadRequest."""
+        """The wish of the request. Raises BadRequest for contradictions."""
         fields = self.model_dump(exclude={"endpoint"})
         endpoints = tuple(self.endpoints) + ((self.endpoint,) if self.endpoint else ())
         if bool(self.source) == bool(endpoints):

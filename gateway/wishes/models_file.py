@@ -1,12 +1,12 @@
-"""A file of models: YAML with `models`, by name what `fitserve add` would be told. It is right as a
-    whole, or nothing of it counts.
+"""A models file: YAML with the options of `fitserve add` by model name.
 
     models:
       qwen:
         source: Qwen/Qwen3-8B
         context: 32768
 
-Keys that begin with `x-` are for the file's own anchors. Folders are meant from where the file is.
+A file with a mistake changes nothing. Keys that begin with `x-` are for anchors. Relative folders
+begin in the folder of the file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FOLDERS = ("source", "drafter")
 
 
 class ModelsFile(NamedTuple):
-    """`wishes` are by name. `references`: what must not be shown."""
+    """wishes: by model name. references: values that must not be shown."""
 
     path: Path
     wishes: dict[str, Wish]
@@ -47,7 +47,7 @@ class ModelsFile(NamedTuple):
 
 
 def load(path: Path) -> ModelsFile:
-    """Raises BadRequest with every mistake: file, line and column."""
+    """The wishes of a models file. Raises BadRequest with all mistakes: file, line, column."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             text = file.read(_LONGEST + 1)
@@ -111,7 +111,7 @@ def schema() -> dict[str, Any]:
 
 
 def _models(document: Document) -> list[tuple[str, dict[str, Any] | None]]:
-    """Those that can be read, whatever is wrong with others."""
+    """The models with readable fields."""
     models = document.data.get("models") if isinstance(document.data, dict) else None
     if not isinstance(models, dict):
         return []
@@ -139,8 +139,7 @@ def _of_the_top(document: Document) -> list[Mistake]:
     ]
     models = (data or {}).get("models")
     if models is None:
-        # So a file looks that somebody is writing, or that a full disk has cut off: nothing of the
-        # gateway is to go for it.
+        # An unfinished or cut-off file looks like this: no model may be removed for it.
         nothing = Mistake(
             document.place(("models",)), "there are no models; a file without any says `models: {}`"
         )
@@ -195,7 +194,7 @@ def _wish(
         folders += [(adapters, key, (*top, "loras", str(key))) for key in adapters]
     for held, key, at in folders:
         try:
-            held[key] = _from(references.folder, held[key])
+            held[key] = _absolute_source(references.folder, held[key])
         except (
             ValueError,
             RuntimeError,
@@ -216,8 +215,8 @@ def _wish(
     return wish
 
 
-def _from(folder: Path, source: Any) -> Any:
-    """A folder is meant from where the file is."""
+def _absolute_source(folder: Path, source: Any) -> Any:
+    """A folder, relative to the folder of the file."""
     own = isinstance(source, str) and source.startswith((".", "~"))
     return str((folder / Path(source).expanduser()).resolve()) if own else source
 
@@ -225,7 +224,7 @@ def _from(folder: Path, source: Any) -> Any:
 def _of_fields(
     document: Document, top: Keys, error: ValidationError, references: References
 ) -> list[Mistake]:
-    """One for each value: a value that may be of several kinds fails as each of them."""
+    """The mistakes, one for each value: a value of several types fails as each of them."""
     told: dict[Keys, list[str]] = {}
     for one in error.errors(include_url=False, include_input=False, include_context=False):
         keys, field = (*top, *one["loc"]), one["loc"][-1] if one["loc"] else ""
@@ -239,9 +238,8 @@ def _of_fields(
             known = _NESTED.get(str(one["loc"][0]), set()) if len(one["loc"]) > 1 else _FIELDS
             said.append(_unknown(str(field), known))
         else:
-            said.append(
-                f"{'' if said else '.'.join(map(str, there[1:])) + ': '}{one['msg'].removeprefix('Value error, ')}"
-            )
+            prefix = "" if said else ".".join(map(str, there[1:])) + ": "
+            said.append(prefix + one["msg"].removeprefix("Value error, "))
     return [
         Mistake(document.place(keys), references.hidden("; or: ".join(said)))
         for keys, said in told.items()

@@ -1,5 +1,7 @@
-"""Values that stand elsewhere: `${env:NAME}` and `${file:PATH}` in a text of a file. What they hold
-may be a secret, and is in no error and no log."""
+"""References in texts of a file: `${env:NAME}` and `${file:PATH}`.
+
+Their values may be secrets, and stand in no error and no log.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,19 @@ _LEAST_SHOWN = 4
 
 
 class Unresolved(Exception):
-    """A reference to what is not there; the message says what."""
+    """A reference without a value; the message says why."""
 
 
 @dataclass
 class References:
-    """Of one file, in whose folder relative paths begin. `held`: what was read, by the reference to
-    it."""
+    """References of one file; relative paths begin in its folder. values: by reference."""
 
     folder: Path
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    held: dict[str, str] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
 
     def resolved(self, value: Any) -> Any:
-        """The value with what its references hold. Raises Unresolved."""
+        """The value with references replaced. Raises Unresolved."""
         if isinstance(value, str):
             return _REFERENCE.sub(self._read, value)
         if isinstance(value, dict):
@@ -41,13 +42,13 @@ class References:
         return [self.resolved(one) for one in value] if isinstance(value, list) else value
 
     def hidden(self, text: str) -> str:
-        """A text for people: the references in the place of what they hold."""
-        for reference, held in sorted(self.held.items(), key=lambda one: -len(one[1])):
-            text = text.replace(held, reference) if len(held) >= _LEAST_SHOWN else text
+        """The text with references in the place of their values."""
+        for reference, value in sorted(self.values.items(), key=lambda one: -len(one[1])):
+            text = text.replace(value, reference) if len(value) >= _LEAST_SHOWN else text
         return text
 
-    def _read(self, found: re.Match[str]) -> str:
-        kind, name = found[1], found[2].strip()
+    def _read(self, match: re.Match[str]) -> str:
+        kind, name = match[1], match[2].strip()
         if kind == "env":
             if name not in self.environment:
                 raise Unresolved(f"the variable {name} is not set")
@@ -67,12 +68,12 @@ class References:
                 raise Unresolved(
                     f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}"
                 ) from None
-        self.held[found[0]] = value
+        self.values[match[0]] = value
         return value
 
 
 def texts(value: Any, keys: Keys) -> Iterator[tuple[Keys, str]]:
-    """All texts of a value that have references, and where they stand."""
+    """All texts with references in a value, and their places."""
     if isinstance(value, str) and _REFERENCE.search(value):
         yield keys, value
     elif isinstance(value, dict):

@@ -1,5 +1,4 @@
-"""What brings the models of a gateway to those of a file: requests of the admin API, of which none
-is there where nothing is otherwise. Pure."""
+"""Steps from the models of a gateway to those of a file: requests of the admin API. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +8,12 @@ from typing import Any, Literal, NamedTuple
 from gateway.domain import Wish
 from gateway.errors import BadRequest
 
-# The gateway's own: what was asked of the Hub once.
+# Fields that the gateway sets: commits come from the Hub.
 _KEPT = frozenset({"name", "commits"})
 
 
 class Step(NamedTuple):
-    """One request. `body` may hold secrets."""
+    """A request of the admin API. `body` may hold secrets."""
 
     kind: Literal["add", "change", "remove"]
     name: str
@@ -34,9 +33,11 @@ class Step(NamedTuple):
 def steps(
     views: Iterable[Mapping[str, Any]], wanted: Mapping[str, Wish], prune: Collection[str] = ()
 ) -> list[Step]:
-    """views: as GET /admin/models tells of them. prune: the models that go where they are not
-    wanted. Raises BadRequest where a model would have to become an
-    endpoint."""
+    """The steps that lead from `views` to the wishes of the file.
+
+    views: of GET /admin/models. prune: models to remove if the file lacks them. Raises BadRequest
+    if a model would have to become an endpoint.
+    """
     there = {str(view["name"]): view["wish"] for view in views}
     found = [Step("remove", name) for name in sorted(set(prune) & there.keys() - wanted.keys())]
     # A name that goes from one model to another is free before it is taken.

@@ -11,7 +11,8 @@ from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.built_model import Linear, per_rank
 from gateway.errors import BadModel
 from gateway.models.scheme import Scheme
-from gateway.models.spec import Tensor, read_model
+from gateway.models.spec import read_model
+from gateway.models.tensor import Tensor
 from tests.conformance import layer_questions
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import CASES, TENSOR_PARALLEL, case

@@ -11,7 +11,6 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from gateway.engines.inquiry.inquirer import Inquirer
 from gateway.engines.inquiry.learned import keep, profile_of
 from gateway.hosts.process.asked_environment import ask
 from gateway.planner.service import offline
-from gateway.planner.service.checking import checked, model_files
+from gateway.planner.service.engine_check import model_files
 from gateway.planner.service.offline import OfflinePlanner
 from gateway.profiles.profiles import Profiles
 from tests.conformance.kept import Kept
@@ -157,9 +156,7 @@ def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(
     said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its forecast is a guess, and its own code then says that both GPUs together will do."""
-    monkeypatch.setattr(
-        offline, "checked", partial(checked, limit_s=ENOUGH_S)
-    )  # a busy machine is no reason
+    monkeypatch.setattr(offline, "LIMIT_S", ENOUGH_S)  # a busy machine is no reason
     near = Profiles().nearest(NO_RULES)
     profile: Engine = profile_of(near, ref(NO_RULES).version, None, *said.version)
     assert near.ref != profile.ref

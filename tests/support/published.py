@@ -9,7 +9,8 @@ from typing import Any, Literal
 from hypothesis import strategies as st
 
 from gateway.domain import ModelSpec
-from gateway.models.spec import Tensor, read_model
+from gateway.models.spec import read_model
+from gateway.models.tensor import Tensor
 from gateway.profiles.profiles import Profiles
 from tests.support.paths import MODELS
 from tests.support.versions import VLLM

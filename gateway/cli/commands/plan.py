@@ -98,8 +98,7 @@ def _plan_for_snapshot(wish: Any, hardware: str) -> Any:
     from gateway.planner.service.offline import OfflinePlanner
 
     planner = OfflinePlanner.from_environment()
-    name, machine = planner.machine(hardware)
-    decision = planner.explained(planner.decide_on(wish, name, machine), wish, machine)
+    decision = planner.decide(wish, hardware, include_alternatives=True)
     planner.profiles.documents.save()
     return decision
 
@@ -163,11 +162,11 @@ def _with_engine_of_image(wish: Any) -> Any:
     import asyncio
 
     from gateway.cli.engine_inquiry import allowed_images, inquirer
-    from gateway.planner.service.images import named
+    from gateway.planner.service.images import with_engine_of_image
     from gateway.planner.service.offline import OfflinePlanner
 
     return asyncio.run(
-        named(
+        with_engine_of_image(
             wish,
             allowed_images(),
             OfflinePlanner.from_environment().profiles,

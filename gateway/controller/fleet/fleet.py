@@ -12,11 +12,11 @@ from gateway.diagnosis.ending import environmental
 from gateway.domain import Attempt, Cap, Failure, Holding, Offer, Plan, Sharing, Wish
 from gateway.domain.value import MOST_BYTES
 from gateway.errors import Conflict, no_model
-from gateway.planner.sharing.enough import reserved
-from gateway.planner.sharing.leaving import Leaver, leaving
-from gateway.planner.sharing.restore import again, outlived
-from gateway.planner.sharing.surplus import kept, last_cap, part, surplus
-from gateway.planner.starts import Holder, Stage, shape
+from gateway.planner.sharing.leaving import Leaver, leave_offers
+from gateway.planner.sharing.offers import bytes_reserved
+from gateway.planner.sharing.restore import interrupted_plan, plan_to_restore
+from gateway.planner.sharing.surplus import current_cap, last_cap, partial_offer, surplus_offers
+from gateway.planner.starts import PlacedEngine, Stage, shape
 
 
 class Fleet:
@@ -172,7 +172,7 @@ class Fleet:
         past = _attempts(requester, replica) if requester is not None else []
         home = past[-1].plan.gpus if past else ()
         return Sharing(
-            kept(past, caps),
+            current_cap(past, caps),
             (*(offer for _, offer in found), *leaves),
             holders,
             home,
@@ -224,8 +224,11 @@ class Fleet:
             if place in known and place[0] not in pinned and not known[place].asleep
         ]
         asleep = [one for one in known.values() if one.asleep and one.leaving is None]
-        return leaving(
-            *([one for one in map(self._leaver, some) if one.held] for some in (awake, asleep))
+        return leave_offers(
+            *(
+                [one for one in map(self._leaver, some) if one.held_bytes]
+                for some in (awake, asleep)
+            )
         )
 
     def _leaver(self, replica: ReplicaState) -> Leaver:
@@ -272,7 +275,7 @@ class Fleet:
             return ()
         attempt = model.replicas[index].attempt
         return (
-            surplus(attempt.plan, model.wish, index)
+            surplus_offers(attempt.plan, model.wish, index)
             if attempt is not None and attempt.asleep is None
             else ()
         )
@@ -303,7 +306,7 @@ class Fleet:
         most = next(
             (one for one in self._surplus(model, take.replica) if one.keeps <= take.keeps), take
         )
-        return part(most, count), {requester, *(name for name, _ in waiting)}
+        return partial_offer(most, count), {requester, *(name for name, _ in waiting)}
 
     def wish_beside_others(self, wish: Wish) -> Wish:
         """The wish on a shared machine: few GPUs, unless the wish names them."""
@@ -353,7 +356,7 @@ class Fleet:
                     *replica.received_offers,
                     *(take for take in replica.takes if self.has_given(take, replica.model)),
                 )
-                for uuid, count in reserved(given).items():
+                for uuid, count in bytes_reserved(given).items():
                     promised[uuid] = promised.get(uuid, 0) + count
         return promised
 
@@ -373,7 +376,9 @@ class Fleet:
         """Bytes per GPU that live attempts of the model may use; of one replica, or of all."""
         return _promised([replica] if replica is not None else model.replicas, {})
 
-    def holders(self, running: Collection[str], begun: set[str], now: float) -> Iterator[Holder]:
+    def holders(
+        self, running: Collection[str], begun: set[str], now: float
+    ) -> Iterator[PlacedEngine]:
         """See `Engines.holders` of the start gate."""
         begun &= {
             replica.attempt.instance_name
@@ -392,7 +397,7 @@ class Fleet:
                     )
                     stage: Stage = "ends" if ending else replica.stage
                     measures, proved = replica.measures, attempt.state == "ready"
-                    yield Holder(
+                    yield PlacedEngine(
                         name,
                         replica.model,
                         gpus,
@@ -467,7 +472,9 @@ def _attempts(model: ManagedModel, replica: ReplicaState | None = None) -> list[
 
 
 def _outlived(replica: ReplicaState) -> Plan | None:
-    return outlived([one for one in replica.history if one.generation == replica.generation])
+    return interrupted_plan(
+        [one for one in replica.history if one.generation == replica.generation]
+    )
 
 
 def _plan_to_restore(model: ManagedModel, replica: ReplicaState, cap: Cap | None) -> Plan | None:
@@ -475,7 +482,7 @@ def _plan_to_restore(model: ManagedModel, replica: ReplicaState, cap: Cap | None
     engine."""
     serves = replica.attempt is not None and replica.attempt.state == "ready"
     plan = _outlived(replica) if not serves and replica is not model.trial else None
-    return again(plan, cap) if plan is not None else None
+    return plan_to_restore(plan, cap) if plan is not None else None
 
 
 def _last_caps(model: ManagedModel) -> list[Cap]:

@@ -11,7 +11,8 @@ from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.replica_planner import CurrentContext, ReplicaPlanner
-from gateway.domain import Attempt, Plan, Planned
+from gateway.domain import Attempt, Plan
+from gateway.domain.plan_request import PlanResult
 from gateway.errors import FitserveError, NoPlan
 from gateway.logging import Logger
 from gateway.machine.gpu_watch import GpuWatch
@@ -66,13 +67,17 @@ class PlanSteps:
                     return
             if (
                 not model.wish_of(replica).check
-                or not set(planned.open) - model.failed_inquiries.keys()
+                or not set(planned.engines_to_ask) - model.failed_inquiries.keys()
             ):
                 await self._without_plan(model, replica, planned, room)
                 return
             # What the rules refuse, the engines' own code may allow.
-            replica.progress = f"checking: {planned.open[0]} is asked about what its rules refuse"
-            async with self._replica_planner.checked(model, room, planned.open[0], None) as planned:
+            replica.progress = (
+                f"checking: {planned.engines_to_ask[0]} is asked about what its rules refuse"
+            )
+            async with self._replica_planner.checked(
+                model, room, planned.engines_to_ask[0], None
+            ) as planned:
                 if planned.plan is None:
                     await self._without_plan(model, replica, planned, room)
                     return
@@ -82,18 +87,22 @@ class PlanSteps:
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
 
     async def _fits_beside(
-        self, model: ManagedModel, planned: Planned, room: CurrentContext, instead: CurrentContext
+        self,
+        model: ManagedModel,
+        planned: PlanResult,
+        room: CurrentContext,
+        instead: CurrentContext,
     ) -> bool:
         if room().claims == instead().claims:
             return True  # what serves holds nothing that plans are made of
         other = await self._replica_planner.decide(model, instead)
         if other.takes or other.plan is None:
             # In its place others may give, or an engine may allow what the rules refuse.
-            return not other.takes and not other.open
+            return not other.takes and not other.engines_to_ask
         return planned.plan is not None and is_as_good(planned.plan, other.plan)
 
     async def _without_plan(
-        self, model: ManagedModel, replica: ReplicaState, planned: Planned, room: CurrentContext
+        self, model: ManagedModel, replica: ReplicaState, planned: PlanResult, room: CurrentContext
     ) -> None:
         """It rests where others would leave for it once it is asked. Else raises NoPlan."""
         reason = "; ".join([planned.reason, *self._gpus.lost_messages()])

@@ -3,20 +3,11 @@ for the machine as it is now."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
-from gateway.domain import (
-    Asked,
-    EngineAnswer,
-    Hardware,
-    Planned,
-    Question,
-    RunningPlan,
-    Sharing,
-    Wish,
-)
-from gateway.domain.plan import ALONE
+from gateway.domain import Hardware, Wish
+from gateway.domain.plan_request import PlanRequest, PlanResult
 
 
 class PlannerPort(Protocol):
@@ -27,49 +18,26 @@ class PlannerPort(Protocol):
         """What is in this machine now; GPUs that are lost say so."""
         ...
 
-    async def named(self, wish: Wish) -> Wish:
+    async def resolve(self, wish: Wish) -> Wish:
         """The wish with the engine that its image holds, where it names the image alone, and with
         the UUIDs of GPUs that it names by their numbers. Raises BadRequest for an image that may
         not be
         started, and HostError for one that cannot be asked."""
         ...
 
-    async def decide(
-        self,
-        wish: Wish,
-        facts: Sequence[str],
-        claims: Mapping[str, int],
-        hardware: str | None = None,
-        answers: Mapping[Question, EngineAnswer] | None = None,
-        pins: Mapping[str, str] | None = None,
-        running: RunningPlan | None = None,
-        *,
-        others: bool = False,
-        sharing: Sharing = ALONE,
-    ) -> Planned:
-        """Read the model, look at the machine, or at the snapshot that `hardware` names, and plan.
+    async def plan(self, request: PlanRequest) -> PlanResult:
+        """Read the model and the machine, and plan.
 
-        `facts` are those of the store, as they are kept there; `claims` are bytes per GPU UUID of
-        engines that run or start; `answers` are what engines said of this model; `pins` the digests
-        of images, by name, that this model's engines are started from; `running` is what a rival is
-        looked for to. `others`: the decision tells too what engines would give that cannot be
-        started here. `sharing`: who else has GPUs here, what they could give, and what the model
-        keeps to for them. Raises BadModel, BadFlag, NotFound, NoPlan.
+        Raises BadModel, BadFlag, NotFound, NoPlan.
         """
         ...
 
     async def check(
-        self,
-        wish: Wish,
-        facts: Sequence[str],
-        claims: Mapping[str, int],
-        answers: Mapping[Question, EngineAnswer],
-        problems: Mapping[str, str],
-        pins: Mapping[str, str],
-        limit_s: float,
-        sharing: Sharing = ALONE,
-    ) -> tuple[Planned, Asked]:
-        """The same, once the engines of this machine were asked for at most `limit_s`. The forecast
-        stays where one could not be asked:
-        then its problem is told by its name. Engines of `problems` are not asked again."""
+        self, request: PlanRequest, problems: Mapping[str, str], limit_s: float
+    ) -> PlanResult:
+        """The plan after questions to the engines of this machine, for at most `limit_s`.
+
+        Engines of `problems` are not asked. The forecast stands if an engine cannot be asked, and
+        `PlanResult.asked` says why.
+        """
         ...

@@ -6,16 +6,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.fleet.planning_context import PlanningContext
 from gateway.controller.steps.planner_port import PlannerPort
-from gateway.domain import Asked, Attempt, Offer, Plan, Planned, RunningPlan
+from gateway.domain import Asked, Attempt, Offer, Plan, Sharing
 from gateway.domain.image_name import exact
+from gateway.domain.plan_request import PlanRequest, PlanResult, RunningPlan
 from gateway.errors import FitserveError
-from gateway.planner.sharing.surplus import without
-from gateway.store.store import Store
+from gateway.planner.sharing.surplus import cap_after_giving
 
 CurrentContext = Callable[[], PlanningContext]
 KeepCommits = Callable[[ManagedModel, Mapping[str, str]], Awaitable[None]]
@@ -24,12 +25,9 @@ KeepCommits = Callable[[ManagedModel, Mapping[str, str]], Awaitable[None]]
 class ReplicaPlanner:
     """Shared by all replicas of a gateway."""
 
-    def __init__(
-        self, store: Store, planner: PlannerPort, asking_s: float, keep_commits: KeepCommits
-    ) -> None:
+    def __init__(self, planner: PlannerPort, asking_s: float, keep_commits: KeepCommits) -> None:
         """asking_s: how long engines may take to answer about a model. keep_commits: as of
         `WishChanges`."""
-        self._store = store
         self._planner = planner
         self._asking_s = asking_s
         self._keep_commits = keep_commits
@@ -41,23 +39,17 @@ class ReplicaPlanner:
         model: ManagedModel,
         room: CurrentContext,
         others: Literal["give", "stay", "leave"] = "give",
-    ) -> Planned:
+    ) -> PlanResult:
         """By what is known now; that is shown. others: what they do for it; `leave` is what all do
         in time once it is asked, and is not shown. Raises
         BadModel and its kin."""
-        facts = await asyncio.to_thread(self._store.fact_texts)
         now = room()
         surplus = [offer for offer in now.sharing.offers if offer.how == "surplus"]
         offers = {"give": now.sharing.offers, "stay": (), "leave": (*surplus, *now.if_asked)}[
             others
         ]
-        planned = await self._planner.decide(
-            now.wish,
-            facts,
-            now.claims,
-            answers=model.answers,
-            pins=model.pins,
-            sharing=now.sharing._replace(offers=offers),
+        planned = await self._planner.plan(
+            _request(model, now, now.sharing._replace(offers=offers))
         )
         if model.decision is None or not (now.copy or others == "leave"):
             model.decision = planned.decision
@@ -67,26 +59,22 @@ class ReplicaPlanner:
     @contextlib.asynccontextmanager
     async def checked(
         self, model: ManagedModel, room: CurrentContext, engine: str, plan: Plan | None
-    ) -> AsyncGenerator[Planned]:
+    ) -> AsyncGenerator[PlanResult]:
         """What is planned once engines were asked; until the end no other plan is made. Nobody
         waits while they are asked: what was
         promised to others meanwhile is looked at again. plan, of that engine: what stands where
         nothing comes of it.
         """
         async with model.inquiry_lock:
-            facts, before = await asyncio.to_thread(self._store.fact_texts), room()
-            pins = model.pins
-            known = model.answers, model.failed_inquiries, pins
+            before, pins = room(), model.pins
+            request = _request(model, before, before.sharing._replace(offers=()))
             try:
-                sharing = before.sharing._replace(offers=())
-                planned, asked = await self._planner.check(
-                    before.wish, facts, before.claims, *known, self._asking_s, sharing
-                )
+                planned = await self._planner.check(request, model.failed_inquiries, self._asking_s)
             except FitserveError as error:
-                planned = Planned(plan, str(error), model.decision or b"null")
-                asked = Asked({}, {engine: str(error)}, {})
-            pins.update(asked.pins)
-            model.remember_answers(asked)
+                problems = Asked({}, {engine: str(error)}, {})
+                planned = PlanResult(plan, str(error), model.decision or b"null", asked=problems)
+            pins.update(planned.asked.pins)
+            model.remember_answers(planned.asked)
         async with self.planning:
             if room() != before:
                 planned = await self.decide(model, room, "stay")
@@ -109,25 +97,16 @@ class ReplicaPlanner:
         near = {
             holder.model for holder in room.sharing.holders if set(plan.gpus) & holder.gives.keys()
         }
-        cap = without(take, plan, {*requester, *near, *(before.models if before else ())})
+        cap = cap_after_giving(take, plan, {*requester, *near, *(before.models if before else ())})
         same = {
             "engines": (str(plan.engine),),
             "gpus": plan.gpus,
             "tensor_parallel": plan.tensor_parallel.value,
             "replicas": 1,
         }
-        facts = await asyncio.to_thread(self._store.fact_texts)
-        running = RunningPlan(plan, held)
-        sharing = room.sharing._replace(cap=cap, offers=(), home=plan.gpus)
-        found = await self._planner.decide(
-            room.wish.evolve(**same),
-            facts,
-            room.claims,
-            None,
-            model.answers,
-            model.pins,
-            running,
-            sharing=sharing,
+        request = _request(model, room, room.sharing._replace(cap=cap, offers=(), home=plan.gpus))
+        found = await self._planner.plan(
+            replace(request, wish=room.wish.evolve(**same), running=RunningPlan(plan, held))
         )
         if found.plan is None or found.plan.cap != cap:
             return None
@@ -136,6 +115,16 @@ class ReplicaPlanner:
             cap.evolve(bytes=found.plan.memory.promised_bytes),
         )
         return fixed.evolve(question=None, cap=taken)
+
+
+def _request(model: ManagedModel, context: PlanningContext, sharing: Sharing) -> PlanRequest:
+    return PlanRequest(
+        context.wish,
+        claims=context.claims,
+        answers=tuple(model.answers.items()),
+        pins=model.pins,
+        sharing=sharing,
+    )
 
 
 def pinned(plan: Plan, pins: Mapping[str, str]) -> Plan:

@@ -21,7 +21,12 @@ from gateway.diagnosis.facts import sleep
 from gateway.domain import Asleep, Attempt, Fact, Offer
 from gateway.domain.units import gib
 from gateway.logging import Logger
-from gateway.planner.sharing.leaving import awake, missing, taken, to_wake
+from gateway.planner.sharing.leaving import (
+    bytes_occupied,
+    bytes_promised_away,
+    offers_to_wake,
+    why_not_sleep,
+)
 from gateway.store.store import Store
 
 log = Logger("fitserve.loop")
@@ -57,7 +62,7 @@ class SleepSteps:
         """Put an idle engine to sleep. If it cannot sleep, its attempt ends instead. Raises
         StoreError."""
         watcher, machine = replica.watcher, await self._planner.hardware()
-        if (why := awake(attempt.plan, machine)) or watcher is None:
+        if (why := why_not_sleep(attempt.plan, machine)) or watcher is None:
             log.warning("stopped instead of put to sleep", model=replica.model, why=why)
             replica.spent = attempt.id
             return
@@ -159,7 +164,10 @@ class SleepSteps:
         while True:
             async with self._planning:
                 machine = await self._planner.hardware()
-                promised, gone = missing(attempt, claims(), machine), taken(attempt, machine)
+                promised, gone = (
+                    bytes_promised_away(attempt, claims(), machine),
+                    bytes_occupied(attempt, machine),
+                )
                 if not promised and not gone:
                     await self._save(
                         replica, attempt.evolve(asleep=attempt.asleep.evolve(gave=None))
@@ -167,7 +175,7 @@ class SleepSteps:
                     return True
                 lack = promised or (gone if time.monotonic() > end else {})
                 leaves = [one for one in offers() if one.how != "surplus"]
-                if takes := to_wake(lack, leaves) or ():
+                if takes := offers_to_wake(lack, leaves) or ():
                     if replica.wait_for(takes):
                         log.warning(
                             "others leave",

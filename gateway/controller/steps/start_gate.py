@@ -15,19 +15,19 @@ from typing import Protocol
 
 from gateway.domain import Attempt, Failure, Hardware, Instance
 from gateway.planner.starts import (
-    Holder,
-    Holdup,
-    Reading,
-    Start,
+    Blocked,
+    MemoryReading,
+    PendingStart,
+    PlacedEngine,
+    blocked_by,
+    bytes_taken,
     cache_bytes,
-    changed,
     disturbances,
-    holdup,
-    lacking,
+    memory_change,
+    memory_shortage,
     readings,
     shape,
     start_of,
-    taken,
 )
 
 # Seconds in which a failure of a serving engine may be an echo of a neighbour's change.
@@ -48,7 +48,9 @@ class WithdrawnError(Exception):
 class Engines(Protocol):
     """The part of `gateway.controller.fleet.fleet.Fleet` that the gate uses."""
 
-    def holders(self, running: Collection[str], begun: set[str], now: float) -> Iterable[Holder]:
+    def holders(
+        self, running: Collection[str], begun: set[str], now: float
+    ) -> Iterable[PlacedEngine]:
         """The engines that exist.
 
         `running` are the listed instances; `begun` those that may not be listed yet. Unknown names
@@ -71,13 +73,13 @@ class StartGate:
         self._engines = engines
         self._hardware = hardware
         self._limit_s = limit_s
-        self._waiting: dict[str, Start] = {}
+        self._waiting: dict[str, PendingStart] = {}
         self._begun: set[str] = set()
         """Started instances that the host may not list yet."""
-        self._holders: dict[str, Holder] = {}
+        self._holders: dict[str, PlacedEngine] = {}
         self._disturbed: dict[str, tuple[float, str]] = {}
         """When and how a neighbour last disturbed an instance."""
-        self._readings: dict[str, dict[str, Reading]] = {}
+        self._readings: dict[str, dict[str, MemoryReading]] = {}
         """The memory of an instance's GPUs just before its start."""
         self._restless: dict[str, float] = {}
         """Since when a waiting instance watches foreign processes."""
@@ -175,7 +177,7 @@ class StartGate:
         if start.sized:
             self._sized.add(start.instance)
         now, sized = time.monotonic(), start.sized
-        self._holders[start.instance] = Holder(
+        self._holders[start.instance] = PlacedEngine(
             start.instance, start.model, start.gpus, start.shape, "loads", now, sized=sized
         )
         return count
@@ -191,7 +193,7 @@ class StartGate:
         ):
             await self._looked.wait()
         now = time.monotonic()
-        self._holders[name] = Holder(
+        self._holders[name] = PlacedEngine(
             name,
             attempt.model,
             gpus,
@@ -212,7 +214,9 @@ class StartGate:
             " its memory"
         )
 
-    async def _quiet(self, attempt: Attempt, start: Start, report: Callable[[str], None]) -> bool:
+    async def _quiet(
+        self, attempt: Attempt, start: PendingStart, report: Callable[[str], None]
+    ) -> bool:
         """Whether the memory of its GPUs is stable now, and remember it.
 
         Raises WithdrawnError if the memory is too little for the plan.
@@ -231,13 +235,13 @@ class StartGate:
         if (
             foreign
             and time.monotonic() - since < _RESTLESS_S
-            and (before is None or (moved := changed(before, read)))
+            and (before is None or (moved := memory_change(before, read)))
         ):
             if before is not None:
                 report(f"waits until the memory of its GPUs is stable: {moved}")
             await asyncio.sleep(_QUIET_S)
             return False
-        if short := lacking(attempt.plan, read):
+        if short := memory_shortage(attempt.plan, read):
             raise WithdrawnError(
                 Failure(
                     kind="withdrawn",
@@ -258,24 +262,24 @@ class StartGate:
         if not (before := self._readings.get(attempt.instance_name)):
             return "", None
         now = readings(await self._hardware(), before)
-        moved = changed(before, now)
-        return moved, None if moved else taken(before, now)
+        moved = memory_change(before, now)
+        return moved, None if moved else bytes_taken(before, now)
 
-    def _blocked_by(self, start: Start) -> Holdup | None:
-        return holdup(
+    def _blocked_by(self, start: PendingStart) -> Blocked | None:
+        return blocked_by(
             start, self._waiting.values(), self._holders.values(), time.monotonic(), self._limit_s
         )
 
-    async def _words(self, held: Holdup) -> str:
+    async def _words(self, held: Blocked) -> str:
         if held.gpu is None:
-            return f"waits for {held.model}, which {held.doing}"
+            return f"waits for {held.model}, which {held.activity}"
         if held.gpu not in self._numbers:  # each reading of the machine takes part of a second
             self._numbers |= {gpu.uuid: str(gpu.index) for gpu in (await self._hardware()).gpus}
         number = self._numbers.get(held.gpu, held.gpu)
-        return f"waits for {held.model} on GPU {number}, which {held.doing}"
+        return f"waits for {held.model} on GPU {number}, which {held.activity}"
 
 
-def _keep_since(one: Holder, before: Holder | None) -> Holder:
+def _keep_since(one: PlacedEngine, before: PlacedEngine | None) -> PlacedEngine:
     """The engine with the time when its present stage began."""
     return (
         replace(one, since=before.since)

@@ -31,15 +31,18 @@ from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.kind import EngineKind
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.layers.stages import dealt, fullest, layers_of, repeated
+from gateway.engines.common.layers.weights import weights_bytes
 from gateway.engines.common.lora.adapter_memory import bytes_on_rank
 from gateway.engines.common.memory.asked_cache import CountedCache
 from gateway.engines.common.memory.kv_cache import KvCache
 from gateway.engines.common.planning_input import GroupMemory, PlanningInput
+from gateway.engines.common.refusal import Refused
 from gateway.engines.common.speculative.speculation import Speculation
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
 from gateway.engines.common.variant import Variant
 from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
+from gateway.models.scheme import Scheme, describe
 from gateway.models.workload import Workload
 from gateway.variables import words
 
@@ -163,6 +166,38 @@ class Candidate:
             else {}
         )
         return scope | ({"env": words(env)} if (env := self.given.wish.env) else {})
+
+    def weights_bytes(self) -> int:
+        """Bytes of weights on one rank, padded as the chosen kernels pad, or as the engine said.
+
+        Raises Refused if the division or a scheme is not known.
+        """
+        answer = self.evidence.answer
+        # The engine's size of weights that are quantized while they load is that before.
+        shrunk = bool(self.variant.quantization) and self.given.spec.quant is None
+        # The engine counted for stages with equal numbers of layers.
+        answer = answer if self.whole is None else None
+        if answer is not None and not shrunk:
+            return answer.weights + self.speculation.weights_bytes
+        rows = {
+            (row.layer, row.scheme): row.padded_to for row in self.evidence.kernels if row.padded_to
+        }
+        padded = {
+            layer: rows[key]
+            for layer in (self.stage.linears if rows else ())
+            if isinstance(layer.scheme, Scheme)
+            and (key := (layer.name, describe(layer.scheme))) in rows
+        }
+        stored = weights_bytes(self.stage, self.rank, frozenset(self.engine.traits), padded)
+        if stored is None and answer is not None:
+            return answer.weights + self.speculation.weights_bytes
+        if stored is None:
+            raise Refused(
+                "unsupported_quantization",
+                "the size of its quantized weights is not known",
+                self.source,
+            )
+        return stored + self.speculation.weights_bytes
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: what follows from one is remembered

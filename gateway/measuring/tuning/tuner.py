@@ -183,7 +183,7 @@ class Tuner:
         if not stretches or not (serving := model.serving):
             return
         try:
-            compared = await self._plan_preview.compared(model, serving[0].plan, seen=stretches)
+            compared = await self._plan_preview.compared(model, serving[0].plan, traffic=stretches)
             if not compared.learned:
                 return
             await asyncio.to_thread(self._store.learn_speeds, compared.learned)
@@ -284,7 +284,7 @@ class Tuner:
             await self._store_report(model.wish.name, tried, report)
             better = (
                 await self._plan_preview.compared(
-                    model, ours, _replica_alone(model, replica), against=tried
+                    model, ours, _replica_alone(model, replica), compare_with=tried
                 )
             ).rival
         finally:

@@ -21,7 +21,8 @@ from gateway.models.catalog.hub_cache import COMMIT
 from gateway.models.catalog.safetensors import MAX_TENSORS
 from gateway.models.drafter import Drafter
 from gateway.models.read_drafter import read_drafter as drafter_from
-from gateway.models.spec import TOKENIZER_CODE, Tensor, read_model
+from gateway.models.spec import TOKENIZER_CODE, read_model
+from gateway.models.tensor import Tensor
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 MAX_TEMPLATE_BYTES = 1024 * 1024

@@ -15,7 +15,7 @@ from gateway.models.catalog.hub import MAX_FILES, Hub
 from gateway.models.catalog.hub_cache import Listing
 from gateway.models.catalog.model_folder import check_opened
 from gateway.models.catalog.safetensors import read_header
-from gateway.models.spec import Tensor
+from gateway.models.tensor import Tensor
 
 
 class Header(NamedTuple):

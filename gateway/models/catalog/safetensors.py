@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 
 from gateway.errors import BadModel
-from gateway.models.spec import Tensor
+from gateway.models.tensor import Tensor
 
 MAX_HEADER_BYTES = 100_000_000
 # The limit of a whole model. The largest published models have 280,000 tensors: a quantized matrix

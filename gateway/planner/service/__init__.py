@@ -1,2 +1,1 @@
-"""From a wish to a decision: reads the model and asks the planner, which is pure; for a gateway
-that runs, in a process of its own."""
+"""Plans for requests: in a process of its own for a gateway, or offline."""

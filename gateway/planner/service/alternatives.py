@@ -1,10 +1,7 @@
-"""Where a model has no plan: what would have to be otherwise, in numbers, and which forms of the
-model this machine could serve.
+"""Numbers and forms of a model that would fit, if it has no plan.
 
-    with_alternatives(decision, asked, hub) -> the decision, and what would fit (`would_fit`)
-
-Forms are quantized variants of the repository as the Hub lists them, read and planned like any
-model. Without a Hub they are the shapes that would fit. All of it is bounded in number and in time.
+Forms are quantized variants of the repository that the Hub lists, read and planned like any model.
+Without a Hub they are shapes that would fit. Number and time of all reads are bounded.
 """
 
 from __future__ import annotations
@@ -20,9 +17,9 @@ from gateway.errors import FitserveError
 from gateway.models.catalog.hub import REPOSITORY, Hub
 from gateway.planner.sizes import lacks, wanted_context
 
-# Variants that are read, in how many seconds in all, and how many at once; and how many are told.
+# Variants that are read, seconds for all, reads at once, and forms that are shown.
 _MOST_READ, _LIMIT_S, _AT_ONCE, _MOST_TOLD = 8, 6.0, 4, 5
-# No other form of a model helps where its architecture or the driver stands against it.
+# Verdicts that no other form of the model cures.
 _HOPELESS = {
     "unsupported_architecture",
     "untrusted_code",
@@ -30,7 +27,7 @@ _HOPELESS = {
     "unsupported_platform",
     "bad_flag",
 }
-# As their tools write them; in the order in which they keep most of the weights.
+# As quantization tools write them, with the most of the weights kept first.
 _SHAPES: dict[str, dict[str, Any]] = {
     "FP8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
     "AWQ or GPTQ 4-bit": {
@@ -46,25 +43,33 @@ _CONTEXT_FLAGS = {"max-model-len", "context-length"}
 
 @dataclass(frozen=True)
 class Unplanned:
-    """What had no plan. read: the spec of a repository. now: the decision for a model and a wish on
-    this machine; empty: the same without what our engines have, None where
-    they have nothing."""
+    """A model without a plan.
+
+    decide: the decision for a form and a wish on this machine. decide_on_empty: the same without
+    the memory of running engines; None: they have none. read: the spec of a repository.
+    """
 
     spec: ModelSpec
     wish: Wish
-    now: Callable[[ModelSpec, Wish], Decision]
+    decide: Callable[[ModelSpec, Wish], Decision]
     read: Callable[[str], ModelSpec]
-    empty: Callable[[ModelSpec, Wish], Decision] | None = None
+    decide_on_empty: Callable[[ModelSpec, Wish], Decision] | None = None
 
 
-def with_alternatives(decision: Decision, asked: Unplanned, hub: Hub) -> Decision:
-    """As it is where there is a plan, or where no form of the model would help."""
+def with_alternatives(decision: Decision, unplanned: Unplanned, hub: Hub) -> Decision:
+    """The decision with `would_fit`, if it has no plan and another form could help."""
     verdicts = {one.verdict for one in decision.rejected}
     if decision.plans or not verdicts - _HOPELESS:
         return decision
-    alone = asked.empty(asked.spec, asked.wish) if asked.empty is not None else None
-    shorter = _shorter(asked)
-    forms = tuple(_best(_variants(asked, hub), asked)) or tuple(_best(_shapes(asked), asked))
+    alone = (
+        unplanned.decide_on_empty(unplanned.spec, unplanned.wish)
+        if unplanned.decide_on_empty is not None
+        else None
+    )
+    shorter = _shorter(unplanned)
+    forms = tuple(_best(_variants(unplanned, hub), unplanned)) or tuple(
+        _best(_shapes(unplanned), unplanned)
+    )
     found = WouldFit(
         weights_bytes=_weights(decision),
         room_bytes=_room(decision),
@@ -105,9 +110,9 @@ def _ranks(one: Plan | Rejected) -> int:
     return one.tensor_parallel.value * one.pipeline_parallel.value
 
 
-def _shorter(asked: Unplanned) -> Plan | None:
+def _shorter(unplanned: Unplanned) -> Plan | None:
     """The best plan where no context is demanded."""
-    wish = asked.wish
+    wish = unplanned.wish
     flags = {
         name: value
         for name, value in wish.args.items()
@@ -115,26 +120,26 @@ def _shorter(asked: Unplanned) -> Plan | None:
     }
     if wish.min_context is None and flags == wish.args:
         return None
-    plans = asked.now(asked.spec, wish.evolve(min_context=None, args=flags)).plans
+    plans = unplanned.decide(unplanned.spec, wish.evolve(min_context=None, args=flags)).plans
     return plans[0] if plans else None
 
 
-def _shapes(asked: Unplanned) -> Iterator[tuple[str, str, Plan]]:
-    if asked.spec.quant is not None:
+def _shapes(unplanned: Unplanned) -> Iterator[tuple[str, str, Plan]]:
+    if unplanned.spec.quant is not None:
         return
     for words, config in _SHAPES.items():
         quant = Quant(method=config["quant_method"], config=config)
-        spec = asked.spec.evolve(
-            quant=quant, config={**asked.spec.config, "quantization_config": config}
+        spec = unplanned.spec.evolve(
+            quant=quant, config={**unplanned.spec.config, "quantization_config": config}
         )
-        for plan in _planned(spec, asked):
+        for plan in _planned(spec, unplanned):
             yield words, "", plan
 
 
-def _variants(asked: Unplanned, hub: Hub) -> Iterator[tuple[str, str, Plan]]:
+def _variants(unplanned: Unplanned, hub: Hub) -> Iterator[tuple[str, str, Plan]]:
     """Quantized variants of the repository, as many as are read in time."""
-    repo, end = asked.wish.source or "", time.monotonic() + _LIMIT_S
-    if not REPOSITORY.fullmatch(repo) or asked.spec.revision is None:
+    repo, end = unplanned.wish.source or "", time.monotonic() + _LIMIT_S
+    if not REPOSITORY.fullmatch(repo) or unplanned.spec.revision is None:
         return
     readers = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="variant")
     try:
@@ -142,35 +147,32 @@ def _variants(asked: Unplanned, hub: Hub) -> Iterator[tuple[str, str, Plan]]:
         wait([listed], timeout=max(0.0, end - time.monotonic()))
         names = listed.result()[:_MOST_READ] if listed.done() and listed.exception() is None else ()
         reading: dict[Future[ModelSpec], str] = {
-            readers.submit(asked.read, name): name for name in names
+            readers.submit(unplanned.read, name): name for name in names
         }
         done, _ = wait(reading, timeout=max(0.0, end - time.monotonic()))
         for future in sorted(done, key=lambda one: names.index(reading[one])):
             if future.exception() is None and time.monotonic() < end:
-                for plan in _planned(future.result(), asked):
+                for plan in _planned(future.result(), unplanned):
                     yield "", reading[future], plan
     finally:
         readers.shutdown(wait=False, cancel_futures=True)
 
 
-def _planned(spec: ModelSpec, asked: Unplanned) -> Iterator[Plan]:
-    """The best plan of another form, if there is one, by the same rules and for the same machine;
-    with less context than was demanded where
-    so much fits in no way."""
-    wish = asked.wish.evolve(source=spec.source, revision=None)
+def _planned(spec: ModelSpec, unplanned: Unplanned) -> Iterator[Plan]:
+    """The best plan of another form, with less context if the wished context never fits."""
+    wish = unplanned.wish.evolve(source=spec.source, revision=None)
     try:
-        plans = asked.now(spec, wish).plans or (
-            asked.now(spec, wish.evolve(min_context=None)).plans if wish.min_context else ()
+        plans = unplanned.decide(spec, wish).plans or (
+            unplanned.decide(spec, wish.evolve(min_context=None)).plans if wish.min_context else ()
         )
     except FitserveError:
         return
     yield from plans[:1]
 
 
-def _best(found: Iterable[tuple[str, str, Plan]], asked: Unplanned) -> list[Form]:
-    """First what has the wished context and sound kernels; of these what keeps most of the
-    weights."""
-    wanted = wanted_context(asked.spec, asked.wish, {})
+def _best(found: Iterable[tuple[str, str, Plan]], unplanned: Unplanned) -> list[Form]:
+    """The forms with the wished context and sound kernels first, then by the most weights kept."""
+    wanted = wanted_context(unplanned.spec, unplanned.wish, {})
     ranked = sorted(
         found,
         key=lambda one: (

@@ -1,5 +1,4 @@
-"""Images that somebody else than an engine's project made, and versions that nobody described:
-which engine an image holds, and what it is."""
+"""Engines of foreign images, and engine versions without a profile."""
 
 from __future__ import annotations
 
@@ -14,12 +13,14 @@ from gateway.profiles.profiles import Profiles
 _NAME_S = 30.0
 
 
-async def named(
+async def with_engine_of_image(
     wish: Wish, allowed: AllowedImages | None, profiles: Profiles, inquirer: Inquirer
 ) -> Wish:
-    """The wish with the engine that its image holds, where it names the image alone. allowed: None
-    where engines are processes. Raises BadRequest for an
-    image that may not be started, and HostError for one that cannot be asked."""
+    """The wish with the engine of its image, if it names only the image.
+
+    allowed: None: engines are processes. Raises BadRequest for an image that may not be started,
+    and HostError for an image that cannot be asked.
+    """
     if wish.image is None:
         return wish
     if allowed is None:
@@ -28,8 +29,8 @@ async def named(
             f"The image {wish.image} cannot be started: engines are processes on this machine"
             " (FITSERVE_HOST_KIND).",
             hint=(
-                f"Install the version (`fitserve engine install {engine}`), and ask an environment"
-                f" of your own with `fitserve engine learn {engine} --python VENV/bin/python`; or"
+                f"Install the version with `fitserve engine install {engine}`, or use your own"
+                f" environment with `fitserve engine learn {engine} --python VENV/bin/python`, or"
                 " run the gateway with Docker."
             ),
             param="image",
@@ -40,32 +41,42 @@ async def named(
     kind, mark, _ = (wish.engines[0] if wish.engines else "").partition("==")
     if mark:
         return wish
-    # An agent wants to know whose image it is, which is what is asked: any engine's will do.
+    # An agent requires an engine kind, which is not known yet: any kind will do.
     newest = next(iter(profiles.engine_files)).partition("==")
     try:
-        held = await inquirer.held(
+        engine_ref = await inquirer.held(
             EngineRef(kind=newest[0], version=newest[2], image=wish.image), _NAME_S
         )
     except HostError as error:
         raise HostError(
-            error.message, hint=f"{error.hint} Or name what it holds: --engine KIND==VERSION."
+            error.message, hint=f"{error.hint} Or name the engine in it: --engine KIND==VERSION."
         ) from None
-    if kind not in ("", held.kind):
+    if kind not in ("", engine_ref.kind):
         raise BadRequest(
-            f"The image {wish.image} holds {held}, and not {kind}.",
-            hint=f"Leave --engine out, or name {held}.",
+            f"The image {wish.image} holds {engine_ref}, not {kind}.",
+            hint=f"Omit --engine, or name {engine_ref}.",
             param="engines",
         )
-    return wish.evolve(engines=(str(held),))
+    return wish.evolve(engines=(str(engine_ref),))
 
 
-async def hear(engine: EngineRef, profiles: Profiles, inquirer: Inquirer, limit_s: float) -> bool:
-    """Before it is asked about a model, an engine that nobody described says what it is. Returns
-    whether it did. Raises HostError."""
+async def learn_engine(
+    engine: EngineRef, profiles: Profiles, inquirer: Inquirer, limit_s: float
+) -> bool:
+    """Ask an engine without a profile for its properties, before any question about a model.
+
+    Returns whether a profile was learned. Raises HostError.
+    """
     if not profiles.undescribed(engine):
         return False
-    here, identity = await inquirer.identified(engine)
-    if profiles.heard(here, identity):
+    exact_ref, identity = await inquirer.identified(engine)
+    if profiles.heard(exact_ref, identity):
         return False
-    await learn(inquirer, profiles.nearest(str(here)), here, profiles.learned_in(here), limit_s)
+    await learn(
+        inquirer,
+        profiles.nearest(str(exact_ref)),
+        exact_ref,
+        profiles.learned_in(exact_ref),
+        limit_s,
+    )
     return True

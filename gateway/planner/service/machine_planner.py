@@ -1,45 +1,21 @@
-"""Plans for the machine of a gateway that runs: what is in it now goes to the process that plans,
-and its engines are asked."""
+"""The planner of a running gateway: for its machine as it is now, with questions to its engines."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.domain import (
-    Asked,
-    EngineAnswer,
-    Hardware,
-    Plan,
-    Planned,
-    Question,
-    Rival,
-    RunningPlan,
-    Sharing,
-    Wish,
-)
+from gateway.domain import Asked, Hardware, Wish
 from gateway.domain.image_name import AllowedImages, exact
-from gateway.domain.plan import ALONE
+from gateway.domain.plan_request import PlanRequest, PlanResult
 from gateway.engines.inquiry.document import ModelFiles
 from gateway.errors import BadModel, HostError
-from gateway.planner.service.checking import LIMIT_S, Forecast, checked
-from gateway.planner.service.images import hear, named
-from gateway.planner.service.messages import (
-    ANSWERS,
-    FACTS,
-    GAPS,
-    OPEN,
-    SEEN,
-    SHARING,
-    TAKES,
-    Frames,
-    Request,
-)
+from gateway.planner.service.engine_check import LIMIT_S, EngineCheck
+from gateway.planner.service.images import learn_engine, with_engine_of_image
 from gateway.planner.service.plan_process import PlanProcess
 
 if TYPE_CHECKING:
@@ -50,8 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MachinePlanner:
-    """`gateway.controller.steps.planner_port` is its contract. `data`: the gateway's data folder.
-    `profiles`: those that the process has too."""
+    """Implements `gateway.controller.steps.planner_port`.
+
+    data: the gateway's data folder. profiles: those of the plan process.
+    images: those that may be started; None: engines are processes here.
+    facts: the learned facts, as JSON.
+    """
 
     data: Path
     process: PlanProcess
@@ -59,145 +39,65 @@ class MachinePlanner:
     inquirer: Inquirer
     profiles: Profiles
     images: AllowedImages | None
-    """Those that may be started; None: engines are processes here."""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Of many models that are checked at once one is planned at a time: the process lets few
-    requests wait."""
+    facts: Callable[[], Sequence[str]] = tuple
+    check_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Checks of many models plan one at a time: the process lets few requests wait."""
 
     async def hardware(self) -> Hardware:
         return await asyncio.to_thread(self.gpus.hardware, self.data)
 
-    async def named(self, wish: Wish) -> Wish:
-        found = await named(wish, self.images, self.profiles, self.inquirer)
+    async def resolve(self, wish: Wish) -> Wish:
+        wish = await with_engine_of_image(wish, self.images, self.profiles, self.inquirer)
         if not isinstance(wish.gpus, tuple) or not any(map(str.isdecimal, wish.gpus)):
-            return found
-        # The driver numbers GPUs anew when one is gone at its start.
+            return wish
+        # The driver renumbers GPUs if one is missing at its start.
         uuids = {str(gpu.index): gpu.uuid for gpu in (await self.hardware()).gpus}
-        return found.evolve(gpus=tuple(dict.fromkeys(uuids.get(one, one) for one in wish.gpus)))
+        return wish.evolve(gpus=tuple(dict.fromkeys(uuids.get(name, name) for name in wish.gpus)))
 
-    async def decide(
-        self,
-        wish: Wish,
-        facts: Sequence[str],
-        claims: Mapping[str, int],
-        hardware: str | None = None,
-        answers: Mapping[Question, EngineAnswer] | None = None,
-        pins: Mapping[str, str] | None = None,
-        running: RunningPlan | None = None,
-        *,
-        others: bool = False,
-        sharing: Sharing = ALONE,
-    ) -> Planned:
-        machine = None if hardware else await self.hardware()
-        asked = (wish, facts, claims, answers or {}, pins or {}, machine, hardware)
-        return (await self._forecast(*asked, running=running, others=others, sharing=sharing))[
-            0
-        ].decision
-
-    async def check(
-        self,
-        wish: Wish,
-        facts: Sequence[str],
-        claims: Mapping[str, int],
-        answers: Mapping[Question, EngineAnswer],
-        problems: Mapping[str, str],
-        pins: Mapping[str, str],
-        limit_s: float,
-        sharing: Sharing = ALONE,
-    ) -> tuple[Planned, Asked]:
-        machine, limit_s = await self.hardware(), min(limit_s, LIMIT_S)
-
-        async def again(fresh: Mapping[Question, EngineAnswer]) -> Forecast[Planned]:
-            async with self.turn:
-                return (
-                    await self._forecast(
-                        wish, facts, claims, {**answers, **fresh}, pins, machine, sharing=sharing
-                    )
-                )[0]
-
-        async with self.turn:
-            forecast, frames = await self._forecast(
-                wish, facts, claims, answers, pins, machine, asking=True, sharing=sharing
-            )
-        if forecast.open:
-            engine, begun = forecast.open[0].engine, time.monotonic()
-            try:
-                heard = await hear(exact(engine, pins), self.profiles, self.inquirer, limit_s)
-            except HostError as error:
-                return forecast.decision, Asked({}, {str(engine): str(error)}, pins)
-            limit_s = max(0, limit_s - round(time.monotonic() - begun))
-        if forecast.open and heard:
-            async with self.turn:
-                forecast, frames = await self._forecast(
-                    wish, facts, claims, answers, pins, machine, asking=True, sharing=sharing
-                )
-        if not frames.config:
-            why = "The model has more tensors than an engine is told of."
-            return forecast.decision, Asked({}, dict.fromkeys(forecast.decision.open, why), pins)
-        files, gpus = ModelFiles(frames.config, frames.headers or None), machine.usable()
-        return await checked(forecast, again, self.inquirer, gpus, files, limit_s, problems, pins)
-
-    async def _forecast(
-        self,
-        wish: Wish,
-        facts: Sequence[str],
-        claims: Mapping[str, int],
-        answers: Mapping[Question, EngineAnswer],
-        pins: Mapping[str, str],
-        machine: Hardware | None,
-        hardware: str | None = None,
-        *,
-        asking: bool = False,
-        running: RunningPlan | None = None,
-        others: bool = False,
-        sharing: Sharing = ALONE,
-    ) -> tuple[Forecast[Planned], Frames]:
-        """`asking`: the frames have what engines are told of the model. `others`: the decision has
-        what engines would give that are not here."""
-        if wish.source is None:
+    async def plan(self, request: PlanRequest) -> PlanResult:
+        if request.wish.source is None:
             raise BadModel(
-                f"The model {wish.name} is an endpoint; there is nothing to plan.",
+                f"The model {request.wish.name} is an endpoint; there is nothing to plan.",
                 hint="Give a `source` instead.",
             )
-        fields: dict[str, object] = {
-            "wish": wish.model_dump(mode="json"),
-            "claims": dict(claims),
-            "snapshot": hardware,
-            "asking": asking,
-        }
-        fields["others"], fields["sharing"] = others, SHARING.dump_python(sharing, mode="json")
-        fields |= {"pins": dict(pins), "held": running.held if running else {}}
-        fields["running"] = running.plan.model_dump(mode="json") if running else None
-        fields["against"] = (
-            running.against.model_dump(mode="json") if running and running.against else None
+        if request.machine is None and not request.machine_name:
+            request = replace(request, machine=await self.hardware())
+        return await self.process.ask(request, await asyncio.to_thread(self.facts))
+
+    async def check(
+        self, request: PlanRequest, problems: Mapping[str, str], limit_s: float
+    ) -> PlanResult:
+        request = replace(request, machine=await self.hardware(), include_files=True)
+        limit_s = min(limit_s, LIMIT_S)
+        result = await self._plan_for_check(request)
+        if result.questions:
+            engine, begun = result.questions[0].engine, time.monotonic()
+            try:
+                learned = await learn_engine(
+                    exact(engine, request.pins), self.profiles, self.inquirer, limit_s
+                )
+            except HostError as error:
+                return result._replace(asked=Asked({}, {str(engine): str(error)}, request.pins))
+            limit_s = max(0, limit_s - round(time.monotonic() - begun))
+            if learned:
+                result = await self._plan_for_check(request)
+        if not result.config:
+            why = "The model has more tensors than fit in a question to an engine."
+            problems = dict.fromkeys(result.engines_to_ask, why)
+            return result._replace(asked=Asked({}, problems, request.pins))
+        assert request.machine is not None  # noqa: S101
+        files = ModelFiles(result.config, result.tensor_headers or None)
+        check = EngineCheck(
+            self.inquirer, request.machine.usable(), files, limit_s, problems, request.pins
         )
-        fields["seen"] = SEEN.dump_python(running.seen, mode="json") if running else []
-        here = machine.model_dump_json(by_alias=True).encode() if machine else b""
-        known = ANSWERS.dump_json(list(answers.items()))
-        request = Request(json.dumps(fields).encode(), here, "\n".join(facts).encode(), known)
-        answer, frames = await self.process.ask(wish.source, request)
-        plan, found = (
-            Plan.model_validate_json(frames.plan) if frames.plan else None,
-            OPEN.validate_json(frames.open),
-        )
-        if plan is not None:
-            # Where the engine of the best plan cannot be asked, its forecast is what is started,
-            # whatever others would say.
-            found = found[:1]
-        rival = Rival.model_validate_json(frames.rival) if frames.rival else None
-        takes = TAKES.validate_json(frames.takes) if frames.takes else ()
-        asked = tuple(str(one.engine) for one in found)
-        learned, unasked = FACTS.validate_json(frames.learned), tuple(answer.unasked)
-        planned = Planned(
-            plan,
-            answer.reason,
-            frames.decision,
-            asked,
-            rival,
-            answer.commits,
-            takes,
-            learned,
-            unasked,
-            answer.template,
-        )
-        return Forecast(planned, found, GAPS.validate_json(frames.gaps)), frames
+        while await check.ask(result.questions):
+            answers = (*request.answers, *check.answers.items())
+            result = await self._plan_for_check(
+                replace(request, answers=answers, include_files=False)
+            )
+        await check.report(result.gaps)
+        return result._replace(asked=check.outcome)
+
+    async def _plan_for_check(self, request: PlanRequest) -> PlanResult:
+        async with self.check_lock:
+            return await self.plan(request)

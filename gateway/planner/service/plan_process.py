@@ -1,5 +1,7 @@
-"""Keeps the process that plans (plan_program.py), and asks it. The event loop never reads a model
-folder, and reads little of an answer."""
+"""The gateway's end of the plan process (plan_program.py).
+
+The event loop never reads a model folder, and reads little of an answer.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,11 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from gateway.domain.plan_request import PlanRequest, PlanResult
 from gateway.errors import (
     BadFlag,
     BadModel,
@@ -23,23 +27,23 @@ from gateway.errors import (
 )
 from gateway.logging import Logger
 from gateway.planner.service.messages import (
+    ANSWER_FRAMES,
     HEADER_BYTES,
     LENGTH,
     PROCESSOR_S,
-    Answer,
-    Frames,
-    Request,
-    Start,
+    PlanAnswer,
+    WorkerConfig,
     packed,
+    read_result,
+    request_frames,
 )
 from gateway.worker_process import end, started
 
 log = Logger("fitserve.planning")
 
-# For one request, from the moment at which it is its turn. Headers of a thousand files at a far Hub
-# come in a minute.
+# For one request, without its wait. Headers of a thousand files at a far Hub come in a minute.
 PATIENCE_S = 180.0
-# Requests that may wait while one is answered.
+# Requests that may wait while another is answered.
 WAITING = 8
 
 _NICE = 10
@@ -53,73 +57,75 @@ _ERRORS = {
 
 
 class PlanProcess:
-    """One child that is kept for the next request; where it ended or was ended, the next request
-    gets a new one."""
+    """The child that plans, started anew after its end."""
 
-    def __init__(self, start: Start) -> None:
-        self._start = start
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
         self._child: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._waiting = 0
 
-    async def ask(self, source: str, request: Request) -> tuple[Answer, Frames]:
-        """The answer. `source`: the model, for messages. Raises what the child says was wrong."""
+    async def ask(self, request: PlanRequest, facts: Sequence[str]) -> PlanResult:
+        """The result. facts: JSON of each. Raises the child's error, Busy, or BadModel."""
+        source = request.wish.source or ""
         if self._waiting > WAITING:
             raise Busy(
-                f"{WAITING} plans wait already for the one that is made.",
-                hint="Ask again in a minute.",
+                f"The planner is busy: {WAITING} requests are queued.",
+                hint="Try again in a minute.",
                 retry_after_s=30,
             )
         self._waiting += 1
         try:
             async with self._turn:
-                answer, frames = await self._asked(source, request)
+                answer, frames = await self._exchange(
+                    source, packed(request_frames(request, facts))
+                )
         finally:
             self._waiting -= 1
         if answer.error is not None:
             raise _error(source, answer.error)
-        return answer, frames
+        return read_result(frames)
 
     async def close(self) -> None:
+        """End the child."""
         child, self._child = self._child, None
         if child is not None:
             await end(child)
 
-    async def _asked(self, source: str, request: Request) -> tuple[Answer, Frames]:
-        """Whatever comes between, a child whose answer was not read to its end is not asked
-        again."""
+    async def _exchange(self, source: str, message: bytes) -> tuple[PlanAnswer, list[bytes]]:
+        """Send the message and read the answer. A child whose answer was cut off is ended."""
         whole = False
         try:
             async with asyncio.timeout(PATIENCE_S):
                 if self._child is None or self._child.returncode is not None:
-                    self._child = await self._started()
+                    self._child = await self._start()
                 child = self._child
                 assert child.stdin is not None  # noqa: S101
-                child.stdin.write(packed(request))
+                child.stdin.write(message)
                 await child.stdin.drain()
-                head, *rest = [await self._frame(child) for _ in range(1 + len(Frames._fields))]
-            answer = Answer(*json.loads(head))
+                head, *rest = [await self._frame(child) for _ in range(ANSWER_FRAMES)]
+            answer = PlanAnswer(*json.loads(head))
             whole = not answer.last
         except TimeoutError:
             raise BadModel(
                 f"Reading {source[:200]} and planning it took longer than {PATIENCE_S:.0f}"
                 " seconds.",
-                hint="Look at the disk or the network that it is read from, then try again.",
+                hint="Check the disk or network that the model is read from, then try again.",
             ) from None
         except (EOFError, ConnectionError):
-            code = await self._ended()
+            code = await self._exit_code()
             log.warning("the process that plans ended", source=source[:200], code=code)
             raise _death(source, code) from None
         finally:
             if not whole:
                 await self.close()
-        return answer, Frames(*rest)
+        return answer, rest
 
-    async def _started(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> asyncio.subprocess.Process:
         variables = {
-            # Each arena of the allocator counts against the limit of memory, whatever is in it.
+            # Each arena of the allocator counts against the limit of memory, even an empty one.
             "MALLOC_ARENA_MAX": "2",
-            "HF_HOME": str(Path(self._start.data) / "hub"),
+            "HF_HOME": str(Path(self._config.data) / "hub"),
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             # The library's warnings hold signed addresses.
             "HF_HUB_VERBOSITY": "error",
@@ -130,16 +136,16 @@ class PlanProcess:
             raise Busy(
                 f"The process that plans cannot be started: {error.strerror}.",
                 hint=(
-                    "The machine is short of memory, processes or descriptors; try again when"
-                    " something ended."
+                    "The machine is short of memory, processes or file descriptors. Free some, then"
+                    " try again."
                 ),
                 retry_after_s=30,
             ) from None
         with suppress(OSError):
-            # From here, so that its start too comes after the streams.
+            # Set here, so that streams go before its start too.
             os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
         assert child.stdin is not None  # noqa: S101
-        child.stdin.write(packed([json.dumps(self._start).encode()]))
+        child.stdin.write(packed([json.dumps(self._config).encode()]))
         return child
 
     async def _frame(self, child: asyncio.subprocess.Process) -> bytes:
@@ -149,30 +155,33 @@ class PlanProcess:
             raise EOFError
         return await child.stdout.readexactly(length)
 
-    async def _ended(self) -> int:
-        """The code of a child that ended, or that said what no answer is."""
+    async def _exit_code(self) -> int:
+        """The exit code of a child that ended, or sent something else than an answer."""
         child = self._child
         assert child is not None  # noqa: S101
         with suppress(TimeoutError):
-            # Not killed at once: `kill` looks whether the child lives, and the code of a dead one
-            # would be lost by that.
+            # Not killed at once: `kill` looks for a living child, and would lose the code of a
+            # dead one.
             async with asyncio.timeout(_DYING_S):
                 return await child.wait()
         return await end(child)
 
 
-def _error(source: str, told: dict[str, str | None]) -> FitserveError:
-    kind = _ERRORS.get(told["class"] or "")
+def _error(source: str, fields: dict[str, str | None]) -> FitserveError:
+    kind = _ERRORS.get(fields["class"] or "")
     if kind is not None:
-        return kind(told["message"] or "", hint=told["hint"] or "", param=told["param"])
-    log.error("planning broke", source=source[:200], error=told["message"], traceback=told["hint"])
+        return kind(fields["message"] or "", hint=fields["hint"] or "", param=fields["param"])
+    log.error(
+        "planning broke", source=source[:200], error=fields["message"], traceback=fields["hint"]
+    )
     return FitserveError(
-        f"Planning {source[:200]} broke: {told['message']}.",
-        hint="That is a mistake of ours; the gateway's log has the details.",
+        f"Planning {source[:200]} broke: {fields['message']}.",
+        hint="This is a bug in fitserve. Report it with the details in the gateway's log.",
     )
 
 
 def _death(source: str, code: int) -> FitserveError:
+    """The error for a request whose process ended."""
     if code == -signal.SIGXCPU:
         return BadModel(
             f"Reading {source[:200]} and planning it took more than {PROCESSOR_S} seconds of"
@@ -186,7 +195,7 @@ def _death(source: str, code: int) -> FitserveError:
     return BadModel(
         f"The process that read {source[:200]} and planned it ended {words}.",
         hint=(
-            "SIGKILL and SIGABRT are mostly a lack of memory; the gateway's log may say more. Try"
+            "SIGKILL and SIGABRT usually mean out of memory; the gateway's log may say more. Try"
             " again."
         ),
     )

@@ -1,10 +1,9 @@
-"""The program that reads models and plans: it gets requests on stdin, and answers on stdout.
+"""The program of the plan process: requests on stdin, answers on stdout.
 
-A model folder, a Hub and what a user wrote into a config.json are foreign, and what reads them may
-need minutes and gigabytes. So it is a process of its own with little to spare: the kernel ends it
-first when memory is short, and each
-request has a limit of memory and of processor time. It ends when its stdin closes, so it never
-outlives the gateway.
+Model folders, Hubs and config.json files are foreign, and to read them may take minutes and
+gigabytes. So the program is a process of its own: the kernel ends it first when memory is short,
+and each request has a limit of memory and of processor time. The process ends when its stdin
+closes, so it never outlives the gateway.
 """
 
 from __future__ import annotations
@@ -15,319 +14,161 @@ import os
 import queue
 import resource
 import threading
-import time
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
-from gateway.diagnosis.facts.known_facts import KnownFacts
-from gateway.diagnosis.facts.scope import standing
-from gateway.domain import (
-    Decision,
-    Engine,
-    Fact,
-    Hardware,
-    ModelSpec,
-    Plan,
-    Rival,
-    Served,
-    Sharing,
-    Wish,
-)
+from gateway.domain import Decision, Fact
 from gateway.domain.image_name import AllowedImages
+from gateway.domain.plan_request import PlanRequest, PlanResult
 from gateway.domain.units import MIB, gib
-from gateway.engines.common.chat.template import chosen
-from gateway.engines.common.speed import served
-from gateway.engines.common.speed.correction import measured
-from gateway.engines.common.speed.rival import rival
-from gateway.engines.inquiry.document import ModelFiles
-from gateway.engines.registry import engine_kind
 from gateway.errors import BadModel, FitserveError
-from gateway.models.catalog.catalog import check_weights, gather, load, load_drafter, spec_of
 from gateway.models.catalog.hub import Hub
 from gateway.planner.asked import open_questions
-from gateway.planner.explain import held_by, why_no_plan
-from gateway.planner.parallel import freed, rooms
-from gateway.planner.service.alternatives import Unplanned, with_alternatives
-from gateway.planner.service.checking import model_files
+from gateway.planner.explain import why_no_plan
+from gateway.planner.service.engine_check import model_files
 from gateway.planner.service.messages import (
-    ANSWERS,
     DECISION_BYTES,
-    FACTS,
-    GAPS,
     HEADER_BYTES,
     LENGTH,
     MEMORY_BYTES,
-    OPEN,
     PLAN_BYTES,
     PROCESSOR_S,
-    SEEN,
-    SHARING,
-    TAKES,
-    Answer,
-    Frames,
-    Request,
-    Start,
+    REQUEST,
+    PlanAnswer,
+    WorkerConfig,
     packed,
+    result_frames,
 )
-from gateway.planner.service.offline import decide_with, read_adapters
+from gateway.planner.service.model_planner import (
+    ModelPlanner,
+    WishedModel,
+    check_weights_present,
+)
 from gateway.planner.service.startable import Startable
-from gateway.planner.sharing.offers import shared
-from gateway.planner.sharing.restore import same, there
-from gateway.planner.sizes import needed_tokens, wanted_context
 from gateway.profiles.profiles import Profiles
 
-# What the library of the Hub writes into its cache is within the limits of gateway.models.catalog.
+# Files in the cache of the Hub's library are smaller by the limits of gateway.models.catalog.
 _FILE_BYTES = 256 * MIB
 # A process that holds more ends after its answer: the allocator gives little back.
 _KEPT_BYTES = 384 * MIB
-# Of a message: what a config.json says may be in it.
-_WORDS = 4000
+# Characters of a message, which may quote a config.json.
+_MAX_TEXT = 4000
 # As `fitserve plan`: a plan makes a few hundred thousand objects, nearly none of them in cycles.
 _OBJECTS = 100_000
 
 
-class Decided(NamedTuple):
-    """The decision; what engines are told of the model, where they will be asked about it; the
-    rival of the plan that runs; the commits of
-    the repositories that were read; what is learned from what the plan that runs gave its clients;
-    the chat template that engines are given.
-    """
+class PlanWorker:
+    """Answers plan requests of the gateway, for this machine."""
 
-    decision: Decision
-    files: ModelFiles | None = None
-    rival: Rival | None = None
-    commits: Mapping[str, str] = {}
-    learned: tuple[Fact, ...] = ()
-    unasked: tuple[str, ...] = ()
-    template: str = ""
-
-
-class Planner:
-    """Plans for this machine by requests from the gateway."""
-
-    def __init__(self, start: Start) -> None:
-        self._start = start
-        self._data = Path(start.data)
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._data = Path(config.data)
         self._profiles = Profiles(
-            roots=tuple(map(Path, start.roots)), learned=self._data / "learned"
+            roots=tuple(map(Path, config.roots)), learned=self._data / "learned"
         )
         self._hub = Hub(
-            start.hf_endpoint,
-            start.hf_token,
+            config.hf_endpoint,
+            config.hf_token,
             self._data / "hub",
-            models=Path(start.models) if start.models else None,
+            models=Path(config.models) if config.models else None,
         )
+        self._planner = ModelPlanner(self._profiles, self._hub, dict(config.engine_env))
         self._facts: dict[bytes, Fact] = {}
 
-    def decide(self, request: Request) -> Decided:
-        fields = json.loads(request.wish)
-        wish, name = Wish.model_validate(fields["wish"]), fields["snapshot"]
-        machine = (
-            self._profiles.hardware(name) if name else Hardware.model_validate_json(request.machine)
-        )
-        # Most were there the last time too.
+    def plan(self, request: PlanRequest, facts: bytes) -> PlanResult:
+        """The result of a request. facts: JSON, one a line. Raises FitserveError."""
+        wish = request.wish
+        # Most lines are those of the last request.
         self._facts = {
             line: self._facts.get(line) or Fact.model_validate_json(line)
-            for line in request.facts.splitlines()
+            for line in facts.splitlines()
         }
         hub = self._hub.with_commits(wish.commits)
-        read = gather(
-            wish.source or "",
-            wish.revision,
-            allow_remote_code=wish.policy.allow_remote_code,
-            hub=hub,
+        model = WishedModel.read(wish, hub)
+        if not request.include_uninstalled:  # a preview may be of a model that is not here yet
+            check_weights_present(model.spec, wish)
+        planning = self._planner.prepare(
+            request, model, self._facts.values(), self._startable(request)
         )
-        spec = spec_of(read)
-        if not fields["others"]:  # a plan that is only shown may be of a model that is not here yet
-            check_weights(spec, str(wish.args.get("load-format", wish.args.get("load_format", ""))))
-        engines = self._profiles.engines_for(machine, wish.engines, wish.image)
-        allowed = self._start.allowed_images
-        startable = Startable(
+        decision = _with_hub_warnings(planning.decision(), hub.unconfirmed)
+        files = None
+        if request.include_files:
+            files = model_files(model.files.config, model.files.tensors)
+            files = files if len(files.headers or b"") <= HEADER_BYTES else None
+        template = planning.base.template
+        questions = open_questions(decision)
+        return PlanResult(
+            plan=decision.plans[0] if decision.plans else None,
+            reason="" if decision.plans else why_no_plan(decision)[:_MAX_TEXT],
+            decision=_checked_size(decision),
+            # If the engine of the best plan cannot be asked, its forecast is started.
+            questions=questions[:1] if decision.plans else questions,
+            gaps=decision.gaps,
+            rival=planning.rival(decision),
+            commits=hub.resolved,
+            takes=decision.takes,
+            learned=planning.learned,
+            unconfirmed_repos=tuple(sorted(hub.unconfirmed)),
+            template=template.text if template.digest and template.text else "",
+            config=files.config if files is not None else b"",
+            tensor_headers=(files.headers or b"") if files is not None else b"",
+        )
+
+    def _startable(self, request: PlanRequest) -> Startable:
+        patterns = self._config.allowed_images
+        return Startable(
             self._data,
-            self._start.installed_only and not name,
-            AllowedImages(allowed) if allowed is not None else None,
-        )
-        engines, away = startable.split(engines)
-        tell = fields["others"] and not name
-        if not engines and (away or startable.installed_only) and not (tell and away):
-            raise startable.refusal(away, wish.name)
-        images = self._profiles.images | ({wish.image} if wish.image else set())
-        learned = standing(self._facts.values(), machine.driver, images, fields["pins"])
-        drafter = load_drafter(wish.drafter, hub=hub) if wish.drafter else None
-        adapters = read_adapters(wish, spec, hub)
-        here, machine, claims = (
-            name or "this machine",
-            freed(machine, fields["held"]),
-            fields["claims"],
-        )
-        shares = SHARING.validate_python(fields["sharing"])
-        sharing = shares._replace(again=None)
-        answers = dict(ANSWERS.validate_json(request.answers))
-        everywhere = dict(self._start.engine_env)
-
-        running, seen = (
-            fields["running"] and Plan.model_validate(fields["running"]),
-            SEEN.validate_python(fields["seen"]),
-        )
-        taught = self._taught(running, spec, machine, seen, learned) if seen else ()
-        # What is known by now of what runs is known of the others too.
-        anew = {(fact.kind, tuple(sorted(fact.scope.items()))) for fact in taught}
-        learned = [
-            fact for fact in learned if (fact.kind, tuple(sorted(fact.scope.items()))) not in anew
-        ] + [*taught]
-
-        def decided(
-            engines: list[Engine],
-            given: Mapping[str, int] | None = None,
-            spec: ModelSpec = spec,
-            wish: Wish = wish,
-            sharing: Sharing = sharing,
-        ) -> Decision:
-            """given: bytes by UUID that others give."""
-            room = freed(machine, given or {})
-            left = {uuid: count - (given or {}).get(uuid, 0) for uuid, count in claims.items()}
-            return decide_with(
-                *(
-                    self._profiles,
-                    engines,
-                    spec,
-                    drafter,
-                    room,
-                    wish,
-                    learned,
-                    left,
-                    here,
-                    answers,
-                    everywhere,
-                    sharing,
-                ),
-                adapters=adapters,
-            )
-
-        def empty(spec: ModelSpec, wish: Wish) -> Decision:
-            return decided(engines, claims, spec, wish)
-
-        def now(spec: ModelSpec, wish: Wish) -> Decision:
-            return decided(engines, None, spec, wish)
-
-        def again(before: Plan) -> Decision | None:
-            named = there(wish, before)
-            try:
-                here, _ = startable.split(
-                    self._profiles.engines_for(machine, named.engines, wish.image)
-                )
-                return same(decided(here, wish=named, sharing=shares), before)
-            except FitserveError:
-                return None  # its GPUs, or its engine, are not here any more
-
-        wanted, room = wanted_context(spec, wish, {}), rooms(machine, claims)
-        decision = again(shares.again) if shares.again is not None else None
-        decision = decision or shared(sharing.offers, partial(decided, engines), wanted, room)
-        decision = _told_of(hub.unconfirmed, decision)
-        if not decision.plans:
-            decision = decision.evolve(holders=held_by(sharing.holders, machine))
-        if fields["others"]:
-            other = self._hub.with_commits(
-                {}
-            )  # what is read of variants is nothing that the model is kept at
-            asked = Unplanned(
-                spec, wish, now, partial(load, hub=other), empty if any(claims.values()) else None
-            )
-            decision = with_alternatives(decision, asked, other)
-        if tell:
-            decision = startable.told(decision, engines, away, wish, decided)
-        better = None
-        if running is not None:
-            known, against = KnownFacts(learned), fields["against"]
-            others = decision.plans
-            if against is not None:
-                one = Plan.model_validate(against)
-                others = (measured(one, known.about_plan(one.fingerprint)),)
-            better = rival(
-                measured(running, known.about_plan(running.fingerprint)),
-                others,
-                wish,
-                needed_tokens(wish, spec),
-            )
-        files = model_files(read.config, read.tensors) if fields["asking"] else None
-        used = chosen(spec, wish.chat_template, self._profiles.parsers.repairs)
-        template = used.text if used.digest and used.text else ""
-        return Decided(
-            decision, files, better, hub.resolved, taught, tuple(sorted(hub.unconfirmed)), template
+            self._config.installed_only and not request.machine_name,
+            AllowedImages(patterns) if patterns is not None else None,
         )
 
-    def _taught(
-        self,
-        running: Plan,
-        spec: ModelSpec,
-        machine: Hardware,
-        seen: Sequence[Served],
-        known: Sequence[Fact],
-    ) -> tuple[Fact, ...]:
-        """What the engines of a plan gave their clients, beside what is expected of it."""
-        profiles, engine = self._profiles, self._profiles.of(running.engine)
-        gpu_facts = [fact for fact in known if fact.kind == "machine_speed"]
-        tables = served.ClockTables(profiles.gpus, profiles.pace, gpu_facts)
-        kind = engine_kind(engine.kind)
-        clock = served.clock_of(running, spec, engine, kind, machine, tables)
-        return served.learned(running, seen, clock, known, time.time()) if clock is not None else ()
 
-
-def _told_of(unasked: Collection[str], decision: Decision) -> Decision:
-    words = [
+def _with_hub_warnings(decision: Decision, unconfirmed: Collection[str]) -> Decision:
+    """The decision with a warning for each repository whose Hub did not answer."""
+    warnings = [
         f"The Hub could not be asked: {name} is taken as it was when a program of this machine last"
         " asked."
-        for name in sorted(unasked)
+        for name in sorted(unconfirmed)
     ]
-    if not words:
+    if not warnings:
         return decision
     return decision.evolve(
-        plans=tuple(plan.evolve(warnings=(*plan.warnings, *words)) for plan in decision.plans)
+        plans=tuple(plan.evolve(warnings=(*plan.warnings, *warnings)) for plan in decision.plans)
     )
 
 
-def answered(planner: Planner, request: Request) -> list[bytes]:
-    """The answer, and its frames."""
+def _checked_size(decision: Decision) -> bytes:
+    """JSON of the decision. Raises BadModel if the decision or its best plan is too long."""
+    plan_bytes = len(decision.plans[0].model_dump_json(by_alias=True)) if decision.plans else 0
+    text = decision.model_dump_json(by_alias=True).encode()
+    if plan_bytes <= PLAN_BYTES and len(text) <= DECISION_BYTES:
+        return text
+    raise BadModel(
+        f"The plans for {decision.model[:200]} take {len(text)} bytes, over the limit of"
+        f" {DECISION_BYTES} ({PLAN_BYTES} for one).",
+        hint=(
+            "No real model has so many kinds of layers: look at its config.json. Naming one engine"
+            " makes them fewer."
+        ),
+    )
+
+
+def answer_frames(worker: PlanWorker, request: PlanRequest, facts: bytes) -> list[bytes]:
+    """The frames of an answer, also for a request that fails."""
+    answer, result = PlanAnswer(), PlanResult(None, "")
     try:
-        decision, files, better, commits, taught, unasked, template = planner.decide(request)
-        plan = decision.plans[0].model_dump_json(by_alias=True).encode() if decision.plans else b""
-        whole = decision.model_dump_json(by_alias=True).encode()
-        frames = Frames(
-            plan, whole, OPEN.dump_json(open_questions(decision)), GAPS.dump_json(decision.gaps)
-        )
-        frames = frames._replace(learned=FACTS.dump_json(taught))
-        if better is not None:
-            frames = frames._replace(rival=better.model_dump_json(by_alias=True).encode())
-        if decision.takes:
-            frames = frames._replace(takes=TAKES.dump_json(decision.takes))
-        if files is not None and len(files.headers or b"") <= HEADER_BYTES:
-            frames = frames._replace(config=files.config, headers=files.headers or b"")
-        if len(plan) > PLAN_BYTES or len(whole) > DECISION_BYTES:
-            raise BadModel(  # noqa: TRY301 - told as any other
-                f"The plans for {decision.model[:200]} take {len(whole)} bytes, over the limit of"
-                f" {DECISION_BYTES} ({PLAN_BYTES} for one).",
-                hint=(
-                    "No real model has so many kinds of layers: look at its config.json. Naming one"
-                    " engine makes them fewer."
-                ),
-            )
+        result = worker.plan(request, facts)
     except FitserveError as error:
-        told = {
-            # As the gateway knows it, which does not have what reads models.
-            "class": next(
-                kind.__name__
-                for kind in type(error).__mro__
-                if kind.__module__ == FitserveError.__module__
-            ),
-            "message": error.message[:_WORDS],
-            "hint": error.hint[:_WORDS],
-            "param": error.param,
-        }
-        answer, frames = Answer(told), Frames()
+        # The class that the gateway knows: subclasses may be of modules that only read models.
+        name = next(
+            kind.__name__
+            for kind in type(error).__mro__
+            if kind.__module__ == FitserveError.__module__
+        )
+        answer = PlanAnswer(_error(name, error.message[:_MAX_TEXT], error.hint, error.param))
     except MemoryError:
         message = (
             f"Reading the model and planning took more than the {gib(MEMORY_BYTES)} of memory that"
@@ -337,60 +178,52 @@ def answered(planner: Planner, request: Request) -> list[bytes]:
             "Files of a real model take a tenth of that: look at config.json, the index and the"
             " headers of the weights."
         )
-        told = {"class": "BadModel", "message": message, "hint": hint, "param": None}
-        answer, frames = Answer(told, last=True), Frames()
+        answer = PlanAnswer(_error("BadModel", message, hint), last=True)
     except Exception as error:
-        told = {
-            "class": "",
-            "message": f"{type(error).__name__}: {error}"[:500],
-            "hint": traceback.format_exc()[-4000:],
-            "param": None,
-        }
-        answer, frames = Answer(told), Frames()
-    else:
-        answer = Answer(
-            reason="" if decision.plans else why_no_plan(decision)[:_WORDS],
-            commits=commits,
-            unasked=unasked,
-            template=template,
-        )
-    # Not the peak that getrusage tells: Linux has it begin with that of the gateway, whose memory
-    # the process had until its program was here.
+        message = f"{type(error).__name__}: {error}"[:500]
+        answer = PlanAnswer(_error("", message, traceback.format_exc()[-_MAX_TEXT:]))
+    # Resident memory now. The peak of getrusage begins with that of the gateway, whose memory the
+    # process had until its program was loaded.
     if int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() > _KEPT_BYTES:
         answer = answer._replace(last=True)
-    return [json.dumps(answer).encode(), *frames]
+    return [json.dumps(answer).encode(), *result_frames(result)]
+
+
+def _error(
+    class_name: str, message: str, hint: str, param: str | None = None
+) -> dict[str, str | None]:
+    return {"class": class_name, "message": message, "hint": hint[:_MAX_TEXT], "param": param}
 
 
 def main() -> None:
+    """PlanAnswer requests until stdin closes."""
     gc.set_threshold(_OBJECTS)
     _limit(resource.RLIMIT_AS, MEMORY_BYTES)
     _limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    # Own copies of the pipes: nothing that prints can come between the answers, nor anything that
-    # asks read from them.
+    # Copies of the pipes, so that no print mixes with answers and no input reads requests.
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    came: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(requests, came), daemon=True).start()
+    received: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(requests, received), daemon=True).start()
     _limit_processor_time()
-    planner = Planner(Start(*json.loads(came.get()[0])))
+    worker = PlanWorker(WorkerConfig(*json.loads(received.get()[0])))
     while True:
-        request = Request(*came.get())
+        head, facts = received.get()
         _limit_processor_time()
-        answer = answered(planner, request)
-        answers.write(packed(answer))
+        answers.write(packed(answer_frames(worker, REQUEST.validate_json(head), facts)))
         answers.flush()
 
 
-def _receive(requests: BinaryIO, came: queue.SimpleQueue[list[bytes]]) -> None:
-    """Beside the planning, so that the end of the gateway is seen at once."""
+def _receive(requests: BinaryIO, received: queue.SimpleQueue[list[bytes]]) -> None:
+    """Read messages in a thread of its own, so that the end of the gateway ends the process."""
     count = 1
     while True:
         frames = [_frame(requests) for _ in range(count)]
-        came.put(frames)
-        count = len(Request._fields)
+        received.put(frames)
+        count = 2
 
 
 def _frame(requests: BinaryIO) -> bytes:
@@ -401,15 +234,16 @@ def _frame(requests: BinaryIO) -> bytes:
 
 
 def _limit_processor_time() -> None:
-    """Counted from now on; the kernel ends the process at the limit."""
+    """The kernel ends the process PROCESSOR_S seconds of processor time from now."""
     spent = resource.getrusage(resource.RUSAGE_SELF)
     _limit(resource.RLIMIT_CPU, int(spent.ru_utime + spent.ru_stime) + 1 + PROCESSOR_S)
 
 
-def _limit(what: int, most: int) -> None:
-    """Where the gateway itself has a lower limit, that stays."""
-    hard = resource.getrlimit(what)[1]
-    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+def _limit(kind: int, maximum: int) -> None:
+    """Set a limit, unless the gateway itself has a lower one."""
+    hard = resource.getrlimit(kind)[1]
+    soft = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
+    resource.setrlimit(kind, (soft, hard))
 
 
 if __name__ == "__main__":

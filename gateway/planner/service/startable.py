@@ -1,5 +1,4 @@
-"""Which engine versions this machine could start: those that are installed, where engines are
-processes; those whose image may be pulled, in containers."""
+"""The engine versions that this machine can start: installed ones, or images that may be pulled."""
 
 from __future__ import annotations
 
@@ -15,73 +14,76 @@ from gateway.planner.explain import more_of
 
 
 class Startable(NamedTuple):
-    """data: the data folder, with engines that are installed. installed_only: engines are
-    processes. images: those that may be started, in
-    containers; None: whoever starts them has the word."""
+    """Tells which engine versions can start.
+
+    data: the data folder, with installed engines. installed_only: engines are processes.
+    images: those that containers may use; None: the agent that starts them decides.
+    """
 
     data: Path
     installed_only: bool
     images: AllowedImages | None = None
 
-    def holds(self, engine: Engine) -> bool:
+    def can_start(self, engine: Engine) -> bool:
         if self.installed_only:
             return is_installed(self.data, engine)
         return self.images is None or self.images.allows(engine.image)
 
     def split(self, engines: Iterable[Engine]) -> tuple[list[Engine], list[Engine]]:
-        """Those that could be started, and the others."""
-        here: list[Engine] = []
-        away: list[Engine] = []
+        """The engines that can start, and the others."""
+        installed: list[Engine] = []
+        uninstalled: list[Engine] = []
         for engine in engines:
-            (here if self.holds(engine) else away).append(engine)
-        return here, away
+            (installed if self.can_start(engine) else uninstalled).append(engine)
+        return installed, uninstalled
 
-    def refusal(self, away: Sequence[Engine], name: str) -> NoPlan:
-        """Where none of the engines that could serve the model `name` is here."""
-        if not self.installed_only and self.images is not None and away:
-            message, hint = self.images.refusal(away[0].image)
+    def refusal(self, uninstalled: Sequence[Engine], model: str) -> NoPlan:
+        """The error if no engine that could serve the model can start."""
+        if not self.installed_only and self.images is not None and uninstalled:
+            message, hint = self.images.refusal(uninstalled[0].image)
             return NoPlan(message, hint=hint)
-        wanted = away[0].ref if away else "an engine"
+        wanted = uninstalled[0].ref if uninstalled else "an engine"
         return NoPlan(
-            f"No engine that could serve {name} is installed here.",
+            f"No engine that could serve {model} is installed here.",
             hint=(
                 f"Run `fitserve engine install {wanted}`; this machine has no Docker Engine to run"
                 " containers."
             ),
         )
 
-    def told(
+    def explain_engines(
         self,
         decision: Decision,
-        here: Iterable[Engine],
-        away: Sequence[Engine],
+        installed: Iterable[Engine],
+        uninstalled: Sequence[Engine],
         wish: Wish,
         decide: Callable[[list[Engine]], Decision],
     ) -> Decision:
-        """The decision for the engines that are here, with what each is, and what those that are
-        not would give. decide: for such engines."""
+        """The decision with a row for each engine: whether it can start, and what it would gain.
+
+        decide: the decision with other engines.
+        """
         try:
-            others = decide([*away]).plans if away else ()
+            plans = decide([*uninstalled]).plans if uninstalled else ()
         except FitserveError:
-            # A flag that only the engines have which are here, for one.
-            others = ()
+            # For example a flag that only the installed engines have.
+            plans = ()
         best = decision.plans[0] if decision.plans else None
         rows = [
             EngineHere(engine=engine.ref, here=True, why=self._why(engine, here=True))
-            for engine in here
+            for engine in installed
         ]
-        for engine in away:
-            first = next((plan for plan in others if str(plan.engine) == engine.ref), None)
+        for engine in uninstalled:
+            first = next((plan for plan in plans if str(plan.engine) == engine.ref), None)
             gain, words = (
                 more_of(best, first, wish.goal) if first is not None else (None, "no plan")
             )
-            do = self._cure(engine)
             rows.append(
                 EngineHere(
                     engine=engine.ref,
                     here=False,
                     why=self._why(engine, here=False),
-                    do=do,
+                    do=self._cure(engine),
                     gain=gain,
                     gives=words,
                 )

@@ -1,11 +1,10 @@
-"""How models leave their GPUs for others, and what has to leave before a sleeping model wakes up.
-Pure.
+"""Offers of models that can sleep or stop, and the offers that a waking model needs. Pure.
 
-awake(plan, machine)     -> why its engine is stopped now and not put to sleep; "": it sleeps
-leaving(awake, asleep)   -> the offers of the copies of models that could leave
-missing(attempt, ...)    -> what others were promised of a sleeping engine's GPUs
-taken(attempt, ...)      -> what of its GPUs is not free, whoever has it
-to_wake(missing, offers) -> the fewest of these offers that give it
+why_not_sleep(plan, machine)             why an engine has to stop; "": it can sleep
+leave_offers(awake, asleep)              the offers of copies of models that could leave
+bytes_promised_away(attempt, ...)        memory of a sleeping engine that others were promised
+bytes_occupied(attempt, machine)         memory of a sleeping engine that is not free
+offers_to_wake(missing_bytes, offers)    the fewest of these offers that free the missing bytes
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from gateway.domain import Attempt, Hardware, Offer, Plan
 from gateway.domain.units import MIB, gib
 from gateway.engines.common.planning_input import driver_bytes
 from gateway.engines.common.resources import ram_left
-from gateway.planner.sharing.enough import given, least
+from gateway.planner.sharing.offers import bytes_given, minimal_offers
 
-# An offer is kept: a little less comes back than the sizes of weights and KV cache say.
+# Part of the weights and KV cache that an offer promises: a little less comes back.
 _SURE = 0.97
-# What two readings of the same memory differ by.
+# Difference of two readings of unchanged memory.
 _STEADY = 64 * MIB
 
 
-def awake(plan: Plan, machine: Hardware) -> str:
-    """Asleep its weights wait in RAM: what its machine has free of it has to hold them."""
+def why_not_sleep(plan: Plan, machine: Hardware) -> str:
+    """Why the free RAM cannot hold the weights of the sleeping engine; "": it can."""
     needed, free = plan.memory.weights_bytes * max(1, len(plan.gpus)), machine.ram_available_bytes
     if needed + ram_left(machine.ram_total_bytes) <= free:
         return ""
@@ -38,13 +37,15 @@ def awake(plan: Plan, machine: Hardware) -> str:
 
 
 class Leaver(NamedTuple):
-    """A copy of a model that could leave. copies: how many the model has. held: bytes that it has
-    of each GPU. engine: what can be put to sleep."""
+    """A copy of a model that could leave.
+
+    copies: number of copies of the model. held_bytes: by GPU UUID. engine: None: it cannot sleep.
+    """
 
     model: str
     replica: int
     copies: int
-    held: Mapping[str, int]
+    held_bytes: Mapping[str, int]
     engine: Attempt | None = None
 
     @property
@@ -62,53 +63,63 @@ class Leaver(NamedTuple):
         )
 
 
-def leaving(awake: Iterable[Leaver], asleep: Iterable[Leaver]) -> list[Offer]:
-    """awake: in the order in which it is asked of them. Each leaves by the better means that it
-    has; to end altogether is asked after that, first of
-    those that sleep already."""
+def leave_offers(awake: Iterable[Leaver], asleep: Iterable[Leaver]) -> list[Offer]:
+    """The offers to sleep or stop, in the order in which they are taken.
+
+    Models that can sleep offer that first. Stops come last, those of sleeping models first.
+    awake: in the order of eviction.
+    """
     first: list[Offer] = []
-    last = [one.offer("stop", one.held, ", which sleeps, is unloaded") for one in asleep]
-    for one in awake:
-        ends = one.offer("stop", one.held, " is unloaded")
-        if one.engine is not None and one.engine.plan.gpus:
-            gives = dict.fromkeys(one.engine.plan.gpus, int(_SURE * expected(one.engine.plan)))
-            first.append(one.offer("sleep", gives, " sleeps"))
-            last.append(ends)
+    last = [
+        leaver.offer("stop", leaver.held_bytes, ", which sleeps, is unloaded") for leaver in asleep
+    ]
+    for leaver in awake:
+        stop = leaver.offer("stop", leaver.held_bytes, " is unloaded")
+        if leaver.engine is not None and leaver.engine.plan.gpus:
+            plan = leaver.engine.plan
+            gives = dict.fromkeys(plan.gpus, int(_SURE * expected(plan)))
+            first.append(leaver.offer("sleep", gives, " sleeps"))
+            last.append(stop)
         else:
-            first.append(ends)
+            first.append(stop)
     return [*first, *last]
 
 
-def missing(attempt: Attempt, claims: Mapping[str, int], machine: Hardware) -> dict[str, int]:
-    """By the UUID of a GPU, what a sleeping engine was promised and others were promised since.
-    claims: without its own."""
-    found: dict[str, int] = {}
+def bytes_promised_away(
+    attempt: Attempt, claims: Mapping[str, int], machine: Hardware
+) -> dict[str, int]:
+    """Bytes of a sleeping engine that others were promised since, by GPU UUID.
+
+    claims: of the other engines.
+    """
+    missing: dict[str, int] = {}
     for gpu in machine.gpus:
         if gpu.uuid in attempt.plan.gpus:
             promised = claims.get(gpu.uuid, 0)
             left = (gpu.total_bytes or 0) - promised - (driver_bytes(gpu) if promised else 0)
-            found[gpu.uuid] = attempt.plan.memory.promised_bytes - left
-    return {uuid: count for uuid, count in found.items() if count > 0}
+            missing[gpu.uuid] = attempt.plan.memory.promised_bytes - left
+    return {uuid: count for uuid, count in missing.items() if count > 0}
 
 
-def taken(attempt: Attempt, machine: Hardware) -> dict[str, int]:
-    """By the UUID of a GPU, what of all that a sleeping engine gave is not free."""
+def bytes_occupied(attempt: Attempt, machine: Hardware) -> dict[str, int]:
+    """Bytes that a sleeping engine gave and that are not free now, by GPU UUID."""
     gave = attempt.asleep.gave if attempt.asleep is not None else None
     free = {
         gpu.uuid: gpu.total_bytes or 0 if gpu.free_bytes is None else gpu.free_bytes
         for gpu in machine.gpus
     }
-    found = {uuid: count - _STEADY - free.get(uuid, 0) for uuid, count in (gave or {}).items()}
-    return {uuid: count for uuid, count in found.items() if count > 0}
+    missing = {uuid: count - _STEADY - free.get(uuid, 0) for uuid, count in (gave or {}).items()}
+    return {uuid: count for uuid, count in missing.items() if count > 0}
 
 
-def to_wake(lack: Mapping[str, int], offers: Sequence[Offer]) -> tuple[Offer, ...] | None:
-    """The fewest first offers that give it, without those that prove unnecessary; None: all are too
-    little."""
+def offers_to_wake(
+    missing_bytes: Mapping[str, int], offers: Sequence[Offer]
+) -> tuple[Offer, ...] | None:
+    """The fewest first offers that free the missing bytes; None: all offers are too little."""
 
-    def enough(some: Sequence[Offer]) -> bool:
-        free = given(some)
-        return all(free.get(uuid, 0) >= wanted for uuid, wanted in lack.items())
+    def suffices(part: Sequence[Offer]) -> bool:
+        freed_bytes = bytes_given(part)
+        return all(freed_bytes.get(uuid, 0) >= count for uuid, count in missing_bytes.items())
 
-    count = next((count for count in range(len(offers) + 1) if enough(offers[:count])), None)
-    return None if count is None else least(offers[:count], enough)
+    count = next((count for count in range(len(offers) + 1) if suffices(offers[:count])), None)
+    return None if count is None else minimal_offers(offers[:count], suffices)

@@ -1,14 +1,11 @@
-"""Which of the offers of other models a plan needs. Pure.
+"""Offers of memory by other models, and the fewest that a plan needs. Pure.
 
-shared(offers, decide, wanted) -> the decision, with the fewest offers that its best plan needs
-(`takes`)
+the best plan beside the others              offers that it takes
+has everything that was wished for           none
+has a short context or halved weights        surplus KV cache, if that helps
+does not exist, even with all surplus        also sleep and stop, in the order of the offers
 
-the best plan beside the others        is asked of them
-has all that is wanted                 nothing
-lacks something that nobody gives up   surplus, where that helps
-is not there, with all surplus         sleep and stop too, in the order of the offers
-
-Of a surplus no more is taken than the plan uses.
+A plan takes no more of a surplus than it uses.
 """
 
 from __future__ import annotations
@@ -16,95 +13,135 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gateway.domain import Decision, Offer
-from gateway.planner.sharing.enough import given, least
-from gateway.planner.sharing.surplus import part
+from gateway.planner.sharing.surplus import partial_offer
 from gateway.planner.sizes import lacks
 
 Decide = Callable[[dict[str, int]], Decision]
-"""The decision where so many bytes more are free, by the UUID of a GPU."""
+"""The decision if these bytes are freed, by GPU UUID."""
 
-
-# Budgets are told in hundredths of a GPU and rounded, of what is there and of what is given.
+# Budgets are shares of a GPU in hundredths, rounded twice: of the free and of the given bytes.
 _STEPS, _STEP = 2, 100
 
 
-def shared(
-    offers: Sequence[Offer], decide: Decide, wanted: int, room: Mapping[str, int] | None = None
-) -> Decision:
-    """`wanted`: tokens of context that the user asked for, or would be content with. A plan that
-        fits without takes nothing.
-    room: bytes that an engine may take of each GPU, by UUID, before anything is given; without it
-        each surplus is taken whole.
+def bytes_given(offers: Iterable[Offer]) -> dict[str, int]:
+    """Bytes that these offers free together, by GPU UUID.
+
+    The largest of several offers of one copy includes its other offers.
     """
-    search = _Search(decide, wanted)
+    largest: dict[tuple[str, int, str], int] = {}
+    for offer in offers:
+        for uuid, count in offer.gives.items():
+            key = offer.model, offer.replica, uuid
+            largest[key] = max(count, largest.get(key, 0))
+    total: dict[str, int] = {}
+    for (_, _, uuid), count in largest.items():
+        total[uuid] = total.get(uuid, 0) + count
+    return total
+
+
+def bytes_reserved(offers: Iterable[Offer]) -> dict[str, int]:
+    """Bytes by GPU UUID that are reserved for the taker of these offers.
+
+    KV cache that was given for the taker alone, and the free memory that the taker counted on
+    beside it. The memory of a model that is unloaded serves every waiting model, so it is not
+    reserved.
+    """
+    surplus = [offer for offer in offers if offer.how == "surplus"]
+    return {
+        uuid: count + max(offer.beside for offer in surplus if uuid in offer.gives)
+        for uuid, count in bytes_given(surplus).items()
+    }
+
+
+def minimal_offers(
+    offers: Sequence[Offer], suffices: Callable[[Sequence[Offer]], bool]
+) -> tuple[Offer, ...]:
+    """A sufficient part of these offers without a superfluous one; the last are dropped first."""
+    needed = list(offers)
+    for offer in reversed(offers):
+        rest = [other for other in needed if other is not offer]
+        if suffices(rest):
+            needed = rest
+    return tuple(needed)
+
+
+def decide_with_offers(
+    offers: Sequence[Offer], decide: Decide, context: int, room: Mapping[str, int] | None = None
+) -> Decision:
+    """The decision with the fewest offers that its best plan needs, in `takes`.
+
+    context: tokens that were wished for. A plan that fits without offers takes none.
+    room: bytes by GPU UUID that an engine may take before anything is given; None: each surplus is
+    taken whole.
+    """
+    search = _OfferSearch(decide, context)
     takes: tuple[Offer, ...] = ()
-    for asked, may in (([one for one in offers if one.how == "surplus"], any), (list(offers), all)):
-        now = search.lack(takes)
-        # For the wished context nobody is stopped: only for a plan at all, of which everything
-        # lacks.
-        if asked and may(now) and (goal := search.lack(asked)) < now:
-            takes = search.fewest(asked, goal)
+    surplus = [offer for offer in offers if offer.how == "surplus"]
+    for candidates, may_take in ((surplus, any), (list(offers), all)):
+        losses = search.losses(takes)
+        # No model stops for a longer context: only for a plan at all, whose losses are all true.
+        if candidates and may_take(losses) and (goal := search.losses(candidates)) < losses:
+            takes = search.fewest(candidates, goal)
             if room is not None and takes:
-                takes = search.used(takes, room, search.lack(takes))
-    return search.decided(takes).evolve(takes=takes)
+                takes = search.used_parts(takes, room, search.losses(takes))
+    return search.decision(takes).evolve(takes=takes)
 
 
-class _Search:
-    """Decisions are remembered by what was given for them: each takes a part of a second."""
+class _OfferSearch:
+    """Decisions by the bytes that were given for them; each decision takes a part of a second."""
 
-    def __init__(self, decide: Decide, wanted: int) -> None:
-        self._decide, self._wanted = decide, wanted
-        self._known: dict[tuple[tuple[str, int], ...], Decision] = {}
+    def __init__(self, decide: Decide, context: int) -> None:
+        self._decide, self._context = decide, context
+        self._decisions: dict[tuple[tuple[str, int], ...], Decision] = {}
 
-    def decided(self, offers: Iterable[Offer]) -> Decision:
-        free = given(offers)
-        key = tuple(sorted(free.items()))
-        if key not in self._known:
-            self._known[key] = self._decide(free)
-        return self._known[key]
+    def decision(self, offers: Iterable[Offer]) -> Decision:
+        freed_bytes = bytes_given(offers)
+        key = tuple(sorted(freed_bytes.items()))
+        if key not in self._decisions:
+            self._decisions[key] = self._decide(freed_bytes)
+        return self._decisions[key]
 
-    def lack(self, offers: Iterable[Offer]) -> tuple[bool, ...]:
-        """What is missing with these offers; less is better. All of it where there is no plan."""
-        plans = self.decided(offers).plans
-        return (False, *lacks(plans[0], self._wanted)) if plans else (True, True, True, True)
+    def losses(self, offers: Iterable[Offer]) -> tuple[bool, ...]:
+        """The losses of the best plan with these offers; smaller is better. All: no plan."""
+        plans = self.decision(offers).plans
+        return (False, *lacks(plans[0], self._context)) if plans else (True, True, True, True)
 
     def fewest(self, offers: Sequence[Offer], goal: tuple[bool, ...]) -> tuple[Offer, ...]:
-        """The fewest first offers that reach the goal, and of these only those without which it is
-        not reached."""
+        """The first offers that reach the goal, without those that it does not need."""
         low, high = 1, len(offers)
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if self.lack(offers[:middle]) <= goal else (middle + 1, high)
+            reaches = self.losses(offers[:middle]) <= goal
+            low, high = (low, middle) if reaches else (middle + 1, high)
         needed = list(offers[:low])
-        # What gives nothing to the GPUs of the plan is dropped at once.
-        gpus = set(self.decided(needed).plans[0].devices)
-        near = [one for one in needed if gpus & one.gives.keys()]
-        needed = near if self.lack(near) <= goal else needed
-        return least(needed, lambda some: self.lack(some) <= goal)
+        # Offers on other GPUs than the plan's are dropped at once.
+        gpus = set(self.decision(needed).plans[0].devices)
+        on_gpus = [offer for offer in needed if gpus & offer.gives.keys()]
+        needed = on_gpus if self.losses(on_gpus) <= goal else needed
+        return minimal_offers(needed, lambda offers: self.losses(offers) <= goal)
 
-    def used(
+    def used_parts(
         self, takes: tuple[Offer, ...], room: Mapping[str, int], goal: tuple[bool, ...]
     ) -> tuple[Offer, ...]:
-        """Of each surplus what the plan uses of it; all of it where the plan would be another with
-        less."""
-        plan = self.decided(takes).plans[0]
+        """The part of each surplus that the plan uses; all of it if the plan would change."""
+        plan = self.decision(takes).plans[0]
         need = plan.memory.promised_bytes + _STEPS * plan.memory.gpu_bytes // _STEP
         missing = {uuid: need - room.get(uuid, 0) for uuid in plan.gpus}
         parts: list[Offer] = []
-        for take in sorted(takes, key=lambda one: one.how == "surplus"):
+        for take in sorted(takes, key=lambda offer: offer.how == "surplus"):
             count = max(
-                (min(most, missing.get(uuid, 0)) for uuid, most in take.gives.items()), default=0
+                (min(size, missing.get(uuid, 0)) for uuid, size in take.gives.items()), default=0
             )
             if take.how != "surplus" or count > 0:
                 beside = max(0, min(room.get(uuid, 0) for uuid in take.gives))
-                parts.append(part(take, count).evolve(beside=beside))
+                parts.append(partial_offer(take, count).evolve(beside=beside))
                 missing = {
-                    uuid: left - parts[-1].gives.get(uuid, 0) for uuid, left in missing.items()
+                    uuid: size - parts[-1].gives.get(uuid, 0) for uuid, size in missing.items()
                 }
-        with_less = self.decided(parts).plans
-        same = (
-            with_less
-            and with_less[0].memory.kv_tokens >= plan.memory.kv_tokens
-            and with_less[0].gpus == plan.gpus
+        plans = self.decision(parts).plans
+        unchanged = (
+            plans
+            and plans[0].memory.kv_tokens >= plan.memory.kv_tokens
+            and plans[0].gpus == plan.gpus
         )
-        return tuple(parts) if same and self.lack(parts) <= goal else takes
+        return tuple(parts) if unchanged and self.losses(parts) <= goal else takes

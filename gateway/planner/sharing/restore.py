@@ -1,11 +1,9 @@
-"""What a copy has again when something outside of its plan ended its engine: the plan that it had,
-on the same GPUs, with as much of them. Pure.
+"""The plan that a copy gets back after a cause outside the plan ended its engine. Pure.
 
-outlived(attempts)   -> the plan that served until then; None: something else came between
-again(plan, cap)     -> the same where it is to be had again; None: what it left to others may be had too
-there(wish, plan)    -> the wish with which it is asked for: that engine, on these GPUs
-same(decision, plan) -> what was decided by that wish, where the copy has its place again; None: it
-is to be planned anew
+interrupted_plan(attempts)            the plan that served until then; None: another failure between
+plan_to_restore(plan, cap)            the same, if the copy may have it back
+wish_for_restore(wish, plan)          the wish for this engine on these GPUs
+keep_if_unchanged(decision, plan)     the decision, if the copy gets its place back
 """
 
 from __future__ import annotations
@@ -15,14 +13,16 @@ from collections.abc import Sequence
 from gateway.diagnosis.ending import environmental
 from gateway.domain import Attempt, Cap, Choice, Decision, Plan, Wish
 
-# How a start ends that somebody pulls the plug of: it tells nothing, and the next one is as if it
-# had not been.
+# Failures of a start that is cut off, for example by a power cut: nothing follows from them.
 _CUT_OFF = frozenset({"exited", "killed", "ended_with_gateway"})
 _SIZES = frozenset({"max_model_len", "max_num_seqs", "max_num_batched_tokens", "replicas"})
 
 
-def outlived(attempts: Sequence[Attempt]) -> Plan | None:
-    """attempts: of one copy by its present wish, oldest first; all have ended."""
+def interrupted_plan(attempts: Sequence[Attempt]) -> Plan | None:
+    """The last plan that served, if only causes outside of plans ended the attempts since.
+
+    attempts: of one copy by its present wish, oldest first; all have ended.
+    """
     for attempt in reversed(attempts):
         if attempt.failure is None or not environmental(attempt.failure):
             return None
@@ -33,43 +33,45 @@ def outlived(attempts: Sequence[Attempt]) -> Plan | None:
     return None
 
 
-def again(plan: Plan, cap: Cap | None) -> Plan | None:
-    """cap: what the copy keeps to now. Without those for whose sake it had one it may take what is
-    free; in RAM all copies have one place."""
+def plan_to_restore(plan: Plan, cap: Cap | None) -> Plan | None:
+    """The plan, unless it runs on the CPU or had a cap that ended. cap: of the copy now.
+
+    Copies in RAM all have one place. Without the cap the copy may take more memory.
+    """
     return None if not plan.gpus or (plan.cap is not None and cap is None) else plan
 
 
-def there(wish: Wish, plan: Plan) -> Wish:
-    """To be decided with the plan as `Sharing.again`."""
+def wish_for_restore(wish: Wish, plan: Plan) -> Wish:
+    """The wish to decide with the plan as `Sharing.again`."""
     return wish.evolve(engines=(str(plan.engine),), gpus=plan.gpus, replicas=plan.replicas.value)
 
 
-def same(decision: Decision, plan: Plan) -> Decision | None:
-    """What was learned meanwhile may have changed the sizes of the plan, though not its place: it
-    takes no more than it did. Another way to run
-    the model is planned anew: of the size of this plan nothing is known to fail, though it failed
-    here before.
+def keep_if_unchanged(decision: Decision, plan: Plan) -> Decision | None:
+    """The decision if its best plan has the place of `plan`, with as much memory or less.
+
+    Facts that were learned since may change sizes. None: the model runs in another way, whose sizes
+    are not known to work, so it has to be planned anew.
     """
     best = decision.plans[0] if decision.plans else None
     if (
         best is None
         or best.gpus != plan.gpus
         or best.memory.promised_bytes > plan.memory.promised_bytes
-        or _way(best) != _way(plan)
+        or _without_sizes(best) != _without_sizes(plan)
     ):
         return None
     return decision.evolve(plans=(best.evolve(replicas=plan.replicas), *decision.plans[1:]))
 
 
-def _way(plan: Plan) -> object:
-    """All that was chosen but sizes."""
-    chosen = {
+def _without_sizes(plan: Plan) -> object:
+    """All choices of the plan except its sizes."""
+    choices = {
         name: value.value
         for name, value in plan
         if isinstance(value, Choice) and name not in _SIZES
     }
     return (
-        chosen,
-        [(one.layer, one.kernel) for one in plan.kernels],
-        [(one.kind, one.backend) for one in plan.attention],
+        choices,
+        [(row.layer, row.kernel) for row in plan.kernels],
+        [(row.kind, row.backend) for row in plan.attention],
     )

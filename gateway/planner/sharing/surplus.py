@@ -1,10 +1,10 @@
-"""What of its KV cache a model could give to others, and for how long it does without. Pure.
+"""KV cache that a model offers to other models, and the cap that it has afterwards. Pure.
 
-surplus(plan, wish, replica) -> offers: first what is beyond its need, then all but what its wish
-asks for part(offer, bytes) -> the same offer, of so much
-without(offer, plan, models) -> the cap of the model that gives it
-kept(attempts, others) -> the cap that the model keeps to
-last_cap(attempts) -> the cap that a copy had last
+surplus_offers(plan, wish, replica)      offers: beyond its need, then beyond its wish
+partial_offer(offer, bytes)              the same offer with fewer bytes
+cap_after_giving(offer, plan, models)    the cap of the model that gives it
+current_cap(attempts, caps)              the cap of a model now
+last_cap(attempts)                       the cap of a copy's last plan
 """
 
 from __future__ import annotations
@@ -18,40 +18,39 @@ from gateway.domain.units import MIB, gib
 from gateway.engines.common.speed.objective import LONG_AT_ONCE, concurrency
 from gateway.planner.sizes import COMFORTABLE_CONTEXT, UNSURE
 
-# Less than this, or than such a part of a GPU, is not worth a restart.
+# A smaller offer, in bytes or as a part of the GPU, is not worth a restart.
 _LEAST, _LEAST_SHARE = 512 * MIB, 25
-# An engine's share of a GPU is told in hundredths.
+# An engine's share of a GPU is in hundredths.
 _STEP = 100
 
 
-def surplus(plan: Plan, wish: Wish, replica: int = 0) -> tuple[Offer, ...]:
-    """Smallest first. Never less than one whole context stays, of the length that was wished for or
-    that is of use, nor less than the wished
-    requests at once need. Nothing where the user set the size, or pinned the model: to give is to
-    be started anew.
+def surplus_offers(plan: Plan, wish: Wish, replica: int = 0) -> tuple[Offer, ...]:
+    """The offers of KV cache, smallest first.
+
+    At least one whole context stays, and enough for the wished number of requests. No offers if the
+    user set the size or pinned the model: giving means a restart.
     """
-    memory, own = plan.memory, {name.replace("_", "-") for name in wish.args}
+    memory, flags = plan.memory, {name.replace("_", "-") for name in wish.args}
     if (
         wish.policy.pinned
         or not plan.gpus
         or not memory.kv_tokens
         or not memory.kv_bytes
-        or own & _SIZES
+        or flags & _SIZE_FLAGS
     ):
         return ()
     context = plan.max_model_len.value
-    if wish.goal != "context" and "max-model-len" not in own and "context-length" not in own:
+    if wish.goal != "context" and "max-model-len" not in flags and "context-length" not in flags:
         context = min(context, wish.min_context or wish.context or COMFORTABLE_CONTEXT)
-    found: list[Offer] = []
+    offers: list[Offer] = []
     for at_once in sorted(
         {min(LONG_AT_ONCE, concurrency(wish)), min(LONG_AT_ONCE, wish.concurrency or 1)},
         reverse=True,
     ):
-        stays = context * at_once
-        # Alike to how the planner sizes it anew: the need, what is unsure of the rest, and up to a
-        # step of the share more.
+        tokens = context * at_once
+        # The planner will add to the need a part of the rest for errors, and a step of the share.
         spare = (memory.budget_bytes - memory.kv_bytes) // UNSURE + memory.gpu_bytes // _STEP * 2
-        count = memory.kv_bytes - math.ceil(memory.kv_bytes * stays / memory.kv_tokens) - spare
+        count = memory.kv_bytes - math.ceil(memory.kv_bytes * tokens / memory.kv_tokens) - spare
         if count < max(_LEAST, memory.gpu_bytes // _LEAST_SHARE):
             continue
         offer = Offer(
@@ -70,45 +69,47 @@ def surplus(plan: Plan, wish: Wish, replica: int = 0) -> tuple[Offer, ...]:
             context=context,
             words="",
         )
-        found.append(offer.evolve(words=_words(offer)))
-    return tuple(found)
+        offers.append(offer.evolve(words=_words(offer)))
+    return tuple(offers)
 
 
-def part(offer: Offer, count: int) -> Offer:
-    """So many bytes of each GPU instead of all that was offered."""
-    most = max(offer.gives.values())
-    if offer.how != "surplus" or count >= most:
+def partial_offer(offer: Offer, count: int) -> Offer:
+    """The offer of `count` bytes of each GPU instead of all."""
+    offered = max(offer.gives.values())
+    if offer.how != "surplus" or count >= offered:
         return offer
     less = offer.evolve(
         gives=dict.fromkeys(offer.gives, count),
-        keeps=offer.keeps + most - count,
-        tokens=offer.tokens + (most - count) * offer.of_tokens // offer.of_bytes,
+        keeps=offer.keeps + offered - count,
+        tokens=offer.tokens + (offered - count) * offer.of_tokens // offer.of_bytes,
     )
     return less.evolve(words=_words(less))
 
 
-def without(offer: Offer, plan: Plan, models: Iterable[str]) -> Cap:
-    """What the model keeps to once it gave the offer. Its budget is rounded to the nearest step,
-    and is to be no more than what is left."""
+def cap_after_giving(offer: Offer, plan: Plan, models: Iterable[str]) -> Cap:
+    """The cap of the model once it gave the offer, for the sake of `models`.
+
+    Half a step less than its bytes: budgets are rounded to the nearest step.
+    """
     return Cap(
         bytes=offer.keeps - plan.memory.gpu_bytes // _STEP // 2, models=tuple(sorted(set(models)))
     )
 
 
 def _words(offer: Offer) -> str:
-    stays, there = (
+    left, total = (
         f"{tokens / offer.context:.1f}".removesuffix(".0")
         for tokens in (offer.tokens, offer.of_tokens)
     )
     return (
         f"{offer.model}{f' (copy {offer.replica + 1})' if offer.replica else ''} gives"
-        f" {gib(max(offer.gives.values()))} of KV cache, room for {stays} of {there} requests of"
+        f" {gib(max(offer.gives.values()))} of KV cache, room for {left} of {total} requests of"
         f" {offer.context:,} tokens stays"
     )
 
 
-# Flags that say how much an engine takes.
-_SIZES = {
+# Flags for the memory of an engine.
+_SIZE_FLAGS = {
     "gpu-memory-utilization",
     "mem-fraction-static",
     "kv-cache-memory-bytes",
@@ -116,14 +117,14 @@ _SIZES = {
 }
 
 
-def kept(attempts: Iterable[Attempt], others: Mapping[str, Collection[Cap]]) -> Cap | None:
-    """What the model keeps to, until none of the models is left that share its GPUs, or until a
-    start with it failed by itself: the cap of its last
-    plan that has one, or what it took when it last served, where others came beside that and keep
-    to theirs for its sake.
+def current_cap(attempts: Iterable[Attempt], caps: Mapping[str, Collection[Cap]]) -> Cap | None:
+    """The cap of a model, while models that it was made for exist and no start failed with it.
 
-    attempts: of the model by its present wish, oldest first. others: all other models, and the last
-    caps of the copies of each.
+    The cap of its last capped plan; or the memory that it took when it last served, if other models
+    accepted caps for its sake since.
+
+    attempts: of the model by its present wish, oldest first. caps: of all other models the last cap
+    of each copy.
     """
     capped, served, name = None, None, ""
     for attempt in attempts:
@@ -133,22 +134,23 @@ def kept(attempts: Iterable[Attempt], others: Mapping[str, Collection[Cap]]) -> 
     if (
         capped is not None
         and capped.plan.cap is not None
-        and set(capped.plan.cap.models) & others.keys()
+        and set(capped.plan.cap.models) & caps.keys()
     ):
         return capped.plan.cap if not _failed(capped) else None
-    beside = tuple(
-        sorted(other for other, caps in others.items() if any(name in cap.models for cap in caps))
+    capped_for_it = tuple(
+        sorted(model for model, own in caps.items() if any(name in cap.models for cap in own))
     )
     return (
-        Cap(bytes=served.plan.memory.promised_bytes, models=beside)
-        if served is not None and beside
+        Cap(bytes=served.plan.memory.promised_bytes, models=capped_for_it)
+        if served is not None and capped_for_it
         else None
     )
 
 
 def last_cap(attempts: Sequence[Attempt]) -> Cap | None:
-    """Of the last plan of a copy that has one; oldest first."""
-    return next((one.plan.cap for one in reversed(attempts) if one.plan.cap is not None), None)
+    """The cap of the last plan that has one. attempts: of one copy, oldest first."""
+    caps = (attempt.plan.cap for attempt in reversed(attempts))
+    return next((cap for cap in caps if cap is not None), None)
 
 
 def _failed(attempt: Attempt) -> bool:

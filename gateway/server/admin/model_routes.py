@@ -84,7 +84,7 @@ async def add_model(request: Request, body: ModelRequest, dry_run: bool = False)
     _check_name(wish.name)
     wish = await plan_preview.named(wish)
     if dry_run:
-        return _json((await plan_preview.plan(wish, others=True)).decision)
+        return _json((await plan_preview.plan(wish, include_uninstalled=True)).decision)
     if wish.source is not None:
         # Everything that is wrong with the model, a flag or the machine is said now, not in a state
         # message later.
@@ -184,9 +184,9 @@ async def change_model(
     anew, planned = may_need_restart(old, wish), None
     if anew and wish.source is not None:
         planned = await plan_preview.plan_change(model, wish)
-        if planned.unasked and "commits" in body:
+        if planned.unconfirmed_repos and "commits" in body:
             raise BadModel(
-                f"The Hub could not be asked what {', '.join(planned.unasked)} is now; {name} stays"
+                f"The Hub could not be asked what {', '.join(planned.unconfirmed_repos)} is now; {name} stays"
                 " as it is.",
                 hint="Try again when it can be reached.",
             )
@@ -196,7 +196,7 @@ async def change_model(
         anew = (
             not running or plan is None or not all(starts_same_engine(plan, one) for one in running)
         )
-        if plan is None and not planned.open and not dry_run:
+        if plan is None and not planned.questions and not dry_run:
             raise NoPlan(
                 f"Nothing was changed: {planned.reason.rstrip('.')}.",
                 hint=f"`fitserve plan` says more; {name} goes on as it is.",
@@ -269,7 +269,7 @@ async def make_plan(request: Request, body: PlanRequest) -> Response:
     wish = await plan_preview.named(asked)
     if body.hardware:
         wish = wish.evolve(gpus=asked.gpus)  # numbers are of the snapshot
-    return _json((await plan_preview.plan(wish, body.hardware, others=True)).decision)
+    return _json((await plan_preview.plan(wish, body.hardware, include_uninstalled=True)).decision)
 
 
 @router.get("/hardware")

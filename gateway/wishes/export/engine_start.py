@@ -31,13 +31,12 @@ class EngineStart(Value):
 
     @property
     def capabilities(self) -> Sequence[str]:
-        """What the engine's container needs beside nothing: engines on a CPU bind memory to NUMA
-        nodes."""
+        """The needs of the container: engines on a CPU bind memory to NUMA nodes."""
         return () if self.gpus else ("SYS_NICE",)
 
     @property
     def variables(self) -> dict[str, str]:
-        """With what gives the GPUs their order, and a process its GPUs."""
+        """The environment, with the order of GPUs, and the GPUs of a process."""
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if self.gpus else {}
         return {
             **self.env,

@@ -1,6 +1,7 @@
-"""A start as a Deployment and a Service of Kubernetes: `kubectl apply -f FILE`. GPUs are a number
-there; the node has to be one like this machine, with the
-model in the same folder."""
+"""A start as a Deployment and a Service of Kubernetes, for `kubectl apply -f FILE`.
+
+GPUs are a number there. The node has to equal this machine, with the model in the same folder.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ import pytest
 from gateway.domain import Adapter
 from gateway.errors import BadModel
 from gateway.models.adapter import check_base, read_adapter
-from gateway.models.spec import Tensor, read_model
+from gateway.models.spec import read_model
+from gateway.models.tensor import Tensor
 from tests.support.adapters import adapter_config, shapes
 from tests.support.model_files import CONFIG
 

@@ -16,7 +16,8 @@ from gateway.domain import AttentionGroup, ModelSpec, Recurrent
 from gateway.engines.common.layers.build import build
 from gateway.errors import BadModel
 from gateway.models.families.registry import blueprint_of
-from gateway.models.spec import Tensor, read_model
+from gateway.models.spec import read_model
+from gateway.models.tensor import Tensor
 from tests.support.examples import examples
 from tests.support.published import CONFIGS, config, published, tensors
 

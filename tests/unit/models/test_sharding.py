@@ -12,7 +12,8 @@ from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.weights import other_bytes, weights_bytes
 from gateway.models.rank import Rank
 from gateway.models.sharding import shard_of
-from gateway.models.spec import Tensor, group_tensors, read_model
+from gateway.models.spec import group_tensors, read_model
+from gateway.models.tensor import Tensor
 from tests.support.published import tensors
 
 Shapes = dict[str, tuple[int, ...]]

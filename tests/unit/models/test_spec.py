@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.domain import Experts, ModelSpec
 from gateway.errors import BadModel
-from gateway.models.spec import Tensor, read_model
+from gateway.models.spec import read_model
+from gateway.models.tensor import Tensor
 from tests.support.published import CONFIGS, TENSORS, config, published, tensors
 
 

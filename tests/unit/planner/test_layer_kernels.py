@@ -8,7 +8,8 @@ from gateway.engines.common.layers.built_model import Linear, per_rank
 from gateway.models.experts import ExpertTraits
 from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme, describe
-from gateway.models.spec import Tensor, read_model
+from gateway.models.spec import read_model
+from gateway.models.tensor import Tensor
 from gateway.planner.layer_kernels import layer_kernels
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import LLAMA_8B, machine, wish

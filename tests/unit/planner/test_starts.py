@@ -10,18 +10,18 @@ from gateway.controller.decisions.reconcile import attempts_that_count, next_act
 from gateway.domain import Attempt, Cap, Failure
 from gateway.domain.units import GIB
 from gateway.planner.starts import (
-    Holder,
-    Holdup,
-    Reading,
-    Start,
+    Blocked,
+    MemoryReading,
+    PendingStart,
+    PlacedEngine,
+    blocked_by,
+    bytes_taken,
     cache_bytes,
-    changed,
     disturbances,
-    holdup,
-    lacking,
+    memory_change,
+    memory_shortage,
     readings,
     shape,
-    taken,
     undisturbed,
 )
 from tests.support.makers import attempt, machine, plan
@@ -30,14 +30,16 @@ from tests.unit.controller.decisions.test_reconcile import NOW, replica
 LIMIT_S = 1800.0
 
 
-def holder(name: str, *gpus: str, stage: Any = "loads", **fields: Any) -> Holder:
-    return Holder(
+def holder(name: str, *gpus: str, stage: Any = "loads", **fields: Any) -> PlacedEngine:
+    return PlacedEngine(
         name, name.partition("-")[0], frozenset(gpus), fields.pop("shape", name), stage, **fields
     )
 
 
-def start(name: str, *gpus: str, order: int = 1, proven: bool = False, **fields: Any) -> Start:
-    return Start(
+def start(
+    name: str, *gpus: str, order: int = 1, proven: bool = False, **fields: Any
+) -> PendingStart:
+    return PendingStart(
         name,
         name.partition("-")[0],
         frozenset(gpus),
@@ -49,17 +51,20 @@ def start(name: str, *gpus: str, order: int = 1, proven: bool = False, **fields:
 
 
 def held(
-    asking: Start, *others: Holder, waiting: tuple[Start, ...] = (), now: float = 0.0
-) -> Holdup | None:
-    return holdup(asking, (asking, *waiting), others, now, LIMIT_S)
+    asking: PendingStart,
+    *others: PlacedEngine,
+    waiting: tuple[PendingStart, ...] = (),
+    now: float = 0.0,
+) -> Blocked | None:
+    return blocked_by(asking, (asking, *waiting), others, now, LIMIT_S)
 
 
 def test_on_one_gpu_engines_start_one_after_the_other_and_on_others_side_by_side() -> None:
     asking = start("b", "G1")
     assert held(asking) is None
     assert held(asking, holder("a", "G0")) is None
-    assert held(asking, holder("a", "G0", "G1")) == Holdup("a", "loads its weights", "G1")
-    assert held(asking, holder("a", "G1", stage="ends")) == Holdup("a", "is being stopped", "G1")
+    assert held(asking, holder("a", "G0", "G1")) == Blocked("a", "loads its weights", "G1")
+    assert held(asking, holder("a", "G1", stage="ends")) == Blocked("a", "is being stopped", "G1")
     assert held(asking, holder("a", "G1", stage="warms")) is None
     assert held(asking, holder("a", "G1", stage="stands")) is None
 
@@ -67,15 +72,15 @@ def test_on_one_gpu_engines_start_one_after_the_other_and_on_others_side_by_side
 def test_engines_with_a_given_kv_cache_start_side_by_side_but_not_beside_a_measurement() -> None:
     asking = start("b", "G0", sized=True)
     assert held(asking, holder("a", "G0", sized=True)) is None
-    assert held(asking, holder("a", "G0")) == Holdup("a", "loads its weights", "G0")
-    assert held(asking, holder("a", "G0", stage="ends", sized=True)) == Holdup(
+    assert held(asking, holder("a", "G0")) == Blocked("a", "loads its weights", "G0")
+    assert held(asking, holder("a", "G0", stage="ends", sized=True)) == Blocked(
         "a", "is being stopped", "G0"
     )
-    assert held(start("c", "G0"), holder("a", "G0", sized=True)) == Holdup(
+    assert held(start("c", "G0"), holder("a", "G0", sized=True)) == Blocked(
         "a", "loads its weights", "G0"
     )
     assert held(asking, waiting=(start("d", "G0", order=0, sized=True),)) is None
-    assert held(asking, waiting=(start("d", "G0", order=0),)) == Holdup("d", "starts first", "G0")
+    assert held(asking, waiting=(start("d", "G0", order=0),)) == Blocked("d", "starts first", "G0")
 
 
 def test_who_is_given_its_kv_cache_is_disturbed_by_nobody_who_is_too() -> None:
@@ -119,13 +124,13 @@ def test_a_start_that_hangs_holds_nobody_up_for_ever() -> None:
 
 def test_who_waits_longest_goes_first_also_where_it_needs_more_gpus() -> None:
     both, one = start("tp2", "G0", "G1", order=5), start("b", "G0", order=6)
-    assert held(one, holder("a", "G1"), waiting=(both,)) == Holdup("tp2", "starts first", "G0")
+    assert held(one, holder("a", "G1"), waiting=(both,)) == Blocked("tp2", "starts first", "G0")
     assert held(both, waiting=(one,)) is None
 
 
 def test_the_first_copy_of_a_plan_that_nobody_saw_work_goes_alone() -> None:
     second = start("m-r1", "G1", shape="plan")
-    words = Holdup("m", "is started for the first time with this plan")
+    words = Blocked("m", "is started for the first time with this plan")
     assert held(second, holder("m-r0", "G0", shape="plan")) == words
     assert held(second, holder("m-r0", "G0", shape="plan", stage="stands")) == words
     assert held(second, holder("m-r0", "G0", shape="plan", stage="stands", proved=True)) is None
@@ -147,16 +152,16 @@ GPUS = st.frozensets(st.sampled_from(["G0", "G1", "G2", "G3"]), min_size=1)
 @given(st.lists(GPUS, min_size=1, max_size=12))
 def test_all_that_wait_get_their_turn_and_none_meets_another(wanted: list[frozenset[str]]) -> None:
     waiting = [
-        Start(f"m{order}", f"m{order}", gpus, "plan", order, proven=False)
+        PendingStart(f"m{order}", f"m{order}", gpus, "plan", order, proven=False)
         for order, gpus in enumerate(wanted)
     ]
     began: list[str] = []
     while waiting:
-        loads: list[Holder] = []
+        loads: list[PlacedEngine] = []
         for one in tuple(waiting):
-            if holdup(one, waiting, loads, 0.0, LIMIT_S) is None:
+            if blocked_by(one, waiting, loads, 0.0, LIMIT_S) is None:
                 waiting.remove(one)
-                loads.append(Holder(one.instance, one.model, one.gpus, one.shape, "loads"))
+                loads.append(PlacedEngine(one.instance, one.model, one.gpus, one.shape, "loads"))
         assert loads, "nobody may start, though nothing loads"
         taken = [gpu for one in loads for gpu in one.gpus]
         assert len(taken) == len(set(taken))
@@ -192,7 +197,7 @@ def test_all_that_wait_get_their_turn_and_none_meets_another(wanted: list[frozen
     ],
 )
 def test_whoever_starts_or_dies_disturbs_those_on_its_gpus(
-    before: tuple[Holder, ...], now: tuple[Holder, ...], how: str
+    before: tuple[PlacedEngine, ...], now: tuple[PlacedEngine, ...], how: str
 ) -> None:
     beside = (holder("a", "G0", "G1"), holder("c", "G1", stage="stands"), holder("d", "G2"))
     found = [
@@ -247,38 +252,41 @@ def test_a_disturbed_start_costs_nothing_until_it_is_always_disturbed() -> None:
     assert type(action).__name__ == "Rest"
 
 
-def read(*gpus: tuple[int, dict[int, int | None] | None]) -> dict[str, Reading]:
+def read(*gpus: tuple[int, dict[int, int | None] | None]) -> dict[str, MemoryReading]:
     """free: GiB."""
     return {
-        f"G{index}": Reading(f"G{index}", index, free * GIB, processes)
+        f"G{index}": MemoryReading(f"G{index}", index, free * GIB, processes)
         for index, (free, processes) in enumerate(gpus)
     }
 
 
 def test_a_process_that_was_there_and_takes_or_gives_back_is_named() -> None:
     before = read((40, {7: 10 * GIB, 8: None}), (80, {}))
-    assert changed(before, read((30, {7: 10 * GIB + 1, 8: GIB, 9: 10 * GIB}), (80, {}))) == ""
+    assert memory_change(before, read((30, {7: 10 * GIB + 1, 8: GIB, 9: 10 * GIB}), (80, {}))) == ""
     assert (
-        changed(before, read((50, {8: None}), (80, {})))
+        memory_change(before, read((50, {8: None}), (80, {})))
         == "process 7 on GPU 0 had 10.00 GiB and has 0.00 GiB"
     )
-    assert "has 12.00 GiB" in changed(before, read((38, {7: 12 * GIB}), (80, {})))
-    assert changed(read((40, None)), read((10, None))) == ""
+    assert "has 12.00 GiB" in memory_change(before, read((38, {7: 12 * GIB}), (80, {})))
+    assert memory_change(read((40, None)), read((10, None))) == ""
 
 
 def test_what_an_engine_took_is_known_where_it_alone_came() -> None:
     before = read((80, {7: GIB}), (80, {}))
-    assert taken(before, read((40, {7: GIB, 20: 40 * GIB}), (39, {21: 41 * GIB}))) == 41 * GIB
-    assert taken(before, read((40, {7: GIB, 20: 40 * GIB}), (39, {21: GIB, 22: 40 * GIB}))) is None
-    assert taken(before, read((40, {7: GIB, 20: 40 * GIB}))) is None
+    assert bytes_taken(before, read((40, {7: GIB, 20: 40 * GIB}), (39, {21: 41 * GIB}))) == 41 * GIB
+    assert (
+        bytes_taken(before, read((40, {7: GIB, 20: 40 * GIB}), (39, {21: GIB, 22: 40 * GIB})))
+        is None
+    )
+    assert bytes_taken(before, read((40, {7: GIB, 20: 40 * GIB}))) is None
 
 
 def test_a_plan_that_finds_too_little_is_not_started() -> None:
     one = plan()
     one = one.evolve(memory=one.memory.evolve(budget_bytes=20 * GIB, beside_bytes=4 * GIB))
-    assert lacking(one, read((21, {}), (24, {}))) == ""
-    assert lacking(one, {}) == ""
-    words = lacking(one, read((20, {}), (24, {})))
+    assert memory_shortage(one, read((21, {}), (24, {}))) == ""
+    assert memory_shortage(one, {}) == ""
+    words = memory_shortage(one, read((20, {}), (24, {})))
     assert words.startswith("GPU 0 has 20.00 GiB free, and the plan takes 20.50 GiB")
 
 

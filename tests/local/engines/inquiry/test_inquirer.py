@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import pytest
 
-from gateway.domain import Decision, EngineAnswer, EngineRef, Question
+from gateway.domain import EngineRef, Question
 from gateway.engines.inquiry.answer_cache import AnswerCache
 from gateway.engines.inquiry.document import ModelFiles
 from gateway.engines.inquiry.inquirer import Inquirer
@@ -20,7 +20,7 @@ from gateway.hosts.process import procfs
 from gateway.hosts.process.host import ProcessHost
 from gateway.machine.environment import COMPLETE
 from gateway.planner.asked import open_questions
-from gateway.planner.service.checking import Forecast, checked, model_files
+from gateway.planner.service.engine_check import EngineCheck, model_files
 from tests.support.makers import LLAMA_8B, engine, machine, spec, wish
 from tests.support.patience import HANG_S
 from tests.support.planning import decide
@@ -123,15 +123,11 @@ def test_an_engine_that_is_not_here_is_said_and_the_forecast_stays(tmp_path: Pat
     inquirer = Inquirer(ProcessHost(tmp_path), AnswerCache(tmp_path / "answers"))
     here, cpu, small = machine("cpu"), engine("cpu"), spec(num_hidden_layers=2)
 
-    async def again(answers: Mapping[Question, EngineAnswer]) -> Forecast[Decision]:
-        decision = decide(small, here, [cpu], wish(), answers=answers)
-        return Forecast(decision, open_questions(decision))
-
-    forecast = asyncio.run(again({}))
-    assert forecast.decision.plans
-    found = asyncio.run(checked(forecast, again, inquirer, here, model_files(LLAMA_8B, None)))
-    assert found.decision == forecast.decision
-    assert "not installed" in found.asked.problems[cpu.ref]
+    decision = decide(small, here, [cpu], wish())
+    assert decision.plans
+    check = EngineCheck(inquirer, here, model_files(LLAMA_8B, None))
+    assert not asyncio.run(check.ask(open_questions(decision)))
+    assert "not installed" in check.problems[cpu.ref]
 
 
 def test_nothing_of_the_gateway_s_secrets_reaches_the_engine(

@@ -29,9 +29,8 @@ def repo(**config: Any) -> FakeRepo:
 
 def planned(source: str, hub: Hub, machine: str = "3090", **wished: Any) -> Decision:
     planner = OfflinePlanner(Profiles(), hub)
-    name, here = planner.machine(machine)
     asked = wish(source=source, engines=("vllm==0.26.0",), **wished)
-    return planner.explained(planner.decide_on(asked, name, here), asked, here)
+    return planner.decide(asked, machine, include_alternatives=True)
 
 
 def test_variants_of_the_hub_are_planned_for_this_machine_and_formats_of_others_are_not_read(

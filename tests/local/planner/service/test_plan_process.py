@@ -11,12 +11,14 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.domain import Decision, Planned
+from gateway.domain import Decision
+from gateway.domain.plan_request import PlanRequest, PlanResult
 from gateway.engines.inquiry.answer_cache import AnswerCache
 from gateway.engines.inquiry.inquirer import Inquirer
 from gateway.errors import BadFlag, BadModel, Busy, FitserveError, NeedsRemoteCode, NoPlan, NotFound
@@ -25,7 +27,13 @@ from gateway.machine.gpu_watch import GpuWatch
 from gateway.models.catalog.hub import Hub
 from gateway.planner.service import plan_process
 from gateway.planner.service.machine_planner import MachinePlanner
-from gateway.planner.service.messages import HEADER_BYTES, LENGTH, MEMORY_BYTES, PROCESSOR_S, Start
+from gateway.planner.service.messages import (
+    HEADER_BYTES,
+    LENGTH,
+    MEMORY_BYTES,
+    PROCESSOR_S,
+    WorkerConfig,
+)
 from gateway.planner.service.offline import OfflinePlanner
 from gateway.planner.service.plan_process import WAITING, PlanProcess
 from gateway.profiles.profiles import Profiles
@@ -52,7 +60,9 @@ async def planning(
 ) -> AsyncIterator[MachinePlanner]:
     roots = tuple(map(str, Profiles().roots))
     url = hub.url() if hub is not None else "http://127.0.0.1:9"
-    process = PlanProcess(Start(roots, str(tmp_path / "data"), url, TOKEN, installed_only, allowed))
+    process = PlanProcess(
+        WorkerConfig(roots, str(tmp_path / "data"), url, TOKEN, installed_only, allowed)
+    )
     try:
         inquirer = Inquirer(ProcessHost(tmp_path / "data"), AnswerCache(tmp_path / "answers"))
         yield MachinePlanner(
@@ -72,10 +82,12 @@ def of(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text()
 
 
-async def planned(planner: MachinePlanner, folder: Path | str, **fields: Any) -> Planned:
+async def planned(planner: MachinePlanner, folder: Path | str, **fields: Any) -> PlanResult:
     hardware = fields.pop("hardware", "2x3090")
     async with asyncio.timeout(HANG_S):
-        return await planner.decide(wish(source=str(folder), **fields), (), {}, hardware)
+        return await planner.plan(
+            PlanRequest(wish(source=str(folder), **fields), machine_name=hardware)
+        )
 
 
 async def refused(
@@ -151,7 +163,7 @@ async def test_an_error_comes_back_as_the_error_that_it_is(tmp_path: Path) -> No
         assert "max-model-lem" in await refused(planner, folder, BadFlag, args={"max-model-lem": 1})
         assert "cannot be reached" in await refused(planner, "org/name")
         with pytest.raises(FitserveError, match="No engine that could serve m is installed here"):
-            await planner.decide(wish(source=str(folder)), (), {})
+            await planner.plan(PlanRequest(wish(source=str(folder))))
         assert (await planned(planner, folder, engines=["vllm"])).plan is not None
         narrow = await planned(planner, folder, engines=["vllm"], min_context=10**9)
     assert narrow.plan is None
@@ -189,11 +201,14 @@ async def test_facts_and_claims_are_planned_with(tmp_path: Path) -> None:
             "source": "a line",
         }
         asked = wish(source=str(folder))
-        after = (await planner.decide(asked, (json.dumps(fact),), {}, "2x3090")).plan
+        request = PlanRequest(asked, machine_name="2x3090")
+        learned = replace(planner, facts=lambda: (json.dumps(fact),))
+        after = (await learned.plan(request)).plan
         assert after is not None
         assert after.fingerprint != best.fingerprint
         uuids = [gpu.uuid for gpu in Profiles().hardware("2x3090").gpus]
-        claimed = (await planner.decide(asked, (), dict.fromkeys(uuids[:1], 2**34), "2x3090")).plan
+        claims = dict.fromkeys(uuids[:1], 2**34)
+        claimed = (await planner.plan(replace(request, claims=claims))).plan
     assert claimed is not None
     assert claimed.gpus == (uuids[1],)
 
@@ -229,7 +244,9 @@ def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 @asynccontextmanager
-async def under_way(planner: MachinePlanner, hub: FakeHub) -> AsyncIterator[asyncio.Task[Planned]]:
+async def under_way(
+    planner: MachinePlanner, hub: FakeHub
+) -> AsyncIterator[asyncio.Task[PlanResult]]:
     task = asyncio.create_task(planned(planner, "org/name"))
     try:
         await until(hub.stalled.is_set)
@@ -332,7 +349,7 @@ async def test_few_may_wait_and_the_others_are_told_to_come_back(
     async with planning(tmp_path, stalled) as planner, under_way(planner, stalled):
         waiting = [asyncio.create_task(planned(planner, tmp_path)) for _ in range(WAITING)]
         await asyncio.sleep(0)
-        assert f"{WAITING} plans wait already" in await refused(planner, tmp_path, Busy)
+        assert f"busy: {WAITING} requests are queued" in await refused(planner, tmp_path, Busy)
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
@@ -356,14 +373,13 @@ async def test_the_token_is_in_no_list_of_processes(
 
 async def test_the_process_ends_with_the_gateway(tmp_path: Path, stalled: FakeHub) -> None:
     gateway = (
-        "import asyncio, json; from gateway.planner.service.messages import *; from"
-        " gateway.planner.service.plan_process import PlanProcess\nfrom gateway.profiles.profiles"
-        " import Profiles; from tests.support.makers import wish\nprocess ="
-        f" PlanProcess(Start(tuple(map(str, Profiles().roots)), {str(tmp_path)!r},"
-        f" {stalled.url()!r}, None, False))\nasked = {{'wish':"
-        " wish(source='org/name').model_dump(mode='json'), 'claims': {}, 'snapshot': '2x3090',"
-        " 'asking': False}\nasyncio.run(process.ask('org/name',"
-        " Request(json.dumps(asked).encode(), b'', b'', b'[]')))"
+        "import asyncio; from gateway.domain.plan_request import PlanRequest; from"
+        " gateway.planner.service.messages import *; from gateway.planner.service.plan_process"
+        " import PlanProcess\nfrom gateway.profiles.profiles import Profiles; from"
+        " tests.support.makers import wish\nprocess ="
+        f" PlanProcess(WorkerConfig(tuple(map(str, Profiles().roots)), {str(tmp_path)!r},"
+        f" {stalled.url()!r}, None, False))\nasked = PlanRequest(wish(source='org/name'),"
+        " machine_name='2x3090')\nasyncio.run(process.ask(asked, ()))"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", gateway, cwd=ROOT)
     try:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import Decision, Engine, Hardware, LaunchSpec
+from gateway.domain.plan_request import PlanRequest
 from gateway.engines.inquiry.answer_cache import AnswerCache
 from gateway.engines.inquiry.inquirer import Inquirer
 from gateway.errors import FitserveError, NoPlan
@@ -20,7 +21,7 @@ from gateway.machine.environment import COMPLETE, engine_dir
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.models.catalog.hub import Hub
 from gateway.planner.service.machine_planner import MachinePlanner
-from gateway.planner.service.messages import Start
+from gateway.planner.service.messages import WorkerConfig
 from gateway.planner.service.offline import OfflinePlanner
 from gateway.planner.service.plan_process import PlanProcess
 from gateway.planner.service.startable import Startable
@@ -62,7 +63,7 @@ async def test_the_command_line_and_the_gateway_plan_alike_whatever_is_here(
     images = None if process else tuple(engine.image for engine in chance.sample(ENGINES, 2))
     allowed = None if images is None else PROFILES.allowed_images(",".join(images))
     child = PlanProcess(
-        Start(tuple(map(str, PROFILES.roots)), str(data), None, None, process, images)
+        WorkerConfig(tuple(map(str, PROFILES.roots)), str(data), None, None, process, images)
     )
     inquirer = Inquirer(ProcessHost(data), AnswerCache(tmp_path / "answers"))
     planner = MachinePlanner(
@@ -82,22 +83,22 @@ async def test_the_command_line_and_the_gateway_plan_alike_whatever_is_here(
             except FitserveError as wrong:
                 for others in (True, False):
                     with pytest.raises(type(wrong), match=re.escape(wrong.message)):
-                        await planner.decide(asked, [], {}, others=others)
+                        await planner.plan(PlanRequest(asked, include_uninstalled=others))
                 continue
             assert (
                 Decision.model_validate_json(
-                    (await planner.decide(asked, [], {}, others=True)).decision
+                    (await planner.plan(PlanRequest(asked, include_uninstalled=True))).decision
                 )
                 == told
             )
             here = {one.engine for one in told.engines if one.here}
             assert {str(plan.engine) for plan in told.plans} <= here
             if here:
-                assert (await planner.decide(asked, [], {})).plan == next(iter(told.plans), None)
+                assert (await planner.plan(PlanRequest(asked))).plan == next(iter(told.plans), None)
                 first |= {str(plan.engine) for plan in told.plans[:1]}
             else:
                 with pytest.raises(NoPlan):
-                    await planner.decide(asked, [], {})
+                    await planner.plan(PlanRequest(asked))
     finally:
         await child.close()
     assert first, "no wish had a plan, so nothing was compared"

@@ -10,7 +10,7 @@ from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.start_gate import StartGate, WithdrawnError
 from gateway.domain import Attempt, Failure, GpuProcess, Hardware, Instance
 from gateway.domain.units import GIB
-from gateway.planner.starts import Holder, Stage, shape
+from gateway.planner.starts import PlacedEngine, Stage, shape
 from tests.support.makers import attempt, machine, plan, wish
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,7 @@ class Seen:
     def now(self, one: Attempt, stage: Stage) -> None:
         self.engines[one.id] = one, stage
 
-    def holders(self, _running: Collection[str], begun: set[str], now: float) -> list[Holder]:
+    def holders(self, _running: Collection[str], begun: set[str], now: float) -> list[PlacedEngine]:
         found = [self._holder(one, stage, now) for one, stage in self.engines.values()]
         named = {one.instance for one in found}
         return found + [
@@ -41,8 +41,8 @@ class Seen:
     def copy_failure(self, _attempt: Attempt) -> Failure | None:
         return self.failed
 
-    def _holder(self, one: Attempt, stage: Stage, now: float) -> Holder:
-        return Holder(
+    def _holder(self, one: Attempt, stage: Stage, now: float) -> PlacedEngine:
+        return PlacedEngine(
             one.instance_name, one.model, frozenset(one.plan.gpus), shape(one.plan), stage, now
         )
 

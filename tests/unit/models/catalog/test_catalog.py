@@ -17,7 +17,7 @@ from gateway.domain import ModelSpec
 from gateway.errors import BadModel, NeedsRemoteCode
 from gateway.models.catalog.catalog import Facts, check_weights, gather, load, load_drafter, spec_of
 from gateway.models.catalog.hub import Hub
-from gateway.models.spec import Tensor
+from gateway.models.tensor import Tensor
 from tests.support.examples import quicker
 from tests.support.model_files import (
     CONFIG,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import BadModel
 from gateway.models.catalog.safetensors import FIRST_READ_BYTES, read_header
-from gateway.models.spec import Tensor
+from gateway.models.tensor import Tensor
 from tests.support.model_files import entries, packed, safetensors
 
 

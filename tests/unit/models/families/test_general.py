@@ -19,7 +19,8 @@ from gateway.models.families import general
 from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields
 from gateway.models.families.registry import blueprint_of, with_defaults
-from gateway.models.spec import Tensor, read_model
+from gateway.models.spec import read_model
+from gateway.models.tensor import Tensor
 from gateway.planner.asked import open_questions
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import wish

@@ -7,38 +7,39 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.domain import Decision
+from gateway.domain import Decision, Plan
+from gateway.domain.plan_request import PlanRequest, PlanResult
 from gateway.errors import BadModel
 from gateway.planner.service.messages import (
     DECISION_BYTES,
     LENGTH,
-    Answer,
-    Frames,
-    Request,
-    Start,
+    PlanAnswer,
+    WorkerConfig,
     packed,
+    read_result,
 )
-from gateway.planner.service.plan_program import Decided, Planner, answered
-from tests.support.makers import planned
-
-ASKED = Request(b"", b"", b"", b"")
+from gateway.planner.service.plan_program import PlanWorker, _checked_size, answer_frames
+from tests.support.makers import planned, wish
 
 
-class Played(Planner):
-    """Says what it is told to."""
+class ScriptedWorker(PlanWorker):
+    """Has the decision of a script."""
 
-    def __init__(self, play: Callable[[], Decision]) -> None:
-        super().__init__(Start((), "/nonexistent", None, None, installed_only=False))
-        self._play = play
+    def __init__(self, script: Callable[[], Decision]) -> None:
+        super().__init__(WorkerConfig((), "/nonexistent", None, None, installed_only=False))
+        self._script = script
 
-    def decide(self, request: Request) -> Decided:
-        del request
-        return Decided(self._play())
+    def plan(self, request: PlanRequest, facts: bytes) -> PlanResult:
+        del request, facts
+        decision = self._script()
+        best = decision.plans[0] if decision.plans else None
+        return PlanResult(best, "", _checked_size(decision))
 
 
-def told(play: Callable[[], Decision]) -> tuple[Answer, bytes, bytes]:
-    head, *frames = answered(Played(play), ASKED)
-    return Answer(*json.loads(head)), Frames(*frames).plan, Frames(*frames).decision
+def told(script: Callable[[], Decision]) -> tuple[PlanAnswer, Plan | None, bytes]:
+    head, *frames = answer_frames(ScriptedWorker(script), PlanRequest(wish()), b"")
+    result = read_result(frames)
+    return PlanAnswer(*json.loads(head)), result.plan, result.decision
 
 
 def raising(error: BaseException) -> Callable[[], Decision]:
@@ -51,8 +52,8 @@ def raising(error: BaseException) -> Callable[[], Decision]:
 def test_the_best_plan_and_the_whole_decision_are_told() -> None:
     decision = planned()
     answer, plan, whole = told(lambda: decision)
-    assert (answer.error, answer.reason) == (None, "")
-    assert type(decision.plans[0]).model_validate_json(plan) == decision.plans[0]
+    assert answer.error is None
+    assert plan == decision.plans[0]
     assert Decision.model_validate_json(whole) == decision
 
 
@@ -60,7 +61,7 @@ def test_a_decision_that_is_longer_than_any_is_an_error_in_its_place() -> None:
     answer, plan, whole = told(lambda: Decision(model="m", hardware="h" * DECISION_BYTES))
     assert answer.error is not None
     assert "over the limit of" in str(answer.error["message"])
-    assert (plan, whole) == (b"", b"")
+    assert (plan, whole) == (None, b"null")
 
 
 @pytest.mark.parametrize(

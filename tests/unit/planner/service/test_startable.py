@@ -67,7 +67,7 @@ def test_containers_are_started_of_what_may_be_pulled(tmp_path: Path) -> None:
 def test_an_engine_that_is_not_here_is_told_with_its_command_and_its_gain(tmp_path: Path) -> None:
     startable = Startable(installed(tmp_path, OLD), installed_only=True)
     ours, theirs = decision(with_speed(OLD, 100, 1000)), decision(with_speed(NEW, 110, 1500))
-    told = startable.told(
+    told = startable.explain_engines(
         ours, [OLD], [NEW], wish(), lambda engines: theirs if engines == [NEW] else ours
     )
     assert [(one.engine, one.here) for one in told.engines] == [(OLD.ref, True), (NEW.ref, False)]
@@ -88,14 +88,14 @@ def test_an_engine_that_gives_nothing_is_in_the_answer_and_not_in_the_text(tmp_p
         decision(with_speed(NEW, 101, 1010)),
         decision(),
     ):
-        told = startable.told(ours, [OLD], [NEW], wish(), lambda _: theirs)  # noqa: B023 - called at once
+        told = startable.explain_engines(ours, [OLD], [NEW], wish(), lambda _: theirs)  # noqa: B023 - called at once
         assert not_here(told) == []
         assert len(told.engines) == 2
 
 
 def test_where_nothing_is_here_whatever_could_serve_is_told(tmp_path: Path) -> None:
     startable = Startable(tmp_path, installed_only=True)
-    told = startable.told(
+    told = startable.explain_engines(
         decision(), [], [OLD, NEW], wish(), lambda _: decision(with_speed(NEW, 1, 1))
     )
     (line,) = not_here(told)
@@ -107,7 +107,7 @@ def test_a_flag_that_only_engines_here_have_is_no_error(tmp_path: Path) -> None:
     def refuse(_: list[Engine]) -> Decision:
         raise BadFlag("no such flag")
 
-    told = Startable(tmp_path, True).told(
+    told = Startable(tmp_path, True).explain_engines(
         decision(with_speed(OLD, 1, 1)), [OLD], [NEW], wish(), refuse
     )
     assert [one.gives for one in told.engines] == ["", "no plan"]

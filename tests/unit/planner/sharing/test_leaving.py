@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from gateway.diagnosis.facts.sleep import expected
 from gateway.domain import Asleep, Attempt, Hardware, Offer
-from gateway.planner.sharing.enough import given
-from gateway.planner.sharing.leaving import Leaver, awake, leaving, missing, taken, to_wake
+from gateway.planner.sharing.leaving import (
+    Leaver,
+    bytes_occupied,
+    bytes_promised_away,
+    leave_offers,
+    offers_to_wake,
+    why_not_sleep,
+)
+from gateway.planner.sharing.offers import bytes_given
 from tests.support.makers import GIB, attempt, machine, plan
 
 GPU = machine("3090").gpus[0]
@@ -33,8 +40,8 @@ def asleep(gave: int) -> Attempt:
 def test_weights_go_into_ram_where_there_is_room_and_else_the_engine_stops() -> None:
     here = machine("3090").evolve(ram_total_bytes=64 * GIB)
     weights = PLAN.memory.weights_bytes
-    assert awake(PLAN, here.evolve(ram_available_bytes=weights + 4 * GIB)) == ""
-    assert "of 64.00 GiB are free" in awake(
+    assert why_not_sleep(PLAN, here.evolve(ram_available_bytes=weights + 4 * GIB)) == ""
+    assert "of 64.00 GiB are free" in why_not_sleep(
         PLAN, here.evolve(ram_available_bytes=weights + 3 * GIB)
     )
 
@@ -48,7 +55,7 @@ def test_each_leaves_by_the_better_means_and_to_end_altogether_comes_last() -> N
     awake = attempt(1, "ready", plan=PLAN)
     held = {GPU.uuid: PLAN.memory.promised_bytes}
     some = [Leaver("a", 0, 1, held, awake), Leaver("b", 0, 1, held), Leaver("c", 0, 1, held, awake)]
-    found = leaving(some, [Leaver("s", 0, 1, {GPU.uuid: GIB})])
+    found = leave_offers(some, [Leaver("s", 0, 1, {GPU.uuid: GIB})])
     said = [(one.model, one.how) for one in found]
     assert said == [
         ("a", "sleep"),
@@ -69,7 +76,7 @@ def test_each_leaves_by_the_better_means_and_to_end_altogether_comes_last() -> N
 def test_a_copy_of_a_model_leaves_by_itself_and_says_which_one_it_is() -> None:
     other = PLAN.evolve(gpus=("GPU-other",))
     engines = [attempt(1, "ready", plan=PLAN), attempt(2, "ready", plan=other)]
-    found = leaving(
+    found = leave_offers(
         [Leaver("a", index, 2, {one.plan.gpus[0]: 9}, one) for index, one in enumerate(engines)], []
     )
     assert [(one.replica, one.how, *one.gives) for one in found] == [
@@ -85,29 +92,31 @@ def test_who_sleeps_lacks_what_others_were_promised_or_have() -> None:
     total = GPU.total_bytes or 0
     one = asleep(4 * GIB)
     room = total - PLAN.memory.promised_bytes
-    assert missing(one, {}, with_free(total)) == {}
-    assert missing(one, {GPU.uuid: room + 2 * GIB}, with_free(total))[GPU.uuid] >= 2 * GIB
-    assert taken(one, with_free(4 * GIB)) == {}
-    assert 0 < taken(one, with_free(3 * GIB))[GPU.uuid] < GIB
-    assert taken(attempt(1, "ready", plan=PLAN), with_free(0)) == {}
+    assert bytes_promised_away(one, {}, with_free(total)) == {}
+    assert (
+        bytes_promised_away(one, {GPU.uuid: room + 2 * GIB}, with_free(total))[GPU.uuid] >= 2 * GIB
+    )
+    assert bytes_occupied(one, with_free(4 * GIB)) == {}
+    assert 0 < bytes_occupied(one, with_free(3 * GIB))[GPU.uuid] < GIB
+    assert bytes_occupied(attempt(1, "ready", plan=PLAN), with_free(0)) == {}
 
 
 def test_the_fewest_leave_for_it() -> None:
     offers = [offer("a", 2), offer("x", 9, "GPU-other"), offer("b", 5), offer("c", 8)]
-    assert to_wake({}, offers) == ()
-    assert [one.model for one in to_wake({GPU.uuid: 2 * GIB}, offers) or ()] == ["a"]
-    assert [one.model for one in to_wake({GPU.uuid: 5 * GIB}, offers) or ()] == ["b"]
-    assert [one.model for one in to_wake({GPU.uuid: 7 * GIB}, offers) or ()] == ["a", "b"]
-    assert to_wake({GPU.uuid: 16 * GIB}, offers) is None
+    assert offers_to_wake({}, offers) == ()
+    assert [one.model for one in offers_to_wake({GPU.uuid: 2 * GIB}, offers) or ()] == ["a"]
+    assert [one.model for one in offers_to_wake({GPU.uuid: 5 * GIB}, offers) or ()] == ["b"]
+    assert [one.model for one in offers_to_wake({GPU.uuid: 7 * GIB}, offers) or ()] == ["a", "b"]
+    assert offers_to_wake({GPU.uuid: 16 * GIB}, offers) is None
 
 
 @draw(st.lists(st.integers(1, 20), max_size=8), st.integers(0, 60))
 def test_what_leaves_is_enough_and_none_of_it_too_much(sizes: list[int], lack: int) -> None:
     offers = [offer(str(number), size) for number, size in enumerate(sizes)]
-    found = to_wake({GPU.uuid: lack * GIB}, offers)
+    found = offers_to_wake({GPU.uuid: lack * GIB}, offers)
 
     def give(some: Any) -> int:
-        return given(some).get(GPU.uuid, 0)
+        return bytes_given(some).get(GPU.uuid, 0)
 
     if found is None:
         assert sum(sizes) < lack

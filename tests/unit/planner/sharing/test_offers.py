@@ -8,8 +8,7 @@ from hypothesis import given as draw
 from hypothesis import strategies as st
 
 from gateway.domain import Decision, IntChoice, Offer
-from gateway.planner.sharing.enough import given, reserved
-from gateway.planner.sharing.offers import shared
+from gateway.planner.sharing.offers import bytes_given, bytes_reserved, decide_with_offers
 from tests.support.makers import GIB, plan
 
 WANTED = 32768
@@ -38,7 +37,7 @@ def needing(gibs: int, some: int = 0) -> Callable[[dict[str, int]], Decision]:
 
 
 def takes(offers: list[Offer], decide: Callable[[dict[str, int]], Decision]) -> list[str]:
-    return [one.words for one in shared(offers, decide, WANTED).takes]
+    return [one.words for one in decide_with_offers(offers, decide, WANTED).takes]
 
 
 def test_what_fits_takes_nothing() -> None:
@@ -72,8 +71,10 @@ def test_of_several_offers_of_a_model_the_largest_counts_and_other_gpus_give_not
         offer("a", "surplus", 5),
         offer("b", "surplus", 1),
     ]
-    assert given(offers) == {"GPU-0": 6 * GIB, "GPU-1": 20 * GIB}
-    assert [one.gives["GPU-0"] // GIB for one in shared(offers, needing(5, 5), WANTED).takes] == [5]
+    assert bytes_given(offers) == {"GPU-0": 6 * GIB, "GPU-1": 20 * GIB}
+    assert [
+        one.gives["GPU-0"] // GIB for one in decide_with_offers(offers, needing(5, 5), WANTED).takes
+    ] == [5]
 
 
 OFFERS = st.lists(
@@ -92,11 +93,11 @@ def test_what_is_taken_is_enough_and_without_any_of_it_it_would_not_be(
     offers: list[Offer], need: int
 ) -> None:
     decide = needing(need, need)
-    found = shared(offers, decide, WANTED)
-    whole = given(offers).get("GPU-0", 0) >= need * GIB
+    found = decide_with_offers(offers, decide, WANTED)
+    whole = bytes_given(offers).get("GPU-0", 0) >= need * GIB
     assert bool(found.plans) == whole
     for one in found.takes:
-        assert not decide(given(other for other in found.takes if other is not one)).plans
+        assert not decide(bytes_given(other for other in found.takes if other is not one)).plans
 
 
 def test_given_memory_stays_for_its_model_and_an_evicted_model_gives_to_all_waiting() -> None:
@@ -105,5 +106,5 @@ def test_given_memory_stays_for_its_model_and_an_evicted_model_gives_to_all_wait
         offer("b", "surplus", 1),
         offer("c", "sleep", 9),
     ]
-    assert reserved(offers) == {"GPU-0": 6 * GIB}
-    assert reserved(offers[2:]) == {}
+    assert bytes_reserved(offers) == {"GPU-0": 6 * GIB}
+    assert bytes_reserved(offers[2:]) == {}

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from gateway.domain import Attempt, Cap, Decision, Failure, LayerAttention, LayerKernel, Plan
-from gateway.planner.sharing.restore import again, outlived, same, there
+from gateway.planner.sharing.restore import (
+    interrupted_plan,
+    keep_if_unchanged,
+    plan_to_restore,
+    wish_for_restore,
+)
 from tests.support.makers import GIB, plan, wish
 
 SERVED = plan("3090", max_context=8192)
@@ -38,16 +43,16 @@ def ended(planned: Plan, failure: Failure | None, *, ready: bool) -> Attempt:
 
 def test_starts_that_were_cut_off_too_change_nothing() -> None:
     cut = [ended(SERVED, CUT, ready=True)]
-    assert outlived(cut) is SERVED
+    assert interrupted_plan(cut) is SERVED
     other = plan("3090", max_context=4096)
-    assert outlived([*cut, ended(other, CUT.evolve(kind="killed"), ready=False)]) is SERVED
-    assert outlived([*cut, ended(other, CUT, ready=True)]) is other
+    assert interrupted_plan([*cut, ended(other, CUT.evolve(kind="killed"), ready=False)]) is SERVED
+    assert interrupted_plan([*cut, ended(other, CUT, ready=True)]) is other
 
 
 @pytest.mark.parametrize("kind", ["withdrawn", "host_error", "download", "stalled"])
 def test_a_start_that_met_something_is_planned_anew(kind: str) -> None:
     assert (
-        outlived(
+        interrupted_plan(
             [ended(SERVED, CUT, ready=True), ended(SERVED, CUT.evolve(kind=kind), ready=False)]
         )
         is None
@@ -55,29 +60,29 @@ def test_a_start_that_met_something_is_planned_anew(kind: str) -> None:
 
 
 def test_who_stopped_or_failed_by_itself_is_planned_anew() -> None:
-    assert outlived([]) is None
-    assert outlived([ended(SERVED, None, ready=True)]) is None
-    assert outlived([ended(SERVED, CUT.evolve(proves="plan"), ready=True)]) is None
+    assert interrupted_plan([]) is None
+    assert interrupted_plan([ended(SERVED, None, ready=True)]) is None
+    assert interrupted_plan([ended(SERVED, CUT.evolve(proves="plan"), ready=True)]) is None
 
 
 def test_without_those_for_whose_sake_it_took_less_it_takes_what_is_free() -> None:
     capped = SERVED.evolve(cap=Cap(bytes=8 * GIB, models=("other",)))
-    assert again(SERVED, None) is SERVED
-    assert again(capped, Cap(bytes=8 * GIB, models=("other",))) is capped
-    assert again(capped, None) is None
+    assert plan_to_restore(SERVED, None) is SERVED
+    assert plan_to_restore(capped, Cap(bytes=8 * GIB, models=("other",))) is capped
+    assert plan_to_restore(capped, None) is None
 
 
 def test_what_took_another_place_or_more_is_not_the_same() -> None:
-    asked = there(wish(gpus="few"), SERVED)
+    asked = wish_for_restore(wish(gpus="few"), SERVED)
     assert (asked.gpus, asked.engines, asked.replicas) == (SERVED.gpus, (str(SERVED.engine),), 1)
     decision = decided(SERVED)
-    found = same(decision, SERVED)
+    found = keep_if_unchanged(decision, SERVED)
     assert found is not None
     assert found.plans[0] == SERVED
-    assert same(decided(SERVED.evolve(gpus=("GPU-other",))), SERVED) is None
+    assert keep_if_unchanged(decided(SERVED.evolve(gpus=("GPU-other",))), SERVED) is None
     more = SERVED.memory.evolve(budget_bytes=SERVED.memory.budget_bytes + 1)
-    assert same(decided(SERVED.evolve(memory=more)), SERVED) is None
-    assert same(decision.evolve(plans=()), SERVED) is None
+    assert keep_if_unchanged(decided(SERVED.evolve(memory=more)), SERVED) is None
+    assert keep_if_unchanged(decision.evolve(plans=()), SERVED) is None
 
 
 def test_another_way_is_not_the_same_and_other_sizes_are() -> None:
@@ -85,7 +90,7 @@ def test_another_way_is_not_the_same_and_other_sizes_are() -> None:
     shorter = SERVED.evolve(
         max_model_len=SERVED.max_model_len.evolve(value=SERVED.max_model_len.value - 16)
     )
-    found = same(decided(shorter), SERVED)
+    found = keep_if_unchanged(decided(shorter), SERVED)
     assert found is not None
     assert found.plans[0] == shorter
     for other in (
@@ -109,7 +114,7 @@ def test_another_way_is_not_the_same_and_other_sizes_are() -> None:
         ),
     ):
         assert other != SERVED
-        assert same(decided(other), SERVED) is None
+        assert keep_if_unchanged(decided(other), SERVED) is None
 
 
 def decided(planned: Plan) -> Decision:

@@ -26,10 +26,21 @@ from gateway.domain import (
 )
 from gateway.models.spec import read_model
 from gateway.planner.parallel import freed, rooms
-from gateway.planner.sharing.leaving import Leaver, leaving
-from gateway.planner.sharing.offers import shared
-from gateway.planner.sharing.restore import again, outlived, same, there
-from gateway.planner.sharing.surplus import kept, last_cap, part, surplus, without
+from gateway.planner.sharing.leaving import Leaver, leave_offers
+from gateway.planner.sharing.offers import decide_with_offers
+from gateway.planner.sharing.restore import (
+    interrupted_plan,
+    keep_if_unchanged,
+    plan_to_restore,
+    wish_for_restore,
+)
+from gateway.planner.sharing.surplus import (
+    cap_after_giving,
+    current_cap,
+    last_cap,
+    partial_offer,
+    surplus_offers,
+)
 from gateway.planner.sizes import wanted_context
 from gateway.planner.starts import cache_bytes
 from gateway.profiles.profiles import Profiles
@@ -73,7 +84,7 @@ def attempt(number: int, planned: Plan, **fields: Any) -> Attempt:
 
 def test_one_whole_context_stays_and_what_was_wished_for() -> None:
     alone = plan("h200", max_context=8192)
-    first, last = surplus(alone, wish(max_context=8192))
+    first, last = surplus_offers(alone, wish(max_context=8192))
     assert first.tokens >= 4 * 8192
     assert last.tokens >= 8192
     assert 0 < sum(first.gives.values()) < sum(last.gives.values()) < alone.memory.kv_bytes
@@ -82,20 +93,25 @@ def test_one_whole_context_stays_and_what_was_wished_for() -> None:
         " 8,192 tokens stays" in first.words
     )
     count = next(iter(first.gives.values()))
-    half = part(first, count // 2)
+    half = partial_offer(first, count // 2)
     assert set(half.gives.values()) == {count // 2}
     assert half.keeps - first.keeps == count - count // 2
     assert half.tokens == pytest.approx((first.tokens + first.of_tokens) / 2, rel=0.02)
-    assert part(first, count + 1) is first
-    asked = surplus(alone, wish(max_context=8192, concurrency=3))
+    assert partial_offer(first, count + 1) is first
+    asked = surplus_offers(alone, wish(max_context=8192, concurrency=3))
     assert [one.tokens >= 3 * 8192 for one in asked] == [True]
 
 
 def test_nothing_is_given_of_a_size_that_the_user_set_nor_of_little() -> None:
-    assert surplus(plan("3090", max_context=8192), wish(args={"gpu_memory_utilization": 0.9})) == ()
-    assert surplus(plan("3090"), wish(goal="context")) == ()
     assert (
-        surplus(plan("h200", max_context=8192), wish(max_context=8192, policy={"pinned": True}))
+        surplus_offers(plan("3090", max_context=8192), wish(args={"gpu_memory_utilization": 0.9}))
+        == ()
+    )
+    assert surplus_offers(plan("3090"), wish(goal="context")) == ()
+    assert (
+        surplus_offers(
+            plan("h200", max_context=8192), wish(max_context=8192, policy={"pinned": True})
+        )
         == ()
     )
 
@@ -104,15 +120,15 @@ def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -
     free = plan("3090", max_context=8192)
     capped = free.evolve(cap=Cap(bytes=8 * GIB, models=("other",)))
     other: dict[str, tuple[Cap, ...]] = {"other": ()}
-    assert kept([attempt(1, free)], other) is None
+    assert current_cap([attempt(1, free)], other) is None
     assert (
-        kept([attempt(1, free), attempt(2, capped, state="stopped")], {**other, "x": ()})
+        current_cap([attempt(1, free), attempt(2, capped, state="stopped")], {**other, "x": ()})
         == capped.cap
     )
-    assert kept([attempt(1, free), attempt(2, capped)], {"x": ()}) is None
+    assert current_cap([attempt(1, free), attempt(2, capped)], {"x": ()}) is None
     bad = Failure(kind="crash", phase="load", message="", proves="plan")
     assert (
-        kept(
+        current_cap(
             [attempt(1, free), attempt(2, capped, state="failed", ready_at=None, failure=bad)],
             other,
         )
@@ -120,7 +136,7 @@ def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -
     )
     killed = Failure(kind="killed", phase="load", message="", proves="nothing")
     assert (
-        kept([attempt(2, capped, state="failed", ready_at=None, failure=killed)], other)
+        current_cap([attempt(2, capped, state="failed", ready_at=None, failure=killed)], other)
         == capped.cap
     )
 
@@ -129,13 +145,13 @@ def test_what_a_model_took_when_others_came_beside_it_is_kept_for_it() -> None:
     free = plan("3090", max_context=8192)
     late, far = Cap(bytes=GIB, models=("m",)), Cap(bytes=GIB, models=("x",))
     beside: dict[str, tuple[Cap, ...]] = {"late": (late, far), "far": (far,), "x": ()}
-    assert kept([attempt(1, free)], beside) == Cap(
+    assert current_cap([attempt(1, free)], beside) == Cap(
         bytes=free.memory.promised_bytes, models=("late",)
     ), "whichever of its copies came beside it"
-    assert kept([attempt(1, free, state="stopped", ready_at=None)], beside) is None
+    assert current_cap([attempt(1, free, state="stopped", ready_at=None)], beside) is None
     bad = Failure(kind="crash", phase="load", message="", proves="plan")
     assert (
-        kept(
+        current_cap(
             [attempt(1, free), attempt(2, free, state="failed", ready_at=None, failure=bad)], beside
         )
         is None
@@ -220,7 +236,7 @@ class Machine:
             for model, copies in others.items()
             for other in copies
             for offer in (
-                surplus(
+                surplus_offers(
                     self.serving[other], self.wishes[other].evolve(name=model), number_of(other)
                 )
                 if other in self.serving
@@ -235,14 +251,14 @@ class Machine:
             holders.append(Holding(model=model, gives=gives))
         caps = {model: self.last_caps(copies) for model, copies in others.items()}
         past = self.attempts.get(name, [])
-        cap, lost = kept(past, caps), outlived(past)
+        cap, lost = current_cap(past, caps), interrupted_plan(past)
         return Sharing(
             cap,
             tuple(offers),
             tuple(holders),
             past[-1].plan.gpus if past else (),
             "",
-            again(lost, cap) if lost else None,
+            plan_to_restore(lost, cap) if lost else None,
         )
 
     def last_caps(self, copies: list[str]) -> list[Cap]:
@@ -278,7 +294,7 @@ class Machine:
         self.fixed |= {name} if pinned else set()
         sharing = self.sharing(name)
         wanted = wanted_context(spec_of(name), self.wishes[name], {})
-        found = shared(
+        found = decide_with_offers(
             sharing.offers,
             partial(self.decided, name, sharing),
             wanted,
@@ -287,7 +303,7 @@ class Machine:
         for take in found.takes:
             giver = copy_of(take.model, take.replica)
             old = self.serving[giver]
-            cap = without(take, old, (name,))
+            cap = cap_after_giving(take, old, (name,))
             less = self.decided(
                 giver,
                 Sharing(cap, (), (), old.gpus),
@@ -317,7 +333,7 @@ class Machine:
         """A model that is asked: copies of others leave for it where there is no room. What left;
         None where not even that makes room."""
         self.wishes[name] = Wish(name=name, source="m", gpus="few")
-        offers = leaving(
+        offers = leave_offers(
             [
                 Leaver(
                     model_of(other),
@@ -332,7 +348,7 @@ class Machine:
         )
         sharing = self.sharing(name)._replace(offers=tuple(offers))
         wanted = wanted_context(spec_of(name), self.wishes[name], {})
-        found = shared(offers, partial(self.decided, name, sharing), wanted)
+        found = decide_with_offers(offers, partial(self.decided, name, sharing), wanted)
         for take in found.takes:
             self.leave(copy_of(take.model, take.replica))
         if not found.plans:
@@ -362,7 +378,10 @@ class Machine:
         sharing = self.sharing(name)._replace(offers=())
         before = sharing.again
         found = (
-            same(self.decided(name, sharing, wish=there(self.wishes[name], before)), before)
+            keep_if_unchanged(
+                self.decided(name, sharing, wish=wish_for_restore(self.wishes[name], before)),
+                before,
+            )
             if before
             else None
         )

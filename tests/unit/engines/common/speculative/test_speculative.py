@@ -30,7 +30,7 @@ from gateway.errors import BadModel
 from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
 from gateway.models.read_drafter import read_drafter
-from gateway.models.spec import Tensor
+from gateway.models.tensor import Tensor
 from gateway.profiles.profiles import shipped
 from tests.conformance.speculative_questions import DRAFTERS
 from tests.support.examples import examples

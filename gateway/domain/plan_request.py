@@ -1,0 +1,88 @@
+"""A question to the planner of a gateway, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gateway.domain.answer import Asked, EngineAnswer
+from gateway.domain.facts import Fact, Served
+from gateway.domain.hardware import Hardware
+from gateway.domain.plan import ALONE, Offer, OpenQuestions, Plan, Question, Rival, RuleGap, Sharing
+from gateway.domain.wish import Wish
+
+
+class RunningPlan(NamedTuple):
+    """A running plan, to be compared with others.
+
+    held_bytes: of its model, by GPU UUID, which would be free for another plan.
+    traffic: the rates that its engines gave to clients.
+    compare_with: the only plan to compare it with; None: every plan.
+    """
+
+    plan: Plan
+    held_bytes: dict[str, int]
+    traffic: tuple[Served, ...] = ()
+    compare_with: Plan | None = None
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """A wish, and everything about the machine that its plan depends on.
+
+    machine: None: the planner reads this machine, or the snapshot `machine_name`.
+    machine_name: of a snapshot or a given machine; "": this machine.
+    claims: bytes by GPU UUID of engines that run or start.
+    answers: of engine versions about this model. pins: digests by image name.
+    include_uninstalled: the decision also shows engines that cannot be started here, and, without a
+        plan, the forms of the model that would fit.
+    include_files: the result has the files that engines are asked with.
+    """
+
+    wish: Wish
+    machine: Hardware | None = None
+    machine_name: str = ""
+    claims: Mapping[str, int] = field(default_factory=dict)
+    answers: tuple[tuple[Question, EngineAnswer], ...] = ()
+    pins: Mapping[str, str] = field(default_factory=dict)
+    sharing: Sharing = ALONE
+    running: RunningPlan | None = None
+    include_uninstalled: bool = False
+    include_files: bool = False
+
+
+class PlanResult(NamedTuple):
+    """A decision as a gateway keeps it.
+
+    plan: the best; None: there is none, and `reason` says why.
+    decision: JSON of the whole decision, up to megabytes, which the gateway only passes on.
+    questions: to engines whose answers could change the decision.
+    gaps: contradictions between answers and rules. rival: a better plan than the running one.
+    commits: of all repositories that were read, as `Wish.commits`.
+    takes: offers of other models that the plan needs. learned: from the traffic of the running plan.
+    unconfirmed_repos: repositories read from the cache because the Hub did not answer.
+    template: chat template for the engine; "": the model's own.
+    config, tensor_headers: files for questions to engines; empty unless requested.
+    asked: the outcome of questions to engines.
+    """
+
+    plan: Plan | None
+    reason: str
+    decision: bytes = b"null"
+    questions: tuple[OpenQuestions, ...] = ()
+    gaps: tuple[RuleGap, ...] = ()
+    rival: Rival | None = None
+    commits: Mapping[str, str] = {}
+    takes: tuple[Offer, ...] = ()
+    learned: tuple[Fact, ...] = ()
+    unconfirmed_repos: tuple[str, ...] = ()
+    template: str = ""
+    config: bytes = b""
+    tensor_headers: bytes = b""
+    asked: Asked = Asked({}, {}, {})
+
+    @property
+    def engines_to_ask(self) -> tuple[str, ...]:
+        """The engines of `questions`, by name."""
+        return tuple(str(row.engine) for row in self.questions)

@@ -1,0 +1,101 @@
+"""Questions to engines about a decision, until its best plan is checked."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gateway.domain import Asked, EngineAnswer, Hardware, OpenQuestions, Question, RuleGap
+from gateway.domain.image_name import exact
+from gateway.engines.inquiry.document import ModelFiles, StatedGpus
+from gateway.errors import HostError
+from gateway.models.tensor import Tensor
+
+if TYPE_CHECKING:
+    from gateway.engines.inquiry.inquirer import Inquirer  # asyncio, which most plans do not need
+
+LIMIT_S = 60.0
+"""For all questions about one model: two imports of an engine, and some dozen command lines."""
+
+
+def model_files(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) -> ModelFiles:
+    """The files of a model that engines are asked with.
+
+    Names and shapes of tensors only if the weights are quantized: engines then read which layers
+    are.
+    """
+    quantized = any(
+        part.get("quantization_config") or part.get("compression_config")
+        for part in (config, config.get("text_config") or {})
+    )
+    headers = None
+    if quantized and tensors is not None:
+        described = {
+            name: {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (0, 0)}
+            for name, tensor in tensors.items()
+        }
+        text = json.dumps(described).encode()
+        headers = len(text).to_bytes(8, "little") + text
+    return ModelFiles(json.dumps(config).encode(), headers)
+
+
+class EngineCheck:
+    """The check of one decision: `ask` the engine of the best plan and decide again, until `ask`
+    returns False.
+
+    A decision stands as forecast if its engine cannot be asked; `problems` says why, by engine.
+    Images of `pins` are asked at these digests.
+    """
+
+    def __init__(
+        self,
+        inquirer: Inquirer,
+        machine: Hardware,
+        model: ModelFiles,
+        limit_s: float = LIMIT_S,
+        problems: Mapping[str, str] | None = None,
+        pins: Mapping[str, str] | None = None,
+    ) -> None:
+        self._inquirer, self._machine, self._model = inquirer, machine, model
+        self._limit_s, self._end = limit_s, time.monotonic() + limit_s
+        self.answers: dict[Question, EngineAnswer] = {}
+        self.problems = dict(problems or {})
+        self.pins = dict(pins or {})
+
+    @property
+    def outcome(self) -> Asked:
+        return Asked(self.answers, self.problems, self.pins)
+
+    async def ask(self, questions: Sequence[OpenQuestions]) -> bool:
+        """Ask the first of these engines that can be asked; False: none has a new answer."""
+        for row in questions:
+            name = str(row.engine)
+            if name not in self.problems and await self._ask_engine(name, row):
+                return True
+        return False
+
+    async def report(self, gaps: Sequence[RuleGap]) -> None:
+        """Record where answers contradict the rules."""
+        await self._inquirer.contradicted(gaps)
+
+    async def _ask_engine(self, name: str, row: OpenQuestions) -> bool:
+        """Whether the engine gave an answer that was not known; if not, `problems` says why."""
+        capability = row.questions[0].capability
+        try:
+            gpus = StatedGpus.of(self._machine, capability) if capability else None
+            engine = await self._inquirer.exact(exact(row.engine, self.pins))
+            answers = await self._inquirer.answers(
+                engine, gpus, self._model, row.questions, max(0, self._end - time.monotonic())
+            )
+        except HostError as error:
+            self.problems[name] = str(error)
+            return False
+        if not answers.keys() - self.answers.keys():
+            self.problems[name] = f"{name} did not answer within {self._limit_s:g} s."
+            return False
+        self.answers |= answers
+        if engine.image and engine.digest:
+            self.pins[engine.image] = engine.digest
+        return True

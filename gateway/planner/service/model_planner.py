@@ -1,0 +1,281 @@
+"""The one way from a request to a decision, for gateway, command line and check.
+
+    model = WishedModel.read(wish, hub)
+    planning = ModelPlanner(profiles, hub, engine_env).prepare(request, model, facts, startable)
+    planning.decision()
+
+read the model -> keep the facts that hold here -> divide engines into those that can start and the
+others -> decide -> explain.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+from gateway.diagnosis.facts.known_facts import KnownFacts
+from gateway.diagnosis.facts.scope import standing
+from gateway.domain import Adapter, Decision, Engine, Fact, Hardware, ModelSpec, Plan, Rival, Wish
+from gateway.domain.plan_request import PlanRequest, RunningPlan
+from gateway.engines.common.planning_input import PlanningInput
+from gateway.engines.common.speed import served
+from gateway.engines.common.speed.correction import measured
+from gateway.engines.common.speed.rival import rival
+from gateway.engines.registry import engine_kind
+from gateway.errors import FitserveError, NeedsRemoteCode
+from gateway.models.adapter import check_base
+from gateway.models.catalog.catalog import (
+    Facts,
+    check_weights,
+    gather,
+    load,
+    load_adapter,
+    load_drafter,
+    spec_of,
+)
+from gateway.models.catalog.hub import Hub
+from gateway.models.drafter import Drafter
+from gateway.planner.decide import decide
+from gateway.planner.explain import held_by
+from gateway.planner.parallel import freed, rooms
+from gateway.planner.service.alternatives import Unplanned, with_alternatives
+from gateway.planner.service.startable import Startable
+from gateway.planner.sharing.offers import decide_with_offers
+from gateway.planner.sharing.restore import keep_if_unchanged, wish_for_restore
+from gateway.planner.sizes import needed_tokens, wanted_context
+from gateway.profiles.profiles import Profiles
+
+
+class WishedModel(NamedTuple):
+    """The model of a wish as its files describe it, with its drafter and adapters."""
+
+    files: Facts
+    spec: ModelSpec
+    drafter: Drafter | None
+    adapters: tuple[Adapter, ...]
+
+    @classmethod
+    def read(cls, wish: Wish, hub: Hub) -> Self:
+        """hub: at the commits of the wish. Raises BadModel."""
+        files = gather(
+            wish.source or "",
+            wish.revision,
+            allow_remote_code=wish.policy.allow_remote_code,
+            hub=hub,
+        )
+        spec = spec_of(files)
+        drafter = load_drafter(wish.drafter, hub=hub) if wish.drafter else None
+        adapters = tuple(load_adapter(name, source, hub=hub) for name, source in wish.loras.items())
+        for adapter in adapters:
+            check_base(adapter, spec)
+        return cls(files, spec, drafter, adapters)
+
+
+class ModelPlanner:
+    """Plans by profiles, with the variables that the settings give to all engines."""
+
+    def __init__(self, profiles: Profiles, hub: Hub, engine_env: Mapping[str, str]) -> None:
+        self.profiles = profiles
+        self._hub = hub
+        self._engine_env = engine_env
+
+    def prepare(
+        self,
+        request: PlanRequest,
+        model: WishedModel,
+        facts: Iterable[Fact],
+        startable: Startable | None = None,
+        model_name: str = "",
+    ) -> ModelPlanning:
+        """The planning of this request. Raises NoPlan if no engine for the model can start.
+
+        facts: also stale ones, or of other machines. startable: None: every engine version.
+        model_name: for messages.
+        """
+        wish, profiles, spec = request.wish, self.profiles, model.spec
+        machine = request.machine or profiles.hardware(request.machine_name)
+        engines = profiles.engines_for(machine, wish.engines, wish.image)
+        uninstalled: list[Engine] = []
+        if startable is not None:
+            engines, uninstalled = startable.split(engines)
+            shown = request.include_uninstalled and not request.machine_name and uninstalled
+            if not engines and (uninstalled or startable.installed_only) and not shown:
+                raise startable.refusal(uninstalled, model_name or wish.name)
+        if wish.chat_template is not None:
+            from gateway.models.catalog.template_syntax import check  # not before there is one
+
+            check(wish.chat_template.text, wish.chat_template.name)
+        images = profiles.images | ({wish.image} if wish.image else set())
+        known = standing(facts, machine.driver, images, request.pins)
+        running = request.running
+        if running is not None:
+            machine = freed(machine, running.held_bytes)
+        learned = self._learned(running, spec, machine, known) if running is not None else ()
+        # A newer fact about the traffic of a plan replaces the older one.
+        replaced = {_fact_key(fact) for fact in learned}
+        known = [fact for fact in known if _fact_key(fact) not in replaced] + [*learned]
+        given = PlanningInput(
+            spec,
+            machine,
+            wish,
+            KnownFacts((*profiles.facts, *known)),
+            request.claims,
+            profiles.gpus,
+            dict(request.answers),
+            profiles.pace,
+            profiles.parsers,
+            self._engine_env,
+            request.sharing._replace(again=None),
+            model.adapters,
+            model.drafter,
+            request.machine_name or "this machine",
+        )
+        return ModelPlanning(
+            profiles, self._hub, request, given, engines, uninstalled, startable, learned, known
+        )
+
+    def _learned(
+        self, running: RunningPlan, spec: ModelSpec, machine: Hardware, known: Sequence[Fact]
+    ) -> tuple[Fact, ...]:
+        """Facts from the traffic of the running plan, compared with its expected speed."""
+        if not running.traffic:
+            return ()
+        profiles, engine = self.profiles, self.profiles.of(running.plan.engine)
+        gpu_facts = [fact for fact in known if fact.kind == "machine_speed"]
+        tables = served.ClockTables(profiles.gpus, profiles.pace, gpu_facts)
+        kind = engine_kind(engine.kind)
+        clock = served.clock_of(running.plan, spec, engine, kind, machine, tables)
+        if clock is None:
+            return ()
+        return served.learned(running.plan, running.traffic, clock, known, time.time())
+
+
+@dataclass(frozen=True)
+class ModelPlanning:
+    """A request, ready for decisions. `facts` hold on this machine."""
+
+    profiles: Profiles
+    hub: Hub
+    request: PlanRequest
+    base: PlanningInput
+    engines: Sequence[Engine]
+    uninstalled: Sequence[Engine]
+    startable: Startable | None
+    learned: tuple[Fact, ...]
+    facts: Sequence[Fact]
+
+    def decide(self, engines: Sequence[Engine] | None = None, **changes: Any) -> Decision:
+        """The decision with these engines, and with these fields of the PlanningInput.
+
+        Raises BadFlag, and NeedsRemoteCode if every engine that has the architecture would run the
+        repository's code.
+        """
+        engines = self.engines if engines is None else engines
+        given = self.base.changed(**changes)
+        decision = decide(given, engines, self.profiles.rules(engines))
+        verdicts = {row.verdict for row in decision.rejected}
+        if (
+            not decision.plans
+            and "untrusted_code" in verdicts
+            and verdicts <= {"untrusted_code", "unsupported_architecture"}
+        ):
+            raise NeedsRemoteCode.of(given.spec.source, given.spec.remote_code)
+        return decision
+
+    def decision(self) -> Decision:
+        """The whole answer to the request: with offers of other models, or with alternatives."""
+        sharing = self.base.sharing
+        decision = self._restored() or self._with_offers()
+        if not decision.plans:
+            decision = decision.evolve(holders=held_by(sharing.holders, self.base.hardware))
+        if not self.request.include_uninstalled:
+            return decision
+        decision = self._with_alternatives(decision)
+        if self.startable is None or self.request.machine_name:
+            return decision
+        return self.startable.explain_engines(
+            decision, self.engines, self.uninstalled, self.base.wish, self.decide
+        )
+
+    def rival(self, decision: Decision) -> Rival | None:
+        """A plan that should be better than the running one."""
+        running, facts = self.request.running, KnownFacts(self.facts)
+        if running is None:
+            return None
+
+        def corrected(plan: Plan) -> Plan:
+            return measured(plan, facts.about_plan(plan.fingerprint))
+
+        plans = decision.plans
+        if running.compare_with is not None:
+            plans = (corrected(running.compare_with),)
+        wish = self.base.wish
+        needed = needed_tokens(wish, self.base.spec)
+        return rival(corrected(running.plan), plans, wish, needed)
+
+    def _restored(self) -> Decision | None:
+        """The decision for the plan to restore; None: there is none, or it cannot come back."""
+        plan = self.request.sharing.again
+        if plan is None:
+            return None
+        wish = wish_for_restore(self.base.wish, plan)
+        try:
+            engines = self.profiles.engines_for(self.base.hardware, wish.engines, wish.image)
+            if self.startable is not None:
+                engines, _ = self.startable.split(engines)
+            return keep_if_unchanged(
+                self.decide(engines, wish=wish, sharing=self.request.sharing), plan
+            )
+        except FitserveError:
+            return None  # its GPUs, or its engine, are not here any more
+
+    def _with_offers(self) -> Decision:
+        """The decision with the fewest offers of other models that its plan needs."""
+        offers, given = self.base.sharing.offers, self.base
+        if not offers:
+            return self.decide()
+        wanted = wanted_context(given.spec, given.wish, {})
+        return decide_with_offers(
+            offers, self._with_freed, wanted, rooms(given.hardware, given.claims)
+        )
+
+    def _with_freed(self, freed_bytes: Mapping[str, int], **changes: Any) -> Decision:
+        """The decision if other models give these bytes, by GPU UUID."""
+        claims = self.base.claims.items()
+        return self.decide(
+            hardware=freed(self.base.hardware, freed_bytes),
+            claims={uuid: count - freed_bytes.get(uuid, 0) for uuid, count in claims},
+            **changes,
+        )
+
+    def _with_alternatives(self, decision: Decision) -> Decision:
+        given = self.base
+
+        def decide_form(spec: ModelSpec, wish: Wish) -> Decision:
+            return self.decide(spec=spec, wish=wish)
+
+        def decide_on_empty(spec: ModelSpec, wish: Wish) -> Decision:
+            return self._with_freed(given.claims, spec=spec, wish=wish)
+
+        # The wish does not keep the commits of variants.
+        hub = self.hub.with_commits({})
+        unplanned = Unplanned(
+            given.spec,
+            given.wish,
+            decide_form,
+            partial(load, hub=hub),
+            decide_on_empty if any(given.claims.values()) else None,
+        )
+        return with_alternatives(decision, unplanned, hub)
+
+
+def check_weights_present(spec: ModelSpec, wish: Wish) -> None:
+    """Raise BadModel if the engine of the wish would find no weights to load."""
+    check_weights(spec, str(wish.args.get("load-format", wish.args.get("load_format", ""))))
+
+
+def _fact_key(fact: Fact) -> tuple[str, tuple[tuple[str, str], ...]]:
+    return fact.kind, tuple(sorted(fact.scope.items()))
