@@ -12,20 +12,17 @@ Who decides which engine is asked, and when it ends: `Exchange`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
-from uvicorn.server import ServerState
 
 from gateway.errors import FitserveError, UpstreamError
 from gateway.proxy.access.rate_limits import Permit
 from gateway.proxy.api.endpoints import Shape
 from gateway.proxy.api.protocol import anthropic_error, dump, error_event, named_event
 from gateway.proxy.heads import answer_head, whole_answer
-from gateway.proxy.incoming_request import BodySource, IncomingRequest
+from gateway.proxy.incoming_request import IncomingRequest
 from gateway.proxy.meter import UNTOLD, TokenUsage, usage
 from gateway.proxy.upstream_connection import Data, UpstreamConnection, Writer
 
@@ -62,18 +59,10 @@ class BufferedAnswer:
             )
 
 
-class AnswerSink(BodySource, Protocol):
-    """The connection of the client, as far as an answer is written to it."""
-
-    transport: asyncio.Transport
-    server_state: ServerState
-
-
 @dataclass(slots=True, eq=False)
 class AnsweredRequest(IncomingRequest):
     """The request, and what is written of its answer."""
 
-    connection: AnswerSink
     client: Writer = field(init=False)  # where the engine's answer is written
     status: int = 0
     events: bool = False  # the answer is an event stream

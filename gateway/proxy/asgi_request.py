@@ -11,48 +11,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import urllib.parse
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import httptools
 from uvicorn._types import ASGISendEvent, HTTPScope
-from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-from uvicorn.server import ServerState
 
 from gateway.errors import FitserveError
 from gateway.proxy.api.endpoints import Shape
 from gateway.proxy.bodies.body_budget import SMALL_BYTES, no_room
-from gateway.proxy.data_plane import DataPlane
+
+if TYPE_CHECKING:
+    from gateway.proxy.client_connection import ClientConnection
 
 log = logging.getLogger("uvicorn.error")
 
 
 def _address(name: object) -> tuple[str, int] | None:
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
-
-
-class AsgiSide(Protocol):
-    """The connection of the client, `ClientConnection`, as far as a request for FastAPI calls
-    it."""
-
-    plane: DataPlane
-    transport: asyncio.Transport
-    config: Config
-    server_state: ServerState
-    app_state: dict[str, Any]
-
-    def answered(self, request: AsgiRequest, /) -> None:
-        """The answer to `request` is written."""
-
-    def broke_off(self, request: AsgiRequest, /) -> None:
-        """The answer to `request` cannot be completed."""
-
-    def pause_upload(self) -> None:
-        """The application takes the body slowly: the client is read as slowly."""
-
-    def resume_upload(self) -> None:
-        """The application waits for more of the body."""
 
 
 class AsgiRequest(RequestResponseCycle):
@@ -65,7 +42,7 @@ class AsgiRequest(RequestResponseCycle):
 
     def __init__(
         self,
-        connection: AsgiSide,
+        connection: ClientConnection,
         method: bytes,
         target: bytes,
         version: str,

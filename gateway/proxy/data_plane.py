@@ -7,21 +7,22 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import uvicorn
 
-from gateway.keys import Scope
-from gateway.proxy.access.auth import Key
+from gateway.proxy.access.auth import Keys
 from gateway.proxy.access.origins import Origins
 from gateway.proxy.access.rate_limits import RateLimiter
 from gateway.proxy.bodies.body_budget import BodyBudget
 from gateway.proxy.limits import LEAVING_S, SWEEP_S, ConnectionLimiter, Limits
 from gateway.proxy.meter import Meter
-from gateway.proxy.routing.in_flight import Ask, RequestsInFlight, oldest
+from gateway.proxy.routing.in_flight import RequestsInFlight, oldest
 from gateway.proxy.routing.routes import Routes
 from gateway.proxy.upstream_pool import UpstreamPool
+
+if TYPE_CHECKING:
+    from gateway.proxy.client_connection import ClientConnection
 
 log = logging.getLogger(__name__)
 
@@ -29,40 +30,11 @@ log = logging.getLogger(__name__)
 _STEP_S = 1.0
 
 
-class Authenticator(Protocol):
-    """Who may call: `gateway.proxy.access.auth.Keys`. `table`: another value once the keys have
-    changed."""
-
-    @property
-    def table(self) -> object: ...
-
-    def who(self, found: Mapping[bytes, bytes], need: Scope, address: str) -> Key: ...
-
-
-class Cancellable(Ask, Protocol):
-    """An `Exchange`, as far as somebody may look at it from outside."""
-
-    def cancel(self) -> None: ...
-
-
-class OpenConnection(Protocol):
-    """A connection that is looked at twice a second, and ended when the gateway stops."""
-
-    @property
-    def exchange(self) -> Cancellable | None: ...
-
-    def sweep(self, now: float) -> None: ...
-
-    def leave(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 class DataPlane:
     """One per event loop."""
 
     def __init__(
-        self, routes: Routes, keys: Authenticator, limits: Limits, meter: Meter | None = None
+        self, routes: Routes, keys: Keys, limits: Limits, meter: Meter | None = None
     ) -> None:
         self.routes = routes
         self.keys = keys
@@ -72,7 +44,7 @@ class DataPlane:
         self.meter = meter or Meter()
         self.connection_limiter = ConnectionLimiter(limits)
         self.body_budget = BodyBudget(limits.body_bytes, limits.queue_timeout_s)
-        self.connections: set[OpenConnection] = set()
+        self.connections: set[ClientConnection] = set()
         # another gateway takes new connections: each request is the last one of its connection
         self.leaving = False
         self.keep_alive_s = limits.keep_alive_s  # how long a connection is kept without a request
@@ -83,7 +55,7 @@ class DataPlane:
         self._date = b""
         self._ahead = 0.0  # seconds by which Unix time is ahead of the loop's clock
 
-    def opened(self, connection: OpenConnection, loop: asyncio.AbstractEventLoop) -> None:
+    def opened(self, connection: ClientConnection, loop: asyncio.AbstractEventLoop) -> None:
         self.connections.add(connection)
         if self._timer is None:
             self.loop = loop

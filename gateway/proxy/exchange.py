@@ -32,12 +32,12 @@ import asyncio
 import logging
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from gateway.errors import Cancelled, FitserveError
 from gateway.proxy import refusals
 from gateway.proxy.access import rate_limits
-from gateway.proxy.answered_request import AnsweredRequest, AnswerSink
+from gateway.proxy.answered_request import AnsweredRequest
 from gateway.proxy.bodies import request_body
 from gateway.proxy.bodies.body_budget import SMALL_BYTES, no_room
 from gateway.proxy.heads import MOST_HOPS, hops, whole_answer
@@ -57,29 +57,10 @@ _UNAUTHORIZED = 401
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,120})"')
 
 
-class ClientSide(AnswerSink, Protocol):
-    """The connection of the client, `ClientConnection`, as far as an exchange calls it."""
-
-    @property
-    def write_paused(self) -> bool:
-        """Whether the client has yet to take what is written."""
-
-    def refuse(self, exchange: Exchange, error: FitserveError) -> None:
-        """Answers with an error of the gateway's own. Only for an exchange whose answer has not
-        started."""
-
-    def answered(self, exchange: Exchange, /) -> None:
-        """The answer to `exchange` is written, or broken off."""
-
-    def give_up(self, exchange: Exchange, error: FitserveError, /) -> None:
-        """`exchange` is refused while its body comes in."""
-
-
 @dataclass(slots=True, eq=False)
 class Exchange(AnsweredRequest):
     """One request, its answer, and all that is known of both."""
 
-    connection: ClientSide
     started: float = 0.0
     first_byte_at: float = 0.0
     outcome: Outcome = ""

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import hmac
 import re
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from gateway.proxy.access.auth import Key
-from gateway.proxy.api.endpoints import Endpoint
 from gateway.proxy.heads import Headers, passed
+
+if TYPE_CHECKING:
+    from gateway.proxy.exchange import Exchange
 
 _MOST_BYTES = 4096
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n", re.IGNORECASE).search
@@ -30,24 +31,13 @@ _CHANGING = frozenset(
 Places = tuple[int, int, int]
 
 
-class ReadRequest(Protocol):
-    """An `Exchange` whose head was read."""
-
-    endpoint: Endpoint
-    found: dict[bytes, bytes]
-    key: Key
-    keep: bool
-    chunks: bool
-    lines: bytes
-
-
 class KnownRequestHead:
     """The head of a request, and its meaning. `keys`: the keys in force when the head was read;
     with other keys it is to be read anew."""
 
     __slots__ = ("_head", "_places", "endpoint", "found", "key", "keys", "lines")
 
-    def __init__(self, exchange: ReadRequest, keys: object, data: bytes, places: Places) -> None:
+    def __init__(self, exchange: Exchange, keys: object, data: bytes, places: Places) -> None:
         self.endpoint = exchange.endpoint
         self.found: dict[bytes, bytes] = {
             name: exchange.found[name]
@@ -93,7 +83,7 @@ class KnownAnswerHead:
         return data[end:] if same else None
 
 
-def remember(data: bytes, exchange: ReadRequest, keys: object) -> KnownRequestHead | None:
+def remember(data: bytes, exchange: Exchange, keys: object) -> KnownRequestHead | None:
     """The head of `exchange`: `data` holds this head and the body, nothing else. None where the
     head cannot come again, or is not as simple."""
     places = _find(data, exchange.found.get(b"content-length"))

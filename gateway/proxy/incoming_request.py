@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from gateway.errors import FitserveError
 from gateway.proxy.access.auth import Key
@@ -29,19 +29,10 @@ from gateway.proxy.heads import hops, request_head, via_line
 from gateway.proxy.routing.table import Call, RoutedReplica
 from gateway.proxy.upstream_connection import UpstreamConnection
 
+if TYPE_CHECKING:
+    from gateway.proxy.client_connection import ClientConnection
+
 State = Literal["reading", "queued", "connecting", "asked", "answering", "done"]
-
-
-class BodySource(Protocol):
-    """The connection of the client, as far as a body that comes in calls it."""
-
-    address: str
-
-    def pause_upload(self) -> None:
-        """The body has to wait: the client is read as slowly."""
-
-    def resume_upload(self) -> None:
-        """The client is read again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +40,7 @@ class IncomingRequest(ABC):
     """The request alone. `Exchange` has its answer too."""
 
     plane: DataPlane
-    connection: BodySource
+    connection: ClientConnection
     endpoint: Endpoint
     found: dict[bytes, bytes]  # the client's headers that count
     key: Key  # who calls

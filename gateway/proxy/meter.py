@@ -3,17 +3,16 @@ they count."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from gateway.errors import FitserveError
-from gateway.proxy.access.auth import Key
-from gateway.proxy.api.endpoints import Endpoint
-from gateway.proxy.routing.table import RoutedReplica
+
+if TYPE_CHECKING:
+    from gateway.proxy.exchange import Exchange
 
 _PROMPT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})').search
 _CACHE = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d{1,12})').findall
@@ -39,44 +38,6 @@ class _Usage(msgspec.Struct):
 _USAGE = msgspec.json.Decoder(_Usage)
 
 
-class Clock(Protocol):
-    """The data plane, whose loop has the clock of all times here."""
-
-    loop: asyncio.AbstractEventLoop
-
-
-class MeteredRequest(Protocol):
-    """An `Exchange`, as far as a meter looks at it. `counted` is the meter's own, for what it wants
-    to find again."""
-
-    endpoint: Endpoint
-    key: Key
-    id: str
-    model: str
-    replica: RoutedReplica | None
-    status: int
-    events: bool
-    started: float
-    first_byte_at: float
-    received: int
-    counted: Any
-
-    @property
-    def plane(self) -> Clock: ...
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def sent(self) -> int: ...
-
-    @property
-    def usage(self) -> TokenUsage: ...
-
-    @property
-    def outcome(self) -> str: ...
-
-
 class Meter:
     """Called from the event loop. Each `begun` has its `ended`, each request one `finished`,
     `refused` or both. Must not raise.
@@ -85,23 +46,23 @@ class Meter:
     the bodies.
     """
 
-    def begun(self, exchange: MeteredRequest) -> None:
+    def begun(self, exchange: Exchange) -> None:
         """A replica is chosen, `exchange.replica`. Once more after the first one took no
         connection."""
 
-    def first_byte(self, exchange: MeteredRequest) -> None:
+    def first_byte(self, exchange: Exchange) -> None:
         """The first byte of the answer's body came from the engine."""
 
-    def refused(self, exchange: MeteredRequest, error: FitserveError) -> None:
+    def refused(self, exchange: Exchange, error: FitserveError) -> None:
         """The gateway answers itself, with this error."""
 
     def turned_away(self, error: FitserveError, id_: str, address: str) -> None:
         """The same, to what has not become a request."""
 
-    def ended(self, exchange: MeteredRequest) -> None:
+    def ended(self, exchange: Exchange) -> None:
         """The replica has done with it, or took no connection (its outcome is unreachable then)."""
 
-    def finished(self, exchange: MeteredRequest) -> None:
+    def finished(self, exchange: Exchange) -> None:
         """Over, as `exchange.outcome` says: answered, left (the client), broken (the engine),
         refused (the gateway)."""
 

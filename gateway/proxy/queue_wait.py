@@ -8,18 +8,16 @@ is an event of the stream.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gateway.errors import FitserveError
 from gateway.proxy import refusals
-from gateway.proxy.api.endpoints import Endpoint
 from gateway.proxy.heads import answer_head
-from gateway.proxy.limits import Limits
-from gateway.proxy.routing.routes import Routes
-from gateway.proxy.routing.table import Call, RoutedReplica
-from gateway.proxy.upstream_connection import Writer
+from gateway.proxy.routing.table import RoutedReplica
+
+if TYPE_CHECKING:
+    from gateway.proxy.exchange import Exchange
 
 log = logging.getLogger(__name__)
 
@@ -29,47 +27,11 @@ _STREAMS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-con
 _STREAMED = frozenset({"chat", "completions", "responses", "messages"})
 
 
-class QueueContext(Protocol):
-    """The data plane, as far as a wait looks at it."""
-
-    loop: asyncio.AbstractEventLoop
-    routes: Routes
-    limits: Limits
-
-
-class QueuedRequest(Protocol):
-    """The request that waits, an `Exchange`."""
-
-    endpoint: Endpoint
-    id: str
-    call: Call
-    client: Writer
-    chunks: bool
-    keep: bool
-    events: bool
-    promised: bool
-
-    @property
-    def plane(self) -> QueueContext: ...
-
-    def own_headers(self) -> bytes:
-        """The lines of the answer's head that are the gateway's own."""
-
-    def ask(self, replica: RoutedReplica) -> None:
-        """The request goes to the replica."""
-
-    def refuse(self, error: FitserveError) -> None:
-        """The request ends with an error. Only where no engine was asked."""
-
-    def fail(self, error: FitserveError) -> None:
-        """The request ends with an error, wherever it stands."""
-
-
 class QueueWait:
-    """A `gateway.proxy.routing.queue.Waiter` on behalf of an exchange. `avoid`: the replica that
+    """The wait of an exchange in the queue of its model. `avoid`: the replica that
     took no connection."""
 
-    def __init__(self, exchange: QueuedRequest, avoid: str | None) -> None:
+    def __init__(self, exchange: Exchange, avoid: str | None) -> None:
         self.call = exchange.call
         self.avoid = avoid
         self._exchange = exchange

@@ -7,7 +7,7 @@ goes to its request, all within the limits of `limits.py`. Whose turn it is to b
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import httptools
 
@@ -17,40 +17,14 @@ from gateway.proxy.access.auth import Key
 from gateway.proxy.api import endpoints
 from gateway.proxy.api.endpoints import Shape
 from gateway.proxy.api.protocol import known_id, new_id, too_large
-from gateway.proxy.asgi_request import AsgiRequest, AsgiSide
-from gateway.proxy.exchange import ClientSide, Exchange
+from gateway.proxy.asgi_request import AsgiRequest
+from gateway.proxy.exchange import Exchange
 from gateway.proxy.heads import head_without_upgrade, request_lines, upgrade_of
 
+if TYPE_CHECKING:
+    from gateway.proxy.client_connection import ClientConnection
+
 log = logging.getLogger(__name__)
-
-
-class ReaderSide(ClientSide, AsgiSide, Protocol):
-    """The connection, `ClientConnection`, as far as what it reads becomes requests."""
-
-    discarding: bool
-    unread: bool
-    deadline: float
-
-    @property
-    def ahead(self) -> int:
-        """How many requests wait for their turn."""
-
-    def answered(self, request: Exchange | AsgiRequest, /) -> None:
-        """The answer to `request` is written, or broken off."""
-
-    def arrived(self, request: Exchange | AsgiRequest, /) -> None:
-        """The head of a request is complete."""
-
-    def read_on(self, request: Exchange | AsgiRequest, /) -> None:
-        """More of its body is to come."""
-
-    def completed(self, request: Exchange | AsgiRequest | None, /) -> None:
-        """All of a request was read. None: of one that nobody waits for any more."""
-
-    def hang_up(
-        self, error: FitserveError, shape: Shape = "openai", id_: str | None = None
-    ) -> None:
-        """The request that comes in is refused. Nothing more is read."""
 
 
 class RequestReader:
@@ -62,7 +36,7 @@ class RequestReader:
         *("headers", "in_body", "in_head", "incoming", "url"),
     )
 
-    def __init__(self, connection: ReaderSide) -> None:
+    def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
         self._parser = self._new_parser()
         self.url = b""

@@ -7,12 +7,16 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import httptools
 
 from gateway.proxy import head_cache
 from gateway.proxy.heads import VALUE_BYTES
+
+if TYPE_CHECKING:
+    from gateway.proxy.exchange import Exchange
+    from gateway.proxy.upstream_pool import UpstreamPool
 
 # Of an answer, what is not its body has a bound: bytes in a row (a head, answers before the answer,
 # extensions of chunks, trailers), and lines of headers in all.
@@ -52,65 +56,6 @@ class Writer(Protocol):
     def write(self, data: Data, /) -> None: ...
 
     def writelines(self, data: Iterable[Data], /) -> None: ...
-
-
-class Owner(Protocol):
-    """The pool of a connection."""
-
-    authority: bytes
-    prefix: bytes
-    connections: set[UpstreamConnection]
-
-    def give(self, connection: UpstreamConnection) -> None:
-        """Back to the pool. Only after a complete answer to a request that was written in whole."""
-
-    def distrust(self) -> None:
-        """The engine has closed a connection that was idle."""
-
-
-class UpstreamRequest(Protocol):
-    """The request that a connection works for, an `Exchange`: where its answer goes, and who hears
-    what becomes of the answer.
-
-    After `connected` comes `answered`, or `head`, then `first_byte` where there is a body, then
-    `end`; `broke` may come at any time after `connected` and ends all. The connection calls nothing
-    after `answered`, `end` or `broke`.
-    """
-
-    client: Writer
-    keep: bool
-    promised: bool
-    status: int
-
-    def connected(self, upstream: UpstreamConnection, /) -> None:
-        """A new connection is open. The request is written to it by `ask`."""
-
-    def unreachable(self, error: Exception) -> None:
-        """No connection could be made."""
-
-    def head(self, upstream: UpstreamConnection, status: int, /) -> None:
-        """The head of the answer has come; `headers` and `length` of the connection tell it."""
-
-    def first_byte(self, data: bytes, /) -> None:
-        """The first bytes of the answer's body."""
-
-    def end(self, upstream: UpstreamConnection, /, *, reusable: bool) -> None:
-        """The answer is complete. `reusable`: the connection may take another request."""
-
-    def answered(
-        self, upstream: UpstreamConnection, status: int, lines: bytes, body: bytes, /
-    ) -> None:
-        """The answer came whole, with a head that is known: `head`, `first_byte` and `end` in
-        one."""
-
-    def broke(self, upstream: UpstreamConnection, reason: str, /, *, closed: bool = False) -> None:
-        """The engine broke off, or cannot be understood. closed: its connection was closed."""
-
-    def pause_upload(self) -> None:
-        """The engine takes the body slowly."""
-
-    def resume_upload(self) -> None:
-        """The engine has taken all of the body that was here."""
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -156,10 +101,10 @@ class UpstreamConnection(asyncio.Protocol):
         ),
     )
 
-    def __init__(self, pool: Owner) -> None:
+    def __init__(self, pool: UpstreamPool) -> None:
         self.pool = pool
         self.transport: asyncio.Transport
-        self.exchange: UpstreamRequest | None = None
+        self.exchange: Exchange | None = None
         self.headers: tuple[tuple[bytes, bytes], ...] = ()
         self.length: bytes | None = None
         self.tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
@@ -177,7 +122,7 @@ class UpstreamConnection(asyncio.Protocol):
             False  # the answer goes out in chunks as it comes in, and what comes next begins one
         )
 
-    def ask(self, exchange: UpstreamRequest, head: bytes, body: bytes | bytearray) -> None:
+    def ask(self, exchange: Exchange, head: bytes, body: bytes | bytearray) -> None:
         """Writes a request; its answer goes to `exchange`."""
         self.exchange = exchange
         self.tail.clear()

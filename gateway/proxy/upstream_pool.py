@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from gateway.proxy.upstream_connection import UpstreamConnection, UpstreamRequest
+from gateway.proxy.upstream_connection import UpstreamConnection
+
+if TYPE_CHECKING:
+    from gateway.proxy.exchange import Exchange
 
 CONNECT_TIMEOUT_S = 5.0
 IDLE_S = 4.0
@@ -62,7 +66,7 @@ class UpstreamPool:
         connection.idle_since = self._loop.time()
         self._idle.append(connection)
 
-    def dial(self, exchange: UpstreamRequest) -> asyncio.Task[None]:
+    def dial(self, exchange: Exchange) -> asyncio.Task[None]:
         """Connects, then calls `exchange.connected` or `exchange.unreachable`. Cancelled, it calls
         neither and leaves nothing open."""
         task = self._loop.create_task(self._dial(exchange))
@@ -70,7 +74,7 @@ class UpstreamPool:
         task.add_done_callback(self._dials.discard)
         return task
 
-    async def _dial(self, exchange: UpstreamRequest) -> None:
+    async def _dial(self, exchange: Exchange) -> None:
         connection = UpstreamConnection(self)
         made = False
         try:

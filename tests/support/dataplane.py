@@ -18,9 +18,9 @@ import uvloop
 from uvicorn.server import ServerState
 
 from gateway.errors import FitserveError
-from gateway.proxy.access.auth import ANYONE, Key
+from gateway.proxy.access.auth import ANYONE, Key, Keys
 from gateway.proxy.client_connection import ClientConnection, client_protocol
-from gateway.proxy.data_plane import Authenticator, DataPlane, OpenConnection
+from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.limits import Limits
 from gateway.proxy.meter import Meter
@@ -62,10 +62,11 @@ def model(*urls: str, name: str = "m", served: str = "m", task: str | None = Non
     return ModelRoute(name, "ready", "", 1700000000, replicas, task)
 
 
-class Everyone:
-    """No keys, and no look at Host either."""
+class Everyone(Keys):
+    """No keys, and no check of `Host` either."""
 
-    table = None
+    def __init__(self) -> None:
+        super().__init__(None, None)
 
     def who(self, found: Any, need: str, address: str) -> Key:
         return ANYONE
@@ -118,7 +119,7 @@ class Gateway:
 
     def __init__(
         self,
-        keys: Authenticator | None = None,
+        keys: Keys | None = None,
         meter: Meter | None = None,
         app: Any = None,
         queue_per_model: int | None = None,
@@ -242,7 +243,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def reads_on(front: OpenConnection) -> bool:
+def reads_on(front: ClientConnection) -> bool:
     """Whether the engine that answers this client's request is read; it is not while the client
     takes too little."""
     assert isinstance(front, ClientConnection)

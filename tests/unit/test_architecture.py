@@ -67,10 +67,27 @@ def modules(root: Path) -> dict[str, Path]:
 MODULES = modules(ROOT)
 
 
-def imports(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
-    """The modules of ours that this one imports, anywhere in it: a late import and one for types
-    alone are arrows too."""
-    for node in ast.walk(tree):
+def for_types(node: ast.AST) -> bool:
+    """Whether this is the body of imports that only a type checker reads."""
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
+
+
+def nodes(tree: ast.AST, *, types: bool) -> Iterator[ast.AST]:
+    """All nodes of a tree; `types`: also those of imports for types alone."""
+    for node in ast.iter_child_nodes(tree):
+        if types or not for_types(node):
+            yield node
+            yield from nodes(node, types=types)
+
+
+def imports(tree: ast.AST, known: dict[str, Path], *, types: bool = True) -> Iterator[str]:
+    """The modules of ours that this one imports, late imports too. `types`: also imports for types
+    alone."""
+    for node in nodes(tree, types=types):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -85,14 +102,16 @@ def imports(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
             yield module
 
 
-def graph() -> dict[str, set[str]]:
-    return {
-        name: set(imports(ast.parse(path.read_text()), MODULES)) - {name}
-        for name, path in MODULES.items()
-    }
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
-GRAPH = graph()
+def graph(*, types: bool) -> dict[str, set[str]]:
+    return {name: set(imports(tree, MODULES, types=types)) - {name} for name, tree in TREES.items()}
+
+
+# Rooms know each other by types too; a circle or a chain is one of imports at run time.
+GRAPH = graph(types=True)
+RUN_TIME = graph(types=False)
 
 
 def folder(module: str) -> str:
@@ -140,7 +159,7 @@ def test_every_arrow_of_the_table_is_used_and_points_down() -> None:
 def circles() -> list[list[str]]:
     """Files that import each other, found by taking away again and again those that nothing left
     imports."""
-    left = {name: set(targets) for name, targets in GRAPH.items()}
+    left = {name: set(targets) for name, targets in RUN_TIME.items()}
     while leaves := [name for name, targets in left.items() if not targets & left.keys()]:
         for name in leaves:
             del left[name]
@@ -154,14 +173,14 @@ def test_no_files_import_each_other() -> None:
 def chain(module: str, known: dict[str, list[str]]) -> list[str]:
     """The longest chain of imports that begins with this module."""
     if module not in known:
-        below = max((chain(target, known) for target in GRAPH[module]), key=len, default=[])
+        below = max((chain(target, known) for target in RUN_TIME[module]), key=len, default=[])
         known[module] = [module, *below]
     return known[module]
 
 
 def test_a_chain_of_imports_is_short_enough_to_follow() -> None:
     known: dict[str, list[str]] = {}
-    longest = max((chain(module, known) for module in GRAPH), key=len)
+    longest = max((chain(module, known) for module in RUN_TIME), key=len)
     assert len(longest) <= LONGEST_CHAIN, " -> ".join(longest)
 
 
@@ -194,3 +213,8 @@ def test_a_folder_holds_few_files(name: str) -> None:
 )
 def test_every_way_to_import_is_seen(code: str, seen: set[str]) -> None:
     assert set(imports(ast.parse(code), MODULES)) == seen
+
+
+def test_an_import_for_types_alone_is_none_at_run_time() -> None:
+    code = "if TYPE_CHECKING:\n    from gateway.settings import Settings\nimport gateway.errors"
+    assert set(imports(ast.parse(code), MODULES, types=False)) == {"errors"}

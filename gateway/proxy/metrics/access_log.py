@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.types import Message, Scope, Send
@@ -19,15 +19,17 @@ from starlette.types import Message, Scope, Send
 from gateway.errors import FitserveError
 from gateway.proxy.access.scopes import Scopes
 from gateway.proxy.api.protocol import request_id
-from gateway.proxy.meter import MeteredRequest
 from gateway.proxy.metrics.counters import Metrics
 from gateway.visible import visible
+
+if TYPE_CHECKING:
+    from gateway.proxy.exchange import Exchange
 
 
 class AccessLog(Metrics):
     """Metrics that are told one by one too."""
 
-    def refused(self, exchange: MeteredRequest, error: FitserveError) -> None:
+    def refused(self, exchange: Exchange, error: FitserveError) -> None:
         super().refused(exchange, error)
         self._tell(exchange, error.status, "refused", error.code)
 
@@ -44,12 +46,12 @@ class AccessLog(Metrics):
             },
         )
 
-    def finished(self, exchange: MeteredRequest) -> None:
+    def finished(self, exchange: Exchange) -> None:
         super().finished(exchange)
         if exchange.outcome != "refused":
             self._tell(exchange, exchange.status, exchange.outcome, None)
 
-    def _tell(self, exchange: MeteredRequest, status: int, outcome: str, code: str | None) -> None:
+    def _tell(self, exchange: Exchange, status: int, outcome: str, code: str | None) -> None:
         started, first = exchange.started, exchange.first_byte_at
         prompt, completion, _ = exchange.usage
         _write(

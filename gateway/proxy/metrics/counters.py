@@ -15,11 +15,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gateway.errors import FitserveError
-from gateway.proxy.meter import UNTOLD, Meter, MeteredRequest
+from gateway.proxy.meter import UNTOLD, Meter
 from gateway.proxy.metrics.usage_counter import UsageCounter
+
+if TYPE_CHECKING:
+    from gateway.proxy.exchange import Exchange
 
 MOST_SERIES = 10_000
 # Seconds: of whole answers, and until the first byte.
@@ -284,18 +287,18 @@ class Metrics(Meter):
         self._left: dict[tuple[str, str], int] = {}
         self._upstream: dict[tuple[str, str], int] = {}
 
-    def begun(self, exchange: MeteredRequest) -> None:
+    def begun(self, exchange: Exchange) -> None:
         series = self._series.get((exchange.model, exchange.endpoint.name)) or self._of(exchange)
         exchange.counted = series
         series.in_flight += 1
 
-    def first_byte(self, exchange: MeteredRequest) -> None:
+    def first_byte(self, exchange: Exchange) -> None:
         histogram = (exchange.counted or self._of(exchange)).first_byte
         took = exchange.first_byte_at - exchange.started
         histogram.counts[bisect_left(FIRST_BYTES, took)] += 1
         histogram.total += took
 
-    def refused(self, exchange: MeteredRequest, error: FitserveError) -> None:
+    def refused(self, exchange: Exchange, error: FitserveError) -> None:
         outcomes, what = self._of(exchange).outcomes, ("refused", error.status // 100)
         outcomes[what] = outcomes.get(what, 0) + 1
         if error.code == "engine_error":
@@ -305,12 +308,12 @@ class Metrics(Meter):
     def turned_away(self, error: FitserveError, id_: str, address: str) -> None:  # noqa: ARG002 - for the access log
         self._refusals[error.code] = self._refusals.get(error.code, 0) + 1
 
-    def ended(self, exchange: MeteredRequest) -> None:
+    def ended(self, exchange: Exchange) -> None:
         (exchange.counted or self._of(exchange)).in_flight -= 1
         if exchange.outcome == "unreachable":
             self._failed(exchange.model, "unreachable")
 
-    def finished(self, exchange: MeteredRequest) -> None:
+    def finished(self, exchange: Exchange) -> None:
         outcome, status = exchange.outcome, exchange.status // 100
         if outcome == "refused":
             return  # `refused` follows
@@ -336,7 +339,7 @@ class Metrics(Meter):
             phase = (exchange.model, "answering" if exchange.first_byte_at else "waiting")
             self._left[phase] = self._left.get(phase, 0) + 1
 
-    def _of(self, exchange: MeteredRequest) -> _Series:
+    def _of(self, exchange: Exchange) -> _Series:
         key = (exchange.model, exchange.endpoint.name)
         series = self._series.get(key)
         if series is None:

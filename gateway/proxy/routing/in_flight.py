@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import nsmallest
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from gateway.proxy.access.auth import Key
-from gateway.proxy.api.endpoints import Endpoint
-from gateway.proxy.routing.table import RoutedReplica, RouteTable
+from gateway.proxy.routing.table import RouteTable
+
+if TYPE_CHECKING:
+    from gateway.proxy.exchange import Exchange
 
 # Requests that are shown; the oldest are what somebody looks for.
 MOST_SHOWN = 50
@@ -55,29 +56,6 @@ class RequestsInFlight:
     more: int = field(metadata=_means("requests in flight that are not listed"))
 
 
-class Ask(Protocol):
-    """An exchange of the data plane, as far as it is looked at here. `started` and `first_byte_at`:
-    seconds of the loop's clock, 0: not yet."""
-
-    id: str
-    model: str
-    endpoint: Endpoint
-    key: Key
-    replica: RoutedReplica | None
-    started: float
-    first_byte_at: float
-    received: int
-
-    @property
-    def state(self) -> str: ...
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def sent(self) -> int: ...
-
-
 class InFlight(Protocol):
     """Where requests in flight are known: the data plane of this process, or the workers."""
 
@@ -88,7 +66,7 @@ class InFlight(Protocol):
         """Ends the requests with this id, and says how many there were."""
 
 
-def oldest(asks: Iterable[Ask], table: RouteTable, ahead: float) -> RequestsInFlight:
+def oldest(asks: Iterable[Exchange], table: RouteTable, ahead: float) -> RequestsInFlight:
     """ahead: seconds by which Unix time is ahead of the loop's clock."""
     found = [ask for ask in asks if ask.model and ask.state not in ("reading", "done")]
     return RequestsInFlight(
@@ -109,7 +87,7 @@ def together(found: Iterable[RequestsInFlight]) -> RequestsInFlight:
     )
 
 
-def _row(ask: Ask, table: RouteTable, ahead: float) -> RequestInFlight:
+def _row(ask: Exchange, table: RouteTable, ahead: float) -> RequestInFlight:
     return RequestInFlight(
         id=ask.id,
         model=ask.model,
@@ -125,7 +103,7 @@ def _row(ask: Ask, table: RouteTable, ahead: float) -> RequestInFlight:
     )
 
 
-def _phase(ask: Ask, table: RouteTable) -> Phase:
+def _phase(ask: Exchange, table: RouteTable) -> Phase:
     if ask.state == "queued":
         route = table.models.get(ask.model)
         return (

@@ -14,29 +14,18 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from gateway.errors import FitserveError, Overloaded
-from gateway.proxy.routing.table import Call, ModelRoute, RoutedReplica
+from gateway.errors import Overloaded
+from gateway.proxy.routing.table import ModelRoute
+
+if TYPE_CHECKING:
+    from gateway.proxy.queue_wait import QueueWait
 
 # What may always wait, however little the engines take at once.
 LEAST_PLACES = 128
 _WINDOW_S = 10.0
 _LONGEST_S = 60
-
-
-class Waiter(Protocol):
-    """A request that waits. It leaves the queue by `Routes.forget`, or when one of these methods is
-    called: once, and the method must not raise."""
-
-    call: Call
-    avoid: str | None
-
-    def go(self, replica: RoutedReplica) -> None:
-        """Its turn has come."""
-
-    def give_up(self, error: FitserveError) -> None:
-        """Its turn will not come."""
 
 
 class Pace:
@@ -68,7 +57,7 @@ class Queue:
     queue exists only while a request waits."""
 
     def __init__(self) -> None:
-        self.waiting: dict[Waiter, float] = {}
+        self.waiting: dict[QueueWait, float] = {}
         self.pace = Pace()
 
     def retry_after_s(self) -> int:

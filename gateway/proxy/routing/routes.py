@@ -10,12 +10,16 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gateway.errors import FitserveError
 from gateway.proxy.routing import balance
-from gateway.proxy.routing.queue import Queue, Waiter, overloaded, places
+from gateway.proxy.routing.queue import Queue, overloaded, places
 from gateway.proxy.routing.responses import Responses, no_response
 from gateway.proxy.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
+
+if TYPE_CHECKING:
+    from gateway.proxy.queue_wait import QueueWait
 
 
 @dataclass(slots=True)
@@ -135,7 +139,7 @@ class Routes:
 
     # --- waiting ---
 
-    def wait(self, waiter: Waiter) -> None:
+    def wait(self, waiter: QueueWait) -> None:
         """For a call that got no replica from `pick`. Later `waiter.go` is called with a
         replica."""
         name = waiter.call.model
@@ -149,7 +153,7 @@ class Routes:
             # the requests before may wait for one replica only, while another replica has room
             self._call()
 
-    def forget(self, waiter: Waiter) -> None:
+    def forget(self, waiter: QueueWait) -> None:
         """It does not wait any more."""
         queue = self._queues.get(waiter.call.model)
         if queue is not None:

@@ -17,7 +17,8 @@ import pytest
 from gateway.proxy.bodies.body_budget import SMALL_BYTES
 from gateway.proxy.client_connection import ClientConnection
 from gateway.proxy.data_plane import DataPlane
-from gateway.proxy.meter import Meter, MeteredRequest, usage
+from gateway.proxy.exchange import Exchange
+from gateway.proxy.meter import Meter, usage
 from tests.support.dataplane import (
     ASK,
     CHAT,
@@ -310,8 +311,7 @@ async def test_slow_readers_hold_little_memory_and_slow_nobody_else(gateway: Gat
             lambda: sum(not reads_on(front) for front in list(gateway.plane.connections)) == 50
         )
         held = [
-            front.transport.get_write_buffer_size()  # type: ignore[attr-defined]
-            for front in list(gateway.plane.connections)
+            front.transport.get_write_buffer_size() for front in list(gateway.plane.connections)
         ]
         assert len(held) == 50
         assert max(held) <= 512 * 1024
@@ -335,7 +335,7 @@ async def full(
         if b"fills" not in call.body:
             await then(call)
             return
-        [front] = fronts[:] = list(plane_[0].connections)  # type: ignore[arg-type]
+        [front] = fronts[:] = list(plane_[0].connections)
         front.transport.set_write_buffer_limits(high=8192)
         await call.start()
         while not front.transport.get_write_buffer_size():
@@ -369,7 +369,7 @@ async def test_an_engine_whose_answer_waits_for_its_client_answers_the_next_one(
     and must be read then."""
     async with full(then=answers) as (plane, upstream):
         async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as client:
-            port = next(iter(plane.connections)).transport.get_extra_info("sockname")[1]  # type: ignore[attr-defined]
+            port = next(iter(plane.connections)).transport.get_extra_info("sockname")[1]
             assert (
                 await client.post(f"http://127.0.0.1:{port}{CHAT}", json=ASK)
             ).status_code == 200
@@ -814,7 +814,7 @@ class EndsTheNext(Meter):
         self.plane: DataPlane
         self.victims: list[str] = []
 
-    def finished(self, exchange: MeteredRequest) -> None:
+    def finished(self, exchange: Exchange) -> None:
         if not self.victims:
             self.plane.loop.call_soon(self._end)
 

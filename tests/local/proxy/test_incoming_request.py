@@ -15,6 +15,7 @@ from gateway.proxy.bodies.body_budget import SMALL_BYTES
 from tests.support.dataplane import (
     ASK,
     CHAT,
+    Everyone,
     Gateway,
     Hog,
     answers,
@@ -46,10 +47,8 @@ async def test_a_body_that_is_nested_too_deeply_to_be_written_anew_takes_nobodys
             assert all(b'"other"' in request for request in upstream.requests)
 
 
-class OneKey:
-    """Everybody has the same key, with two requests at once."""
-
-    table = None
+class OneKey(Everyone):
+    """One key for every caller, with two requests at once."""
 
     def who(self, found: Any, need: str, address: str) -> Key:
         return replace(ANYONE, name="app", limit=KeyLimits(in_flight=2))

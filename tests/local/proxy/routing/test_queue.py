@@ -368,8 +368,9 @@ async def test_a_long_form_waits_half_read_and_arrives_whole(
     await until(lambda: gateway.routes.waiting("m") == 1)
     writer.write(data[len(data) // 2 :])
     [front] = gateway.plane.connections
-    await until(lambda: front.unread)  # type: ignore[attr-defined]
-    assert len(front._current.body) < 1024 * 1024  # type: ignore[attr-defined]
+    await until(lambda: front.unread)
+    assert front.exchange is not None
+    assert len(front.exchange.body) < 1024 * 1024
     async with Upstream(ok) as upstream:
         gateway.route(model(upstream.url, served=served))
         assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 200 OK\r\n"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gateway.errors import FitserveError, ModelNotFound, NotFound, NotReady, Overloaded
 from gateway.keys import SCOPES
 from gateway.proxy.access.auth import ANYONE, Key
+from gateway.proxy.queue_wait import QueueWait
 from gateway.proxy.routing.queue import Pace
 from gateway.proxy.routing.responses import Responses
 from gateway.proxy.routing.routes import Routes
@@ -244,7 +245,7 @@ def test_the_table_cannot_be_changed_through_what_it_was_made_from() -> None:
 # --- waiting ---
 
 
-class Waiting:
+class Waiting(QueueWait):
     """Somebody who waits, and what became of it."""
 
     def __init__(self, routes: Routes, **fields: Any) -> None:
@@ -468,7 +469,7 @@ def test_whatever_happens_nobody_is_lost_and_no_replica_has_more_than_it_takes(
     assert all(waiter.error is None for waiter in came)
 
 
-class Waits:
+class Waits(QueueWait):
     """A request that waits, and does nothing else."""
 
     avoid: str | None = None
