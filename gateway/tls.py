@@ -90,9 +90,9 @@ class Certificate:
 class Places(Protocol):
     """`gateway.proxy.limits.ConnectionLimiter`."""
 
-    def come(self, address: str) -> Any: ...
+    def admit(self, address: str) -> Any: ...
 
-    def left(self, address: str, place: Any) -> None: ...
+    def release(self, address: str, place: Any) -> None: ...
 
 
 class Handshake(asyncio.Protocol):
@@ -111,7 +111,7 @@ class Handshake(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         address = peer_address(transport)
-        place = self.limiter.come(address)
+        place = self.limiter.admit(address)
         if place != "out":
             # Nothing was read yet. In another file the connection begins anew, as one with TLS.
             connection = transport.get_extra_info("socket").dup()
@@ -133,7 +133,7 @@ class Handshake(asyncio.Protocol):
             )
         except OSError:
             # No TLS, none that we speak, or too slow.
-            self.limiter.left(address, place)
+            self.limiter.release(address, place)
             connection.close()
 
 

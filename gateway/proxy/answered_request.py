@@ -1,13 +1,11 @@
-"""What the client hears of its request: the head of the engine's answer, written anew, and what
-ends the answer. The bytes between pass from
-the engine's connection to `client` as they come.
+"""The answer that a client receives: the head written anew, the body passed on, and the end.
 
-    the engine's answer                   to a client that waits in silence        to one that was promised an event stream
-    an event stream                       as it comes                              as it comes, without a head
-    an error, where Anthropic was asked   kept, and written in Anthropic's shape   kept, and told as an event
-    anything else                         as it comes                              kept, and told as an event
+    the engine's answer            a client without a head yet    a client with the head of events
+    an event stream                passed on                      passed on without a head
+    an error in Anthropic's API    kept, then converted           kept, then sent as an event
+    any other answer               passed on                      kept, then sent as an event
 
-Who decides which engine is asked, and when it ends: `Exchange`.
+`Exchange` decides which engine is asked, and when the answer ends.
 """
 
 from __future__ import annotations
@@ -31,9 +29,8 @@ _BUFFERED_BYTES = 64 * 1024
 
 
 class BufferedAnswer:
-    """Keeps the body of an answer: an error that a client of Anthropic's reads in another shape, or
-    what is no event stream, for a client
-    that was promised an event stream."""
+    """Keeps the body of an answer that needs another form: an error for Anthropic's API, or an
+    answer without events for a client that was promised events."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -47,31 +44,33 @@ class BufferedAnswer:
             self.write(piece)
 
     def event(self, shape: Shape, status: int) -> bytes:
-        """The answer as the event of an error, on one line."""
+        """The answer as an error event, on one line."""
         if shape == "anthropic" and status >= 400:
             return named_event(anthropic_error(status, self.data), shape)
         try:
             return named_event(dump(msgspec.json.decode(self.data)), shape)
         except (msgspec.DecodeError, RecursionError):
             return error_event(
-                UpstreamError("The engine's answer is no stream.", hint="Its log may say why."),
+                UpstreamError(
+                    "The engine's answer is not an event stream.", hint="See the engine's log."
+                ),
                 shape,
             )
 
 
 @dataclass(slots=True, eq=False)
 class AnsweredRequest(IncomingRequest):
-    """The request, and what is written of its answer."""
+    """The request and the state of its answer."""
 
-    client: Writer = field(init=False)  # where the engine's answer is written
+    client: Writer = field(init=False)  # destination of the engine's answer
     status: int = 0
     events: bool = False  # the answer is an event stream
-    promised: bool = False  # the head of one was written while the request waited
+    sse_head_sent: bool = False  # the head of an event stream was sent while the request waited
     _permit: Permit | None = None  # of a key with limits
     _usage: TokenUsage | None = None
     _buffered: BufferedAnswer | None = None
-    # the head of an answer has come and is not passed on: the engine may be saying that it dies
-    _doubted: bool = False
+    # The head of the answer is held back, because the engine may report its own end.
+    _head_withheld: bool = False
 
     @property
     def sent(self) -> int:
@@ -85,7 +84,7 @@ class AnsweredRequest(IncomingRequest):
 
     @property
     def usage(self) -> TokenUsage:
-        """As the answer told it."""
+        """The token usage that the answer reports."""
         if self._usage is None:
             upstream = self._upstream
             self._usage = (
@@ -96,52 +95,62 @@ class AnsweredRequest(IncomingRequest):
         return self._usage
 
     def _begin(self, upstream: UpstreamConnection) -> None:
-        """The head for the client, which the answer follows."""
-        self._doubted = False
-        if self.status >= 400 and self.endpoint.shape == "anthropic" and not self.promised:
-            self.client = self._buffered = BufferedAnswer()  # its shape is another one
+        """Writes the head for the client before the body."""
+        self._head_withheld = False
+        if self.status >= 400 and self.endpoint.shape == "anthropic" and not self.sse_head_sent:
+            self.client = self._buffered = BufferedAnswer()  # its form changes
             return
         head = answer_head(
             *(self.status, upstream.headers, upstream.length, self.own_headers(), self.id.encode()),
-            chunks=self.chunks,
-            keep=self.keep,
+            accepts_chunked=self.accepts_chunked,
+            keep_alive=self.keep_alive,
         )
-        if not self.promised:
-            self.events, self.keep, upstream.framed = head.events, head.keep, head.framed
+        if not self.sse_head_sent:
+            self.events, self.keep_alive, upstream.framed = (
+                head.events,
+                head.keep_alive,
+                head.framed,
+            )
             upstream.lead = head.data
         elif head.events:
-            upstream.framed = self.chunks  # as the head says that was sent while the request waited
+            upstream.framed = (
+                self.accepts_chunked
+            )  # as announced in the head that was sent during the wait
         else:
             self.client = self._buffered = BufferedAnswer()
 
     def own_headers(self) -> bytes:
-        """The lines of the answer's head that are the gateway's own."""
+        """Header lines that the gateway itself adds to the answer."""
         plane = self.plane
-        own = plane.date(self.connection.server_state.default_headers)
+        forwarded_headers = plane.date(self.connection.server_state.default_headers)
         if plane.origins is not None:
-            own += plane.origins.lines(self.found.get(b"origin"))
-        return own if self._permit is None else own + self._permit.lines(plane.loop.time())
+            forwarded_headers += plane.origins.lines(self.headers.get(b"origin"))
+        return (
+            forwarded_headers
+            if self._permit is None
+            else forwarded_headers + self._permit.lines(plane.loop.time())
+        )
 
     def _complete_answer(self, upstream: UpstreamConnection) -> None:
-        """The engine has said all of it."""
+        """Writes the end of a complete answer."""
         upstream.flush(b"0\r\n\r\n" if upstream.framed else b"")
-        if self._buffered is not None and self.promised:
+        if self._buffered is not None and self.sse_head_sent:
             self._last_event(self._buffered.event(self.endpoint.shape, self.status))
         elif self._buffered is not None:
             self._write_error(self.status, self._buffered.data)
 
     def _write_error(self, status: int, body: bytes | bytearray) -> None:
-        """The engine's error, in the shape that Anthropic's clients read."""
-        lines = b"content-type: application/json\r\n" + (
-            b"" if self.keep else b"connection: close\r\n"
+        """Writes the engine's error in Anthropic's form."""
+        forwarded_headers = b"content-type: application/json\r\n" + (
+            b"" if self.keep_alive else b"connection: close\r\n"
         )
-        told = anthropic_error(status, body)
+        converted = anthropic_error(status, body)
         self.connection.transport.write(
-            whole_answer(status, lines, self.own_headers(), self.id.encode(), told)
+            whole_answer(status, forwarded_headers, self.own_headers(), self.id.encode(), converted)
         )
 
     def _end_with(self, error: FitserveError) -> None:
-        """An event stream breaks off: the error is its last event."""
+        """Ends an interrupted event stream with an error event."""
         event = error_event(error, self.endpoint.shape)
         if self._buffered is None and not b"".join((b"\n\n", *self.tail)).endswith(_EVENT_END):
             event = b"\n\n" + event
@@ -149,10 +158,10 @@ class AnsweredRequest(IncomingRequest):
 
     def _last_event(self, event: bytes) -> None:
         self.connection.transport.write(
-            b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event) if self.chunks else event
+            b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event) if self.accepts_chunked else event
         )
 
-    def _take_back(self) -> None:
-        """An answer that was not passed on yet, and breaks off, has not started."""
-        if self._doubted or (self._buffered is not None and not self.promised):
-            self.status, self._doubted = 0, False
+    def _forget_answer(self) -> None:
+        """Treats an interrupted answer that was not passed on as not started."""
+        if self._head_withheld or (self._buffered is not None and not self.sse_head_sent):
+            self.status, self._head_withheld = 0, False

@@ -1,9 +1,8 @@
-"""One request for FastAPI: uvicorn's ASGI cycle, which takes its turn on a client's connection as
-an `Exchange` does.
+"""A request for FastAPI: uvicorn's ASGI cycle, which takes its turn on a client's connection.
 
-uvicorn never holds the connection. What its cycle would do to the transport (write, pause, close)
-comes here, and is done by the client's connection, which alone knows whose turn it is, what is
-still to be read, and how much time there is.
+uvicorn never holds the connection. Its calls to the transport (write, pause, close) come here. The
+client's connection carries them out, because only it knows the turn, the unread bytes and the
+deadline.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ def _address(name: object) -> tuple[str, int] | None:
 
 
 class AsgiRequest(RequestResponseCycle):
-    """A request, and the answer that FastAPI gives to it. `whole`: all of the request was received;
-    `id`: the client's, of those that may be."""
+    """A request that FastAPI answers. `whole`: all of it was received; `id`: the client's own, if
+    valid."""
 
     shape: Shape = "openai"
-    # FastAPI finds out who calls; until then nothing is kept for anybody.
+    # FastAPI identifies the caller; until then no memory is charged to a key.
     account = ""
 
     def __init__(
@@ -49,8 +48,7 @@ class AsgiRequest(RequestResponseCycle):
         headers: list[tuple[bytes, bytes]],
         id_: str,
         *,
-        expects: bool,
-        keep: bool,
+        keep_alive: bool,
     ) -> None:
         """Raises HttpParserInvalidURLError."""
         url = httptools.parse_url(target)
@@ -73,33 +71,27 @@ class AsgiRequest(RequestResponseCycle):
         }
         super().__init__(
             scope,
-            transport=self,  # type: ignore[arg-type]  # as much of one as a cycle asks
+            transport=self,  # type: ignore[arg-type]  # has the methods that a cycle calls
             flow=FlowControl(self),  # type: ignore[arg-type]
             logger=log,
             access_logger=log,
             access_log=False,
             default_headers=connection.server_state.default_headers,
             message_event=asyncio.Event(),
-            expect_100_continue=expects,
-            keep_alive=keep,
+            expect_100_continue=any(
+                name == b"expect" and value.lower() == b"100-continue" for name, value in headers
+            ),
+            keep_alive=keep_alive,
             on_response=self._answered,
         )
         self.id = id_
         self.whole = False
-        self.held = False  # its body is counted by the `BodyBudget`
+        self.in_budget = False  # the `BodyBudget` counts the body
         self._connection = connection
         self._budget = connection.plane.body_budget
         self._received = 0
 
-    # --- the connection's side ---
-
-    @property
-    def keep(self) -> bool:
-        return self.keep_alive
-
-    @keep.setter
-    def keep(self, keep: bool) -> None:
-        self.keep_alive = keep
+    # --- called by the connection ---
 
     @property
     def status(self) -> int:
@@ -108,36 +100,40 @@ class AsgiRequest(RequestResponseCycle):
 
     @property
     def moved(self) -> int:
-        """Bytes of the body that came in."""
+        """Bytes of the body that arrived."""
         return self._received
 
     def keep_body(self) -> None:
         """Counts the body, which uvicorn or FastAPI keeps."""
         if self._received > SMALL_BYTES and not self.response_complete:
-            self.held = True
+            self.in_budget = True
             self._budget.keep(self, self._received)
 
     def has_room(self) -> bool:
-        """Raises Busy. Never waits: FastAPI has taken what came, and its bodies are small."""
-        if self._received > SMALL_BYTES and not self.held and self._budget.crowded(self.account):
+        """Always True, because FastAPI takes all pieces and its bodies are small. Raises Busy."""
+        if (
+            self._received > SMALL_BYTES
+            and not self.in_budget
+            and self._budget.crowded(self.account)
+        ):
             raise no_room()
         self.keep_body()
         return True
 
     def release_body(self) -> None:
-        """Nothing of the body is kept any more."""
-        self.held = False
-        self._budget.leave(self)
+        """Ends the count of the body."""
+        self.in_budget = False
+        self._budget.release(self)
 
     def start(self) -> None:
-        """Its turn has come."""
+        """Runs the application, because its turn has come."""
         connection = self._connection
         task = asyncio.get_running_loop().create_task(self.run_asgi(connection.config.loaded_app))
         task.add_done_callback(connection.server_state.tasks.discard)
         connection.server_state.tasks.add(task)
 
     def more(self, data: bytes) -> None:
-        """A piece of the body."""
+        """Takes a piece of the body."""
         self._received += len(data)
         if not self.response_complete:
             self.body += data
@@ -146,42 +142,42 @@ class AsgiRequest(RequestResponseCycle):
             self.message_event.set()
 
     def complete(self) -> None:
-        """That was all of the body."""
+        """Marks the body as complete."""
         self.whole = True
         self.more_body = False
         self.message_event.set()
 
-    def leave(self) -> None:
-        """The client is gone, or hears no more of this."""
+    def abandon(self) -> None:
+        """Ends the request of a client that closed or was refused."""
         self.disconnected = True
         self.message_event.set()
         self.flow.resume_writing()
         self.release_body()
 
     def pause(self) -> None:
-        """The client reads slowly."""
+        """Pauses the answer while the client reads slowly."""
         self.flow.pause_writing()
 
     def resume(self) -> None:
         self.flow.resume_writing()
 
     def sweep(self, now: float) -> None:
-        """Nothing here is timed: FastAPI may think as long as it likes."""
+        """Does nothing: FastAPI has no time limit."""
 
     def stop(self) -> None:
-        """uvicorn ends the task."""
+        """Does nothing: uvicorn ends the task."""
 
-    def go_on(self) -> None:
-        """Never called: it does not wait for room."""
+    def continue_body(self) -> None:
+        """Does nothing: the body never waits for memory."""
 
-    def give_up(self, error: FitserveError) -> None:
-        """As `go_on`."""
+    def reject(self, error: FitserveError) -> None:
+        """Does nothing, like `continue_body`."""
 
-    # --- the cycle's side ---
+    # --- called by the cycle ---
 
     async def send(self, message: ASGISendEvent) -> None:
         if not self.whole:
-            # The rest of the body is not waited for: the head of the answer says so.
+            # The head of the answer announces the close, because the rest of the body is not read.
             self.keep_alive = False
         await super().send(message)
 
@@ -199,9 +195,9 @@ class AsgiRequest(RequestResponseCycle):
         self._connection.resume_upload()
 
     def close(self) -> None:
-        """After a complete answer, `_answered` follows."""
+        """Ends an incomplete answer. A complete answer ends by `_answered`."""
         if not self.response_complete and not self.disconnected:
-            self._connection.broke_off(self)
+            self._connection.abort_answer(self)
 
     def _answered(self) -> None:
         if not self.disconnected:

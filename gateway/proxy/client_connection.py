@@ -1,21 +1,20 @@
-"""The connection of a client, from accept to close: requests come in, and answers go out in turn.
-Inference requests never become ASGI,
-but an `Exchange`; all others become an `AsgiRequest`. Both take turns here, and neither touches the
-connection itself.
+"""The connection of a client, from accept to close: requests are read and answered in order.
 
-phase       what comes next                                      too long (gateway.proxy.limits)
+Inference requests become an `Exchange`, all others an `AsgiRequest`. Both take turns here, and
+neither touches the connection itself.
+
+phase       next                                                 after too long (`limits.py`)
 new         the first byte                                       closed
 head        the rest of a request's head                         408, closed
 body        the next piece of its body                           408, closed
-answering   the end of the answer; the client may send on        closed when it takes nothing
+answering   the end of the answer; further requests may arrive   closed if the client reads nothing
 idle        the next request                                     closed
-lingering   nothing: what still comes is discarded               closed
+lingering   nothing: further bytes are discarded                 closed
 
-Requests of one connection are answered one after the other, in order. `_current` has its turn;
-requests that came with it in one read wait in `_turns`, and nothing more is read until their turn
-comes: the kernel keeps the rest. A request that cannot be read ends the connection: its refusal is
-written after the answers to the requests before it (`_last_words`), and the connection lingers
-(`_close`).
+Requests of one connection are answered in order. `_current` is being answered. Further requests of
+the same read wait in `_turns`, and nothing more is read meanwhile: the kernel keeps the rest. An
+unreadable request ends the connection: its refusal (`_pending_refusal`) is written after the
+answers to earlier requests, and the connection lingers (`_close`).
 """
 
 from __future__ import annotations
@@ -43,32 +42,33 @@ from gateway.tls import Handshake, peer_address
 
 log = logging.getLogger(__name__)
 
-# What one read brings, of any connection: each takes its own before the next is read. So a read
-# finds its memory whatever else there is, and who is refused for want of memory comes to read that.
+# Buffer for a read of any connection. Each connection copies its bytes before the next read.
+# Allocated in advance, the buffer lets a read succeed without free memory, so that a refusal can be
+# written.
 _READ = memoryview(bytearray(256 * 1024))
 
 
 def client_protocol(plane: DataPlane, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
-    """The protocol class for `uvicorn.Config(http=...)`: uvicorn makes one object per connection,
-    all of which share `plane`."""
-    made = type("ClientConnection", (ClientConnection,), {"shared": plane, "__slots__": ()})
+    """The protocol class for `uvicorn.Config(http=...)`. uvicorn creates one object per connection,
+    and all share `plane`."""
+    protocol = type("ClientConnection", (ClientConnection,), {"shared": plane, "__slots__": ()})
     if tls is None:
-        return made  # uvicorn knows no other word for the BufferedProtocol that it is
+        return protocol  # uvicorn's type hint does not know BufferedProtocol
     return type(
         "ClientHandshake",
         (Handshake,),
-        {"behind": made, "context": tls, "limiter": plane.connection_limiter},
+        {"behind": protocol, "context": tls, "limiter": plane.connection_limiter},
     )
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """One client's connection."""
+    """A connection of a client."""
 
     __slots__ = (
         *(
             "_current",
-            "_holds_up",
-            "_last_words",
+            "_upload_paused",
+            "_pending_refusal",
             "_loop",
             "_reader",
             "_repeat",
@@ -85,7 +85,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             "plane",
             "server_state",
             "transport",
-            "unread",
+            "reading_paused",
         ),
     )
     shared: ClassVar[DataPlane]
@@ -104,20 +104,21 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport
         self._loop = _loop or asyncio.get_running_loop()
         self._reader = RequestReader(self)
-        self._current: Exchange | AsgiRequest | None = None  # the request that has its turn
-        self._repeat: head_cache.KnownRequestHead | None = None  # the head of the request before
+        self._current: Exchange | AsgiRequest | None = None  # the request being answered
+        self._repeat: head_cache.KnownRequestHead | None = None  # the head of the previous request
         self._turns: deque[Exchange | AsgiRequest] = deque()
-        self._last_words = b""  # a refusal, to be written after the answers that are due
+        self._pending_refusal = b""  # a refusal, written after the answers before it
         self.deadline = math.inf
         self._stall: limits.Stall | None = None
-        self.discarding = False  # what still comes is discarded
-        # the body that comes in has to wait: for room, for a replica, or for who reads it
-        self._holds_up = False
-        self.unread = False  # nothing is read, for the body or for a turn
+        self.discarding = False  # further bytes are discarded
+        # The body being read waits for memory, for a replica, or for its reader.
+        self._upload_paused = False
+        self.reading_paused = False  # reading is paused, for the body or for a pipelined request
         self.address = ""
-        self.place: limits.Place | None = None  # a handshake before has got one
+        # a TLS handshake has already admitted the connection
+        self.place: limits.Place | None = None
 
-    # --- the transport's side ---
+    # --- called by the transport ---
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.server_state.connections.add(self)  # type: ignore[arg-type]
@@ -126,19 +127,19 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.plane.opened(self, self._loop)
         self.deadline = self._loop.time() + limits.FIRST_BYTE_S
         if self.place is None:
-            self.place = self.plane.connection_limiter.come(self.address)
+            self.place = self.plane.connection_limiter.admit(self.address)
         if self.place == "refused":
-            self.hang_up(refusals.too_many_connections())
+            self.refuse_and_close(refusals.too_many_connections())
         elif self.place == "out":
             transport.abort()
 
     def connection_lost(self, _: Exception | None) -> None:
-        self.plane.connection_limiter.left(self.address, self.place or "out")
+        self.plane.connection_limiter.release(self.address, self.place or "out")
         self.plane.connections.discard(self)
         self.server_state.connections.discard(self)
         for request in (self._current, self._reader.incoming, *self._turns):
             if request is not None:
-                request.leave()
+                request.abandon()
         self._current = None
         self._turns.clear()
         self._reader.close()
@@ -149,32 +150,32 @@ class ClientConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         reader = self._reader
         if self.discarding:
-            reader.throw_away(count)
+            reader.discard(count)
             return
-        kept: bytes | None = None
+        data: bytes | None = None
         if not (reader.in_head or reader.in_body or self._busy()):
             try:
-                kept = bytes(_READ[:count])
-                if self._repeats(kept):
+                data = bytes(_READ[:count])
+                if self._repeats(data):
                     return
             except MemoryError:
-                # its head is read all the same: only that tells how much comes before the client
-                # reads its refusal
-                kept = None
+                # The head is parsed all the same: its content-length says how much to discard
+                # before the client reads its refusal.
+                data = None
         if (
-            reader.read(_READ[:count] if kept is None else kept)
-            and kept is not None
+            reader.read(_READ[:count] if data is None else data)
+            and data is not None
             and isinstance(self._current, Exchange)
         ):
-            self._repeat = head_cache.remember(kept, self._current, self.plane.keys.table)
+            self._repeat = head_cache.remember(data, self._current, self.plane.keys.table)
         if self._turns and not self.discarding:
-            self._steer()
+            self._update_reading()
 
     def _repeats(self, data: bytes) -> bool:
-        """Whether `data` was a request with the head of the request before; that head need not be
-        read again."""
+        """Starts the request in `data` where its head equals the previous one, which need not be
+        parsed again. Whether it did."""
         repeat = self._repeat
-        if repeat is None or repeat.keys is not self.plane.keys.table or self.plane.leaving:
+        if repeat is None or repeat.keys is not self.plane.keys.table or self.plane.draining:
             return False
         body = repeat.body(data)
         if body is None or len(body) > self.plane.limits.body_bytes:
@@ -184,12 +185,12 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.plane,
             self,
             repeat.endpoint,
-            repeat.found,
+            repeat.headers,
             repeat.key,
             new_id(),
             True,
             True,
-            repeat.lines,
+            repeat.forwarded_headers,
             body,
             whole=True,
         )
@@ -198,12 +199,12 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def write_paused(self) -> bool:
-        """Whether the client has yet to take what is written."""
+        """Whether the client still has to receive written bytes."""
         return self._stall is not None
 
     def pause_writing(self) -> None:
         self._stall = limits.Stall(self.transport, self._loop.time())
-        self._steer()
+        self._update_reading()
         if self._current is not None:
             self._current.pause()
 
@@ -211,27 +212,28 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self.transport.is_closing():
             return  # see `_end`
         self._stall = None
-        self._steer()
+        self._update_reading()
         if self._current is not None:
             self._current.resume()
 
-    # --- requests, as they come in: as fast as there is room, and as they are taken ---
+    # --- reading requests, at the speed of memory and of readers of bodies ---
 
     @property
-    def ahead(self) -> int:
-        """How many requests wait for their turn."""
+    def pipelined(self) -> int:
+        """The number of requests that wait for their turn."""
         return len(self._turns)
 
-    def arrived(self, request: Exchange | AsgiRequest) -> None:
-        """The head of a request is complete."""
+    def add_request(self, request: Exchange | AsgiRequest) -> None:
+        """Starts or queues a request with a complete head."""
         if self._busy():
             self._turns.append(request)
         else:
             self._begin(request)
 
-    def completed(self, request: Exchange | AsgiRequest | None) -> None:
-        """All of a request was read. None: of one that nobody waits for any more."""
-        self._holds_up = False
+    def request_complete(self, request: Exchange | AsgiRequest | None) -> None:
+        """Takes the end of a request that was read in full. None: the request was already
+        answered."""
+        self._upload_paused = False
         self.deadline = math.inf
         if request is None:
             return
@@ -240,11 +242,11 @@ class ClientConnection(asyncio.BufferedProtocol):
             request.keep_body()
         elif isinstance(request, Exchange) and request.state == "reading":
             self._run(request)
-        if self.unread:
-            self._steer()
+        if self.reading_paused:
+            self._update_reading()
 
-    def read_on(self, request: Exchange | AsgiRequest) -> None:
-        """More of the body is to come: the request goes on as soon as it can."""
+    def body_received(self, request: Exchange | AsgiRequest) -> None:
+        """Continues a request of which more body is to come."""
         try:
             if request is not self._current:
                 request.keep_body()
@@ -255,32 +257,32 @@ class ClientConnection(asyncio.BufferedProtocol):
             elif not request.has_room():
                 self.pause_upload()
         except FitserveError as error:
-            self.hang_up(error, request.shape, request.id)
+            self.refuse_and_close(error, request.shape, request.id)
 
     def pause_upload(self) -> None:
-        """Whoever takes the body is slow, or there is no room: the client is read as slowly."""
+        """Reads the client no faster than its body is taken."""
         if self._reader.in_body:
-            self._holds_up = True
-            self._steer()
+            self._upload_paused = True
+            self._update_reading()
 
     def resume_upload(self) -> None:
-        if self._holds_up:
-            self._holds_up = False
-            self._steer()
+        if self._upload_paused:
+            self._upload_paused = False
+            self._update_reading()
 
-    def _steer(self) -> None:
-        """Reads, or does not. What is not read has no time either."""
-        # Who takes no answer asks nothing more; but for a body, which many clients send before they
-        # read.
-        unread = (
-            self._holds_up
+    def _update_reading(self) -> None:
+        """Pauses or resumes reading. A paused client has no deadline."""
+        # A client that does not read its answer gets no new request read. Its body is read on,
+        # because many clients send all before they read.
+        reading_paused = (
+            self._upload_paused
             or bool(self._turns)
             or (self.write_paused and not self._reader.in_body and not self.discarding)
         )
-        if unread == self.unread or self.transport.is_closing():
+        if reading_paused == self.reading_paused or self.transport.is_closing():
             return
-        self.unread = unread
-        if unread:
+        self.reading_paused = reading_paused
+        if reading_paused:
             self.transport.pause_reading()
             self.deadline = math.inf
         else:
@@ -292,34 +294,34 @@ class ClientConnection(asyncio.BufferedProtocol):
             elif not self._busy():
                 self.deadline = self._loop.time() + self.plane.keep_alive_s
 
-    # --- answers, in turn ---
+    # --- answering, in order ---
 
     def _busy(self) -> bool:
         return self._current is not None or bool(self._turns)
 
     def _begin(self, request: Exchange | AsgiRequest) -> None:
-        """It is the turn of `request`."""
+        """Gives `request` its turn."""
         self._current = request
         if isinstance(request, AsgiRequest):
             request.start()
         elif request.whole:
             self._loop.call_soon(self._run, request)
-        elif b"expect" in request.found and request.found[b"expect"].lower() == b"100-continue":
+        elif b"expect" in request.headers and request.headers[b"expect"].lower() == b"100-continue":
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _run(self, exchange: Exchange) -> None:
-        """Enough of the body of `exchange`, whose turn it is, is here."""
+        """Runs `exchange`, of whose body enough was read."""
         if self.transport.is_closing() or exchange is not self._current:
-            # the client was found gone when the answer before was written, or somebody has ended
-            # this request
+            # The connection closed while the previous answer was written, or this request was
+            # ended.
             return
         try:
-            if exchange.endpoint.at == "models":
+            if exchange.endpoint.destination == "models":
                 body = dump(
                     models_answer(self.plane.routes.table, exchange.endpoint.id, exchange.key)
                 )
                 self.transport.write(
-                    answer(200, body, exchange.id, self._headers(keep=exchange.keep))
+                    answer(200, body, exchange.id, self._headers(keep_alive=exchange.keep_alive))
                 )
                 self.answered(exchange)
             else:
@@ -327,61 +329,62 @@ class ClientConnection(asyncio.BufferedProtocol):
         except FitserveError as error:
             exchange.fail(error)
         except Exception:
-            log.exception("%s: a bug in the data plane", exchange.id)
+            log.exception("%s: internal error in the data plane", exchange.id)
             exchange.fail(refusals.failed())
 
     def refuse(self, exchange: Exchange, error: FitserveError) -> None:
-        """Answers with an error of the gateway's own. Only for an exchange whose answer has not
+        """Answers with an error of the gateway. Only for an exchange whose answer has not
         started."""
         self.plane.meter.refused(exchange, error)
-        self.transport.write(self._refusal(error, exchange.shape, exchange.id, keep=exchange.keep))
+        self.transport.write(
+            self._refusal(error, exchange.shape, exchange.id, keep_alive=exchange.keep_alive)
+        )
         self.answered(exchange)
 
     def answered(self, request: Exchange | AsgiRequest) -> None:
-        """The answer to `request` is written, or broken off."""
+        """Ends the turn of `request`, whose answer is complete or broken off."""
         self.server_state.total_requests += 1
         self._current = None
-        if request.held:
+        if request.in_budget:
             request.release_body()
-        if request.keep and request.whole:
+        if request.keep_alive and request.whole:
             self._next()
         else:
             self._close(discard=not request.whole)
 
-    def broke_off(self, request: AsgiRequest) -> None:
-        """The answer to `request` cannot be completed."""
+    def abort_answer(self, request: AsgiRequest) -> None:
+        """Ends the connection, because the answer to `request` cannot be completed."""
         if request is self._current:
             self._cut()
 
     def _next(self) -> None:
-        """Whose turn is it?"""
+        """Starts the next request, writes a pending refusal, or waits."""
         if self._turns:
             self._begin(self._turns.popleft())
-            if self.unread:
-                self._steer()
-        elif self._last_words:
-            self.transport.write(self._last_words)
+            if self.reading_paused:
+                self._update_reading()
+        elif self._pending_refusal:
+            self.transport.write(self._pending_refusal)
             self._close(discard=True)
         elif not self._reader.in_head and not self._reader.in_body:
             self.deadline = self._loop.time() + self.plane.keep_alive_s
 
-    def hang_up(
+    def refuse_and_close(
         self, error: FitserveError, shape: Shape = "openai", id_: str | None = None
     ) -> None:
-        """Refuses the request that comes in, once those before it are answered. Nothing more is
-        read."""
+        """Refuses the request being read, after the answers before it. Reads nothing more."""
         self.discarding = True
         self.deadline = math.inf
         id_ = id_ or new_id()
-        self.plane.meter.turned_away(error, id_, self.address)
-        refusal = self._refusal(error, shape, id_, keep=False)
+        self.plane.meter.rejected(error, id_, self.address)
+        refusal = self._refusal(error, shape, id_, keep_alive=False)
         if self._reader.method == b"HEAD":
-            # The length is told and the body is not sent.
+            # A refusal of HEAD has a length and no body.
             refusal = refusal[: refusal.find(b"\r\n\r\n") + 4]
         incoming, self._reader.incoming = self._reader.incoming, None
         if incoming is not None:
             started = incoming.status
-            incoming.leave()
+            incoming.abandon()
             if incoming is self._current:
                 self._current = None
                 if started:
@@ -390,104 +393,105 @@ class ClientConnection(asyncio.BufferedProtocol):
             else:
                 self._turns.remove(incoming)
         if self._busy():
-            self._last_words = refusal
+            self._pending_refusal = refusal
         elif not self.transport.is_closing():
             self.transport.write(refusal)
             self._close(discard=True)
 
-    def give_up(self, request: Exchange | AsgiRequest, error: FitserveError) -> None:
-        """The request that comes in is refused, wherever it stands."""
+    def reject(self, request: Exchange | AsgiRequest, error: FitserveError) -> None:
+        """Refuses `request` if it is being read, in any state."""
         if request is self._reader.incoming:
-            self.hang_up(error, request.shape, request.id)
+            self.refuse_and_close(error, request.shape, request.id)
 
-    def _refusal(self, error: FitserveError, shape: Shape, id_: str, *, keep: bool) -> bytes:
+    def _refusal(self, error: FitserveError, shape: Shape, id_: str, *, keep_alive: bool) -> bytes:
         body = dump(envelope(error, shape))
-        return answer(error.status, body, id_, [*self._headers(keep=keep), *error_headers(error)])
+        return answer(
+            error.status, body, id_, [*self._headers(keep_alive=keep_alive), *error_headers(error)]
+        )
 
-    def _headers(self, *, keep: bool) -> list[tuple[bytes, bytes]]:
-        """Of an answer of the gateway's own."""
-        own = (
+    def _headers(self, *, keep_alive: bool) -> list[tuple[bytes, bytes]]:
+        """Headers of an answer of the gateway's own."""
+        headers = (
             self.server_state.default_headers
-            if keep
+            if keep_alive
             else [*self.server_state.default_headers, (b"connection", b"close")]
         )
         if self.plane.origins is not None:
             origin = next(
                 (value for name, value in self._reader.headers if name == b"origin"), None
             )
-            own = [*own, *self.plane.origins.headers(origin)]
-        return own
+            headers = [*headers, *self.plane.origins.headers(origin)]
+        return headers
 
     def _close(self, *, discard: bool) -> None:
-        """Ends the connection after what is written. `discard`: the client may still be sending;
-        closed at once, the kernel
-        would throw the answer away."""
+        """Closes the connection after all written bytes. `discard`: the client may still send; the
+        kernel would drop the answer if the connection closed at once."""
         if discard and not self.transport.is_closing():
             self.discarding = True
-            self._holds_up = False
-            self._steer()
-            if self.transport.can_write_eof():  # not through TLS
+            self._upload_paused = False
+            self._update_reading()
+            if self.transport.can_write_eof():  # TLS cannot half-close
                 self.transport.write_eof()
             self.deadline = self._loop.time() + limits.LINGER_S
         else:
             self._end()
 
     def _end(self) -> None:
-        """Closes once the client has taken what is written, which it may never do."""
+        """Closes once the client has received all written bytes, which may never happen."""
         self.transport.close()
         if self._stall is None:
             self._stall = limits.Stall(self.transport, self._loop.time())
 
     def _cut(self) -> None:
-        """Closes at once, and lets go of the engine: until the loop says that the connection is
-        lost, the engine could write to it."""
+        """Closes at once, and releases the engine, which could write until the loop reports the
+        lost connection."""
         request, self._current = self._current, None
         if request is not None:
-            request.leave()
+            request.abandon()
         self.transport.abort()
 
-    # --- time ---
+    # --- timing ---
 
-    def sweep(self, now: float) -> None:
-        """Ends what takes too long."""
-        if now >= self.deadline:
+    def sweep(self, time: float) -> None:
+        """Ends a request or connection that has exceeded its time."""
+        if time >= self.deadline:
             self.deadline = math.inf
             if self.discarding:
                 self._cut()
             elif self._reader.in_head or self._reader.in_body:
-                self.hang_up(refusals.too_slow())
+                self.refuse_and_close(refusals.too_slow())
             else:
                 self._end()
-        elif (self._stall is not None and self._stall.over(now)) or (
-            self.unread and limits.has_left(self.transport)
+        elif (self._stall is not None and self._stall.is_over(time)) or (
+            self.reading_paused and limits.peer_closed(self.transport)
         ):
             self._cut()
         if self._current is not None:
-            self._current.sweep(now)
+            self._current.sweep(time)
 
     def shutdown(self) -> None:
-        """The server stops: the answer that has its turn is finished, nothing new begins."""
+        """Finishes the current answer and starts nothing new, because the server stops."""
         if self._turns:
             self._reader.incoming = None
         while self._turns:
-            self._turns.pop().leave()
+            self._turns.pop().abandon()
         if self._current is not None:
-            self._current.keep = False
+            self._current.keep_alive = False
         else:
             self._end()
 
     @property
     def exchange(self) -> Exchange | None:
-        """The inference request that has its turn."""
+        """The inference request being answered."""
         return self._current if isinstance(self._current, Exchange) else None
 
-    def leave(self) -> None:
-        """Another gateway takes new connections. Closed at once, a request that is on its way would
-        meet a closed door."""
+    def drain(self) -> None:
+        """Keeps an idle connection for a short time only, because another gateway takes new
+        connections. A request already on its way would fail if it closed at once."""
         if not (self._reader.in_head or self._reader.in_body or self.discarding or self._busy()):
             self.deadline = min(self.deadline, self._loop.time() + self.plane.keep_alive_s)
 
     def stop(self) -> None:
-        """The time to finish is over."""
+        """Ends the current answer, because the time to finish is over."""
         if self._current is not None:
             self._current.stop()

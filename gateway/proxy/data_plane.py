@@ -1,5 +1,5 @@
-"""What all connections of the data plane share: routes, keys, limits, the connections to engines,
-and one clock for time-outs."""
+"""State that all client connections share: routes, keys, limits, connections to engines, one
+timer."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Unix time that is set by more than this is heard; less would tell every request anew at each look.
+# A step of the system clock above this is followed. A smaller step would shift every request in
+# each listing.
 _STEP_S = 1.0
 
 
 class DataPlane:
-    """One per event loop."""
+    """The data plane of one event loop."""
 
     def __init__(
         self, routes: Routes, keys: Keys, limits: Limits, meter: Meter | None = None
@@ -45,10 +46,12 @@ class DataPlane:
         self.connection_limiter = ConnectionLimiter(limits)
         self.body_budget = BodyBudget(limits.body_bytes, limits.queue_timeout_s)
         self.connections: set[ClientConnection] = set()
-        # another gateway takes new connections: each request is the last one of its connection
-        self.leaving = False
-        self.keep_alive_s = limits.keep_alive_s  # how long a connection is kept without a request
-        self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # known with the first connection
+        # each request is the last one of its connection, because another gateway takes new
+        # connections
+        self.draining = False
+        self.keep_alive_s = limits.keep_alive_s  # how long an idle connection is kept
+        # Set with the first connection.
+        self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]
         self._pools: dict[str, UpstreamPool] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._dated: list[tuple[bytes, bytes]] = []
@@ -61,17 +64,17 @@ class DataPlane:
             self.loop = loop
             self._timer = loop.call_later(SWEEP_S, self._sweep)
 
-    async def leave(self, server: uvicorn.Server, within_s: float) -> None:
-        """Take no more connections, finish those that are here, and have the server end: at once
-        when all are gone."""
-        for one in server.servers:
-            one.close()
-        self.leaving, self.keep_alive_s = True, min(self.keep_alive_s, LEAVING_S)
+    async def drain(self, server: uvicorn.Server, within_s: float) -> None:
+        """Stops accepting, finishes the present requests, and ends the server once all connections
+        are closed, or after `within_s`."""
+        for listener in server.servers:
+            listener.close()
+        self.draining, self.keep_alive_s = True, min(self.keep_alive_s, LEAVING_S)
         for connection in list(self.connections):
-            connection.leave()
+            connection.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while self.connections or self.connection_limiter.admitted:  # noqa: ASYNC110 - connections go one by one, handshakes too
+                while self.connections or self.connection_limiter.admitted:  # noqa: ASYNC110
                     await asyncio.sleep(SWEEP_S)
         server.should_exit = True
 
@@ -89,24 +92,28 @@ class DataPlane:
         return self._date
 
     async def requests(self) -> RequestsInFlight:
-        """`gateway.proxy.routing.in_flight.InFlight`."""
-        asked = [exchange for one in self.connections if (exchange := one.exchange) is not None]
-        if asked and abs((ahead := time.time() - self.loop.time()) - self._ahead) > _STEP_S:
+        """The inference requests in flight."""
+        exchanges = [
+            exchange
+            for connection in self.connections
+            if (exchange := connection.exchange) is not None
+        ]
+        if exchanges and abs((ahead := time.time() - self.loop.time()) - self._ahead) > _STEP_S:
             self._ahead = ahead
-        return oldest(asked, self.routes.table, self._ahead)
+        return oldest(exchanges, self.routes.table, self._ahead)
 
     async def cancel(self, id_: str) -> int:
-        found = [
+        exchanges = [
             exchange
-            for one in self.connections
-            if (exchange := one.exchange) is not None and exchange.id == id_
+            for connection in self.connections
+            if (exchange := connection.exchange) is not None and exchange.id == id_
         ]
-        for exchange in found:
+        for exchange in exchanges:
             exchange.cancel()
-        return len(found)
+        return len(exchanges)
 
     def close(self) -> None:
-        """Ends what is still being answered, and lets go of the engines."""
+        """Ends all requests and connections to engines."""
         for connection in list(self.connections):
             connection.stop()
         for pool in self._pools.values():
@@ -123,11 +130,11 @@ class DataPlane:
                 connection.sweep(now)
             except Exception:
                 log.exception(
-                    "a bug in the data plane"
-                )  # of one connection: the limits of the others hold
+                    "internal error in the data plane"
+                )  # An error in one connection leaves the limits of the others in force.
         self.body_budget.sweep(now)
         for url, pool in list(self._pools.items()):
             if not pool.sweep(now):
                 del self._pools[url]
-        again = bool(self.connections or self._pools)
-        self._timer = self.loop.call_later(SWEEP_S, self._sweep) if again else None
+        active = bool(self.connections or self._pools)
+        self._timer = self.loop.call_later(SWEEP_S, self._sweep) if active else None

@@ -1,29 +1,30 @@
-"""One inference request and its answer: a plain object between the client's connection and an
-    engine's; no task. Here is what happens when;
-how the request comes in and the answer goes out: `IncomingRequest` and `AnsweredRequest`, on which
-this one is built.
+"""An inference request and its answer, as a state machine between two connections; no task.
 
-    state        what it waits for                         the client leaves       the engine fails
-    reading      the client's body, and its turn on a      forgotten               -
-                 pipelined connection
-    queued       a replica with room for it                forgotten               -
-    connecting   a connection to the replica               the dial is cancelled   another replica, once; then 502 unreachable
-    asked        the head of the engine's answer           connection aborted      another replica, once; without one 502 engine_error
-    answering    the rest of the answer                    connection aborted      events: an error event, then the end, never
-                                                                                   [DONE]; else a
-                                                                                   broken transfer
-    done         -                                         -                       -
+`IncomingRequest` reads the request and `AnsweredRequest` writes the answer; this class extends
+both.
 
-An engine that freezes, as the table of routes says, is left: another replica is asked, once, where
-no byte of the answer's body came and the request is still here (SMALL_BYTES of it are kept until
-then); else the client hears that the engine broke off, or 503. So is an engine that dies: its
-connection closes before it answered, or its answer is that it dies (DYING). A request that kills
-its engine so kills two at most.
+    state        waits for                             the client leaves       the engine fails
+    reading      body, and turn on the connection      forgotten               -
+    queued       a replica with room                   forgotten               -
+    connecting   a connection to the replica           dial cancelled          retry or unreachable
+    asked        the head of the answer                connection aborted      retry or engine_error
+    answering    the rest of the answer                connection aborted      error event, or a cut
+    done         -                                     -                       -
 
-Every request that was given to a replica is taken from it once, by `_release`. The client's
-connection calls start, more, complete, leave, pause, resume, sweep, cancel and stop; `QueueWait`
-calls ask, refuse or fail; the pool calls connected or unreachable; the connection to the engine
-then calls head, first_byte, and end or broke, or `answered` in their place.
+A request is retried once, on another replica. An interrupted event stream ends with an error event,
+without [DONE]. An answer of another kind is cut off.
+
+A frozen engine (`RouteTable.frozen`) is left. The request is retried if no byte of the answer's
+body came and the request is still here; SMALL_BYTES of it are kept until then. Otherwise the client
+gets an error or 503. A dying engine is handled alike: its connection closes before the answer, or
+its answer reports its end (DYING). So a request that kills its engine kills two at most.
+
+Each request that was counted at a replica is removed there once, by `_release`. Callers:
+
+    the client's connection     start, more, complete, abandon, pause, resume, sweep, cancel, stop
+    `QueueWait`                 ask, refuse, fail
+    the pool                    connected, unreachable
+    the engine's connection     head, first_byte, then end or upstream_failed; or answered alone
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ log = logging.getLogger(__name__)
 
 Outcome = Literal["", "answered", "left", "broken", "cancelled", "refused", "unreachable"]
 
-# What vLLM answers from when its core has died until its server ends: ENGINE_DEAD_MESSAGE (0.18.0
-# to 0.33.0, v1/engine/exceptions.py).
+# Text of vLLM's answers between the death of its engine core and the end of its server. Source:
+# ENGINE_DEAD_MESSAGE (0.18.0 to 0.33.0, v1/engine/exceptions.py).
 DYING = b"EngineCore encountered an issue"
 _DYING_STATUS = 500
 _UNAUTHORIZED = 401
@@ -59,25 +60,25 @@ _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,120})"')
 
 @dataclass(slots=True, eq=False)
 class Exchange(AnsweredRequest):
-    """One request, its answer, and all that is known of both."""
+    """An inference request with its answer and all state of both."""
 
     started: float = 0.0
     first_byte_at: float = 0.0
     outcome: Outcome = ""
-    model: str = ""  # the name of a model that there is
-    counted: Any = None  # where the meter counts it
+    model: str = ""  # name of a known model
+    counted: Any = None  # state of the meter
     replica: RoutedReplica | None = None
     _wait: QueueWait | None = None
     _dial: asyncio.Task[None] | None = None
     _retried: bool = False
-    _again: request_body.Body = b""  # the body, as long as another replica may be asked
+    _retry_body: request_body.Body = b""  # the body, as long as another replica may be asked
     _quiet_since: float = 0.0
 
-    # --- the client's side ---
+    # --- called by the client's connection ---
 
     def start(self) -> None:
-        """Its turn has come, and enough of the body is here. Raises FitserveError as long as no
-        engine was asked."""
+        """Starts the request, whose turn has come and of whose body enough is received. Raises
+        FitserveError before any engine is asked."""
         plane = self.plane
         self.client = self.connection.transport
         self.started = plane.loop.time()
@@ -92,32 +93,33 @@ class Exchange(AnsweredRequest):
         self.model, self.received = route.name, len(self.body)
         replica = plane.routes.pick(route, self.call)
         if (
-            b"via" in self.found
-            and hops(self.found) >= MOST_HOPS
-            and any(one.elsewhere for one in route.replicas)
+            b"via" in self.headers
+            and hops(self.headers) >= MOST_HOPS
+            and any(candidate.remote for candidate in route.replicas)
         ):
             raise refusals.loops(route.name, MOST_HOPS)
         if self.key.limit is not None:
             self._permit = plane.limiter.admit(self.key, self.endpoint.shape, self.started)
-        self._place(replica)
+        self._route_or_queue(replica)
 
-    def give_up(self, error: FitserveError) -> None:
-        """There is no room for the body any more."""
+    def reject(self, error: FitserveError) -> None:
+        """Ends the request, for whose body there is no memory left."""
         if self._upstream is not None:
-            self.broke(
-                self._upstream, "it takes the request too slowly while others wait for memory"
+            self.upstream_failed(
+                self._upstream,
+                "it takes the request too slowly while other requests wait for memory",
             )
         else:
-            self.connection.give_up(self, error)
+            self.connection.reject(self, error)
 
-    def leave(self) -> None:
-        """The client is gone: whatever this waits for is not wanted any more."""
+    def abandon(self) -> None:
+        """Ends the request of a client that closed its connection."""
         if self.state != "done":
-            self._let_go()
+            self._drop_engine()
             self._finish("left")
 
     def pause(self) -> None:
-        """The client reads slowly: the engine is read as slowly."""
+        """Reads the engine as slowly as the client reads."""
         if self._upstream is not None:
             self._upstream.transport.pause_reading()
 
@@ -125,48 +127,49 @@ class Exchange(AnsweredRequest):
         if self._upstream is not None:
             self._upstream.transport.resume_reading()
 
-    def sweep(self, now: float) -> None:
-        """Twice a second: an engine that has said nothing for very long is given up. A prefill is
-        silent too."""
+    def sweep(self, time: float) -> None:
+        """Ends the request after a long silence of its engine. A prefill is silent too. Called
+        twice a second."""
         upstream = self._upstream
         if self.state == "queued" and self._wait is not None:
-            self._wait.sweep(now)
+            self._wait.sweep(time)
         elif self.replica is not None and self.replica.id in self.plane.routes.table.frozen:
-            self._forsake(self.replica)
-        elif upstream is None or upstream.heard:
-            self._quiet_since = now
+            self._leave_frozen(self.replica)
+        elif upstream is None or upstream.active:
+            self._quiet_since = time
             if upstream is not None:
-                upstream.heard = False
+                upstream.active = False
                 if self.state == "answering" and self.replica is not None:
                     self.plane.routes.progress(self.replica)
-        elif now - self._quiet_since > self.plane.limits.engine_silence_s:
-            self.broke(upstream, "it has been silent for too long")
+        elif time - self._quiet_since > self.plane.limits.engine_silence_s:
+            self.upstream_failed(upstream, "it has been silent for too long")
 
     def cancel(self) -> None:
-        """Somebody who may ends it."""
+        """Ends the request on behalf of an operator."""
         self.fail(refusals.cancelled())
 
     def stop(self) -> None:
-        """The gateway stops before the answer is complete."""
-        self.keep = False
+        """Ends the request because the gateway stops."""
+        self.keep_alive = False
         self.fail(refusals.stops())
 
     def fail(self, error: FitserveError) -> None:
-        """Ends it, wherever it stands: its engine is let go of, and its client told."""
-        self._let_go()
+        """Ends the request in any state: the engine is released, and the client receives the
+        error."""
+        self._drop_engine()
         if self.state != "done":
             self.refuse(error)
 
-    # --- which engine is asked ---
+    # --- choosing an engine ---
 
-    def _place(self, replica: RoutedReplica | None, avoid: str | None = None) -> None:
-        """It goes to the replica, or waits for one."""
+    def _route_or_queue(self, replica: RoutedReplica | None, avoid: str | None = None) -> None:
+        """Sends the request to the replica, or queues it."""
         if replica is not None:
             self.ask(replica)
         else:
             if (
                 len(self.body) > SMALL_BYTES
-                and not self.held
+                and not self.in_budget
                 and self.plane.body_budget.crowded(self.account)
             ):
                 raise no_room()
@@ -190,107 +193,108 @@ class Exchange(AnsweredRequest):
             self._dial = pool.dial(self)
 
     def connected(self, upstream: UpstreamConnection) -> None:
-        """The request is written, to a replica that takes connections."""
+        """Writes the request to a replica that accepted a connection."""
         self._dial = None
         self._upstream = upstream
         self.state = "asked"
         try:
-            head, body = self._written(upstream, self.replica)
+            head, body = self._engine_request(upstream, self.replica)
         except FitserveError as error:
             self.fail(error)
             return
         if self.whole and not self._retried and len(self.body) <= SMALL_BYTES:
-            self._again = self.body
+            self._retry_body = self.body
         self.body = self.call.body = b""
         upstream.ask(self, head, body)
         if self.connection.write_paused:
-            self.pause()  # the client has yet to take the answer before
-        if self.held or not self.whole or len(body) > SMALL_BYTES:
-            self._uploaded(upstream.transport.get_write_buffer_size())
+            self.pause()  # the client is still receiving the previous answer
+        if self.in_budget or not self.whole or len(body) > SMALL_BYTES:
+            self._note_upload(upstream.transport.get_write_buffer_size())
 
     def unreachable(self, error: Exception) -> None:
-        """The replica took no connection, so it has not seen the request: another one may, once."""
+        """Retries once on another replica. A replica that accepted no connection has not seen the
+        request."""
         self._dial = None
         failed, route = self.replica, self.plane.routes.table.models.get(self.call.model)
         log.warning("%s: no connection to %s: %r", self.id, failed, error)
-        there = route is not None and failed in route.replicas
+        routed = route is not None and failed in route.replicas
         if (
             failed is not None
             and not self._retried
-            and (route is None or not there or len(route.replicas) > 1 or route.wait_s)
+            and (route is None or not routed or len(route.replicas) > 1 or route.wait_s)
         ):
-            self._ask_again(failed.id if there else None)
+            self._retry(failed.id if routed else None)
             return
         self.outcome = "unreachable"
         self._release()
         self.refuse(refusals.no_connection())
 
-    def _forsake(self, frozen: RoutedReplica) -> None:
-        """The replica has frozen: nobody knows when it goes on, if ever."""
+    def _leave_frozen(self, frozen: RoutedReplica) -> None:
+        """Leaves a frozen replica, which may never resume."""
         upstream = self._upstream
-        if upstream is not None and upstream.heard:
-            upstream.heard = False  # it gave something since the last look: perhaps it thaws
+        if upstream is not None and upstream.active:
+            upstream.active = False  # bytes arrived since the last check, so it may recover
             return
         log.warning("%s: %s is frozen", self.id, frozen)
-        self._take_back()
-        # A stream's head may be out, which is the same for every replica; the head of another
-        # answer is not.
-        fresh = not self.status or (self.events and self.status == 200 and not self.sent)
-        again, self._again = self._again, b""
-        self._let_go()
+        self._forget_answer()
+        # The head of a stream may be sent already: it is the same for every replica. The head of
+        # another answer is not.
+        restartable = not self.status or (self.events and self.status == 200 and not self.sent)
+        body, self._retry_body = self._retry_body, b""
+        self._drop_engine()
         self._dial = None
-        if not fresh:
+        if not restartable:
             self.refuse(refusals.frozen_in_answer())
         elif (
             self.whole
             and not self._retried
-            and (again or self.state == "connecting" or self.endpoint.method != "POST")
+            and (body or self.state == "connecting" or self.endpoint.method != "POST")
         ):
-            self.promised = self.promised or bool(self.status)
+            self.sse_head_sent = self.sse_head_sent or bool(self.status)
             if self.state != "connecting":
-                self.body = self.call.body = again
-            self._ask_again(None)
+                self.body = self.call.body = body
+            self._retry(None)
         else:
             self.refuse(refusals.frozen())
 
-    def _ask_again(self, avoid: str | None) -> None:
-        """The request goes to another replica; nothing of an answer has come."""
+    def _retry(self, avoid: str | None) -> None:
+        """Sends the request to another replica, before any of an answer has come."""
         self._retried = True
         self.outcome = "unreachable"
         self._release()
-        self.status, self._upstream, self._doubted = 0, None, False
+        self.status, self._upstream, self._head_withheld = 0, None, False
         self.client, self._buffered = self.connection.transport, None
         try:
             route = self.plane.routes.table.find(self.call.model)
-            self._place(self.plane.routes.pick(route, self.call, avoid), avoid)
+            self._route_or_queue(self.plane.routes.pick(route, self.call, avoid), avoid)
         except FitserveError as refusal:
             self.refuse(refusal)
 
-    def _survives(self) -> bool:
-        """Its engine dies before it answered: another replica is asked, where there is one and the
-        request is still here."""
-        dying, again = self.replica, self._again
+    def _retry_after_death(self) -> bool:
+        """Asks another replica where the engine dies before it answered. Whether there is one and
+        the request is still in memory."""
+        dying, body = self.replica, self._retry_body
         route = self.plane.routes.table.models.get(self.call.model)
         if (
             dying is None
             or self._retried
-            or not again
+            or not body
             or route is None
-            or all(one.id == dying.id for one in route.replicas)
+            or all(replica.id == dying.id for replica in route.replicas)
         ):
             return False
-        log.warning("%s: %s dies, and another replica is asked", self.id, dying)
-        self._again = b""
-        self._let_go()
-        self.body = self.call.body = again
-        self._ask_again(dying.id)
+        log.warning("%s: %s dies; asking another replica", self.id, dying)
+        self._retry_body = b""
+        self._drop_engine()
+        self.body = self.call.body = body
+        self._retry(dying.id)
         return True
 
     # --- the engine's answer ---
 
     def head(self, upstream: UpstreamConnection, status: int) -> None:
-        """The head of the answer. The client's is written anew too."""
-        # Whether 205 has a body is not read alike by all clients.
+        """Handles the head of the answer. The client's head is written anew."""
+        # Clients disagree on whether an answer of status 205 has a body.
         if not (200 <= status < 300 or 400 <= status < 600) or status == 205:
             self.fail(refusals.no_answer(status))
             return
@@ -301,18 +305,18 @@ class Exchange(AnsweredRequest):
             return
         self.status = status
         self.state = "answering"
-        if status == _DYING_STATUS and self._again:
-            self._doubted = True
+        if status == _DYING_STATUS and self._retry_body:
+            self._head_withheld = True
         else:
             self._begin(upstream)
 
     def first_byte(self, data: bytes) -> None:
         plane = self.plane
-        if self._doubted and self._upstream is not None:
-            if DYING in data and self._survives():
+        if self._head_withheld and self._upstream is not None:
+            if DYING in data and self._retry_after_death():
                 return
             self._begin(self._upstream)
-        self._again = b""
+        self._retry_body = b""
         self.first_byte_at = plane.loop.time()
         plane.meter.first_byte(self)
         if self.replica is not None:
@@ -322,17 +326,17 @@ class Exchange(AnsweredRequest):
                 and self.status < 300
                 and (match := _RESPONSE_ID.search(data, 0, 4096))
             ):
-                plane.routes.responses.made(match[1], self.key, self.replica.seed)
+                plane.routes.responses.record(match[1], self.key, self.replica.seed)
 
     def end(self, upstream: UpstreamConnection, *, reusable: bool) -> None:
-        """The answer is complete."""
-        if self._doubted:
+        """Ends a complete answer."""
+        if self._head_withheld:
             self._begin(upstream)
         self._complete_answer(upstream)
-        self._part(upstream, reusable=reusable)
+        self._end_answer(upstream, reusable=reusable)
 
-    def _part(self, upstream: UpstreamConnection, *, reusable: bool) -> None:
-        """All of the answer is written."""
+    def _end_answer(self, upstream: UpstreamConnection, *, reusable: bool) -> None:
+        """Releases the engine's connection after the last byte is written."""
         self._finish("answered")
         if reusable and self.whole and not upstream.transport.get_write_buffer_size():
             upstream.pool.give(upstream)
@@ -341,10 +345,10 @@ class Exchange(AnsweredRequest):
         self.connection.answered(self)
 
     def answered(
-        self, upstream: UpstreamConnection, status: int, lines: bytes, body: bytes
+        self, upstream: UpstreamConnection, status: int, forwarded_headers: bytes, body: bytes
     ) -> None:
-        """The answer came whole, with a head that is known: as `head`, `first_byte` and `end`."""
-        if status == _DYING_STATUS and DYING in body and self._survives():
+        """Handles an answer in one piece with a known head, like `head`, `first_byte` and `end`."""
+        if status == _DYING_STATUS and DYING in body and self._retry_after_death():
             return
         self.status = status
         upstream.sent = len(body)
@@ -355,39 +359,43 @@ class Exchange(AnsweredRequest):
             self._write_error(status, body)
         else:
             self.client.write(
-                whole_answer(status, lines, self.own_headers(), self.id.encode(), body)
+                whole_answer(status, forwarded_headers, self.own_headers(), self.id.encode(), body)
             )
-        self._part(upstream, reusable=True)
+        self._end_answer(upstream, reusable=True)
 
-    def broke(self, upstream: UpstreamConnection, reason: str, *, closed: bool = False) -> None:
-        """The engine broke off, or cannot be understood. closed: its connection was closed."""
-        self._take_back()
-        if closed and not self.status and self._survives():
+    def upstream_failed(
+        self, upstream: UpstreamConnection, reason: str, *, closed: bool = False
+    ) -> None:
+        """Handles an engine that closed its connection (`closed`) or sent something unreadable."""
+        self._forget_answer()
+        if closed and not self.status and self._retry_after_death():
             return
         log.warning("%s: %s broke off: %s", self.id, self.replica, reason)
         upstream.flush()
-        self.fail(refusals.broke_off_in_answer() if self.status else refusals.broke_off())
+        self.fail(
+            refusals.engine_broke_off_in_answer() if self.status else refusals.engine_broke_off()
+        )
 
-    # --- endings ---
+    # --- ends ---
 
-    def _let_go(self) -> None:
-        """Of the engine, at once."""
+    def _drop_engine(self) -> None:
+        """Drops the engine's connection at once."""
         if self._dial is not None:
             self._dial.cancel()
         if self._upstream is not None:
             self._upstream.drop()
 
     def refuse(self, error: FitserveError) -> None:
-        """What the client has of an answer stays. An event stream ends with the error, anything
-        else is cut off."""
-        self._take_back()
-        if not self.status and not self.promised:
+        """Ends the request with an error. A started event stream ends with an error event, any
+        other started answer is cut off."""
+        self._forget_answer()
+        if not self.status and not self.sse_head_sent:
             self._finish("refused")
             self.connection.refuse(self, error)
             return
         if not self.status:
             self.plane.meter.refused(self, error)
-        self.keep = False
+        self.keep_alive = False
         if self.events:
             self._end_with(error)
         cut: Outcome = "cancelled" if isinstance(error, Cancelled) else "broken"
@@ -401,32 +409,32 @@ class Exchange(AnsweredRequest):
         if self.state != "reading":
             self.plane.meter.finished(self)
         self.state = "done"
-        if self.held:
+        if self.in_budget:
             self.release_body()
         self._release()
         if self._permit is not None:
             self._permit.end(self._tokens(self._permit), self.plane.loop.time())
 
     def _tokens(self, permit: rate_limits.Permit) -> int:
-        """What this cost its key."""
+        """The tokens that the request costs its key."""
         prompt, completion, _ = self.usage
         bucket = permit.account.tokens
         if prompt is not None or completion is not None or bucket is None:
             return (prompt or 0) + (completion or 0)
-        asked = (
+        reached_engine = (
             self._upstream is not None
             and self.endpoint.body == "json"
             and self.status < 300
             and self.outcome != "refused"
         )
         return (
-            rate_limits.estimate(self.received, self.sent, events=self.events, most=bucket.size)
-            if asked
+            rate_limits.estimate(self.received, self.sent, events=self.events, limit=bucket.size)
+            if reached_engine
             else 0
         )
 
     def _release(self) -> None:
-        """The replica has done with it."""
+        """Ends the request's work at its replica."""
         if self.replica is not None:
             self.plane.meter.ended(self)
             self.plane.routes.end(self.replica, self.call.tokens)

@@ -1,12 +1,10 @@
-"""Heads that come again: a client that keeps its connection sends the same head each time, but for
-the length of the body.
+"""Heads that repeat on a connection, apart from the length of the body.
 
 The last head of a connection is remembered. A new head that differs only in the digits of
-`content-length` is not parsed again: the same bytes in the same place mean the same. That holds for
-a request that comes in one piece while the connection is idle, and for an answer that comes in one
-piece; other heads are parsed in full. The head of a request has a key in it, so it is compared in
-constant time, and is kept no longer than its connection. benchmarks/notebook/performance.md has
-the saving.
+`content-length` is not parsed again: the same bytes in the same place mean the same. The cache
+serves a request in one piece on an idle connection, and an answer in one piece. Other heads are
+parsed in full. A request's head contains a key, so the comparison takes constant time, and the head
+is kept no longer than its connection. Measured savings: benchmarks/notebook/performance.md.
 """
 
 from __future__ import annotations
@@ -22,76 +20,75 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 4096
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n", re.IGNORECASE).search
-# Headers whose value is new in each request, or which announce more than a head and a body.
+# Headers with a new value in each request, or that announce more than a head and a body.
 _CHANGING = frozenset(
     {b"x-request-id", b"traceparent", b"tracestate", b"expect", b"transfer-encoding"}
 )
 
-# Where the digits of a content-length begin and end, and where the head does.
+# Positions: begin and end of the digits of content-length, end of the head.
 Places = tuple[int, int, int]
 
 
 class KnownRequestHead:
-    """The head of a request, and its meaning. `keys`: the keys in force when the head was read;
-    with other keys it is to be read anew."""
+    """The head of a request and its meaning. `keys`: the keys in force when the head was read;
+    other keys make it invalid."""
 
-    __slots__ = ("_head", "_places", "endpoint", "found", "key", "keys", "lines")
+    __slots__ = ("_head", "_places", "endpoint", "forwarded_headers", "headers", "key", "keys")
 
     def __init__(self, exchange: Exchange, keys: object, data: bytes, places: Places) -> None:
         self.endpoint = exchange.endpoint
-        self.found: dict[bytes, bytes] = {
-            name: exchange.found[name]
+        self.headers: dict[bytes, bytes] = {
+            name: exchange.headers[name]
             for name in (b"content-type", b"origin", b"via")
-            if name in exchange.found
+            if name in exchange.headers
         }
         self.key = exchange.key
-        self.lines = exchange.lines
+        self.forwarded_headers = exchange.forwarded_headers
         self.keys = keys
-        at, after, end = self._places = places
-        self._head = data[:at] + data[after:end]
+        start, stop, end = self._places = places
+        self._head = data[:start] + data[stop:end]
 
     def body(self, data: bytes) -> bytes | None:
-        """The body of a request that is whole and has this head again; None: the request is to be
+        """The body of a complete request with this same head; None: the request has to be
         parsed."""
-        at, after, end = self._places
-        same = data[at:after] == b"%d" % (len(data) - end) and hmac.compare_digest(
-            data[:at] + data[after:end], self._head
+        start, stop, end = self._places
+        equal = data[start:stop] == b"%d" % (len(data) - end) and hmac.compare_digest(
+            data[:start] + data[stop:end], self._head
         )
-        return data[end:] if same else None
+        return data[end:] if equal else None
 
 
 class KnownAnswerHead:
-    """The head of an engine's answer. `lines`: the headers that are passed on."""
+    """The head of an engine's answer. `forwarded_headers`: the header lines that are passed on."""
 
-    __slots__ = ("_after", "_before", "_places", "lines", "status")
+    __slots__ = ("_after", "_before", "_places", "forwarded_headers", "status")
 
-    def __init__(self, status: int, lines: bytes, data: bytes, places: Places) -> None:
+    def __init__(self, status: int, forwarded_headers: bytes, data: bytes, places: Places) -> None:
         self.status = status
-        self.lines = lines
-        at, after, end = self._places = places
-        self._before, self._after = data[:at], data[after:end]
+        self.forwarded_headers = forwarded_headers
+        start, stop, end = self._places = places
+        self._before, self._after = data[:start], data[stop:end]
 
     def body(self, data: bytes) -> bytes | None:
-        """The body of an answer that is whole and has this head again; None: the answer is to be
-        parsed."""
-        at, after, end = self._places
-        same = (
-            data[at:after] == b"%d" % (len(data) - end)
-            and data[after:end] == self._after
+        """The body of a complete answer with this same head; None: the answer has to be parsed."""
+        start, stop, end = self._places
+        equal = (
+            data[start:stop] == b"%d" % (len(data) - end)
+            and data[stop:end] == self._after
             and data.startswith(self._before)
         )
-        return data[end:] if same else None
+        return data[end:] if equal else None
 
 
 def remember(data: bytes, exchange: Exchange, keys: object) -> KnownRequestHead | None:
-    """The head of `exchange`: `data` holds this head and the body, nothing else. None where the
-    head cannot come again, or is not as simple."""
-    places = _find(data, exchange.found.get(b"content-length"))
+    """The head of `exchange`, where `data` is this head and the body. None where the head cannot
+    repeat, or is not simple."""
+    places = _find(data, exchange.headers.get(b"content-length"))
     if (
         places is None
-        or not exchange.keep
-        or not exchange.chunks
-        or not _CHANGING.isdisjoint(exchange.found)
+        or not exchange.keep_alive
+        or not exchange.accepts_chunked
+        or not _CHANGING.isdisjoint(exchange.headers)
     ):
         return None
     return KnownRequestHead(exchange, keys, data, places)
@@ -100,17 +97,16 @@ def remember(data: bytes, exchange: Exchange, keys: object) -> KnownRequestHead 
 def remember_answer(
     data: bytes, status: int, headers: Headers, length: bytes | None, read: int
 ) -> KnownAnswerHead | None:
-    """As `remember`, for an answer that leaves its connection reusable. `read`: the bytes of the
+    """The head of an answer that leaves its connection reusable, or None. `read`: the bytes of the
     body that the parser found in `data`."""
     places = _find(data, length)
-    # Some answers have no body, whatever length their head tells (RFC 9112, 6.3). Which, only the
-    # parser decides: a head is known once the parser has found a body behind it, of just that
-    # length.
+    # Some answers have no body, whatever length their head announces (RFC 9112, 6.3), and only the
+    # parser knows them. So the parser must have found a body of exactly that length.
     if places is None or not read or read != len(data) - places[2]:
         return None
-    lines, events = passed(headers)
-    # An event stream is framed anew, whatever its length.
-    return KnownAnswerHead(status, lines, data, places) if not events else None
+    forwarded_headers, events = passed(headers)
+    # Event streams are framed anew, so their heads are not cached.
+    return KnownAnswerHead(status, forwarded_headers, data, places) if not events else None
 
 
 def _find(data: bytes, length: bytes | None) -> Places | None:

@@ -1,8 +1,7 @@
-"""The two heads that the data plane writes: the request's to the engine, the answer's to the
-client. Both anew.
+"""The heads that the data plane writes: of the request to an engine, and of the answer to a client.
 
-Nothing of one side goes to the other but the values named here, and those only when they are plain:
-no framing, no hop-by-hop header, no cookie or key.
+Both are written anew. Only the values named here pass to the other side, and only plain values. No
+framing, hop-by-hop header, cookie or key passes.
 """
 
 from __future__ import annotations
@@ -21,57 +20,66 @@ Headers = tuple[tuple[bytes, bytes], ...]
 VALUE_BYTES = 512  # of a header that is passed on
 _PLAIN = re.compile(rb"[\x20-\x7e]{0,%d}" % VALUE_BYTES).fullmatch
 _LENGTH = re.compile(rb"[0-9]{1,18}").fullmatch
-# A request that has passed so many gateways of this kind goes to no further one: they may be
-# endpoints of each other.
+# A request that has passed so many fitserve gateways is refused, because they may be endpoints of
+# each other.
 MOST_HOPS = 4
-# What gateways of this kind write into `Via` (RFC 9110, section 7.6.3), each once for a request
-# that goes to an engine elsewhere.
+# Entry of a fitserve gateway in `Via` (RFC 9110, section 7.6.3), added once to a request for a
+# remote engine.
 _PSEUDONYM = b"1.1 fitserve"
+_EVENT_STREAM = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 _PASSED = (b"accept", b"traceparent", b"tracestate")
 
 
 def request_head(
-    endpoint: Endpoint, prefix: bytes, host: bytes, id_: bytes, body: bytes, lines: bytes
+    endpoint: Endpoint,
+    prefix: bytes,
+    host: bytes,
+    id_: bytes,
+    body: bytes,
+    forwarded_headers: bytes,
 ) -> bytes:
-    """`body`: the header lines that describe it; `lines`: the client's, as `request_lines` gives
-    them."""
-    return b"%b %b%b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\nx-request-id: %b\r\n%b%b\r\n" % (
-        endpoint.method_bytes, prefix, endpoint.target, host, id_, body, lines,
+    """Head of a request to an engine. `body`: the header lines that describe the body;
+    `forwarded_headers`: the client's lines, from `request_lines`."""
+    return (
+        b"%b %b%b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n"
+        b"x-request-id: %b\r\n%b%b\r\n"
+    ) % (
+        endpoint.method_bytes, prefix, endpoint.target, host, id_, body, forwarded_headers,
     )  # fmt: skip
 
 
-def request_lines(found: dict[bytes, bytes]) -> bytes:
-    """Of the client's headers those that go to the engine."""
+def request_lines(headers: dict[bytes, bytes]) -> bytes:
+    """The header lines of the client that go to the engine."""
     return b"".join(
         [
-            b"%b: %b\r\n" % (name, found[name])
+            b"%b: %b\r\n" % (name, headers[name])
             for name in _PASSED
-            if name in found and _PLAIN(found[name])
+            if name in headers and _PLAIN(headers[name])
         ]
     )
 
 
-def hops(found: dict[bytes, bytes]) -> int:
-    """How many gateways of this kind a request has passed."""
-    return found.get(b"via", b"").count(_PSEUDONYM)
+def hops(headers: dict[bytes, bytes]) -> int:
+    """The number of fitserve gateways that a request has passed."""
+    return headers.get(b"via", b"").count(_PSEUDONYM)
 
 
 def via_line(passed_by: int) -> bytes:
-    """With this one; nothing else of the client's header goes on."""
+    """The `Via` line with this gateway added; other entries of the client's header are dropped."""
     return b"via: %b\r\n" % b", ".join([_PSEUDONYM] * (passed_by + 1))
 
 
 def upgrade_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     """The other protocol that a request asks for."""
-    found = dict(headers)
-    tokens = [token.strip() for token in found.get(b"connection", b"").lower().split(b",")]
-    return found.get(b"upgrade", b"").lower() or None if b"upgrade" in tokens else None
+    values = dict(headers)
+    tokens = [token.strip() for token in values.get(b"connection", b"").lower().split(b",")]
+    return values.get(b"upgrade", b"").lower() or None if b"upgrade" in tokens else None
 
 
 def head_without_upgrade(
     method: bytes, target: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]
 ) -> bytes:
-    """A request's head without the wish for another protocol."""
+    """Head of a request without the wish for another protocol."""
     lines = [b"%b %b HTTP/%b\r\n" % (method, target, version.encode())]
     for name, value in headers:
         if name == b"connection":
@@ -83,19 +91,19 @@ def head_without_upgrade(
 
 @dataclass(slots=True)
 class AnswerHead:
-    """`data` to write; whether the body is an event stream, goes out in chunks, and whether the
-    connection can be kept after it."""
+    """Head of an answer in `data`. `events`: an event stream follows; `framed`: the body is sent in
+    chunks; `keep_alive`: the connection stays open."""
 
     data: bytes
     events: bool
     framed: bool
-    keep: bool
+    keep_alive: bool
 
 
 @lru_cache(maxsize=64)
 def passed(headers: Headers) -> tuple[bytes, bool]:
-    """The lines for the client, and whether an event stream follows. Engines say the same few over
-    and over."""
+    """The header lines for the client, and whether an event stream follows. Cached, because engines
+    send the same few sets."""
     plain = [(name, value) for name, value in headers if _PLAIN(value)]
     events = any(
         name == b"content-type" and value[:17].lower() == b"text/event-stream"
@@ -111,33 +119,45 @@ def answer_head(
     own: bytes,
     id_: bytes,
     *,
-    chunks: bool,
-    keep: bool,
-    source: bytes = b"engine",
+    accepts_chunked: bool,
+    keep_alive: bool,
 ) -> AnswerHead:
-    """`headers`: the engine's, of those that may be passed on; `length`: its content-length; `own`:
-    the server's lines; `chunks`: the
-    client understands them."""
-    lines, events = passed(headers)
+    """Head of an answer for the client. `headers`: the engine's, limited to those passed on;
+    `length`: its content-length; `own`: the server's lines; `accepts_chunked`: the client
+    understands chunks."""
+    forwarded_headers, events = passed(headers)
     framing, framed = b"", False
     if status == 204:
-        events = False  # it has no body, whatever its engine says
+        events = False  # no body, even if the engine announces one
     elif length is not None and _LENGTH(length) and not events:
         framing = b"content-length: %b\r\n" % length
     else:
-        # An event stream has no length that could be promised: it may end with an error event.
-        framed, keep = chunks, keep and chunks
-        framing = b"transfer-encoding: chunked\r\n" if chunks else b""
-    closes = b"" if keep else b"connection: close\r\n"
-    data = b"%b%b%b%bx-request-id: %b\r\nx-gateway-source: %b\r\n%b\r\n" % (
-        STATUS_LINE[status], own, lines, framing, id_, source, closes,
+        # An event stream may end with an additional error event, so its length is open.
+        framed, keep_alive = accepts_chunked, keep_alive and accepts_chunked
+        framing = b"transfer-encoding: chunked\r\n" if accepts_chunked else b""
+    closes = b"" if keep_alive else b"connection: close\r\n"
+    data = b"%b%b%b%bx-request-id: %b\r\nx-gateway-source: engine\r\n%b\r\n" % (
+        STATUS_LINE[status], own, forwarded_headers, framing, id_, closes,
     )  # fmt: skip
-    return AnswerHead(data, events, framed, keep)
+    return AnswerHead(data, events, framed, keep_alive)
 
 
-def whole_answer(status: int, lines: bytes, own: bytes, id_: bytes, body: bytes) -> bytes:
-    """Head and body of an engine's answer after which the connection is kept; `lines`: as `passed`
-    gives them."""
+def waiting_head(own: bytes, id_: bytes, *, accepts_chunked: bool, keep_alive: bool) -> AnswerHead:
+    """Head of an event stream that begins while its request waits. `own`: the server's lines."""
+    keep_alive = keep_alive and accepts_chunked
+    framing = b"transfer-encoding: chunked\r\n" if accepts_chunked else b""
+    closes = b"" if keep_alive else b"connection: close\r\n"
+    data = b"%b%b%b%bx-request-id: %b\r\nx-gateway-source: gateway\r\n%b\r\n" % (
+        STATUS_LINE[200], own, _EVENT_STREAM, framing, id_, closes,
+    )  # fmt: skip
+    return AnswerHead(data, events=True, framed=accepts_chunked, keep_alive=keep_alive)
+
+
+def whole_answer(
+    status: int, forwarded_headers: bytes, own: bytes, id_: bytes, body: bytes
+) -> bytes:
+    """Head and body of an engine's answer on a connection that stays open. `forwarded_headers`:
+    lines from `passed`."""
     return b"%b%b%bcontent-length: %d\r\nx-request-id: %b\r\nx-gateway-source: engine\r\n\r\n%b" % (
-        STATUS_LINE[status], own, lines, len(body), id_, body,
+        STATUS_LINE[status], own, forwarded_headers, len(body), id_, body,
     )  # fmt: skip

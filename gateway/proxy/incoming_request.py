@@ -1,14 +1,12 @@
-"""A request for inference as it comes in, and as it goes to an engine: its head, and its body,
-which is kept until it is complete or passed on
-as it comes.
+"""A request for inference on its way in and on to an engine.
 
-    the body                        where its bytes are                            who is slowed down
-    comes in                        here; counted by `BodyBudget` where large      the client, while there is no room
-    is whole, and waits             here; counted likewise                         nobody: nothing more comes
-    goes to an engine as it comes   on the engine's connection                     the client, while the engine takes it slowly
-    was taken                       at the engine                                  nobody
+    the body                        place of its bytes                  slowed down
+    arrives                         here; `BodyBudget` counts it        the client, without room
+    is complete and waits           here; `BodyBudget` counts it        -
+    streams to an engine            on the engine's connection          the client, by the engine
+    was sent                        at the engine                       -
 
-Which engine gets it, and what comes back: `Exchange`.
+`Exchange` chooses the engine and handles its answer.
 """
 
 from __future__ import annotations
@@ -37,62 +35,64 @@ State = Literal["reading", "queued", "connecting", "asked", "answering", "done"]
 
 @dataclass(slots=True, eq=False)
 class IncomingRequest(ABC):
-    """The request alone. `Exchange` has its answer too."""
+    """The request alone. `Exchange` adds its answer."""
 
     plane: DataPlane
     connection: ClientConnection
     endpoint: Endpoint
-    found: dict[bytes, bytes]  # the client's headers that count
-    key: Key  # who calls
+    headers: dict[bytes, bytes]  # headers of the client that the gateway uses
+    key: Key  # the caller's
     id: str
-    keep: bool  # the client's connection may live on
-    chunks: bool  # the client understands chunks
-    lines: bytes  # of its head that go to the engine
-    body: Body = b""  # what is here and not yet sent
-    whole: bool = False  # all of it was received
-    held: bool = False  # its body is counted by the `BodyBudget`
+    keep_alive: bool  # the connection may serve another request
+    accepts_chunked: bool  # the client understands chunked encoding
+    forwarded_headers: bytes  # header lines that go to the engine
+    body: Body = b""  # received and not yet sent
+    whole: bool = False  # all of the body was received
+    in_budget: bool = False  # the `BodyBudget` counts the body
     state: State = "reading"
-    received: int = 0  # bytes of the body, when the request was started
+    received: int = 0  # bytes of the body when the request started
     call: Call = field(init=False)
     _content_type: bytes = b""
-    _form: FormReader | None = None  # has read what came so far of a form
+    _form: FormReader | None = None  # reader of the form so far
     _upstream: UpstreamConnection | None = None  # the connection that the body goes to
 
     @property
     def address(self) -> str:
-        """Of the client."""
+        """The client's address."""
         return self.connection.address
 
     @property
     def shape(self) -> Shape:
-        """Whose errors the client expects."""
+        """The API that defines the form of errors for the client."""
         return self.endpoint.shape
 
     @property
     def account(self) -> str:
-        """Whose memory the body takes."""
+        """The key's name, to which the memory of the body is charged."""
         return self.key.name
 
     @property
     def moved(self) -> int:
-        """Grows with each byte of the body that comes in, and with each that the engine takes."""
+        """A number that grows with each byte of the body that arrives or that the engine takes."""
         return (
             len(self.body)
             if self._upstream is None
             else -self._upstream.transport.get_write_buffer_size()
         )
 
-    # --- as it comes in ---
+    # --- receiving ---
 
     def more(self, data: bytes) -> None:
-        """A piece of the body. Raises BadRequest: also what goes on to an engine at once is read
-        first."""
+        """Takes a piece of the body. Raises BadRequest; a form is read even where it streams to an
+        engine."""
         if self.endpoint.body == "form":
             self._read_form(data)
         upstream = self._upstream
         if upstream is not None:
             upstream.transport.write(
-                b"%x\r\n%b\r\n" % (len(data), data) if b"content-length" not in self.found else data
+                b"%x\r\n%b\r\n" % (len(data), data)
+                if b"content-length" not in self.headers
+                else data
             )
         elif not self.body:
             self.body = data
@@ -102,13 +102,13 @@ class IncomingRequest(ABC):
             self.body += data
 
     def complete(self) -> None:
-        """That was all of the body."""
+        """Marks the body as complete."""
         self.whole = True
-        if self._upstream is not None and b"content-length" not in self.found:
+        if self._upstream is not None and b"content-length" not in self.headers:
             self._upstream.transport.write(b"0\r\n\r\n")
 
     def may_start(self) -> bool:
-        """Whether it can go to an engine now, although more of the body is to come."""
+        """Whether an engine can be asked now, before the body is complete."""
         form = self._form
         if form is None or self.state != "reading":
             return False
@@ -116,88 +116,97 @@ class IncomingRequest(ABC):
 
     def _read_form(self, data: bytes | bytearray) -> None:
         if self._form is None:
-            self._form = FormReader(self.found.get(b"content-type"))
+            self._form = FormReader(self.headers.get(b"content-type"))
         self._form.feed(data)
 
-    # --- where it is kept ---
+    # --- memory ---
 
     def has_room(self) -> bool:
-        """Whether more of the body may come now; else the client is read again when it may. Raises
+        """Whether more of the body may come now. Otherwise `continue_body` is called later. Raises
         Busy."""
         if self.state != "reading" or len(self.body) <= SMALL_BYTES:
             return True
-        self.held = True
+        self.in_budget = True
         return self.plane.body_budget.grow(self, len(self.body))
 
     def keep_body(self) -> None:
-        """What is here of the body stays here for a while: until the requests before it are
-        answered, or an engine can be asked."""
-        self._hold(len(self.body))
+        """Counts the received body while earlier requests are answered, or until an engine can be
+        asked."""
+        self._count_body(len(self.body))
 
     def release_body(self) -> None:
-        """Nothing of the body is kept here any more."""
+        """Drops the body."""
         self.body = b""
-        if self.held:
-            self.held = False
-            self.plane.body_budget.leave(self)
+        if self.in_budget:
+            self.in_budget = False
+            self.plane.body_budget.release(self)
 
-    def go_on(self) -> None:
-        """There is room for more of the body."""
+    def continue_body(self) -> None:
+        """Reads more of the body, for which there is room now."""
         self.connection.resume_upload()
 
     @abstractmethod
-    def give_up(self, error: FitserveError) -> None:
-        """There is no room for the body any more."""
+    def reject(self, error: FitserveError) -> None:
+        """Refuses the request, for whose body there is no room left."""
 
-    def _hold(self, size: int, *, pressed: bool = False) -> None:
-        if self.held or size > SMALL_BYTES:
-            self.held = True
+    def _count_body(self, size: int, *, pressed: bool = False) -> None:
+        if self.in_budget or size > SMALL_BYTES:
+            self.in_budget = True
             self.plane.body_budget.keep(self, size, pressed=pressed)
 
-    # --- as it goes to an engine ---
+    # --- sending to an engine ---
 
-    def _written(
+    def _engine_request(
         self, upstream: UpstreamConnection, replica: RoutedReplica | None
     ) -> tuple[bytes, Body]:
-        """The head for the engine, and what is here of the body, with the model called as the
-        replica calls it. Raises BadRequest."""
-        described, body = self._content_type, self.body
+        """The head and the received body for the engine, with the replica's name for the model.
+        Raises BadRequest."""
+        description, body = self._content_type, self.body
         if replica is not None:
-            described += replica.key_line
-            if replica.elsewhere:
-                described += via_line(hops(self.found))
-            name = replica.name_of(self.call.asked) if replica.adapters else replica.served_name
-            if name != (self.call.asked or self.call.model):
+            description += replica.key_line
+            if replica.remote:
+                description += via_line(hops(self.headers))
+            name = (
+                replica.name_of(self.call.requested_name)
+                if replica.adapters
+                else replica.served_name
+            )
+            if name != (self.call.requested_name or self.call.model):
                 body = request_body.renamed(self.endpoint, self._form, body, name)
         if self.whole:
             if self.endpoint.method == "POST":
-                described += b"content-length: %d\r\n" % len(body)
-        elif (announced := self.found.get(b"content-length")) is not None:
-            described += b"content-length: %d\r\n" % (int(announced) + len(body) - len(self.body))
+                description += b"content-length: %d\r\n" % len(body)
+        elif (announced := self.headers.get(b"content-length")) is not None:
+            description += b"content-length: %d\r\n" % (int(announced) + len(body) - len(self.body))
         else:
-            described += b"transfer-encoding: chunked\r\n"
+            description += b"transfer-encoding: chunked\r\n"
             body = b"%x\r\n%b\r\n" % (len(body), bytes(body))
         pool = upstream.pool
         return (
             request_head(
-                self.endpoint, pool.prefix, pool.authority, self.id.encode(), described, self.lines
+                self.endpoint,
+                pool.prefix,
+                pool.authority,
+                self.id.encode(),
+                description,
+                self.forwarded_headers,
             ),
             body,
         )
 
     def pause_upload(self) -> None:
-        """The engine takes the body slowly."""
+        """Pauses the client, because the engine takes the body slowly."""
         self.connection.pause_upload()
 
     def resume_upload(self) -> None:
-        """The engine has taken all of the body that was here."""
-        self._uploaded(0)
+        """Resumes the client, because the engine took all of the received body."""
+        self._note_upload(0)
 
-    def _uploaded(self, left: int) -> None:
-        """What was here of the body is written to the engine, but for `left` bytes: `resume_upload`
-        comes when many of them are."""
+    def _note_upload(self, left: int) -> None:
+        """Takes note that all but `left` bytes of the received body are sent. `resume_upload`
+        follows when many are left."""
         if left > SMALL_BYTES:
-            self._hold(left, pressed=True)
+            self._count_body(left, pressed=True)
             return
         self.release_body()
         self.connection.resume_upload()

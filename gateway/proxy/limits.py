@@ -1,5 +1,4 @@
-"""What a client may do to the server around its requests: how many connections, how slowly, how
-large a head.
+"""Limits on a client around its requests: number of connections, speed, size of a head.
 
     while                                          at most             then
     a new connection has sent nothing              FIRST_BYTE_S        closed
@@ -7,17 +6,17 @@ large a head.
     the head grows                                 HEAD_BYTES          431, closed
     a body comes in                                BODY_S, and 1 s for 408, closed
                                                    LEAST_BYTES_S each
-    a body comes in, wrapped in far more bytes     most_on_the_wire    400, closed
+    a body comes in, wrapped in far more bytes     max_wire_bytes      400, closed
     the client takes no byte of its answer         STALL_S             closed
     the connection is kept, without a request      Limits.keep_alive_s closed
-    the rest of a refused body is thrown away      LINGER_S in all     closed
-    connections are refused, beside those kept     most_refused        closed without a word
+    the rest of a refused body is discarded        LINGER_S in all     closed
+    connections are refused, beside those kept     refusal_capacity    closed without a refusal
     a TLS handshake goes on                        tls.HANDSHAKE_S     closed
 
-While a body waits for memory, others have less time (`body_budget.py`). Nobody has a time while the
+While a body waits for memory, others have less time (`body_budget.py`). No deadline runs while the
 gateway does not read.
 
-`DataPlane` looks at all connections twice a second: one timer for all costs less than a timer for
+`DataPlane` checks all connections twice a second: one timer for all costs less than a timer for
 each connection.
 """
 
@@ -45,24 +44,23 @@ BODY_S = 30.0
 LEAST_BYTES_S = 4096
 STALL_S = 120.0
 LINGER_S = 5.0
-# What is thrown away of a refused request beyond the length that it announced.
+# Bytes of a refused request that are discarded beyond the length that it announced.
 DISCARDED_BYTES = 256 * 1024
 SWEEP_S = 0.5
-# Of a gateway that another one replaces: so long a connection without a request is kept; clients
-# forget theirs after 5 s (httpx) and more.
+# Seconds that a replaced gateway keeps a connection without a request. Clients close theirs after 5
+# s (httpx) or more.
 LEAVING_S = 15.0
-# Bytes that may wait in the kernel for a client that reads slowly, beside the bytes that are on
-# their way.
+# Bytes that may wait in the kernel for a slow client, beside the bytes that are on their way.
 UNSENT_BYTES = 128 * 1024
-# Requests that may wait behind one that is being answered on the same connection: of those that
-# came with one read, nothing more is read.
+# Requests that may wait behind the request that is being answered on the same connection. All came
+# in one read; the connection is not read further.
 PIPELINED = 16
-# Connections beyond the limit that hear why they are refused, each for LINGER_S; the others are
+# Connections beyond the limit that receive a refusal, each for LINGER_S. Further connections are
 # closed at once.
 REFUSED = 64
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
-# The headers that are read here. The first group decides about access or framing, so a second
+# The headers that the gateway reads. Headers in _ONCE decide about access or framing, so a second
 # header of the same name is refused.
 _ONCE = frozenset(
     {
@@ -89,7 +87,7 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits that are settings."""
+    """Limits that are settings."""
 
     body_bytes: int = 32 * 1024 * 1024
     connections: int = 2048
@@ -104,55 +102,55 @@ class Limits:
 def read_head(
     target: bytes, headers: list[tuple[bytes, bytes]], version: str, received: int
 ) -> dict[bytes, bytes]:
-    """The headers that count, by lower-case name. Raises BadRequest, HeadTooLarge.
+    """The headers that the gateway uses, by lower-case name. Raises BadRequest, HeadTooLarge.
 
-    received: bytes of the reads that the head came in, of which it may be a part only.
+    `received`: bytes of the reads that contain the head; they may contain more.
     """
     if version not in (
         "1.0",
         "1.1",
-    ):  # the parser also takes a request line without a version, for HTTP/0.9
+    ):  # The parser accepts a request line without a version, for HTTP/0.9.
         raise BadRequest(
             "The request is not HTTP/1.1.", hint="Send HTTP/1.1 at the end of the request line."
         )
-    found: dict[bytes, bytes] = {}
+    values: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _READ:
-            if name in found:
+            if name in values:
                 if name in _ONCE:
                     raise BadRequest(
-                        f"The request has two {name.decode()} headers.", hint="Send one."
+                        f"The request has two {name.decode()} headers.", hint="Send only one."
                     )
-                found[name] += b", " + value
+                values[name] += b", " + value
             else:
-                found[name] = value
+                values[name] = value
         elif b"_" in name:
-            raise BadRequest("A header name has an underscore in it.", hint="Write it with a dash.")
+            raise BadRequest("A header name contains an underscore.", hint="Use a dash instead.")
     if (
         received > HEAD_BYTES
         and len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > HEAD_BYTES
     ):
         raise head_too_large()
-    host = found.get(b"host")
+    host = values.get(b"host")
     if host is None:
-        # HTTP/1.0 has no Host, and the health checks of old load balancers speak it.
+        # HTTP/1.0 has no Host header, and health checks of old load balancers use HTTP/1.0.
         if version != "1.0":
             raise BadRequest(
                 "The request has no Host header.",
-                hint="Send one, with the name that this gateway was asked for.",
+                hint="Send the name in the URL of this gateway as Host.",
             )
     elif not _HOST.fullmatch(host):
         raise BadRequest(
             "The Host header is not a host name.",
             hint="Send NAME, ADDRESS or [ADDRESS], and :PORT if it is not 80.",
         )
-    return found
+    return values
 
 
-def hold_little(listener: socket.socket) -> None:
-    """Lets the kernel keep at most UNSENT_BYTES that the client has not read; by default the kernel
-    keeps megabytes, which no limit here counts.
-    Every connection that `listener` accepts inherits the option."""
+def limit_send_buffer(listener: socket.socket) -> None:
+    """Limits the bytes that the kernel keeps unsent to UNSENT_BYTES. By default the kernel keeps
+    megabytes, which no limit here counts. Connections that `listener` accepts inherit the
+    option."""
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
@@ -163,27 +161,27 @@ def head_too_large() -> HeadTooLarge:
     )
 
 
-def most_on_the_wire(size: int) -> int:
-    """How many bytes a body of `size` bytes may come in: the heads of its chunks, if each chunk is
-    one byte, and short trailers."""
+def max_wire_bytes(size: int) -> int:
+    """The bytes that a body of `size` bytes may take with its framing: one chunk head for each
+    byte, and short trailers."""
     return HEAD_BYTES + 8 * size
 
 
 def framing_too_large() -> BadRequest:
     return BadRequest(
-        "The body comes in with far more bytes around it than in it.",
+        "The framing of the body is far larger than the body.",
         hint="Send larger chunks and no trailers.",
     )
 
 
 def _socket(transport: asyncio.BaseTransport) -> socket.socket | None:
-    """None: the connection is lost. Through TLS its protocol hears that a moment after the socket
-    is gone."""
-    found: socket.socket | None = transport.get_extra_info("socket")
-    return found
+    """None after the connection is lost. A TLS transport learns of the loss after its socket is
+    gone."""
+    connection: socket.socket | None = transport.get_extra_info("socket")
+    return connection
 
 
-def has_left(transport: asyncio.BaseTransport) -> bool:
+def peer_closed(transport: asyncio.BaseTransport) -> bool:
     """Whether the peer has closed a connection that is not being read. Only the kernel knows."""
     connection = _socket(transport)
     return (
@@ -192,78 +190,74 @@ def has_left(transport: asyncio.BaseTransport) -> bool:
     )
 
 
-def most_refused(connections: int) -> int:
-    """How many connections beyond `connections` hear why they are refused: each takes a file until
-    its client has left."""
+def refusal_capacity(connections: int) -> int:
+    """The number of connections beyond `connections` that receive a refusal. Each takes a file
+    until its client closes."""
     return min(REFUSED, 1 + connections // 8)
 
 
 Place = Literal["in", "refused", "out"]
-"""Of a connection: it may stay; it hears why not; there is no room for words either, and it is
-closed at once."""
+"""Place of a connection: `in` stays, `refused` receives a refusal, `out` is closed at once."""
 
 
 class Stall:
-    """Watches a client that has not taken all bytes that were written: whether the client takes
-    any."""
+    """Progress of a client that has not received all bytes written to it."""
 
     def __init__(self, transport: asyncio.Transport, now: float) -> None:
         self._transport = transport
         self._since = now
-        self._left = -1
+        self._unsent = -1
 
-    def over(self, now: float) -> bool:
-        """Whether the client took no byte for STALL_S. Then its connection is to be closed, and the
-        kernel is told to drop what was written:
-        otherwise the kernel would offer these bytes for minutes to a client that never reads."""
+    def is_over(self, time: float) -> bool:
+        """Whether the client received no byte for STALL_S. If so, the kernel is told to drop the
+        unsent bytes on close; otherwise it would offer them for minutes."""
         connection = _socket(self._transport)
         if connection is None:
             return False
         queued = struct.unpack(
             "i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
         )[0]
-        left = queued + self._transport.get_write_buffer_size()
-        if left != self._left:
-            self._left, self._since = left, now
-        if now - self._since <= STALL_S:
+        unsent = queued + self._transport.get_write_buffer_size()
+        if unsent != self._unsent:
+            self._unsent, self._since = unsent, time
+        if time - self._since <= STALL_S:
             return False
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         return True
 
 
 class ConnectionLimiter:
-    """Counts the connections: those that were let in, all and by address, and beside them those
-    that hear why they are not. The addresses
-    of one IPv6 network (/64) are one client's."""
+    """Counts admitted connections, in all and by client network, and connections that receive a
+    refusal. Addresses of one IPv6 /64 network are one client."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._of: Counter[str] = Counter()
+        self._by_network: Counter[str] = Counter()
         self._refused = 0
         self.admitted = 0
 
-    def come(self, address: str) -> Place:
-        """Of one more connection from `address`. The call of `left` that each call needs has the
-        answer of this one."""
+    def admit(self, address: str) -> Place:
+        """The place of one more connection from `address`. Each call needs one call of `release`
+        with its result."""
         network = client_network(address)
         if (
             self.admitted < self._limits.connections
-            and self._of[network] < self._limits.connections_per_address
+            and self._by_network[network] < self._limits.connections_per_address
         ):
             self.admitted += 1
-            self._of[network] += 1
+            self._by_network[network] += 1
             return "in"
-        if self._refused < most_refused(self._limits.connections):
+        if self._refused < refusal_capacity(self._limits.connections):
             self._refused += 1
             return "refused"
         return "out"
 
-    def left(self, address: str, place: Place) -> None:
+    def release(self, address: str, place: Place) -> None:
         if place == "refused":
             self._refused -= 1
         elif place == "in":
             network = client_network(address)
             self.admitted -= 1
-            self._of[network] -= 1
-            if not self._of[network]:
-                del self._of[network]
+            self._by_network[network] -= 1
+            if not self._by_network[network]:
+                del self._by_network[network]

@@ -1,5 +1,5 @@
-"""What the data plane tells about each request. The base class does nothing; metrics override what
-they count."""
+"""Hooks for counting requests in the data plane. The base class does nothing; metrics override its
+methods."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ _COMPLETION = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})').se
 
 
 TokenUsage = tuple[int | None, int | None, int | None]
-"""Tokens of the prompt, of the answer, and of the prompt those that were in a cache; None: that was
-not told."""
+"""Tokens of the prompt, of the answer, and of the prompt from a cache. None: not reported."""
 UNTOLD: TokenUsage = (None, None, None)
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
 
 
 class _Usage(msgspec.Struct):
-    """The block of OpenAI's shape, where there are no blocks within it."""
+    """Usage block in OpenAI's form without nested blocks."""
 
     prompt_tokens: _Count
     completion_tokens: _Count
@@ -39,54 +38,55 @@ _USAGE = msgspec.json.Decoder(_Usage)
 
 
 class Meter:
-    """Called from the event loop. Each `begun` has its `ended`, each request one `finished`,
-    `refused` or both. Must not raise.
+    """Calls of the data plane, in the event loop. Each `begun` has its `ended`; each request has
+    one `finished`, `refused` or both. No method may raise.
 
     `started` and `first_byte_at` are seconds of the loop's clock, `received` and `sent` bytes of
     the bodies.
     """
 
     def begun(self, exchange: Exchange) -> None:
-        """A replica is chosen, `exchange.replica`. Once more after the first one took no
-        connection."""
+        """Counts a request to its chosen replica, `exchange.replica`. Called again after a
+        retry."""
 
     def first_byte(self, exchange: Exchange) -> None:
-        """The first byte of the answer's body came from the engine."""
+        """Counts the first byte of the answer's body."""
 
     def refused(self, exchange: Exchange, error: FitserveError) -> None:
-        """The gateway answers itself, with this error."""
+        """Counts an answer of the gateway itself, with this error."""
 
-    def turned_away(self, error: FitserveError, id_: str, address: str) -> None:
-        """The same, to what has not become a request."""
+    def rejected(self, error: FitserveError, id_: str, address: str) -> None:
+        """Counts the refusal of bytes that did not become a request."""
 
     def ended(self, exchange: Exchange) -> None:
-        """The replica has done with it, or took no connection (its outcome is unreachable then)."""
+        """Counts the end at the replica. The outcome is unreachable where the replica took no
+        connection."""
 
     def finished(self, exchange: Exchange) -> None:
-        """Over, as `exchange.outcome` says: answered, left (the client), broken (the engine),
-        refused (the gateway)."""
+        """Counts the end of a request. `exchange.outcome`: answered, left (by the client), broken
+        (by the engine), refused (by the gateway)."""
 
 
 def usage(tail: Iterable[bytes]) -> TokenUsage:
-    """What the last usage block in the tail of an answer tells."""
+    """The last usage block in the tail of an answer."""
     data = b"".join(tail)
-    at = data.rfind(b'"usage"')
-    if at < 0:
+    start = data.rfind(b'"usage"')
+    if start < 0:
         return UNTOLD
     try:
-        told = _USAGE.decode(data[data.find(b"{", at) : data.find(b"}", at) + 1])
+        block = _USAGE.decode(data[data.find(b"{", start) : data.find(b"}", start) + 1])
     except msgspec.DecodeError:
         pass
     else:
-        return told.prompt_tokens, told.completion_tokens, None
-    prompt, completion, cached = _PROMPT(data, at), _COMPLETION(data, at), None
-    # In Anthropic's shape what came from a cache stands beside `input_tokens`; in OpenAI's it is
-    # among the prompt's.
-    beside = 0
-    if prompt and data.find(b'"cache', at) >= 0:
-        beside, cached = sum(map(int, _CACHE(data, at))), _CACHED(data, at)
+        return block.prompt_tokens, block.completion_tokens, None
+    prompt, completion, cached = _PROMPT(data, start), _COMPLETION(data, start), None
+    # Anthropic counts tokens from a cache beside `input_tokens`; OpenAI counts them within the
+    # prompt.
+    from_cache = 0
+    if prompt and data.find(b'"cache', start) >= 0:
+        from_cache, cached = sum(map(int, _CACHE(data, start))), _CACHED(data, start)
     return (
-        int(prompt[1]) + beside if prompt else None,
+        int(prompt[1]) + from_cache if prompt else None,
         int(completion[1]) if completion else None,
         int(cached[1]) if cached else None,
     )

@@ -1,9 +1,8 @@
-"""One request's wait for a replica: how long it may be, and what its client hears meanwhile.
+"""The wait of a request for a replica: its limits, and comments to a streaming client.
 
-A client that asked for a stream hears a comment every `Limits.waiting_comment_s`, so that neither
-it nor a proxy before it takes the silence for an end. The first comment brings the head of the
-answer along, so from then on the status is 200: an error afterwards, the gateway's or the engine's,
-is an event of the stream.
+A streaming client receives a comment every `Limits.waiting_comment_s`, so that neither the client
+nor a proxy takes the silence for an end. The first comment follows the head of the answer, so the
+status is 200 from then on. A later error is an event of the stream.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import FitserveError
 from gateway.proxy import refusals
-from gateway.proxy.heads import answer_head
+from gateway.proxy.heads import waiting_head
 from gateway.proxy.routing.table import RoutedReplica
 
 if TYPE_CHECKING:
@@ -22,14 +21,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _COMMENT = b": waiting\n\n"
-_STREAMS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 # Endpoints whose answers with `"stream": true` are events.
 _STREAMED = frozenset({"chat", "completions", "responses", "messages"})
 
 
 class QueueWait:
-    """The wait of an exchange in the queue of its model. `avoid`: the replica that
-    took no connection."""
+    """The wait of an exchange in the queue of its model. `avoid`: a replica that took no
+    connection."""
 
     def __init__(self, exchange: Exchange, avoid: str | None) -> None:
         self.call = exchange.call
@@ -42,26 +40,26 @@ class QueueWait:
         try:
             self._exchange.ask(replica)
         except Exception:
-            log.exception("%s: a bug in the data plane", self._exchange.id)
+            log.exception("%s: internal error in the data plane", self._exchange.id)
             self._exchange.fail(refusals.failed())
 
-    def give_up(self, error: FitserveError) -> None:
+    def reject(self, error: FitserveError) -> None:
         self._exchange.refuse(error)
 
-    def sweep(self, now: float) -> None:
-        """Twice a second."""
+    def sweep(self, time: float) -> None:
+        """Ends a wait that is too long, and sends comments. Called twice a second."""
         plane = self._exchange.plane
         route = plane.routes.table.models.get(self.call.model)
         if route is None:
-            return  # `Routes` is about to say so
+            return  # `Routes` refuses it shortly
         ready = any(replica.id != self.avoid for replica in route.replicas)
         if ready is not self._ready:
-            self._ready, self._since = ready, now if self._ready is not None else self._since
-        if now - self._since >= (plane.limits.queue_timeout_s if ready else route.wait_s):
-            why = f"this request has waited for {now - self._since:.0f} s"
-            self.give_up(plane.routes.refusal(route, why) if ready else route.not_ready())
-        elif self._streams and now - self._told >= plane.limits.waiting_comment_s > 0:
-            self._told = now
+            self._ready, self._since = ready, time if self._ready is not None else self._since
+        if time - self._since >= (plane.limits.queue_timeout_s if ready else route.wait_s):
+            why = f"this request has waited for {time - self._since:.0f} s"
+            self.reject(plane.routes.refusal(route, why) if ready else route.not_ready())
+        elif self._streams and time - self._told >= plane.limits.waiting_comment_s > 0:
+            self._told = time
             self._tell()
 
     @property
@@ -70,20 +68,20 @@ class QueueWait:
 
     def _tell(self) -> None:
         exchange = self._exchange
-        if not exchange.promised:
-            own = exchange.own_headers()
-            head = answer_head(
-                200,
-                _STREAMS,
-                None,
-                own,
+        if not exchange.sse_head_sent:
+            lines = exchange.own_headers()
+            head = waiting_head(
+                lines,
                 exchange.id.encode(),
-                chunks=exchange.chunks,
-                keep=exchange.keep,
-                source=b"gateway",
+                accepts_chunked=exchange.accepts_chunked,
+                keep_alive=exchange.keep_alive,
             )
-            exchange.promised, exchange.events, exchange.keep = True, True, head.keep
+            exchange.sse_head_sent, exchange.events, exchange.keep_alive = (
+                True,
+                True,
+                head.keep_alive,
+            )
             exchange.client.write(head.data)
         exchange.client.write(
-            b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if exchange.chunks else _COMMENT
+            b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if exchange.accepts_chunked else _COMMENT
         )

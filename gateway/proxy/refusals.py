@@ -1,5 +1,4 @@
-"""What the data plane says when it cannot answer, or has to stop: the errors that belong to no
-single limit."""
+"""Errors of the data plane that belong to no single limit."""
 
 from __future__ import annotations
 
@@ -15,12 +14,13 @@ from gateway.errors import (
     UpstreamError,
 )
 
-# --- of the engine ---
+# `key`: the gateway has a key for the engine. The engine's own message is withheld, because it may
+# contain that key.
 
 
 def no_connection() -> EngineUnreachable:
     return EngineUnreachable(
-        "The engine of this model does not take connections.",
+        "The engine of this model does not accept connections.",
         hint="The gateway restarts it if it died; try again.",
     )
 
@@ -28,27 +28,29 @@ def no_connection() -> EngineUnreachable:
 def frozen() -> NotReady:
     return NotReady(
         "The engine of this model has stopped answering.",
-        hint="The gateway replaces it unless it goes on; try again.",
+        hint="The gateway replaces it unless it resumes; try again.",
         retry_after_s=10,
     )
 
 
 def frozen_in_answer() -> UpstreamError:
     return UpstreamError(
-        "The engine has stopped in its answer.", hint="Ask again; what came so far is incomplete."
+        "The engine stopped in the middle of its answer.",
+        hint="Send the request again; the answer so far is incomplete.",
     )
 
 
-def broke_off() -> UpstreamError:
+def engine_broke_off() -> UpstreamError:
     return UpstreamError(
         "The engine broke off before it answered.",
-        hint="Try again; the engine's log says what happened to it.",
+        hint="Try again; the engine's log has the cause.",
     )
 
 
-def broke_off_in_answer() -> UpstreamError:
+def engine_broke_off_in_answer() -> UpstreamError:
     return UpstreamError(
-        "The engine broke off in its answer.", hint="Ask again; what came so far is incomplete."
+        "The engine broke off in its answer.",
+        hint="Send the request again; the answer so far is incomplete.",
     )
 
 
@@ -67,18 +69,14 @@ def unauthorized(*, key: bool) -> UpstreamError:
     )
     return UpstreamError(
         f"The engine of this model {why}.",
-        hint=(
-            "It is not your key that is meant; whoever runs the gateway sees more with `fitserve"
-            " show`."
-        ),
+        hint="Your own key is valid. The operator sees more with `fitserve show`.",
     )
 
 
 def loops(model: str, hops: int) -> LoopDetected:
     return LoopDetected(
-        f"This request has passed {hops} gateways, and the endpoints of {model} lead on: perhaps"
-        " back here.",
-        hint="Whoever runs them finds the endpoints of each with `fitserve show`.",
+        f"This request has passed {hops} gateways; the endpoints of {model} may form a loop.",
+        hint="The operator sees the endpoints of each gateway with `fitserve show`.",
     )
 
 
@@ -87,18 +85,20 @@ def loops(model: str, hops: int) -> LoopDetected:
 
 def cancelled() -> Cancelled:
     return Cancelled(
-        "Whoever runs this gateway has ended this request.",
-        hint="Ask them before you send it again.",
+        "The operator of this gateway ended this request.",
+        hint="Ask the operator before you send it again.",
     )
 
 
 def stops() -> NotReady:
-    return NotReady("The gateway stops.", hint="Ask again in a moment.", retry_after_s=5)
+    return NotReady("The gateway is stopping.", hint="Try again in a moment.", retry_after_s=5)
 
 
 def failed() -> FitserveError:
-    """A bug."""
-    return FitserveError("The gateway failed at this request.", hint="Its log says why.")
+    """The error of an internal fault."""
+    return FitserveError(
+        "The gateway failed to handle this request.", hint="See the gateway's log."
+    )
 
 
 def too_many_connections() -> Busy:
@@ -120,14 +120,14 @@ def no_memory() -> Busy:
 
 def not_http() -> BadRequest:
     return BadRequest(
-        "What was sent is not an HTTP request.",
-        hint="Check the client, and what is between it and here.",
+        "The bytes received are not an HTTP request.",
+        hint="Check the client and any proxy before the gateway.",
     )
 
 
 def no_websockets() -> BadRequest:
     return BadRequest(
-        "There are no websockets here.", hint='Ask with "stream": true for events as they come.'
+        "WebSockets are not supported.", hint='Send "stream": true to receive events.'
     )
 
 
@@ -136,4 +136,4 @@ def too_many_ahead() -> BadRequest:
 
 
 def too_slow() -> TooSlow:
-    return TooSlow("The request did not come in within its time.", hint="Send it without pauses.")
+    return TooSlow("The request did not arrive in time.", hint="Send it without pauses.")

@@ -1,7 +1,7 @@
-"""What a client sends, as requests: the bytes go to the parser, each head becomes an `Exchange` or
-an `AsgiRequest`, and each piece of a body
-goes to its request, all within the limits of `limits.py`. Whose turn it is to be answered:
-`ClientConnection`.
+"""Requests read from a client: parsing, limits, and handing pieces of bodies to their requests.
+
+Each head becomes an `Exchange` or an `AsgiRequest`. `ClientConnection` decides whose turn it is;
+`limits.py` has the limits.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 
 class RequestReader:
-    """Reads one connection. `incoming`: the request that is being read; `in_head`, `in_body`: of
-    which a part has come."""
+    """Reads one connection. `incoming`: the request being read; `in_head`, `in_body`: part of its
+    head or body has arrived."""
 
     __slots__ = (
         *("_connection", "_ignores_upgrade", "_parser", "_received", "_size", "_wire"),
@@ -43,33 +43,32 @@ class RequestReader:
         self.headers: list[tuple[bytes, bytes]] = []
         self.incoming: Exchange | AsgiRequest | None = None
         self.in_head = self.in_body = False
-        self._size = 0  # bytes so far of the head or body that comes in
-        # bytes of the reads that bring the body alone, with its chunks' heads and trailers; -1:
-        # none was yet
+        self._size = 0  # bytes of the current head or body so far
+        # Bytes of reads that contain only body, including heads of chunks and trailers. -1: no such
+        # read yet.
         self._wire = 0
-        # bytes of this read, and of the reads before that the head came in; of all that is
-        # discarded
+        # Bytes of this read, and of earlier reads with the same head. While discarding: all bytes.
         self._received = 0
         self._ignores_upgrade = False
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
-        # An answer with `connection: close` does not end the reading of what came with its request.
+        # `connection: close` in a request does not stop the reading of data behind it.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
     @property
     def method(self) -> bytes:
-        """Of the last request."""
+        """The method of the last request."""
         return self._parser.get_method()
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Ends all reading."""
         self.incoming = None
-        self._parser = None  # type: ignore[assignment]  # it holds this reader
+        self._parser = None  # type: ignore[assignment]  # refers to this reader
 
     def read(self, data: bytes | memoryview) -> bool:
-        """Whether all of `data` was requests that are whole now."""
+        """Parses `data`. Whether all of it was complete requests."""
         was_in_head = self.in_head
         self._received = len(data) + (self._received if was_in_head else 0)
         if not self._parse(data):
@@ -81,16 +80,16 @@ class RequestReader:
                 connection.deadline = connection.plane.loop.time() + limits.HEAD_S
             self._size += len(data) if was_in_head else 0
             if self._size > limits.HEAD_BYTES:
-                connection.hang_up(limits.head_too_large())
+                connection.refuse_and_close(limits.head_too_large())
             return False
         if self.in_body:
             self._body_received(len(data))
             return False
         return True
 
-    def throw_away(self, count: int) -> None:
-        """A refused client sends on: as much as it announced is read, so that it comes to read its
-        refusal, and little more."""
+    def discard(self, count: int) -> None:
+        """Counts the bytes of a refused client. The announced length is read, so that the client
+        comes to read its refusal, and little more."""
         self._received += count
         announced = next(
             (
@@ -102,25 +101,25 @@ class RequestReader:
         )
         transport = self._connection.transport
         if self._received > announced + limits.DISCARDED_BYTES and transport.is_reading():
-            transport.pause_reading()  # until its time is over
+            transport.pause_reading()  # until its deadline
 
     def _body_received(self, count: int) -> None:
-        """A read of `count` bytes ended within a body."""
+        """Counts a read of `count` bytes that ended within a body."""
         connection, first = self._connection, self._wire < 0
-        if not connection.unread:
+        if not connection.reading_paused:
             latest = connection.plane.loop.time() + limits.BODY_S
             connection.deadline = (
                 latest if first else min(connection.deadline + count / limits.LEAST_BYTES_S, latest)
             )
         self._wire = 0 if first else self._wire + count
-        if self._wire > limits.most_on_the_wire(self._size):
-            connection.hang_up(limits.framing_too_large())
-            connection.transport.pause_reading()  # no honest client goes on like this
+        if self._wire > limits.max_wire_bytes(self._size):
+            connection.refuse_and_close(limits.framing_too_large())
+            connection.transport.pause_reading()  # no ordinary client goes on after this
         elif self.incoming is not None:
-            connection.read_on(self.incoming)
+            connection.body_received(self.incoming)
 
     def _parse(self, data: bytes | memoryview) -> bool:
-        """Whether what comes next is still for this parser."""
+        """Feeds the parser. Whether the next bytes are for it too."""
         connection = self._connection
         try:
             self._parser.feed_data(data)
@@ -129,28 +128,25 @@ class RequestReader:
                 self._read_again(data[upgrade.args[0] :])
             return False
         except httptools.HttpParserError as error:
-            log.debug("not HTTP: %r", error)
-            if (
-                connection.discarding
-            ):  # the same bytes may have been refused already, for what came before the garbage
+            log.debug("bytes that are not HTTP: %r", error)
+            if connection.discarding:  # The bytes before the error may have been refused already.
                 pass
             elif isinstance(error.__context__, MemoryError):
-                connection.hang_up(refusals.no_memory())
+                connection.refuse_and_close(refusals.no_memory())
             else:
-                connection.hang_up(refusals.not_http())
+                connection.refuse_and_close(refusals.not_http())
         return not connection.discarding
 
     def _read_again(self, rest: bytes | memoryview) -> None:
-        """The request asked for a protocol that is not spoken here, as Java's HTTP client does
-        (h2c). It is read as if it had not;
-        the parser has left the body alone."""
+        """Reads a request for another protocol as one without that wish; Java's HTTP client asks
+        for h2c. The parser has not read the body."""
         head = head_without_upgrade(
             self.method, self.url, self._parser.get_http_version(), self.headers
         )
         self._parser = self._new_parser()
         self.read(head + rest)
 
-    # --- what the parser calls ---
+    # --- called by the parser ---
 
     def on_message_begin(self) -> None:
         self.url = b""
@@ -161,7 +157,7 @@ class RequestReader:
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.in_head:  # else a trailer, which nobody here reads
+        if self.in_head:  # otherwise a trailer, which is not used
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -173,11 +169,8 @@ class RequestReader:
         self._size, self._wire = 0, -1
         self.incoming = None
         method = self._parser.get_method()
-        upgrade = (
-            upgrade_of(self.headers)
-            if self._parser.should_upgrade() and method != b"CONNECT"
-            else None
-        )
+        upgrades = self._parser.should_upgrade() and method != b"CONNECT"
+        upgrade = upgrade_of(self.headers) if upgrades else None
         self._ignores_upgrade = upgrade is not None and upgrade != b"websocket"
         if self._ignores_upgrade:
             return
@@ -188,56 +181,52 @@ class RequestReader:
         try:
             if upgrade is not None:
                 raise refusals.no_websockets()
-            if connection.ahead >= limits.PIPELINED:
+            if connection.pipelined >= limits.PIPELINED:
                 raise refusals.too_many_ahead()
             version = self._parser.get_http_version()
-            found = limits.read_head(self.url, self.headers, version, self._received)
-            id_ = known_id(found.get(b"x-request-id")) or new_id()
+            headers = limits.read_head(self.url, self.headers, version, self._received)
+            id_ = known_id(headers.get(b"x-request-id")) or new_id()
             plane = connection.plane
-            if int(found.get(b"content-length", b"0")) > plane.limits.body_bytes:
+            if int(headers.get(b"content-length", b"0")) > plane.limits.body_bytes:
                 raise too_large(plane.limits.body_bytes)
-            keep = version == "1.1" and self._parser.should_keep_alive() and not plane.leaving
+            keep_alive = (
+                version == "1.1" and self._parser.should_keep_alive() and not plane.draining
+            )
             if endpoint is None:
                 path, query = endpoints.split(self.url)
                 if endpoints.is_inference(path) and not self._preflight(method):
                     shape = endpoints.shape_of(path)
-                    key = self._admit(found)
+                    key = self._admit(headers)
                     endpoint = endpoints.find(path, query, method.decode())
             else:
-                key = self._admit(found)
+                key = self._admit(headers)
             if endpoint is None:
-                expects = found.get(b"expect", b"").lower() == b"100-continue"
                 request = AsgiRequest(
-                    connection,
-                    method,
-                    self.url,
-                    version,
-                    self.headers,
-                    id_,
-                    expects=expects,
-                    keep=keep,
+                    connection, method, self.url, version, self.headers, id_, keep_alive=keep_alive
                 )
             else:
-                lines = request_lines(found)
+                lines, chunked = request_lines(headers), version != "1.0"
                 request = Exchange(
-                    plane, connection, endpoint, found, key, id_, keep, version != "1.0", lines
+                    plane, connection, endpoint, headers, key, id_, keep_alive, chunked, lines
                 )
         except FitserveError as error:
-            connection.hang_up(error, shape, id_)
+            connection.refuse_and_close(error, shape, id_)
             return
         self.incoming = request
-        connection.arrived(request)
+        connection.add_request(request)
 
     def _preflight(self, method: bytes) -> bool:
-        """Whether a browser asks what a page may do. It sends no key with that, and the application
-        answers for all paths."""
-        asks = any(name == b"access-control-request-method" for name, _ in self.headers)
-        return method == b"OPTIONS" and self._connection.plane.origins is not None and asks
+        """Whether a browser asks for the permissions of a page. Preflights have no key, and the
+        application answers them for all paths."""
+        has_method = any(name == b"access-control-request-method" for name, _ in self.headers)
+        return method == b"OPTIONS" and self._connection.plane.origins is not None and has_method
 
-    def _admit(self, found: dict[bytes, bytes]) -> Key:
-        if b"x-api-key" in found and b"authorization" not in found:
-            found[b"authorization"] = b"Bearer " + found[b"x-api-key"]
-        return self._connection.plane.keys.who(found, "inference", self._connection.address)
+    def _admit(self, headers: dict[bytes, bytes]) -> Key:
+        if b"x-api-key" in headers and b"authorization" not in headers:
+            headers[b"authorization"] = b"Bearer " + headers[b"x-api-key"]
+        return self._connection.plane.keys.authenticate(
+            headers, "inference", self._connection.address
+        )
 
     def on_body(self, data: bytes) -> None:
         connection, request = self._connection, self.incoming
@@ -249,11 +238,11 @@ class RequestReader:
                 raise too_large(connection.plane.limits.body_bytes)
             request.more(data)
         except FitserveError as error:
-            connection.hang_up(error, request.shape, request.id)
+            connection.refuse_and_close(error, request.shape, request.id)
 
     def on_message_complete(self) -> None:
         if self._connection.discarding or self._ignores_upgrade:
             return
         self.in_body = False
         request, self.incoming = self.incoming, None
-        self._connection.completed(request)
+        self._connection.request_complete(request)

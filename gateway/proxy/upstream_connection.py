@@ -1,5 +1,5 @@
-"""One connection to an engine, and the answer that is read from it. Which connections there are:
-`upstream_pool.py`."""
+"""A connection to an engine, and the answer read from it. `upstream_pool.py` manages the
+connections."""
 
 from __future__ import annotations
 
@@ -18,29 +18,27 @@ if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
     from gateway.proxy.upstream_pool import UpstreamPool
 
-# Of an answer, what is not its body has a bound: bytes in a row (a head, answers before the answer,
-# extensions of chunks, trailers), and lines of headers in all.
+# Bounds of an answer outside its body: consecutive bytes (a head, interim answers, chunk
+# extensions, trailers), and header lines in all.
 BARE_BYTES = 64 * 1024
 HEADER_LINES = 128
-# Answers before the answer, which have no body. For the parser the other 1xx may have one.
+# Interim answers, which have no body. The parser expects a body for other 1xx.
 _INFORMATIONAL = frozenset({100, 102, 103})
 RECEIVE_BYTES = 128 * 1024
-# Of the end of an answer: enough for the usage block, or for the last events of a stream, of which
-# one has it.
+# The tail of an answer holds the usage block: of an event stream it is in one of the last events.
 TAIL_BYTES = 4096
 TAIL_PIECES = 4
 TO_CLIENT = frozenset(
     {b"content-type", b"content-encoding", b"content-disposition", b"cache-control", b"retry-after"}
 )
-# From here on two writes cost less than a copy.
+# From this size on, two writes cost less than a copy.
 _JOIN_BYTES = 16 * 1024
-# A vanished peer, of which no packet tells, is noticed within two minutes.
+# A peer that vanished without a packet is detected within two minutes.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 
 
 def watch_peer(connection: socket.socket) -> None:
-    """Lets the kernel ask a silent peer whether it is still there. Connections that a listening
-    socket accepts inherit this."""
+    """Enables TCP keep-alive. Connections that a listening socket accepts inherit it."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -50,8 +48,7 @@ Data = bytes | bytearray | memoryview
 
 
 class Writer(Protocol):
-    """The side that an engine's answer is written to: the client's transport, or a
-    `BufferedAnswer`."""
+    """Destination of an engine's answer: the client's transport, or a `BufferedAnswer`."""
 
     def write(self, data: Data, /) -> None: ...
 
@@ -59,16 +56,19 @@ class Writer(Protocol):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection to an engine, and the answer that is being read from it: body bytes go
-    straight to the client.
+    """A connection to an engine, and the answer being read from it: body bytes go straight to the
+    client.
 
-    `exchange` is the request it works for, None while it waits in the pool and after it was
-    dropped. `heard`: the engine said something since the last sweep. `over`: the answer is
-    complete. `headers`: those that may be passed on; `length`: its content-length. `sized`: the
-    engine says where its answer ends. `framed`: the client gets it in chunks. `sent`: body bytes so
-    far. `lead`: the head for the client, until it is written. All that comes for the client in one
-    read is written in one call and in one chunk, because a write costs more than all other work
+    `exchange`: the request being served; None while pooled and after a drop. `active`: bytes came
+    since the last sweep. `over`: the answer is complete. `headers`: those that may be passed on;
+    `length`: the content-length. `sized`: the engine says where its answer ends. `framed`: the
+    client gets chunks. `sent`: body bytes so far. `lead`: the unsent head for the client. All bytes
+    of one read go out in one call and one chunk, because a write costs more than all other work
     here.
+
+    The exchange gets `answered`, or `head`, then `first_byte` if there is a body, then `end`.
+    `upstream_failed` may come at any time. After `answered`, `end` or `upstream_failed` it gets
+    nothing.
     """
 
     __slots__ = (
@@ -88,7 +88,7 @@ class UpstreamConnection(asyncio.Protocol):
         ),
         *(
             "headers",
-            "heard",
+            "active",
             "idle_since",
             "lead",
             "length",
@@ -110,33 +110,31 @@ class UpstreamConnection(asyncio.Protocol):
         self.tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self.lead = b""
         self.idle_since = 0.0
-        self._known: head_cache.KnownAnswerHead | None = None  # the head of the answer before
+        self._known: head_cache.KnownAnswerHead | None = None  # head of the previous answer
         self._parser = httptools.HttpResponseParser(self)
-        self._out: list[bytes] = []  # of the body, from the read that is being parsed
-        self._bare = 0  # bytes since the last of the body
-        self._lines = 0  # lines of headers
+        self._out: list[bytes] = []  # parts of the body from the current read
+        self._bare = 0  # bytes since the last byte of the body
+        self._lines = 0  # number of header lines
         self._in_head = self._reusable = False
         self._first = False  # nothing of the answer has come yet
-        self._chunk_ended = False  # what was last parsed is the end of a chunk
-        self._between = (
-            False  # the answer goes out in chunks as it comes in, and what comes next begins one
-        )
+        self._chunk_ended = False  # the parser stands behind a chunk
+        self._between = False  # chunks pass through unchanged, and the next byte begins a chunk
 
     def ask(self, exchange: Exchange, head: bytes, body: bytes | bytearray) -> None:
-        """Writes a request; its answer goes to `exchange`."""
+        """Writes a request, whose answer goes to `exchange`."""
         self.exchange = exchange
         self.tail.clear()
         self.lead = b""
         self.sent = self._bare = self._lines = 0
         self.over = self.sized = self.framed = self._between = self._chunk_ended = False
-        self._first = self.heard = True
+        self._first = self.active = True
         if len(body) < _JOIN_BYTES:
             self.transport.write(head + body)
         else:
             self.transport.writelines((head, body))
 
     def flush(self, last: bytes = b"") -> None:
-        """Writes what there is for the client, and `last` behind it, in one system call."""
+        """Writes the pending bytes for the client and `last` in one system call."""
         exchange, lead, body = self.exchange, self.lead, b"".join(self._out)
         self.lead = b""
         self._out.clear()
@@ -154,21 +152,21 @@ class UpstreamConnection(asyncio.Protocol):
             exchange.client.writelines((lead, body, last))
 
     def drop(self) -> None:
-        """Closes at once: what is not sent yet is not sent."""
+        """Closes at once and drops unsent bytes."""
         self.exchange = None
         self.transport.abort()
 
-    # --- the transport's side ---
+    # --- called by the transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
         self.pool.connections.add(self)
-        # What uvloop gives as the socket makes a real one for every call.
+        # uvloop's socket object creates a real socket for each call.
         connection = socket.socket(fileno=transport.get_extra_info("socket").fileno())
         try:
             watch_peer(connection)
-            # For a client that reads slowly the kernel would else take megabytes from the engine
-            # (`limits.hold_little`).
+            # Otherwise the kernel would take megabytes from the engine for a slow client
+            # (`limits.limit_send_buffer`).
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         finally:
             connection.detach()
@@ -176,9 +174,9 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
         if exchange is None:
-            self.transport.abort()  # the engine sends bytes that nobody asked for
+            self.transport.abort()  # the engine sends bytes without a request
             return
-        self.heard = True
+        self.active = True
         if self._between and self._is_chunk(data):
             exchange.client.write(data)
             return
@@ -188,18 +186,20 @@ class UpstreamConnection(asyncio.Protocol):
             known = self._known
             if (
                 known is not None
-                and exchange.keep
-                and not exchange.promised
+                and exchange.keep_alive
+                and not exchange.sse_head_sent
                 and (body := known.body(data)) is not None
             ):
                 self.over = True
-                exchange.answered(self, known.status, known.lines, body)
+                exchange.answered(self, known.status, known.forwarded_headers, body)
                 return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if self.exchange is not None and not self.over:
-                exchange.broke(self, f"it does not speak HTTP: {error.__context__ or error!r}")
+                exchange.upstream_failed(
+                    self, f"its answer is not HTTP: {error.__context__ or error!r}"
+                )
                 return
             self._reusable = False
         if self.exchange is None:
@@ -219,17 +219,17 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._bare += len(data)
         if self._bare > BARE_BYTES:
-            exchange.broke(self, "there is no end of what it sends around its answer")
+            exchange.upstream_failed(self, "it sends too many bytes outside the body of its answer")
 
     def _is_chunk(self, data: bytes) -> bool:
-        """Whether `data` is exactly one chunk, framed as plainly as `on_body` frames: then it is
-        neither parsed nor framed anew."""
-        at = data.find(b"\r\n", 1, 8)
-        size = len(data) - at - 4
+        """Whether `data` is exactly one plainly framed chunk. If so, it needs no parsing and no new
+        frame."""
+        line_end = data.find(b"\r\n", 1, 8)
+        size = len(data) - line_end - 4
         if size <= 0 or not data.startswith(b"%x\r\n" % size) or not data.endswith(b"\r\n"):
             return False
         self.sent += size
-        self.tail.append(data[max(at + 2, len(data) - TAIL_BYTES) : -2])
+        self.tail.append(data[max(line_end + 2, len(data) - TAIL_BYTES) : -2])
         return True
 
     def eof_received(self) -> None:
@@ -250,7 +250,7 @@ class UpstreamConnection(asyncio.Protocol):
         if exchange.status and not self.sized and error is None:
             exchange.end(self, reusable=False)
         else:
-            exchange.broke(
+            exchange.upstream_failed(
                 self,
                 f"the connection closed: {error!r}" if error else "the connection closed",
                 closed=True,
@@ -264,12 +264,12 @@ class UpstreamConnection(asyncio.Protocol):
         if self.exchange is not None:
             self.exchange.resume_upload()
 
-    # --- the parser's side ---
+    # --- called by the parser ---
 
     def on_message_begin(self) -> None:
-        self._reusable = False  # nothing may follow an answer
+        self._reusable = False  # only one answer may come
         if self.over:
-            raise ValueError("another answer follows")
+            raise ValueError("a second answer follows")
         self.headers = ()
         self.length = None
         self.sized = False
@@ -280,7 +280,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._lines > HEADER_LINES:
             raise ValueError("too many headers")
         if not self._in_head:
-            return  # a trailer, which nobody reads
+            return  # a trailer, which is not used
         name = name.lower()
         if name in TO_CLIENT and len(value) <= VALUE_BYTES:
             self.headers += ((name, value),)

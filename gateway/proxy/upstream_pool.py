@@ -1,11 +1,10 @@
-"""Connections to engines: made when needed, kept for the next request, dropped the moment their
-client leaves.
+"""Connections to engines: opened on demand, reused, and dropped once their client leaves.
 
-A connection is reused only when its last answer was complete, nothing came after it, and the whole
-request had been written. An engine should not close it in the moment we write to it. So it is not
-reused after IDLE_S, which is below the keep-alive of the engines' servers (uvicorn: 5 s), but where
-the engine has left another one open for longer. Where it happens all the same, the request is not
-sent again: whether the engine has read it cannot be known.
+A connection is reused only after a complete answer with nothing behind it, to a request that was
+written in full. The engine should not close it while a request is being written. So reuse ends
+after IDLE_S, which is below the keep-alive of the engines' servers (uvicorn: 5 s). Reuse lasts
+longer if another connection stayed open longer. A request on a connection that closes all the same
+is not sent again, because the engine may have read it.
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 5.0
 IDLE_S = 4.0
-# An idle connection stays open for so long, although it is not reused after IDLE_S: it shows
-# whether the engine closes it. While it stays open, another connection is reused that has been idle
-# for less time, by this margin.
+# Seconds that an idle connection is kept open, although it is reused for IDLE_S only. While it is
+# open, other connections are reused that were idle for less time by _MARGIN_S.
 KEPT_S = 60.0
 _MARGIN_S = 1.0
 
 
 class UpstreamPool:
-    """The connections to one engine. `connections`: all that are open."""
+    """The connections to one engine. `connections`: all open ones."""
 
     def __init__(self, url: str, loop: asyncio.AbstractEventLoop) -> None:
         parts = urlsplit(url)
@@ -41,12 +39,12 @@ class UpstreamPool:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._loop = loop
         self.connections: set[UpstreamConnection] = set()
-        self._idle: list[UpstreamConnection] = []  # in the order of their last use
-        self._good_s = IDLE_S  # how long an idle connection is known to stay good
+        self._idle: list[UpstreamConnection] = []  # in the order of last use
+        self._good_s = IDLE_S  # how long an idle connection is known to stay open
         self._dials: set[asyncio.Task[None]] = set()
 
     def take(self) -> UpstreamConnection | None:
-        """An idle connection: the connection that was used last, so that the others grow old."""
+        """The idle connection that was used last, so that the others age."""
         idle = self._idle
         while idle:
             connection = idle.pop()
@@ -59,15 +57,15 @@ class UpstreamPool:
         return None
 
     def give(self, connection: UpstreamConnection) -> None:
-        """Back to the pool. Only after a complete answer to a request that was written in whole."""
+        """Returns a connection, after a complete answer to a request that was written in full."""
         connection.exchange = None
-        # It may have been paused for the client of this answer, who has yet to take the last of it.
+        # The connection may be paused for a client that still receives the end of the answer.
         connection.transport.resume_reading()
         connection.idle_since = self._loop.time()
         self._idle.append(connection)
 
     def dial(self, exchange: Exchange) -> asyncio.Task[None]:
-        """Connects, then calls `exchange.connected` or `exchange.unreachable`. Cancelled, it calls
+        """Connects, then calls `exchange.connected` or `exchange.unreachable`. Cancellation calls
         neither and leaves nothing open."""
         task = self._loop.create_task(self._dial(exchange))
         self._dials.add(task)
@@ -76,39 +74,39 @@ class UpstreamPool:
 
     async def _dial(self, exchange: Exchange) -> None:
         connection = UpstreamConnection(self)
-        made = False
+        connected = False
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._loop.create_connection(
                     lambda: connection, self.host, self.port, ssl=self._tls
                 )
-            made = True
+            connected = True
         except (
             OSError,
             UnicodeError,
-        ) as error:  # TimeoutError and SSLError are OSErrors; a host name may not be one
+        ) as error:  # TimeoutError and SSLError are OSErrors; a host name may be invalid
             exchange.unreachable(error)
         else:
             exchange.connected(connection)
         finally:
-            if not made:
+            if not connected:
                 self.connections.discard(
                     connection
-                )  # uvloop closes a cancelled connection without a word to its protocol
+                )  # uvloop closes a cancelled connection without a call of its protocol
 
     def distrust(self) -> None:
-        """The engine has closed an idle connection."""
+        """Shortens reuse, because the engine closed an idle connection."""
         self._good_s = IDLE_S
 
-    def sweep(self, now: float) -> bool:
-        """Closes connections that were idle for too long. Whether any connection is left."""
+    def sweep(self, time: float) -> bool:
+        """Closes connections that were idle for too long. Whether any connection remains."""
         self._idle = [
             connection for connection in self._idle if not connection.transport.is_closing()
         ]
-        while self._idle and now - self._idle[0].idle_since >= KEPT_S:
+        while self._idle and time - self._idle[0].idle_since >= KEPT_S:
             self._idle.pop(0).drop()
         if self._idle:
-            self._good_s = max(self._good_s, now - self._idle[0].idle_since - _MARGIN_S)
+            self._good_s = max(self._good_s, time - self._idle[0].idle_since - _MARGIN_S)
         return bool(self.connections or self._dials)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How uvicorn serves: the same for a gateway of one process, a worker and the control process."""
+"""Settings of uvicorn, equal for a single gateway process, a worker and the control process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def uvicorn_config(
     lifespan: Literal["on", "off"],
     grace_s: float,
 ) -> uvicorn.Config:
-    """`http`: the protocol of client connections; grace_s: how long requests may go on when the
-    server stops."""
-    made = uvicorn.Config(
+    """`http`: the protocol of client connections; `grace_s`: how long requests may continue when
+    the server stops."""
+    config = uvicorn.Config(
         app,
         http=http,
         ws="none",
@@ -29,5 +29,5 @@ def uvicorn_config(
         proxy_headers=False,
         timeout_graceful_shutdown=round(grace_s),
     )
-    made.load()
-    return made
+    config.load()
+    return config

@@ -1,32 +1,27 @@
-"""The whole gateway: its parts, how they begin and end together, the admin API and health. Who may
-come in: `GatewayApp`."""
+"""The gateway as one application: construction of its parts from the settings."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import time
 from collections.abc import AsyncIterator
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
+from pydantic import SecretStr
 
 from gateway.controller.events.event_log import EventLog
 from gateway.controller.events.observer import Observer
 from gateway.controller.events.webhook import webhooks
 from gateway.controller.loop import Loop
-from gateway.controller.loop_health import LoopHealth
 from gateway.controller.steps.launcher import Launcher
+from gateway.domain.image_name import AllowedImages
 from gateway.engines.inquiry.answer_cache import AnswerCache
 from gateway.engines.inquiry.inquirer import Inquirer
-from gateway.errors import FitserveError
 from gateway.hosts.host import Host
-from gateway.logging import Logger
 from gateway.machine.gpu_watch import GpuWatch, kept_here
 from gateway.measuring.calibration.calibrator import Calibrator
 from gateway.measuring.tuning.traffic import ServedTraffic
@@ -48,7 +43,7 @@ from gateway.proxy.metrics.access_log import AccessLog
 from gateway.proxy.metrics.counters import Metrics
 from gateway.proxy.routing.routes import Routes
 from gateway.proxy.shared_memory import SharedMemory
-from gateway.server import systemd
+from gateway.server import health_routes
 from gateway.server.admin import (
     backup_routes,
     bench_routes,
@@ -67,53 +62,114 @@ from gateway.server.admin import (
 )
 from gateway.server.error_answers import answer_errors
 from gateway.server.gateway_app import GatewayApp
-from gateway.server.handover import Handing, Handover
 from gateway.server.host_choice import choose_host
-from gateway.server.idle_memory import give_back
+from gateway.server.lifetime import Lifetime
 from gateway.server.metrics import gauges
 from gateway.server.metrics.engine_series import EngineSeries
 from gateway.server.metrics.usage_keeper import UsageKeeper
-from gateway.server.models_file_watch import ModelsFileWatch
 from gateway.server.page import files, live_stream
 from gateway.server.page.live_stream import LiveStream
+from gateway.server.parts import Front, Gateway
 from gateway.settings import Settings
 from gateway.store.recovery import installation_id, open_store
+from gateway.store.store import Store
 from gateway.tls import Certificate
 from gateway.version import __version__
 
 if TYPE_CHECKING:
     from gateway.proxy.workers.supervisor import Workers
 
-log = Logger("fitserve")
+_ROUTERS = (
+    gauges.router,
+    docs.router,
+    calibration_routes.router,
+    disk_routes.router,
+    event_routes.router,
+    fact_routes.router,
+    key_routes.router,
+    backup_routes.router,
+    launch_routes.router,
+    bench_routes.router,
+    pull_routes.router,
+    request_routes.router,
+    usage_routes.router,
+    model_routes.router,
+    live_stream.router,
+    files.router,
+    health_routes.router,
+)
 
-# The loop looks at the world at least this often; a longer silence means that the loop hangs.
-_STALE_S = 15.0
-# Between two looks at whether the server takes connections.
-_LOOK_S = 0.02
+Shared = tuple[SharedMemory, list[list[socket.socket]], Path]
+"""The memory that worker processes share, the listening sockets of each worker, and the path of the
+socket at which this process answers them."""
 
 
 def create_app(
     settings: Settings,
     host: Host | None = None,
     gpus: GpuWatch | None = None,
-    shared: tuple[SharedMemory, list[list[socket.socket]], Path] | None = None,
+    shared: Shared | None = None,
 ) -> GatewayApp:
-    """The whole gateway: an ASGI application, and the data plane beside it; their parts are made
-        when the server starts it.
+    """The gateway as an ASGI application with its data plane. Most parts are built when a server
+    starts it.
 
-    host, gpus: another host or machine than the settings and this computer give. shared: where
-    there are workers, their memory, the listening sockets of each, and the path at which they ask
-    this process; the data plane is theirs then.
+    `host`, `gpus`: None takes those of the settings and of this machine. `shared`: None serves
+    clients from this process.
     """
-    profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
-    watch = gpus or GpuWatch(kept=kept_here(settings.data, settings.gpus, settings.ram_bytes))
-    failed_logins = FailedLogins(memory=shared[0] if shared is not None else None)
-    origins = Origins(frozenset(settings.web_origins))
+    front = build_front(settings, gpus, shared)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with _running(app, front, host):
+            yield
+
+    api = FastAPI(
+        title="fitserve",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        openapi_url="/admin/openapi.json",
+    )
+    api.openapi = cache(partial(description.description, api))  # type: ignore[method-assign]
+    app = GatewayApp(api, front, _add_routes(api))
+    if settings.tls_cert is not None:
+        # Workers load their own copy. Loading it here reports an error before anything starts.
+        app.certificate = Certificate(settings.tls_cert, settings.tls_key)
+    return app
+
+
+def _add_routes(api: FastAPI) -> Scopes:
+    """Adds all routes and error handlers; the scopes that the routes need."""
+    for router in _ROUTERS:
+        api.include_router(router)
+    answer_errors(api)
+    return Scopes([*api.routes, *(route for router in _ROUTERS for route in router.routes)])
+
+
+@contextlib.asynccontextmanager
+async def _running(app: GatewayApp, front: Front, host: Host | None = None) -> AsyncIterator[None]:
+    """Runs the parts of a gateway. The routes reach them at `app.api.state.gateway`."""
+    gateway = app.api.state.gateway = await build_parts(app, front, host)
+    lifetime = Lifetime(gateway)
+    await lifetime.begin()
+    try:
+        yield
+    finally:
+        await lifetime.end()
+
+
+def build_front(
+    settings: Settings, gpus: GpuWatch | None = None, shared: Shared | None = None
+) -> Front:
+    """The parts that need no event loop. `gpus`: None reads the GPUs of this machine; `shared`:
+    None serves clients from this process."""
     keys = Keys(
         _secret(settings.admin_key),
         _secret(settings.api_key),
-        failed_logins=failed_logins,
-        origins=origins,
+        failed_logins=FailedLogins(memory=shared[0] if shared is not None else None),
+        origins=Origins(frozenset(settings.web_origins)),
     )
     limits = Limits(
         body_bytes=settings.body_limit_bytes,
@@ -126,307 +182,151 @@ def create_app(
         origins=settings.web_origins,
     )
     metrics = AccessLog() if settings.access_log else Metrics()
-    workers = None
-    if shared is not None:
-        from gateway.proxy.workers.supervisor import Workers
-
-        workers = Workers(settings, limits, keys, *shared, metrics.usage)
-    routes = (
-        workers.routes if workers is not None else Routes(queue_per_model=settings.queue_per_model)
+    workers = _workers(settings, limits, keys, metrics, shared) if shared is not None else None
+    routes = Routes(queue_per_model=settings.queue_per_model) if workers is None else workers.routes
+    return Front(
+        settings=settings,
+        profiles=Profiles(settings.profiles_dir, learned=settings.data / "learned"),
+        gpus=gpus or GpuWatch(kept=kept_here(settings.data, settings.gpus, settings.ram_bytes)),
+        keys=keys,
+        metrics=metrics,
+        routes=routes,
+        plane=DataPlane(routes, keys, limits, metrics),
+        workers=workers,
     )
-    plane = DataPlane(routes, keys, limits, metrics)
 
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        database = settings.data / "fitserve.db"
-        store = await asyncio.to_thread(open_store, database)
-        mark = installation_id(database, store)
-        changed = (
-            workers.publish_keys
-            if workers is not None
-            else lambda: plane.limiter.keep(keys.table.keys)
-        )
-        keyring = Keyring(
-            store,
-            settings.data,
-            keys,
-            partial(asyncio.get_running_loop().call_soon_threadsafe, changed),
-        )
-        await asyncio.to_thread(keyring.load)
-        app.state.keys, app.state.keyring = keys, keyring
-        app.state.metrics, app.state.starts, app.state.plane = metrics, gauges.StartCounter(), plane
-        app.state.workers = workers
-        app.state.gpus = watch
-        usage = app.state.usage = UsageKeeper(metrics.usage, store.usage)
-        allowed = profiles.allowed_images(settings.allowed_images)
-        chosen = host or await choose_host(settings, mark, allowed)
-        hub = Hub(
-            settings.hf_endpoint,
-            _secret(settings.hf_token),
-            settings.data / "hub",
-            models=settings.models,
-        )
-        planning = PlanProcess(
-            WorkerConfig(
-                roots=tuple(map(str, profiles.roots)),
-                data=str(settings.data),
-                hf_endpoint=settings.hf_endpoint,
-                hf_token=hub.token,
-                installed_only=chosen.kind == "process",
-                allowed_images=allowed.patterns if chosen.kind == "docker" else None,
-                engine_env=tuple(settings.engine_env.items()),
-                models=str(settings.models),
-            )
-        )
-        inquirer = Inquirer(chosen, AnswerCache(settings.data / "answers"))
-        app.state.calibrator = Calibrator(chosen, profiles, settings.data / "asking")
-        images = allowed if chosen.kind != "process" else None
-        planner = MachinePlanner(
-            settings.data, planning, watch, inquirer, profiles, images, store.fact_texts
-        )
-        launcher = Launcher(settings, chosen, profiles.of, partial(download, hub))
-        ended = partial(gauges.requests_ended, metrics, workers)
-        loop = Loop(store, planner, launcher, watch, lambda: profiles.signatures, routes, ended)
-        await asyncio.to_thread(loop.load)
-        events = app.state.events = EventLog(store)
-        await events.begin()
-        observer = Observer(events, loop.fleet.models, watch, lambda: keyring.kept, settings)
-        gone = await asyncio.to_thread(observer.begin, store)
-        loop.passed = observer.look
-        observer.start(gone)
-        hooks = webhooks(settings, events, store)
-        about = {"version": __version__, "host": chosen.kind, "workers": settings.workers}
-        in_flight = app.state.in_flight = workers or plane
-        live = app.state.live = LiveStream(
-            loop.fleet,
-            loop.plan_preview,
-            loop.health,
-            routes,
-            partial(gauges.counted_by, metrics, workers),
-            in_flight,
-            keys,
-            about,
-        )
-        gateway.on_stop = (observer.stop, live.stop)
-        watch.start(
-            profiles.xids, partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake)
-        )
-        app.state.hub, app.state.launcher = hub, launcher
-        app.state.settings, app.state.store, app.state.profiles = settings, store, profiles
-        app.state.fleet, app.state.orders, app.state.plan_preview = (
-            loop.fleet,
-            loop.orders,
-            loop.plan_preview,
-        )
-        app.state.health, app.state.evictor, app.state.wake = (
-            loop.health,
-            loop.evictor,
-            loop.wake,
-        )
-        running = asyncio.create_task(loop.run())
-        running.add_done_callback(gateway.loop_ended)
-        series = app.state.engine_series = EngineSeries(loop.fleet.models, profiles.of)
-        tuner = app.state.tuner = Tuner(
+
+async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -> Gateway:
+    """All parts, with their stored state loaded. `host`: None chooses one by the settings.
+
+    Raises StoreError where the database cannot be opened.
+    """
+    settings = front.settings
+    database = settings.data / "fitserve.db"
+    store = await asyncio.to_thread(open_store, database)
+    instance = installation_id(database, store)
+    keyring = await _load_keyring(front, store)
+    allowed = front.profiles.allowed_images(settings.allowed_images)
+    host = host or await choose_host(settings, instance, allowed)
+    token = _secret(settings.hf_token)
+    hub = Hub(settings.hf_endpoint, token, settings.data / "hub", models=settings.models)
+    planning = PlanProcess(_planning_start(front, host, hub, allowed))
+    launcher = Launcher(settings, host, front.profiles.of, partial(download, hub))
+    requests_ended = partial(gauges.requests_ended, front.metrics, front.workers)
+    loop = Loop(
+        store,
+        _build_planner(front, host, planning, allowed, store),
+        launcher,
+        front.gpus,
+        lambda: front.profiles.signatures,
+        front.routes,
+        requests_ended,
+    )
+    await asyncio.to_thread(loop.load)
+    events, observer = await _start_events(front, store, keyring, loop)
+    return Gateway(
+        app=app,
+        front=front,
+        store=store,
+        keyring=keyring,
+        usage=UsageKeeper(front.metrics.usage, store.usage),
+        host=host,
+        hub=hub,
+        planning=planning,
+        calibrator=Calibrator(host, front.profiles, settings.data / "asking"),
+        launcher=launcher,
+        loop=loop,
+        events=events,
+        observer=observer,
+        webhooks=tuple(webhooks(settings, events, store)),
+        live=_build_live(front, loop, host),
+        engine_series=EngineSeries(loop.fleet.models, front.profiles.of),
+        tuner=Tuner(
             loop.fleet,
             loop.plan_preview,
             loop.trials,
             launcher,
             store,
-            ServedTraffic(loop.fleet.models, routes.working, ended, profiles.of),
-        )
-        by_file = (
-            ModelsFileWatch(settings.models_file.expanduser(), settings.data, app)
-            if settings.models_file
-            else None
-        )
-
-        async def end_loop() -> None:
-            """From now on this process changes nothing: neither engines nor the database."""
-            if by_file is not None:
-                await by_file.close()
-            await asyncio.to_thread(watch.close)
-            await tuner.close()
-            await series.close()
-            running.remove_done_callback(gateway.loop_ended)
-            running.cancel()
-            await asyncio.wait({running})
-            await loop.close()
-            await observer.close()
-            await events.close()
-            for hook in hooks:
-                await hook.close()
-            if not gateway.replaced:
-                await _part(loop, chosen, settings)
-            await planning.close()
-            await chosen.close()
-            keyring.close()
-            await usage.close()
-            store.close()
-
-        async def release() -> list[str]:
-            gateway.replaced = True
-            if workers is not None:
-                workers.handed_over = True
-            gateway.stopping()
-            gateway.on_stop = ()
-            await end_loop()
-            return sorted(routed())
-
-        def routed() -> set[str]:
-            return {name for name, route in routes.table.models.items() if route.replicas}
-
-        if gateway.taken is not None:
-            await gateway.taken.adopted(routed)
-        if workers is not None:
-            workers.start()
-        if gateway.certificate is not None and workers is None:
-            gateway.certificate.watch()
-        announcing = asyncio.create_task(_announce(gateway, workers))
-        handover = None
-        if gateway.lock is not None and gateway.leave is not None:
-            handing = Handing(
-                gateway.lock, gateway.giving_sockets, release, gateway.leave, gateway.fail
-            )
-            handover = Handover(settings.data, handing)
-        try:
-            yield
-        finally:
-            announcing.cancel()
-            if gateway.certificate is not None:
-                await gateway.certificate.close()
-            if handover is not None:
-                await handover.close()
-            if workers is not None:
-                await workers.close()
-            plane.close()
-            if not gateway.replaced:
-                systemd.notify("STOPPING=1")
-                await end_loop()
-
-    app = FastAPI(
-        title="fitserve",
-        version=__version__,
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        openapi_url="/admin/openapi.json",
+            ServedTraffic(
+                loop.fleet.models, front.routes.working, requests_ended, front.profiles.of
+            ),
+        ),
+        starts=gauges.StartCounter(),
+        in_flight=front.workers or front.plane,
     )
-    app.openapi = cache(partial(description.description, app))  # type: ignore[method-assign]
-    routers = (
-        gauges.router,
-        docs.router,
-        calibration_routes.router,
-        disk_routes.router,
-        event_routes.router,
-        fact_routes.router,
-        key_routes.router,
-        backup_routes.router,
-        launch_routes.router,
-        bench_routes.router,
-        pull_routes.router,
-        request_routes.router,
-        usage_routes.router,
-        model_routes.router,
-        live_stream.router,
-        files.router,
+
+
+def _workers(
+    settings: Settings, limits: Limits, keys: Keys, metrics: Metrics, shared: Shared
+) -> Workers:
+    # A gateway of one process does without this module.
+    from gateway.proxy.workers.supervisor import Workers
+
+    return Workers(settings, limits, keys, *shared, metrics.usage)
+
+
+async def _load_keyring(front: Front, store: Store) -> Keyring:
+    """The stored keys. A change of them reaches the workers, or the rate limits of this process."""
+
+    def forget_removed_keys() -> None:
+        front.plane.limiter.keep(front.keys.table.keys)
+
+    changed = forget_removed_keys if front.workers is None else front.workers.publish_keys
+    call = asyncio.get_running_loop().call_soon_threadsafe
+    keyring = Keyring(store, front.settings.data, front.keys, partial(call, changed))
+    await asyncio.to_thread(keyring.load)
+    return keyring
+
+
+def _planning_start(front: Front, host: Host, hub: Hub, allowed: AllowedImages) -> WorkerConfig:
+    settings = front.settings
+    return WorkerConfig(
+        roots=tuple(map(str, front.profiles.roots)),
+        data=str(settings.data),
+        hf_endpoint=settings.hf_endpoint,
+        hf_token=hub.token,
+        installed_only=host.kind == "process",
+        allowed_images=allowed.patterns if host.kind == "docker" else None,
+        engine_env=tuple(settings.engine_env.items()),
+        models=str(settings.models),
     )
-    for router in routers:
-        app.include_router(router)
-    answer_errors(app)
 
-    @app.get("/version")
-    async def version() -> dict[str, str]:
-        """As engines tell theirs, in the same shape."""
-        return {"version": __version__}
 
-    @app.head("/health", include_in_schema=False)
-    @app.head("/healthz", include_in_schema=False)
-    @app.get(
-        "/health",
-        response_model=dict[str, str],
-        responses={503: {"model": dict[str, str], "description": "It is not"}},
+def _build_planner(
+    front: Front, host: Host, planning: PlanProcess, allowed: AllowedImages, store: Store
+) -> MachinePlanner:
+    data = front.settings.data
+    inquirer = Inquirer(host, AnswerCache(data / "answers"))
+    images = allowed if host.kind != "process" else None
+    return MachinePlanner(
+        data, planning, front.gpus, inquirer, front.profiles, images, store.fact_texts
     )
-    @app.get(
-        "/healthz",
-        response_model=dict[str, str],
-        responses={503: {"model": dict[str, str], "description": "It is not"}},
+
+
+async def _start_events(
+    front: Front, store: Store, keyring: Keyring, loop: Loop
+) -> tuple[EventLog, Observer]:
+    events = EventLog(store)
+    await events.begin()
+    observer = Observer(
+        events, loop.fleet.models, front.gpus, lambda: keyring.stored, front.settings
     )
-    async def healthz() -> JSONResponse:
-        """Inference is answered, and the loop lives. No I/O, so that it stays true while a disk or
-        Docker hangs."""
-        status = (
-            "no worker"
-            if workers is not None and workers.alive == 0
-            else "no loop"
-            if gateway.failure
-            else "ok"
-        )
-        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
+    removed = await asyncio.to_thread(observer.begin, store)
+    loop.passed = observer.look
+    observer.start(removed)
+    return events, observer
 
-    ready = dict[str, str | list[str]]
 
-    @app.head("/readyz", include_in_schema=False)
-    @app.get(
-        "/readyz",
-        response_model=ready,
-        responses={503: {"model": ready, "description": "It cannot"}},
+def _build_live(front: Front, loop: Loop, host: Host) -> LiveStream:
+    return LiveStream(
+        loop,
+        front.routes,
+        partial(gauges.request_samples, front.metrics, front.workers),
+        front.workers or front.plane,
+        front.keys,
+        {"version": __version__, "host": host.kind, "workers": front.settings.workers},
     )
-    async def readyz() -> JSONResponse:
-        """The gateway can do its work: the loop runs, the store and the host answer."""
-        health: LoopHealth = app.state.health
-        problems = [
-            problem
-            for problem in (health.store_problem and "store", health.host_problem and "host")
-            if problem
-        ]
-        if gateway.failure or health.problem or time.monotonic() - health.last_pass > _STALE_S:
-            problems.append("loop")
-        return JSONResponse(
-            {"status": "not ready" if problems else "ok", "problems": problems},
-            503 if problems else 200,
-        )
-
-    scopes = Scopes([*app.routes, *(route for router in routers for route in router.routes)])
-    gateway = GatewayApp(app, keys, scopes, plane, workers, access_log=settings.access_log)
-    if settings.tls_cert is not None:
-        # Workers have their own; here it is looked at before anything is started.
-        gateway.certificate = Certificate(settings.tls_cert, settings.tls_key)
-    return gateway
 
 
-async def _announce(gateway: GatewayApp, workers: Workers | None) -> None:
-    """Once clients are answered, the gateway before may go, and the service manager knows."""
-    while not gateway.started() or (workers is not None and workers.answering < workers.count):  # noqa: ASYNC110 - once, and soon over
-        await asyncio.sleep(_LOOK_S)
-    if gateway.taken is not None:
-        gateway.taken.serving()
-    give_back()
-    systemd.notify(f"MAINPID={os.getpid()}", "READY=1")
-
-
-async def _part(loop: Loop, host: Host, settings: Settings) -> None:
-    """The last word on engines: they end with the gateway, or the log says that they go on, and
-    what ends them."""
-    try:
-        if settings.stop_engines:
-            await loop.end_engines()
-            return
-        running = await loop.left_running()
-        if host.kind == "process":
-            processes = [one for name in running for one in await host.processes(name)]
-            command = ["kill", *(str(one.pid) for one in processes)]
-        else:
-            command = ["docker", "rm", "-f", *running]
-    except FitserveError as error:
-        log.warning("whether engines go on cannot be told", reason=str(error))
-        return
-    if running:
-        log.warning(
-            f"the gateway has ended; {len(running)} of its engines go on, and the next gateway"
-            f" adopts them; to end them: {' '.join(command)}"
-        )
-
-
-def _secret(value: Any) -> str | None:
+def _secret(value: SecretStr | None) -> str | None:
     return value.get_secret_value() if value is not None else None

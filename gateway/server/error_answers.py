@@ -1,5 +1,4 @@
-"""Errors of the admin API as answers: what the gateway raised, what FastAPI found in a request, and
-what no route takes."""
+"""Errors of the admin API as answers: of the gateway, of FastAPI, and of unknown routes."""
 
 from __future__ import annotations
 
@@ -13,11 +12,11 @@ from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
 from gateway.proxy.api.protocol import error_headers, request_id
 
 
-def answer_errors(app: FastAPI) -> None:
-    """All errors of `app` have one shape."""
-    app.add_exception_handler(FitserveError, _on_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http)
+def answer_errors(api: FastAPI) -> None:
+    """Gives all errors of `api` one form."""
+    api.add_exception_handler(FitserveError, _on_error)
+    api.add_exception_handler(RequestValidationError, _on_invalid)
+    api.add_exception_handler(HTTPException, _on_http)
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
@@ -33,16 +32,16 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
         raise error
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        why = f"{first['ctx']['error']} at character {int(first['loc'][-1]) + 1}"
+        reason = f"{first['ctx']['error']} at character {int(first['loc'][-1]) + 1}"
         broken = BadRequest(
-            f"The request body is not JSON: {why}.",
+            f"The request body is not JSON: {reason}.",
             hint="GET /admin/openapi.json describes the request.",
         )
         return await _on_error(request, broken)
-    where = ".".join(str(part) for part in first["loc"][1:]) or "body"
-    said = first["msg"].removeprefix("Value error, ").rstrip(".")
+    field = ".".join(str(part) for part in first["loc"][1:]) or "body"
+    problem = first["msg"].removeprefix("Value error, ").rstrip(".")
     bad = BadRequest(
-        f"{where}: {said}.", hint="GET /admin/openapi.json describes the request.", param=where
+        f"{field}: {problem}.", hint="GET /admin/openapi.json describes the request.", param=field
     )
     return await _on_error(request, bad)
 
@@ -55,19 +54,19 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
         return await _on_error(
             request,
             NotFound(
-                f"There is no {method} {request.url.path[:200]} here.",
+                f"The route {method} {request.url.path[:200]} does not exist.",
                 hint="The API is described at /admin/openapi.json.",
             ),
         )
     if error.status_code != 405:
-        # FastAPI's, for a body that it cannot read at all: no UTF-8, nested too deeply.
+        # FastAPI's error for an unreadable body: no UTF-8, or nested too deeply.
         unread = BadRequest(
             "The request body is not JSON in UTF-8, or nested too deeply.",
             hint="GET /admin/openapi.json describes the request.",
         )
         return await _on_error(request, unread)
     bad = MethodNotAllowed(
-        f"{request.url.path[:200]} does not take {method}.",
+        f"{request.url.path[:200]} does not accept {method}.",
         hint="The API is described at /admin/openapi.json.",
     )
     response = await _on_error(request, bad)

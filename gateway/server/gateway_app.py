@@ -1,5 +1,5 @@
-"""Who may come in: the key is checked before anything reads the request. And what the server and
-the gateway's parts tell each other."""
+"""The ASGI application around FastAPI, which authenticates requests, and the state shared with the
+server."""
 
 from __future__ import annotations
 
@@ -8,94 +8,94 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import FitserveError, NotReady
 from gateway.logging import Logger
-from gateway.proxy.access.auth import Keys
 from gateway.proxy.access.origins import EXPOSED, METHODS
 from gateway.proxy.access.scopes import Scopes
 from gateway.proxy.api.endpoints import is_inference
 from gateway.proxy.api.protocol import request_id, send_error
-from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.metrics.access_log import AdminRequest
-from gateway.server.handover import Taken
+from gateway.server.handover import Takeover
 from gateway.tls import Certificate
 
 if TYPE_CHECKING:
-    from gateway.proxy.workers.supervisor import Workers
+    from gateway.server.parts import Front
 
 log = Logger("fitserve")
 
 
 class GatewayApp:
-    """Pure ASGI around FastAPI: checks the key before anything reads the request. Inference never
-    comes here, see `ClientConnection`.
+    """ASGI around FastAPI: checks the key before anything reads the request. Inference never comes
+    here, see `ClientConnection`.
 
-    Authorisation looks at `scope["path"]`, the same value that routing uses, so no spelling of a
-    URL tells them apart.
+    Authorisation uses `scope["path"]`, the value that routing uses too, so no spelling of a URL
+    bypasses it.
     """
 
     def __init__(
         self,
-        inner: ASGIApp,
-        keys: Keys,
+        api: FastAPI,
+        front: Front,
         scopes: Scopes,
-        plane: DataPlane,
-        workers: Workers | None = None,
-        *,
-        access_log: bool = False,
     ) -> None:
-        """Preflights of browsers are answered before any key is looked for: they have none."""
-        self._answer: ASGIApp = self._let_in
+        plane = front.plane
+        # Preflights of browsers have no key, so they are answered before the check of keys.
+        self._handle: ASGIApp = self._authenticate
         if plane.origins is not None:
-            self._answer = CORSMiddleware(
-                self._let_in,
+            self._handle = CORSMiddleware(
+                self._authenticate,
                 allow_origins=tuple(plane.origins.named),
                 allow_methods=METHODS,
                 allow_headers=("*",),
                 expose_headers=EXPOSED,
             )
+        self.api = api
         self.plane = plane
-        self.workers = workers
+        self.workers = front.workers
         self.scopes = scopes
-        self.failure: str | None = None  # why the loop has ended, though nobody ended it
+        self.failure: str | None = None  # cause of an unexpected end of the loop
         self.stop: Callable[[], object] | None = None  # ends the server
-        self.started: Callable[[], bool] = lambda: True  # whether the server takes connections
-        self.lock: int | None = None  # of the data folder, which another gateway may take over
-        self.giving_sockets: list[socket.socket] = []  # those at which clients come in
-        self.taken: Taken | None = None  # from the gateway that this one takes over from
-        self.leave: Callable[[], Awaitable[None]] | None = (
-            None  # finishes what clients wait for, and ends the server
+        self.started: Callable[[], bool] = lambda: True  # whether the server accepts connections
+        self.lock: int | None = None  # lock of the data folder, which another gateway may take over
+        self.client_sockets: list[socket.socket] = []  # listening sockets for clients
+        self.takeover: Takeover | None = None  # offer of the gateway that this one replaces
+        self.drain: Callable[[], Awaitable[None]] | None = (
+            None  # finishes all requests, and ends the server
         )
         self.certificate: Certificate | None = None
-        self.replaced = False  # another gateway has the loop
-        self.on_stop: tuple[Callable[[], object], ...] = ()  # end streams that would never end
-        self._inner = inner
-        self._keys = keys
-        self._access_log = access_log
+        self.replaced = False  # another gateway runs the control loop
+        self.on_stop: tuple[Callable[[], object], ...] = ()  # end endless streams
+        self._keys = front.keys
+        self._access_log = front.settings.access_log
 
-    def stopping(self) -> None:
-        """The server begins to stop."""
+    def end_streams(self) -> None:
+        """Ends endless streams, because the server stops."""
         for end in self.on_stop:
             end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._inner(scope, receive, send)
-        elif scope["type"] == "http" and self._access_log and self.scopes.needed(scope) != "open":
-            visit = AdminRequest(scope, send, self.scopes)
+            await self.api(scope, receive, send)
+        elif (
+            scope["type"] == "http"
+            and self._access_log
+            and self.scopes.required_scope(scope) != "open"
+        ):
+            request = AdminRequest(scope, send, self.scopes)
             try:
-                await self._answer(scope, receive, visit.send)
+                await self._handle(scope, receive, request.send)
             finally:
-                visit.tell()
+                request.log()
         else:
-            await self._answer(scope, receive, send)
+            await self._handle(scope, receive, send)
 
     def loop_ended(self, running: asyncio.Task[None]) -> None:
-        """Without the loop no engine is watched: whoever supervises this process has to hear of it,
-        and start another one."""
+        """Ends the gateway after its loop has ended: no engine is watched any more, and the
+        supervisor of this process should restart it."""
         error = None if running.cancelled() else running.exception()
         self.failure = (
             f"{type(error).__name__}: {error}"
@@ -105,7 +105,7 @@ class GatewayApp:
             else "it returned"
         )
         log.critical(
-            "the control loop has ended, and so does the gateway; engines go on",
+            "the control loop has ended, so the gateway ends; engines keep running",
             reason=self.failure,
             exc_info=error,
         )
@@ -113,20 +113,21 @@ class GatewayApp:
             self.stop()
 
     def fail(self, reason: str) -> None:
-        """As where the loop has ended."""
+        """Ends the gateway, because no process has the control loop."""
         self.failure = reason
         log.critical(
-            "nobody has the control loop, so the gateway ends; engines go on", reason=reason
+            "no process has the control loop, so the gateway ends; engines keep running",
+            reason=reason,
         )
         if self.stop is not None:
             self.stop()
 
-    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _authenticate(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            need = "inference" if is_inference(scope["path"]) else self.scopes.needed(scope)
+            need = "inference" if is_inference(scope["path"]) else self.scopes.required_scope(scope)
             if need != "open" and self.replaced and need != "inference":
                 raise NotReady(
-                    "This gateway is being replaced by another one.",
+                    "This gateway is being replaced by another gateway.",
                     hint="Try again in a second.",
                     retry_after_s=1,
                 )
@@ -138,4 +139,4 @@ class GatewayApp:
         except FitserveError as error:
             await send_error(send, error, request_id(scope))
             return
-        await self._inner(scope, receive, send)
+        await self.api(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Which host runs the engines: Docker where its engine runs, else processes of this machine."""
+"""Choice of the host for engines: Docker if it runs, otherwise processes of this machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gateway.settings import Settings
 
 
 async def choose_host(settings: Settings, instance: str, allowed: AllowedImages) -> Host:
-    """The host that the settings ask for. allowed: the images that may be started; an agent has its
-    own word on that.
+    """The host that the settings select. `allowed`: the images that may be started; an agent has
+    its own list.
 
-    Docker is chosen also while it does not answer: its containers may be engines of an earlier run,
-    and an engine started as a process would be a second copy of such an engine. The loop then waits
-    for Docker, and /readyz names the problem.
+    Docker is chosen even while it does not answer. Its containers may be engines of an earlier run,
+    and a process would start a second copy. The loop then waits for Docker, and /readyz names the
+    problem.
     """
     kind = settings.host_kind
     if kind == "agent":

@@ -1,4 +1,4 @@
-"""What a gateway keeps of memory that only its start needed: a tenth of it, for months."""
+"""Return of memory after the start of a gateway: about a tenth of its size."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import ctypes
 import gc
 
 
-def give_back() -> None:
-    """Objects that nobody has any more, and pages of the allocator that hold none, go back to the
-    system."""
+def trim_memory() -> None:
+    """Frees unreachable objects, and empty pages of the allocator."""
     gc.collect()
-    with contextlib.suppress(AttributeError, OSError):  # another C library than glibc
+    with contextlib.suppress(AttributeError, OSError):  # a C library other than glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,9 +1,8 @@
-"""The file of models that the settings name: what it says when the gateway starts, and after each
-change of it, the gateway's models are brought to.
+"""Watch of the models file in the settings: its models are applied at start and after each change.
 
-Models that were added otherwise stay; those that the file had and has no more go. A file with a
-mistake changes nothing, and what could not be done yet, as a change of a model that is being
-changed already, is tried again.
+Models that were added in other ways stay; models removed from the file are removed. A file with a
+mistake changes nothing. A step that is not possible yet, such as a change of a model that is being
+changed, is retried.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from gateway.wishes.steps import Step, steps
 
 log = Logger("fitserve.models_file")
 
-# A look is one call of the kernel; the file is read where it is another one.
-_LOOK_S = 1.0
-_AGAIN_S = 10.0
-_AGAIN = "some of it could not be done yet"
+# A check is one system call; the file is read only after a change.
+_CHECK_S = 1.0
+_RETRY_S = 10.0
+_INCOMPLETE = "some steps could not be done yet"
 _OK = 400
 
 
-class Seen(NamedTuple):
-    """By which a file is told from another one."""
+class FileStamp(NamedTuple):
+    """Identity of a version of the file."""
 
     inode: int
     size: int
@@ -42,65 +41,66 @@ class Seen(NamedTuple):
 
 
 class ModelsFileWatch:
-    """Begins at once. `app` has the admin API, and asks for no key."""
+    """Follows the file from its construction on. `api` is the admin API without authentication."""
 
-    def __init__(self, path: Path, data: Path, app: ASGIApp) -> None:
+    def __init__(self, path: Path, data: Path, api: ASGIApp) -> None:
         self._path = path
-        self._kept = data / "models-file.json"
-        self._app = app
-        self._seen: Seen | None = None
-        self._still = _seen(path)
-        self._said = ""
-        self._work = Supervised(self._look, "the file of models", file=str(path))
+        self._names_file = data / "models-file.json"
+        self._api = api
+        self._applied: FileStamp | None = None
+        self._stable = _stamp(path)
+        self._problem = ""
+        self._work = Supervised(self._check, "the watch of the models file", file=str(path))
 
     async def close(self) -> None:
         await self._work.close()
 
-    async def _look(self) -> float:
-        """Follow the file where it is another one than the last time; the seconds until the next
-        look."""
-        now = _seen(self._path)
-        if now == self._seen and self._said != _AGAIN:
-            return _LOOK_S
-        if now != self._still:
-            # Who writes it may not have written all of it.
-            self._still = now
-            return _LOOK_S
-        said = ""
+    async def _check(self) -> float:
+        """Applies the file after a change. The seconds until the next check."""
+        current = _stamp(self._path)
+        if current == self._applied and self._problem != _INCOMPLETE:
+            return _CHECK_S
+        if current != self._stable:
+            # The author may still be writing the file.
+            self._stable = current
+            return _CHECK_S
+        problem = ""
         try:
-            if not await self._brought(await asyncio.to_thread(load, self._path)):
-                said = _AGAIN
+            if not await self._apply(await asyncio.to_thread(load, self._path)):
+                problem = _INCOMPLETE
         except FitserveError as error:
-            said = str(error)
-            if said != self._said:
-                log.error("the file of models was not taken", file=str(self._path), problem=said)  # noqa: TRY400 - a mistake of its author, told whole
-        self._seen, self._said = now, said
-        return _AGAIN_S if said == _AGAIN else _LOOK_S
+            problem = str(error)
+            if problem != self._problem:
+                log.error(  # noqa: TRY400
+                    "the models file was not applied", file=str(self._path), problem=problem
+                )
+        self._applied, self._problem = current, problem
+        return _RETRY_S if problem == _INCOMPLETE else _CHECK_S
 
-    async def _brought(self, found: ModelsFile) -> bool:
-        """Whether all is done. Raises BadRequest where nothing can be."""
+    async def _apply(self, content: ModelsFile) -> bool:
+        """Whether all steps are done. Raises BadRequest if none is possible."""
         _, listing = await self._ask("GET", "/admin/models")
-        wanted = steps(listing["data"], found.wishes, await asyncio.to_thread(self._read))
-        done = [await self._done(step, found) for step in wanted]
-        if all(done):
+        pending = steps(listing["data"], content.wishes, await asyncio.to_thread(self._read))
+        results = [await self._apply_step(step, content) for step in pending]
+        if all(results):
             await asyncio.to_thread(
-                atomic_file.write, self._kept, json.dumps(sorted(found.wishes)).encode()
+                atomic_file.write, self._names_file, json.dumps(sorted(content.wishes)).encode()
             )
         else:
-            # What went already is not there any more; what is new may be the file's from now on.
-            both = sorted({*found.wishes, *self._read()})
-            await asyncio.to_thread(atomic_file.write, self._kept, json.dumps(both).encode())
-        return all(done)
+            # Removed models may be gone already, and new models may belong to the file already.
+            names = sorted({*content.wishes, *self._read()})
+            await asyncio.to_thread(atomic_file.write, self._names_file, json.dumps(names).encode())
+        return all(results)
 
-    async def _done(self, step: Step, found: ModelsFile) -> bool:
-        status, said = await self._ask(*step.request, step.body)
+    async def _apply_step(self, step: Step, content: ModelsFile) -> bool:
+        status, answer = await self._ask(*step.request, step.body)
         if status < _OK:
-            if step.kind != "change" or said.get("wish"):
-                log.info("by the file of models", model=step.name, did=step.kind)
+            if step.kind != "change" or answer.get("wish"):
+                log.info("applied from the models file", model=step.name, did=step.kind)
             return True
-        message = found.references.hidden(str(said.get("error", {}).get("message", status)))
+        message = content.references.hidden(str(answer.get("error", {}).get("message", status)))
         log.warning(
-            "the file of models could not be followed yet",
+            "a step of the models file could not be done yet",
             model=step.name,
             wanted=step.kind,
             problem=message,
@@ -108,11 +108,11 @@ class ModelsFileWatch:
         return False
 
     def _read(self) -> list[str]:
-        """The models that the file had when it was last followed."""
+        """The models of the file when it was last applied."""
         with suppress(OSError, ValueError):
-            known = json.loads(self._kept.read_bytes())
+            names = json.loads(self._names_file.read_bytes())
             return (
-                [name for name in known if isinstance(name, str)] if isinstance(known, list) else []
+                [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
             )
         return []
 
@@ -141,13 +141,13 @@ class ModelsFileWatch:
             status = message.get("status", status)
             answer += message.get("body", b"")
 
-        await self._app(scope, receive, send)
+        await self._api(scope, receive, send)
         return status, json.loads(answer or b"null")
 
 
-def _seen(path: Path) -> Seen | None:
+def _stamp(path: Path) -> FileStamp | None:
     try:
-        found = os.stat(path)  # noqa: PTH116 - a look costs microseconds, and comes each second
+        status = os.stat(path)  # noqa: PTH116 - cheap, and called each second
     except OSError:
         return None
-    return Seen(found.st_ino, found.st_size, found.st_mtime_ns)
+    return FileStamp(status.st_ino, status.st_size, status.st_mtime_ns)

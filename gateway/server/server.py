@@ -1,5 +1,4 @@
-"""The server: one gateway for a data folder and a port, and how it runs until it is told to
-stop."""
+"""The server process: one gateway for a data folder and a port, from start to stop."""
 
 from __future__ import annotations
 
@@ -19,66 +18,67 @@ from gateway import open_files
 from gateway.errors import FitserveError, SettingsError
 from gateway.logging import Logger
 from gateway.proxy.client_connection import client_protocol
-from gateway.proxy.limits import hold_little, most_refused
+from gateway.proxy.limits import limit_send_buffer, refusal_capacity
 from gateway.proxy.upstream_connection import watch_peer
 from gateway.proxy.uvicorn_config import uvicorn_config
 from gateway.server import handover, systemd
 from gateway.server.app import create_app
 from gateway.server.gateway_app import GatewayApp
-from gateway.server.handover import Taken
+from gateway.server.handover import Takeover
 from gateway.settings import Settings
 from gateway.store.data_folder import lock, own_lock
 
 log = Logger("fitserve")
 
-# Workers look at their signals ten times a second, and close their sockets at once then; where they
-# get time to.
+# Seconds to wait for orphaned workers. Workers check their signals ten times a second, then close
+# their sockets.
 _ORPHANED_S = 30.0
-# Files that are open without any client: 20 when nothing happens, and some more while engines are
-# started and asked.
+# Open files without any client: 20 at rest, and more while engines are started and inspected.
 _OWN_FILES = 32
 _LEAST_CONNECTIONS = 8
-# After the grace time: for what else has to end.
+# Seconds after the grace time for the end of other parts.
 _LAST_S = 30
 
 
 def listen(settings: Settings) -> socket.socket:
-    """The listening socket, bound before anything else is started. Raises SettingsError when the
-    port is taken."""
+    """The listening socket, bound before anything else starts. Raises SettingsError if the port is
+    taken."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     watch_peer(listener)
-    hold_little(listener)
+    limit_send_buffer(listener)
     try:
         listener.bind((settings.host, settings.port))
     except OSError as error:
         listener.close()
         raise SettingsError(
             f"Cannot listen on {settings.host} port {settings.port}: {error.strerror}.",
-            hint="Stop what uses it, or set FITSERVE_PORT.",
+            hint="Stop the program that uses it, or set FITSERVE_PORT.",
         ) from None
     return listener
 
 
-def allow_connections(settings: Settings) -> Settings:
-    """Raises the limit on open files, where the system lets us: a client and its engine are two
-    each. Where it does not, fewer clients are let
-    in, so that there is always a file left for an engine, the database and a log. Raises
-    SettingsError when too few are left to serve anybody.
+def limit_connections(settings: Settings) -> Settings:
+    """Settings with as many connections as open files allow, after raising the limit if possible. A
+    client and its engine take two files. Files for engines, the database and logs are reserved.
+
+    Raises SettingsError if too few files remain.
     """
-    wanted = 2 * settings.max_connections + 512
-    allowed = open_files.allow(wanted)
-    # Two files for each connection, and one for each of those that are being refused.
+    target = 2 * settings.max_connections + 512
+    allowed = open_files.allow(target)
+    # Two files for each connection, and one for each connection being refused.
     connections = settings.max_connections
-    while connections > 0 and 2 * connections + most_refused(connections) > allowed - _OWN_FILES:
+    while (
+        connections > 0 and 2 * connections + refusal_capacity(connections) > allowed - _OWN_FILES
+    ):
         connections -= 1
     if connections < min(_LEAST_CONNECTIONS, settings.max_connections):
-        least = _OWN_FILES + 2 * _LEAST_CONNECTIONS + most_refused(_LEAST_CONNECTIONS)
+        minimum = _OWN_FILES + 2 * _LEAST_CONNECTIONS + refusal_capacity(_LEAST_CONNECTIONS)
         raise SettingsError(
-            f"This process may open {allowed} files, and needs {least} at least.",
+            f"This process may open {allowed} files, but needs at least {minimum}.",
             hint=(
-                f"Raise the limit (`ulimit -n {wanted}`, or LimitNOFILE={wanted} in a systemd"
+                f"Raise the limit (`ulimit -n {target}`, or LimitNOFILE={target} in a systemd"
                 " unit)."
             ),
         )
@@ -87,14 +87,14 @@ def allow_connections(settings: Settings) -> Settings:
             "the limit on open files allows fewer connections than FITSERVE_MAX_CONNECTIONS",
             files=allowed,
             connections=connections,
-            hint=f"ulimit -n {wanted}, or LimitNOFILE={wanted} in a systemd unit",
+            hint=f"ulimit -n {target}, or LimitNOFILE={target} in a systemd unit",
         )
     return settings.model_copy(update={"max_connections": connections})
 
 
 def server_config(settings: Settings, app: GatewayApp) -> uvicorn.Config:
-    """How uvicorn serves `app`: every connection is a `ClientConnection`, which answers inference
-    itself."""
+    """Configuration of uvicorn for `app`: every connection is a `ClientConnection`, which answers
+    inference itself."""
     tls = app.certificate.context if app.certificate is not None else None
     return uvicorn_config(
         app, client_protocol(app.plane, tls), lifespan="on", grace_s=settings.stop_grace_s
@@ -102,138 +102,138 @@ def server_config(settings: Settings, app: GatewayApp) -> uvicorn.Config:
 
 
 class GatewayServer(uvicorn.Server):
-    """The server of a gateway of one process. Streams that would never end do so when it stops."""
+    """The server of a gateway of one process, which ends endless streams when it stops."""
 
     def __init__(self, config: uvicorn.Config, app: GatewayApp) -> None:
         super().__init__(config)
         self._app = app
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._app.stopping()
+        self._app.end_streams()
         await super().shutdown(sockets)
 
 
 def _opened(settings: Settings) -> list[socket.socket]:
-    """The sockets that a service manager has opened for us. Raises SettingsError where anyone could
-    reach them, and there is no key."""
-    found = systemd.opened()
-    for listener in found:
+    """The sockets that a service manager opened for this process. Raises SettingsError for a socket
+    that is reachable from outside, without a key."""
+    listeners = systemd.opened_sockets()
+    for listener in listeners:
         watch_peer(listener)
-        hold_little(listener)
+        limit_send_buffer(listener)
         host = (
             listener.getsockname()[0]
             if listener.family in (socket.AF_INET, socket.AF_INET6)
             else "a path"
         )
         try:
-            own = ipaddress.ip_address(host).is_loopback
+            loopback = ipaddress.ip_address(host).is_loopback
         except ValueError:
             raise SettingsError(
-                f"A socket that was opened for us is no TCP socket ({host}).",
+                f"The socket given by the service manager is no TCP socket ({host}).",
                 hint="Give `ListenStream=` a port.",
             ) from None
-        if not own and settings.admin_key is None:
+        if not loopback and settings.admin_key is None:
             raise SettingsError(
-                f"Refusing to serve the socket at {host} without a key: anyone who reaches that"
+                f"Refusing to serve the socket at {host} without a key: any client of that"
                 " address could start programs here.",
-                hint="Set FITSERVE_ADMIN_KEY, or have the socket on 127.0.0.1.",
+                hint="Set FITSERVE_ADMIN_KEY, or bind the socket to 127.0.0.1.",
             )
-    return found
+    return listeners
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """As `listen`, once the workers of a gateway that died have let go of the port."""
+    """The listening socket, after orphaned workers have released the port. Raises SettingsError."""
     from gateway.proxy.workers.orphaned_workers import end_orphaned_workers
 
-    until = time.monotonic() + _ORPHANED_S
+    deadline = time.monotonic() + _ORPHANED_S
     while True:
-        found = end_orphaned_workers(settings.data)
+        orphans = end_orphaned_workers(settings.data)
         try:
             return listen(settings)
         except SettingsError:
-            if not found or time.monotonic() > until:
+            if not orphans or time.monotonic() > deadline:
                 raise
         time.sleep(0.05)
 
 
 def _server(
-    settings: Settings, listeners: list[socket.socket], *, ours: bool
+    settings: Settings, listeners: list[socket.socket], *, bound_here: bool
 ) -> tuple[GatewayApp, uvicorn.Server, list[socket.socket]]:
-    """The application, its server, and where that listens. ours: this process has bound the
-    listener."""
+    """The application, its server, and the sockets of that server. `bound_here`: this process has
+    bound the listener."""
     if settings.workers == 1:
         app = create_app(settings)
         server = GatewayServer(server_config(settings, app), app)
-        app.giving_sockets = listeners
-        app.leave = partial(app.plane.leave, server, settings.drain_s)
+        app.client_sockets = listeners
+        app.drain = partial(app.plane.drain, server, settings.drain_s)
         return app, server, listeners
     from gateway.proxy.shared_memory import SharedMemory
     from gateway.proxy.workers import sockets
     from gateway.proxy.workers.control_server import ControlServer
 
-    given = (
-        [[one] for one in sockets.share(listeners[0], settings.workers)]
-        if ours
+    shares = (
+        [[listener] for listener in sockets.share(listeners[0], settings.workers)]
+        if bound_here
         else sockets.spread(listeners, settings.workers)
     )
     control, path = sockets.listen_control(settings.data)
-    app = create_app(settings, shared=(SharedMemory(), given, path))
+    app = create_app(settings, shared=(SharedMemory(), shares, path))
     workers = app.workers
-    assert workers is not None  # noqa: S101 - it was told what they share
-    worked = ControlServer(settings, app, workers, app.stopping)
+    assert workers is not None  # noqa: S101 - given above
+    control_server = ControlServer(settings, app, workers, app.end_streams)
 
-    async def leave() -> None:
-        await workers.leave(settings.drain_s)
-        worked.should_exit = True
+    async def drain() -> None:
+        await workers.hand_over(settings.drain_s)
+        control_server.should_exit = True
 
-    app.leave = leave
-    app.giving_sockets = workers.listeners
-    return app, worked, [control]
+    app.drain = drain
+    app.client_sockets = workers.listeners
+    return app, control_server, [control]
 
 
 def _end(server: uvicorn.Server, settings: Settings) -> None:
-    """As SIGTERM does; and where that hangs, because what ended the loop also holds up the end, the
-    kernel ends this process."""
+    """Stops the server like SIGTERM. The kernel ends the process if that hangs, because the cause
+    of the failure may also block the end."""
     server.should_exit = True
     signal.alarm(math.ceil(settings.stop_grace_s) + _LAST_S)
 
 
-def _take_over(settings: Settings) -> Taken:
-    """What the gateway that runs gives, which goes on until it is told. Raises SettingsError."""
-    taken = handover.ask(settings.data)
-    host, port = taken.listeners[0].getsockname()[:2]
+def _take_over(settings: Settings) -> Takeover:
+    """The offer of the running gateway. Raises SettingsError."""
+    takeover = handover.request_takeover(settings.data)
+    host, port = takeover.listeners[0].getsockname()[:2]
     if settings.port not in (0, port) or (
         settings.host != host and not {settings.host, host} <= {"localhost", "127.0.0.1"}
     ):
         raise SettingsError(
-            f"The gateway that runs listens on {host} port {port}, and this one is to listen on"
+            f"The running gateway listens on {host} port {port}, and this one should listen on"
             f" {settings.host} port {settings.port}.",
-            hint="Another address needs a restart: stop that one first.",
+            hint="Stop the running gateway first; another address needs a restart.",
         )
-    return taken
+    return takeover
 
 
 def _replace_ourselves(*_: object) -> None:
-    """Another process of the program as it is on the disk now takes over from this one."""
+    """Starts another process of the installed program, which takes over from this one."""
     if os.getpid() == 1:
-        log.warning("a container ends with its first process, so no other one can take over in it")
+        log.warning(
+            "a container ends with its first process, so another process cannot take over in it"
+        )
         return
-    log.info("another process of this program is started to take over")
+    log.info("starting another process of this program to take over")
     subprocess.Popen([sys.executable, "-m", "gateway.__main__", "serve", "--take-over"])
 
 
 def serve(settings: Settings, *, take_over: bool = False) -> None:
-    """Run the gateway until SIGTERM or SIGINT; engines go on running. take_over: from the one that
-    runs on the data folder. Raises SettingsError,
-    and FitserveError when the loop ends."""
-    # uvicorn finishes its work first, then raises the signal again: stopping a service is no
-    # failure.
+    """Runs the gateway until SIGTERM or SIGINT; engines keep running. `take_over`: from the running
+    gateway of the data folder. Raises SettingsError, and FitserveError when the loop ends."""
+    # uvicorn finishes its work, then raises the signal again. A stop of the service is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    settings = allow_connections(settings)
-    taken = _take_over(settings) if take_over else None
-    held = taken.lock if taken is not None else lock(settings.data)
+    settings = limit_connections(settings)
+    takeover = _take_over(settings) if take_over else None
+    data_lock = takeover.lock if takeover is not None else lock(settings.data)
     try:
-        listeners = taken.listeners if taken is not None else _opened(settings)
+        listeners = takeover.listeners if takeover is not None else _opened(settings)
         ours = not listeners
         listeners = listeners or [_listen(settings)]
         address, port = listeners[0].getsockname()[:2]
@@ -243,21 +243,21 @@ def serve(settings: Settings, *, take_over: bool = False) -> None:
             data=str(settings.data),
             keys=settings.admin_key is not None,
         )
-        if taken is not None:
-            taken.go()
-            own_lock(held)
-        app, server, where = _server(settings, listeners, ours=ours)
+        if takeover is not None:
+            takeover.take()
+            own_lock(data_lock)
+        app, server, sockets = _server(settings, listeners, bound_here=ours)
         app.stop = partial(_end, server, settings)
         app.started = lambda: server.started
-        app.lock, app.taken = held, taken
+        app.lock, app.takeover = data_lock, takeover
         signal.signal(signal.SIGUSR2, _replace_ourselves)
-        server.run(sockets=where)
+        server.run(sockets=sockets)
         if not server.started:
-            raise SettingsError("The gateway could not start; the lines above say why.")
+            raise SettingsError("The gateway could not start; see the lines above for the cause.")
         if app.failure is not None:
             raise FitserveError(
                 f"The control loop has ended ({app.failure}).",
-                hint="The log says why. Engines go on; start the gateway again.",
+                hint="See the log. Engines keep running; start the gateway again.",
             )
     finally:
-        os.close(held)
+        os.close(data_lock)

@@ -1,5 +1,4 @@
-"""What systemd and a service tell each other: sockets that it opened for the service, and when the
-service is ready.
+"""Interface to systemd: sockets opened for the service, and notification of readiness.
 
 Source: sd_listen_fds(3) and sd_notify(3); their library is not needed for that.
 """
@@ -13,22 +12,22 @@ import socket
 _FIRST = 3
 
 
-def opened() -> list[socket.socket]:
-    """The listening sockets that systemd has opened for this process. No other process takes them
-    for its own afterwards."""
+def opened_sockets() -> list[socket.socket]:
+    """The listening sockets that systemd opened for this process. Child processes do not inherit
+    them."""
     process, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     os.environ.pop("LISTEN_FDNAMES", None)
     if process != str(os.getpid()) or not count.isdecimal():
         return []
-    found = []
+    sockets = []
     for number in range(_FIRST, _FIRST + int(count)):
         os.set_inheritable(number, False)
-        found.append(socket.socket(fileno=number))
-    return found
+        sockets.append(socket.socket(fileno=number))
+    return sockets
 
 
 def notify(*lines: str) -> None:
-    """Tell the service manager, where one listens."""
+    """Notifies the service manager, if there is one."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return

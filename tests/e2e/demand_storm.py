@@ -43,7 +43,7 @@ from tests.support.sparse_weights import write_weights
 MODELS, PLACES, CLIENTS = 5, 2, 8
 # Of this size two fit into 80 GiB, and not three, with whatever context.
 LARGE = {**LLAMA_8B, "num_hidden_layers": 60}
-_STOPS = "The gateway stops."
+_STOPS = "The gateway is stopping."
 _MOMENT_S = 1.0
 _LEFT = re.compile(r'^fitserve_unloads_total\{model="[^"]*",why="room"\} (\d+)', re.MULTILINE)
 

@@ -114,7 +114,8 @@ def test_the_last_line_of_a_gateway_has_the_command_that_ends_its_engines(tmp_pa
     with ended(tmp_path) as (line, left):
         assert len(left) == 1
         command = re.search(
-            r"1 of its engines go on, and the next gateway adopts them; to end them: kill ([\d ]+)",
+            r"engines that keep running: 1; the next gateway adopts them;"
+            r" to end them: kill ([\d ]+)",
             line,
         )
         assert command is not None, line

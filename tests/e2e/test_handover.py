@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from gateway.errors import SettingsError
-from gateway.server.handover import ask
+from gateway.server.handover import request_takeover
 from gateway.store.data_folder import lock
 from tests.contract.process_harness import free_port
 from tests.e2e.conftest import Gateway, wait_for
@@ -154,18 +154,18 @@ def test_a_gateway_that_dies_before_it_serves_leaves_engines_and_an_end_with_an_
     with started(tmp_path, 1) as gateway:
         ran, old = engines(gateway), gateway.process
         assert old is not None
-        taken = ask(gateway.data)
+        taken = request_takeover(gateway.data)
         # It has not said that it goes on: nothing has changed.
         assert gateway.show("m")["state"] == "ready"
         with pytest.raises(SettingsError, match="Another gateway"):
             lock(gateway.data)
-        taken.go()
+        taken.take()
         assert taken.ready == ("m",)
         assert gateway.client.post("/v1/completions", json=ASK).status_code == 200
         assert gateway.client.get("/admin/models").status_code == 503
         taken._end.close()
         assert old.wait(HANG_S) == 1
-        assert "nobody has the control loop" in gateway.log.read_text()
+        assert "no process has the control loop" in gateway.log.read_text()
         for given in taken.listeners:
             given.close()
         os.close(taken.lock)
@@ -185,7 +185,7 @@ def test_who_wants_another_address_or_finds_nobody_is_told_and_nothing_ends(tmp_
             timeout=HANG_S,
             check=False,
         )
-        assert (done.returncode, "Another address needs a restart" in done.stderr) == (2, True), (
+        assert (done.returncode, "another address needs a restart" in done.stderr) == (2, True), (
             done.stderr
         )
         nobody = {**gateway.environment, "FITSERVE_DATA_DIR": str(tmp_path / "nobody")}
@@ -198,7 +198,5 @@ def test_who_wants_another_address_or_finds_nobody_is_told_and_nothing_ends(tmp_
             timeout=HANG_S,
             check=False,
         )
-        assert (done.returncode, "start it without --take-over" in done.stderr) == (2, True), (
-            done.stderr
-        )
+        assert (done.returncode, "omit --take-over" in done.stderr) == (2, True), done.stderr
         assert gateway.show("m")["state"] == "ready"

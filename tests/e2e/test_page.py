@@ -51,7 +51,7 @@ def test_a_model_is_added_watched_asked_and_deleted_on_the_page_alone(
         expect(listed).to_contain_text("tiny")
         listed.get_by_role("button").click()
         second.get_by_role("dialog").get_by_role("button", name="End").click()
-        page.sees("has ended this request")
+        page.sees("ended this request")
         expect(listed).to_have_count(0)
         second.close()
         tab.get_by_role("button", name="Delete").click()

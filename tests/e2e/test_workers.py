@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.proxy.workers.sockets import short
+from gateway.proxy.workers.sockets import short_path
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, stream, workers
 from tests.support.patience import HANG_S
@@ -311,7 +311,7 @@ def test_health_is_bad_without_any_worker(tmp_path: Path) -> None:
         httpx.Client(
             base_url="http://localhost",
             timeout=HANG_S,
-            transport=httpx.HTTPTransport(uds=short(gateway.data / "run" / "control.sock")),
+            transport=httpx.HTTPTransport(uds=short_path(gateway.data / "run" / "control.sock")),
         ) as control,
     ):
         assert (gateway.data / "run" / "control.sock").stat().st_mode & 0o777 == 0o600

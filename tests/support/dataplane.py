@@ -68,7 +68,7 @@ class Everyone(Keys):
     def __init__(self) -> None:
         super().__init__(None, None)
 
-    def who(self, found: Any, need: str, address: str) -> Key:
+    def authenticate(self, headers: Any, need: str, address: str) -> Key:
         return ANYONE
 
 
@@ -95,9 +95,9 @@ class Hog:
     account = "hog"
     moved = 0
 
-    def go_on(self) -> None: ...
+    def continue_body(self) -> None: ...
 
-    def give_up(self, error: FitserveError) -> None: ...
+    def reject(self, error: FitserveError) -> None: ...
 
 
 class _Loop(uvloop.Loop):

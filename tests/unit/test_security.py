@@ -164,7 +164,7 @@ def test_s14_wrong_keys_are_counted_per_address_and_forgotten() -> None:
 
     def wrong(address: str) -> int:
         try:
-            counted.wrong(address)
+            counted.count_wrong_key(address)
         except FitserveError as error:
             waits.append(error.retry_after_s)
             return error.status
@@ -200,5 +200,5 @@ def test_s14_a_guess_that_is_right_does_not_count_from_where_it_was_guessed() ->
 
 
 def test_whoever_calls_a_gateway_without_keys_may_do_everything_here() -> None:
-    assert Keys(None, None).who({b"host": b"127.0.0.1"}, "admin", "127.0.0.1") is ANYONE
+    assert Keys(None, None).authenticate({b"host": b"127.0.0.1"}, "admin", "127.0.0.1") is ANYONE
     assert ANYONE.scopes == KNOWN_SCOPES

@@ -25,8 +25,6 @@ NOT_YET = (
     "models",
     "planner",
     "profiles",
-    "proxy",
-    "server",
     "store",
     "wishes",
 )

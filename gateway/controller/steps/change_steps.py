@@ -142,7 +142,7 @@ class ChangeSteps:
             unrouted=unrouted,
             answers=unrouted
             and attempt is not None
-            and not self._drains.over(attempt.instance_name),
+            and not self._drains.is_drained(attempt.instance_name),
             failed=_failed(model, replica),
         )
 

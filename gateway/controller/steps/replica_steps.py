@@ -199,7 +199,7 @@ class ReplicaSteps:
             if eviction is None
             else Leaving(
                 eviction.reason,
-                drained=attempt is not None and self._drains.over(attempt.instance_name),
+                drained=attempt is not None and self._drains.is_drained(attempt.instance_name),
                 sleeps=not eviction.ends and _sleeps(model, replica),
             ),
             busy=replica.busy,
@@ -281,9 +281,9 @@ class ReplicaSteps:
 
     async def _stop(self, name: str, grace_s: float, hurry: Callable[[], bool] | None) -> None:
         """Stop an engine. With `hurry`, an engine that has left the routes first answers its
-        requests (`Drains.ended`)."""
+        requests (`Drains.wait_until_drained`)."""
         if hurry is not None:
-            await self._drains.ended(name, hurry)
+            await self._drains.wait_until_drained(name, hurry)
         await self._launcher.stop(name, grace_s)
 
     async def _performed(self, name: str, effect: Coroutine[Any, Any, None]) -> None:

@@ -51,7 +51,7 @@ class ShrinkSteps:
             if new is None or new.memory.promised_bytes > take.keeps:
                 raise NoPlan("no smaller plan was found")
             replica.unrouted_at = time.monotonic()
-            await self._drains.ended(old.instance_name)
+            await self._drains.wait_until_drained(old.instance_name)
             attempt, now = await self._attempts.begin(replica, new), replica.attempt
             if now is None or now.id != old.id:
                 await self._attempts.drop(attempt)

@@ -182,7 +182,7 @@ class EndpointWatcher:
         if not models[name].state_here:
             return *away, f"{self.url} has {name}, which is {models[name].state_there} there"
         replica = RoutedReplica(
-            self.url, f"{self._model}@{self.url}", name, key=key or "", elsewhere=True
+            self.url, f"{self._model}@{self.url}", name, key=key or "", remote=True
         )
         return replica, models[name].state_here, ""
 

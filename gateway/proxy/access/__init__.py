@@ -1,1 +1,1 @@
-"""Who may call, for what and how much: keys, scopes, limits, wrong keys."""
+"""Access: keys, scopes, rate limits, and counts of wrong keys."""

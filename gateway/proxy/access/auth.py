@@ -1,9 +1,9 @@
-"""Who may call: bearer keys, and without any key only this machine's own programs.
+"""Authentication of callers by bearer keys; without any key, local callers only.
 
-no key at all           everything is open; the server listens on loopback only, and web pages are kept out
-keys of the settings    FITSERVE_ADMIN_KEY, good for everything; FITSERVE_API_KEY, good for inference only
-keys that were made     with the scopes and limits of their grants (`gateway.domain.grant`); in the store as digests
-no key with a scope     what needs that scope is closed
+no key at all           all is open on loopback, except to web pages
+keys of the settings    FITSERVE_ADMIN_KEY for everything; FITSERVE_API_KEY for inference only
+created keys            scopes and limits of grants (`gateway.domain.grant`); stored as digests
+no key with a scope     requests that need that scope are refused
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from gateway.proxy.access.failed_logins import FailedLogins
 from gateway.proxy.access.origins import ANY, Origins
 
 if TYPE_CHECKING:
-    # Workers hold keys too, and do without the values of the planner: 15 MiB each.
+    # Workers have keys too, and do without the values of the planner, which saves 15 MiB each.
     from gateway.domain.grant import Grant
 
-# Names and literals that always mean this machine, so that no DNS answer can point them elsewhere.
+# Names and addresses that always mean this machine, so that no DNS answer can change them.
 _LOOPBACK = rb"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]{1,5})?"
 _LOCAL_HOST = re.compile(_LOOPBACK, re.IGNORECASE)
 _LOCAL_ORIGIN = re.compile(rb"https?://" + _LOOPBACK, re.IGNORECASE)
-# A key of the settings with fewer characters may have been made up by a person.
+# A shorter key of the settings is probably invented by a person.
 _LONG = 32
 _NOBODY = bytes(32)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What a key may use. None: no limit."""
+    """Limits of a key. None: no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -44,7 +44,7 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A caller. `models`: the models that the caller may ask, None for all; `limit`: None for no
+    """A caller. `models`: the models that the caller may use, None for all; `limit`: None for no
     limits."""
 
     name: str
@@ -54,11 +54,11 @@ class Key:
     limit: KeyLimits | None = None
     guessable: bool = False
 
-    def sees(self, model: str) -> bool:
+    def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
 
 
-# Whoever calls a gateway without keys.
+# The caller of a gateway without keys.
 ANYONE = Key("", _NOBODY, SCOPES)
 
 
@@ -71,10 +71,10 @@ def key_of(grant: Grant, digest: bytes) -> Key:
 
 @dataclass(frozen=True, slots=True)
 class KeyTable:
-    """All keys in force, by their SHA-256 digests only: a memory dump or a traceback does not give
-    them away.
+    """All valid keys, by their SHA-256 digests only, so a memory dump or a traceback does not
+    contain them.
 
-    `closed`: the stored keys cannot be read, so only the keys of the settings are good.
+    `closed`: the stored keys cannot be read, so only the keys of the settings are valid.
     """
 
     keys: Mapping[bytes, Key]
@@ -87,14 +87,14 @@ class KeyTable:
 
 
 class Keys:
-    """The keys of the settings, and the keys that were made here. The table is swapped whole, so
-    that keys can change while requests come."""
+    """The keys of the settings and the created keys. The table is replaced as a whole, so keys can
+    change while requests arrive."""
 
     def __init__(
         self,
         admin: str | None,
         api: str | None,
-        made: Iterable[Key] = (),
+        created: Iterable[Key] = (),
         failed_logins: FailedLogins | None = None,
         origins: Origins | None = None,
     ) -> None:
@@ -107,19 +107,19 @@ class Keys:
         )
         self._failed_logins = failed_logins or FailedLogins()
         self._origins = origins or Origins()
-        self.swap(made)
+        self.swap(created)
 
-    def swap(self, made: Iterable[Key], *, closed: bool = False) -> None:
-        """From now on these keys are good, and the keys of the settings."""
+    def swap(self, created: Iterable[Key], *, closed: bool = False) -> None:
+        """Makes `created` and the keys of the settings the valid keys."""
         self.table = KeyTable(
-            MappingProxyType({key.digest: key for key in (*made, *self._fixed)}), closed
+            MappingProxyType({key.digest: key for key in (*created, *self._fixed)}), closed
         )
         self._open = not self.table.keys and not closed
         self._scopes = self.table.scopes
 
     @property
     def fixed_names(self) -> frozenset[str]:
-        """Of the keys of the settings."""
+        """Names of the keys of the settings."""
         return frozenset(key.name for key in self._fixed)
 
     @property
@@ -131,50 +131,51 @@ class Keys:
         return self._open
 
     def admit(self, headers: Iterable[tuple[bytes, bytes]], need: Scope, address: str = "") -> Key:
-        """The caller with these (lower-case) ASGI headers, who must have the scope `need`. Raises
-        BadRequest, and the errors of `who`."""
-        found: dict[bytes, bytes] = {}
+        """The caller with these (lower-case) ASGI headers, after a check of the scope `need`.
+        Raises BadRequest, and the errors of `authenticate`."""
+        single: dict[bytes, bytes] = {}
         for name, value in headers:
             if name in (b"authorization", b"host", b"origin"):
-                if name in found:
+                if name in single:
                     raise BadRequest(
-                        f"The request has two {name.decode()} headers.", hint="Send one."
+                        f"The request has two {name.decode()} headers.", hint="Send only one."
                     )
-                found[name] = value
-        return self.who(found, need, address)
+                single[name] = value
+        return self.authenticate(single, need, address)
 
-    def who(self, found: Mapping[bytes, bytes], need: Scope, address: str) -> Key:
-        """As `admit`, where no header comes twice. Raises Forbidden and as `check`."""
+    def authenticate(self, headers: Mapping[bytes, bytes], need: Scope, address: str) -> Key:
+        """The caller with these headers, of which none occurs twice. Raises Forbidden, and the
+        errors of `check`."""
         if self._open:
-            origin = found.get(b"origin")
+            origin = headers.get(b"origin")
             check_local(
-                found.get(b"host"),
-                None if self._welcome(origin, need) else origin,
-                own=need != "inference",
+                headers.get(b"host"),
+                None if self._is_welcome(origin, need) else origin,
+                same_port=need != "inference",
             )
             return ANYONE
-        return self.check(found.get(b"authorization"), need, address)
+        return self.check(headers.get(b"authorization"), need, address)
 
-    def _welcome(self, origin: bytes | None, need: Scope) -> bool:
-        """Whether pages of that origin may call without a key. That all may (`*`) is no leave to
+    def _is_welcome(self, origin: bytes | None, need: Scope) -> bool:
+        """Whether pages of that origin may call without a key. Pages of all origins (`*`) may not
         start programs here."""
         return self._origins.names(origin) or (need == "inference" and ANY in self._origins.named)
 
     def check(self, authorization: bytes | None, need: Scope, address: str = "") -> Key:
-        """Raises Unauthorized without a good key, Forbidden when the key is good but not for
-        `need`, RateLimited (`FailedLogins`)."""
+        """The caller with this header. Raises Unauthorized without a valid key, Forbidden for a key
+        without the scope `need`, RateLimited (`FailedLogins`)."""
         if self._open:
             return ANYONE
         if need not in self._scopes:
-            what = "inference API is" if need == "inference" else "admin API is"
+            api = "inference API is" if need == "inference" else "admin API is"
             name = "API" if need == "inference" else "admin"
             raise Forbidden(
-                f"The {what} closed: no {name} key is configured.",
+                f"The {api} closed: no {name} key is configured.",
                 hint="Set FITSERVE_ADMIN_KEY and restart.",
             )
         if authorization is None:
             raise Unauthorized(
-                "This needs a key.", hint="Send the header `Authorization: Bearer KEY`."
+                "This request needs a key.", hint="Send the header `Authorization: Bearer KEY`."
             )
         scheme, _, token = authorization.partition(b" ")
         token = token.strip()
@@ -183,43 +184,43 @@ class Keys:
                 "The Authorization header is not a bearer key.",
                 hint="Send `Authorization: Bearer KEY`.",
             )
-        # The time of the look-up depends on the digest of the token that was sent, not on the
-        # token. So the time leads nobody nearer to a key.
+        # The time of the look-up depends on the digest of the sent token, not on the token, so it
+        # reveals nothing about a key.
         digest = digest_of(token)
         key = self.table.keys.get(digest)
         if not hmac.compare_digest(digest, _NOBODY if key is None else key.digest) or key is None:
-            self._failed_logins.wrong(address)
+            self._failed_logins.count_wrong_key(address)
             raise Unauthorized(
-                "The key is not one of this gateway.",
+                "The key is not valid at this gateway.",
                 hint="Check it for missing or extra characters.",
             )
         if key.guessable:
-            self._failed_logins.right(address, digest)
+            self._failed_logins.accept_guessable_key(address, digest)
         if need not in key.scopes:
             raise Forbidden(
-                f"This key is for {' and '.join(sorted(key.scopes))} only.",
-                hint=f"This needs a key for {need}.",
+                f"This key has only the scope {' and '.join(sorted(key.scopes))}.",
+                hint=f"Use a key with the scope {need}.",
             )
         return key
 
 
-def check_local(host: bytes | None, origin: bytes | None, *, own: bool = False) -> None:
-    """Keeps web pages out of a gateway without keys: Host shows DNS rebinding, Origin a foreign
-    page. own: only pages of this very port may
-    call, not those of other programs of this machine. Raises Forbidden."""
+def check_local(host: bytes | None, origin: bytes | None, *, same_port: bool = False) -> None:
+    """Rejects web pages at a gateway without keys: Host shows DNS rebinding, Origin a foreign page.
+    `same_port`: only pages of this very port may call, not those of other local programs. Raises
+    Forbidden."""
     if host is None or not _LOCAL_HOST.fullmatch(host):
         raise Forbidden(
             "Without a key this gateway answers only to localhost, and the Host header names"
-            " something else.",
+            " another host.",
             hint="Use http://127.0.0.1 or http://localhost, or set FITSERVE_ADMIN_KEY.",
         )
     if origin is None:
         return
     if not _LOCAL_ORIGIN.fullmatch(origin) or (
-        own and origin.partition(b"://")[2].lower() != host.lower()
+        same_port and origin.partition(b"://")[2].lower() != host.lower()
     ):
         raise Forbidden(
-            "Without a key this gateway takes no requests from web pages of another origin.",
+            "Without a key this gateway accepts no requests from web pages of another origin.",
             hint=(
                 "Set FITSERVE_ADMIN_KEY and send it, name the origin in FITSERVE_ORIGINS, or call"
                 " from this machine."

@@ -1,5 +1,5 @@
-"""The unit in which clients are counted by address: an IPv4 address, or the /64 network of an IPv6
-address, which one customer has whole."""
+"""The network that stands for one client: an IPv4 address, or the /64 network of an IPv6
+address."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import ipaddress
 
 
 def client_network(address: str) -> str:
-    """The unit to which `address` belongs. What is no address is a unit of its own."""
+    """The client network of `address`. Text that is no address is a network of its own."""
     if ":" not in address:
         return address
     try:
-        found = ipaddress.IPv6Address(address)
+        parsed = ipaddress.IPv6Address(address)
     except ValueError:
         return address
-    return str(found.ipv4_mapped or ipaddress.IPv6Address(int(found) >> 64 << 64))
+    return str(parsed.ipv4_mapped or ipaddress.IPv6Address(int(parsed) >> 64 << 64))

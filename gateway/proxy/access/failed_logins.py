@@ -1,9 +1,8 @@
-"""Wrong keys, counted by address: a client that guesses keys is told to come back later; clients
-with a good key are not.
+"""Counts of wrong keys by address: a client that guesses keys is slowed down.
 
-Up to MOST wrong keys in a minute are answered with 401, more with 429. A client could still guess
-right on the way. So a key that is easy to guess (a person made it up) is not accepted from an
-address with too many wrong keys, unless it was used from there before.
+Up to MOST wrong keys in a minute are answered with 401, more with 429; clients with a valid key are
+not affected. A guess could still be right. So an address with too many wrong keys may not use a
+guessable key (invented by a person), unless it used that key before.
 """
 
 from __future__ import annotations
@@ -19,45 +18,43 @@ from gateway.proxy.shared_memory import FAILED_LOGINS, ROWS, SharedMemory, Share
 
 MOST = 10
 WINDOW_S = 60.0
-# The number of the lock.
+# Index of the lock.
 _LOCK = ROWS
 
 
 class FailedLogins:
-    """The counts. `memory`: shared by several processes, which count together; None: this process
-    counts alone. The oldest addresses are
-    forgotten."""
+    """Counts of wrong keys. `memory`: shared by several processes, None: of this process alone. The
+    oldest addresses are dropped."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, memory: SharedMemory | None = None
     ) -> None:
         self._clock = clock
-        # Address -> wrong keys and the begin of their minute; address and key -> 1 where the key
-        # was right.
+        # Address -> count of wrong keys and the start of their minute; address and key -> 1 after
+        # the key was right.
         self._table = memory.failed_logins if memory is not None else SharedTable(FAILED_LOGINS)
         self._lock = memory.lock(_LOCK) if memory is not None else contextlib.nullcontext()
 
-    def wrong(self, address: str) -> None:
-        """A wrong key came. Raises RateLimited where too many have come."""
-        now, where = self._clock(), client_network(address).encode()
+    def count_wrong_key(self, address: str) -> None:
+        """Counts a wrong key. Raises RateLimited after too many."""
+        now, network = self._clock(), client_network(address).encode()
         with self._lock:
-            count, since = self._table.get(where)
-            if not count or now - since >= WINDOW_S:
-                since, count = int(now), 0
-            self._table.put(where, count + 1, since)
+            count, start = self._table.get(network)
+            if not count or now - start >= WINDOW_S:
+                start, count = int(now), 0
+            self._table.store(network, count + 1, start)
         if count >= MOST:
-            raise _too_many(since + WINDOW_S - now)
+            raise _too_many(start + WINDOW_S - now)
 
-    def right(self, address: str, digest: bytes) -> None:
-        """A key that is easy to guess was right. Raises RateLimited where somebody may have guessed
-        it just now."""
-        now, here = self._clock(), address.encode() + digest
-        if self._table.get(here)[0]:
+    def accept_guessable_key(self, address: str, digest: bytes) -> None:
+        """Accepts a guessable key. Raises RateLimited if it may have been guessed just now."""
+        now, login = self._clock(), address.encode() + digest
+        if self._table.get(login)[0]:
             return
-        count, since = self._table.get(client_network(address).encode())
-        if count > MOST and now - since < WINDOW_S:
-            raise _too_many(since + WINDOW_S - now)
-        self._table.put(here, 1, int(now))
+        count, start = self._table.get(client_network(address).encode())
+        if count > MOST and now - start < WINDOW_S:
+            raise _too_many(start + WINDOW_S - now)
+        self._table.store(login, 1, int(now))
 
 
 def _too_many(wait_s: float) -> RateLimited:

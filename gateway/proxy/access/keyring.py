@@ -1,15 +1,12 @@
-"""The keys that were made here. They are kept in the store, and once more in a file beside the
-database, DATA_DIR/keys.json.
+"""Created keys, kept in the store and in a file beside the database, DATA_DIR/keys.json.
 
-Both have digests only. Both have the same keys; where the file has keys and the database has none,
-the database was lost or set back, and takes the keys of the file. So a gateway with keys does not
-open to everybody when its database is damaged. Where the file cannot be read either, only the keys
-of the settings are good.
+Both hold the digests of the same keys. A database without keys was lost or reset, so it takes the
+keys of the file: a damaged database does not open the gateway. If the file is unreadable too, only
+the keys of the settings are valid.
 
-A key can always be revoked, though the disk is full: at once in memory, then in the file by zeros
-over its digest, which need no new room, and then in the database and the file as a whole, which is
-tried again until it is done. A key with a struck digest in the file is revoked, whatever the
-database says.
+A key can be revoked on a full disk: at once in memory, then in the file by zeros over its digest,
+which need no space. The database and the whole file follow, retried until they succeed. A key with
+a struck digest in the file is revoked, even if the database has it.
 """
 
 from __future__ import annotations
@@ -54,24 +51,24 @@ _STORED_KEYS: TypeAdapter[tuple[StoredKey, ...]] = TypeAdapter(tuple[StoredKey, 
 
 class Keyring:
     """Blocks for the time of a disk write, and may be called from any thread. `changed` is called
-    when others are in force."""
+    after each change of the valid keys."""
 
     def __init__(self, store: Store, data: Path, keys: Keys, changed: Callable[[], object]) -> None:
-        self.kept: tuple[StoredKey, ...] = ()
+        self.stored: tuple[StoredKey, ...] = ()
         self._store = store
         self._file = data / "keys.json"
         self._keys = keys
         self._changed = changed
         self._lock = threading.Lock()
         self._revoked: dict[str, StoredKey] = {}
-        """Keys that are good for nothing any more, and that the database or the file still has."""
+        """Revoked keys that the database or the file still has."""
         self._timer: threading.Timer | None = None
 
     def load(self) -> None:
-        """Makes the stored keys good."""
+        """Makes the stored keys valid."""
         stored = tuple(
-            StoredKey(grant=grant, digest=digest.hex(), created_at=at)
-            for grant, digest, at in self._store.grants()
+            StoredKey(grant=grant, digest=digest.hex(), created_at=created_at)
+            for grant, digest, created_at in self._store.grants()
         )
         in_file: tuple[StoredKey, ...] = ()
         closed = False
@@ -82,121 +79,120 @@ class Keyring:
         except (OSError, ValidationError) as error:
             if not stored:
                 log.error(  # noqa: TRY400
-                    "the keys cannot be read, so nobody is let in without one of the settings",
+                    "the stored keys cannot be read; only the keys of the settings are valid",
                     error=str(error)[:300],
                 )
                 closed = True
-        struck = {(one.grant.name, one.created_at) for one in in_file if one.struck}
-        kept = tuple(one for one in stored if (one.grant.name, one.created_at) not in struck)
+        struck = {(key.grant.name, key.created_at) for key in in_file if key.struck}
+        valid = tuple(key for key in stored if (key.grant.name, key.created_at) not in struck)
         if not stored:
-            kept = tuple(one for one in in_file if not one.struck)
-            if kept:
+            valid = tuple(key for key in in_file if not key.struck)
+            if valid:
                 log.warning(
-                    "the database knew no keys, those of the file beside it are in force",
-                    keys=len(kept),
+                    "the database had no keys; the keys of the file beside it are valid",
+                    keys=len(valid),
                 )
                 if self._store.problem is None:
-                    for one in kept:
-                        self._store.add_key(one.grant, bytes.fromhex(one.digest), one.created_at)
-        self._swap(kept, closed=closed)
-        if stored and kept != in_file:
+                    for key in valid:
+                        self._store.add_key(key.grant, bytes.fromhex(key.digest), key.created_at)
+        self._swap(valid, closed=closed)
+        if stored and valid != in_file:
             self._revoked = {
-                one.grant.name: one.evolve(digest=_STRUCK)
-                for one in stored
-                if (one.grant.name, one.created_at) in struck
+                key.grant.name: key.evolve(digest=_STRUCK)
+                for key in stored
+                if (key.grant.name, key.created_at) in struck
             }
             self._settle()
 
     def add(self, grant: Grant) -> str:
-        """The new key, in clear for the only time. Raises Conflict, StoreError."""
+        """The new key, in clear text for the only time. Raises Conflict, StoreError."""
         self._store.changeable()
         with self._lock:
             if self._revoked and not self._settle():
                 raise StoreError(
-                    "A key that was revoked is not out of the database yet. Nothing was changed.",
+                    "A revoked key is still in the database. Nothing was changed.",
                     hint="Free disk space or repair the permissions of FITSERVE_DATA_DIR.",
                 )
             if grant.name in FROM_SETTINGS or any(
-                one.grant.name == grant.name for one in self.kept
+                key.grant.name == grant.name for key in self.stored
             ):
                 raise Conflict(
-                    f"There is a key {grant.name} already.",
+                    f"The key {grant.name} exists already.",
                     hint="Remove it first, or use another name.",
                 )
             if "admin" not in grant.scopes and "admin" not in self._keys.table.scopes:
                 raise Conflict(
-                    "The first key must have the scope admin: without one nobody could make or"
-                    " remove keys any more.",
-                    hint="Make that one first, or set FITSERVE_ADMIN_KEY.",
+                    "The first key must have the scope admin: without such a key, keys could not be"
+                    " created or removed.",
+                    hint="Create an admin key first, or set FITSERVE_ADMIN_KEY.",
                 )
-            key = new_key()
-            one = StoredKey(grant=grant, digest=digest_of(key).hex(), created_at=time.time())
-            kept = (*self.kept, one)
-            self._write(kept)
-            self._store.add_key(grant, bytes.fromhex(one.digest), one.created_at)
-            self._swap(kept)
-        log.info("key made", key=grant.name, scopes=grant.scopes)
-        return key
+            secret = new_key()
+            stored = StoredKey(grant=grant, digest=digest_of(secret).hex(), created_at=time.time())
+            keys = (*self.stored, stored)
+            self._write(keys)
+            self._store.add_key(grant, bytes.fromhex(stored.digest), stored.created_at)
+            self._swap(keys)
+        log.info("key created", key=grant.name, scopes=grant.scopes)
+        return secret
 
     def remove(self, name: str) -> bool:
-        """From now on the key is good for nothing; its requests under way are finished. Whether
-        that is on the disk too: where not, it is tried
-        again, and a gateway that starts before it has succeeded knows the key. Raises NotFound,
-        Conflict.
-        """
+        """Revokes a key at once; its current requests are finished. Whether the disk has the
+        change; otherwise it is retried, and a gateway that starts before accepts the key. Raises
+        NotFound, Conflict."""
         with self._lock:
             if name in FROM_SETTINGS:
                 raise Conflict(
                     f"The key {name} comes from the settings.",
                     hint=f"Unset FITSERVE_{name.upper()}_KEY and restart.",
                 )
-            kept = tuple(one for one in self.kept if one.grant.name != name)
-            if len(kept) == len(self.kept):
+            remaining = tuple(key for key in self.stored if key.grant.name != name)
+            if len(remaining) == len(self.stored):
                 raise NotFound(
-                    f"There is no key {name[:200]}.", hint="`fitserve keys ls` lists them."
+                    f"The key {name[:200]} does not exist.",
+                    hint="`fitserve keys ls` lists the keys.",
                 )
-            left = {
-                *(scope for one in kept for scope in one.grant.scopes),
+            scopes = {
+                *(scope for key in remaining for scope in key.grant.scopes),
                 *self._keys.fixed_scopes,
             }
-            if left and "admin" not in left:
+            if scopes and "admin" not in scopes:
                 raise Conflict(
-                    "This is the last key with the scope admin: without one nobody could make or"
-                    " remove keys any more.",
-                    hint="Remove the other keys first, or make another one for admin.",
+                    "This is the last key with the scope admin: without it, keys could not be"
+                    " created or removed.",
+                    hint="Remove the other keys first, or create another key with the scope admin.",
                 )
-            gone = next(one for one in self.kept if one.grant.name == name)
-            self._swap(kept)
-            self._revoked[name] = gone
-            struck = self._strike(gone)
+            revoked = next(key for key in self.stored if key.grant.name == name)
+            self._swap(remaining)
+            self._revoked[name] = revoked
+            struck = self._strike(revoked)
             durable = self._settle() or struck
         if durable:
             log.info("key removed", key=name)
         else:
             log.warning(
-                "key removed, but the disk does not take it; a restart would bring the key back"
-                " until it does",
+                "key removed, but not yet on the disk; a restart before that would bring the key"
+                " back",
                 key=name,
             )
         return durable
 
     def close(self) -> None:
-        """Tries nothing again."""
+        """Ends all retries."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
 
     def _strike(self, key: StoredKey) -> bool:
-        """Zeros over the digest in the file: a full disk has room for that. Whether they are on the
-        disk."""
+        """Writes zeros over the digest in the file, which needs no disk space. Whether they are on
+        the disk."""
         if key.struck:
             return True
         try:
             with self._file.open("r+b") as file:
-                at = file.read().find(key.digest.encode())
-                if at < 0:
+                offset = file.read().find(key.digest.encode())
+                if offset < 0:
                     return False
-                file.seek(at)
+                file.seek(offset)
                 file.write(_STRUCK.encode())
                 file.flush()
                 os.fsync(file.fileno())
@@ -206,44 +202,44 @@ class Keyring:
         return True
 
     def _settle(self) -> bool:
-        """Takes revoked keys out of the database, and then out of the file. Whether nothing is left
-        to do; else it is tried again later."""
+        """Removes revoked keys from the database, then from the file. Whether all is done;
+        otherwise it is retried later."""
         if self._store.problem is None:
             with contextlib.suppress(StoreError):
                 for name in self._revoked:
                     with contextlib.suppress(NotFound):
                         self._store.remove_key(name)
-                self._write(self.kept)
+                self._write(self.stored)
                 self._revoked.clear()
                 return True
-        # The database is another one, in memory, until the next start: the struck digest must stay
-        # in the file until then.
+        # The database is a temporary one in memory until the next start, so the struck digest has
+        # to stay in the file.
         elif not [key for key in list(self._revoked.values()) if not self._strike(key)]:
             self._revoked.clear()
             return True
         if self._timer is None or not self._timer.is_alive():
-            self._timer = threading.Timer(_RETRY_S, self._try_again)
+            self._timer = threading.Timer(_RETRY_S, self._retry)
             self._timer.daemon = True
             self._timer.start()
         return False
 
-    def _try_again(self) -> None:
+    def _retry(self) -> None:
         with self._lock:
             self._timer = None
             names = list(self._revoked)
             if names and self._settle():
-                log.info("revoked keys are out of the database now", keys=names)
+                log.info("revoked keys are removed from the database now", keys=names)
 
-    def _swap(self, kept: tuple[StoredKey, ...], *, closed: bool = False) -> None:
-        self.kept = kept
+    def _swap(self, stored: tuple[StoredKey, ...], *, closed: bool = False) -> None:
+        self.stored = stored
         self._keys.swap(
-            [key_of(one.grant, bytes.fromhex(one.digest)) for one in kept], closed=closed
+            [key_of(key.grant, bytes.fromhex(key.digest)) for key in stored], closed=closed
         )
         self._changed()
 
-    def _write(self, kept: tuple[StoredKey, ...]) -> None:
+    def _write(self, stored: tuple[StoredKey, ...]) -> None:
         try:
-            atomic_file.write(self._file, _STORED_KEYS.dump_json(kept))
+            atomic_file.write(self._file, _STORED_KEYS.dump_json(stored))
         except OSError as error:
             raise StoreError(
                 f"{self._file} cannot be written: {error.strerror}. Nothing was changed.",

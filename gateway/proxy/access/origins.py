@@ -1,25 +1,27 @@
-"""Web pages of other origins: which may call (`FITSERVE_ORIGINS`), and what their browsers are
-told. Never with credentials: a page sends its key itself."""
+"""Web pages of other origins (`FITSERVE_ORIGINS`): permission to call, and CORS headers.
+
+Credentials are never allowed: a page sends its key itself.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What a page may read of an answer beside its body.
+# Headers of an answer that a page may read.
 EXPOSED = (
     "x-request-id",
     "x-gateway-source",
     "retry-after",
     "x-should-retry",
     *(
-        f"x-ratelimit-{what}-{of}"
-        for what in ("limit", "remaining", "reset")
-        for of in ("requests", "tokens")
+        f"x-ratelimit-{value}-{unit}"
+        for value in ("limit", "remaining", "reset")
+        for unit in ("requests", "tokens")
     ),
     *(
-        f"anthropic-ratelimit-{of}-{what}"
-        for of in ("requests", "tokens")
-        for what in ("limit", "remaining", "reset")
+        f"anthropic-ratelimit-{unit}-{value}"
+        for unit in ("requests", "tokens")
+        for value in ("limit", "remaining", "reset")
     ),
 )
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -28,16 +30,16 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """`named`: as browsers send them ("https://app.example"), or "*" for all."""
+    """`named`: origins in the form that browsers send ("https://app.example"), or "*" for all."""
 
     named: frozenset[str] = frozenset()
 
     def names(self, origin: bytes | None) -> bool:
-        """Whether exactly this origin is named; all of them together are not."""
+        """Whether exactly this origin is named; "*" does not count."""
         return origin is not None and origin.decode("latin-1") in self.named - {ANY}
 
     def headers(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
-        """Of an answer to a page of that origin."""
+        """CORS headers of an answer to a page of that origin."""
         if origin is None or not (ANY in self.named or self.names(origin)):
             return []
         exposed = (b"access-control-expose-headers", ", ".join(EXPOSED).encode())
@@ -46,5 +48,5 @@ class Origins:
         return [(b"access-control-allow-origin", origin), (b"vary", b"origin"), exposed]
 
     def lines(self, origin: bytes | None) -> bytes:
-        """The same as lines of a head."""
+        """The CORS headers as lines of a head."""
         return b"".join(b"%b: %b\r\n" % pair for pair in self.headers(origin))

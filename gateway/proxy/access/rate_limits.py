@@ -1,10 +1,9 @@
-"""What a key may use: requests per minute, tokens per minute, requests at once. Refused before an
-engine is asked, with 429.
+"""Limits of a key: requests per minute, tokens per minute, concurrent requests.
 
-A minute's worth can be used at once, and comes back evenly over the minute that follows. Tokens are
-known only when an answer ends: they are taken then, what is over the limit is owed, and the next
-request waits until it is paid. Where an answer does not tell (the client left, or asked for no
-usage in its stream) they are estimated from its bytes, at no more than a minute's worth.
+Excess requests get 429. A minute's quota can be used at once, and refills evenly over the next
+minute. Tokens are known only at the end of an answer. Then they are deducted, and a negative
+balance delays the next request. If an answer reports no usage (the client left, or streamed without
+usage), its tokens are estimated from its bytes, up to a minute's quota.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gateway.proxy.access.auth import Key, KeyLimits
 from gateway.proxy.api.endpoints import Shape
 
 MINUTE_S = 60.0
-# Bytes per token, for an estimate: of text in JSON, and of an event that holds one token.
+# Bytes per token for an estimate: of text in JSON, and of an event with one token.
 TEXT_BYTES = 4
 EVENT_BYTES = 200
 
@@ -28,7 +27,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class Bucket:
-    """`size` per minute, full at first. Less than nothing is owed."""
+    """Token bucket of `size` per minute, full at first. A negative level is a debt."""
 
     __slots__ = ("_at", "_level", "size")
 
@@ -44,12 +43,12 @@ class Bucket:
         self._level, self._at = self.level(now) - count, now
 
     def wait_s(self, level: float, now: float) -> float:
-        """Until there is so much."""
+        """Seconds until the bucket has this level."""
         return max(0.0, (level - self.level(now)) * MINUTE_S / self.size)
 
 
 class Account:
-    """What one key has used."""
+    """Usage of one key."""
 
     def __init__(self, limit: KeyLimits, now: float) -> None:
         self._under_way = 0
@@ -63,27 +62,25 @@ class Account:
         return self._under_way
 
     def count(self, change: int) -> None:
-        """As many more are under way."""
+        """Adds to the number of current requests."""
         self._under_way += change
 
     def admit(self, shape: Shape, now: float) -> None:
-        """Takes a request. Raises RateLimited."""
-        for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
+        """Counts a new request. Raises RateLimited."""
+        for bucket, unit in ((self.requests, "requests"), (self.tokens, "tokens")):
             if bucket is not None and bucket.level(now) < 1:
                 wait_s = bucket.wait_s(1, now)
                 raise self._refusal(
-                    f"more than its {bucket.size} {what} per minute", wait_s, shape, now
+                    f"more than its {bucket.size} {unit} per minute", wait_s, shape, now
                 )
         if self.most is not None and self.under_way() >= self.most:
-            raise self._refusal(
-                f"as many requests under way as it may have, {self.most}", 1, shape, now
-            )
+            raise self._refusal(f"its {self.most} concurrent requests", 1, shape, now)
         self.count(1)
         if self.requests is not None:
             self.requests.take(1, now)
 
     def end(self, tokens: int, now: float) -> None:
-        """Of a request that was taken."""
+        """Counts the end of a request."""
         self.count(-1)
         if self.tokens is not None:
             self.tokens.take(tokens, now)
@@ -97,19 +94,22 @@ class Account:
         return error
 
     def headers(self, shape: Shape, now: float) -> Headers:
-        """How much is left, in the headers of OpenAI or Anthropic."""
+        """Remaining quota in the headers of OpenAI or Anthropic."""
         lines: list[tuple[bytes, bytes]] = []
-        for bucket, what in ((self.requests, b"requests"), (self.tokens, b"tokens")):
+        for bucket, unit in ((self.requests, b"requests"), (self.tokens, b"tokens")):
             if bucket is None:
                 continue
-            left, full_s = max(0, math.floor(bucket.level(now))), bucket.wait_s(bucket.size, now)
+            remaining, full_s = (
+                max(0, math.floor(bucket.level(now))),
+                bucket.wait_s(bucket.size, now),
+            )
             if shape == "anthropic":
-                name, reset = b"anthropic-ratelimit-" + what + b"-%b", _moment(full_s)
+                name, reset = b"anthropic-ratelimit-" + unit + b"-%b", _moment(full_s)
             else:
-                name, reset = b"x-ratelimit-%b-" + what, _duration(full_s)
+                name, reset = b"x-ratelimit-%b-" + unit, _duration(full_s)
             lines += [
                 (name % b"limit", b"%d" % bucket.size),
-                (name % b"remaining", b"%d" % left),
+                (name % b"remaining", b"%d" % remaining),
                 (name % b"reset", reset),
             ]
         return tuple(lines)
@@ -117,13 +117,13 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """A request that was admitted. Each has its `end`."""
+    """An admitted request. Each permit needs its `end`."""
 
     account: Account
     shape: Shape
 
     def lines(self, now: float) -> bytes:
-        """For the head of the answer."""
+        """Lines for the head of the answer."""
         return b"".join(b"%b: %b\r\n" % pair for pair in self.account.headers(self.shape, now))
 
     def end(self, tokens: int, now: float) -> None:
@@ -131,14 +131,14 @@ class Permit:
 
 
 class RateLimiter:
-    """The accounts of all keys with limits. Only the event loop that serves requests calls these
+    """Accounts of all keys with limits. Only the event loop that serves requests calls these
     methods."""
 
     def __init__(self) -> None:
         self._accounts: dict[bytes, Account] = {}
 
     def admit(self, key: Key, shape: Shape, now: float) -> Permit | None:
-        """None: this key has no limits. Raises RateLimited."""
+        """A permit for one request; None: the key has no limits. Raises RateLimited."""
         if key.limit is None:
             return None
         account = self._accounts.get(key.digest)
@@ -147,26 +147,26 @@ class RateLimiter:
         account.admit(shape, now)
         return Permit(account, shape)
 
-    def _open(self, digest: bytes, limit: KeyLimits, now: float) -> Account:  # noqa: ARG002 - where the memory is shared
+    def _open(self, digest: bytes, limit: KeyLimits, now: float) -> Account:  # noqa: ARG002
         return Account(limit, now)
 
     def keep(self, digests: Iterable[bytes]) -> None:
-        """Forgets the accounts of keys that are gone."""
-        kept = set(digests)
+        """Drops the accounts of removed keys."""
+        valid = set(digests)
         self._accounts = {
-            digest: account for digest, account in self._accounts.items() if digest in kept
+            digest: account for digest, account in self._accounts.items() if digest in valid
         }
 
 
-def estimate(asked_bytes: int, sent_bytes: int, *, events: bool, most: int) -> int:
-    """Tokens of a request and its answer, from their bytes; not more than `most`."""
+def estimate(asked_bytes: int, sent_bytes: int, *, events: bool, limit: int) -> int:
+    """The tokens of a request and its answer, estimated from their bytes; at most `limit`."""
     return min(
-        most, asked_bytes // TEXT_BYTES + sent_bytes // (EVENT_BYTES if events else TEXT_BYTES)
+        limit, asked_bytes // TEXT_BYTES + sent_bytes // (EVENT_BYTES if events else TEXT_BYTES)
     )
 
 
 def _duration(seconds: float) -> bytes:
-    """As in OpenAI's headers: 250ms, 7s, 6m0s."""
+    """A duration in the form of OpenAI's headers: 250ms, 7s, 6m0s."""
     if seconds < 1:
         return b"%dms" % math.ceil(seconds * 1000)
     whole = math.ceil(seconds)
@@ -174,7 +174,7 @@ def _duration(seconds: float) -> bytes:
 
 
 def _moment(seconds: float) -> bytes:
-    """In so many seconds, as in Anthropic's headers."""
+    """The time in `seconds`, in the form of Anthropic's headers."""
     return (
         datetime.fromtimestamp(math.ceil(time.time() + seconds), UTC)
         .strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,8 +1,7 @@
-"""Which scope a request to the application needs: one row for each of its routes. Inference never
-comes there, see `ClientConnection`.
+"""The scope that each route of the application needs. The data plane answers inference itself.
 
-read    tells of the gateway and changes nothing
-admin   changes something, makes the gateway read what the caller names, or shows what engines may have printed of prompts
+read    shows the gateway's state and changes nothing
+admin   changes something, reads a file or URL of the caller, or shows logs with parts of prompts
 open    needs no key
 """
 
@@ -59,15 +58,15 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
 
 
 class Scopes:
-    """Finds the row with the routes' own matching, on the value that routing uses, so that no
-    spelling of a path tells them apart."""
+    """Finds the row of a request by the routes' own matching, so that no spelling of a path leads
+    to another row."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self.routes = [route for route in routes if isinstance(route, Route)]
 
-    def needed(self, scope: types.Scope) -> Scope | Literal["open"]:
-        """What is in no row needs `admin`; what is no route at all is answered with a 404 to every
-        key that may read."""
+    def required_scope(self, scope: types.Scope) -> Scope | Literal["open"]:
+        """The scope for a request. A route without a row needs `admin`. Any key with `read` gets a
+        404 for an unknown path."""
         match, path = self.find(scope)
         if match is Match.FULL:
             method = "GET" if scope["method"] == "HEAD" else scope["method"]
@@ -75,8 +74,8 @@ class Scopes:
         return "admin" if match is Match.PARTIAL else "read"
 
     def find(self, scope: types.Scope) -> tuple[Match, str]:
-        """How well the best route matches, and its path as it was declared. Partial: it takes other
-        methods."""
+        """The best match of the routes, and the path of that route. Partial: the route accepts
+        other methods."""
         best, path = Match.NONE, ""
         for route in self.routes:
             match, _ = route.matches(scope)

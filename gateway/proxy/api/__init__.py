@@ -1,1 +1,1 @@
-"""The OpenAI surface: which endpoints there are, and how requests are read."""
+"""The OpenAI API: its endpoints, and reading of requests."""

@@ -1,13 +1,14 @@
-"""The endpoints: the only table of the paths that clients may call. Every other path is answered
-    with 404, and no engine hears of the request.
+"""The table of endpoints that clients may call. Any other path is answered with 404.
 
-Engines expose unauthenticated control endpoints (/sleep, /update_weights, /invocations), so a path
-that reaches one is written from this table, never from the client's bytes.
+Engines expose unauthenticated control endpoints (/sleep, /update_weights, /invocations). So a path
+to an engine is written from this table, never from the client's bytes.
 
-    task        what a model must do to answer (ModelRoute.task); a model whose task nobody knows may be asked for anything
-    body        json: an object with `model`; form: multipart/form-data with a field `model`; none: no body that counts
-    shape       whose errors the client expects
-    at          engine: passed on; id: passed on to the replica that made the response of that id; models: answered here
+    task         kind of model that can answer (ModelRoute.task); an unknown task is allowed
+    body         json: an object with `model`; form: multipart/form-data with a field `model`;
+                 none: the body is ignored
+    shape        the API whose errors the client expects
+    destination  engine: passed on; id: passed on to the replica that made the response of that id;
+                 models: answered here
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gateway.errors import BadRequest, MethodNotAllowed, NotFound
 Shape = Literal["openai", "anthropic"]
 
 _RESPONSE = re.compile(r"/v1/responses/(resp_[\w-]{1,120})(/cancel)?", re.ASCII)
-# What the engines read of the query of a retrieval: vLLM's `retrieve_responses` takes these two.
+# Query parameters of a retrieval that engines read: vLLM's `retrieve_responses` takes these two.
 _QUERY = re.compile(
     rb"(?:stream=\w{1,5}|starting_after=\d{1,9})(?:&(?:stream=\w{1,5}|starting_after=\d{1,9}))?",
     re.ASCII,
@@ -33,7 +34,7 @@ _QUERY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One row. `path` is the path at the engine; `name` is short, for metrics."""
+    """Row of the table. `path`: the path at the engine; `name`: a short name for metrics."""
 
     name: str
     method: str
@@ -41,7 +42,7 @@ class Endpoint:
     tasks: frozenset[str]
     body: Literal["json", "form", "none"] = "json"
     shape: Shape = "openai"
-    at: Literal["engine", "id", "models"] = "engine"
+    destination: Literal["engine", "id", "models"] = "engine"
     id: str = ""
     query: str = ""
     method_bytes: bytes = field(init=False)
@@ -57,7 +58,7 @@ class Endpoint:
             return
         raise BadRequest(
             f"The model '{model}' {'makes embeddings' if task == 'embed' else 'generates text'},"
-            f" which {self.path} does not do.",
+            f" and {self.path} needs another kind of model.",
             hint=(
                 "Use /v1/embeddings."
                 if task == "embed"
@@ -69,7 +70,7 @@ class Endpoint:
 
 _TEXT = frozenset({"generate"})
 _VECTORS = frozenset({"embed"})
-# Language models can score (SGLang) and hear (vLLM). Where a model cannot, its engine says so.
+# Language models can score (SGLang) and transcribe (vLLM). The engine reports a model that cannot.
 _ANY = _TEXT | _VECTORS
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -89,25 +90,23 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("detokenize", "POST", "/detokenize", _ANY),
     Endpoint("messages", "POST", "/v1/messages", _TEXT, shape="anthropic"),
     Endpoint("count_tokens", "POST", "/v1/messages/count_tokens", _TEXT, shape="anthropic"),
-    Endpoint("models", "GET", "/v1/models", _ANY, body="none", at="models"),
+    Endpoint("models", "GET", "/v1/models", _ANY, body="none", destination="models"),
 )
 _PATHS = {endpoint.path: endpoint for endpoint in ENDPOINTS}
-# The usual spelling, looked up without reading the URL: exactly the path, by the bytes of method
-# and target.
+# Endpoints by the exact bytes of method and target, found without parsing the URL.
 USUAL = {(endpoint.method_bytes, endpoint.target): endpoint for endpoint in ENDPOINTS}
 
 
 def is_inference(path: str) -> bool:
-    """Whether a decoded path is the data plane's to answer, if only with a 404; the rest is the
-    admin API's."""
+    """Whether the data plane answers a decoded path, if only with a 404. The admin API answers the
+    others."""
     return path in _PATHS or path.startswith(("/v1/", "/v2/")) or path in ("/v1", "/v2")
 
 
 def split(target: bytes) -> tuple[str, bytes]:
     """The decoded path and the raw query of a request target. Raises HttpParserInvalidURLError."""
     url = httptools.parse_url(target)
-    # The same decoding as uvicorn's of `scope["path"]`, so that a path means the same here and in
-    # FastAPI.
+    # Decoded like uvicorn's `scope["path"]`, so that a path means the same here and in FastAPI.
     path = (url.path or b"").decode("ascii")
     return urllib.parse.unquote(path) if "%" in path else path, url.query or b""
 
@@ -126,20 +125,29 @@ def find(path: str, query: bytes, method: str) -> Endpoint:
             "/v1/models",
             _ANY,
             body="none",
-            at="models",
+            destination="models",
             id=path.removeprefix("/v1/models/"),
         )
     elif endpoint is None and (match := _RESPONSE.fullmatch(path)):
-        wants = "POST" if match[2] else "GET"
-        known = query.decode() if wants == "GET" and _QUERY.fullmatch(query) else ""
+        needed_method = "POST" if match[2] else "GET"
+        query_text = query.decode() if needed_method == "GET" and _QUERY.fullmatch(query) else ""
         endpoint = Endpoint(
-            "responses", wants, path, _TEXT, body="none", at="id", id=match[1], query=known
+            "responses",
+            needed_method,
+            path,
+            _TEXT,
+            body="none",
+            destination="id",
+            id=match[1],
+            query=query_text,
         )
     if endpoint is None:
-        raise NotFound(f"There is no {path[:200]} here.", hint=f"Served are {_SERVED}.")
+        raise NotFound(
+            f"The path {path[:200]} does not exist.", hint=f"The endpoints are {_SERVED}."
+        )
     if endpoint.method != method:
         raise MethodNotAllowed(
-            f"{path[:200]} does not take {method}.",
+            f"{path[:200]} does not accept {method}.",
             hint=f"Use {endpoint.method}.",
             allow=endpoint.method,
         )

@@ -1,5 +1,4 @@
-"""Errors as the description of the API (OpenAPI 3.1) has them: their bodies, and which statuses a
-call answers with."""
+"""Errors in the OpenAPI description: their bodies, and the statuses of each call."""
 
 from __future__ import annotations
 
@@ -11,17 +10,17 @@ from gateway.errors import FitserveError
 
 def _kinds(kind: type[FitserveError] = FitserveError) -> Iterable[type[FitserveError]]:
     yield kind
-    for one in kind.__subclasses__():
-        yield from _kinds(one)
+    for subclass in kind.__subclasses__():
+        yield from _kinds(subclass)
 
 
 _TEXT = {"type": "string"}
-# By the name of the schema: as `FitserveError.envelope` and `gateway.proxy.api.protocol.envelope`
-# make them.
+# By the name of the schema. `FitserveError.envelope` and `gateway.proxy.api.protocol.envelope` make
+# these bodies.
 ERROR_SCHEMAS: dict[str, dict[str, Any]] = {
     "Error": {
         "type": "object",
-        "description": "What went wrong, why, and what to do next, in OpenAI's shape.",
+        "description": "The error, its cause and a remedy, in OpenAI's form.",
         "required": ["error"],
         "additionalProperties": False,
         "properties": {
@@ -32,7 +31,10 @@ ERROR_SCHEMAS: dict[str, dict[str, Any]] = {
                 "properties": {
                     "message": _TEXT,
                     "type": {"enum": sorted({kind.type for kind in _kinds()})},
-                    "param": {"type": ["string", "null"], "description": "the field that is meant"},
+                    "param": {
+                        "type": ["string", "null"],
+                        "description": "the field with the error",
+                    },
                     "code": {"enum": sorted({kind.code for kind in _kinds()})},
                 },
             }
@@ -40,7 +42,7 @@ ERROR_SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "AnthropicError": {
         "type": "object",
-        "description": "The same in Anthropic's shape; errors of engines are brought into it.",
+        "description": "The same in Anthropic's form. Errors of engines are converted to it.",
         "required": ["type", "error"],
         "properties": {
             "type": {"const": "error"},
@@ -53,8 +55,8 @@ ERROR_SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "EngineError": {
         "description": (
-            "Where `x-gateway-source` says `gateway`, an error of the gateway; else what the engine"
-            " said, as it is."
+            "An error of the gateway if `x-gateway-source` is `gateway`. Otherwise the engine's own"
+            " error, unchanged."
         ),
         "anyOf": [{"$ref": "#/components/schemas/Error"}, {}],
     },
@@ -62,16 +64,16 @@ ERROR_SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def errors(*kinds: type[FitserveError], schema: str = "Error") -> dict[int | str, dict[str, Any]]:
-    """The responses of a route that answers with these, by status."""
+    """The responses of a route for these errors, by status."""
     by_status: dict[int, list[type[FitserveError]]] = {}
     for kind in kinds:
         by_status.setdefault(kind.status, []).append(kind)
     return {
         status: {
             "description": " ".join(
-                f"`{kind.code}`: {(kind.__doc__ or '').partition('.')[0]}." for kind in found
+                f"`{kind.code}`: {(kind.__doc__ or '').partition('.')[0]}." for kind in group
             ),
             "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}},
         }
-        for status, found in by_status.items()
+        for status, group in by_status.items()
     }

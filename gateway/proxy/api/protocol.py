@@ -1,8 +1,7 @@
-"""HTTP and JSON as the data plane speaks them: request ids, the `model` field, answers and error
-envelopes.
+"""HTTP and JSON of the data plane: request ids, the `model` field, answers, error envelopes.
 
-An error has the shape of the API that was called, OpenAI's or Anthropic's; `x-gateway-source:
-gateway` tells it from an engine's.
+An error has the form of the API that was called, OpenAI's or Anthropic's. `x-gateway-source:
+gateway` marks an error of the gateway.
 """
 
 from __future__ import annotations
@@ -42,14 +41,13 @@ _ANTHROPIC_TYPES = {
 
 
 class RequestFields(msgspec.Struct):
-    """The fields that routing needs, each still in its own bytes. Of a repeated key the last
-    counts."""
+    """Fields that routing needs, as raw bytes. Of a repeated key the last counts."""
 
     model: msgspec.Raw = _NOTHING
     stream: msgspec.Raw = _NOTHING
     previous_response_id: msgspec.Raw = _NOTHING
     request_id: msgspec.Raw = _NOTHING
-    # What the choice between replicas looks at (`gateway.proxy.routing.balance`).
+    # read by the choice between replicas (`gateway.proxy.routing.balance`)
     system: msgspec.Raw = _NOTHING
     instructions: msgspec.Raw = _NOTHING
     messages: msgspec.Raw = _NOTHING
@@ -60,7 +58,7 @@ class RequestFields(msgspec.Struct):
     max_output_tokens: msgspec.Raw = _NOTHING
 
     def name(self) -> str:
-        """Of the model. Raises BadRequest."""
+        """The name of the model. Raises BadRequest."""
         if self.model is _NOTHING:
             raise no_model()
         try:
@@ -72,7 +70,7 @@ class RequestFields(msgspec.Struct):
         return bytes(self.stream) == b"true"
 
     def previous(self) -> str | None:
-        """The id of the response from which the new response goes on, for /v1/responses."""
+        """The id of the previous response, for /v1/responses."""
         if self.previous_response_id is _NOTHING:
             return None
         try:
@@ -80,13 +78,13 @@ class RequestFields(msgspec.Struct):
         except msgspec.DecodeError:
             return None
 
-    def names_itself(self) -> bool:
+    def has_own_id(self) -> bool:
         """Whether the client has chosen the id of the response."""
         return bytes(self.request_id) not in (b"", b"null")
 
 
 class UsualFields(msgspec.Struct):
-    """The usual case of `RequestFields`, decoded in one step: every field has its proper type."""
+    """`RequestFields` of the usual case, decoded in one step: every field has its proper type."""
 
     model: str
     stream: bool | None = None
@@ -96,24 +94,24 @@ class UsualFields(msgspec.Struct):
 
 _REQUEST_FIELDS = msgspec.json.Decoder(RequestFields)
 _USUAL_FIELDS = msgspec.json.Decoder(UsualFields)
-_MODELS_HINT = "GET /v1/models lists the models that are served."
-# Bytes of an engine's words that are no JSON.
+_MODELS_HINT = "GET /v1/models lists the served models."
+# Most bytes shown of an engine's answer that is no JSON.
 _SHOWN = 2000
 _OBJECT_HINT = "Send a JSON object in UTF-8 with `model` and the fields of the endpoint."
 
 
 def new_id() -> str:
-    """Unique, not secret: a random number per process, and a count."""
+    """A unique id, not secret: a random number per process, and a count."""
     return f"{_PREFIX}{next(_COUNT)}"
 
 
 def known_id(value: bytes | None) -> str | None:
-    """The client's x-request-id when it is 1 to 128 visible ASCII characters."""
+    """The client's x-request-id if it is 1 to 128 visible ASCII characters."""
     return value.decode() if value is not None and _REQUEST_ID.fullmatch(value) else None
 
 
 def request_id(scope: Scope) -> str:
-    """As `known_id`, for an ASGI request; a new id where the request has none."""
+    """The client's valid x-request-id, or a new id."""
     return (
         known_id(next((value for key, value in scope["headers"] if key == b"x-request-id"), None))
         or new_id()
@@ -121,7 +119,8 @@ def request_id(scope: Scope) -> str:
 
 
 def read_usual_fields(body: bytes | bytearray) -> UsualFields | None:
-    """As `read_request_fields`, cheaper; None where the body needs `read_request_fields`."""
+    """The usual fields, faster than `read_request_fields`. None where only `read_request_fields`
+    can read the body."""
     try:
         if not body.isascii():
             body.decode()
@@ -131,18 +130,18 @@ def read_usual_fields(body: bytes | bytearray) -> UsualFields | None:
 
 
 def read_request_fields(body: bytes | bytearray) -> RequestFields:
-    """What routing needs of a JSON object. Raises BadRequest.
+    """Fields that routing needs of a JSON object. Raises BadRequest.
 
-    Of a repeated key the last counts because engines read bodies with Python's json: both must see
+    Of a repeated key the last counts, because engines read bodies with Python's json: both must see
     the same model.
     """
-    asked: RequestFields = _read(body, _REQUEST_FIELDS)
-    return asked
+    fields: RequestFields = _read(body, _REQUEST_FIELDS)
+    return fields
 
 
 def read_fields(body: bytes | bytearray) -> dict[str, msgspec.Raw]:
-    """The fields of a JSON object, each value still in its own bytes; of a repeated key the last
-    counts. Raises BadRequest."""
+    """The fields of a JSON object, each value as raw bytes. Of a repeated key the last counts.
+    Raises BadRequest."""
     fields: dict[str, msgspec.Raw] = _read(body, _FIELDS)
     return fields
 
@@ -150,7 +149,7 @@ def read_fields(body: bytes | bytearray) -> dict[str, msgspec.Raw]:
 def _read(body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> Any:
     try:
         if not body.isascii():
-            body.decode()  # below, msgspec leaves values raw and does not check their UTF-8
+            body.decode()  # msgspec leaves values raw and does not check their UTF-8
         return decoder.decode(body)
     except msgspec.ValidationError:
         raise BadRequest(
@@ -174,18 +173,18 @@ def with_model(fields: Mapping[str, msgspec.Raw], name: str) -> bytes:
 def too_large(limit_bytes: int) -> TooLarge:
     return TooLarge(
         f"The request body is over {limit_bytes} bytes.",
-        hint="Send less, or raise FITSERVE_BODY_LIMIT_BYTES.",
+        hint="Send a smaller body, or raise FITSERVE_BODY_LIMIT_BYTES.",
     )
 
 
 def dump(value: Any) -> bytes:
-    # json rather than msgspec: json escapes lone surrogates, which a hostile name may hold and
+    # json rather than msgspec: json escapes lone surrogates, which a hostile name may contain and
     # UTF-8 cannot.
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 def envelope(error: FitserveError, shape: Shape) -> dict[str, Any]:
-    """The body of an error, as the clients of that API read it."""
+    """The body of an error in the form of that API."""
     if shape == "openai":
         return error.envelope()
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
@@ -193,34 +192,38 @@ def envelope(error: FitserveError, shape: Shape) -> dict[str, Any]:
 
 
 def anthropic_error(status: int, body: bytes | bytearray) -> bytes:
-    """The body of an engine's error in Anthropic's shape, on one line. Engines answer what they
-    cannot read with OpenAI's (vLLM 0.33.0,
-    entrypoints/serve/exceptions.py), or with their framework's."""
+    """The body of an engine's error in Anthropic's form, on one line. Engines use OpenAI's form for
+    unreadable requests (vLLM 0.33.0, entrypoints/serve/exceptions.py), or that of their
+    framework."""
     try:
-        said = msgspec.json.decode(body)
+        content = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        said = bytes(body[:_SHOWN]).decode(errors="replace")
-    if isinstance(said, dict):
-        inner = said.get("error")
+        content = bytes(body[:_SHOWN]).decode(errors="replace")
+    if isinstance(content, dict):
+        inner = content.get("error")
         if (
-            said.get("type") == "error"
+            content.get("type") == "error"
             and isinstance(inner, dict)
             and isinstance(inner.get("message"), str)
             and "type" in inner
         ):
-            return dump(said)
-        found = next(
-            (one["message"] for one in (inner, said) if isinstance(one, dict) and "message" in one),
+            return dump(content)
+        text = next(
+            (
+                part["message"]
+                for part in (inner, content)
+                if isinstance(part, dict) and "message" in part
+            ),
             None,
         )
-        said = found or said.get("detail") or inner or said
-    message = said if isinstance(said, str) else dump(said).decode()
+        content = text or content.get("detail") or inner or content
+    message = content if isinstance(content, str) else dump(content).decode()
     kind = _ANTHROPIC_TYPES.get(status, "api_error")
     return dump({"type": "error", "error": {"type": kind, "message": message}})
 
 
 def error_event(error: FitserveError, shape: Shape) -> bytes:
-    """The event that ends a stream its engine left unfinished."""
+    """The event that ends an incomplete stream."""
     return named_event(dump(envelope(error, shape)), shape)
 
 
@@ -238,16 +241,16 @@ def error_headers(error: FitserveError) -> list[tuple[bytes, bytes]]:
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.lasting:
-        # As Anthropic's API says it. The SDKs of OpenAI and Anthropic ask again or not by it
-        # (`_should_retry` in their _base_client.py); without it Claude Code asks eleven times with
+        # Anthropic's header. The SDKs of OpenAI and Anthropic retry or not by its value
+        # (`_should_retry` in their _base_client.py). Without it Claude Code asks eleven times with
         # a wrong key, for three minutes.
         headers.append((b"x-should-retry", b"false"))
     return headers
 
 
 def answer(status: int, body: bytes, id_: str, headers: Headers) -> bytes:
-    """A whole answer of the gateway's own, as bytes; `headers` come beside those that every such
-    answer has."""
+    """A complete answer of the gateway itself. `headers` are added to those of every such
+    answer."""
     head = [
         STATUS_LINE[status],
         b"content-type: application/json\r\ncontent-length: %d\r\nx-request-id:"

@@ -1,1 +1,1 @@
-"""The bodies of requests: what is read of them, and the memory for them."""
+"""Bodies of requests: reading of their fields, and the memory that they take."""

@@ -1,19 +1,19 @@
-"""Memory for the bodies of requests, shared by all connections: every byte that is kept beyond
-SMALL_BYTES of one request is counted here,
-for the key of the caller and in all, whatever the request waits for: the rest of its body, its
-turn, a replica, or an engine that reads.
+"""Memory for the bodies of requests, shared by all connections.
 
-    a key keeps                          its next body that grows
-    no more than is still free           reads on
-    more than is still free              waits unread; but one body of the key may go beyond it, so that one is always completed
-    more than is free of twice as much   503, come back: many connections brought one read each before anybody could say no
+Every byte of a request beyond SMALL_BYTES is counted, for the caller's key and in all. Waiting
+requests count too: for the rest of the body, a turn, a replica, or an engine that reads.
 
-So one key alone takes half of the memory at most, and leaves as much to the next. While a body
-waits, the others have to come in at PRESSED_BYTES_S, or have gone to the engine so fast: who
-trickled for PATIENCE_S loses the room, the oldest first, until nobody waits.
+    bytes of a key                       its next growing body
+    no more than is still free           is read on
+    more than is still free              waits unread; one body of the key may exceed it
+    more than is free of twice as much   503: many connections had one read each before a check
 
-`model` may be the last field of a body, and SDKs put it behind the messages; so a body is kept
-until it is complete.
+So one key alone takes at most half of the memory, and leaves as much to the next. One body of a key
+always completes. While a body waits, the others must move at PRESSED_BYTES_S. A slower body is
+refused after PATIENCE_S, the oldest first, until no body waits.
+
+A body is kept until it is complete, because `model` may be its last field: SDKs put it behind the
+messages.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from typing import Protocol
 
 from gateway.errors import Busy, FitserveError, TooSlow
 
-# A body up to here is not counted: connections are limited too, and small requests never wait for
-# large ones.
+# A body up to this size is not counted: connections are limited too, and small requests never wait
+# for large ones.
 SMALL_BYTES = 64 * 1024
 PATIENCE_S = 4.0
 PRESSED_BYTES_S = 32 * 1024
-# What one read of a connection may bring.
+# The most bytes of one read of a connection.
 _READ_BYTES = 256 * 1024
-# So much there is in any case, however small the largest body is.
+# The least size of the budget, even if the largest body is small.
 _LEAST_BYTES = 32 * 1024 * 1024
 
 
-class Holder(Protocol):
-    """The request whose body is kept. `moved`: a number that grows with each byte that comes in,
-    and with each byte that goes out."""
+class BodyOwner(Protocol):
+    """A request with a body in memory. `moved`: a number that grows with each byte that arrives or
+    leaves."""
 
     @property
     def account(self) -> str:
-        """The name of the key that asks."""
+        """The name of the caller's key."""
 
     @property
     def moved(self) -> int: ...
 
-    def go_on(self) -> None:
-        """There is room for more of the body."""
+    def continue_body(self) -> None:
+        """Reads more of the body, for which there is room now."""
 
-    def give_up(self, error: FitserveError) -> None:
-        """There is no room for this body any more."""
+    def reject(self, error: FitserveError) -> None:
+        """Refuses the request, for whose body there is no room left."""
 
 
 @dataclass(slots=True)
 class _Share:
-    """What one request has. `pressed`: somebody else decides how fast its bytes move; `since`: of
-    the last look, None: not looked at yet."""
+    """Memory of one request. `pressed`: its speed depends on the peer. `checked_at`: time of the
+    last check, None before the first."""
 
     size: int = 0
     pressed: bool = False
     waits: bool = False
-    since: float | None = None
+    checked_at: float | None = None
     moved: int = 0
 
 
@@ -72,104 +72,103 @@ class BodyBudget:
         self.size = max(2 * body_bytes, _LEAST_BYTES)
         self.used = 0
         self._wait_s = wait_s
-        self._of: Counter[str] = Counter()
-        self._shares: dict[Holder, _Share] = {}
-        self._growing: dict[
-            Holder, _Share
-        ] = {}  # those whose body is not whole yet, the oldest first
-        self._beyond: dict[str, Holder] = {}  # by key: the one that goes beyond what is free
+        self._by_account: Counter[str] = Counter()
+        self._shares: dict[BodyOwner, _Share] = {}
+        self._growing: dict[BodyOwner, _Share] = {}  # owners of incomplete bodies, the oldest first
+        self._beyond: dict[str, BodyOwner] = {}  # by key: the owner that exceeds the free memory
         self._waiting = 0
 
-    def grow(self, holder: Holder, size: int) -> bool:
-        """`holder` keeps `size` bytes now, and more are to come: whether they may come now. If not,
-        `go_on` is called once they may.
+    def grow(self, owner: BodyOwner, size: int) -> bool:
+        """Counts `size` bytes of an incomplete body. Whether more may come now; otherwise
+        `continue_body` is called later.
 
-        Raises Busy where there is no room for the bytes that are here.
+        Raises Busy if there is no room for the present bytes.
         """
-        share = self._count(holder, size)
+        share = self._count(owner, size)
         if share.waits:
             return False
-        self._growing[holder] = share
+        self._growing[owner] = share
         share.pressed = True
-        if self._free(holder) >= 0:
+        if self._free(owner) >= 0:
             return True
-        if self.crowded(holder.account):
-            self.leave(holder)
+        if self.crowded(owner.account):
+            self.release(owner)
             raise no_room()
-        if self._beyond.setdefault(holder.account, holder) is holder:
+        if self._beyond.setdefault(owner.account, owner) is owner:
             return True
-        share.waits, share.since = True, None
+        share.waits, share.checked_at = True, None
         self._waiting += 1
         return False
 
-    def keep(self, holder: Holder, size: int, *, pressed: bool = False) -> None:
-        """`holder` keeps `size` bytes, and no more are to come. `pressed`: these are on their way
-        to the engine."""
-        share = self._count(holder, size)
+    def keep(self, owner: BodyOwner, size: int, *, pressed: bool = False) -> None:
+        """Counts `size` bytes of a body that is complete. `pressed`: they are on their way to the
+        engine."""
+        share = self._count(owner, size)
         self._stop_waiting(share)
-        share.pressed, share.since = pressed, None
-        self._growing.pop(holder, None)
+        share.pressed, share.checked_at = pressed, None
+        self._growing.pop(owner, None)
         self._wake()
 
-    def leave(self, holder: Holder) -> None:
-        """`holder` keeps nothing any more, or never did."""
-        share = self._shares.pop(holder, None)
+    def release(self, owner: BodyOwner) -> None:
+        """Ends the count of a body, if any."""
+        share = self._shares.pop(owner, None)
         if share is None:
             return
-        self._add(holder, -share.size)
-        if not self._of[holder.account]:
-            del self._of[holder.account]
-        if self._beyond.get(holder.account) is holder:
-            del self._beyond[holder.account]
+        self._add(owner, -share.size)
+        if not self._by_account[owner.account]:
+            del self._by_account[owner.account]
+        if self._beyond.get(owner.account) is owner:
+            del self._beyond[owner.account]
         self._stop_waiting(share)
-        self._growing.pop(holder, None)
+        self._growing.pop(owner, None)
         self._wake()
 
     def crowded(self, account: str) -> bool:
-        """Whether the key has more than may be kept for it at all."""
-        return self._of[account] > 2 * self.size - self.used
+        """Whether the key has more bytes than may be kept for it at all."""
+        return self._by_account[account] > 2 * self.size - self.used
 
-    def sweep(self, now: float) -> None:
-        """Twice a second: who waited for too long, and who is too slow for those that wait."""
-        for holder, share in list(self._shares.items()):
+    def sweep(self, time: float) -> None:
+        """Refuses bodies that waited too long, and slow bodies while others wait. Called twice a
+        second."""
+        for owner, share in list(self._shares.items()):
             if not self._waiting or not (share.waits or share.pressed):
-                share.since = None
-            elif share.since is None:
-                share.since, share.moved = now, holder.moved
+                share.checked_at = None
+            elif share.checked_at is None:
+                share.checked_at, share.moved = time, owner.moved
             elif share.waits:
-                if now - share.since >= self._wait_s:
-                    holder.give_up(no_room())
-            elif now - share.since >= PATIENCE_S:
-                moved = holder.moved
+                if time - share.checked_at >= self._wait_s:
+                    owner.reject(no_room())
+            elif time - share.checked_at >= PATIENCE_S:
+                moved = owner.moved
                 if moved - share.moved < PATIENCE_S * PRESSED_BYTES_S:
                     hint = (
                         f"Send large bodies at {PRESSED_BYTES_S // 1024} KiB/s at least, or when"
-                        " less is asked."
+                        " the gateway is less busy."
                     )
-                    holder.give_up(
+                    owner.reject(
                         TooSlow(
-                            "The body moved too slowly while others waited for its memory.",
+                            "The body moved too slowly while other requests waited for its memory.",
                             hint=hint,
                         )
                     )
                 else:
-                    share.since, share.moved = now, moved
+                    share.checked_at, share.moved = time, moved
 
-    def _count(self, holder: Holder, size: int) -> _Share:
-        share = self._shares.get(holder)
+    def _count(self, owner: BodyOwner, size: int) -> _Share:
+        share = self._shares.get(owner)
         if share is None:
-            share = self._shares[holder] = _Share()
-        self._add(holder, size - share.size)
+            share = self._shares[owner] = _Share()
+        self._add(owner, size - share.size)
         share.size = size
         return share
 
-    def _add(self, holder: Holder, size: int) -> None:
+    def _add(self, owner: BodyOwner, size: int) -> None:
         self.used += size
-        self._of[holder.account] += size
+        self._by_account[owner.account] += size
 
-    def _free(self, holder: Holder) -> int:
-        """How much more the key may keep, below 0 where it keeps too much."""
-        return self.size - self.used - self._of[holder.account]
+    def _free(self, owner: BodyOwner) -> int:
+        """The bytes that the key may still keep, below 0 if it keeps too many."""
+        return self.size - self.used - self._by_account[owner.account]
 
     def _stop_waiting(self, share: _Share) -> None:
         if share.waits:
@@ -177,25 +176,24 @@ class BodyBudget:
             self._waiting -= 1
 
     def _wake(self) -> None:
-        """Those that waited go on, in the order of asking, as far as there is room for what they
-        bring."""
+        """Continues waiting bodies in their order, as far as there is room for one read each."""
         if not self._waiting:
             return
         promised = 0
-        for holder, share in list(self._growing.items()):
+        for owner, share in list(self._growing.items()):
             if share.waits and (
-                self._free(holder) >= promised
-                or self._beyond.setdefault(holder.account, holder) is holder
+                self._free(owner) >= promised
+                or self._beyond.setdefault(owner.account, owner) is owner
             ):
                 promised += _READ_BYTES
                 self._stop_waiting(share)
-                share.since = None
-                holder.go_on()
+                share.checked_at = None
+                owner.continue_body()
 
 
 def no_room() -> Busy:
     return Busy(
-        "The gateway has no memory for this body now: others are large too.",
-        hint="Try again.",
+        "The gateway has no memory for this body now: other bodies are large too.",
+        hint="Try again in a few seconds.",
         retry_after_s=5,
     )

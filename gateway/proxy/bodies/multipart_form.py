@@ -1,11 +1,13 @@
-"""The field `model` of a multipart/form-data body, read as python-multipart reads it, which the
-engines use: while the body passes.
+"""The field `model` of a multipart/form-data body, read while the body passes.
 
-Whoever may ask one model must not have another one answer because two readers of forms disagree. So
-what readers disagree on is refused: the field more than once, with a file name or an encoding, a
-name that is only nearly `model`, a part that is no plain `form-data`, a delimiter with anything
-around it, and anything before the first delimiter or behind the last. All of the form is read, the
-part that goes on to an engine early too.
+The form is read as python-multipart reads it, which the engines use. A key for one model must not
+reach another one because two readers of forms disagree. So ambiguous forms are refused:
+
+    a repeated field, or a field with a file name or an encoding
+    a name similar to `model`, or a part that is no plain `form-data`
+    bytes around a delimiter, or outside the first and last delimiter
+
+The whole form is read, also where part of it already went to an engine.
 """
 
 from __future__ import annotations
@@ -18,8 +20,7 @@ from python_multipart.multipart import MultipartParser
 
 from gateway.errors import BadRequest
 
-# Clients that send the fields before the file are passed on as soon as this much of the body is
-# here.
+# A form with its fields before the file is passed on once so many bytes have arrived.
 PREFIX_BYTES = 64 * 1024
 
 _BOUNDARY = re.compile(
@@ -28,8 +29,8 @@ _BOUNDARY = re.compile(
 )
 _TOKEN = rb"[0-9A-Za-z._\[\]-]{1,256}"
 _QUOTED = rb'"[^"\\\x00-\x1f\x7f]{0,1024}"'
-# As clients write it. Browsers escape a quote as %22, .NET quotes nothing, older ones add
-# filename*, which no engine reads.
+# Forms of this header in use: browsers escape a quote as %22, .NET quotes nothing, and older .NET
+# adds filename*, which no engine reads.
 _DISPOSITION = re.compile(
     rb"form-data;[ ]?name=(?P<name>%b|%b)(?P<file>(?:;[ ]?filename=(?:%b|%b))?(?:;["
     rb" ]?filename\*=[!#-~]{1,1024})?)" % (_TOKEN, _QUOTED, _TOKEN, _QUOTED)
@@ -43,7 +44,7 @@ _HEADER_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The value, and where it is in the body."""
+    """Value of a field, and its place in the body."""
 
     value: str
     start: int
@@ -51,21 +52,21 @@ class Field:
 
 
 class FormReader:
-    """Reads a form piece by piece. `field`: the model, once it is complete."""
+    """Reads a form in pieces. `field`: the model, once it is complete."""
 
     def __init__(self, content_type: bytes | None) -> None:
         """Raises BadRequest."""
         match = _BOUNDARY.fullmatch(content_type or b"")
         if match is None:
             raise BadRequest(
-                "The request body is no form.", hint="Send multipart/form-data with a boundary."
+                "The request body is not a form.", hint="Send multipart/form-data with a boundary."
             )
         self.boundary: bytes = match[2]
         self.field: Field | None = None
         self._line = b"--" + self.boundary
         self._at = 0  # bytes before this piece
-        self._tail = b"\r\n"  # the end of the pieces before: a delimiter may begin in it
-        self._behind: bytes | None = None  # what follows the last delimiter
+        self._tail = b"\r\n"  # end of the earlier pieces, in which a delimiter may begin
+        self._trailer: bytes | None = None  # bytes after the last delimiter
         self._headers: dict[bytes, bytes] = {}
         self._name = self._header = b""
         self._has_model = self._in_model = False
@@ -86,7 +87,7 @@ class FormReader:
         )
 
     def feed(self, data: bytes | bytearray) -> None:
-        """The next piece of the body. Raises BadRequest."""
+        """Reads the next piece of the body. Raises BadRequest."""
         begin = self._line[self._at : self._at + len(data)]
         if not data.startswith(begin):
             raise BadRequest(
@@ -104,29 +105,29 @@ class FormReader:
         self._at += len(data)
 
     def _check_delimiters(self, data: bytes | bytearray) -> None:
-        if self._behind is not None:
-            joined, at = self._behind + data, -1
-            behind: bytes | None = joined
+        if self._trailer is not None:
+            joined, start = self._trailer + data, -1
+            trailer: bytes | None = joined
         else:
-            joined, behind = self._tail + data, None
-            at = joined.find(self._line, 2)
-        while at >= 0:
-            end = at + len(self._line)
-            after = joined[end : end + 2]
-            if joined[at - 2 : at] != b"\r\n" or not (
-                b"\r\n".startswith(after) or b"--".startswith(after)
+            joined, trailer = self._tail + data, None
+            start = joined.find(self._line, 2)
+        while start >= 0:
+            end = start + len(self._line)
+            next_bytes = joined[end : end + 2]
+            if joined[start - 2 : start] != b"\r\n" or not (
+                b"\r\n".startswith(next_bytes) or b"--".startswith(next_bytes)
             ):
-                raise _ambiguous("its boundary stands where no part begins or ends")
-            if after == b"--":
-                behind = joined[end + 2 :]
+                raise _ambiguous("its boundary occurs where no part begins or ends")
+            if next_bytes == b"--":
+                trailer = joined[end + 2 :]
                 break
-            at = joined.find(self._line, end)
-        if behind is not None and not b"\r\n".startswith(behind):
-            raise _ambiguous("something follows its end")
-        self._behind = behind
+            start = joined.find(self._line, end)
+        if trailer is not None and not b"\r\n".startswith(trailer):
+            raise _ambiguous("bytes follow its end")
+        self._trailer = trailer
         self._tail = joined[-(len(self._line) + 3) :]
 
-    # --- what the parser calls ---
+    # --- called by the parser ---
 
     def _part_begins(self) -> None:
         self._headers = {}
@@ -149,15 +150,15 @@ class FormReader:
         match = _DISPOSITION.fullmatch(self._headers.get(b"content-disposition", b""))
         if match is None:
             raise _ambiguous(
-                'a part does not begin as `Content-Disposition: form-data; name="..."`, maybe with'
-                " a plain filename"
+                'a part does not begin with `Content-Disposition: form-data; name="..."` and at'
+                " most a plain filename"
             )
         name = match["name"].strip(b'"')
         if name.strip().lower().partition(b"[")[0] != b"model":
             return
         encoding = self._headers.get(b"content-transfer-encoding", b"").lower()
         if name != b"model" or match["file"] or encoding not in _PLAIN_ENCODINGS or self._has_model:
-            raise _ambiguous("`model` is there twice, or is no plain field", "model")
+            raise _ambiguous("`model` occurs twice, or is not a plain field", "model")
         self._has_model = self._in_model = True
         self._value, self._value_at = b"", -1
 
@@ -175,22 +176,22 @@ class FormReader:
         if not self._in_model:
             return
         if _CONTROL.search(self._value):
-            # A line break in it may also have been taken for the beginning of a delimiter, and then
-            # its place is not known.
+            # A line break in the value may be the beginning of a delimiter, so the place of the
+            # value is unknown.
             raise _ambiguous("`model` has control characters", "model")
         try:
             value = self._value.decode()
         except UnicodeDecodeError:
             raise BadRequest(
-                "`model` is not UTF-8.", hint="Send its name as text.", param="model"
+                "`model` is not UTF-8.", hint="Send the name of a model as text.", param="model"
             ) from None
-        at = max(self._value_at, 0)
-        self.field = Field(value, at, at + len(self._value))
+        start = max(self._value_at, 0)
+        self.field = Field(value, start, start + len(self._value))
 
 
 def _ambiguous(why: str, param: str | None = None) -> BadRequest:
     hint = (
-        "Send each field once, as common clients do: no escapes, no blanks around `=`, no quotes or"
+        "Send each field once, without escapes, without blanks around `=`, and without quotes or"
         " backslashes in names."
     )
     return BadRequest(f"The form can be read in two ways: {why}.", hint=hint, param=param)

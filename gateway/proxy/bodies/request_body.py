@@ -1,5 +1,4 @@
-"""What routing reads of a request's body, by kind: an object in JSON, a form, or nothing; and the
-body with the model renamed."""
+"""The fields of a request's body that routing needs, and the body with another model name."""
 
 from __future__ import annotations
 
@@ -22,39 +21,40 @@ from gateway.proxy.routing.table import Call, ModelRoute, RouteTable
 
 Body = bytes | bytearray
 
-# Whose bodies may offer tools.
+# Endpoints whose bodies may offer tools.
 _TAKES_TOOLS = frozenset({"chat", "responses", "messages"})
-# Reading a body twice costs less than what the first, short look spares the most of them.
+# Bodies below this size are decoded in one step first, which is enough for most of them.
 _SHORT_BYTES = 64 * 1024
 
 
 def read_call(
     endpoint: Endpoint, form: FormReader | None, body: Body, routes: Routes, key: Key
 ) -> tuple[Call, ModelRoute, bytes]:
-    """`form`: what has read the body, where that is a form. The call, the route of its model, and
-    the header with which its body goes to the engine. Raises BadRequest, NotFound."""
+    """The call, the route of its model, and the header of its body for the engine. `form`: the
+    reader of a form body. Raises BadRequest, NotFound."""
     table = routes.table
     if endpoint.body == "json":
-        # It was read as JSON, so it is sent as JSON, whatever the client called it.
+        # The body was read as JSON, so it is sent as JSON, even if the client's content type
+        # differs.
         content = b"content-type: application/json\r\n"
         named = read_usual_fields(body) if len(body) < _SHORT_BYTES else None
         if named is not None:
             route = table.find(named.model, key)
             if len(route.replicas) < 2:
                 call = Call(endpoint.name, named.model, body, named.stream is True)
-                route = _by_its_name(call, route, table)
+                route = _resolve_alias(call, route, table)
                 if endpoint.name == "responses":
                     call.maker = _maker(
                         named.request_id is not None, named.previous_response_id, routes, key
                     )
                 return call, route, content
-        asked = read_request_fields(body)
-        call = Call(endpoint.name, asked.name(), body, asked.streams())
-        route = _by_its_name(call, table.find(call.model, key), table)
+        fields = read_request_fields(body)
+        call = Call(endpoint.name, fields.name(), body, fields.streams())
+        route = _resolve_alias(call, table.find(call.model, key), table)
         if endpoint.name == "responses":
-            call.maker = _maker(asked.names_itself(), asked.previous(), routes, key)
+            call.maker = _maker(fields.has_own_id(), fields.previous(), routes, key)
         if len(route.replicas) > 1:
-            call.tokens, call.prefix = balance.weigh(asked, len(body)), balance.prefix(asked)
+            call.tokens, call.prefix = balance.weigh(fields, len(body)), balance.prefix(fields)
         return call, route, content
     if form is not None:
         if form.field is None:
@@ -64,14 +64,14 @@ def read_call(
     else:
         maker = routes.responses.maker_of(endpoint.id, key)
         call, content = Call(endpoint.name, routes.model_of(endpoint.id, maker), maker=maker), b""
-    return call, _by_its_name(call, table.find(call.model, key), table), content
+    return call, _resolve_alias(call, table.find(call.model, key), table), content
 
 
-def _by_its_name(call: Call, route: ModelRoute, table: RouteTable) -> ModelRoute:
-    """The route of the model itself, where the call has an alias: queues, limits and figures are
-    the model's."""
+def _resolve_alias(call: Call, route: ModelRoute, table: RouteTable) -> ModelRoute:
+    """The route of the model itself where the call uses an alias: queues, limits and metrics belong
+    to the model."""
     if route.alias_of:
-        call.asked, call.model = call.model, route.alias_of
+        call.requested_name, call.model = call.model, route.alias_of
         route = table.find(route.alias_of)
     return route
 
@@ -85,40 +85,40 @@ _TOOL_FIELDS = msgspec.json.Decoder(_ToolFields)
 
 
 def check_tools(endpoint: Endpoint, body: Body, route: ModelRoute) -> None:
-    """For a model that takes no tools. Raises BadRequest where the body offers some."""
+    """Raises BadRequest where the body offers tools to a model that cannot call them."""
     if endpoint.name not in _TAKES_TOOLS:
         return
-    asked = _TOOL_FIELDS.decode(body)
-    choice = bytes(asked.tool_choice)
-    if bytes(asked.tools).strip(b" \t\r\n[]") in (b"", b"null") or b'"none"' in choice:
+    fields = _TOOL_FIELDS.decode(body)
+    choice = bytes(fields.tool_choice)
+    if bytes(fields.tools).strip(b" \t\r\n[]") in (b"", b"null") or b'"none"' in choice:
         return
     raise BadRequest(
         f"The model '{route.name}' cannot call tools here: {route.toolless.rstrip('.')}.",
         hint=(
-            'Leave out `tools`, or ask a model whose `tools` is not "not proven" in GET'
-            " /v1/models; where you know the parser of its calls, add it with --arg"
-            f" tool-call-parser=NAME. `fitserve show {route.name}` tells more."
+            'Remove `tools`, or use a model whose `tools` is not "not proven" in GET'
+            " /v1/models. If you know the parser of its calls, add the model with --arg"
+            f" tool-call-parser=NAME. `fitserve show {route.name}` has details."
         ),
         param="tools",
     )
 
 
-def _maker(names_itself: bool, previous: str | None, routes: Routes, key: Key) -> int | None:
-    """The seed of the replica that made the response from which another one goes on. Raises
-    NotFound, BadRequest."""
-    if names_itself:
-        # The engines take it as the response's id, and would write over another one of that id.
+def _maker(has_own_id: bool, previous: str | None, routes: Routes, key: Key) -> int | None:
+    """Seed of the replica that made the previous response. Raises NotFound, BadRequest."""
+    if has_own_id:
+        # Engines take it as the id of the response, and would overwrite another response of that
+        # id.
         raise BadRequest(
-            "`request_id` would be the id of the response, which only the engine may choose.",
-            hint="Leave it out; the header x-request-id may be chosen.",
+            "`request_id` sets the id of the response, which only the engine may choose.",
+            hint="Remove `request_id`; the header x-request-id may be chosen freely.",
             param="request_id",
         )
     return None if previous is None else routes.responses.maker_of(previous, key)
 
 
 def may_stream(form: FormReader, size: int, routes: Routes, key: Key) -> bool:
-    """Whether the `size` bytes that are here of a form are enough: the model is named in them, and
-    is called the same by its engine.
+    """Whether `size` bytes of a form are enough to start: they name the model, and its engine uses
+    the same name.
 
     Never for JSON: the last `model` counts, and SDKs put it behind the messages.
     """
@@ -129,14 +129,13 @@ def may_stream(form: FormReader, size: int, routes: Routes, key: Key) -> bool:
     )
     return (
         route is not None
-        and key.sees(route.name)
+        and key.may_use(route.name)
         and all(replica.served_name == route.name for replica in route.replicas)
     )
 
 
 def renamed(endpoint: Endpoint, form: FormReader | None, body: Body, name: str) -> Body:
-    """The body with the model called what the engine calls it. No other body is ever written
-    anew."""
+    """The body with the engine's name for the model. No other change is ever made to a body."""
     if endpoint.body == "json":
         return with_model(read_fields(body), name)
     field = form.field if form is not None else None

@@ -1,1 +1,1 @@
-"""Counting requests, tokens and time while they pass."""
+"""Counts of requests, tokens and time in the data plane."""

@@ -1,9 +1,9 @@
-"""The access log: one line of JSON per request on standard error, as it ends: of inference
-    (`AccessLog`) and of the admin API (`AdminRequest`).
+"""The access log: one JSON line per finished request of inference (`AccessLog`) or the admin API
+(`AdminRequest`).
 
-Never a prompt, an answer, a query or a key; a key's name. Of a path to the admin API the row of the
-route, and only where something was found under it the path itself: what was not may be anything, a
-key that was put in the wrong place too.
+Lines go to standard error, without prompts, answers, queries and keys; they have the name of the
+key. A path of the admin API is logged as its route. The path itself is added only where the request
+succeeded: an unknown path may contain anything, even a misplaced key.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class AccessLog(Metrics):
-    """Metrics that are told one by one too."""
+    """Metrics that also log each request."""
 
     def refused(self, exchange: Exchange, error: FitserveError) -> None:
         super().refused(exchange, error)
-        self._tell(exchange, error.status, "refused", error.code)
+        self._log(exchange, error.status, "refused", error.code)
 
-    def turned_away(self, error: FitserveError, id_: str, address: str) -> None:
-        super().turned_away(error, id_, address)
+    def rejected(self, error: FitserveError, id_: str, address: str) -> None:
+        super().rejected(error, id_, address)
         _write(
             "request",
             {
@@ -49,9 +49,9 @@ class AccessLog(Metrics):
     def finished(self, exchange: Exchange) -> None:
         super().finished(exchange)
         if exchange.outcome != "refused":
-            self._tell(exchange, exchange.status, exchange.outcome, None)
+            self._log(exchange, exchange.status, exchange.outcome, None)
 
-    def _tell(self, exchange: Exchange, status: int, outcome: str, code: str | None) -> None:
+    def _log(self, exchange: Exchange, status: int, outcome: str, code: str | None) -> None:
         started, first = exchange.started, exchange.first_byte_at
         prompt, completion, _ = exchange.usage
         _write(
@@ -78,8 +78,8 @@ class AccessLog(Metrics):
 
 
 class AdminRequest:
-    """A request to the application. `send` stands for the one it was given; whoever lets it in
-    writes `key` into the scope, the name."""
+    """A request to the application. `send` replaces the original send. The key's name is written
+    into the scope as `key` once the request is admitted."""
 
     def __init__(self, scope: Scope, send: Send, scopes: Scopes) -> None:
         self._scope = scope
@@ -89,7 +89,7 @@ class AdminRequest:
         self._status: int | None = None
         self._sent = 0
         self._id = request_id(scope)
-        # An error that is answered names the same one.
+        # The id is fixed in the headers, so that an error answer has the same id.
         scope["headers"] = [(b"x-request-id", self._id.encode()), *scope["headers"]]
 
     async def send(self, message: Message) -> None:
@@ -99,10 +99,10 @@ class AdminRequest:
             self._sent += len(message.get("body", b""))
         await self._send(message)
 
-    def tell(self) -> None:
-        """It has ended. Without a status when its client left before the answer."""
+    def log(self) -> None:
+        """Logs the end of the request. The status is empty if its client left before the answer."""
         client = self._scope.get("client")
-        found = self._status is not None and self._status < 400
+        succeeded = self._status is not None and self._status < 400
         _write(
             "admin",
             {
@@ -111,7 +111,7 @@ class AdminRequest:
                 "key": self._scope.get("key"),
                 "method": self._scope["method"],
                 "route": self._route,
-                "path": self._scope["path"] if found else None,
+                "path": self._scope["path"] if succeeded else None,
                 "status": self._status,
                 "duration_s": round(time.monotonic() - self._began, 6),
                 "sent_bytes": self._sent,

@@ -1,12 +1,12 @@
-"""Metrics in Prometheus' text format. `METRICS` is the one table of their names: what is exposed,
-and docs/metrics.md, are held to it.
+"""Metrics in Prometheus' text format. `METRICS` is the table of their names, which docs/metrics.md
+follows.
 
-Counted here: what the data plane tells of each request (`Meter`). Read when asked: the state of
-models, GPUs and process (`gauges`). Written by hand because a request must not pay for it:
-prometheus_client takes 12 us where this takes 2.
+Calls of the data plane are counted for each request (`Meter`); `gauges` reads the state
+of models, GPUs and the process on demand. The code is written by hand for speed: prometheus_client
+takes 12 us per request, this takes 2.
 
-A label is never a client's word: `model` is the name of a model that there is, "" where there is
-none, and "other" beyond MOST_SERIES.
+A label never repeats a client's text: `model` is the name of a known model, "" without one, and
+"other" beyond MOST_SERIES.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
 
 MOST_SERIES = 10_000
-# Seconds: of whole answers, and until the first byte.
+# Upper bounds in seconds: of whole answers, and of the first byte.
 DURATIONS = (
     0.01,
     0.025,
@@ -48,7 +48,7 @@ FIRST_BYTES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the table."""
+    """Row of the table of metrics."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram", "summary"]
@@ -86,7 +86,7 @@ METRICS: tuple[Metric, ...] = (
         "fitserve_tokens_total",
         "counter",
         ("model", "kind"),
-        "Tokens as answers told them; kind: prompt, completion.",
+        "Tokens that answers reported; kind: prompt, completion.",
     ),
     Metric("fitserve_requests_in_flight", "gauge", ("model",), "Requests that an engine works on."),
     Metric(
@@ -114,40 +114,40 @@ METRICS: tuple[Metric, ...] = (
         "fitserve_replicas",
         "gauge",
         ("model", "state"),
-        "Replicas by state; those that are ready are asked.",
+        "Replicas by state; ready replicas get requests.",
     ),
     Metric("fitserve_attempts_total", "counter", ("model",), "Starts of engines."),
     Metric(
         "fitserve_failures_total",
         "counter",
         ("model", "kind"),
-        "Starts that failed, by what ended them (docs/reliability.md).",
+        "Starts that failed, by kind of failure (docs/reliability.md).",
     ),
     Metric(
         "fitserve_unloads_total",
         "counter",
         ("model", "why"),
-        "How often a copy of a model left; why: idle (beyond its keep_alive), room (for another"
-        " model), owner (stopped).",
+        "Replicas that were unloaded; why: idle (beyond keep_alive), room (for another model),"
+        " owner (stopped).",
     ),
     Metric("fitserve_facts", "gauge", ("kind",), "Facts that were learned."),
     Metric(
         "fitserve_gpu_planned_bytes",
         "gauge",
         ("gpu",),
-        "Memory that engines may take of a GPU, by their plans.",
+        "Memory of a GPU that the plans of engines reserve.",
     ),
     Metric(
         "fitserve_engine_requests_running",
         "gauge",
         ("model", "replica"),
-        "Requests that an engine computes, as it says itself.",
+        "Requests that an engine computes, as the engine reports.",
     ),
     Metric(
         "fitserve_engine_requests_waiting",
         "gauge",
         ("model", "replica"),
-        "Requests that wait in an engine, as it says itself.",
+        "Requests that wait in an engine, as the engine reports.",
     ),
     Metric(
         "fitserve_engine_kv_cache_use_ratio",
@@ -177,7 +177,7 @@ METRICS: tuple[Metric, ...] = (
         "fitserve_engine_cached_prompt_tokens_total",
         "counter",
         ("model", "replica"),
-        "Tokens of prompts that an engine had in its prefix cache.",
+        "Tokens of prompts that an engine found in its prefix cache.",
     ),
     Metric(
         "fitserve_engine_generated_tokens_total",
@@ -189,7 +189,7 @@ METRICS: tuple[Metric, ...] = (
         "fitserve_engine_first_token_seconds",
         "summary",
         ("model", "replica"),
-        "From a request's coming to an engine to its first token.",
+        "From the arrival of a request at an engine to its first token.",
     ),
     Metric(
         "fitserve_engine_between_tokens_seconds",
@@ -204,7 +204,10 @@ METRICS: tuple[Metric, ...] = (
         "How long requests waited in an engine.",
     ),
     Metric(
-        "fitserve_gpu_info", "gauge", ("gpu", "index", "name"), "1, with what a GPU is as labels."
+        "fitserve_gpu_info",
+        "gauge",
+        ("gpu", "index", "name"),
+        "Always 1; the labels identify the GPU.",
     ),
     Metric(
         "fitserve_gpu_use_ratio",
@@ -216,7 +219,7 @@ METRICS: tuple[Metric, ...] = (
         "fitserve_gpu_memory_used_bytes",
         "gauge",
         ("gpu",),
-        "Memory of a GPU that is in use, by anybody.",
+        "Memory of a GPU that is in use, by any process.",
     ),
     Metric("fitserve_gpu_memory_bytes", "gauge", ("gpu",), "Memory of a GPU."),
     Metric("fitserve_gpu_temperature_celsius", "gauge", ("gpu",), "Temperature of a GPU."),
@@ -239,16 +242,16 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("fitserve_loop_age_seconds", "gauge", (), "Since the loop last looked at the world."),
     Metric("fitserve_build_info", "gauge", ("version", "python"), "1, with what runs as labels."),
-    Metric("process_start_time_seconds", "gauge", (), "When the process started, in Unix time."),
+    Metric("process_start_time_seconds", "gauge", (), "Start time of the process, in Unix time."),
     Metric("process_cpu_seconds_total", "counter", (), "CPU time of the process."),
     Metric("process_resident_memory_bytes", "gauge", (), "Memory of the process that is in RAM."),
     Metric("process_open_fds", "gauge", (), "Open files, sockets among them."),
     Metric("process_max_fds", "gauge", (), "Most open files."),
 )
 
-_ENDINGS = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
+_SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
 
-# (name, values of the labels, value)
+# name, values of the labels, value
 Sample = tuple[str, tuple[str, ...], float]
 
 _DURATIONS, _FIRST_BYTES = ((*map(repr, bounds), "+Inf") for bounds in (DURATIONS, FIRST_BYTES))
@@ -265,7 +268,7 @@ class _Histogram:
 
 
 class _Series:
-    """What is counted of one model at one endpoint."""
+    """Counts of one model at one endpoint."""
 
     __slots__ = ("completion", "duration", "first_byte", "in_flight", "outcomes", "prompt")
 
@@ -277,39 +280,40 @@ class _Series:
 
 
 class Metrics(Meter):
-    """Counts. Touched by the event loop that serves requests alone; `samples` must be asked there
-    too."""
+    """Counts requests. Only the event loop that serves requests may call these methods."""
 
     def __init__(self) -> None:
         self.usage = UsageCounter()
         self._series: dict[tuple[str, str], _Series] = {}
         self._refusals: dict[str, int] = {}
-        self._left: dict[tuple[str, str], int] = {}
+        self._disconnects: dict[tuple[str, str], int] = {}
         self._upstream: dict[tuple[str, str], int] = {}
 
     def begun(self, exchange: Exchange) -> None:
-        series = self._series.get((exchange.model, exchange.endpoint.name)) or self._of(exchange)
+        series = self._series.get((exchange.model, exchange.endpoint.name)) or self._series_of(
+            exchange
+        )
         exchange.counted = series
         series.in_flight += 1
 
     def first_byte(self, exchange: Exchange) -> None:
-        histogram = (exchange.counted or self._of(exchange)).first_byte
+        histogram = (exchange.counted or self._series_of(exchange)).first_byte
         took = exchange.first_byte_at - exchange.started
         histogram.counts[bisect_left(FIRST_BYTES, took)] += 1
         histogram.total += took
 
     def refused(self, exchange: Exchange, error: FitserveError) -> None:
-        outcomes, what = self._of(exchange).outcomes, ("refused", error.status // 100)
-        outcomes[what] = outcomes.get(what, 0) + 1
+        outcomes, outcome = self._series_of(exchange).outcomes, ("refused", error.status // 100)
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
         if error.code == "engine_error":
             self._failed(exchange.model, "engine_error")
         self._refusals[error.code] = self._refusals.get(error.code, 0) + 1
 
-    def turned_away(self, error: FitserveError, id_: str, address: str) -> None:  # noqa: ARG002 - for the access log
+    def rejected(self, error: FitserveError, id_: str, address: str) -> None:  # noqa: ARG002
         self._refusals[error.code] = self._refusals.get(error.code, 0) + 1
 
     def ended(self, exchange: Exchange) -> None:
-        (exchange.counted or self._of(exchange)).in_flight -= 1
+        (exchange.counted or self._series_of(exchange)).in_flight -= 1
         if exchange.outcome == "unreachable":
             self._failed(exchange.model, "unreachable")
 
@@ -317,8 +321,8 @@ class Metrics(Meter):
         outcome, status = exchange.outcome, exchange.status // 100
         if outcome == "refused":
             return  # `refused` follows
-        series, what = exchange.counted or self._of(exchange), (outcome, status)
-        series.outcomes[what] = series.outcomes.get(what, 0) + 1
+        series, result = exchange.counted or self._series_of(exchange), (outcome, status)
+        series.outcomes[result] = series.outcomes.get(result, 0) + 1
         took = exchange.plane.loop.time() - exchange.started
         series.duration.counts[bisect_left(DURATIONS, took)] += 1
         series.duration.total += took
@@ -337,9 +341,9 @@ class Metrics(Meter):
             self._failed(exchange.model, "broken")
         elif outcome == "left":
             phase = (exchange.model, "answering" if exchange.first_byte_at else "waiting")
-            self._left[phase] = self._left.get(phase, 0) + 1
+            self._disconnects[phase] = self._disconnects.get(phase, 0) + 1
 
-    def _of(self, exchange: Exchange) -> _Series:
+    def _series_of(self, exchange: Exchange) -> _Series:
         key = (exchange.model, exchange.endpoint.name)
         series = self._series.get(key)
         if series is None:
@@ -355,7 +359,7 @@ class Metrics(Meter):
         in_flight: dict[str, int] = {}
         tokens: dict[tuple[str, str], int] = {}
         for (model, endpoint), series in self._series.items():
-            if model:  # what names no model reaches no engine
+            if model:  # requests without a known model reach no engine
                 in_flight[model] = in_flight.get(model, 0) + series.in_flight
                 for kind, count in (("prompt", series.prompt), ("completion", series.completion)):
                     tokens[model, kind] = tokens.get((model, kind), 0) + count
@@ -371,14 +375,14 @@ class Metrics(Meter):
             yield "fitserve_tokens_total", labels, count
         for code, count in self._refusals.items():
             yield "fitserve_refusals_total", (code,), count
-        for labels, count in self._left.items():
+        for labels, count in self._disconnects.items():
             yield "fitserve_client_disconnects_total", labels, count
         for labels, count in self._upstream.items():
             yield "fitserve_upstream_errors_total", labels, count
 
 
 def _buckets(name: str, labels: tuple[str, ...], histogram: _Histogram) -> Iterator[Sample]:
-    """As samples of `name`_bucket, with the bound as one more label, _sum and _count."""
+    """Samples of a histogram: `name`_bucket with the bound as additional label, _sum and _count."""
     sums = list(accumulate(histogram.counts))
     if not sums[-1]:
         return
@@ -391,21 +395,21 @@ def _buckets(name: str, labels: tuple[str, ...], histogram: _Histogram) -> Itera
 
 def render(samples: Iterable[Sample]) -> str:
     """Prometheus' text format 0.0.4: every metric of the table, in its order."""
-    found: dict[str, list[Sample]] = {}
+    by_name: dict[str, list[Sample]] = {}
     for sample in samples:
-        found.setdefault(sample[0], []).append(sample)
+        by_name.setdefault(sample[0], []).append(sample)
     lines: list[str] = []
     for metric in METRICS:
         lines += (f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}")
-        endings = _ENDINGS.get(metric.kind, ("",))
+        endings = _SUFFIXES.get(metric.kind, ("",))
         for ending in endings:
             names = (*metric.labels, "le") if ending == "_bucket" else metric.labels
-            for name, labels, value in found.pop(metric.name + ending, ()):
+            for name, labels, value in by_name.pop(metric.name + ending, ()):
                 pairs = ",".join(
                     f'{key}="{_escaped(label)}"' for key, label in zip(names, labels, strict=True)
                 )
                 lines.append(f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}")
-    assert not found, f"not in the table: {', '.join(found)}"  # noqa: S101
+    assert not by_name, f"not in the table: {', '.join(by_name)}"  # noqa: S101
     return "\n".join((*lines, ""))
 
 

@@ -1,9 +1,8 @@
-"""Who used what: requests and tokens by day, key and model, counted as requests end and taken from
-here to be kept.
+"""Usage by day, key and model: requests and tokens, counted when requests end.
 
-Only what engines tell is counted. A stream tells its tokens where its client asked for that
-(`stream_options.include_usage`), or the engine always does; an answer without is `untold`: its
-tokens are nowhere.
+Only tokens that engines report are counted. A stream reports them if its client asks
+(`stream_options.include_usage`) or the engine always does. Answers without a report count as
+`untold`, and their tokens are in no sum.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from collections.abc import Iterable
 
 from gateway.keys import UsageRow
 
-# Of keys and models at a time, between two takes; of more the key is told as "other".
+# Most pairs of key and model between two takes; further ones are counted as "other".
 MOST_ROWS = 10_000
 _DAY_S = 86400
 
 
 class UsageCounter:
-    """Touched by one event loop alone. The day is that of the take: a request pays for no clock."""
+    """Used by one event loop only. The day is that of the take, so that a request reads no
+    clock."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], list[int]] = {}
@@ -34,12 +34,11 @@ class UsageCounter:
         cached: int | None,
         good: bool,
     ) -> None:
-        """A request that an engine has answered. good: with an answer that should tell its
-        tokens."""
+        """Counts a request that an engine answered. `good`: the answer should report its tokens."""
         row = self._rows.get((key, model))
         if row is None:
-            about = (key, model) if len(self._rows) < MOST_ROWS else ("other", "")
-            row = self._rows.setdefault(about, [0, 0, 0, 0, 0])
+            row_key = (key, model) if len(self._rows) < MOST_ROWS else ("other", "")
+            row = self._rows.setdefault(row_key, [0, 0, 0, 0, 0])
         row[0] += 1
         if prompt is None and completion is None:
             row[4] += good
@@ -50,19 +49,19 @@ class UsageCounter:
             row[3] += cached
 
     def take(self) -> tuple[UsageRow, ...]:
-        """What was counted since the last take."""
+        """The counts since the last take."""
         today = int(time.time()) // _DAY_S
-        self.add(UsageRow(today, *about, *counts) for about, counts in self._rows.items())
+        self.add(UsageRow(today, *row_key, *counts) for row_key, counts in self._rows.items())
         self._rows = {}
         dated, self._dated = self._dated, {}
-        return tuple(UsageRow(*about, *counts) for about, counts in dated.items())
+        return tuple(UsageRow(*row_key, *counts) for row_key, counts in dated.items())
 
     def add(self, rows: Iterable[UsageRow]) -> None:
-        """What another process has counted, or what was taken and could not be kept."""
+        """Adds counts of another process, or counts that could not be stored."""
         for row in rows:
-            about = (row.day, row.key, row.model)
-            if about not in self._dated and len(self._dated) >= MOST_ROWS:
-                about = (row.day, "other", "")
-            counts = self._dated.setdefault(about, [0, 0, 0, 0, 0])
-            for place, count in enumerate(row[3:]):
-                counts[place] += count
+            row_key = (row.day, row.key, row.model)
+            if row_key not in self._dated and len(self._dated) >= MOST_ROWS:
+                row_key = (row.day, "other", "")
+            counts = self._dated.setdefault(row_key, [0, 0, 0, 0, 0])
+            for position, count in enumerate(row[3:]):
+                counts[position] += count

@@ -1,1 +1,1 @@
-"""Which replica a request goes to, and who waits."""
+"""Routing: the choice of a replica for each request, and the queues."""

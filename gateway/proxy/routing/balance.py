@@ -1,9 +1,9 @@
-"""Which replica a call goes to: arithmetic over the outstanding tokens, nothing else.
+"""Choice of a replica for a call, by arithmetic over outstanding tokens.
 
-Each call weighs as many tokens as it may cost (`weigh`). Of the replicas whose outstanding tokens
-are at most BOUND times the mean, the one is taken to which the beginning of the prompt hashes: what
-was asked there before is in that engine's KV cache. Since the least loaded one is never above the
-mean, there is always one, and a prompt that everybody sends fills no engine more than that.
+Each call weighs the tokens that it may cost (`weigh`). Candidates are replicas with at most BOUND
+times the mean of outstanding tokens. The beginning of the prompt hashes to one of them, so the KV
+cache there probably holds that beginning. The least loaded replica is never above the mean, so one
+always qualifies, and a popular prompt loads no engine beyond the bound.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from msgspec import Raw
 from gateway.proxy.api.protocol import RequestFields
 
 BOUND = 1.25
-# What an answer costs that nobody set a limit for; and the most that one call counts, for limits
-# are often set to be safe and an image in base64 is no text.
+# Cost of an answer without a limit, and the most tokens that one call counts. Limits are often set
+# generously, and an image in base64 is no text.
 USUAL_TOKENS = 512
 MOST_TOKENS = 32_768
 BYTES_PER_TOKEN = 4
-# A shorter beginning fills few blocks of a KV cache, which are not worth an uneven load.
+# A shorter beginning fills few blocks of a KV cache, which do not justify an uneven load.
 LEAST_BYTES = 256
-# How far the messages are searched for the first answer, and how much of a plain text counts as its
-# beginning.
+# Bytes of messages that are searched for the first answer, and bytes of a plain text that count as
+# its beginning.
 MESSAGES_BYTES = 64 * 1024
 TEXT_BYTES = 1024
 _END_BYTES = 512
@@ -32,30 +32,28 @@ _ODD = 0x9E3779B97F4A7C15
 _64_BITS = (1 << 64) - 1
 
 
-def weigh(asked: RequestFields, size: int) -> int:
-    """Tokens that a JSON body of `size` bytes may cost: of the prompt, and of the answer that it
-    asks for."""
+def weigh(fields: RequestFields, size: int) -> int:
+    """The tokens that a JSON body of `size` bytes may cost: of the prompt, and of the answer."""
     answer = USUAL_TOKENS
-    for limit in (asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens):
+    for limit in (fields.max_tokens, fields.max_completion_tokens, fields.max_output_tokens):
         if limit and (digits := bytes(limit)).isdigit():
             answer = int(digits[:9])
             break
     return min(size // BYTES_PER_TOKEN + answer, MOST_TOKENS)
 
 
-def prefix(asked: RequestFields) -> int | None:
-    """A number for what the turns of one conversation begin with: the instructions, and the
-    messages up to the first answer. The same
-    in every process. None where that is too short to matter."""
+def prefix(fields: RequestFields) -> int | None:
+    """A number for the common beginning of one conversation: the instructions, and the messages up
+    to the first answer. The same in every process; None if the beginning is short."""
     key = 0
     length = 0
-    for raw in (asked.system, asked.instructions, asked.messages, asked.prompt, asked.input):
+    for raw in (fields.system, fields.instructions, fields.messages, fields.prompt, fields.input):
         if raw:
             lead = _lead(raw)
             length += len(lead)
             if len(lead) > 2 * _END_BYTES:
-                # Both ends tell a long text from other texts; to hash its middle too would cost
-                # more than it helps.
+                # Both ends identify a long text. Hashing its middle too would cost more than it
+                # helps.
                 lead = lead[:_END_BYTES] + lead[-_END_BYTES:]
             key = zlib.crc32(lead, key)
     return key ^ length if length >= LEAST_BYTES else None
@@ -65,31 +63,30 @@ def _lead(raw: Raw) -> bytes:
     lead = bytes(raw) if len(raw) <= MESSAGES_BYTES else bytes(memoryview(raw)[:MESSAGES_BYTES])
     if not lead.startswith(b"["):
         return lead[:TEXT_BYTES]
-    # In a string the quotes would be escaped.
+    # Within a string the quotes would be escaped.
     answered = lead.find(b'"assistant"')
     if answered >= 0:
         return lead[: lead.rfind(b"{", 0, answered)].rstrip(b" \n\r\t,")
     return lead.rstrip(b" \n\r\t]")
 
 
-def least(loads: Sequence[int], turns: Sequence[int]) -> int:
-    """The position of the least loaded replica; among equals, of the replica that was picked
-    longest ago."""
+def least_loaded(loads: Sequence[int], turns: Sequence[int]) -> int:
+    """The position of the least loaded replica; among equals, of the one picked longest ago."""
     return min(range(len(loads)), key=lambda position: (loads[position], turns[position]))
 
 
 def affine(loads: Sequence[int], seeds: Sequence[int], tokens: int, key: int) -> int:
-    """The position of the replica for a call of so many tokens whose prompt begins with `key`.
+    """The position of the replica for a call of `tokens` whose prompt begins with `key`.
 
-    `loads`: outstanding tokens; `seeds`: a number per replica that stays. Rendezvous hashing: a
-    replica that comes or goes moves only the prompts that are, or were, its own.
+    `loads`: outstanding tokens; `seeds`: a constant number per replica. Rendezvous hashing: a new
+    or removed replica moves only its own prompts.
     """
     bound = BOUND * (sum(loads) + tokens) / len(loads)
-    best = most = -1
+    best = best_rank = -1
     for position, load in enumerate(loads):
         if load <= bound:
             mixed = key ^ seeds[position]
             rank = mixed * mixed * _ODD & _64_BITS
-            if rank > most:
-                best, most = position, rank
+            if rank > best_rank:
+                best, best_rank = position, rank
     return best

@@ -1,8 +1,8 @@
-"""Engines that left the routes: whether each has answered everything that it was asked, before it
-    stops, sleeps, or gives way to another.
+"""Draining of engines that left the routes, before they stop, sleep or make room.
 
-One way for all reasons: an engine has drained once no table of routes has it, every worker has said
-so, and nothing is in flight there; or once it has had its time.
+An engine has drained once no route table has it, every worker has confirmed that, and it has no
+request in flight. After `most_s` an engine counts as drained in any case.
+
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection
 
 from gateway.proxy.routing.routes import Routes
 
-# Between two looks at whether requests are in flight.
-_LOOK_S = 0.1
+# Seconds between two checks for requests in flight.
+_CHECK_S = 0.1
 
 
 def _never() -> bool:
@@ -22,8 +22,8 @@ def _never() -> bool:
 
 
 class Drains:
-    """most_s: the longest time that an engine gets, from when no table has it any more. What takes
-    longer is cut off by its end."""
+    """`most_s`: seconds that an engine gets after no route table has it. Its end interrupts longer
+    requests."""
 
     def __init__(self, routes: Routes, most_s: float) -> None:
         self._routes = routes
@@ -31,12 +31,11 @@ class Drains:
         self._since: dict[str, float] = {}
 
     def look(self, running: Collection[str]) -> None:
-        """Forget the engines that run no more."""
-        self._since = {name: since for name, since in self._since.items() if name in running}
+        """Forgets engines that no longer run."""
+        self._since = {name: start for name, start in self._since.items() if name in running}
 
-    def over(self, instance: str) -> bool:
-        """Whether nothing is in flight at an engine, and nothing will be; or nobody waits for that
-        any longer."""
+    def is_drained(self, instance: str) -> bool:
+        """Whether no request is or will be in flight at an engine, or its time is over."""
         if self._routes.drained(instance):
             return True
         if self._routes.holds(instance):
@@ -45,7 +44,7 @@ class Drains:
         now = time.monotonic()
         return now - self._since.setdefault(instance, now) >= self._most_s
 
-    async def ended(self, instance: str, hurry: Callable[[], bool] = _never) -> None:
-        """Until it is over. hurry: nobody waits for the requests any more."""
-        while not (hurry() or self.over(instance)):  # noqa: ASYNC110 - other processes count the requests
-            await asyncio.sleep(_LOOK_S)
+    async def wait_until_drained(self, instance: str, hurry: Callable[[], bool] = _never) -> None:
+        """Returns once the engine has drained. `hurry`: returns True to stop the wait."""
+        while not (hurry() or self.is_drained(instance)):  # noqa: ASYNC110
+            await asyncio.sleep(_CHECK_S)

@@ -1,5 +1,4 @@
-"""Which requests are in flight: those that have named a model and are not answered to the end.
-Looked at when somebody asks; nothing is kept of them."""
+"""Requests in flight: those with a known model whose answer is not complete. Computed on demand."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from gateway.proxy.routing.table import RouteTable
 if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
 
-# Requests that are shown; the oldest are what somebody looks for.
+# Most requests shown, the oldest first.
 MOST_SHOWN = 50
 
 Phase = Literal[
@@ -21,31 +20,39 @@ Phase = Literal[
 ]
 
 
-def _means(words: str) -> dict[str, str]:
-    """Metadata of a field, from which the description of the API has its meaning. No `Field`:
-    workers do without pydantic, 10 MiB each."""
+def _described(words: str) -> dict[str, str]:
+    """Metadata of a field with its description for the API. Not pydantic's `Field`: workers do
+    without pydantic, which saves 10 MiB each."""
     return {"description": words}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestInFlight:
-    """One of them. Never a prompt, an answer or a key."""
+    """A request in flight, without prompt, answer or key."""
 
     id: str = field(
-        metadata=_means("as its answer's `x-request-id`, which its client may have chosen")
+        metadata=_described("the `x-request-id` of its answer, which the client may choose")
     )
     model: str
-    endpoint: str = field(metadata=_means("as in metrics: chat, completions, embeddings, ..."))
-    key: str = field(metadata=_means("the name of the key; empty: without one"))
-    address: str = field(metadata=_means("of the client, or of the proxy before it"))
-    phase: Phase
-    replica: str | None = field(metadata=_means("the engine that was asked; null: none yet"))
-    began_at: float = field(metadata=_means("Unix time"))
-    first_byte_s: float | None = field(
-        metadata=_means("seconds to the first byte of the answer; null: none yet")
+    endpoint: str = field(
+        metadata=_described("name as in metrics: chat, completions, embeddings, ...")
     )
-    received_bytes: int = field(metadata=_means("of the request's body, when it was routed"))
-    sent_bytes: int = field(metadata=_means("of the answer's body so far"))
+    key: str = field(metadata=_described("name of the key; empty: no key"))
+    address: str = field(
+        metadata=_described("address of the client, or of a proxy before the gateway")
+    )
+    phase: Phase
+    replica: str | None = field(
+        metadata=_described("the engine that has the request; null: none yet")
+    )
+    began_at: float = field(metadata=_described("Unix time"))
+    first_byte_s: float | None = field(
+        metadata=_described("seconds to the first byte of the answer; null: none yet")
+    )
+    received_bytes: int = field(
+        metadata=_described("bytes of the request's body when it was routed")
+    )
+    sent_bytes: int = field(metadata=_described("bytes of the answer's body so far"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,62 +60,69 @@ class RequestsInFlight:
     """The oldest requests in flight, oldest first."""
 
     data: tuple[RequestInFlight, ...]
-    more: int = field(metadata=_means("requests in flight that are not listed"))
+    more: int = field(metadata=_described("requests in flight that are not listed"))
 
 
 class InFlight(Protocol):
-    """Where requests in flight are known: the data plane of this process, or the workers."""
+    """Source of requests in flight: the data plane of this process, or the workers."""
 
     async def requests(self) -> RequestsInFlight:
-        """Those of all processes."""
+        """The requests in flight of all processes."""
 
     async def cancel(self, id_: str) -> int:
-        """Ends the requests with this id, and says how many there were."""
+        """Ends the requests with this id. The number of such requests."""
 
 
-def oldest(asks: Iterable[Exchange], table: RouteTable, ahead: float) -> RequestsInFlight:
-    """ahead: seconds by which Unix time is ahead of the loop's clock."""
-    found = [ask for ask in asks if ask.model and ask.state not in ("reading", "done")]
+def oldest(exchanges: Iterable[Exchange], table: RouteTable, ahead: float) -> RequestsInFlight:
+    """The oldest of the exchanges. `ahead`: seconds by which Unix time is ahead of the loop's
+    clock."""
+    requests = [
+        exchange
+        for exchange in exchanges
+        if exchange.model and exchange.state not in ("reading", "done")
+    ]
     return RequestsInFlight(
         tuple(
-            _row(ask, table, ahead)
-            for ask in nsmallest(MOST_SHOWN, found, key=lambda ask: ask.started)
+            _row(exchange, table, ahead)
+            for exchange in nsmallest(MOST_SHOWN, requests, key=lambda exchange: exchange.started)
         ),
-        max(0, len(found) - MOST_SHOWN),
+        max(0, len(requests) - MOST_SHOWN),
     )
 
 
-def together(found: Iterable[RequestsInFlight]) -> RequestsInFlight:
-    """Of several processes."""
-    parts = list(found)
+def merge(processes: Iterable[RequestsInFlight]) -> RequestsInFlight:
+    """The requests in flight of several processes as one list."""
+    parts = list(processes)
     rows = sorted((row for part in parts for row in part.data), key=lambda row: row.began_at)
     return RequestsInFlight(
         tuple(rows[:MOST_SHOWN]), max(0, len(rows) - MOST_SHOWN) + sum(part.more for part in parts)
     )
 
 
-def _row(ask: Exchange, table: RouteTable, ahead: float) -> RequestInFlight:
+def _row(exchange: Exchange, table: RouteTable, ahead: float) -> RequestInFlight:
     return RequestInFlight(
-        id=ask.id,
-        model=ask.model,
-        endpoint=ask.endpoint.name,
-        key=ask.key.name,
-        address=ask.address,
-        phase=_phase(ask, table),
-        replica=ask.replica.id if ask.replica is not None else None,
-        began_at=round(ask.started + ahead, 1),
-        first_byte_s=round(ask.first_byte_at - ask.started, 3) if ask.first_byte_at else None,
-        received_bytes=ask.received,
-        sent_bytes=ask.sent,
+        id=exchange.id,
+        model=exchange.model,
+        endpoint=exchange.endpoint.name,
+        key=exchange.key.name,
+        address=exchange.address,
+        phase=_phase(exchange, table),
+        replica=exchange.replica.id if exchange.replica is not None else None,
+        began_at=round(exchange.started + ahead, 1),
+        first_byte_s=round(exchange.first_byte_at - exchange.started, 3)
+        if exchange.first_byte_at
+        else None,
+        received_bytes=exchange.received,
+        sent_bytes=exchange.sent,
     )
 
 
-def _phase(ask: Exchange, table: RouteTable) -> Phase:
-    if ask.state == "queued":
-        route = table.models.get(ask.model)
+def _phase(exchange: Exchange, table: RouteTable) -> Phase:
+    if exchange.state == "queued":
+        route = table.models.get(exchange.model)
         return (
             "waiting for a place"
             if route is not None and route.replicas
             else "waiting for the model"
         )
-    return "answering" if ask.first_byte_at else "waiting for the first token"
+    return "answering" if exchange.first_byte_at else "waiting for the first token"

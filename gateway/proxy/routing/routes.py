@@ -1,7 +1,6 @@
-"""Which replica a request goes to: the table in force, how busy each replica is, and the requests
-that wait.
+"""Choice of a replica for each request: the route table, load of replicas, and queues.
 
-Only the event loop that serves requests touches `Routes`, so nothing here locks.
+Only the event loop that serves requests uses `Routes`, so nothing here locks.
 """
 
 from __future__ import annotations
@@ -24,17 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Load:
-    """The work of one replica. `heard`: when the replica last gave a client a byte, or began to
-    work."""
+    """Work of one replica. `progress_at`: time of its last byte for a client, or of its start."""
 
     requests: int
     tokens: int
-    heard: float
+    progress_at: float
 
 
 class Routes:
-    """The table in force; the requests in flight per replica id, which outlive the table they were
-    picked from; and the queues.
+    """The current table; the requests in flight per replica id, which outlive their table; and the
+    queues.
 
     `queue_per_model`: how many requests may wait; 0: none; None: see
     `gateway.proxy.routing.queue.places`.
@@ -52,10 +50,10 @@ class Routes:
         self.responses = responses or Responses()
         self._queues: dict[str, Queue] = {}
         self._queue_per_model = queue_per_model
-        self._called = False
+        self._scheduled = False
         self._table = table or RouteTable({})
-        self.demanded: Callable[[], object] = _nobody_hears
-        """Called when the first request begins to wait for a model that no replica serves."""
+        self.demanded: Callable[[], object] = _ignore_demand
+        """Called when the first request begins to wait for a model without a replica."""
 
     @property
     def table(self) -> RouteTable:
@@ -63,13 +61,13 @@ class Routes:
 
     @table.setter
     def table(self, table: RouteTable) -> None:
-        kept = {replica.id for route in table.models.values() for replica in route.replicas}
-        self._last_pick = {id_: turn for id_, turn in self._last_pick.items() if id_ in kept}
+        ids = {replica.id for route in table.models.values() for replica in route.replicas}
+        self._last_pick = {id_: turn for id_, turn in self._last_pick.items() if id_ in ids}
         for queue in self._queues.values():
             for waiter in queue.waiting:
-                waiter.avoid = waiter.avoid if waiter.avoid in kept else None
+                waiter.avoid = waiter.avoid if waiter.avoid in ids else None
         self._table = table
-        self._call()
+        self._schedule()
 
     # --- choosing ---
 
@@ -77,8 +75,8 @@ class Routes:
         """The replica for a call, but not `avoid`; None: the call has to `wait`. Raises NotReady,
         Overloaded.
 
-        A call that goes on from a response goes to the replica that made the response: no other
-        replica knows it.
+        A call that continues a response goes to the replica that made it: no other replica knows
+        it.
         """
         if (
             len(route.replicas) == 1
@@ -94,15 +92,11 @@ class Routes:
             if not ready and not route.wait_s:
                 raise route.not_ready()
             if (len(queue.waiting) if queue is not None else 0) >= self._places(route):
-                raise (
-                    self.refusal(route, "as many requests wait for them as may")
-                    if ready
-                    else route.not_ready()
-                )
+                raise (self.refusal(route, "their queue is full") if ready else route.not_ready())
         return replica
 
     def _places(self, route: ModelRoute) -> int:
-        """How many may wait for a model."""
+        """The number of requests that may wait for a model."""
         return places(route, self._queue_per_model)
 
     def _choose(self, route: ModelRoute, call: Call, avoid: str | None) -> RoutedReplica | None:
@@ -111,19 +105,26 @@ class Routes:
         if maker is not None and maker.id != avoid:
             return maker if call.light or self._has_room(maker) else None
         free = [
-            one for one in route.replicas if (self._has_room(one) or call.light) and one.id != avoid
+            replica
+            for replica in route.replicas
+            if (self._has_room(replica) or call.light) and replica.id != avoid
         ]
         if len(free) < 2:
             return free[0] if free else None
         loads = [
-            load.tokens if (load := self._loads.get(one.id)) is not None else 0 for one in free
+            load.tokens if (load := self._loads.get(replica.id)) is not None else 0
+            for replica in free
         ]
         if call.prefix is not None:
             chosen = free[
-                balance.affine(loads, [one.seed for one in free], call.tokens, call.prefix)
+                balance.affine(loads, [replica.seed for replica in free], call.tokens, call.prefix)
             ]
         else:
-            chosen = free[balance.least(loads, [self._last_pick.get(one.id, 0) for one in free])]
+            chosen = free[
+                balance.least_loaded(
+                    loads, [self._last_pick.get(replica.id, 0) for replica in free]
+                )
+            ]
         self._picks += 1
         self._last_pick[chosen.id] = self._picks
         return chosen
@@ -132,7 +133,7 @@ class Routes:
         return replica.capacity is None or self.in_flight(replica.id) < replica.capacity
 
     def _maker(self, route: ModelRoute, call: Call) -> RoutedReplica | None:
-        """The replica that made the response from which the call goes on."""
+        """The replica that made the response that the call continues."""
         if call.maker is None:
             return None
         return next((replica for replica in route.replicas if replica.seed == call.maker), None)
@@ -140,7 +141,7 @@ class Routes:
     # --- waiting ---
 
     def wait(self, waiter: QueueWait) -> None:
-        """For a call that got no replica from `pick`. Later `waiter.go` is called with a
+        """Queues a call that got no replica from `pick`. Later `waiter.go` is called with a
         replica."""
         name = waiter.call.model
         queue = self._queues.setdefault(name, Queue())
@@ -150,11 +151,11 @@ class Routes:
             if route is not None and not route.replicas:
                 self.demanded()
         else:
-            # the requests before may wait for one replica only, while another replica has room
-            self._call()
+            # earlier requests may wait for one particular replica while another has room
+            self._schedule()
 
     def forget(self, waiter: QueueWait) -> None:
-        """It does not wait any more."""
+        """Removes a request from its queue."""
         queue = self._queues.get(waiter.call.model)
         if queue is not None:
             queue.waiting.pop(waiter, None)
@@ -166,26 +167,25 @@ class Routes:
         return len(queue.waiting) if queue is not None else 0
 
     def demand(self) -> dict[str, float]:
-        """The models that requests wait for, and the seconds that the oldest of each has waited."""
+        """Models with waiting requests, and the seconds that the oldest of each has waited."""
         now = time.monotonic()
         return {
             name: now - next(iter(queue.waiting.values())) for name, queue in self._queues.items()
         }
 
     def refusal(self, route: ModelRoute, why: str) -> FitserveError:
-        """For a request that every replica is too busy for."""
+        """The error for a request that finds all replicas busy."""
         queue = self._queues.get(route.name)
         return overloaded(route, queue.retry_after_s() if queue is not None else 1, why)
 
-    def _call(self) -> None:
-        """Something has changed: the queues are looked at soon, but not from within the call that
-        made the change."""
-        if self._queues and not self._called:
-            self._called = True
-            asyncio.get_running_loop().call_soon(self._call_queues)
+    def _schedule(self) -> None:
+        """Has the queues checked soon, after the current call."""
+        if self._queues and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._serve_queues)
 
-    def _call_queues(self) -> None:
-        self._called = False
+    def _serve_queues(self) -> None:
+        self._scheduled = False
         for name, queue in list(self._queues.items()):
             for waiter in list(queue.waiting):
                 try:
@@ -194,18 +194,18 @@ class Routes:
                         raise route.not_ready()
                 except FitserveError as error:
                     self.forget(waiter)
-                    waiter.give_up(error)
+                    waiter.reject(error)
                     continue
                 replica = self._choose(route, waiter.call, waiter.avoid)
                 if replica is not None:
-                    queue.pace.went()
+                    queue.rate.count()
                     self.forget(waiter)
                     waiter.go(replica)
                 elif waiter.avoid is None and self._maker(route, waiter.call) is None:
                     break
 
     def model_of(self, response: str, maker: int) -> str:
-        """The model of the replica that made the response. Raises NotFound where the replica is
+        """The model of the replica that made the response. Raises NotFound if the replica is
         gone."""
         for route in self._table.models.values():
             if any(replica.seed == maker for replica in route.replicas):
@@ -215,7 +215,7 @@ class Routes:
     # --- in flight ---
 
     def begin(self, replica: RoutedReplica, tokens: int = 1) -> None:
-        """Counts a request to `replica`; every begin has its end, whatever happens between."""
+        """Counts a request to `replica`. Every begin must have an end."""
         load = self._loads.get(replica.id)
         if load is None:
             self._loads[replica.id] = _Load(1, tokens, time.monotonic())
@@ -231,18 +231,18 @@ class Routes:
             load.requests -= 1
             load.tokens -= tokens
         if self._queues:
-            self._call()
+            self._schedule()
 
     def progress(self, replica: RoutedReplica) -> None:
-        """The engine gave a client bytes of its answer."""
+        """Notes that the engine gave a client bytes of its answer."""
         load = self._loads.get(replica.id)
         if load is not None:
-            load.heard = time.monotonic()
+            load.progress_at = time.monotonic()
 
     def silent_s(self, replica_id: str) -> float | None:
         """Seconds since the replica gave any client a byte; None while no client waits."""
         load = self._loads.get(replica_id)
-        return time.monotonic() - load.heard if load is not None else None
+        return time.monotonic() - load.progress_at if load is not None else None
 
     def working(self, name: str) -> bool:
         """Whether an engine of the model works for a client."""
@@ -256,8 +256,7 @@ class Routes:
         return load.requests if load is not None else 0
 
     def drained(self, replica_id: str) -> bool:
-        """Whether nothing is in flight at a replica, and nothing will be: it is in no table any
-        more."""
+        """Whether a replica has no request in flight and is in no table, so gets none."""
         return not self.in_flight(replica_id) and not self.holds(replica_id)
 
     def holds(self, replica_id: str) -> bool:
@@ -273,5 +272,5 @@ class Routes:
         return sum(load.requests for load in self._loads.values())
 
 
-def _nobody_hears() -> None:
-    """Nobody loads models on request."""
+def _ignore_demand() -> None:
+    """No models are loaded on request."""

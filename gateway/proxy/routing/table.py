@@ -1,5 +1,4 @@
-"""Where requests for a model can go: one immutable table of models and their replicas, swapped
-whole; and the call that is routed."""
+"""The immutable table of models and their replicas, and the call that is routed by it."""
 
 from __future__ import annotations
 
@@ -16,31 +15,31 @@ from gateway.errors import ModelNotFound, NotReady
 from gateway.proxy.access.auth import ANYONE, Key
 
 SHOWN_NAME = 200
-# These endpoints take no place in an engine's batch, so their calls never wait.
+# Calls of these endpoints take no place in an engine's batch, so they never wait.
 _LIGHT = frozenset({"tokenize", "detokenize", "count_tokens"})
 
-# Of why a model cannot answer, a client is told so much.
+# Most characters of a model's state detail that a client sees.
 _MOST_DETAIL = 300
-# States that no waiting ends, and what does.
-_WHAT_HELPS = {
-    "no_plan": "That stays so until the model, its settings or the machine change",
-    "quarantined": "It was given up; its owner can try it again with `fitserve retry {name}`",
-    "stopped": "Its owner has stopped it, and can load it with `fitserve start {name}`",
+# States that waiting does not end, and their remedies.
+_REMEDIES = {
+    "no_plan": "Change the model, its settings or the machine",
+    "quarantined": "It failed too often; the operator can retry it with `fitserve retry {name}`",
+    "stopped": "The operator stopped it, and can load it with `fitserve start {name}`",
     "stopping": (
-        "Its owner stops or removes it; `fitserve start {name}` loads again what was stopped"
+        "The operator is stopping it; `fitserve start {name}` loads a stopped model again"
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedReplica:
-    """One engine that answers for a model. `url` is its base without /v1, `served_name` what it
-    calls the model.
+    """An engine that answers for a model. `url` is its base without /v1, `served_name` its name for
+    the model.
 
-    `capacity`: how many requests it gets at once; None where that is not known. `key`: what it
-    wants of its callers, "" for nothing. `adapters`: names of adapters, and what the engine calls
-    them. `seed`: a number for the id. `key_line`: the key as a line of a request's head.
-    `elsewhere`: not ours, and perhaps another gateway.
+    `capacity`: how many requests it gets at once; None if unknown. `key`: its key for callers, ""
+    for none. `adapters`: names of adapters with the engine's names. `seed`: a number for the id.
+    `key_line`: the key as a line of a request's head. `remote`: not started by this gateway, and
+    perhaps another gateway.
     """
 
     url: str
@@ -49,7 +48,7 @@ class RoutedReplica:
     capacity: int | None = None
     key: str = field(default="", repr=False)
     adapters: tuple[tuple[str, str], ...] = ()
-    elsewhere: bool = False
+    remote: bool = False
     seed: int = field(init=False, repr=False, compare=False)
     key_line: bytes = field(init=False, repr=False, compare=False)
 
@@ -59,18 +58,18 @@ class RoutedReplica:
             self, "key_line", f"authorization: Bearer {self.key}\r\n".encode() if self.key else b""
         )
 
-    def name_of(self, asked: str) -> str:
-        """What the engine calls what a request asks for by this name."""
-        return next((name for adapter, name in self.adapters if adapter == asked), self.served_name)
+    def name_of(self, requested_name: str) -> str:
+        """The engine's name for the model or adapter of this name."""
+        return next(
+            (name for adapter, name in self.adapters if adapter == requested_name), self.served_name
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What GET /v1/models says of a model beside its name and state. `tools` to `json_schema`:
-    "proven", "not proven" or "unknown", as
-    `gateway.domain.running.Abilities`. `adapter`: what is an adapter is loaded from. `inputs`: what
-    a message may hold; empty: not known.
-    """
+    """Facts of a model in GET /v1/models beside its name and state. `tools` to `json_schema`:
+    "proven", "not proven" or "unknown", as `gateway.domain.running.Abilities`. `adapter`: source of
+    an adapter. `inputs`: kinds of content in a message; empty: unknown."""
 
     max_model_len: int | None = None
     inputs: tuple[str, ...] = ()
@@ -83,14 +82,13 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class ModelRoute:
-    """A model that clients may ask for. The model is routed while it has replicas; without
-    replicas, `state` and `detail` say why.
+    """A model that clients may use. A model without replicas is not routed; `state` and `detail`
+    say why.
 
-    `task` is "generate" or "embed"; None when nobody knows, as for an engine that we did not start.
-    `wait_s`: how long a request may wait for the first replica; 0 where that is not wanted, or
-    where none can be expected. `frozen`: ids of replicas that run, and gave no sign of life for
-    seconds: their clients wait no longer for them. `toolless`: why requests with tools are refused;
-    "" where they are not.
+    `task`: "generate" or "embed"; None if unknown, as for an external engine. `wait_s`: how long a
+    request may wait for the first replica; 0: not at all. `frozen`: ids of running replicas without
+    a sign of life for seconds, whose clients are moved or refused. `toolless`: why requests with
+    tools are refused; "": they are accepted.
     """
 
     name: str
@@ -106,30 +104,31 @@ class ModelRoute:
     card: ModelCard = ModelCard()
     toolless: str = ""
 
-    def seen_by(self, key: Key) -> bool:
-        """Whoever may ask a model may do so by all its names."""
-        return key.sees(self.alias_of or self.name)
+    def visible_to(self, key: Key) -> bool:
+        """Whether `key` may use the model. A key for a model is valid for all its names."""
+        return key.may_use(self.alias_of or self.name)
 
     def not_ready(self) -> NotReady:
         first, *more = self.detail.splitlines() or [""]
         reason = f"{self.state}: {first[:_MOST_DETAIL].rstrip()}" if first else self.state
         reason = f"{reason} ..." if more or len(first) > _MOST_DETAIL else reason.rstrip(".") + "."
-        # Where requests wait, another model may leave for it.
-        does = None if self.wait_s else _WHAT_HELPS.get(self.state)
-        said = does.format(name=self.name) if does else f"Try again in {self.retry_after_s} s"
+        # While requests wait, another model may be evicted for this one.
+        remedy = None if self.wait_s else _REMEDIES.get(self.state)
+        advice = remedy.format(name=self.name) if remedy else f"Try again in {self.retry_after_s} s"
         return NotReady(
             f"The model '{self.name}' cannot answer now, it is {reason}",
-            hint=f"{said}; `fitserve show {self.name}` tells more.",
+            hint=f"{advice}; `fitserve show {self.name}` has details.",
             param="model",
-            retry_after_s=None if does else self.retry_after_s,
+            retry_after_s=None if remedy else self.retry_after_s,
         )
 
 
 class Call(msgspec.Struct):
-    """The part of a request that the choice of a replica needs. `body` is the whole request in
-    JSON, empty where it is a form or has none; `maker`: the
-    seed of the replica that made the response from which this goes on; `tokens` and `prefix`: see
-    `gateway.proxy.routing.balance`; `asked`: the alias by which the body calls the model.
+    """The part of a request that the choice of a replica needs. `body`: the whole request in JSON,
+    empty for a form or no body.
+
+    `maker`: the seed of the replica that made the response to continue. `tokens`, `prefix`: see
+    `gateway.proxy.routing.balance`. `requested_name`: the alias in the body.
     """
 
     endpoint: str
@@ -139,18 +138,19 @@ class Call(msgspec.Struct):
     maker: int | None = None
     tokens: int = 1
     prefix: int | None = None
-    asked: str = ""
+    requested_name: str = ""
 
     @property
     def light(self) -> bool:
-        """Whether the call costs the engine nearly nothing: a count of tokens, or a look at a
+        """Whether the call costs the engine nearly nothing: a token count, or the retrieval of a
         response."""
         return self.endpoint in _LIGHT or (self.maker is not None and not self.body)
 
 
 @dataclass(frozen=True, slots=True)
 class RouteTable:
-    """Every known model by name, routed or not. `frozen`: of all models."""
+    """Every known model by name, routed or not. `frozen`: ids of the frozen replicas of all
+    models."""
 
     models: Mapping[str, ModelRoute]
     frozen: frozenset[str] = field(init=False, repr=False, compare=False)
@@ -162,29 +162,29 @@ class RouteTable:
         )
 
     def find(self, name: str, key: Key = ANYONE) -> ModelRoute:
-        """The route of the model `name`. Raises ModelNotFound, also where `key` may not know of the
+        """The route of the model `name`. Raises ModelNotFound, also where `key` may not use the
         model."""
         route = self.models.get(name)
-        if route is None or not key.sees(route.alias_of or name):
-            shown = name if len(name) <= SHOWN_NAME else name[:SHOWN_NAME] + "..."
+        if route is None or not key.may_use(route.alias_of or name):
+            displayed = name if len(name) <= SHOWN_NAME else name[:SHOWN_NAME] + "..."
             raise ModelNotFound(
-                f"The model '{shown}' does not exist here.",
-                hint="GET /v1/models lists the models that are served.",
+                f"The model '{displayed}' does not exist here.",
+                hint="GET /v1/models lists the served models.",
                 param="model",
             )
         return route
 
     def routed(self, key: Key = ANYONE) -> list[ModelRoute]:
-        return [route for route in self.models.values() if route.replicas and route.seen_by(key)]
+        return [route for route in self.models.values() if route.replicas and route.visible_to(key)]
 
 
 def models_answer(table: RouteTable, name: str, key: Key) -> dict[str, Any]:
-    """The answer to GET /v1/models: all models that the holder of `key` may ask, in whatever state,
-    or the model of that name. OpenAI's and
-    Anthropic's fields side by side: both their SDKs read it. Raises ModelNotFound."""
+    """The answer to GET /v1/models: all models that `key` may use, in any state, or the model of
+    that name. Fields of OpenAI and Anthropic stand side by side, for SDKs of both. Raises
+    ModelNotFound."""
     if name:
         return _model(table.find(name, key))
-    data = [_model(route) for route in table.models.values() if route.seen_by(key)]
+    data = [_model(route) for route in table.models.values() if route.visible_to(key)]
     ends = (
         {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
         if data
@@ -208,7 +208,7 @@ def _model(route: ModelRoute) -> dict[str, Any]:
         "task": route.task,
         **({"parent": route.alias_of, "root": card.adapter} if card.adapter else {}),
         "max_model_len": card.max_model_len,
-        "modalities": {"input": card.inputs, "output": _GIVES.get(route.task or "", ())},
+        "modalities": {"input": card.inputs, "output": _OUTPUTS.get(route.task or "", ())},
         "tools": card.tools,
         "required_tools": card.required_tools,
         "reasoning": card.reasoning,
@@ -216,5 +216,5 @@ def _model(route: ModelRoute) -> dict[str, Any]:
     }
 
 
-# What a model of a task answers with.
-_GIVES = {"generate": ("text",), "embed": ("embedding",), "rerank": ("score",)}
+# Kinds of content in answers, by task.
+_OUTPUTS = {"generate": ("text",), "embed": ("embedding",), "rerank": ("score",)}

@@ -1,1 +1,1 @@
-"""Several processes that answer clients, and the control process that has the state."""
+"""Worker processes that answer clients, and their link to the control process."""

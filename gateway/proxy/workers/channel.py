@@ -1,19 +1,19 @@
-"""What the control process and a worker tell each other: over a socket pair, each message with its
-length before it, in MessagePack.
+"""Messages between the control process and a worker: MessagePack over a socket pair, length first.
 
 message              from      when
-Begin                control   first: how to serve, and the tables in force; the worker takes no connection before
+Begin                control   first: configuration and tables; the worker accepts no client before
 RouteTableMessage    control   the routes have changed
 KeyTableMessage      control   the keys have changed
-Elsewhere            control   twice a second, where it has changed: what the other workers have in flight
-Leave                control   another gateway takes over: the worker finishes what it has, and ends
-RequestsAsked        control   somebody wants to see the requests in flight, or to end one
-RequestsTold         worker    the answer to each of these, in their order
-Report               worker    twice a second, and at once for a new table of routes and for the first request that waits for a model
+OtherLoads           control   twice a second, after a change: requests in flight at other workers
+Shutdown             control   another gateway takes over: the worker finishes requests, and ends
+RequestsQuery        control   an operator lists the requests in flight, or ends one
+RequestsReport       worker    the answers to RequestsQuery, in order
+Report               worker    twice a second; at once for a new route table, and for the first
+                               request that waits for a model
 
-Each but the last two is a whole value that replaces the one before, but for `usage` of a report.
-What is not one of these is an error (msgspec checks the types): then the two are not of the same
-version, and the worker is started again.
+Each table is a complete value that replaces the previous one; only `usage` of a report is a
+difference. Any other message is an error (msgspec checks the types): the versions differ, and the
+worker is restarted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RouteTableMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class KeyTableMessage(msgspec.Struct, frozen=True, tag=True):
-    """`gateway.proxy.access.auth.KeyTable`: digests, never a key. `rows`: of those with limits
+    """`gateway.proxy.access.auth.KeyTable`: digests, never a key. `rows`: of keys with limits
     (`gateway.proxy.workers.shared_limits`)."""
 
     keys: tuple[Key, ...]
@@ -52,9 +52,11 @@ class KeyTableMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """How to serve. `control`: the path of the control process's socket; `limits` are this worker's
-        own; `workers`: how many there are; `grace_s`: for the end;
-    `tls`: the files of certificate and key."""
+    """Configuration of a worker.
+
+    `control`: path of the control process's socket; `limits`: of this worker; `workers`: number of
+    all. `grace_s`: time to finish at the end; `tls`: files of certificate and key.
+    """
 
     workers: int
     control: str
@@ -68,43 +70,45 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     keys: KeyTableMessage
 
 
-class Elsewhere(msgspec.Struct, frozen=True, tag=True):
+class OtherLoads(msgspec.Struct, frozen=True, tag=True):
     """Requests in flight at the other workers, by replica id."""
 
     in_flight: dict[str, int]
 
 
-class Leave(msgspec.Struct, frozen=True, tag=True):
-    """Take no more connections, and end when those that are here have ended, or after so long."""
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Order to take no more connections, and to end after the present ones or after `within_s`."""
 
     within_s: float
 
 
-class RequestsAsked(msgspec.Struct, frozen=True, tag=True):
-    """Which requests are in flight? `cancel`: those with this id end first; empty: none."""
+class RequestsQuery(msgspec.Struct, frozen=True, tag=True):
+    """Question for the requests in flight. `cancel`: requests with this id end first; empty:
+    none."""
 
     cancel: str = ""
 
 
-class RequestsTold(msgspec.Struct, frozen=True, tag=True):
-    """`cancelled`: how many were ended."""
+class RequestsReport(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `RequestsQuery`. `cancelled`: number of requests ended."""
 
-    found: RequestsInFlight
+    requests: RequestsInFlight
     cancelled: int
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker has in flight at one replica. `silent_s`: since the replica gave it a byte."""
+    """A worker's requests in flight at one replica. `silent_s`: seconds since the replica gave it a
+    byte."""
 
     requests: int
     silent_s: float
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """`loads` by replica id; `samples`: all metrics of the worker; None: as before. `tables`: how
-    many tables of routes it has taken over.
-    `waiting`: for which models requests wait, and how many seconds the oldest has waited. `usage`:
-    what was counted since the last report, the one thing that is not whole."""
+    """State of a worker. `loads`: by replica id; `samples`: all its metrics, None: unchanged.
+    `tables`: number of route tables applied. `waiting`: models with waiting requests, and the
+    seconds of the oldest. `usage`: counts since the last report, the only field that is a
+    difference."""
 
     loads: dict[str, ReplicaLoad]
     samples: tuple[Sample, ...] | None
@@ -113,8 +117,8 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     usage: tuple[UsageRow, ...] = ()
 
 
-ToWorker = Begin | RouteTableMessage | KeyTableMessage | Elsewhere | Leave | RequestsAsked
-FromWorker = Report | RequestsTold
+ToWorker = Begin | RouteTableMessage | KeyTableMessage | OtherLoads | Shutdown | RequestsQuery
+FromWorker = Report | RequestsReport
 
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
@@ -122,24 +126,24 @@ _FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(From
 
 
 class Channel:
-    """One end, in an event loop."""
+    """An end of the connection, in an event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     @classmethod
-    async def of(cls, end: socket.socket) -> Channel:
+    async def open(cls, end: socket.socket) -> Channel:
         return cls(*await asyncio.open_unix_connection(sock=end))
 
     def send(self, message: ToWorker | FromWorker) -> None:
-        """Without waiting; what the other end does not read is kept until it does, or is gone."""
+        """Queues a message without waiting for the other end."""
         if not self._writer.is_closing():
             self._writer.write(frame(message))
 
     @property
     def unread_bytes(self) -> int:
-        """Of what was sent."""
+        """Bytes sent and not yet read by the other end."""
         return self._writer.transport.get_write_buffer_size()
 
     async def to_worker(self) -> ToWorker:
@@ -147,7 +151,7 @@ class Channel:
         return _TO_WORKER.decode(await self._receive())
 
     async def from_worker(self) -> FromWorker:
-        """As `to_worker`."""
+        """The next message. Raises EOFError at the end, OSError, msgspec.ValidationError."""
         return _FROM_WORKER.decode(await self._receive())
 
     def close(self) -> None:
@@ -165,7 +169,7 @@ def frame(message: ToWorker | FromWorker) -> bytes:
 
 
 def receive_begin(end: socket.socket) -> Begin:
-    """The first message, before there is an event loop. Raises EOFError,
+    """The first message, read before an event loop exists. Raises EOFError,
     msgspec.ValidationError."""
     length = int.from_bytes(_exactly(end, _LENGTH_BYTES), "big")
     return msgspec.msgpack.decode(_exactly(end, length), type=Begin)
@@ -182,15 +186,17 @@ def _exactly(end: socket.socket, length: int) -> bytes:
 
 
 def table_of(table: RouteTable) -> RouteTableMessage:
-    """What is told of an engine may be no text, and cannot be sent then; nor could a client ask for
-    a model of that name."""
+    """The message for a table. Text of an engine that cannot be encoded is replaced. A replica with
+    such a model name is dropped, because no client could name it."""
     return RouteTableMessage(
         tuple(
             replace(
                 route,
                 detail=_text(route.detail),
                 replicas=tuple(
-                    one for one in route.replicas if one.served_name == _text(one.served_name)
+                    replica
+                    for replica in route.replicas
+                    if replica.served_name == _text(replica.served_name)
                 ),
             )
             for route in table.models.values()
@@ -198,10 +204,10 @@ def table_of(table: RouteTable) -> RouteTableMessage:
     )
 
 
-def _text(said: str) -> str:
-    return said.encode(errors="replace").decode()
+def _text(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 def keys_of(keys: Keys, rows: LimitRows) -> KeyTableMessage:
-    known = tuple(keys.table.keys.values())
-    return KeyTableMessage(known, keys.table.closed, rows.of(known))
+    valid = tuple(keys.table.keys.values())
+    return KeyTableMessage(valid, keys.table.closed, rows.assign(valid))

@@ -1,9 +1,8 @@
-"""How a worker forwards requests that are not inference to the control process, over its Unix
-socket.
+"""Forwarding of requests that are not inference from a worker to the control process.
 
-Pieces go both ways as they come, so that a log that is followed streams; a client that leaves ends
-the request in the control process too. The control process checks the key. A header tells it the
-client's address; it believes the header because nobody else can reach the socket.
+Pieces pass in both directions over a Unix socket as they come, so a followed log streams. A client
+that leaves ends the request in the control process too. The control process checks the key. A
+header has the client's address, which is trusted because only workers can reach the socket.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import NotReady
 from gateway.proxy.api.protocol import request_id, send_error
-from gateway.proxy.workers.sockets import short
+from gateway.proxy.workers.sockets import short_path
 
 _ADDRESS = b"x-fitserve-client"
 # Headers of one connection, written anew on the next.
@@ -44,18 +43,18 @@ class ControlForwarder:
     """The application of a worker: forwards every request."""
 
     def __init__(self, control: Path) -> None:
-        self._path = short(control)
+        self._path = short_path(control)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             reader, writer = await asyncio.open_unix_connection(self._path)
         except OSError:
-            await send_error(send, _away(), request_id(scope))
+            await send_error(send, _no_control_process(), request_id(scope))
             return
         asking = asyncio.create_task(_ask(scope, receive, writer))
         try:
             if not await _answer(scope, reader, send):
-                await send_error(send, _away(), request_id(scope))
+                await send_error(send, _no_control_process(), request_id(scope))
         finally:
             asking.cancel()
             with contextlib.suppress(asyncio.CancelledError, OSError):
@@ -63,27 +62,27 @@ class ControlForwarder:
             writer.transport.abort()
 
 
-def _away() -> NotReady:
+def _no_control_process() -> NotReady:
     return NotReady(
         "The control process of the gateway does not answer; models are still served.",
-        hint="Start the gateway again; its log says why it ended.",
+        hint="Start the gateway again; its log has the cause.",
         retry_after_s=5,
     )
 
 
 async def _ask(scope: Scope, receive: Receive, writer: asyncio.StreamWriter) -> None:
-    """Writes the request; then ends the connection when the client leaves.
+    """Writes the request, then ends the connection when the client leaves.
 
-    No `connection: close` is sent: an answer that comes before the end of the body would be lost.
+    No `connection: close` is sent: an answer before the end of the body would be lost.
     """
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     names = {name for name, _ in headers}
     chunked = b"transfer-encoding" in names
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-    own = [(_ADDRESS, scope["client"][0].encode())] if scope.get("client") else []
-    own += [(b"transfer-encoding", b"chunked")] if chunked else []
+    added = [(_ADDRESS, scope["client"][0].encode())] if scope.get("client") else []
+    added += [(b"transfer-encoding", b"chunked")] if chunked else []
     lines = _lines(
-        (*((name, value) for name, value in headers if name not in _OF_CONNECTION), *own)
+        (*((name, value) for name, value in headers if name not in _OF_CONNECTION), *added)
     )
     writer.write(b"%b %b HTTP/1.1\r\n%b\r\n" % (scope["method"].encode(), target, lines))
     while (message := await receive())["type"] == "http.request":
@@ -101,11 +100,11 @@ def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 async def _answer(scope: Scope, reader: asyncio.StreamReader, send: Send) -> bool:
-    """Reads the answer and passes it on; whether there was an answer. Where the answer breaks off,
-    uvicorn closes the client's connection, because the application ends before its answer."""
+    """Passes the answer on. Whether there was one. If the answer breaks off, uvicorn closes the
+    client's connection, because the application ends early."""
     answer = _ForwardedAnswer(head_only=scope["method"] == "HEAD")
     with contextlib.suppress(OSError):
-        while not answer.over and (data := await reader.read(_PIECE_BYTES)):
+        while not answer.complete and (data := await reader.read(_PIECE_BYTES)):
             answer.parser.feed_data(data)
             for message in answer.messages:
                 await send(message)
@@ -114,12 +113,12 @@ async def _answer(scope: Scope, reader: asyncio.StreamReader, send: Send) -> boo
 
 
 class _ForwardedAnswer:
-    """What httptools calls; `messages` for the client, in order."""
+    """Handler of httptools' calls. `messages`: for the client, in order."""
 
     def __init__(self, *, head_only: bool) -> None:
         self.parser = httptools.HttpResponseParser(self)
         self.messages: list[Message] = []
-        self.started = self.over = False
+        self.started = self.complete = False
         self._head_only = head_only
         self._headers: list[tuple[bytes, bytes]] = []
 
@@ -141,14 +140,14 @@ class _ForwardedAnswer:
         self.messages.append({"type": "http.response.body", "body": data, "more_body": True})
 
     def on_message_complete(self) -> None:
-        if not self.over:
-            self.over = True
+        if not self.complete:
+            self.complete = True
             self.messages.append({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class ForwardedAddress:
-    """Around the application of the control process: takes the client's address from the header of
-    a forwarded request."""
+    """Wraps the application of the control process: takes the client's address from the header of a
+    forwarded request."""
 
     def __init__(self, inner: ASGIApp) -> None:
         self._inner = inner

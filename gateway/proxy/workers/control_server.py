@@ -1,5 +1,5 @@
-"""The server of the control process: the application without its data plane, asked by the workers
-alone."""
+"""The server of the control process: the application without its data plane, called only by
+workers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gateway.settings import Settings
 
 
 class ControlServer(uvicorn.Server):
-    """The server. When it stops, the workers stop too: they finish their answers, and this server
-    the requests that they have passed on."""
+    """When this server stops, the workers stop too: they finish their answers, and this server
+    their forwarded requests."""
 
     def __init__(
         self, settings: Settings, app: ASGIApp, workers: Workers, stopping: Callable[[], object]
     ) -> None:
-        """stopping: ends streams that would never end."""
+        """`stopping`: ends streams that would never end."""
         super().__init__(
             uvicorn_config(
                 ForwardedAddress(app), "httptools", lifespan="on", grace_s=settings.stop_grace_s
@@ -36,6 +36,6 @@ class ControlServer(uvicorn.Server):
         self._stopping()
         self._workers.drain()
         await super().shutdown(sockets)
-        # The path is that of another gateway's socket, once that has taken over.
+        # After a handover the path belongs to the socket of the other gateway.
         if not self._workers.handed_over:
             forget(self._workers.control)

@@ -1,4 +1,4 @@
-"""Workers whose control process is gone: the next gateway on the same data folder ends them."""
+"""Workers without a control process: the next gateway on the same data folder ends them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def end_orphaned_workers(data: Path) -> bool:
-    """Ends the workers of a gateway on `data` that is gone: they finish what they are answering.
-    Whether there were any.
+    """Ends the workers of a dead gateway on `data` after their current answers. Whether there were
+    any.
 
     Only the holder of the lock of `data` may call this. A pid file descriptor makes sure that no
     other process gets the signal.
     """
-    found = False
+    ended = False
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -30,9 +30,9 @@ def end_orphaned_workers(data: Path) -> bool:
                 os.fsencode(data.resolve()),
             ]:
                 signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-                found = True
+                ended = True
         except OSError:
             pass
         finally:
             os.close(descriptor)
-    return found
+    return ended

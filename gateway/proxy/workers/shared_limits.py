@@ -1,10 +1,10 @@
-"""Limits of keys where several workers serve: requests are counted in shared memory, so a key has
-the same limits as with one process.
+"""Rate limits over several workers: counted in shared memory, so a key keeps its limits.
 
-row of a key    used of its minute's requests, and when that was so; the same of tokens; requests under way at each worker
+row of a key    used requests of the minute and their time; the same of tokens; current requests at
+                each worker
 
-The control process gives the rows to keys. A key for which none is left (there are
-`shared_memory.ROWS`) has its limits at each worker.
+The control process assigns rows to keys. Beyond `shared_memory.ROWS` keys, a key has its limits at
+each worker separately.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ _COUNTS_AT = 2 * _BUCKET.size
 
 
 class LimitRows:
-    """For the control process: which key has which row."""
+    """Assignment of rows to keys, in the control process."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
-        self._of: dict[bytes, int] = {}
-        # A row that was given back is the last to be given again: by then the requests of its
-        # former key have ended.
+        self._rows: dict[bytes, int] = {}
+        # A freed row is reused last: by then the requests of its former key have ended.
         self._free = deque(range(ROWS))
 
-    def of(self, keys: Iterable[Key]) -> dict[bytes, int]:
-        """By digest, from now on."""
+    def assign(self, keys: Iterable[Key]) -> dict[bytes, int]:
+        """The rows of keys with limits, by digest. New keys get rows; rows of other keys are
+        freed."""
         limited = dict.fromkeys(key.digest for key in keys if key.limit is not None)
-        for digest in [digest for digest in self._of if digest not in limited]:
-            self._free.append(self._of.pop(digest))
+        for digest in [digest for digest in self._rows if digest not in limited]:
+            self._free.append(self._rows.pop(digest))
         for digest in limited:
-            if digest not in self._of and self._free:
-                row = self._of[digest] = self._free.popleft()
+            if digest not in self._rows and self._free:
+                row = self._rows[digest] = self._free.popleft()
                 _row(self._memory, row)[:] = bytes(ROW_BYTES)
-        return dict(self._of)
+        return dict(self._rows)
 
     def forget(self, worker: int) -> None:
-        """The worker is dead, and its requests under way have ended."""
-        for row in self._of.values():
+        """Clears the requests of a worker that died."""
+        for row in self._rows.values():
             _COUNT.pack_into(_row(self._memory, row), _COUNTS_AT + worker * _COUNT.size, 0)
 
 
 class SharedRateLimiter(RateLimiter):
-    """The limiter of a worker. `rows`: by digest of the key, given by the control process."""
+    """The limiter of a worker. `rows`: by digest of the key, assigned by the control process."""
 
     def __init__(self, memory: SharedMemory, worker: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class SharedRateLimiter(RateLimiter):
 
 
 class _Bucket(Bucket):
-    """The shared memory holds the used part, so that zeros are a full bucket."""
+    """The shared memory holds the used part, so zeros are a full bucket."""
 
     __slots__ = ("_memory",)
 
@@ -77,13 +77,13 @@ class _Bucket(Bucket):
         self._memory = memory
 
     def _used(self) -> tuple[float, float]:
-        used, at = _BUCKET.unpack(self._memory)
-        return used, at
+        used, used_at = _BUCKET.unpack(self._memory)
+        return used, used_at
 
     def level(self, now: float) -> float:
-        used, at = self._used()
-        # The clocks of two processes are one, but not looked at in the same moment.
-        return min(self.size, self.size - used + max(0.0, now - at) * self.size / MINUTE_S)
+        used, used_at = self._used()
+        # Processes share a clock, but read it at different moments.
+        return min(self.size, self.size - used + max(0.0, now - used_at) * self.size / MINUTE_S)
 
     def take(self, count: int, now: float) -> None:
         _BUCKET.pack_into(
@@ -94,17 +94,17 @@ class _Bucket(Bucket):
 class _Account(Account):
     def __init__(self, limit: KeyLimits, memory: SharedMemory, row: int, worker: int) -> None:
         super().__init__(limit, 0.0)
-        found = _row(memory, row)
+        shared = _row(memory, row)
         self._lock = memory.lock(row)
-        self._counts = found[_COUNTS_AT:]
-        self._at = worker * _COUNT.size
+        self._counts = shared[_COUNTS_AT:]
+        self._offset = worker * _COUNT.size
         self.requests = (
-            _Bucket(self.requests.size, found[: _BUCKET.size])
+            _Bucket(self.requests.size, shared[: _BUCKET.size])
             if self.requests is not None
             else None
         )
         self.tokens = (
-            _Bucket(self.tokens.size, found[_BUCKET.size : _COUNTS_AT])
+            _Bucket(self.tokens.size, shared[_BUCKET.size : _COUNTS_AT])
             if self.tokens is not None
             else None
         )
@@ -113,9 +113,9 @@ class _Account(Account):
         return sum(_COUNTS.unpack(self._counts))
 
     def count(self, change: int) -> None:
-        """Each worker writes its own."""
-        own: int = _COUNT.unpack_from(self._counts, self._at)[0]
-        _COUNT.pack_into(self._counts, self._at, max(0, own + change))
+        """Adds to the current requests of this worker."""
+        count: int = _COUNT.unpack_from(self._counts, self._offset)[0]
+        _COUNT.pack_into(self._counts, self._offset, max(0, count + change))
 
     def admit(self, shape: Shape, now: float) -> None:
         with self._lock:

@@ -1,16 +1,17 @@
-"""More than one core: the workers of a gateway, as the control process sees them.
+"""The workers of a gateway, as the control process starts, watches and ends them.
 
 The control process owns the state: the loop, the store, the admin API. Workers own the connections.
-Each has a listening socket of its own on the one port (SO_REUSEPORT), so the kernel spreads
-connections by their addresses, evenly whether or not the workers are idle; of one shared socket,
-whoever wakes first would take them all, and keep them. The control process holds the sockets too:
-what comes for a worker that has died waits for its successor.
+Each worker has its own listening socket on the one port (SO_REUSEPORT), so the kernel spreads
+connections evenly by their addresses. With one shared socket, the first worker to wake would take
+them all. The control process holds the sockets too: connections to a dead worker wait for its
+successor.
 
-    a worker dies            its streams end; it is started again, at once or, when it dies young, after a while that doubles
-    a worker hangs           it reports nothing for HUNG_S and is killed
-    the control process dies the workers go on; the next gateway on the data folder ends them
-    (`gateway.proxy.workers.orphaned_workers`)
-    SIGTERM                  all workers finish what they are answering, within the grace time
+    a worker dies             its streams end; it is restarted at once, or after a doubling delay if
+                              it died young
+    a worker hangs            it reports nothing for HUNG_S and is killed
+    the control process dies  the workers continue; the next gateway on the data folder ends them
+                              (`gateway.proxy.workers.orphaned_workers`)
+    SIGTERM                   all workers finish their answers, within the grace time
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from gateway.proxy.access.auth import Keys
 from gateway.proxy.limits import Limits
 from gateway.proxy.metrics.counters import METRICS, Sample
 from gateway.proxy.metrics.usage_counter import UsageCounter
-from gateway.proxy.routing.in_flight import RequestsInFlight, together
+from gateway.proxy.routing.in_flight import RequestsInFlight, merge
 from gateway.proxy.routing.routes import Routes
 from gateway.proxy.routing.table import RouteTable
 from gateway.proxy.shared_memory import SharedMemory
@@ -41,13 +42,13 @@ from gateway.proxy.workers.channel import (
     REPORT_S,
     Begin,
     Channel,
-    Elsewhere,
-    Leave,
+    OtherLoads,
     ReplicaLoad,
     Report,
-    RequestsAsked,
-    RequestsTold,
+    RequestsQuery,
+    RequestsReport,
     RouteTableMessage,
+    Shutdown,
     ToWorker,
     keys_of,
     table_of,
@@ -59,9 +60,9 @@ from gateway.supervision import Supervised
 log = Logger("fitserve.workers")
 
 HUNG_S = 30.0
-# A worker answers at once; one that does not hangs, or has no time.
+# Seconds for an answer of a worker. A slower worker hangs or gets no CPU time.
 _ANSWERS_S = 1.0
-# A worker that lived for less time died at once.
+# A worker with a shorter life failed at its start.
 _YOUNG_S = 3.0
 _BACKOFF_S = 0.05
 _BACKOFF_MAX_S = 10.0
@@ -71,30 +72,30 @@ _LASTING = frozenset(metric.name for metric in METRICS if metric.kind != "gauge"
 
 @dataclass(eq=False)
 class _Worker:
-    """One that runs."""
+    """A running worker."""
 
     index: int
     process: asyncio.subprocess.Process
     channel: Channel
-    heard: float
-    silent_looks: int = 0  # since it was heard
+    reported_at: float
+    missed_reports: int = 0  # since its last report
     reported: bool = False
     loads: dict[str, ReplicaLoad] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
-    elsewhere: dict[str, int] | None = None  # as it was told
-    told: int = 0  # tables of routes
-    tables: int = 0  # that it has taken over
+    sent_loads: dict[str, int] | None = None  # last sent
+    tables_sent: int = 0  # route tables sent
+    tables_applied: int = 0  # route tables that it has applied
     waiting: dict[str, float] = field(
         default_factory=dict
-    )  # by model, since when, of the clock of this process
-    asked: deque[asyncio.Future[RequestsTold]] = field(
+    )  # by model: start of the wait, by the clock of this process
+    queries: deque[asyncio.Future[RequestsReport]] = field(
         default_factory=deque
-    )  # who waits for `RequestsTold`
+    )  # unanswered queries
 
 
 class PublishedRoutes(Routes):
-    """The loop's view: a new table goes to all workers, and what they have in flight is known from
-    their reports."""
+    """The routes of the control loop: a new table goes to all workers, and loads come from their
+    reports."""
 
     def __init__(self, workers: Workers) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ class PublishedRoutes(Routes):
     @table.setter
     def table(self, table: RouteTable) -> None:
         self._table = table
-        self._workers.tell(table_of(table))
+        self._workers.broadcast(table_of(table))
 
     def silent_s(self, replica_id: str) -> float | None:
         return self._workers.silent_s(replica_id)
@@ -119,11 +120,11 @@ class PublishedRoutes(Routes):
         return self._workers.demand()
 
     def drained(self, replica_id: str) -> bool:
-        return super().drained(replica_id) and self._workers.know_the_table
+        return super().drained(replica_id) and self._workers.have_current_table
 
 
 class Workers:
-    """`routes` are for the loop."""
+    """All workers. `routes` are for the control loop."""
 
     def __init__(
         self,
@@ -135,9 +136,8 @@ class Workers:
         control: Path,
         usage: UsageCounter,
     ) -> None:
-        """limits: of the whole gateway; memory: what all of them know; listeners: those of each;
-        control: where they ask the
-        control process; usage: gets what they count."""
+        """`limits`: of the whole gateway; `memory`: shared by workers; `listeners`: of each worker;
+        `control`: path of the control process's socket; `usage`: gets their counts."""
         self.control = control
         self.routes = PublishedRoutes(self)
         self._settings = settings
@@ -146,7 +146,7 @@ class Workers:
         self._memory = memory
         self._rows = LimitRows(memory)
         count = settings.workers
-        # The kernel spreads connections evenly, but not exactly so.
+        # The kernel spreads connections evenly, but not exactly.
         self._limits = replace(
             limits,
             connections=-(-limits.connections // count),
@@ -156,26 +156,26 @@ class Workers:
         self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # by workers that have ended
         self._listeners = listeners
         self._tasks: list[asyncio.Task[None]] = []
-        self._tending: Supervised | None = None
+        self._watching: Supervised | None = None
         self._drained = asyncio.Event()
         self.handed_over = False  # another gateway has the control socket
 
-    # --- what the application calls ---
+    # --- called by the application ---
 
     def start(self) -> None:
         self._tasks = [
-            asyncio.create_task(self._keep(index)) for index in range(len(self._listeners))
+            asyncio.create_task(self._keep_running(index)) for index in range(len(self._listeners))
         ]
-        self._tending = Supervised(self._tend, "tending the workers")
+        self._watching = Supervised(self._watch, "watching the workers")
 
     @property
     def count(self) -> int:
-        """That there are to be."""
+        """The number of workers to run."""
         return len(self._listeners)
 
     @property
     def answering(self) -> int:
-        """Those that were heard of, and so take connections or are about to."""
+        """The number of workers that have reported, and so take connections or will shortly."""
         return sum(worker.reported for worker in self._running.values())
 
     @property
@@ -183,85 +183,88 @@ class Workers:
         return len(self._running)
 
     def publish_keys(self) -> None:
-        """The keys have changed."""
-        self.tell(keys_of(self._keys, self._rows))
+        """Sends the changed keys to all workers."""
+        self.broadcast(keys_of(self._keys, self._rows))
 
     def samples(self) -> Iterator[Sample]:
-        """The metrics of each worker, and what those that have ended had counted."""
+        """The metrics of each worker, and the counts of ended workers."""
         for worker in self._running.values():
             yield from worker.samples
         for (name, labels), count in self._counted.items():
             yield name, labels, count
 
     def silent_s(self, replica_id: str) -> float | None:
-        """Seconds since the replica gave any client a byte, as far as reports tell; None while
-        nobody waits for one."""
+        """Seconds since the replica gave any client a byte, by the last reports; None while no
+        client waits."""
         now = time.monotonic()
         silences = [
-            worker.loads[replica_id].silent_s + now - worker.heard
+            worker.loads[replica_id].silent_s + now - worker.reported_at
             for worker in self._running.values()
             if replica_id in worker.loads
         ]
         return min(silences, default=None)
 
     def in_flight(self, replica_id: str) -> int:
-        """By the last reports."""
+        """Requests in flight at a replica, by the last reports."""
         loads = (worker.loads.get(replica_id) for worker in self._running.values())
         return sum(load.requests for load in loads if load is not None)
 
     def demand(self) -> dict[str, float]:
-        """As `Routes.demand`, of all workers."""
-        now, found = time.monotonic(), dict[str, float]()
+        """Models with waiting requests in any worker, and the seconds of the oldest."""
+        now, waits = time.monotonic(), dict[str, float]()
         for worker in self._running.values():
-            for name, since in worker.waiting.items():
-                found[name] = max(found.get(name, 0.0), now - since)
-        return found
+            for name, start in worker.waiting.items():
+                waits[name] = max(waits.get(name, 0.0), now - start)
+        return waits
 
     async def requests(self) -> RequestsInFlight:
-        """`gateway.proxy.routing.in_flight.InFlight`."""
-        return together(told.found for told in await self._ask(RequestsAsked()))
+        """The requests in flight of all workers."""
+        return merge(report.requests for report in await self._ask(RequestsQuery()))
 
     async def cancel(self, id_: str) -> int:
-        return sum(told.cancelled for told in await self._ask(RequestsAsked(id_)))
+        return sum(report.cancelled for report in await self._ask(RequestsQuery(id_)))
 
-    async def _ask(self, question: RequestsAsked) -> list[RequestsTold]:
-        """What the workers answer; one that hangs is not waited for."""
+    async def _ask(self, question: RequestsQuery) -> list[RequestsReport]:
+        """The answers of the workers; a worker that hangs is skipped."""
         answers = []
         for worker in self._running.values():
             answers.append(asyncio.get_running_loop().create_future())
-            worker.asked.append(answers[-1])
+            worker.queries.append(answers[-1])
             worker.channel.send(question)
-        told, late = await asyncio.wait(answers, timeout=_ANSWERS_S) if answers else (set(), set())
-        for one in late:
-            one.cancel()
-        return [one.result() for one in told if not one.cancelled()]
+        answered, late = (
+            await asyncio.wait(answers, timeout=_ANSWERS_S) if answers else (set(), set())
+        )
+        for answer in late:
+            answer.cancel()
+        return [answer.result() for answer in answered if not answer.cancelled()]
 
     @property
-    def know_the_table(self) -> bool:
-        """Whether every worker has reported since it took over the last table of routes."""
-        return all(worker.tables == worker.told for worker in self._running.values())
+    def have_current_table(self) -> bool:
+        """Whether every worker has applied the last route table."""
+        return all(worker.tables_applied == worker.tables_sent for worker in self._running.values())
 
-    def tell(self, message: ToWorker) -> None:
+    def broadcast(self, message: ToWorker) -> None:
         for worker in self._running.values():
-            worker.told += isinstance(message, RouteTableMessage)
+            worker.tables_sent += isinstance(message, RouteTableMessage)
             worker.channel.send(message)
 
     @property
     def listeners(self) -> list[socket.socket]:
-        """Of all workers, each once."""
-        return list(dict.fromkeys(one for given in self._listeners for one in given))
+        """The listening sockets of all workers, each once."""
+        return list(dict.fromkeys(listener for share in self._listeners for listener in share))
 
-    async def leave(self, within_s: float) -> None:
-        """Another gateway has the listening sockets. Returns when all workers have ended."""
+    async def hand_over(self, within_s: float) -> None:
+        """Ends the workers after a handover of the listening sockets. Returns when all have
+        ended."""
         self._drained.set()
-        self.tell(Leave(within_s))
+        self.broadcast(Shutdown(within_s))
         for listener in self.listeners:
             listener.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=within_s)
 
     def drain(self) -> None:
-        """The workers take no new connections and finish what they are answering."""
+        """Has the workers take no new connections and finish their answers."""
         self._drained.set()
         for listener in self.listeners:
             listener.close()
@@ -269,25 +272,25 @@ class Workers:
             _end(worker.process)
 
     async def close(self) -> None:
-        """Returns when all have ended."""
+        """Ends all workers. Returns when they have ended."""
         self.drain()
-        if self._tending is not None:
-            await self._tending.close()
+        if self._watching is not None:
+            await self._watching.close()
         _, late = (
             await asyncio.wait(self._tasks, timeout=self._settings.stop_grace_s + 5)
             if self._tasks
             else ((), ())
         )
         for worker in self._running.values():
-            log.warning("a worker does not end and is killed", worker=worker.index)
+            log.warning("a worker did not end in time and is killed", worker=worker.index)
             worker.process.kill()
         if late:
             await asyncio.wait(late)
 
     # --- one worker ---
 
-    async def _keep(self, index: int) -> None:
-        """Has the worker run."""
+    async def _keep_running(self, index: int) -> None:
+        """Runs and restarts one worker."""
         wait_s = _BACKOFF_S
         while not self._drained.is_set():
             began = time.monotonic()
@@ -300,7 +303,7 @@ class Workers:
             wait_s = min(2 * wait_s, _BACKOFF_MAX_S) if young else _BACKOFF_S
             if not self._drained.is_set():
                 log.error(
-                    "a worker has ended and is started again",
+                    "a worker has ended and is restarted",
                     worker=index,
                     exit_code=code,
                     in_s=wait_s,
@@ -310,19 +313,19 @@ class Workers:
                         await self._drained.wait()
 
     async def _run(self, index: int) -> int:
-        """Starts a worker and hears it until it has ended; its exit code."""
+        """Starts a worker and reads its messages until it has ended. Its exit code."""
         ours, theirs = socket.socketpair()
-        listening = [one.fileno() for one in self._listeners[index]]
+        listening = [listener.fileno() for listener in self._listeners[index]]
         ends = (theirs.fileno(), self._memory.descriptor)
-        given = (
+        parameters = (
             str(self._settings.data.resolve()),
             str(index),
             ",".join(map(str, listening)),
             *map(str, ends),
         )
-        arguments = ("-m", "gateway.proxy.workers.worker", *given)
-        # Without the settings: what it needs it is told, and keys in clear are not among it. In a
-        # session of its own, so that Ctrl+C comes to the control process alone.
+        arguments = ("-m", "gateway.proxy.workers.worker", *parameters)
+        # Settings reach a worker by messages, without keys in clear text. Its own session keeps
+        # Ctrl+C to the control process.
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
         }
@@ -334,16 +337,16 @@ class Workers:
             start_new_session=True,
         )
         theirs.close()
-        worker = _Worker(index, process, await Channel.of(ours), time.monotonic())
+        worker = _Worker(index, process, await Channel.open(ours), time.monotonic())
         try:
-            # No table can change between these two.
+            # No table can change between these two statements.
             worker.channel.send(self._begin())
             self._running[index] = worker
             if self._drained.is_set():
                 _end(process)
-            await self._hear(worker)
+            await self._read_reports(worker)
         finally:
-            code = await self._ended(worker)
+            code = await self._clean_up(worker)
         return code
 
     def _begin(self) -> Begin:
@@ -365,39 +368,46 @@ class Workers:
             keys=keys_of(self._keys, self._rows),
         )
 
-    async def _hear(self, worker: _Worker) -> None:
-        """Until it is gone."""
+    async def _read_reports(self, worker: _Worker) -> None:
+        """Reads the messages of a worker until it is gone."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 try:
                     report = await worker.channel.from_worker()
                 except msgspec.MsgspecError as error:
                     log.error(  # noqa: TRY400
-                        "a worker is not of this version", worker=worker.index, error=str(error)
+                        "a worker has another version", worker=worker.index, error=str(error)
                     )
                     return
-                if isinstance(report, RequestsTold):
-                    waiting = worker.asked.popleft()
+                if isinstance(report, RequestsReport):
+                    waiting = worker.queries.popleft()
                     if not waiting.done():
                         waiting.set_result(report)
                     continue
                 worker.reported = True
-                worker.heard, worker.silent_looks, worker.loads = time.monotonic(), 0, report.loads
+                worker.reported_at, worker.missed_reports, worker.loads = (
+                    time.monotonic(),
+                    0,
+                    report.loads,
+                )
                 worker.samples = worker.samples if report.samples is None else report.samples
                 self._usage.add(report.usage)
                 self._take(worker, report)
 
     def _take(self, worker: _Worker, report: Report) -> None:
-        """Which tables it knows and what waits there."""
-        before, worker.tables = (worker.tables, worker.waiting.keys()), report.tables
+        """Takes over the tables and queues of a report."""
+        previous, worker.tables_applied = (
+            (worker.tables_applied, worker.waiting.keys()),
+            report.tables,
+        )
         worker.waiting = {
-            name: worker.heard - waited_s for name, waited_s in report.waiting.items()
+            name: worker.reported_at - waited_s for name, waited_s in report.waiting.items()
         }
-        if before[0] != worker.tables or worker.waiting.keys() - before[1]:
+        if previous[0] != worker.tables_applied or worker.waiting.keys() - previous[1]:
             self.routes.demanded()
 
-    async def _ended(self, worker: _Worker) -> int:
-        """After the end of a worker: its streams have ended with it, its counts remain."""
+    async def _clean_up(self, worker: _Worker) -> int:
+        """Cleans up after a worker, whose streams have ended; keeps its counts. Its exit code."""
         try:
             async with asyncio.timeout(2):
                 code = await worker.process.wait()
@@ -406,7 +416,7 @@ class Workers:
             code = await worker.process.wait()
         worker.channel.close()
         self._running.pop(worker.index, None)
-        for waiting in worker.asked:
+        for waiting in worker.queries:
             waiting.cancel()
         for name, labels, count in worker.samples:
             if _lasting(name):
@@ -414,19 +424,19 @@ class Workers:
         self._rows.forget(worker.index)
         return code
 
-    async def _tend(self) -> float:
-        """Tells each worker the requests in flight at the others, and ends workers that hang. The
-        seconds until it is wanted again."""
+    async def _watch(self) -> float:
+        """Sends each worker the loads of the others, and kills workers that hang. The seconds until
+        the next call."""
         for worker in self._running.values():
-            others = (other.loads for other in self._running.values() if other is not worker)
-            in_flight = _summed(others)
-            if worker.elsewhere != in_flight:
-                worker.elsewhere = in_flight
-                worker.channel.send(Elsewhere(in_flight))
-            # Not by the clock: where this process gets no time, a worker gets none either, or is
-            # not heard.
-            worker.silent_looks += 1
-            if worker.silent_looks * REPORT_S > HUNG_S:
+            other_loads = (peer.loads for peer in self._running.values() if peer is not worker)
+            in_flight = _summed(other_loads)
+            if worker.sent_loads != in_flight:
+                worker.sent_loads = in_flight
+                worker.channel.send(OtherLoads(in_flight))
+            # Counts checks, not seconds: where this process gets no CPU time, workers get none
+            # either, or are not read.
+            worker.missed_reports += 1
+            if worker.missed_reports * REPORT_S > HUNG_S:
                 log.error("a worker hangs and is killed", worker=worker.index)
                 worker.process.kill()
         return REPORT_S
@@ -434,8 +444,8 @@ class Workers:
 
 def _summed(loads: Iterable[dict[str, ReplicaLoad]]) -> dict[str, int]:
     summed: Counter[str] = Counter()
-    for one in loads:
-        summed.update({id_: load.requests for id_, load in one.items()})
+    for worker_loads in loads:
+        summed.update({id_: load.requests for id_, load in worker_loads.items()})
     return dict(summed)
 
 

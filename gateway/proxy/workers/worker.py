@@ -1,11 +1,10 @@
-"""A worker: a process that answers inference, with the tables that the control process gives it,
-and passes everything else on to it.
+"""A worker process: answers inference, and forwards other requests to the control process.
 
-    python -m gateway.proxy.workers.worker DATA_DIR INDEX LISTENERS CHANNEL MEMORY     (the last three are file descriptors)
+    python -m gateway.proxy.workers.worker DATA_DIR INDEX LISTENERS CHANNEL MEMORY
 
-It ends on SIGTERM, after what it is answering. When the control process is gone it goes on with the
-last tables, until a gateway on the same data folder starts, which ends it
-(`gateway.proxy.workers.orphaned_workers`).
+The last three arguments are file descriptors. SIGTERM ends the worker after its current answers.
+When the control process dies, the worker continues with the last tables. The next gateway on the
+same data folder ends the worker (`gateway.proxy.workers.orphaned_workers`).
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ from gateway.proxy.workers.channel import (
     REPORT_S,
     Begin,
     Channel,
-    Elsewhere,
     KeyTableMessage,
-    Leave,
+    OtherLoads,
     ReplicaLoad,
     Report,
-    RequestsAsked,
-    RequestsTold,
+    RequestsQuery,
+    RequestsReport,
     RouteTableMessage,
+    Shutdown,
     receive_begin,
 )
 from gateway.proxy.workers.control_forwarder import ControlForwarder
@@ -59,28 +58,28 @@ from gateway.tls import Certificate
 
 log = logging.getLogger("fitserve.worker")
 
-# A control process that reads nothing hangs. The worker reports no more until it reads.
+# A control process that does not read so many bytes hangs. The worker reports again once it reads.
 _MOST_UNREAD_BYTES = 4 * 1024 * 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class SharedRoutes(Routes):
-    """Routes that other workers send requests to as well.
+    """Routes shared with other workers.
 
-    Of a replica's capacity each worker has its share whatever the others do, and beyond it what
-    they leave, as far as is known here: so a replica is given too many only for a moment, and no
-    worker waits for another one.
+    Each worker always has its share of a replica's capacity. Beyond it, a worker uses capacity that
+    the others leave free by their last reports. So a replica is overloaded only for a moment, and
+    no worker waits for another.
     """
 
     def __init__(self, begin: Begin, memory: SharedMemory) -> None:
         super().__init__(_table(begin.routes), begin.queue_per_model, Responses(memory.responses))
         self._workers = begin.workers
-        self._elsewhere: dict[str, int] | None = None
+        self._other_loads: dict[str, int] | None = None
 
-    def elsewhere(self, in_flight: dict[str, int] | None) -> None:
-        """What the other workers have in flight, by replica id; None: that is not known."""
-        self._elsewhere = in_flight
-        self._call()
+    def set_other_loads(self, in_flight: dict[str, int] | None) -> None:
+        """Takes the requests in flight at other workers, by replica id; None: unknown."""
+        self._other_loads = in_flight
+        self._schedule()
 
     def _places(self, route: ModelRoute) -> int:
         return -(-super()._places(route) // self._workers)
@@ -88,20 +87,23 @@ class SharedRoutes(Routes):
     def _has_room(self, replica: RoutedReplica) -> bool:
         if replica.capacity is None:
             return True
-        left = (
-            0 if self._elsewhere is None else replica.capacity - self._elsewhere.get(replica.id, 0)
+        free = (
+            0
+            if self._other_loads is None
+            else replica.capacity - self._other_loads.get(replica.id, 0)
         )
-        return self.in_flight(replica.id) < max(replica.capacity // self._workers, left, 1)
+        return self.in_flight(replica.id) < max(replica.capacity // self._workers, free, 1)
 
     def loads(self) -> dict[str, ReplicaLoad]:
         now = time.monotonic()
         return {
-            id_: ReplicaLoad(load.requests, now - load.heard) for id_, load in self._loads.items()
+            id_: ReplicaLoad(load.requests, now - load.progress_at)
+            for id_, load in self._loads.items()
         }
 
 
 class Worker:
-    """Does what the control process says, and reports to it."""
+    """Applies the messages of the control process, and reports to it."""
 
     def __init__(self, index: int, begin: Begin, memory: SharedMemory) -> None:
         self.routes = SharedRoutes(begin, memory)
@@ -111,41 +113,41 @@ class Worker:
         self.metrics = AccessLog() if begin.access_log else Metrics()
         self.plane = DataPlane(self.routes, self.keys, begin.limits, self.metrics)
         self.plane.limiter = self.limiter
-        self.leave: Callable[[float], object] = lambda _: None
+        self.drain: Callable[[float], object] = lambda _: None
         self._index = index
         self._tables = 0
         self._count_at = -math.inf
         self._take_keys(begin.keys)
 
     async def listen(self, channel: Channel) -> None:
-        """Until the control process is gone."""
+        """Applies messages until the control process is gone."""
         reporting = Supervised(
             partial(self._report, channel), "reports to the control process", worker=self._index
         )
-        self.routes.demanded = partial(self._tell, channel)
+        self.routes.demanded = partial(self._send_report, channel)
         try:
             while True:
                 match await channel.to_worker():
                     case RouteTableMessage() as table:
                         self.routes.table = _table(table)
                         self._tables += 1
-                        self._tell(channel)
+                        self._send_report(channel)
                     case KeyTableMessage() as keys:
                         self._take_keys(keys)
-                    case Elsewhere(in_flight):
-                        self.routes.elsewhere(in_flight)
-                    case Leave(within_s):
-                        self.leave(within_s)
-                    case RequestsAsked(cancel):
+                    case OtherLoads(in_flight):
+                        self.routes.set_other_loads(in_flight)
+                    case Shutdown(within_s):
+                        self.drain(within_s)
+                    case RequestsQuery(cancel):
                         ended = await self.plane.cancel(cancel) if cancel else 0
-                        channel.send(RequestsTold(await self.plane.requests(), ended))
+                        channel.send(RequestsReport(await self.plane.requests(), ended))
         except (EOFError, OSError):
             log.warning(
-                "the control process is gone; worker %d goes on with the last routes and keys",
+                "the control process is gone; worker %d continues with the last routes and keys",
                 self._index,
             )
         finally:
-            self.routes.elsewhere(None)
+            self.routes.set_other_loads(None)
             await reporting.close()
 
     def _take_keys(self, table: KeyTableMessage) -> None:
@@ -154,24 +156,25 @@ class Worker:
         self.limiter.keep(self.keys.table.keys)
 
     async def _report(self, channel: Channel) -> float:
-        """One report; the seconds until the next one."""
+        """Sends one report. The seconds until the next."""
         began = time.monotonic()
         if channel.unread_bytes < _MOST_UNREAD_BYTES:
             samples = None
             if began >= self._count_at:
                 samples = tuple(self._samples())
-                # With very many series, less often, so that counting takes a hundredth of the time.
+                # Many series are counted less often, so that counting takes at most a hundredth of
+                # the time.
                 self._count_at = time.monotonic() + 100 * (time.monotonic() - began) - REPORT_S
-            self._tell(channel, samples)
+            self._send_report(channel, samples)
         return REPORT_S
 
-    def _tell(self, channel: Channel, samples: tuple[Sample, ...] | None = None) -> None:
+    def _send_report(self, channel: Channel, samples: tuple[Sample, ...] | None = None) -> None:
         used = self.metrics.usage.take()
         channel.send(Report(self.routes.loads(), samples, self._tables, self.routes.demand(), used))
 
-    async def tell_last(self, channel: Channel) -> None:
-        """What was counted until the end."""
-        self._tell(channel, tuple(self._samples()))
+    async def send_last_report(self, channel: Channel) -> None:
+        """Sends the last counts."""
+        self._send_report(channel, tuple(self._samples()))
         for _ in range(100):
             if channel.unread_bytes:
                 await asyncio.sleep(0.01)
@@ -188,7 +191,7 @@ class Worker:
             (),
             int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
         )
-        yield ("process_open_fds", (), len(os.listdir("/proc/self/fd")))  # noqa: PTH208 - names are all that is wanted
+        yield ("process_open_fds", (), len(os.listdir("/proc/self/fd")))  # noqa: PTH208
 
 
 class WorkerServer(uvicorn.Server):
@@ -207,8 +210,8 @@ class WorkerServer(uvicorn.Server):
         self._end = end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._channel = await Channel.of(self._end)
-        self._worker.leave = self._leave
+        self._channel = await Channel.open(self._end)
+        self._worker.drain = self._drain
         if self._certificate is not None:
             self._certificate.watch()
         self._listening = asyncio.create_task(self._worker.listen(self._channel))
@@ -216,8 +219,7 @@ class WorkerServer(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn; then the clients whose answers are unfinished are told so, in the time that
-        these writes take."""
+        """Stops like uvicorn, then ends unfinished answers with an error."""
         await super().shutdown(sockets)
         if self._certificate is not None:
             await self._certificate.close()
@@ -226,14 +228,14 @@ class WorkerServer(uvicorn.Server):
         for _ in range(100):
             if connections:
                 await asyncio.sleep(0.01)
-        await self._worker.tell_last(self._channel)
+        await self._worker.send_last_report(self._channel)
 
-    def _leave(self, within_s: float) -> None:
-        self._leaving = asyncio.create_task(self._worker.plane.leave(self, within_s))
+    def _drain(self, within_s: float) -> None:
+        self._draining = asyncio.create_task(self._worker.plane.drain(self, within_s))
 
     def _listened(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("worker and control process do not understand each other: %r", error)
+            log.critical("worker and control process have different versions: %r", error)
             os._exit(1)
 
 
@@ -250,9 +252,9 @@ def main() -> None:
     try:
         begin = receive_begin(end)
     except EOFError:
-        return  # the control process was gone before it began
+        return  # the control process died first
     except msgspec.MsgspecError as error:
-        sys.exit(f"fitserve: worker and control process are not of the same version: {error}")
+        sys.exit(f"fitserve: worker and control process have different versions: {error}")
     configure_logging(begin.log_level)
     worker = Worker(index, begin, memory)
     certificate = (

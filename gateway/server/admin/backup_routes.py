@@ -1,4 +1,4 @@
-"""The admin API of backups: the data folder as one file, while the gateway works on it."""
+"""The admin API of backups: the data folder as one file, from a running gateway."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.errors import StoreError
 from gateway.proxy.api.error_bodies import errors
+from gateway.server.parts import gateway_of
 from gateway.store.backup import write_backup
 from gateway.version import __version__
 
@@ -31,13 +32,14 @@ router = APIRouter(prefix="/admin", tags=["admin"])
     },
 )
 async def backup(request: Request) -> StreamingResponse:
-    """Models, facts, measurements and digests of keys, of one moment, as a .tar.gz for `fitserve
-    restore`. Weights and engines are not in it."""
-    request.app.state.store.changeable()
-    # A file without a name: however the download ends, nothing of it is left.
-    file = tempfile.TemporaryFile(dir=request.app.state.settings.data)  # noqa: SIM115 - the answer has it
+    """Models, facts, measurements and digests of keys at one moment, as a .tar.gz for `fitserve
+    restore`. Weights and engines are not included."""
+    parts = gateway_of(request)
+    parts.store.changeable()
+    # A file without a name disappears however the download ends.
+    file = tempfile.TemporaryFile(dir=parts.front.settings.data)  # noqa: SIM115
     try:
-        await asyncio.to_thread(write_backup, request.app.state.settings.data, file, __version__)
+        await asyncio.to_thread(write_backup, parts.front.settings.data, file, __version__)
         return Download(file)
     except BaseException:
         file.close()
@@ -45,8 +47,8 @@ async def backup(request: Request) -> StreamingResponse:
 
 
 class Download(StreamingResponse):
-    """A file that stands at its end, which is closed with the answer: also where nobody takes it,
-    or all of it."""
+    """A complete file, which is closed with the answer, even if the client reads only part of
+    it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         name = f"fitserve-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz"

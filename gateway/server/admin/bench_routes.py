@@ -1,9 +1,8 @@
-"""The admin API of measurements: keep one that `fitserve bench` made, list those that are kept."""
+"""The admin API of measurements: store results of `fitserve bench`, and list them."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -12,26 +11,29 @@ from gateway.domain import Bench, BenchKept, BenchReport, Rival, Value
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.planner.explain import rival_words
 from gateway.proxy.api.error_bodies import errors
+from gateway.server.parts import gateway_of
 
 router = APIRouter(prefix="/admin/models", tags=["admin"])
 
 
 class RivalView(Value):
-    """Another plan that should be better than what runs."""
+    """Another plan that is probably better than the running plan."""
 
     words: str
     do: str
-    gain: float = Field(description="how many times as good, for what the model is for")
+    gain: float = Field(description="factor of improvement for the model's objective")
     fingerprint: str
     engine: str
 
 
 class BenchView(Value):
-    """What became of a measurement."""
+    """Result of storing a measurement."""
 
     bench: Bench
-    last: Bench | None = Field(None, description="the measurement before")
-    not_learned: str = Field("", description='why nothing is learned from it; "": something was')
+    last: Bench | None = Field(None, description="the previous measurement")
+    not_learned: str = Field(
+        "", description='cause why nothing is learned from it; "": a fact was learned'
+    )
     rival: RivalView | None = None
 
 
@@ -60,18 +62,18 @@ def rival_view(name: str, rival: Rival | None) -> RivalView | None:
     "/{name:path}/bench", status_code=201, responses=errors(NotFound, Conflict, StoreError)
 )
 async def keep_bench(request: Request, name: str, body: BenchReport) -> BenchView:
-    """Keep what was measured of the model, and learn from it what such plans do here. It has to be
-    of the plan that runs."""
-    kept: BenchKept = await request.app.state.tuner.store_report(name, body)
-    rival = request.app.state.fleet.model(name).rival
+    """Store a measurement of the running plan of a model, and learn from it."""
+    parts = gateway_of(request)
+    stored: BenchKept = await parts.tuner.store_report(name, body)
+    rival = parts.loop.fleet.model(name).rival
     return BenchView(
-        bench=kept.bench, last=kept.last, not_learned=kept.why, rival=rival_view(name, rival)
+        bench=stored.bench, last=stored.last, not_learned=stored.why, rival=rival_view(name, rival)
     )
 
 
 @router.get("/{name:path}/bench", responses=errors(NotFound))
 async def list_benches(request: Request, name: str) -> BenchList:
-    """What was measured of the model, oldest first."""
-    state: Any = request.app.state
-    state.fleet.model(name)
-    return BenchList(data=tuple(await asyncio.to_thread(state.store.benches, name)))
+    """The measurements of the model, oldest first."""
+    parts = gateway_of(request)
+    parts.loop.fleet.model(name)
+    return BenchList(data=tuple(await asyncio.to_thread(parts.store.benches, name)))

@@ -1,4 +1,4 @@
-"""The admin API of measuring: POST /admin/calibrate."""
+"""The admin API of calibration: POST /admin/calibrate."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ import asyncio
 
 from fastapi import APIRouter, Request
 
-from gateway.controller.orders import Orders
-from gateway.controller.plan_preview import PlanPreview
 from gateway.errors import Conflict, HostError, StoreError
-from gateway.measuring.calibration.calibrator import Calibrated, Calibrator
+from gateway.measuring.calibration.calibrator import Calibrated
 from gateway.proxy.api.error_bodies import errors
-from gateway.store.store import Store
+from gateway.server.parts import gateway_of
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 
 
 @router.post("/calibrate", responses=errors(Conflict, HostError, StoreError))
 async def calibrate(request: Request) -> Calibrated:
-    """Measure the GPUs that nobody uses; what was found is kept as facts. Takes ten seconds and
-    more, and nothing is started on them meanwhile."""
-    plan_preview: PlanPreview = request.app.state.plan_preview
-    orders: Orders = request.app.state.orders
-    store: Store = request.app.state.store
-    calibrator: Calibrator = request.app.state.calibrator
+    """Measure all unused GPUs and store the results as facts. The measurement takes ten seconds or
+    more, and no engine starts on these GPUs meanwhile."""
+    parts = gateway_of(request)
+    plan_preview = parts.loop.plan_preview
+    orders = parts.loop.orders
+    store = parts.store
+    calibrator = parts.calibrator
     store.changeable()
     hardware = await plan_preview.hardware()
     with orders.set_apart([gpu.uuid for gpu in hardware.gpus]) as holders:
-        found = await calibrator.measure(hardware, holders)
-        await asyncio.to_thread(store.keep_measured, found.facts)
-    return found
+        calibrated = await calibrator.measure(hardware, holders)
+        await asyncio.to_thread(store.keep_measured, calibrated.facts)
+    return calibrated

@@ -1,8 +1,7 @@
-"""GET /admin/openapi.json: what every route takes and answers, its errors too, and which scope it
-needs; inference as the table of endpoints has it.
+"""GET /admin/openapi.json: requests, answers, errors and scope of every route.
 
-A route names the errors of its own (`responses=errors(NotFound)`). What every request can be told
-is added here.
+A route names its own errors (`responses=errors(NotFound)`); errors that any request may get are
+added here. Inference is described from the table of endpoints.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from gateway.proxy.access.scopes import SCOPES
 from gateway.proxy.api.endpoints import ENDPOINTS, Endpoint
 from gateway.proxy.api.error_bodies import ERROR_SCHEMAS, errors
 
-# What every request to a route can be told; without a key only the first four.
+# Errors that any request to a route may get; without a key only the first four.
 _COMMON = errors(
     BadRequest,
     TooSlow,
@@ -56,29 +55,31 @@ _INFERENCE: tuple[type[FitserveError], ...] = (
     HeadTooLarge,
 )
 _INFERENCE += (RateLimited, Overloaded, UpstreamError, NotReady, Busy)
-# Of their own, or of engines; by the shape of the API.
+# Errors of the gateway or of engines, by the form of the API.
 _OF_SHAPE = {
     shape: errors(*_INFERENCE, schema=schema)
     for shape, schema in (("openai", "EngineError"), ("anthropic", "AnthropicError"))
 }
-# FastAPI's own words for what `gateway.server.app` answers with 400.
+# FastAPI's own schemas of errors, which `gateway.server.error_answers` replaces.
 _UNUSED = ("HTTPValidationError", "ValidationError")
-_ASKED = {
+_REQUEST = {
     "type": "object",
-    "description": "As the engine takes it; what is beside `model` is passed on unread.",
+    "description": "The engine's request format; only `model` is read here, other fields pass.",
     "required": ["model"],
     "properties": {"model": {"type": "string"}},
 }
-# Beside the table, as `gateway.proxy.api.endpoints.find` reads them.
+# Endpoints beside the table, as `gateway.proxy.api.endpoints.find` reads them.
 _BELOW = (
-    Endpoint("models", "GET", "/v1/models/{id}", frozenset(), body="none", at="models"),
-    Endpoint("responses", "GET", "/v1/responses/{id}", frozenset(), body="none", at="id"),
-    Endpoint("responses", "POST", "/v1/responses/{id}/cancel", frozenset(), body="none", at="id"),
+    Endpoint("models", "GET", "/v1/models/{id}", frozenset(), body="none", destination="models"),
+    Endpoint("responses", "GET", "/v1/responses/{id}", frozenset(), body="none", destination="id"),
+    Endpoint(
+        "responses", "POST", "/v1/responses/{id}/cancel", frozenset(), body="none", destination="id"
+    ),
 )
 
 
 def description(app: FastAPI) -> dict[str, Any]:
-    """OpenAPI 3.1."""
+    """The description of `app` in OpenAPI 3.1."""
     api = get_openapi(title=app.title, version=app.version, routes=app.routes)
     scopes = {
         (method.lower(), path.replace(":path}", "}")): scope
@@ -87,17 +88,17 @@ def description(app: FastAPI) -> dict[str, Any]:
     for path, methods in api["paths"].items():
         for method, operation in methods.items():
             scope = scopes[method, path]
-            own = {
-                status: said
-                for status, said in operation["responses"].items()
-                if not _of_fastapi(said)
+            specific = {
+                status: response
+                for status, response in operation["responses"].items()
+                if not _of_fastapi(response)
             }
             common = {
                 str(status): _ref("responses", f"every-{status}")
                 for status in (_OPEN if scope == "open" else _COMMON)
             }
             operation |= {
-                "responses": common | own,
+                "responses": common | specific,
                 "security": [] if scope == "open" else [{"key": [scope]}],
             }
     for endpoint in (*ENDPOINTS, *_BELOW):
@@ -106,22 +107,22 @@ def description(app: FastAPI) -> dict[str, Any]:
     api["components"] |= {
         "schemas": (
             {
-                name: said
-                for name, said in api["components"]["schemas"].items()
+                name: response
+                for name, response in api["components"]["schemas"].items()
                 if name not in _UNUSED
             }
             | ERROR_SCHEMAS
         ),
         "responses": {
-            f"{name}-{status}": said
-            for name, told in named.items()
-            for status, said in told.items()
+            f"{name}-{status}": response
+            for name, responses in named.items()
+            for status, response in responses.items()
         },
         "securitySchemes": {
             "key": {
                 "type": "http",
                 "scheme": "bearer",
-                "description": "Needed once the gateway has a key.",
+                "description": "Required once the gateway has a key.",
             }
         },
     }
@@ -138,14 +139,14 @@ def _of_fastapi(response: dict[str, Any]) -> bool:
 
 
 def _inference(endpoint: Endpoint) -> dict[str, Any]:
-    ours = endpoint.at == "models"
+    ours = endpoint.destination == "models"
     kinds = ["application/json"] if ours else ["application/json", "text/event-stream", "*/*"]
     operation: dict[str, Any] = {
         "tags": ["inference"],
         "description": (
-            "The models that the key may ask."
+            "The models that the key may use."
             if ours
-            else "Passed on to an engine of the model; its answer comes as it is."
+            else "Passed on to an engine of the model, whose answer is unchanged."
         ),
         "responses": {
             "200": {"description": "The answer", "content": {kind: {} for kind in kinds}},
@@ -162,5 +163,5 @@ def _inference(endpoint: Endpoint) -> dict[str, Any]:
         ]
     if endpoint.body != "none":
         kind = "application/json" if endpoint.body == "json" else "multipart/form-data"
-        operation["requestBody"] = {"required": True, "content": {kind: {"schema": _ASKED}}}
+        operation["requestBody"] = {"required": True, "content": {kind: {"schema": _REQUEST}}}
     return operation

@@ -1,6 +1,7 @@
-"""GET /admin/docs: the admin API as one page, made of its own description. No script, and nothing
-of another server: the page is read with a key
-that may do everything."""
+"""GET /admin/docs: the admin API as one page, from its OpenAPI description.
+
+The page has no script and uses no other server, because it may be read with an admin key.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +39,12 @@ async def docs(request: Request) -> HTMLResponse:
 
 
 def page(api: dict[str, Any]) -> str:
-    """The description (OpenAPI 3.1) in HTML."""
+    """The OpenAPI 3.1 description as HTML."""
     title = f"{api['info']['title']} {api['info']['version']}: admin API"
     head = (
         "<!doctype html><html lang=en><meta"
-        f" charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style><h1>{escape(title)}</h1>"
+        f" charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>"
+        f"<h1>{escape(title)}</h1>"
     )
     intro = "<p>The same for programs: <a href=/admin/openapi.json>/admin/openapi.json</a></p>"
     calls = (
@@ -61,35 +63,40 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     ]
     rows = [
         (
-            one["name"],
-            one["in"] + (", required" if one.get("required") else ""),
-            _type(one["schema"]),
-            one.get("description", ""),
+            parameter["name"],
+            parameter["in"] + (", required" if parameter.get("required") else ""),
+            _type(parameter["schema"]),
+            parameter.get("description", ""),
         )
-        for one in operation.get("parameters", ())
+        for parameter in operation.get("parameters", ())
     ]
     lines += _table(rows)
-    for what, said in (
+    for title, message in (
         ("Body", operation.get("requestBody", {})),
         ("Answer", _success(operation["responses"])),
     ):
         lines += [
-            f"<p>{what}: {_type(content['schema'])}</p>"
-            for content in said.get("content", {}).values()
+            f"<p>{title}: {_type(content['schema'])}</p>"
+            for content in message.get("content", {}).values()
             if "schema" in content
         ]
     return "\n".join(lines)
 
 
 def _success(responses: dict[str, Any]) -> dict[str, Any]:
-    return next((said for status, said in responses.items() if status.startswith("2")), {})
+    return next((response for status, response in responses.items() if status.startswith("2")), {})
 
 
 def _schema(name: str, schema: dict[str, Any]) -> str:
     required = schema.get("required", ())
     rows = [
-        (field, "required" if field in required else "", _type(told), told.get("description", ""))
-        for field, told in schema.get("properties", {}).items()
+        (
+            field,
+            "required" if field in required else "",
+            _type(field_schema),
+            field_schema.get("description", ""),
+        )
+        for field, field_schema in schema.get("properties", {}).items()
     ]
     return "\n".join(
         (
@@ -101,22 +108,23 @@ def _schema(name: str, schema: dict[str, Any]) -> str:
 
 
 def _table(rows: Iterable[tuple[str, str, str, str]]) -> Iterator[str]:
-    """(name, whether it is required, type in HTML, description) of each row."""
+    """Rows of name, requirement, type in HTML, description."""
     cells = [
-        f"<tr><td><code>{escape(name)}</code><td>{escape(need)}<td>{kind}<td>{escape(told)}"
-        for name, need, kind, told in rows
+        f"<tr><td><code>{escape(name)}</code><td>{escape(requirement)}<td>{kind}"
+        f"<td>{escape(description)}"
+        for name, requirement, kind, description in rows
     ]
     if cells:
         yield f"<table>{''.join(cells)}</table>"
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """The type in HTML; a value of ours is a link to what it has."""
+    """A type in HTML; a type of this API is a link to its fields."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
     if choices := schema.get("anyOf") or schema.get("oneOf"):
-        return " or ".join(_type(one) for one in choices)
+        return " or ".join(_type(choice) for choice in choices)
     if "enum" in schema or "const" in schema:
         return " or ".join(
             escape(repr(value)) for value in schema.get("enum", [schema.get("const")])

@@ -1,5 +1,4 @@
-"""The admin API of events: what happened, as a stream of server-sent events that can be taken up
-again, or as a list."""
+"""The admin API of events, as a resumable stream of server-sent events or as a list."""
 
 from __future__ import annotations
 
@@ -13,21 +12,22 @@ from pydantic import Field
 from gateway.controller.events.event_log import EventLog
 from gateway.domain import Value
 from gateway.domain.facts import Event
+from gateway.server.parts import gateway_of
 
 router = APIRouter(prefix="/admin/events", tags=["admin"])
 
-# So that a proxy between takes a stream on which nothing happens for alive.
+# Keeps proxies from closing a stream without events.
 _COMMENT_S = 15.0
-# After which a browser asks again where its stream has ended.
+# Milliseconds after which a browser reconnects to an ended stream.
 _RETRY_MS = 2000
 _MOST = 1000
 
 
 class EventList(Value):
     data: tuple[Event, ...]
-    oldest: int = Field(description="the number of the oldest event that is kept")
+    oldest: int = Field(description="the number of the oldest stored event")
     newest: int = Field(
-        description="the number of the newest event; `after` with it gives what comes then"
+        description="the number of the newest event; pass it as `after` to get later events"
     )
 
 
@@ -46,23 +46,21 @@ async def events(
         Query(
             ge=0,
             le=2**53,
-            description="begin after the event of this number; 0: with the oldest that is kept",
+            description="begin after the event of this number; 0: with the oldest stored event",
         ),
     ] = None,
     last: Annotated[
-        int | None, Query(ge=1, le=_MOST, description="begin with so many that were there before")
+        int | None, Query(ge=1, le=_MOST, description="begin with so many earlier events")
     ] = None,
-    follow: Annotated[bool, Query(description="false: a list of what is there, as JSON")] = True,
+    follow: Annotated[bool, Query(description="false: the present events as a JSON list")] = True,
     last_event_id: Annotated[
-        str | None, Header(description="as `after`, of a client that comes back")
+        str | None, Header(description="like `after`, sent by a reconnecting client")
     ] = None,
 ) -> StreamingResponse | EventList:
-    """What happens, as server-sent events whose data are JSON: from now on, or after the event of a
-    number. Where events that would follow are
-    gone, an event `resync` says so, and the stream goes on with what comes next: read the state
-    anew then.
-    """
-    log: EventLog = request.app.state.events
+    """Events as server-sent events with JSON data, from now on or after the event of a number. If
+    following events are no longer stored, an event `resync` says so and the stream continues with
+    the next: read the state anew then."""
+    log = gateway_of(request).events
     if (
         last_event_id is not None
         and last_event_id.isascii()
@@ -72,12 +70,12 @@ async def events(
         after = int(last_event_id)
     if not follow:
         bounds = await log.bounds()
-        found = await (
+        listed = await (
             log.last(last or _MOST, model)
             if after is None
             else log.next(after, last or _MOST, model)
         )
-        return EventList(data=tuple(found), oldest=bounds.oldest, newest=bounds.newest)
+        return EventList(data=tuple(listed), oldest=bounds.oldest, newest=bounds.newest)
     before = await log.last(last, model) if last is not None and after is None else []
     number = after if after is not None else before[-1].id if before else log.newest
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -87,19 +85,19 @@ async def events(
 
 
 async def stream(
-    log: EventLog, before: list[Event], number: int, model: str | None
+    log: EventLog, earlier: list[Event], number: int, model: str | None
 ) -> AsyncIterator[bytes]:
-    """`before`, and what comes after the event of this number, until the gateway stops."""
+    """`earlier`, then the events after `number`, until the gateway stops."""
     yield b"retry: %d\n\n" % _RETRY_MS + b"".join(
-        _frame(event.id, event.model_dump_json().encode()) for event in before
+        _frame(event.id, event.model_dump_json().encode()) for event in earlier
     )
     while True:
-        found = await log.events_after(number, model)
-        moved, number = found.number != number, found.number
-        if found.gap:
+        batch = await log.events_after(number, model)
+        moved, number = batch.number != number, batch.number
+        if batch.gap:
             yield b'id: %d\nevent: resync\ndata: {"newest":%d}\n\n' % (number, number)
-        elif found.events:
-            yield b"".join([_frame(event.id, text) for event, text in found.events])
+        elif batch.events:
+            yield b"".join([_frame(event.id, text) for event, text in batch.events])
         elif not moved:
             if log.is_over(number):
                 return

@@ -1,5 +1,4 @@
-"""The admin API of keys: make, list, revoke. A key is in the answer that makes it, and nowhere
-after."""
+"""The admin API of keys: create, list, revoke. Only the answer to a creation contains the key."""
 
 from __future__ import annotations
 
@@ -13,15 +12,14 @@ from gateway.domain import Value
 from gateway.domain.grant import Grant
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.keys import FROM_SETTINGS, Scope
-from gateway.proxy.access.auth import Keys
-from gateway.proxy.access.keyring import Keyring
 from gateway.proxy.api.error_bodies import errors
+from gateway.server.parts import gateway_of
 
 router = APIRouter(prefix="/admin/keys", tags=["keys"])
 
 
 class KeyView(Grant):
-    """`created_at` is None for a key of the settings."""
+    """A key without its secret. `created_at` is None for a key of the settings."""
 
     created_at: float | None = None
 
@@ -31,42 +29,44 @@ class KeyList(Value):
 
 
 class KeyMade(KeyView):
-    key: str = Field(description="shown now and never again")
+    key: str = Field(description="shown only in this answer")
 
 
 @router.post("", status_code=201, responses=errors(Conflict, StoreError))
 async def make_key(request: Request, body: Grant) -> KeyMade:
-    """Make a key. It is good at once."""
-    keyring: Keyring = request.app.state.keyring
+    """Create a key, which is valid at once."""
+    keyring = gateway_of(request).keyring
     key = await asyncio.to_thread(keyring.add, body)
-    made = next(one for one in keyring.kept if one.grant.name == body.name)
-    return KeyMade.model_validate(body.model_dump() | {"created_at": made.created_at, "key": key})
+    created = next(stored for stored in keyring.stored if stored.grant.name == body.name)
+    return KeyMade.model_validate(
+        body.model_dump() | {"created_at": created.created_at, "key": key}
+    )
 
 
 @router.get("")
 async def list_keys(request: Request) -> KeyList:
     """All keys, those of the settings first."""
-    keyring: Keyring = request.app.state.keyring
-    keys: Keys = request.app.state.keys
+    parts = gateway_of(request)
+    keyring = parts.keyring
+    keys = parts.front.keys
     scopes: dict[str, tuple[Scope, ...]] = {"admin": ("admin",), "api": ("inference",)}
     fixed = [
         KeyView(name=name, scopes=scopes[name])
         for name in FROM_SETTINGS
         if name in keys.fixed_names
     ]
-    made = [
-        KeyView.model_validate(one.grant.model_dump() | {"created_at": one.created_at})
-        for one in keyring.kept
+    created = [
+        KeyView.model_validate(key.grant.model_dump() | {"created_at": key.created_at})
+        for key in keyring.stored
     ]
-    return KeyList(data=(*fixed, *made))
+    return KeyList(data=(*fixed, *created))
 
 
 @router.delete("/{name}", responses=errors(NotFound, Conflict, StoreError))
 async def remove_key(request: Request, name: str) -> dict[str, Any]:
-    """Revoke one. It is good for nothing from now on; what it asked for until now is finished.
-    `durable`: whether a restart knows that too; where
-    the disk does not take it, that is tried again until it does."""
-    keyring: Keyring = request.app.state.keyring
+    """Revoke a key at once; its current requests are finished. `durable`: a restart keeps the key
+    revoked. A full disk makes it false until a retry succeeds."""
+    keyring = gateway_of(request).keyring
     return {
         "name": name,
         "state": "removed",

@@ -1,15 +1,15 @@
-"""The admin API of starts: how the engine of a model is started, for who wants to start it without
-the gateway."""
+"""The admin API of launch commands: the start of a model's engine without the gateway."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 
 from gateway.errors import Conflict, NotFound
 from gateway.proxy.api.error_bodies import errors
+from gateway.server.parts import gateway_of
 from gateway.wishes.export.engine_start import EngineStart, engine_start
 
 router = APIRouter(prefix="/admin/models", tags=["admin"])
@@ -22,27 +22,27 @@ async def launch(
     port: Annotated[int, Query(ge=1, le=65535)] = 8000,
     place: Annotated[
         Literal["machine", "container"],
-        Query(description="machine: as this gateway starts it; container: in its image"),
+        Query(description="machine: as this gateway starts it; container: in the engine's image"),
     ] = "machine",
 ) -> EngineStart:
-    """How the engine of a model is started by the plan that serves it, or else by its last one:
-    with no key, and no folder of the gateway's own."""
-    state: Any = request.app.state
-    launcher, model = state.launcher, state.fleet.model(name)
-    attempts = [one for replica in model.replicas for one in replica.attempts]
+    """The command that starts a model's engine by its current or last plan, without keys and
+    without folders of the gateway."""
+    parts = gateway_of(request)
+    launcher, model = parts.launcher, parts.loop.fleet.model(name)
+    attempts = [attempt for replica in model.replicas for attempt in replica.attempts]
     if not attempts:
         raise Conflict(
-            f"{name} was not started yet, so nobody knows how.",
-            hint=f"`fitserve show {name}` says how far it is.",
+            f"{name} was not started yet, so there is no command.",
+            hint=f"`fitserve show {name}` shows its state.",
         )
-    latest = max(attempts, key=lambda one: (one.state == "ready", one.id))
+    latest = max(attempts, key=lambda attempt: (attempt.state == "ready", attempt.id))
     container = place == "container" or launcher.host.kind == "docker"
     remote_code = model.wish.policy.allow_remote_code
     spec = await asyncio.to_thread(
         launcher.described,
         latest,
         port,
-        state.hub.disk.snapshot,
+        parts.hub.disk.snapshot,
         container=container,
         remote_code=remote_code,
     )

@@ -1,5 +1,4 @@
-"""The admin API: models, plans, hardware. FastAPI routes over orders and the plan preview; nothing here
-decides."""
+"""The admin API of models, plans and hardware."""
 
 from __future__ import annotations
 
@@ -17,10 +16,7 @@ from gateway.controller.decisions.changes import (
     may_need_restart,
     starts_same_engine,
 )
-from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
-from gateway.controller.orders import Orders
-from gateway.controller.plan_preview import PlanPreview
 from gateway.domain import Decision, Hardware, Wish
 from gateway.domain.value import Form, first_problem
 from gateway.domain.wish import ModelName
@@ -39,19 +35,19 @@ from gateway.proxy.api.error_bodies import errors
 from gateway.server.admin import bench_routes, launch_routes
 from gateway.server.admin.disk_routes import RemovedWeights, remove_with_weights
 from gateway.server.admin.model_views import ChangeAnswer, ModelList, ModelView, view
-from gateway.settings import Settings
+from gateway.server.parts import gateway_of
 from gateway.store.engine_logs import log_path, read_log
 from gateway.wishes.model_request import ModelRequest
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 
 
-# What planning tells of a model.
-_UNPLANNED = (BadRequest, BadModel, NeedsRemoteCode, BadFlag, NotFound, NoPlan, HostError)
+# Errors of planning a model.
+_PLAN_ERRORS = (BadRequest, BadModel, NeedsRemoteCode, BadFlag, NotFound, NoPlan, HostError)
 
 
 class PlanRequest(ModelRequest):
-    """As for adding a model; `hardware` names a snapshot to plan for instead of this machine."""
+    """A request like adding a model; `hardware` names a snapshot that replaces this machine."""
 
     name: ModelName = "plan"
     hardware: (
@@ -59,7 +55,7 @@ class PlanRequest(ModelRequest):
             str,
             Form(
                 r"^[\w.-]{1,64}$",
-                "a snapshot's name has up to 64 letters, digits, `_`, `-` and `.`",
+                "the name of a snapshot has up to 64 letters, digits, `_`, `-` and `.`",
             ),
         ]
         | None
@@ -72,30 +68,30 @@ class PlanRequest(ModelRequest):
     response_model=ModelView,
     responses={
         200: {"model": Decision, "description": "With `dry_run`"},
-        **errors(*_UNPLANNED, Conflict, StoreError),
+        **errors(*_PLAN_ERRORS, Conflict, StoreError),
     },
 )
 async def add_model(request: Request, body: ModelRequest, dry_run: bool = False) -> Any:
-    """Add a model: 202, and the gateway starts working on it. With `dry_run` the plan is returned,
-    and nothing happens."""
-    plan_preview: PlanPreview = request.app.state.plan_preview
-    orders: Orders = request.app.state.orders
+    """Add a model. The answer is 202, and the gateway starts to work on it. With `dry_run` only the
+    plan is returned."""
+    parts = gateway_of(request)
+    plan_preview = parts.loop.plan_preview
+    orders = parts.loop.orders
     wish = body.wish()
     _check_name(wish.name)
     wish = await plan_preview.named(wish)
     if dry_run:
         return _json((await plan_preview.plan(wish, include_uninstalled=True)).decision)
     if wish.source is not None:
-        # Everything that is wrong with the model, a flag or the machine is said now, not in a state
-        # message later.
+        # Errors of the model, a flag or the machine are reported now, not in a later state message.
         planned = await plan_preview.plan(wish)
         wish = wish.evolve(commits=dict(planned.commits))
-    return await _shown(request, await orders.add(wish), 202)
+    return await _show(request, await orders.add(wish), 202)
 
 
 @router.get("/models")
 async def list_models(request: Request) -> ModelList:
-    fleet: Fleet = request.app.state.fleet
+    fleet = gateway_of(request).loop.fleet
     return ModelList(
         data=tuple(view(model, fleet.keep_alive_s(model.wish)) for model in fleet.models.values())
     )
@@ -111,12 +107,13 @@ async def logs(
     follow: bool = False,
     tail: Annotated[int | None, Query(ge=1, le=100_000)] = None,
 ) -> StreamingResponse:
-    """The engine's log as text: of the running or else the last attempt, or of the one given."""
-    fleet: Fleet = request.app.state.fleet
-    settings: Settings = request.app.state.settings
+    """The engine's log as text: of the running or last attempt, or of the given one."""
+    parts = gateway_of(request)
+    fleet = parts.loop.fleet
+    settings = parts.front.settings
     model = fleet.model(name)
-    attempts = await asyncio.to_thread(request.app.state.store.attempts, model.wish.name)
-    wanted = [one for one in attempts if attempt is None or one.id == attempt]
+    attempts = await asyncio.to_thread(parts.store.attempts, model.wish.name)
+    wanted = [entry for entry in attempts if attempt is None or entry.id == attempt]
     if not wanted:
         which = f"no attempt {attempt}" if attempt is not None else "not been started yet"
         raise NotFound(
@@ -140,7 +137,7 @@ async def logs(
 
 @router.get("/models/{name:path}", response_model=ModelView, responses=errors(NotFound))
 async def show_model(request: Request, name: str) -> Response:
-    return await _shown(request, request.app.state.fleet.model(name))
+    return await _show(request, gateway_of(request).loop.fleet.model(name))
 
 
 @router.delete(
@@ -149,12 +146,11 @@ async def show_model(request: Request, name: str) -> Response:
 async def remove_model(
     request: Request, name: str, weights: bool = False
 ) -> dict[str, str] | RemovedWeights:
-    """Stop its engines and forget it. With `weights` the answer comes when nothing of it runs any
-    more, and its weights are gone, as far as no
-    other model needs them."""
+    """Stop the engines of a model and forget it. With `weights` the answer comes once all engines
+    have ended and its weights are deleted, except those that other models need."""
     if weights:
         return await remove_with_weights(request, name)
-    await request.app.state.orders.remove(name)
+    await gateway_of(request).loop.orders.remove(name)
     return {"name": name, "state": "stopping"}
 
 
@@ -163,21 +159,20 @@ async def remove_model(
     status_code=202,
     response_model=ChangeAnswer,
     responses={
-        200: {"model": ChangeAnswer, "description": "Nothing is started anew"},
-        **errors(*_UNPLANNED, Conflict, StoreError),
+        200: {"model": ChangeAnswer, "description": "No engine is restarted"},
+        **errors(*_PLAN_ERRORS, Conflict, StoreError),
     },
 )
 async def change_model(
     request: Request, name: str, body: dict[str, Any], dry_run: bool = False
 ) -> Response:
-    """Change a model: the fields that are given are its new wish (a JSON merge patch, RFC 7396:
-    null takes a field back to its default). What the change
-    does is said at once; 202 where engines are brought to it now, 200 where nothing is started
-    anew. With `dry_run` nothing is done.
-    """
-    fleet: Fleet = request.app.state.fleet
-    plan_preview: PlanPreview = request.app.state.plan_preview
-    orders: Orders = request.app.state.orders
+    """Change a model by a JSON merge patch (RFC 7396: null resets a field to its default). The
+    answer describes the effects: 202 if engines will be changed, 200 if none is restarted. With
+    `dry_run` nothing is done."""
+    parts = gateway_of(request)
+    fleet = parts.loop.fleet
+    plan_preview = parts.loop.plan_preview
+    orders = parts.loop.orders
     model = fleet.model(name)
     old = model.wish
     wish = await plan_preview.named(_patched(old, body))
@@ -186,20 +181,21 @@ async def change_model(
         planned = await plan_preview.plan_change(model, wish)
         if planned.unconfirmed_repos and "commits" in body:
             raise BadModel(
-                f"The Hub could not be asked what {', '.join(planned.unconfirmed_repos)} is now; {name} stays"
-                " as it is.",
-                hint="Try again when it can be reached.",
+                f"The Hub did not answer for {', '.join(planned.unconfirmed_repos)}; {name} is not changed.",
+                hint="Try again when the Hub is reachable.",
             )
         wish = wish.evolve(commits=dict(planned.commits))
         running = [attempt.plan for attempt in model.serving]
         plan = planned.plan
         anew = (
-            not running or plan is None or not all(starts_same_engine(plan, one) for one in running)
+            not running
+            or plan is None
+            or not all(starts_same_engine(plan, current) for current in running)
         )
         if plan is None and not planned.questions and not dry_run:
             raise NoPlan(
                 f"Nothing was changed: {planned.reason.rstrip('.')}.",
-                hint=f"`fitserve plan` says more; {name} goes on as it is.",
+                hint=f"`fitserve plan` has details; {name} keeps running unchanged.",
             )
     else:
         anew = False
@@ -232,10 +228,9 @@ async def change_model(
     responses=errors(NotFound, Conflict, StoreError),
 )
 async def retry_model(request: Request, name: str) -> Any:
-    """Lift quarantine and back-off: what failed until now no longer counts, and the next start is
-    made at once, from the images
-    that their names mean then."""
-    return await _shown(request, await request.app.state.orders.retry(name), 202)
+    """Lift quarantine and back-off: earlier failures no longer count, and the next start follows at
+    once, from the current images of their names."""
+    return await _show(request, await gateway_of(request).loop.orders.retry(name), 202)
 
 
 @router.post(
@@ -245,9 +240,9 @@ async def retry_model(request: Request, name: str) -> Any:
     responses=errors(NotFound, Conflict, StoreError),
 )
 async def stop_model(request: Request, name: str) -> Any:
-    """End its engines once they have answered what they work on, and load it no more, also after a
+    """End the engines after their current requests, and keep the model unloaded, also after a
     restart, until it is started."""
-    return await _shown(request, await request.app.state.orders.stop(name), 202)
+    return await _show(request, await gateway_of(request).loop.orders.stop(name), 202)
 
 
 @router.post(
@@ -257,25 +252,25 @@ async def stop_model(request: Request, name: str) -> Any:
     responses=errors(NotFound, Conflict, StoreError),
 )
 async def start_model(request: Request, name: str) -> Any:
-    """Load a model again that was stopped."""
-    return await _shown(request, await request.app.state.orders.start(name), 202)
+    """Load a stopped model again."""
+    return await _show(request, await gateway_of(request).loop.orders.start(name), 202)
 
 
-@router.post("/plan", response_model=Decision, responses=errors(*_UNPLANNED))
+@router.post("/plan", response_model=Decision, responses=errors(*_PLAN_ERRORS))
 async def make_plan(request: Request, body: PlanRequest) -> Response:
-    """What would be done for this model, on this machine or on a snapshot. Nothing is started."""
-    plan_preview: PlanPreview = request.app.state.plan_preview
-    asked = ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish()
-    wish = await plan_preview.named(asked)
+    """The plan for a model on this machine or on a snapshot. Nothing is started."""
+    plan_preview = gateway_of(request).loop.plan_preview
+    requested = ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish()
+    wish = await plan_preview.named(requested)
     if body.hardware:
-        wish = wish.evolve(gpus=asked.gpus)  # numbers are of the snapshot
+        wish = wish.evolve(gpus=requested.gpus)  # GPU numbers refer to the snapshot
     return _json((await plan_preview.plan(wish, body.hardware, include_uninstalled=True)).decision)
 
 
 @router.get("/hardware")
 async def hardware(request: Request) -> Hardware:
-    """What the probe reads now."""
-    plan_preview: PlanPreview = request.app.state.plan_preview
+    """The machine, as the probe reads it now."""
+    plan_preview = gateway_of(request).loop.plan_preview
     return await plan_preview.hardware()
 
 
@@ -283,32 +278,31 @@ def _json(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-async def _shown(request: Request, model: ManagedModel, status: int = 200) -> Response:
-    """The whole view. Its decision is JSON already, and is not read and written again: it may be
-    megabytes."""
-    fleet: Fleet = request.app.state.fleet
+async def _show(request: Request, model: ManagedModel, status: int = 200) -> Response:
+    """The complete view. The decision is JSON already and may be megabytes, so it is not parsed
+    again."""
+    parts = gateway_of(request)
+    fleet = parts.loop.fleet
     attempts = (
-        await asyncio.to_thread(request.app.state.store.attempts, model.wish.name)
-        if model.replicas
-        else []
+        await asyncio.to_thread(parts.store.attempts, model.wish.name) if model.replicas else []
     )
-    shown = view(model, fleet.keep_alive_s(model.wish), attempts, full=True)
-    text = shown.model_dump_json(exclude={"decision"}).encode()
+    model_view = view(model, fleet.keep_alive_s(model.wish), attempts, full=True)
+    text = model_view.model_dump_json(exclude={"decision"}).encode()
     return _json(
         b'%b,"decision":%b}' % (text.removesuffix(b"}"), model.decision or b"null"), status
     )
 
 
 def _check_name(name: str) -> None:
-    """Raises BadRequest where another route would be meant by the name: /admin/models/a/logs are
-    the logs of `a`."""
+    """Raises BadRequest for a name that another route would match: /admin/models/a/logs are the
+    logs of `a`."""
     last = name.rpartition("/")[2]
     routes = (*router.routes, *bench_routes.router.routes, *launch_routes.router.routes)
     if "/" in name and any(
         route.path.endswith(f"}}/{last}") for route in routes if isinstance(route, APIRoute)
     ):
         raise BadRequest(
-            f"A name may not end in /{last}: /admin/models/{name} asks for something of the model"
+            f"A name may not end in /{last}: /admin/models/{name} is a route of the model"
             f" {name.rpartition('/')[0]}.",
             hint="Choose another name.",
             param="name",
@@ -316,11 +310,11 @@ def _check_name(name: str) -> None:
 
 
 def _patched(wish: Wish, patch: dict[str, Any]) -> Wish:
-    """The wish with what a JSON merge patch says. Raises BadRequest."""
+    """The wish after a JSON merge patch. Raises BadRequest."""
     if patch.get("name", wish.name) != wish.name:
         raise BadRequest(
-            "A model keeps its name.",
-            hint="Add it under the other name, then remove this one.",
+            "The name of a model cannot be changed.",
+            hint="Add the model under the other name, then remove this one.",
             param="name",
         )
     fields = _merged(wish.model_dump(mode="json"), patch)
@@ -331,14 +325,14 @@ def _patched(wish: Wish, patch: dict[str, Any]) -> Wish:
     if bool(changed.source) != bool(wish.source):
         raise BadRequest(
             "A model cannot become an endpoint, nor an endpoint a model.",
-            hint="Remove it, and add the other.",
+            hint="Remove it, then add the other.",
             param="source",
         )
     return changed
 
 
 def _merged(old: Any, patch: Any) -> Any:
-    """As RFC 7396 has it."""
+    """`old` after the merge patch, by RFC 7396."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(old) if isinstance(old, dict) else {}

@@ -1,5 +1,4 @@
-"""A model as the admin API shows it: its state, replicas, attempts and what another wish
-changes."""
+"""Views of a model for the admin API: state, replicas, attempts, and a pending change."""
 
 from __future__ import annotations
 
@@ -16,17 +15,17 @@ from gateway.server.admin.bench_routes import RivalView, rival_view
 
 
 class Follows(Value):
-    """What was started after a failure, and how that plan differs from the one that failed."""
+    """The start after a failure, and the differences of its plan from the failed plan."""
 
     attempt: int
-    failure: str = Field(description="the kind of failure before it")
+    failure: str = Field(description="kind of the preceding failure")
     differs: tuple[Difference, ...] = Field(
-        description="every choice that is another one now; empty: the same plan again"
+        description="every choice that changed; empty: the same plan"
     )
 
 
 class AttemptView(Value):
-    """One start, as it is shown: the plan, how it ended, and the line that proves it."""
+    """A start of an engine: its plan, its end, and the log line of a failure."""
 
     id: int
     replica: int
@@ -34,20 +33,18 @@ class AttemptView(Value):
     grade: str
     engine: str
     digest: str | None = Field(
-        description=(
-            "of the image that it is started from; None: not known yet, or it runs as a process"
-        )
+        description=("digest of its image; None: not known yet, or it runs as a process")
     )
     fingerprint: str
     max_model_len: int
-    otherwise: str = Field(description="what its plan does otherwise than the engine by itself")
+    otherwise: str = Field(description="differences of its plan from the engine's defaults")
     instance: str
     started_at: float
     ready_at: float | None
     ended_at: float | None
-    asleep: Asleep | None = Field(description="its engine sleeps; None: it is awake")
+    asleep: Asleep | None = Field(description="sleep of its engine; None: the engine is awake")
     failure: Failure | None
-    follows: Follows | None = Field(description="what its replica started next, where it failed")
+    follows: Follows | None = Field(description="the next start of its replica after a failure")
 
 
 class ReplicaView(Value):
@@ -60,65 +57,60 @@ class ReplicaView(Value):
     max_model_len: int | None = None
     gpus: tuple[str, ...] = Field((), description="UUIDs; empty on a CPU")
     memory_bytes: int | None = Field(
-        None, description="what its engine was promised of each GPU, or of RAM"
+        None, description="memory reserved for its engine on each GPU, or of RAM"
     )
-    ready_at: float | None = Field(None, description="since when it serves, in Unix seconds")
-    follows: Follows | None = Field(description="where the attempt follows a failure")
+    ready_at: float | None = Field(None, description="start of serving, in Unix seconds")
+    follows: Follows | None = Field(description="set if the attempt follows a failure")
 
 
 class ModelView(Value):
-    """A model as it is now."""
+    """The current state of a model."""
 
     name: str
     state: str
     detail: str
     created_at: float
-    used_at: float | None = Field(None, description="when it was last asked, in Unix seconds")
+    used_at: float | None = Field(None, description="time of its last request, in Unix seconds")
     keep_alive: float | None = Field(
-        None, description="how long it stays loaded without a request, in seconds; -1: for ever"
+        None, description="seconds that it stays loaded without a request; -1: forever"
     )
-    on_request: bool = Field(False, description="whether a request loads it where it is not loaded")
+    on_request: bool = Field(False, description="whether a request loads the unloaded model")
     wish: Wish
     replicas: tuple[ReplicaView, ...]
     plan: Plan | None = None
     abilities: Abilities | None = Field(
         None,
-        description=(
-            "what its engine showed that it does for apps, now or the last time; None: no engine"
-            " was asked"
-        ),
+        description=("tested abilities of its current or last engine; None: no engine was tested"),
     )
     rival: RivalView | None = Field(
         None,
-        description="a plan that should be better than what runs, by what was measured of that",
+        description="a plan that is probably better than the running one, by its measurements",
     )
     attempts: tuple[AttemptView, ...] = ()
-    change: ChangeView | None = Field(None, description="another wish for it")
+    change: ChangeView | None = Field(None, description="a pending or refused change")
     decision: Decision | None = Field(
-        None, description="the planner's last answer, with what it rejected and why"
+        None, description="the planner's last answer, with rejected plans and reasons"
     )
 
 
 class ChangeAnswer(Value):
-    """What a change of a model does. anew: engines are started for it. plan: what serves against
-    what will."""
+    """The effects of a change. `anew`: engines are restarted. `plan`: differences from the running
+    plan."""
 
     name: str
     anew: bool
     wish: tuple[Difference, ...]
     plan: tuple[Difference, ...]
-    commits: dict[str, str] = Field(description="of the new wish, by repository")
-    reason: str = Field("", description="why there is no plan for it")
-    decision: Decision | None = Field(
-        None, description="with `dry_run`: the planner's answer to it"
-    )
+    commits: dict[str, str] = Field(description="commits of the new wish, by repository")
+    reason: str = Field("", description="cause why there is no plan")
+    decision: Decision | None = Field(None, description="the planner's answer, with `dry_run`")
 
 
 class ChangeView(Value):
-    """Another wish for the model: it takes the place of the one in force, or was given up."""
+    """A new wish for the model, being applied or refused."""
 
     at: float
-    state: str = Field(description="underway, or refused: then the wish from before is in force")
+    state: str = Field(description="underway, or refused: the earlier wish stays in force")
     detail: str
     wish: tuple[Difference, ...]
 
@@ -134,7 +126,7 @@ def view(
     *,
     full: bool = False,
 ) -> ModelView:
-    """attempts: those that are remembered, the oldest first. full: with the plan."""
+    """The view of a model. `attempts`: those remembered, oldest first. `full`: with the plan."""
     state, detail = status(model)
     live = next(
         (replica.attempt for replica in model.replicas if replica.attempt is not None), None
@@ -160,29 +152,29 @@ def view(
 
 
 def _change(model: ManagedModel) -> ChangeView | None:
-    change, wanted = model.change, model.wanted_generation
+    change, generation = model.change, model.wanted_generation
     if change is None:
         return None
     if change.refused:
         state, detail = "refused", change.refused
         if model.unsettled:
-            detail += "; its replicas are brought back"
+            detail += "; its replicas are being restored"
     else:
-        done = sum(replica.generation == wanted for replica in model.replicas)
-        state, detail = "underway", f"{done} of {len(model.replicas)} replicas are changed"
+        changed = sum(replica.generation == generation for replica in model.replicas)
+        state, detail = "underway", f"{changed} of {len(model.replicas)} replicas are changed"
         if model.trial is not None and model.trial.seeks:
-            detail += f"; the next one starts beside what serves: {model.trial.phase}"
+            detail += f"; the next replica starts beside the running ones: {model.trial.phase}"
     return ChangeView(
         at=change.at, state=state, detail=detail, wish=diff_wishes(model.wish, change.wish)
     )
 
 
 def _plan(model: ManagedModel, live: Attempt) -> Plan:
-    """With what was measured of it."""
-    known = model.measured
+    """The plan of `live`, with its measured speed."""
+    measured = model.measured
     speed = (
-        known.speed
-        if known is not None and known.fingerprint == live.fingerprint
+        measured.speed
+        if measured is not None and measured.fingerprint == live.fingerprint
         else live.plan.speed
     )
     return live.plan.evolve(grade=live.grade, speed=speed)
@@ -207,7 +199,7 @@ def _replica(replica: ReplicaState) -> ReplicaView:
 
 
 def _follows(failed: Attempt, later: Iterable[Attempt]) -> Follows | None:
-    following = next((one for one in later if one.replica == failed.replica), None)
+    following = next((attempt for attempt in later if attempt.replica == failed.replica), None)
     if failed.failure is None or following is None:
         return None
     return Follows(

@@ -1,5 +1,4 @@
-"""The admin API of downloads: pull a repository's weights into the cache of this machine, without
-a model that serves them."""
+"""The admin API of downloads: fetch weights into this machine's cache without serving them."""
 
 from __future__ import annotations
 
@@ -17,12 +16,13 @@ from gateway.domain.wish import Revision
 from gateway.errors import BadModel, BadRequest, FitserveError, StoreError
 from gateway.models.catalog.download import DownloadProgress, pull_repository
 from gateway.proxy.api.error_bodies import errors
+from gateway.server.parts import gateway_of
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 
 
 class PullRequest(Value):
-    # Built now: FastAPI looks at the model of a body before anything is validated with it.
+    # Built now, because FastAPI inspects the model of a body before any validation.
     model_config = ConfigDict(defer_build=False)
 
     source: str = Field(max_length=200, description="Hugging Face repository, org/name")
@@ -40,11 +40,10 @@ class PullRequest(Value):
     },
 )
 async def pull(request: Request, body: PullRequest) -> StreamingResponse:
-    """Download a repository: lines of JSON with the bytes that are here (`done`, `total`;
-    `checking`: that were looked at), and at the end `commit`, or
-    `error`. A download that was cut off goes on where it was; one whose client leaves is cut off.
-    """
-    lines = pull_repository(request.app.state.hub, body.source, body.revision)
+    """Download a repository. The answer is lines of JSON with the bytes present (`done`, `total`;
+    `checking`: bytes verified), and at the end `commit` or `error`. An interrupted download is
+    resumed; it is interrupted when its client leaves."""
+    lines = pull_repository(gateway_of(request).hub, body.source, body.revision)
     try:
         first = await anext(lines)
     except FitserveError:
@@ -59,15 +58,19 @@ async def _as_lines(
     async with aclosing(rest) as lines:
         yield _line(first)
         try:
-            async for said in lines:
-                yield _line(said)
+            async for progress in lines:
+                yield _line(progress)
         except FitserveError as error:
             yield _as_json(error.envelope())
 
 
-def _line(said: DownloadProgress) -> bytes:
-    told: dict[str, Any] = {"done": said.done, "total": said.total, "checking": said.checking}
-    return _as_json(told | ({"commit": said.commit} if said.ended else {}))
+def _line(progress: DownloadProgress) -> bytes:
+    fields: dict[str, Any] = {
+        "done": progress.done,
+        "total": progress.total,
+        "checking": progress.checking,
+    }
+    return _as_json(fields | ({"commit": progress.commit} if progress.ended else {}))
 
 
 def _as_json(value: Any) -> bytes:

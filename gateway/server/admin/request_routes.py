@@ -1,4 +1,4 @@
-"""The admin API of requests in flight: which there are, and the end of one."""
+"""The admin API of requests in flight: list them, and end one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pydantic import Field
 from gateway.domain import Value
 from gateway.errors import NotFound
 from gateway.proxy.api.error_bodies import errors
-from gateway.proxy.routing.in_flight import InFlight, RequestsInFlight
+from gateway.proxy.routing.in_flight import RequestsInFlight
+from gateway.server.parts import gateway_of
 
 router = APIRouter(prefix="/admin/requests", tags=["admin"])
 
@@ -19,21 +20,21 @@ class Ended(Value):
 
 @router.get("")
 async def requests(request: Request) -> RequestsInFlight:
-    """The oldest 50 of the inference requests that are in flight, of all workers: who asks which
-    model, and how far each is."""
-    in_flight: InFlight = request.app.state.in_flight
+    """The oldest 50 inference requests in flight of all workers: key, model and progress of
+    each."""
+    in_flight = gateway_of(request).in_flight
     return await in_flight.requests()
 
 
 @router.delete("/{id:path}", responses=errors(NotFound))
 async def cancel(request: Request, id: str) -> Ended:  # noqa: A002 - the name in the path
-    """End every request in flight with this id: its engine is let go of at once, and its client
-    gets an error (403, `cancelled`), in a stream as an event."""
-    in_flight: InFlight = request.app.state.in_flight
+    """End every request in flight with this id. Its engine is released at once, and its client gets
+    an error (403, `cancelled`), in a stream as an event."""
+    in_flight = gateway_of(request).in_flight
     cancelled = await in_flight.cancel(id)
     if not cancelled:
         raise NotFound(
             "No request with this id is in flight.",
-            hint="It may have ended. GET /admin/requests lists those that are.",
+            hint="It may have ended. GET /admin/requests lists the requests in flight.",
         )
     return Ended(cancelled=cancelled)

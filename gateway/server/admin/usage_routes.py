@@ -9,13 +9,14 @@ from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic import Field
 
 from gateway.domain import Value
 from gateway.errors import BadRequest
 from gateway.keys import UsageRow
-from gateway.store.usage_table import PARTS, Part, UsageTable
+from gateway.server.parts import gateway_of
+from gateway.store.usage_table import PARTS, Part
 
 router = APIRouter(prefix="/admin/usage", tags=["admin"])
 
@@ -24,20 +25,18 @@ _DAYS = 30
 
 
 class Used(Value):
-    """What is not asked for `by` is None."""
+    """A row of usage. Fields that `by` does not name are None."""
 
-    day: date | None = Field(description="of UTC")
-    key: str | None = Field(description="the name of the key; empty: without one")
+    day: date | None = Field(description="a day in UTC")
+    key: str | None = Field(description="name of the key; empty: no key")
     model: str | None
-    requests: int = Field(description="that an engine has answered, or was asked")
+    requests: int = Field(description="requests that an engine answered or received")
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int = Field(
-        description="of the prompt tokens those that were in a cache, where engines tell that"
-    )
+    cached_tokens: int = Field(description="prompt tokens found in a cache, if engines report them")
     untold_requests: int = Field(
         description=(
-            "whose tokens are not known, and are in no sum: most are streams without"
+            "requests with unknown tokens, which no sum includes: mostly streams without"
             " `include_usage`"
         )
     )
@@ -49,6 +48,19 @@ class UsageList(Value):
     last: date
 
 
+def _period(
+    first: Annotated[
+        date | None, Query(alias="from", description="a day in UTC; default: 30 days ago")
+    ] = None,
+    last: Annotated[
+        date | None, Query(alias="to", description="a day in UTC; default: today")
+    ] = None,
+) -> tuple[date, date]:
+    """The first and the last day of the query."""
+    last = last or datetime.now(UTC).date()
+    return first or last - timedelta(days=min(_DAYS, (last - date.min).days)), last
+
+
 @router.get(
     "",
     response_model=UsageList,
@@ -58,17 +70,12 @@ class UsageList(Value):
 )
 async def usage(
     request: Request,
-    first: Annotated[
-        date | None, Query(alias="from", description="a day of UTC; default: 30 days ago")
-    ] = None,
-    last: Annotated[
-        date | None, Query(alias="to", description="a day of UTC; default: today")
-    ] = None,
+    period: Annotated[tuple[date, date], Depends(_period)],
     by: Annotated[
         str,
         Query(
             max_length=40,
-            description="what there is a row for: day, key, model, with commas between",
+            description="columns of a row: day, key, model, separated by commas",
         ),
     ] = "day,key,model",
     key: Annotated[str | None, Query(max_length=200)] = None,
@@ -76,50 +83,51 @@ async def usage(
     as_format: Annotated[Literal["json", "csv"] | None, Query(alias="format")] = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> UsageList | Response:
-    """Who used what. What was counted in the last second of a worker may lack."""
-    last = last or datetime.now(UTC).date()
-    first = first or last - timedelta(days=min(_DAYS, (last - date.min).days))
-    parts = _parts(by)
-    await request.app.state.usage.flush()
-    table: UsageTable = request.app.state.store.usage
+    """Requests and tokens by day, key and model. Counts of the last second of a worker may be
+    missing."""
+    first, last = period
+    columns = _parts(by)
+    parts = gateway_of(request)
+    await parts.usage.flush()
+    table = parts.store.usage
     rows = await asyncio.to_thread(
-        table.sums, (first - _EPOCH).days, (last - _EPOCH).days, parts, key, model
+        table.sums, (first - _EPOCH).days, (last - _EPOCH).days, columns, key, model
     )
-    used = [_used(row, parts) for row in rows]
-    wanted = as_format or (
+    used = [_used(row, columns) for row in rows]
+    format_ = as_format or (
         "csv" if accept.partition(",")[0].partition(";")[0].strip() == "text/csv" else "json"
     )
-    if wanted == "json":
+    if format_ == "json":
         return UsageList(data=tuple(used), first=first, last=last)
     headers = {"content-disposition": f'attachment; filename="usage-{first}-{last}.csv"'}
-    return Response(_csv(used, parts), media_type="text/csv; charset=utf-8", headers=headers)
+    return Response(_csv(used, columns), media_type="text/csv; charset=utf-8", headers=headers)
 
 
 def _parts(by: str) -> tuple[Part, ...]:
-    """Raises BadRequest."""
+    """The columns that `by` names. Raises BadRequest."""
     named = {part.strip() for part in by.split(",") if part.strip()}
     if unknown := sorted(named - set(PARTS)):
         raise BadRequest(
             f"Usage is not counted by {unknown[0]!r}.",
-            hint=f"There are {', '.join(PARTS)}.",
+            hint=f"Use {', '.join(PARTS)}.",
             param="by",
         )
     return tuple(part for part in PARTS if part in named)
 
 
-def _used(row: UsageRow, parts: tuple[Part, ...]) -> Used:
+def _used(row: UsageRow, columns: tuple[Part, ...]) -> Used:
     return Used(
-        day=_EPOCH + timedelta(days=row.day) if "day" in parts else None,
-        key=row.key if "key" in parts else None,
-        model=row.model if "model" in parts else None,
+        day=_EPOCH + timedelta(days=row.day) if "day" in columns else None,
+        key=row.key if "key" in columns else None,
+        model=row.model if "model" in columns else None,
         **dict(zip(UsageRow._fields[3:], row[3:], strict=True)),
     )
 
 
-def _csv(used: Iterable[Used], parts: tuple[Part, ...]) -> str:
+def _csv(used: Iterable[Used], columns: tuple[Part, ...]) -> str:
     file = io.StringIO()
-    columns = [*parts, *UsageRow._fields[3:]]
+    names = [*columns, *UsageRow._fields[3:]]
     writer = csv.writer(file)
-    writer.writerow(columns)
-    writer.writerows([getattr(one, column) for column in columns] for one in used)
+    writer.writerow(names)
+    writer.writerows([getattr(row, column) for column in names] for row in used)
     return file.getvalue()

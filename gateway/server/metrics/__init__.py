@@ -1,1 +1,1 @@
-"""What is counted and logged of requests."""
+"""Gauges of models, engines, GPUs and the process."""

@@ -1,6 +1,8 @@
-"""What engines tell of their own work, read from their /metrics every ten seconds, and shown under
-one name for all kinds and versions of engines
-(`counters` and `series` of a profile). Whoever looks at it costs no engine anything.
+"""Metrics of engines, read from their /metrics every ten seconds, under one name for all engine
+kinds.
+
+The names of each engine version come from `counters` and `series` of its profile. A scrape of the
+gateway causes no request to an engine.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from gateway.proxy.metrics.counters import Sample
 from gateway.supervision import Supervised
 
 _READ_S = 10.0
-# Of very many engines each is read less often.
+# With very many engines, each is read less often.
 _MOST_PER_S = 10
 _WITHIN_S = 5.0
-# vLLM writes 100 KB of a model with one rank.
+# vLLM writes 100 KB for a model with one rank.
 _MOST_BYTES = 1024 * 1024
 _OK = 200
 
-# By the names of a profile. A pair is the sum and the count of a time.
+# Names in profiles. A pair is the sum and the count of a time.
 _GAUGES = {
     "running": "fitserve_engine_requests_running",
     "waiting": "fitserve_engine_requests_waiting",
@@ -48,14 +50,14 @@ _TIMES = {
 
 @dataclass
 class _Read:
-    """Of one engine, by the names of a profile."""
+    """Values of one engine, by the names in its profile."""
 
     engine: Engine
     values: dict[str, float] = field(default_factory=dict)
 
 
 class EngineSeries:
-    """models: all, by name. profile: what is known of an engine version."""
+    """`models`: all, by name. `profile`: the facts of an engine version."""
 
     def __init__(
         self, models: Mapping[str, ManagedModel], profile: Callable[[EngineRef], Engine]
@@ -63,7 +65,7 @@ class EngineSeries:
         self._models = models
         self._profile = profile
         self._reads: dict[str, _Read] = {}
-        self._reading = Supervised(self._look, "reading the metrics of engines")
+        self._reading = Supervised(self._read_all, "reading the metrics of engines")
 
     def samples(self) -> Iterator[Sample]:
         for model, replica in self._ready():
@@ -71,9 +73,9 @@ class EngineSeries:
             if read is None:
                 continue
             values, labels = read.values, (model, str(replica.index))
-            for what, name in (_GAUGES | _COUNTERS).items():
-                if what in values:
-                    yield name, labels, values[what]
+            for key, name in (_GAUGES | _COUNTERS).items():
+                if key in values:
+                    yield name, labels, values[key]
             for (total, count), name in _TIMES.items():
                 if total in values and count in values:
                     yield f"{name}_sum", labels, values[total]
@@ -92,12 +94,12 @@ class EngineSeries:
                 ):
                     yield name, replica
 
-    async def _look(self) -> float:
+    async def _read_all(self) -> float:
         ready = [replica for _, replica in self._ready()]
-        found = await asyncio.gather(*(self._read(replica) for replica in ready))
+        reads = await asyncio.gather(*(self._read(replica) for replica in ready))
         self._reads = {
             _name(replica): read
-            for replica, read in zip(ready, found, strict=True)
+            for replica, read in zip(ready, reads, strict=True)
             if read is not None
         }
         return max(_READ_S, len(ready) / _MOST_PER_S)
@@ -106,17 +108,17 @@ class EngineSeries:
         attempt, watcher = replica.attempt, replica.watcher
         if attempt is None or watcher is None:
             return None
-        before = self._reads.get(attempt.instance_name)
+        previous = self._reads.get(attempt.instance_name)
         try:
             engine = (
-                before.engine
-                if before is not None
+                previous.engine
+                if previous is not None
                 else await asyncio.to_thread(self._profile, attempt.plan.engine)
             )
             body = await _metrics(watcher) if engine.counters or engine.series else b""
         except (NoAnswerError, FitserveError):
             return None
-        return _Read(engine, _values(body, engine, before.values if before is not None else {}))
+        return _Read(engine, _values(body, engine, previous.values if previous is not None else {}))
 
 
 async def _metrics(watcher: Watcher) -> bytes:
@@ -126,16 +128,18 @@ async def _metrics(watcher: Watcher) -> bytes:
     return answer.body if answer.status == _OK else b""
 
 
-def _values(body: bytes, engine: Engine, before: Mapping[str, float]) -> dict[str, float]:
+def _values(body: bytes, engine: Engine, previous: Mapping[str, float]) -> dict[str, float]:
     series = dict(engine.series)
     use = series.pop("kv_use", None)
     values = {**(counted(body, engine.counters) or {}), **(counted(body, series) or {})}
-    if use is not None and (most := highest(body, use)) is not None:
-        # Of several ranks the one that is full is what matters.
-        values["kv_use"] = most
-    drafted = values.get("drafted", 0.0) - before.get("drafted", 0.0)
+    if use is not None and (fullest := highest(body, use)) is not None:
+        # Of several ranks the fullest limits the engine.
+        values["kv_use"] = fullest
+    drafted = values.get("drafted", 0.0) - previous.get("drafted", 0.0)
     if drafted > 0 and "accepted" in values:
-        values["accept_rate"] = max(0.0, values["accepted"] - before.get("accepted", 0.0)) / drafted
+        values["accept_rate"] = (
+            max(0.0, values["accepted"] - previous.get("accepted", 0.0)) / drafted
+        )
     return values
 
 

@@ -1,5 +1,4 @@
-"""The page /metrics, and the gauges that are read for it: the state of models, engines, GPUs and of
-this process."""
+"""The route /metrics, and gauges read on demand: models, engines, GPUs and this process."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
@@ -24,9 +23,11 @@ from gateway.domain import Attempt
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.metrics.counters import Metrics, Sample, render
-from gateway.server.metrics.engine_series import EngineSeries
-from gateway.store.store import Store
+from gateway.server.parts import gateway_of
 from gateway.version import __version__
+
+if TYPE_CHECKING:
+    from gateway.proxy.workers.supervisor import Workers
 
 router = APIRouter()
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -36,53 +37,42 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> PlainTextResponse:
-    """For Prometheus, in its text format."""
-    state = request.app.state
-    store: Store = state.store
-    facts = await asyncio.to_thread(store.fact_counts)
-    models: dict[str, ManagedModel] = state.fleet.models
-    counted: Metrics = state.metrics
-    starts: StartCounter = state.starts
-    plane: DataPlane = state.plane
+    """All metrics in Prometheus' text format."""
+    parts = gateway_of(request)
+    front, loop = parts.front, parts.loop
+    facts = await asyncio.to_thread(parts.store.fact_counts)
+    models = loop.fleet.models
     samples = [
-        *counted.samples(),
-        *starts.samples(models),
-        *_models(models, plane),
-        *_loop(state.evictor, state.health),
+        *front.metrics.samples(),
+        *parts.starts.samples(models),
+        *_models(models, front.plane),
+        *_loop(loop.evictor, loop.health),
         *_process(),
     ]
-    series: EngineSeries = state.engine_series
-    samples += [*series.samples(), *_gpus(state.gpus)]
+    samples += [*parts.engine_series.samples(), *_gpus(front.gpus)]
     samples += [("fitserve_facts", (kind,), count) for kind, count in facts.items()]
-    if state.workers is not None:
-        samples = _summed([*samples, *state.workers.samples()])
-    # Of many models this takes tens of milliseconds, for which no stream should stand still.
+    if front.workers is not None:
+        samples = _summed([*samples, *front.workers.samples()])
+    # Many models take tens of milliseconds, which must not delay streams.
     return PlainTextResponse(await asyncio.to_thread(render, samples), media_type=_CONTENT_TYPE)
 
 
-def requests_ended(counted: Metrics, workers: Counting | None) -> dict[str, float]:
-    """How many requests have ended so far, by model."""
+def requests_ended(counted: Metrics, workers: Workers | None) -> dict[str, float]:
+    """Number of ended requests so far, by model."""
     ended: dict[str, float] = {}
-    for name, labels, value in counted_by(counted, workers):
+    for name, labels, value in request_samples(counted, workers):
         if name == "fitserve_requests_total":
             ended[labels[0]] = ended.get(labels[0], 0.0) + value
     return ended
 
 
-def counted_by(here: Metrics, workers: Counting | None) -> list[Sample]:
-    """What was counted of requests, by all processes: of one name and labels there may be
-    several."""
-    return [*here.samples(), *(workers.samples() if workers is not None else ())]
-
-
-class Counting(Protocol):
-    """The processes that serve clients beside this one."""
-
-    def samples(self) -> Iterator[Sample]: ...
+def request_samples(metrics: Metrics, workers: Workers | None) -> list[Sample]:
+    """Counts of requests in all processes. A name with its labels may occur several times."""
+    return [*metrics.samples(), *(workers.samples() if workers is not None else ())]
 
 
 def _summed(samples: list[Sample]) -> list[Sample]:
-    """Of several processes."""
+    """Sums over processes of the samples with equal name and labels."""
     sums: dict[tuple[str, tuple[str, ...]], float] = {}
     for name, labels, value in samples:
         sums[name, labels] = sums.get((name, labels), 0) + value
@@ -90,7 +80,7 @@ def _summed(samples: list[Sample]) -> list[Sample]:
 
 
 class StartCounter:
-    """Counts each remembered start once, also when it is forgotten later."""
+    """Counts each start once, even after the start is forgotten."""
 
     def __init__(self) -> None:
         self._started: set[int] = set()
@@ -99,20 +89,20 @@ class StartCounter:
         self._failures: Counter[tuple[str, str]] = Counter()
 
     def samples(self, models: dict[str, ManagedModel]) -> Iterator[Sample]:
-        known: dict[int, Attempt] = {
+        attempts: dict[int, Attempt] = {
             attempt.id: attempt
             for model in models.values()
             for replica in model.replicas
             for attempt in replica.attempts
         }
-        for attempt in known.values():
+        for attempt in attempts.values():
             if attempt.id not in self._started:
                 self._attempts[attempt.model] += 1
             if attempt.failure is not None and attempt.id not in self._failed:
                 self._failed.add(attempt.id)
                 self._failures[attempt.model, attempt.failure.kind] += 1
-        # Numbers are never used twice, so those that are forgotten need not be remembered here.
-        self._started = set(known)
+        # Ids are never reused, so forgotten ids are dropped here too.
+        self._started = set(attempts)
         self._failed &= self._started
         for model, count in self._attempts.items():
             yield "fitserve_attempts_total", (model,), count
@@ -158,8 +148,8 @@ def _gpus(watch: GpuWatch) -> Iterator[Sample]:
         ):
             if value is not None:
                 yield name, (uuid,), value
-        for why in reading.throttled:
-            yield "fitserve_gpu_throttled", (uuid, why), 1
+        for reason in reading.throttled:
+            yield "fitserve_gpu_throttled", (uuid, reason), 1
     for uuid in watch.lost:
         yield "fitserve_gpu_lost", (uuid,), 1
     for (uuid, xid), count in dict(watch.counts).items():
@@ -168,11 +158,11 @@ def _gpus(watch: GpuWatch) -> Iterator[Sample]:
 
 def _process() -> Iterator[Sample]:
     yield "fitserve_build_info", (__version__, platform.python_version()), 1
-    # After the name, which may hold anything: fields 3 and on of proc(5).
+    # The name before `)` may contain anything; fields 3 and on of proc(5) follow.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     yield "process_start_time_seconds", (), round(booted + int(fields[19]) / _TICKS, 2)
     yield "process_cpu_seconds_total", (), round(time.process_time(), 6)
     yield "process_resident_memory_bytes", (), int(fields[21]) * _PAGE
-    yield ("process_open_fds", (), len(os.listdir("/proc/self/fd")))  # noqa: PTH208 - names are all that is wanted
+    yield ("process_open_fds", (), len(os.listdir("/proc/self/fd")))  # noqa: PTH208
     yield "process_max_fds", (), resource.getrlimit(resource.RLIMIT_NOFILE)[0]

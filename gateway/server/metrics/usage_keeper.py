@@ -1,4 +1,4 @@
-"""Keeps what was counted of usage: every two seconds in the store, and at the end."""
+"""Storage of usage counts: every two seconds, and at the end."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from gateway.supervision import Supervised
 log = Logger("fitserve.usage")
 
 _KEEP_S = 2.0
-# Between two tries where the disk takes nothing.
+# Seconds between two attempts while the disk is not writable.
 _RETRY_S = 10.0
 
 
 class UsageKeeper:
-    """In the process that has the store; `counter` has what its workers count too."""
+    """Runs in the process with the store; `counter` includes the counts of workers."""
 
     def __init__(self, counter: UsageCounter, table: UsageTable) -> None:
         self._counter = counter
         self._table = table
         self._failing = False
-        self._one = asyncio.Lock()
-        self._keeping = Supervised(self._keep, "keeping usage")
+        self._lock = asyncio.Lock()
+        self._keeping = Supervised(self._keep, "storing usage")
 
     async def flush(self) -> bool:
-        """Whether what was counted until now is on the disk."""
-        async with self._one:
+        """Stores all counts. Whether they are on the disk."""
+        async with self._lock:
             rows = self._counter.take()
             if not rows:
                 return True
@@ -40,7 +40,7 @@ class UsageKeeper:
                 if not isinstance(error, StoreError):
                     raise
                 if not self._failing:
-                    log.warning("usage could not be kept; it is tried again", error=str(error))
+                    log.warning("usage could not be stored; it is retried", error=str(error))
                 self._failing = True
                 return False
             self._failing = False

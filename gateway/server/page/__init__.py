@@ -1,1 +1,1 @@
-"""The page at `/`: its files, and the state that it shows, as it changes."""
+"""The page at `/`: its files, and the live state that it shows."""

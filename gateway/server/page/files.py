@@ -1,8 +1,7 @@
-"""GET /: the page. Its files are read once, and served as they are: no build step, and nothing of
-another server.
+"""GET /: the page, served from files without a build step and without other servers.
 
-Their addresses have a hash of all of them: a browser keeps them for ever, and asks for others when
-one of them is another one.
+Addresses contain a hash of all files: a browser caches them forever, and requests new ones after a
+change.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Names of models and lines of logs are hostile text: the browser runs and shows nothing but the
-# page's own files, and no text becomes markup.
+# Names of models and lines of logs are hostile text: the browser runs and shows only the page's own
+# files, and no text becomes markup.
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src"
@@ -41,39 +40,42 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-_FOR_EVER = {"cache-control": "public, max-age=31536000, immutable"}
+_IMMUTABLE = {"cache-control": "public, max-age=31536000, immutable"}
 
 
 @dataclass(frozen=True)
 class PageFiles:
-    """index: the HTML, with the addresses of the others. kept: by path below the folder."""
+    """`index`: the HTML with the addresses of the other files. `contents`: by path below the
+    folder."""
 
     version: str
     index: bytes
-    kept: Mapping[str, bytes]
+    contents: Mapping[str, bytes]
 
 
 @cache
 def page_files() -> PageFiles:
-    found = {
+    contents = {
         str(path.relative_to(FOLDER)): path.read_bytes()
         for path in sorted(FOLDER.rglob("*"))
         if path.suffix in _TYPES
     }
     version = hashlib.sha256(
-        b"".join(name.encode() + data for name, data in found.items())
+        b"".join(name.encode() + data for name, data in contents.items())
     ).hexdigest()[:12]
-    # All modules at once, not each when the one before it names it.
+    # Loads all modules at once, not one after another.
     modules = "\n".join(
-        f'<link rel="modulepreload" href="PAGE/{name}">' for name in found if name.endswith(".js")
+        f'<link rel="modulepreload" href="PAGE/{name}">'
+        for name in contents
+        if name.endswith(".js")
     )
     index = (
-        found.pop(_INDEX)
+        contents.pop(_INDEX)
         .decode()
         .replace("<!-- modules -->", modules)
         .replace("PAGE/", f"/page/{version}/")
     )
-    return PageFiles(version, index.encode(), found)
+    return PageFiles(version, index.encode(), contents)
 
 
 @router.head("/")
@@ -91,10 +93,10 @@ async def index(request: Request) -> Response:
 @router.get("/page/{version}/{name:path}")
 async def file(version: str, name: str) -> Response:
     files = page_files()
-    data = files.kept.get(name)
+    data = files.contents.get(name)
     if data is None or version != files.version:
         raise NotFound(
-            "The page has no such file.",
-            hint="Load the page again: another version of the gateway runs now.",
+            "This file is not part of the page.",
+            hint="Reload the page: another version of the gateway is running.",
         )
-    return Response(data, media_type=_TYPES[Path(name).suffix], headers={**HEADERS, **_FOR_EVER})
+    return Response(data, media_type=_TYPES[Path(name).suffix], headers={**HEADERS, **_IMMUTABLE})

@@ -1,4 +1,4 @@
-"""What the page shows of the gateway now: the machine with who holds what of it, the models, the
+"""The current state for the page: the machine with its engines, and the models with their
 requests."""
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from gateway.proxy.metrics.counters import Sample
 from gateway.proxy.routing.routes import Routes
 
 
-class Holder(TypedDict):
-    """Who has memory of a GPU, or of the machine where an engine has no GPU. planned: bytes that it
-    may take at most."""
+class GpuEngine(TypedDict):
+    """An engine with memory of a GPU, or of the machine without a GPU. `planned`: bytes that it may
+    use at most."""
 
     model: str
     replica: int
     planned: int
 
 
-class Process(TypedDict):
+class GpuUser(TypedDict):
     pid: int
     name: str | None
     bytes: int | None
 
 
 class LiveGpu(TypedDict):
-    """used: bytes that are taken now, by whoever; None: the GPU does not tell."""
+    """A GPU. `used`: bytes in use by any process; None: the GPU does not report it."""
 
     index: int
     uuid: str
@@ -41,12 +41,12 @@ class LiveGpu(TypedDict):
     unified: bool
     lost: str | None
     kept: str | None
-    holders: list[Holder]
-    processes: list[Process]
+    holders: list[GpuEngine]
+    processes: list[GpuUser]
 
 
 class LiveMachine(TypedDict):
-    """holders: engines without a GPU."""
+    """The machine. `holders`: engines without a GPU."""
 
     gpus: list[LiveGpu]
     cpu: str | None
@@ -57,10 +57,10 @@ class LiveMachine(TypedDict):
     driver: str | None
     cuda: str | None
     notes: list[str]
-    holders: list[Holder]
+    holders: list[GpuEngine]
 
 
-class Bringing(TypedDict):
+class LiveDownload(TypedDict):
     """A download: bytes, and bytes per second."""
 
     done: int
@@ -69,14 +69,14 @@ class Bringing(TypedDict):
 
 
 class LiveReplica(TypedDict):
-    """phase: what it is at while it starts. progress: of a download. bytes: what its engine may
-    take on each of its GPUs."""
+    """A replica. `phase`: step of its start. `progress`: of a download. `bytes`: memory that its
+    engine may use on each of its GPUs."""
 
     index: int
     state: str
     detail: str
     phase: str | None
-    progress: Bringing | None
+    progress: LiveDownload | None
     attempt: int | None
     started_at: float | None
     ready_at: float | None
@@ -96,8 +96,8 @@ class LiveEndpoint(TypedDict):
 
 
 class LiveModel(TypedDict):
-    """running, waiting: requests. change: whether another wish takes the place of the one in force,
-    or was refused."""
+    """A model. `running`, `waiting`: requests. `change`: a new wish is being applied, or was
+    refused."""
 
     name: str
     aliases: list[str]
@@ -135,8 +135,8 @@ def live_machine(hardware: Hardware, models: Mapping[str, ManagedModel]) -> Live
             kept=gpu.kept,
             holders=holders.get(gpu.uuid, []),
             processes=[
-                Process(pid=one.pid, name=one.name, bytes=one.used_bytes)
-                for one in gpu.processes or ()
+                GpuUser(pid=process.pid, name=process.name, bytes=process.used_bytes)
+                for process in gpu.processes or ()
             ],
         )
         for gpu in hardware.gpus
@@ -162,22 +162,25 @@ def live_models(
     for name, labels, value in samples:
         if name in ("fitserve_requests_in_flight", "fitserve_requests_queued"):
             counted[name, labels[0]] = counted.get((name, labels[0]), 0) + int(value)
-    return [_model(model, routes, lambda name, of: counted.get((name, of), 0)) for model in models]
+    return [
+        _model(model, routes, lambda name, model_name: counted.get((name, model_name), 0))
+        for model in models
+    ]
 
 
-def _holders(models: Iterable[ManagedModel]) -> dict[str, list[Holder]]:
-    """By the UUID of a GPU; "" for engines without one."""
-    found: dict[str, list[Holder]] = {}
+def _holders(models: Iterable[ManagedModel]) -> dict[str, list[GpuEngine]]:
+    """Engines by the UUID of their GPU; "" for engines without a GPU."""
+    holders: dict[str, list[GpuEngine]] = {}
     for model in models:
         for replica in model.all_replicas:
             if replica.attempt is not None and replica.attempt.live:
                 plan = replica.attempt.plan
-                holder = Holder(
+                holder = GpuEngine(
                     model=model.wish.name, replica=replica.index, planned=plan.memory.promised_bytes
                 )
                 for gpu in plan.gpus or ("",):
-                    found.setdefault(gpu, []).append(holder)
-    return found
+                    holders.setdefault(gpu, []).append(holder)
+    return holders
 
 
 def _model(model: ManagedModel, routes: Routes, count: Callable[[str, str], int]) -> LiveModel:
@@ -198,7 +201,8 @@ def _model(model: ManagedModel, routes: Routes, count: Callable[[str, str], int]
         waiting=count("fitserve_requests_queued", name) + routes.waiting(name),
         replicas=[_replica(replica, routes) for replica in model.replicas],
         endpoints=[
-            LiveEndpoint(url=one.url, state=one.state, detail=one.detail) for one in model.endpoints
+            LiveEndpoint(url=endpoint.url, state=endpoint.state, detail=endpoint.detail)
+            for endpoint in model.endpoints
         ],
     )
 
@@ -211,7 +215,7 @@ def _replica(replica: ReplicaState, routes: Routes) -> LiveReplica:
         state=replica.status.state,
         detail=replica.status.reason,
         phase=replica.phase if replica.status.state in ("starting", "verifying") else None,
-        progress=_bringing(replica.progress),
+        progress=_download(replica.progress),
         attempt=attempt.id if attempt is not None else None,
         started_at=attempt.started_at if attempt is not None else None,
         ready_at=attempt.ready_at if attempt is not None else None,
@@ -225,7 +229,7 @@ def _replica(replica: ReplicaState, routes: Routes) -> LiveReplica:
     )
 
 
-def _bringing(progress: str) -> Bringing | None:
+def _download(progress: str) -> LiveDownload | None:
     if not isinstance(progress, Progress):
         return None
-    return Bringing(done=progress.done, total=progress.total, rate=progress.rate)
+    return LiveDownload(done=progress.done, total=progress.total, rate=progress.rate)

@@ -1,13 +1,13 @@
-"""GET /admin/live: the state that the page shows, as server-sent events. It is looked at once for
-all pages, and not at all without one.
+"""GET /admin/live: the state of the page as server-sent events, computed once for all open pages.
 
-The first event has everything, each later one the parts that are otherwise than in the one before;
-a page that reads slowly misses events, not what became of the state. `at` is the time of this
-machine.
+The first event has all parts, each later event the changed parts. A slow page misses events, but
+gets the newest state. `at` is the time of this machine.
 
-    gateway  what runs, and its problems      models  each model with its replicas, endpoints and requests
-    machine  GPUs, and who holds them         points  of the last minutes: rates, and seconds to the first byte
-    requests the oldest of those in flight, and how many more there are
+    gateway   version, host, problems
+    machine   GPUs with their engines
+    models    each model with its replicas, endpoints and requests
+    requests  the oldest in flight, and the number of further ones
+    points    of the last minutes: rates, and seconds to the first byte
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette import types
 from starlette.responses import Response
 
-from gateway.controller.fleet.fleet import Fleet
-from gateway.controller.loop_health import LoopHealth
-from gateway.controller.plan_preview import PlanPreview
 from gateway.logging import Logger
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.metrics.counters import Sample
 from gateway.proxy.routing.in_flight import InFlight
 from gateway.proxy.routing.routes import Routes
 from gateway.server.page.live_state import live_machine, live_models
-from gateway.server.page.traffic import Point, Traffic
+from gateway.server.page.traffic import Point, TrafficHistory
+from gateway.server.parts import gateway_of
+
+if TYPE_CHECKING:
+    from gateway.controller.loop import Loop
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 log = Logger("fitserve.page")
 
 TICK_S = 1.0
-# The machine is probed, and a point is made, so often.
+# Seconds between two probes of the machine, each with a new point.
 SLOW_S = 5.0
-# An event comes at least so often, so that both ends see a connection that is dead.
+# Longest silence of a stream, so that both ends detect a dead connection.
 _SILENT_S = 15.0
 _HEADERS = [
     (b"content-type", b"text/event-stream"),
@@ -52,7 +53,7 @@ _HEADERS = [
 
 @dataclass(eq=False)
 class Reader:
-    """A page that is open. seen: the version that it was sent last."""
+    """An open page. `seen`: the last version sent to it."""
 
     seen: int = 0
     sent_at: float = 0.0
@@ -60,30 +61,28 @@ class Reader:
 
 
 class LiveStream:
-    """Looks while there are readers, and wakes them."""
+    """Computes the state while there are readers, and wakes them."""
 
     def __init__(
         self,
-        fleet: Fleet,
-        plan_preview: PlanPreview,
-        health: LoopHealth,
+        loop: Loop,
         routes: Routes,
         samples: Callable[[], list[Sample]],
         in_flight: InFlight,
         keys: Keys,
         about: Mapping[str, Any],
     ) -> None:
-        """samples: what is counted, of all processes; in_flight: as well. about: what stays as it
-        is as long as the gateway runs."""
-        self._models = fleet.models
-        self._plan_preview = plan_preview
-        self._health = health
+        """`samples`: metrics of all processes; `in_flight`: requests of all processes; `about`:
+        constant facts of the gateway."""
+        self._models = loop.fleet.models
+        self._plan_preview = loop.plan_preview
+        self._health = loop.health
         self._routes = routes
         self._samples = samples
         self._in_flight = in_flight
         self._keys = keys
         self._about = about
-        self._traffic = Traffic()
+        self._traffic = TrafficHistory()
         self._parts: dict[str, tuple[int, bytes]] = {}
         self._points: list[tuple[int, Point]] = []
         self._version = 0
@@ -102,19 +101,19 @@ class LiveStream:
             self._task = asyncio.create_task(self._run())
         return reader
 
-    def leave(self, reader: Reader) -> None:
+    def remove(self, reader: Reader) -> None:
         self._readers.discard(reader)
         if not self._readers and self._task is not None:
             self._task.cancel()
             self._rest()
 
     def ended(self, reader: Reader) -> bool:
-        """The reader has to come again, with its key."""
+        """Whether the reader has to connect again with its key."""
         return reader not in self._readers
 
     def news(self, reader: Reader) -> bytes:
-        """What the reader has not seen yet, as an event, or a comment where it is only long ago;
-        empty: nothing."""
+        """The parts that the reader has not received, as an event; a comment after a long silence;
+        otherwise nothing."""
         if self._parts and reader.seen < self._version:
             frame = self._frames.get(reader.seen)
             if frame is None:
@@ -126,14 +125,14 @@ class LiveStream:
             return b":\n\n"
         return b""
 
-    def _frame(self, seen: int) -> bytes:
+    def _frame(self, version_seen: int) -> bytes:
         parts = [b'"at":%.1f' % time.time()]
         parts += [
             b'"%b":%b' % (name.encode(), data)
             for name, (version, data) in self._parts.items()
-            if version > seen
+            if version > version_seen
         ]
-        points = [point for version, point in self._points if version > seen]
+        points = [point for version, point in self._points if version > version_seen]
         parts += [b'"points":' + msgspec.json.encode(points)] if points else []
         return b"data: {%b}\n\n" % b",".join(parts)
 
@@ -141,43 +140,43 @@ class LiveStream:
         table = self._keys.table
         while True:
             try:
-                await self._look()
+                await self._update()
             except Exception:
                 log.exception("the state for the page could not be read")
             if self._keys.table is not table:
-                # One of the pages may have a key that was revoked.
-                self._send_away()
+                # The key of a page may have been revoked.
+                self._disconnect_all()
                 return
-            now = time.monotonic()
+            current = time.monotonic()
             for reader in self._readers:
-                if reader.seen < self._version or now - reader.sent_at >= _SILENT_S:
+                if reader.seen < self._version or current - reader.sent_at >= _SILENT_S:
                     reader.wake.set()
             await asyncio.sleep(TICK_S)
 
     def stop(self) -> None:
-        """The gateway stops: all streams end, and no other begins."""
+        """Ends all streams and starts no other, because the gateway stops."""
         if self._task is not None:
             self._task.cancel()
         self._stopped = True
-        self._send_away()
+        self._disconnect_all()
 
-    def _send_away(self) -> None:
+    def _disconnect_all(self) -> None:
         for reader in self._readers:
             reader.wake.set()
         self._readers.clear()
         self._rest()
 
     def _rest(self) -> None:
-        """Nobody reads. The next page waits for a fresh look."""
+        """Drops the state without readers. The next page waits for a new one."""
         self._task, self._slow_at = None, 0.0
         self._parts.clear()
         self._frames.clear()
         self._traffic.pause()
 
-    async def _look(self) -> None:
-        now = time.monotonic()
-        samples, slow = self._samples(), now - self._slow_at >= SLOW_S - TICK_S / 2
-        found: dict[str, Any] = {
+    async def _update(self) -> None:
+        current = time.monotonic()
+        samples, slow = self._samples(), current - self._slow_at >= SLOW_S - TICK_S / 2
+        parts: dict[str, Any] = {
             "gateway": {
                 **self._about,
                 "problems": self._health.problems,
@@ -188,24 +187,28 @@ class LiveStream:
         }
         point = None
         if slow:
-            self._slow_at = now
-            point = self._traffic.look(samples, time.time())
-            found["machine"] = live_machine(await self._plan_preview.hardware(), self._models)
+            self._slow_at = current
+            point = self._traffic.add(samples, time.time())
+            parts["machine"] = live_machine(await self._plan_preview.hardware(), self._models)
         version = self._version + 1
-        for name, value in found.items():
+        for name, value in parts.items():
             data = msgspec.json.encode(value)
             if name not in self._parts or self._parts[name][1] != data:
                 self._parts[name] = version, data
         if point is not None:
-            kept = set(map(id, self._traffic.points))
-            self._points = [one for one in self._points if id(one[1]) in kept] + [(version, point)]
-        if point is not None or any(made == version for made, _ in self._parts.values()):
+            remembered = set(map(id, self._traffic.points))
+            self._points = [entry for entry in self._points if id(entry[1]) in remembered] + [
+                (version, point)
+            ]
+        if point is not None or any(
+            changed_at == version for changed_at, _ in self._parts.values()
+        ):
             self._version = version
             self._frames.clear()
 
 
 class LiveAnswer(Response):
-    """Plain ASGI: two hundred pages are written to each second."""
+    """Plain ASGI, because two hundred pages are written each second."""
 
     def __init__(self, stream: LiveStream) -> None:
         super().__init__()
@@ -215,23 +218,23 @@ class LiveAnswer(Response):
         del scope
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         reader = self._stream.join()
-        left = asyncio.ensure_future(_left(receive))
-        left.add_done_callback(lambda _: reader.wake.set())
+        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
+        disconnected.add_done_callback(lambda _: reader.wake.set())
         try:
-            while not left.done() and not self._stream.ended(reader):
+            while not disconnected.done() and not self._stream.ended(reader):
                 if news := self._stream.news(reader):
                     await send({"type": "http.response.body", "body": news, "more_body": True})
                 await reader.wake.wait()
                 reader.wake.clear()
         finally:
-            self._stream.leave(reader)
-            left.cancel()
+            self._stream.remove(reader)
+            disconnected.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await left
+                await disconnected
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _left(receive: types.Receive) -> None:
+async def _wait_for_disconnect(receive: types.Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -239,12 +242,10 @@ async def _left(receive: types.Receive) -> None:
 @router.get(
     "/live",
     response_class=Response,
-    responses={
-        200: {"content": {"text/event-stream": {}}, "description": "A stream that does not end"}
-    },
+    responses={200: {"content": {"text/event-stream": {}}, "description": "An endless stream"}},
 )
 async def live(request: Request) -> Response:
-    """The state as the page shows it, as server-sent events: all of it first, then the parts that
-    changed, as JSON by their names: `gateway`, `machine`,
-    `models`, `requests`, `points`; and `at`, this machine's time in Unix seconds."""
-    return LiveAnswer(request.app.state.live)
+    """The state of the page as server-sent events: first complete, then the changed parts, as JSON
+    by name. Parts: `gateway`, `machine`, `models`, `requests`, `points`, and `at`, this machine's
+    time in Unix seconds."""
+    return LiveAnswer(gateway_of(request).live)

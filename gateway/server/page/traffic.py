@@ -1,5 +1,4 @@
-"""What clients asked for and got, as points over time: rates and percentiles, from counters that
-only grow."""
+"""Traffic of clients as points over time: rates and percentiles, from counters that only grow."""
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ from typing import TypedDict
 
 from gateway.proxy.metrics.counters import FIRST_BYTES, Sample
 
-# Points that are kept: of ten minutes, where one is made every five seconds.
+# Most points kept: ten minutes at one point every five seconds.
 MOST_POINTS = 120
 
 
-class Flow(TypedDict):
-    """Of one model. Rates are per second; seconds to the first byte of an answer are None where
-    none began."""
+class TrafficRates(TypedDict):
+    """Traffic of one model. Rates are per second; seconds to the first byte are None without an
+    answer."""
 
     requests: float
     refused: float
@@ -29,33 +28,33 @@ class Flow(TypedDict):
 
 class Point(TypedDict):
     at: float
-    models: dict[str, Flow]
+    models: dict[str, TrafficRates]
 
 
 @dataclass
 class _Count:
-    """Of one model, since the counters began."""
+    """Counters of one model."""
 
     requests: float = 0.0
     refused: float = 0.0
     prompt: float = 0.0
     completion: float = 0.0
     first: list[float] = field(default_factory=lambda: [0.0] * (len(FIRST_BYTES) + 1))
-    """Answers whose first byte came within each bound, the sum up to it."""
+    """Cumulative counts of answers by the bound of their first byte."""
 
 
-class Traffic:
-    """Points, oldest first. A point tells what happened since the one before."""
+class TrafficHistory:
+    """Points, oldest first. Each covers the time since the previous one."""
 
     def __init__(self) -> None:
         self.points: deque[Point] = deque(maxlen=MOST_POINTS)
         self._before: dict[str, _Count] | None = None
         self._at = 0.0
 
-    def look(self, samples: Iterable[Sample], at: float) -> Point | None:
-        """The next point; None: there is nothing to compare with yet."""
-        counts, before, seconds = _counted(samples), self._before, at - self._at
-        self._before, self._at = counts, at
+    def add(self, samples: Iterable[Sample], time: float) -> Point | None:
+        """The next point; None: there is no earlier count to compare with."""
+        counts, before, seconds = _counted(samples), self._before, time - self._at
+        self._before, self._at = counts, time
         if before is None or seconds <= 0:
             return None
         flows = {
@@ -63,48 +62,48 @@ class Traffic:
             for name, count in counts.items()
             if name
         }
-        point = Point(at=round(at, 1), models=flows)
+        point = Point(at=round(time, 1), models=flows)
         self.points.append(point)
         return point
 
     def pause(self) -> None:
-        """Nobody looks for a while: what happens meanwhile is in no point."""
+        """Stops counting: the next point does not cover the pause."""
         self._before = None
 
 
-def flow(now: _Count, before: _Count, seconds: float) -> Flow:
-    firsts = [max(0.0, late - early) for late, early in zip(now.first, before.first, strict=True)]
+def flow(current: _Count, previous: _Count, seconds: float) -> TrafficRates:
+    firsts = [max(0.0, new - old) for new, old in zip(current.first, previous.first, strict=True)]
 
-    def rate(late: float, early: float) -> float:
-        # Of workers that ended some counts are lost: never a rate below nothing.
-        return round(max(0.0, late - early) / seconds, 3)
+    def rate(new: float, old: float) -> float:
+        # Counts of ended workers may be lost, but a rate is never negative.
+        return round(max(0.0, new - old) / seconds, 3)
 
-    return Flow(
-        requests=rate(now.requests, before.requests),
-        refused=rate(now.refused, before.refused),
-        prompt_tokens=rate(now.prompt, before.prompt),
-        completion_tokens=rate(now.completion, before.completion),
+    return TrafficRates(
+        requests=rate(current.requests, previous.requests),
+        refused=rate(current.refused, previous.refused),
+        prompt_tokens=rate(current.prompt, previous.prompt),
+        completion_tokens=rate(current.completion, previous.completion),
         first_p50_s=percentile(firsts, 0.5),
         first_p95_s=percentile(firsts, 0.95),
     )
 
 
 def percentile(sums: Sequence[float], share: float) -> float | None:
-    """Of a histogram by `FIRST_BYTES`, as the sums up to each bound: a straight line between two
-    bounds. None: it is empty."""
+    """Percentile of a histogram with cumulative counts by `FIRST_BYTES`, interpolated linearly
+    within a bucket. None: it is empty."""
     total = sums[-1]
     if total <= 0:
         return None
-    place = bisect_left(sums, share * total)
-    if place >= len(FIRST_BYTES):
+    bucket = bisect_left(sums, share * total)
+    if bucket >= len(FIRST_BYTES):
         return FIRST_BYTES[-1]
-    low, below = (FIRST_BYTES[place - 1], sums[place - 1]) if place else (0.0, 0.0)
-    part = (share * total - below) / (sums[place] - below)
-    return round(low + part * (FIRST_BYTES[place] - low), 4)
+    low, count_below = (FIRST_BYTES[bucket - 1], sums[bucket - 1]) if bucket else (0.0, 0.0)
+    part = (share * total - count_below) / (sums[bucket] - count_below)
+    return round(low + part * (FIRST_BYTES[bucket] - low), 4)
 
 
 def _counted(samples: Iterable[Sample]) -> dict[str, _Count]:
-    bounds = {bound: place for place, bound in enumerate((*map(repr, FIRST_BYTES), "+Inf"))}
+    bounds = {bound: bucket for bucket, bound in enumerate((*map(repr, FIRST_BYTES), "+Inf"))}
     counts: dict[str, _Count] = {}
     for name, labels, value in samples:
         if name == "fitserve_requests_total":

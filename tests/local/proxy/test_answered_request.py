@@ -28,7 +28,7 @@ def test_an_answer_that_is_no_event_stream_becomes_one_event() -> None:
         odd.write(data)
         odd.write(b"more")
         value = json.loads(odd.event("anthropic", 200).removeprefix(b"event: error\ndata: "))
-        assert value["error"]["message"].startswith("The engine's answer is no stream")
+        assert value["error"]["message"].startswith("The engine's answer is not an event stream")
 
 
 ENGINES_WORDS = (
@@ -151,6 +151,6 @@ async def test_a_request_that_is_ended_while_its_engine_may_be_dying_is_answered
                 await asyncio.sleep(0.005)
             answer = await asking
             assert answer.json()["error"]["message"].startswith(
-                "Whoever runs this gateway has ended this request."
+                "The operator of this gateway ended this request."
             )
             await gateway.settled()

@@ -105,7 +105,7 @@ async def test_an_app_with_a_wrong_key_or_model_is_told_so_once(file: Path, tmp_
             request["target"]: request for request in recorded(file) if "body" in request
         }.items():
             for answer, words in (
-                (await send(one, request, "wrong-key"), "The key is not one of this gateway."),
+                (await send(one, request, "wrong-key"), "The key is not valid at this gateway."),
                 (
                     await send(
                         one, {**request, "body": {**request["body"], "model": "other"}}, key

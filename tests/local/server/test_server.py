@@ -84,7 +84,7 @@ async def test_with_few_files_there_are_few_clients_and_always_a_file_for_their_
 @pytest.mark.parametrize(
     ("ulimit", "why"),
     [
-        ("-n 40", "may open 40 files, and needs 50"),
+        ("-n 40", "may open 40 files, but needs at least 50"),
         ("-v 204800", "may use 200 MiB of address space (`ulimit -v`), and needs 256"),
     ],
 )

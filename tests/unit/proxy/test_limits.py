@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.proxy.limits import STALL_S, ConnectionLimiter, Limits, Stall, has_left
+from gateway.proxy.limits import STALL_S, ConnectionLimiter, Limits, Stall, peer_closed
 
 
 @pytest.mark.parametrize(
@@ -21,30 +21,30 @@ def test_connections_of_one_client_are_counted_together_and_off_again(
 ) -> None:
     limiter = ConnectionLimiter(Limits(connections_per_address=3))
     for _ in range(2):
-        places = [limiter.come(address) for address in addresses]
+        places = [limiter.admit(address) for address in addresses]
         assert places == ["in", "in", "in", "refused"]
-        assert limiter.come(other) == "in"
+        assert limiter.admit(other) == "in"
         for address, place in zip((*addresses, other), (*places, "in"), strict=True):
-            limiter.left(address, place)
+            limiter.release(address, place)
     # A client that has left leaves nothing behind.
-    assert not limiter._of
+    assert not limiter._by_network
     assert (limiter.admitted, limiter._refused) == (0, 0)
 
 
 def test_only_some_of_a_crowd_hear_why_they_are_refused() -> None:
     """Each takes a file until its client has left, and the engines need files too."""
     limiter = ConnectionLimiter(Limits(connections=16))
-    assert [limiter.come("10.0.0.1") for _ in range(100)] == ["in"] * 16 + ["refused"] * 3 + [
+    assert [limiter.admit("10.0.0.1") for _ in range(100)] == ["in"] * 16 + ["refused"] * 3 + [
         "out"
     ] * 81
 
 
 def test_who_is_refused_takes_no_place_of_others() -> None:
     limiter = ConnectionLimiter(Limits(connections=16, connections_per_address=4))
-    assert [limiter.come("10.0.0.1") for _ in range(100)] == ["in"] * 4 + ["refused"] * 3 + [
+    assert [limiter.admit("10.0.0.1") for _ in range(100)] == ["in"] * 4 + ["refused"] * 3 + [
         "out"
     ] * 93
-    assert [limiter.come(f"10.0.1.{number}") for number in range(12)] == ["in"] * 12
+    assert [limiter.admit(f"10.0.1.{number}") for number in range(12)] == ["in"] * 12
 
 
 def test_a_connection_whose_socket_is_gone_is_no_error() -> None:
@@ -55,5 +55,5 @@ def test_a_connection_whose_socket_is_gone_is_no_error() -> None:
         def get_write_buffer_size(self) -> int:
             return 1
 
-    assert not has_left(Lost())
-    assert not Stall(Lost(), 0.0).over(2 * STALL_S)
+    assert not peer_closed(Lost())
+    assert not Stall(Lost(), 0.0).is_over(2 * STALL_S)

@@ -46,7 +46,7 @@ class Transport:
 class Told:
     """Stands for the exchange: what the link told it, and what it wrote to the client."""
 
-    keep, promised, status = True, False, 0
+    keep, sse_head_sent, status = True, False, 0
 
     def __init__(self) -> None:
         self.client = self
@@ -68,7 +68,7 @@ class Told:
         self.ended.append(f"end, reusable: {reusable}")
         link.exchange = None
 
-    def broke(self, link: UpstreamConnection, reason: str) -> None:
+    def upstream_failed(self, link: UpstreamConnection, reason: str) -> None:
         link.flush()
         self.ended.append("broke")
         link.exchange = None

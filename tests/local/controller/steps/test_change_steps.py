@@ -64,7 +64,7 @@ async def settled(gateway: Running, alone: int = 1) -> Any:
             while True:
                 view = await gateway.show("m")
                 under_way = (
-                    view["change"] is not None and "brought back" in view["change"]["detail"]
+                    view["change"] is not None and "being restored" in view["change"]["detail"]
                 )
                 under_way |= view["change"] is not None and view["change"]["state"] == "underway"
                 serve = [one["state"] for one in view["replicas"]] == ["ready"] * alone and view[

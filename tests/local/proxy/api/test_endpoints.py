@@ -57,11 +57,11 @@ async def test_each_row_is_found_and_goes_where_it_says(
             response = await client.get(endpoint.path)
         assert response.status_code == 200
         assert response.headers["x-gateway-source"] == (
-            "gateway" if endpoint.at == "models" else "engine"
+            "gateway" if endpoint.destination == "models" else "engine"
         )
         heads = [call.head[0] for call in upstream.calls]
         assert heads == (
-            [] if endpoint.at == "models" else [f"POST {endpoint.path} HTTP/1.1".encode()]
+            [] if endpoint.destination == "models" else [f"POST {endpoint.path} HTTP/1.1".encode()]
         )
 
 

@@ -99,7 +99,7 @@ async def test_one_that_an_engine_works_on_is_shown_and_ends_for_client_and_engi
                 assert "[DONE]" not in answer.text
                 error = json.loads(answer.text.rpartition("data: ")[2])["error"]
             assert error["code"] == "cancelled"
-            assert "has ended this request" in error["message"]
+            assert "ended this request" in error["message"]
 
 
 async def test_one_that_waits_for_its_model_or_for_a_place_is_shown_and_leaves_the_queue() -> None:

@@ -368,7 +368,7 @@ async def test_a_long_form_waits_half_read_and_arrives_whole(
     await until(lambda: gateway.routes.waiting("m") == 1)
     writer.write(data[len(data) // 2 :])
     [front] = gateway.plane.connections
-    await until(lambda: front.unread)
+    await until(lambda: front.reading_paused)
     assert front.exchange is not None
     assert len(front.exchange.body) < 1024 * 1024
     async with Upstream(ok) as upstream:
@@ -440,7 +440,7 @@ async def test_a_gateway_that_stops_tells_those_who_wait(
     response = await asked
     assert (response.status_code, response.json()["error"]["message"]) == (
         503,
-        "The gateway stops. Ask again in a moment.",
+        "The gateway is stopping. Try again in a moment.",
     )
 
 

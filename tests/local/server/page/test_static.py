@@ -117,7 +117,7 @@ def test_an_engine_that_runs_elsewhere_is_added_with_where_its_key_is(
         expect(tab.get_by_label("Context")).to_have_count(0)
         tab.get_by_label("Base URLs").fill("http://127.0.0.1:9/v1")
         tab.get_by_label("Its key").fill("")
-        page.sees("No engine has to be started anew.")
+        page.sees("No engine is restarted.")
         tab.get_by_role("button", name="Change").click()
         tab.get_by_role("dialog").get_by_role("button", name="Change").click()
         page.sees("far is being changed.")
@@ -182,7 +182,7 @@ def test_a_key_is_asked_for_once_made_shown_once_and_removed(
         page.check("key-asked")
         tab.get_by_label("Key", exact=True).fill("wrong")
         tab.keyboard.press("Enter")
-        expect(dialog).to_contain_text("is not one of this gateway")
+        expect(dialog).to_contain_text("is not valid at this gateway")
         tab.get_by_label("Key", exact=True).fill(ADMIN)
         tab.keyboard.press("Enter")
         page.sees("from the settings")
@@ -316,7 +316,7 @@ def test_requests_in_flight_are_listed_and_one_is_ended(tmp_path: Path, browser:
             page.check("request-end")
             dialog.get_by_role("button", name="End").click()
             expect(listed).to_have_count(0)
-            assert "has ended this request" in answer.result()
+            assert "ended this request" in answer.result()
 
 
 def test_the_keyboard_alone_does_and_a_connection_that_is_lost_is_told(

@@ -59,7 +59,7 @@ def test_without_an_admin_key_the_admin_api_says_that_none_is_configured() -> No
 
 
 def test_an_api_key_on_the_admin_api_is_told_apart_from_a_wrong_key() -> None:
-    with pytest.raises(Forbidden, match="inference only"):
+    with pytest.raises(Forbidden, match="only the scope inference"):
         Keys(ADMIN, API).check(f"Bearer {API}".encode(), "admin")
 
 

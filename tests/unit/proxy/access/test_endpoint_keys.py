@@ -32,8 +32,8 @@ def test_a_key_is_read_where_it_is_laid_and_each_time(tmp_path: Path) -> None:
     ("content", "why"),
     [
         (None, "its file: No such file or directory"),
-        (b"", "nothing in it"),
-        (b"  \n", "nothing in it"),
+        (b"", "it is empty"),
+        (b"  \n", "it is empty"),
         (b"secret one\n", "blanks"),
         (b"secret\r\nx-admin: 1", "several lines"),
         (b"secret\xff", "characters"),

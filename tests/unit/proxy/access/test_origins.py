@@ -34,11 +34,11 @@ def test_without_keys_a_named_page_may_call_and_all_pages_may_only_ask_models() 
         Keys(None, None, origins=Origins(frozenset({one}))) for one in (APP.decode(), "*")
     )
     for need in ("inference", "admin"):
-        named.who({**HOST, b"origin": APP}, need, "")
+        named.authenticate({**HOST, b"origin": APP}, need, "")
         with pytest.raises(Forbidden, match="FITSERVE_ORIGINS"):
-            named.who({**HOST, b"origin": OTHER}, need, "")
-    every.who({**HOST, b"origin": OTHER}, "inference", "")
+            named.authenticate({**HOST, b"origin": OTHER}, need, "")
+    every.authenticate({**HOST, b"origin": OTHER}, "inference", "")
     with pytest.raises(Forbidden):
-        every.who({**HOST, b"origin": OTHER}, "admin", "")
+        every.authenticate({**HOST, b"origin": OTHER}, "admin", "")
     with pytest.raises(Forbidden, match="Host"):
-        named.who({b"host": b"evil.example", b"origin": APP}, "inference", "")
+        named.authenticate({b"host": b"evil.example", b"origin": APP}, "inference", "")

@@ -51,7 +51,7 @@ def test_requests_at_once_come_back_and_minutes_do_not() -> None:
     limiter, key = RateLimiter(), limited(in_flight=1, requests_per_minute=2)
     first = limiter.admit(key, "openai", 0.0)
     assert first is not None
-    with pytest.raises(RateLimited, match="under way"):
+    with pytest.raises(RateLimited, match="concurrent requests"):
         limiter.admit(key, "openai", 0.0)
     first.end(5, 0.0)
     second = limiter.admit(key, "openai", 0.0)
@@ -102,7 +102,7 @@ def test_what_is_left_is_told_in_the_shape_of_the_api() -> None:
 def test_an_estimate_is_never_more_than_a_minutes_worth(
     asked: int, sent: int, events: bool, most: int
 ) -> None:
-    assert 0 <= estimate(asked, sent, events=events, most=most) <= most
+    assert 0 <= estimate(asked, sent, events=events, limit=most) <= most
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,12 @@ class Body:
         self.reads = True
         self.refused: FitserveError | None = None
 
-    def go_on(self) -> None:
+    def continue_body(self) -> None:
         self.reads = True
 
-    def give_up(self, error: FitserveError) -> None:
+    def reject(self, error: FitserveError) -> None:
         self.refused = error
-        self.budget.leave(self)
+        self.budget.release(self)
 
     def read(self, count: int = READ) -> None:
         self.here = self.moved = min(self.here + count, self.size)
@@ -66,7 +66,7 @@ def test_it_is_bounded_and_counts_what_is_here(steps: list[tuple[str, int, int, 
     for account, number, size, what in steps:
         body = bodies.setdefault((account, number), Body(budget, account, size))
         if what == "leave":
-            budget.leave(body)
+            budget.release(body)
             del bodies[account, number]
         elif body.reads and not body.whole and body.refused is None:
             body.read()
@@ -80,9 +80,9 @@ def test_it_is_bounded_and_counts_what_is_here(steps: list[tuple[str, int, int, 
             if mine and not any(one.whole for one in mine):
                 assert any(one.reads for one in mine)
     for body in bodies.values():
-        budget.leave(body)
+        budget.release(body)
     assert budget.used == 0
-    assert not budget._of
+    assert not budget._by_account
     assert not budget._waiting
     assert not budget._growing
     assert not budget._beyond

@@ -23,7 +23,7 @@ from gateway.proxy.routing.balance import (
     MOST_TOKENS,
     USUAL_TOKENS,
     affine,
-    least,
+    least_loaded,
     prefix,
     weigh,
 )
@@ -159,7 +159,7 @@ def test_without_a_beginning_the_least_loaded_one_is_taken(
     loads: list[int], chance: random.Random
 ) -> None:
     turns = [chance.randrange(10) for _ in loads]
-    chosen = least(loads, turns)
+    chosen = least_loaded(loads, turns)
     assert (loads[chosen], turns[chosen]) == min(zip(loads, turns, strict=True))
 
 

@@ -22,12 +22,12 @@ def test_an_engine_has_drained_when_no_table_has_it_and_nothing_is_in_flight() -
     routes = Routes()
     drains = Drains(routes, 300)
     routes.table = table(A)
-    assert not drains.over("a"), "a request may come"
+    assert not drains.is_drained("a"), "a request may come"
     routes.begin(A)
     routes.table = table()
-    assert not drains.over("a")
+    assert not drains.is_drained("a")
     routes.end(A)
-    assert drains.over("a")
+    assert drains.is_drained("a")
 
 
 def test_its_time_begins_when_it_has_left_the_routes_and_anew_when_it_comes_back() -> None:
@@ -35,17 +35,17 @@ def test_its_time_begins_when_it_has_left_the_routes_and_anew_when_it_comes_back
     drains = Drains(routes, 0)
     routes.table = table(A)
     routes.begin(A)
-    assert not drains.over("a")
+    assert not drains.is_drained("a")
     routes.table = table()
-    assert drains.over("a"), "nobody waits for its request any longer"
+    assert drains.is_drained("a"), "nobody waits for its request any longer"
     late = Drains(routes, 300)
-    assert not late.over("a")
+    assert not late.is_drained("a")
     late.look({"a"})
     assert late._since
     routes.table = table(A)
-    assert not late.over("a")
+    assert not late.is_drained("a")
     assert not late._since
-    late.over("a")
+    late.is_drained("a")
     late.look(set())
     assert not late._since
 
@@ -55,9 +55,9 @@ async def test_who_waits_for_it_goes_on_when_it_is_over_or_nobody_waits_for_the_
     routes = Routes()
     drains = Drains(routes, 300)
     routes.begin(A)
-    waiting = asyncio.create_task(drains.ended("a"))
+    waiting = asyncio.create_task(drains.wait_until_drained("a"))
     await asyncio.sleep(0)
     assert not waiting.done()
-    await drains.ended("a", lambda: True)
+    await drains.wait_until_drained("a", lambda: True)
     routes.end(A)
     await waiting

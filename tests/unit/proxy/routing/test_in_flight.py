@@ -8,7 +8,7 @@ import pytest
 
 from gateway.proxy.access.auth import ANYONE
 from gateway.proxy.api.endpoints import ENDPOINTS
-from gateway.proxy.routing.in_flight import MOST_SHOWN, oldest, together
+from gateway.proxy.routing.in_flight import MOST_SHOWN, merge, oldest
 from gateway.proxy.routing.table import RoutedReplica, RouteTable
 from tests.support.dataplane import model
 
@@ -51,7 +51,7 @@ def test_the_phase_says_what_a_request_waits_for(fields: dict[str, Any], phase: 
 
 def test_what_is_not_routed_yet_or_over_is_not_in_flight() -> None:
     asks = [ask(state="reading"), ask(state="done"), ask(model="")]
-    assert oldest(asks, TABLE, AHEAD) == together([])
+    assert oldest(asks, TABLE, AHEAD) == merge([])
 
 
 def test_the_oldest_are_shown_and_the_others_counted_of_one_process_and_of_several() -> None:
@@ -60,7 +60,7 @@ def test_the_oldest_are_shown_and_the_others_counted_of_one_process_and_of_sever
     alone = oldest(asks, TABLE, AHEAD)
     assert [row.id for row in alone.data] == [str(number) for number in range(MOST_SHOWN)]
     assert alone.more == 130 - MOST_SHOWN
-    shared = together(oldest(asks[part::3], TABLE, AHEAD) for part in range(3))
+    shared = merge(oldest(asks[part::3], TABLE, AHEAD) for part in range(3))
     assert ([row.id for row in shared.data], shared.more) == (
         [row.id for row in alone.data],
         alone.more,

@@ -15,7 +15,7 @@ from gateway.errors import FitserveError, ModelNotFound, NotFound, NotReady, Ove
 from gateway.keys import SCOPES
 from gateway.proxy.access.auth import ANYONE, Key
 from gateway.proxy.queue_wait import QueueWait
-from gateway.proxy.routing.queue import Pace
+from gateway.proxy.routing.queue import DequeueRate
 from gateway.proxy.routing.responses import Responses
 from gateway.proxy.routing.routes import Routes
 from gateway.proxy.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
@@ -110,7 +110,7 @@ def test_what_goes_on_from_a_response_goes_to_its_maker_and_to_any_other_when_th
     None
 ):
     routes = Routes()
-    routes.responses.made(b"resp_1", ANYONE, B.seed)
+    routes.responses.record(b"resp_1", ANYONE, B.seed)
     routes.begin(B, 10_000)
     maker = routes.responses.maker_of("resp_1", ANYONE)
     assert pick(routes, route(A, B, C), tokens=100, maker=maker) is B
@@ -125,7 +125,7 @@ def test_what_goes_on_from_a_response_goes_to_its_maker_and_to_any_other_when_th
 
 def test_a_response_is_known_to_the_key_that_made_it_alone() -> None:
     responses, one, another = Responses(), *(Key(name, name.encode() * 32, SCOPES) for name in "ab")
-    responses.made(b"resp_1", one, B.seed)
+    responses.record(b"resp_1", one, B.seed)
     assert responses.maker_of("resp_1", one) == B.seed
     for key, response in (
         (another, "resp_1"),
@@ -133,7 +133,7 @@ def test_a_response_is_known_to_the_key_that_made_it_alone() -> None:
         (one, "resp_2"),
         (one, "\ud800"),
     ):
-        with pytest.raises(NotFound, match=f"There is no response {response}."):
+        with pytest.raises(NotFound, match=f"The response {response} does not exist."):
             responses.maker_of(response, key)
 
 
@@ -259,7 +259,7 @@ class Waiting(QueueWait):
         self._routes.begin(replica)
         self.replica = replica
 
-    def give_up(self, error: FitserveError) -> None:
+    def reject(self, error: FitserveError) -> None:
         self.error = error
 
 
@@ -405,11 +405,11 @@ def test_who_avoids_a_dead_replica_waits_for_its_follower_and_keeps_nobody_else(
 def test_the_pace_of_those_who_go_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    pace = Pace()
+    pace = DequeueRate()
     assert pace.seconds(1000) == 1
     for _ in range(400):
         clock[0] += 0.1
-        pace.went()
+        pace.count()
     assert pace.seconds(100) == pytest.approx(10, abs=1)
     assert pace.seconds(1) == 1
     assert pace.seconds(10**6) == 60
@@ -479,7 +479,7 @@ class Waits(QueueWait):
 
     def go(self, replica: RoutedReplica) -> None: ...
 
-    def give_up(self, error: FitserveError) -> None: ...
+    def reject(self, error: FitserveError) -> None: ...
 
 
 def test_the_first_request_that_waits_for_an_unrouted_model_is_told_once() -> None:

@@ -26,8 +26,8 @@ from gateway.proxy.workers import channel
 from gateway.proxy.workers.channel import (
     Begin,
     Channel,
-    Elsewhere,
     KeyTableMessage,
+    OtherLoads,
     ReplicaLoad,
     Report,
     ToWorker,
@@ -79,7 +79,7 @@ class Pair:
 
     def told(self, *keys: Key) -> None:
         for one in self.workers:
-            one.rows = self.rows.of((self.key, *keys))
+            one.rows = self.rows.assign((self.key, *keys))
 
     def admitted(self, worker: int, now: float = 0.0) -> bool:
         try:
@@ -136,9 +136,9 @@ def test_the_row_of_a_key_that_is_gone_is_the_last_to_be_given_again_and_empty_t
     pair = Pair(KeyLimits(requests_per_minute=1))
     assert pair.admitted(0)
     another, third = (dataclasses.replace(pair.key, digest=letter * 32) for letter in (b"e", b"f"))
-    assert pair.rows.of([another]) == {another.digest: 1}
+    assert pair.rows.assign([another]) == {another.digest: 1}
     # None is left for a third one: it has its limits at each worker.
-    assert pair.rows.of([another, third, pair.key]) == {another.digest: 1, third.digest: 0}
+    assert pair.rows.assign([another, third, pair.key]) == {another.digest: 1, third.digest: 0}
     pair.told()
     pair.key = third
     pair.told()
@@ -148,11 +148,11 @@ def test_the_row_of_a_key_that_is_gone_is_the_last_to_be_given_again_and_empty_t
 def test_a_table_forgets_the_oldest_alone() -> None:
     table = SharedTable(64)
     for number in range(2000):
-        table.put(b"%d" % number, number + 1, number)
+        table.store(b"%d" % number, number + 1, number)
     kept = [number for number in range(2000) if table.get(b"%d" % number) == (number + 1, number)]
     assert len(kept) <= 64 * 8
     assert kept[-64:] == [*range(2000 - 64, 2000)]
-    table.put(b"1999", 7, 2000)
+    table.store(b"1999", 7, 2000)
     assert table.get(b"1999") == (7, 2000)
     assert table.get(b"2000") == (0, 0)
 
@@ -161,14 +161,14 @@ def test_wrong_keys_are_counted_over_all_workers() -> None:
     memory = SharedMemory()
     workers = [FailedLogins(lambda: 1000.5, SharedMemory(memory.descriptor)) for _ in range(3)]
     for number in range(MOST):
-        workers[number % 3].wrong("10.0.0.1")
-    workers[0].wrong("10.0.0.2")
+        workers[number % 3].count_wrong_key("10.0.0.1")
+    workers[0].count_wrong_key("10.0.0.2")
     for one in workers:
         with pytest.raises(RateLimited):
-            one.wrong("10.0.0.1")
+            one.count_wrong_key("10.0.0.1")
         with pytest.raises(RateLimited):
-            one.right("10.0.0.1", DIGEST)
-    workers[1].right("10.0.0.2", DIGEST)
+            one.accept_guessable_key("10.0.0.1", DIGEST)
+    workers[1].accept_guessable_key("10.0.0.2", DIGEST)
 
 
 def test_each_worker_has_its_share_of_a_replica_and_beyond_it_what_the_others_leave() -> None:
@@ -181,13 +181,13 @@ def test_each_worker_has_its_share_of_a_replica_and_beyond_it_what_the_others_le
         return routes.in_flight(replica.id)
 
     assert taken() == 4  # nothing was heard of the others yet
-    routes.elsewhere({replica.id: 2})
+    routes.set_other_loads({replica.id: 2})
     assert taken() == 6
-    routes.elsewhere({})
+    routes.set_other_loads({})
     assert taken() == 8
     for _ in range(8):
         routes.end(replica)
-    routes.elsewhere({replica.id: 8})
+    routes.set_other_loads({replica.id: 8})
     assert taken() == 4
 
 
@@ -200,7 +200,7 @@ def test_the_places_of_a_queue_are_divided_among_the_workers() -> None:
 def test_a_response_made_elsewhere_is_found_by_its_key_at_once() -> None:
     memory = SharedMemory()
     here, there = (SharedRoutes(begin(), SharedMemory(memory.descriptor)) for _ in range(2))
-    here.responses.made(b"resp_1", key(KeyLimits()), ROUTE.replicas[0].seed)
+    here.responses.record(b"resp_1", key(KeyLimits()), ROUTE.replicas[0].seed)
     maker = there.responses.maker_of("resp_1", key(KeyLimits()))
     assert there.model_of("resp_1", maker) == "m"
     assert there.pick(ROUTE, Call("responses", "m", maker=maker)) == ROUTE.replicas[0]
@@ -209,12 +209,12 @@ def test_a_response_made_elsewhere_is_found_by_its_key_at_once() -> None:
 
 
 async def test_messages_arrive_as_they_were_sent() -> None:
-    near, far = [await Channel.of(end) for end in socket.socketpair()]
+    near, far = [await Channel.open(end) for end in socket.socketpair()]
     down: list[ToWorker] = [
         begin(),
         Models((ROUTE,)),
         KeyTableMessage((), True, {}),
-        Elsewhere({"m-0-1": 3}),
+        OtherLoads({"m-0-1": 3}),
     ]
     up = Report({"m-0-1": ReplicaLoad(2, 0.5)}, (("fitserve_connections", (), 1.0),))
     for message in down:
@@ -230,8 +230,8 @@ async def test_messages_arrive_as_they_were_sent() -> None:
 
 async def test_what_is_no_message_is_an_error() -> None:
     ours, theirs = socket.socketpair()
-    far = await Channel.of(theirs)
-    data = msgspec.msgpack.encode({"type": "Elsewhere", "in_flight": {"m-0-1": "three"}})
+    far = await Channel.open(theirs)
+    data = msgspec.msgpack.encode({"type": "OtherLoads", "in_flight": {"m-0-1": "three"}})
     ours.sendall(len(data).to_bytes(4, "big") + data)
     with pytest.raises(msgspec.ValidationError):
         await far.to_worker()

@@ -36,5 +36,5 @@ function failure(found) {
 }
 
 function next(follows) {
-  return h("div", { class: "muted" }, `Then start ${follows.attempt}, ${follows.differs.length ? "otherwise in:" : "by the same plan."}`, follows.differs.length ? differences(follows.differs) : null);
+  return h("div", { class: "muted" }, `Then start ${follows.attempt}, ${follows.differs.length ? "changed:" : "by the same plan."}`, follows.differs.length ? differences(follows.differs) : null);
 }

@@ -19,7 +19,7 @@ export function modelActions(name) {
   };
   const start = button("Start", () => call("POST", `${at}/start`), "primary");
   const stop = button("Stop", async () => {
-    const sure = await confirm(`Stop ${name}?`, "Its engines answer what they work on, and end. It is not loaded again until it is started.", { action: "Stop" });
+    const sure = await confirm(`Stop ${name}?`, "Its engines finish their requests, then end. The model stays unloaded until it is started.", { action: "Stop" });
     if (sure) await call("POST", `${at}/stop`);
   });
   const retry = button("Try again now", () => call("POST", `${at}/retry`), "primary");

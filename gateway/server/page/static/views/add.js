@@ -31,7 +31,7 @@ export function add() {
   function shown() {
     const runs = kind === "source";
     text(sourceLabel, runs ? "Model" : "Base URLs");
-    text(sourceHelp, runs ? "a Hugging Face repository, or a folder of this machine" : "ending in /v1, with commas; they are asked, and never started or stopped");
+    text(sourceHelp, runs ? "a Hugging Face repository, or a folder of this machine" : "ending in /v1, separated by commas; fitserve never starts or stops them");
     attribute(source, "placeholder", runs ? "Qwen/Qwen3-8B or /models/my-model" : "http://gpu-2:8000/v1");
     attribute(form.element, "hidden", !runs);
     attribute(elsewhere.element, "hidden", runs);

@@ -36,7 +36,7 @@ export function edit(view) {
     try {
       const answer = await call("PATCH", `${at}?dry_run=true`, patch, { signal: mine.signal });
       if (mine.signal.aborted) return;
-      text(status, answer.reason ? `No plan: ${answer.reason}` : answer.anew ? "Engines are started anew; the old ones serve until the new ones do, where there is room." : "No engine has to be started anew.");
+      text(status, answer.reason ? `No plan: ${answer.reason}` : answer.anew ? "New engines are started. If there is room, the old ones serve until then." : "No engine is restarted.");
       fill(rows, differences([...answer.wish, ...answer.plan]));
     } catch (error) {
       if (!mine.signal.aborted) text(status, error.message);
@@ -61,6 +61,6 @@ export function edit(view) {
     "div",
     { class: "columns" },
     h("form", { class: "card", submit: send, "aria-label": `Edit ${view.name}` }, form.element, problem, h("div", { class: "row end" }, submit)),
-    h("section", { class: "card", "aria-labelledby": "otherwise" }, h("h2", { id: "otherwise" }, "What would be otherwise"), status, rows),
+    h("section", { class: "card", "aria-labelledby": "otherwise" }, h("h2", { id: "otherwise" }, "Changes"), status, rows),
   );
 }

@@ -18,7 +18,7 @@ const LIMITS = [
 
 export function keys() {
   const list = h("ul", { class: "keys" });
-  const empty = h("p", { class: "empty", hidden: true }, "There is no key: whoever reaches this machine's own address may do everything. The first key closes the gateway for all who have none, so let it be one for admin.");
+  const empty = h("p", { class: "empty", hidden: true }, "There is no key: programs of this machine may do everything. The first key closes the gateway to callers without a key, so create an admin key first.");
 
   async function load() {
     const { data } = await call("GET", "/admin/keys");
@@ -42,7 +42,7 @@ function row(key, changed) {
   const limits = LIMITS.filter(([field]) => key[field] !== null && key[field] !== undefined).map(([field, label]) => `${number(key[field])} ${label.toLowerCase()}`);
   const about = [key.models ? `only ${key.models.join(", ")}` : "all models", ...limits, key.created_at === null ? "from the settings" : `made ${moment(key.created_at)}`];
   const remove = async () => {
-    const sure = await confirm(`Remove the key ${key.name}?`, "It is good for nothing from then on. What it asked for until now is finished.", { action: "Remove", danger: true });
+    const sure = await confirm(`Remove the key ${key.name}?`, "The key becomes invalid at once. Its current requests are finished.", { action: "Remove", danger: true });
     if (sure && (await attempt(() => call("DELETE", `/admin/keys/${encodeURIComponent(key.name)}`)))) {
       note(`The key ${key.name} is removed.`);
       await attempt(changed);

@@ -7,7 +7,7 @@ export function machineCard() {
   const about = h("p", { class: "muted" });
   const gpus = h("ul", { class: "gpus" });
   return {
-    element: h("section", { class: "card", "aria-labelledby": "machine-title" }, h("div", { class: "row between" }, h("h2", { id: "machine-title" }, "Machine"), about), gpus, h("p", { class: "muted small" }, "Upper bar: what engines may take, by model. Lower bar: what is in use, by anybody.")),
+    element: h("section", { class: "card", "aria-labelledby": "machine-title" }, h("div", { class: "row between" }, h("h2", { id: "machine-title" }, "Machine"), about), gpus, h("p", { class: "muted small" }, "Upper bar: memory planned for engines, by model. Lower bar: memory in use, by any process.")),
     update({ machine }) {
       if (!machine) return;
       text(about, [machine.cpu, `${machine.cores} cores`, machine.driver && `driver ${machine.driver}`, machine.disk_free !== null && `${bytes(machine.disk_free)} of disk free`].filter(Boolean).join(" · "));

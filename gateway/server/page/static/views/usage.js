@@ -10,7 +10,7 @@ export function usage() {
   attempt(async () => {
     const { data, first, last } = await call("GET", "/admin/usage?by=model,key");
     const rows = data.map((one) => [one.model, one.key || "no key", ...[one.requests, one.prompt_tokens, one.cached_tokens, one.completion_tokens].map((count) => number(count, 0))]);
-    fill(content, h("p", { class: "muted" }, `${first} to ${last}, days of UTC`), rows.length ? table("Usage", ["Model", "Key", "Requests", "Prompt tokens", "of these cached", "Tokens written"], rows) : h("p", { class: "empty" }, "Nobody has asked yet."));
+    fill(content, h("p", { class: "muted" }, `${first} to ${last}, days of UTC`), rows.length ? table("Usage", ["Model", "Key", "Requests", "Prompt tokens", "of these cached", "Tokens written"], rows) : h("p", { class: "empty" }, "No requests yet."));
   });
   return { title: "Usage", element: h("div", { class: "stack" }, h("h1", {}, "Usage"), content) };
 }

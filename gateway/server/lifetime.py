@@ -1,0 +1,142 @@
+"""Start and end of a gateway's parts, in the order that they need one another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+
+from gateway.errors import FitserveError
+from gateway.logging import Logger
+from gateway.server import systemd
+from gateway.server.handover import Handover, HandoverOffer
+from gateway.server.idle_memory import trim_memory
+from gateway.server.models_file_watch import ModelsFileWatch
+from gateway.server.parts import Gateway
+
+log = Logger("fitserve")
+
+# Between two checks of whether the server takes connections.
+_CHECK_S = 0.02
+
+
+class Lifetime:
+    """The background work of one gateway, from start to end."""
+
+    def __init__(self, parts: Gateway) -> None:
+        self._parts = parts
+        self._app = parts.app
+        self._front = parts.front
+        self._loop: asyncio.Task[None] | None = None
+        self._models_file: ModelsFileWatch | None = None
+        self._announcing: asyncio.Task[None] | None = None
+        self._handover: Handover | None = None
+
+    async def begin(self) -> None:
+        """Starts the control loop, then the workers. After a handover, models have routes first."""
+        app, front, loop = self._app, self._front, self._parts.loop
+        app.on_stop = (self._parts.observer.stop, self._parts.live.stop)
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake)
+        front.gpus.start(front.profiles.xids, wake)
+        self._loop = asyncio.create_task(loop.run())
+        self._loop.add_done_callback(app.loop_ended)
+        settings = front.settings
+        if settings.models_file:
+            path = settings.models_file.expanduser()
+            self._models_file = ModelsFileWatch(path, settings.data, app.api)
+        if app.takeover is not None:
+            await app.takeover.wait_for_routes(front.routed_models)
+        if front.workers is not None:
+            front.workers.start()
+        elif app.certificate is not None:
+            app.certificate.watch()
+        self._announcing = asyncio.create_task(self._announce())
+        if app.lock is not None and app.drain is not None:
+            offer = HandoverOffer(app.lock, app.client_sockets, self._release, app.drain, app.fail)
+            self._handover = Handover(settings.data, offer)
+
+    async def end(self) -> None:
+        """Ends the service of clients, then the control loop."""
+        app, workers = self._app, self._front.workers
+        if self._announcing is not None:
+            self._announcing.cancel()
+        if app.certificate is not None:
+            await app.certificate.close()
+        if self._handover is not None:
+            await self._handover.close()
+        if workers is not None:
+            await workers.close()
+        self._front.plane.close()
+        if not app.replaced:
+            systemd.notify("STOPPING=1")
+            await self._end_loop()
+
+    async def _announce(self) -> None:
+        """Tells the previous gateway and the service manager, once clients are answered."""
+        app, workers = self._app, self._front.workers
+        while not app.started():  # noqa: ASYNC110
+            await asyncio.sleep(_CHECK_S)
+        while workers is not None and workers.answering < workers.count:  # noqa: ASYNC110
+            await asyncio.sleep(_CHECK_S)
+        if app.takeover is not None:
+            app.takeover.confirm()
+        trim_memory()
+        systemd.notify(f"MAINPID={os.getpid()}", "READY=1")
+
+    async def _release(self) -> list[str]:
+        """Ends the control loop for another gateway; the names of the models that have routes."""
+        app, workers = self._app, self._front.workers
+        app.replaced = True
+        if workers is not None:
+            workers.handed_over = True
+        app.end_streams()
+        app.on_stop = ()
+        await self._end_loop()
+        return sorted(self._front.routed_models())
+
+    async def _end_loop(self) -> None:
+        """Ends all that changes engines or the database."""
+        parts = self._parts
+        if self._models_file is not None:
+            await self._models_file.close()
+        await asyncio.to_thread(self._front.gpus.close)
+        await parts.tuner.close()
+        await parts.engine_series.close()
+        if self._loop is not None:
+            self._loop.remove_done_callback(self._app.loop_ended)
+            self._loop.cancel()
+            await asyncio.wait({self._loop})
+        await parts.loop.close()
+        await parts.observer.close()
+        await parts.events.close()
+        for webhook in parts.webhooks:
+            await webhook.close()
+        if not self._app.replaced:
+            await self._end_engines()
+        await parts.planning.close()
+        await parts.host.close()
+        parts.keyring.close()
+        await parts.usage.close()
+        parts.store.close()
+
+    async def _end_engines(self) -> None:
+        """Ends the engines where the settings say so. Otherwise the log has the command for it."""
+        loop, host = self._parts.loop, self._parts.host
+        try:
+            if self._front.settings.stop_engines:
+                await loop.end_engines()
+                return
+            engines = await loop.left_running()
+            if host.kind == "process":
+                pids = [process.pid for name in engines for process in await host.processes(name)]
+                command = ["kill", *map(str, pids)]
+            else:
+                command = ["docker", "rm", "-f", *engines]
+        except FitserveError as error:
+            log.warning("the running engines could not be listed", reason=str(error))
+            return
+        if engines:
+            log.warning(
+                f"the gateway has ended; engines that keep running: {len(engines)}; the next"
+                f" gateway adopts them; to end them: {' '.join(command)}"
+            )

@@ -1,0 +1,86 @@
+"""The parts of a running gateway, as the routes of the admin API reach them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+if TYPE_CHECKING:
+    from gateway.controller.events.event_log import EventLog
+    from gateway.controller.events.observer import Observer
+    from gateway.controller.events.webhook import Webhook
+    from gateway.controller.loop import Loop
+    from gateway.controller.steps.launcher import Launcher
+    from gateway.hosts.host import Host
+    from gateway.machine.gpu_watch import GpuWatch
+    from gateway.measuring.calibration.calibrator import Calibrator
+    from gateway.measuring.tuning.tuner import Tuner
+    from gateway.models.catalog.hub import Hub
+    from gateway.planner.service.plan_process import PlanProcess
+    from gateway.profiles.profiles import Profiles
+    from gateway.proxy.access.auth import Keys
+    from gateway.proxy.access.keyring import Keyring
+    from gateway.proxy.data_plane import DataPlane
+    from gateway.proxy.metrics.counters import Metrics
+    from gateway.proxy.routing.in_flight import InFlight
+    from gateway.proxy.routing.routes import Routes
+    from gateway.proxy.workers.supervisor import Workers
+    from gateway.server.gateway_app import GatewayApp
+    from gateway.server.metrics.engine_series import EngineSeries
+    from gateway.server.metrics.gauges import StartCounter
+    from gateway.server.metrics.usage_keeper import UsageKeeper
+    from gateway.server.page.live_stream import LiveStream
+    from gateway.settings import Settings
+    from gateway.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """The parts that exist before the event loop runs. `workers`: None in a gateway of one
+    process."""
+
+    settings: Settings
+    profiles: Profiles
+    gpus: GpuWatch
+    keys: Keys
+    metrics: Metrics
+    routes: Routes
+    plane: DataPlane
+    workers: Workers | None
+
+    def routed_models(self) -> set[str]:
+        """The names of models with a replica that takes requests."""
+        return {name for name, route in self.routes.table.models.items() if route.replicas}
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """All parts of a running gateway."""
+
+    app: GatewayApp
+    front: Front
+    store: Store
+    keyring: Keyring
+    usage: UsageKeeper
+    host: Host
+    hub: Hub
+    planning: PlanProcess
+    calibrator: Calibrator
+    launcher: Launcher
+    loop: Loop
+    events: EventLog
+    observer: Observer
+    webhooks: tuple[Webhook, ...]
+    live: LiveStream
+    engine_series: EngineSeries
+    tuner: Tuner
+    starts: StartCounter
+    in_flight: InFlight
+
+
+def gateway_of(request: Request) -> Gateway:
+    """The gateway that answers `request`."""
+    gateway: Gateway = request.app.state.gateway
+    return gateway
