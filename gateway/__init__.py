@@ -15,7 +15,7 @@ __all__ = ["__version__", "plan"]
 
 
 def __getattr__(name: str) -> Any:
-    """`plan` is imported when it is asked for first: `import gateway` costs nothing."""
+    """Import `plan` at its first use, so that `import gateway` stays cheap."""
     if name == "plan":
         from gateway.planner.service.offline import plan
 

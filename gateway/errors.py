@@ -1,8 +1,7 @@
-"""Every error a user can meet: one tree. The class carries the HTTP status, the OpenAI error type
-and a code.
+"""The tree of errors that users can meet.
 
-A message says what happened and why; `hint` says what to do next. Both reach the user, in the CLI
-and over HTTP.
+The class gives the HTTP status, the OpenAI error type and a code. The message says what happened
+and why, the hint what to do next. Both reach the user, in the CLI and over HTTP.
 """
 
 from __future__ import annotations
@@ -13,24 +12,25 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-# Request timeout, conflict, too many: another try may be answered.
+# Request timeout, conflict, too many requests: a retry may succeed.
 _PASSING = frozenset({408, 409, 429})
 _LONGEST = 200
 
 
-def in_brief(error: BaseException) -> str:
-    """What an error of the network says, without numbers and addresses: `Connection refused`. The
-    name of its type where it says nothing."""
+def short_reason(error: BaseException) -> str:
+    """The reason of a network error without numbers and addresses: `Connection refused`.
+
+    The name of its type where it has no reason.
+    """
     # asyncio names each address that it tried.
     if numbers := re.findall(r"\[Errno (\d+)\] Connect call failed", str(error)):
         return ", ".join(dict.fromkeys(os.strerror(int(number)) for number in numbers))
-    said = getattr(error, "strerror", None) or re.sub(r"^\[Errno -?\d+\] ", "", str(error))
-    return str(said).partition("\n")[0][:_LONGEST].rstrip(". ") or type(error).__name__
+    reason = getattr(error, "strerror", None) or re.sub(r"^\[Errno -?\d+\] ", "", str(error))
+    return str(reason).partition("\n")[0][:_LONGEST].rstrip(". ") or type(error).__name__
 
 
 class FitserveError(Exception):
-    """Base of all expected errors. Any other exception is a bug, and is answered with a bare
-    500."""
+    """Base of all expected errors. Any other exception is a bug, and gives a bare 500."""
 
     status = 500
     type = "api_error"
@@ -52,15 +52,14 @@ class FitserveError(Exception):
         self.hint = hint
         self.param = param
         self.retry_after_s = retry_after_s
-        self.allow = allow  # the method that would do, for MethodNotAllowed
+        self.allow = allow  # the allowed method, for MethodNotAllowed
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()
 
     @property
-    def lasting(self) -> bool:
-        """Whether the same request meets the same error until somebody changes something, however
-        often it is sent."""
+    def is_permanent(self) -> bool:
+        """Whether retries of the same request fail until an operator changes something."""
         return 400 <= self.status < 500 and self.status not in _PASSING
 
     def envelope(self) -> dict[str, Any]:
@@ -76,7 +75,7 @@ class FitserveError(Exception):
 
 
 class BadRequest(FitserveError):
-    """The request cannot be right, whatever the state of the gateway."""
+    """The request is wrong in every state of the gateway."""
 
     status = 400
     type = "invalid_request_error"
@@ -97,15 +96,15 @@ class NeedsRemoteCode(BadModel):
     code = "needs_remote_code"
 
     @classmethod
-    def of(cls, source: str, found: Sequence[str]) -> Self:
+    def for_source(cls, source: str, files: Sequence[str]) -> Self:
         return cls(
-            f"{source} has code of its own that the engine would run: {', '.join(found[:5])}.",
+            f"{source} has code of its own that the engine would run: {', '.join(files[:5])}.",
             hint="Add it with policy.allow_remote_code=true if you trust it, pinned to a commit.",
         )
 
 
 class BadFlag(BadRequest):
-    """An engine flag or variable that the engine version does not have, or that may not be set."""
+    """An engine flag or variable that the engine version does not have, or that is closed."""
 
     code = "bad_flag"
 
@@ -119,7 +118,7 @@ class Unauthorized(FitserveError):
 
 
 class Forbidden(FitserveError):
-    """A good key that may not do this."""
+    """A valid key without the right to do this."""
 
     status = 403
     type = "permission_error"
@@ -127,8 +126,10 @@ class Forbidden(FitserveError):
 
 
 class Cancelled(FitserveError):
-    """An operator has ended the request. 403, because clients ask again by themselves after 408,
-    409, 429 and 5xx (openai 3.52.0, `_should_retry`)."""
+    """An operator cancelled the request.
+
+    Status 403, because clients retry after 408, 409, 429 and 5xx (openai 3.52.0, `_should_retry`).
+    """
 
     status = 403
     type = "permission_error"
@@ -144,7 +145,7 @@ class NotFound(FitserveError):
 
 
 class ModelNotFound(NotFound):
-    """The `model` of a request is not one we serve."""
+    """The gateway does not serve the `model` of a request."""
 
     code = "model_not_found"
 
@@ -157,17 +158,17 @@ class MethodNotAllowed(FitserveError):
     code = "method_not_allowed"
 
 
-def no_model(name: str, known: Mapping[str, str]) -> NotFound:
-    """known: names of models by every name that they have."""
-    near = difflib.get_close_matches(name[:_LONGEST], known, 1)
-    hint = f"Did you mean {known[near[0]]}? " if near else ""
+def no_such_model(name: str, models: Mapping[str, str]) -> NotFound:
+    """The error for an unknown name. models: the main name of each model by all its names."""
+    near = difflib.get_close_matches(name[:_LONGEST], models, 1)
+    hint = f"Did you mean {models[near[0]]}? " if near else ""
     return NotFound(
         f"There is no model {name[:_LONGEST]}.", hint=f"{hint}`fitserve ps` lists the models."
     )
 
 
 class Conflict(FitserveError):
-    """The name is taken, or the thing is in a state that does not allow this."""
+    """The name is taken, or the state of the object does not allow the operation."""
 
     status = 409
     type = "invalid_request_error"
@@ -191,7 +192,7 @@ class HeadTooLarge(FitserveError):
 
 
 class TooSlow(FitserveError):
-    """The request did not come in within its time."""
+    """The request did not arrive in time."""
 
     status = 408
     type = "invalid_request_error"
@@ -199,7 +200,7 @@ class TooSlow(FitserveError):
 
 
 class Busy(FitserveError):
-    """The gateway has as many connections as it may have."""
+    """The gateway has reached its limit of connections."""
 
     status = 503
     type = "service_unavailable"
@@ -207,8 +208,7 @@ class Busy(FitserveError):
 
 
 class RateLimited(FitserveError):
-    """The key has used up its limit, or wrong keys came too often. `headers` tell clients how much
-    is left."""
+    """The key is over its limit, or wrong keys came too often. headers: the remaining limits."""
 
     status = 429
     type = "rate_limit_error"
@@ -216,8 +216,7 @@ class RateLimited(FitserveError):
 
 
 class Overloaded(FitserveError):
-    """Every replica of the model has as many requests as it takes at once, and as many wait as
-    may."""
+    """Every replica of the model is full, and so is the queue."""
 
     status = 429
     type = "rate_limit_error"
@@ -225,7 +224,7 @@ class Overloaded(FitserveError):
 
 
 class NoPlan(FitserveError):
-    """No engine setting can run this model on this hardware; the decision lists why."""
+    """No engine can run this model on this hardware; the decision lists the reasons."""
 
     status = 422
     type = "invalid_request_error"
@@ -242,13 +241,13 @@ class NotReady(FitserveError):
     exit_code = 3
 
     @property
-    def lasting(self) -> bool:
-        """Where it will be ready by itself, `retry_after_s` says when to ask again."""
+    def is_permanent(self) -> bool:
+        """Whether the model stays not ready; else `retry_after_s` says when to retry."""
         return self.retry_after_s is None
 
 
 class UpstreamError(FitserveError):
-    """The engine could not be reached, or broke off."""
+    """The engine could not be reached, or ended its answer early."""
 
     status = 502
     type = "api_error"
@@ -256,34 +255,34 @@ class UpstreamError(FitserveError):
 
 
 class EngineUnreachable(UpstreamError):
-    """No connection to the engine; it has not seen the request."""
+    """No connection to the engine, which therefore has not seen the request."""
 
     code = "engine_unreachable"
 
 
 class LoopDetected(FitserveError):
-    """Gateways whose endpoints are each other."""
+    """Gateways are endpoints of each other."""
 
     status = 508
     code = "loop_detected"
 
 
 class HostError(FitserveError):
-    """The host (Docker, or the process table) refused or is not there."""
+    """The host (Docker, or the process table) refused or is not reachable."""
 
     status = 503
     code = "host_error"
 
 
 class ForeignInstance(HostError):
-    """Something that is not ours holds the name we need; we never touch it."""
+    """A container or process of another owner has the name; the gateway never touches it."""
 
     status = 409
     code = "foreign_instance"
 
 
 class AgentRefusal(HostError):
-    """The agent does not do what it was asked for: it is more than an engine needs."""
+    """The agent refuses the request, because it asks for more than an engine needs."""
 
     status = 403
     code = "agent_refusal"

@@ -1,5 +1,7 @@
-"""`python -m gateway.health`: exit 0 when the gateway of this container answers. Standard library
-only, for it runs every few seconds."""
+"""`python -m gateway.health`: exit 0 when the gateway of this container answers.
+
+Standard library only, because it runs every few seconds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ def main() -> int:
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     port = int(os.environ.get("FITSERVE_PORT") or "8080")
     if os.environ.get("FITSERVE_TLS_CERT"):
-        # Of another name than this address; who it is that answers here nobody else can be.
+        # The certificate has another name than this address. On this machine's own port no other
+        # program can answer.
         import ssl
 
         context = ssl._create_unverified_context()  # noqa: S323, SLF001 - this machine's own port

@@ -1,9 +1,10 @@
-"""Keys of callers: what they open, what was used with them, and the digest by which each is known.
-    A key is shown once, when it is made, and kept nowhere.
+"""Keys of callers: their scopes, usage and digests.
 
-scope       opens
-inference   the data plane: /v1/... and what else engines answer
-read        what the gateway tells of itself: metrics, models, plans, facts, hardware
+A key is shown once, when it is made, and stored nowhere.
+
+scope       allows
+inference   the data plane: /v1/... and other paths of engines
+read        the gateway's own state: metrics, models, plans, facts, hardware
 admin       everything
 """
 
@@ -20,9 +21,11 @@ FROM_SETTINGS = ("admin", "api")
 
 
 class UsageRow(NamedTuple):
-    """What was used with a key. day: of UTC, counted from 1970-01-01. cached_tokens: of the prompt
-        tokens those that engines had in a cache, where they
-    tell. untold_requests: whose tokens are not known."""
+    """The usage of a key on one day.
+
+    day: of UTC, counted from 1970-01-01. cached_tokens: prompt tokens from a cache, where engines
+    report them. untold_requests: requests whose tokens are unknown.
+    """
 
     day: int
     key: str
@@ -35,7 +38,7 @@ class UsageRow(NamedTuple):
 
 
 def new_key() -> str:
-    """256 random bits."""
+    """A key of 256 random bits."""
     return f"fs-{secrets.token_urlsafe(32)}"
 
 

@@ -1,5 +1,4 @@
-"""The limit on open files: the gateway raises its own, and gives engines the one that it was
-started with."""
+"""The limit on open files: raised for the gateway, as before for its engines."""
 
 from __future__ import annotations
 
@@ -8,28 +7,29 @@ import resource
 _started_with: int | None = None
 
 
-def allow(wanted: int) -> int:
-    """Raise the soft limit of this process to `wanted` files, as far as the system lets us, and
-    never lower it. Returns the limit."""
+def raise_fd_limit(files: int) -> int:
+    """Raise the soft limit of this process to `files`, as far as the system allows.
+
+    Never lowers the limit. Returns it.
+    """
     global _started_with  # noqa: PLW0603 - the limit is one of the whole process
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if _started_with is None:
         _started_with = soft
     if soft == resource.RLIM_INFINITY:
-        return wanted
-    allowed = max(soft, wanted if hard == resource.RLIM_INFINITY else min(wanted, hard))
+        return files
+    allowed = max(soft, files if hard == resource.RLIM_INFINITY else min(files, hard))
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     return allowed
 
 
-def give_back(pid: int) -> None:
-    """A child gets the limit that this process was started with, where `allow` changed it. What it
-    has open stays open."""
+def restore_fd_limit(pid: int) -> None:
+    """Give a child the limit from before `raise_fd_limit`. Its open files stay open."""
     if _started_with is None:
         return
     try:
         hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (_started_with, hard))
     except OSError:
-        # It is gone, or somebody else's: it works with our limit as well, which is not lower.
+        # The child has ended or belongs to another user. The higher limit does no harm.
         return

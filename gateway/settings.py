@@ -20,12 +20,11 @@ from gateway.domain.facts import EVENT_KINDS
 from gateway.domain.units import FOR_EVER, Duration
 from gateway.errors import BadFlag, SettingsError
 
-# Variables that are no setting: where the settings are, and the command line's way to a gateway.
-_OTHERS = {"FITSERVE_CONFIG", "FITSERVE_URL", "FITSERVE_KEY"}
-# Keys for engines that run elsewhere; which of them is used a model says.
+# Variables that are no setting: the settings file, and the command line's gateway.
+_NO_SETTINGS = {"FITSERVE_CONFIG", "FITSERVE_URL", "FITSERVE_KEY"}
+# Keys for external engines; a model names the key that it uses.
 _ENDPOINT_KEY = "FITSERVE_ENDPOINT_KEY"
-# As browsers send them in the header `Origin` (RFC 6454, section 6.2); apps have schemes of their
-# own.
+# The header `Origin` of browsers (RFC 6454, section 6.2). Apps have other schemes.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,?#]+", re.IGNORECASE)
 
 
@@ -41,8 +40,7 @@ class Settings(BaseModel):
     tls_cert: Path | None = Field(
         None,
         description=(
-            "PEM file with the certificate and its chain: clients come by TLS then; read again when"
-            " it changes"
+            "PEM file with the certificate and its chain, for TLS; read again when it changes"
         ),
     )
     tls_key: Path | None = Field(
@@ -53,7 +51,8 @@ class Settings(BaseModel):
         ge=1,
         le=64,
         description=(
-            "processes that answer inference, one per core; above 1, one more process has the state"
+            "processes that answer inference, at best one per core; above 1, another process holds"
+            " the state"
         ),
     )
     data_dir: Path = Field(
@@ -75,11 +74,11 @@ class Settings(BaseModel):
     models_file: Path | None = Field(
         None,
         description=(
-            "YAML file of models that the gateway serves, and watches: docs/models.example.yaml"
+            "YAML file of models to serve, read again when it changes: docs/models.example.yaml"
         ),
     )
     profiles_dir: Path | None = Field(
-        None, description="a folder whose profiles are added to, and win over, the shipped ones"
+        None, description="folder of profiles that add to the shipped ones and win over them"
     )
     admin_key: SecretStr | None = Field(
         None, description="bearer key for everything; at least 8 characters"
@@ -92,8 +91,8 @@ class Settings(BaseModel):
     host_kind: Literal["auto", "docker", "agent", "process"] = Field(
         "auto",
         description=(
-            "where engines run; auto: Docker where it runs, else processes; agent: Docker, which an"
-            " agent alone reaches"
+            "where engines run; auto: Docker if it runs, else processes; agent: Docker through the"
+            " agent"
         ),
     )
     agent_socket: Path | None = Field(
@@ -109,110 +108,109 @@ class Settings(BaseModel):
     allowed_images: str | None = Field(
         None,
         description=(
-            "names of images that engines may be started from, with commas between them:"
-            " repositories, or names with a tag; `*` is any text; default: the repositories that"
-            " profiles name"
+            "images that engines may be started from, separated by commas: repositories, or names"
+            " with a tag; `*` is any text; default: the repositories in the profiles"
         ),
     )
     origins: str = Field(
         "",
         description=(
-            "origins of web pages that may call, with commas between, as `https://app.example`;"
-            " `*`: all, which opens no admin API that has no key; never with credentials"
+            "origins of web pages that may call, separated by commas: `https://app.example`; `*`:"
+            " all, except for an admin API without a key; never with credentials"
         ),
     )
     engine_env: dict[str, str] = Field(
         {},
         description=(
-            "environment variables of all engines: NAME=VALUE with spaces between, quoted as in a"
+            "environment variables of all engines: NAME=VALUE separated by spaces, quoted as in a"
             " shell; in FITSERVE_CONFIG a mapping"
         ),
     )
     gpus: str | None = Field(
         None,
         description=(
-            "GPUs that engines may be given, by index or UUID, with commas between; default: all,"
-            " or those of CUDA_VISIBLE_DEVICES"
+            "GPUs for engines, by index or UUID, separated by commas; default: all, or those of"
+            " CUDA_VISIBLE_DEVICES"
         ),
     )
     ram_bytes: int | None = Field(
         None,
         gt=0,
         description=(
-            "as if the machine had no more RAM than this: engines on a CPU take turns in it;"
-            " default: its RAM, or its cgroup's limit"
+            "the most RAM for engines on a CPU; default: the machine's RAM, or the limit of the"
+            " cgroup"
         ),
     )
     start_timeout_s: float = Field(
-        1800, gt=0, description="longest time without a new log line until a start counts as failed"
+        1800, gt=0, description="a start without a new log line for so long has failed"
     )
     stop_grace_s: float = Field(
-        20, ge=0, description="time an engine, or a stream at shutdown, gets to finish"
+        20, ge=0, description="time for an engine, or a stream at shutdown, to finish"
     )
     stop_engines: bool = Field(
         False,
         description=(
-            "end the engines with the gateway; else they go on, and the next gateway adopts them"
+            "stop the engines with the gateway; else they keep running for the next gateway"
         ),
     )
     drain_s: float = Field(
         300,
         ge=0,
         description=(
-            "longest time that an engine which is replaced, unloaded or stopped gets to finish its"
-            " requests; new requests go elsewhere, or wait"
+            "longest time for an engine to finish its requests when it is replaced, unloaded or"
+            " stopped; new requests go to other engines, or wait"
         ),
     )
     backoff_s: float = Field(
         10,
         gt=0,
-        description="first wait before the same plan is started again; doubles to backoff_max_s",
+        description="first wait before the same plan is retried; doubles up to backoff_max_s",
     )
     backoff_max_s: float = Field(300, gt=0, description="longest wait between two starts")
     keep_alive: Duration = Field(
         FOR_EVER,
         description=(
-            "how long a model stays loaded without a request, where it does not say itself: 5m,"
-            " 1h30m, 300 (seconds), 0, -1: for ever"
+            "how long a model without its own value stays loaded without a request: 5m, 1h30m, 300"
+            " (seconds), 0, -1: for ever"
         ),
     )
-    tick_s: float = Field(0.5, gt=0, description="longest time between two looks at the world")
+    tick_s: float = Field(0.5, gt=0, description="longest time between two control loops")
     health_interval_s: float = Field(
-        5, gt=0, description="time between two looks at a running engine"
+        5, gt=0, description="time between two health checks of a running engine"
     )
     silent_after_s: float = Field(
         8,
         gt=0,
         description=(
-            "an engine that is silent and idle for so long gets no requests until it answers"
+            "an engine that is silent and idle for so long gets no requests until it answers again"
         ),
     )
     hang_after_s: float = Field(
         60,
         gt=0,
         description=(
-            "an engine that answers no health check, or is stopped, for so long counts as hung and"
+            "an engine that answers no health check, or is paused, for so long counts as hung and"
             " is replaced"
         ),
     )
     body_limit_bytes: int = Field(
         32 * 1024 * 1024,
         ge=1024,
-        description="largest request body; what is kept of all bodies at once is about twice this",
+        description="largest request body; all bodies together use about twice this in memory",
     )
     max_connections: int = Field(
-        2048, ge=1, description="most connections of clients at once; more are told to come back"
+        2048, ge=1, description="most connections of clients at once; more get 503"
     )
     max_connections_per_address: int = Field(
         1536,
         ge=1,
         description=(
-            "most connections from one address, or from one IPv6 network (/64); a load balancer in"
-            " front is one address"
+            "most connections from one address, or from one IPv6 network (/64); a load balancer is"
+            " one address"
         ),
     )
     keep_alive_s: float = Field(
-        75, gt=0, description="longest time a connection is kept without a request"
+        75, gt=0, description="longest time a connection stays open without a request"
     )
     engine_silence_s: float = Field(
         3600, gt=0, description="longest silence of an engine in a request; a prefill is silent"
@@ -221,8 +219,8 @@ class Settings(BaseModel):
         None,
         ge=0,
         description=(
-            "requests that may wait for a model; 0: none; default: twice what its engines take at"
-            " once, 128 at least"
+            "requests that may wait for a model; 0: none; default: twice the requests that its"
+            " engines run at once, at least 128"
         ),
     )
     queue_timeout_s: float = Field(
@@ -234,86 +232,84 @@ class Settings(BaseModel):
         10,
         ge=0,
         description=(
-            "a stream that waits for a model hears a comment so often, and so its head; 0: never"
+            "a stream that waits for a model gets its head and a comment so often; 0: never"
         ),
     )
     auto_tune: bool = Field(
         False,
         description=(
-            "try another plan in a quiet hour where it should be better than what runs, and keep"
-            " the faster one"
+            "try a plan that should be better than the running one while a model is idle, and keep"
+            " the faster"
         ),
     )
     auto_tune_quiet_s: float = Field(
         600,
         gt=0,
-        description="a model without a request for so long is measured, and other plans tried",
+        description="a model without a request for so long is idle for auto_tune",
     )
     failpoint: str = Field(
         "",
-        description="for tests of recovery: the gateway kills itself there, as at `Launch.before`",
+        description="for tests of recovery: where the gateway kills itself, as `Launch.before`",
     )
     webhook: SecretStr | None = Field(
         None,
         description=(
-            "URLs that events are told to (docs/events.md), with commas between; redirects are not"
-            " followed"
+            "URLs that get events (docs/events.md), separated by commas; redirects are not followed"
         ),
     )
     webhook_secret: SecretStr | None = Field(
         None,
         description=(
-            "signs what webhooks get: `whsec_` and the base64 of 24 to 64 bytes, as"
-            " standardwebhooks.com has it"
+            "signs webhooks: `whsec_` and the base64 of 24 to 64 bytes, as in standardwebhooks.com"
         ),
     )
     webhook_events: str = Field(
-        "gateway.*,model.added,model.changed,model.change_refused,model.removed,plan.fallback,plan.none,engine.ready,engine.failed,"
-        "engine.quarantined,engine.frozen,gpu.*,key.*",
-        description="kinds of events that webhooks get, with commas between; `*` is any text",
+        "gateway.*,model.added,model.changed,model.change_refused,model.removed,plan.fallback,"
+        "plan.none,engine.ready,engine.failed,engine.quarantined,engine.frozen,gpu.*,key.*",
+        description="kinds of events that webhooks get, separated by commas; `*` is any text",
     )
     access_log: bool = Field(
         False,
         description=(
-            "one line of JSON per request on standard error, the admin API's too; never its words"
-            " or keys"
+            "one line of JSON per request on standard error, also of the admin API; never with"
+            " prompts or keys"
         ),
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least level that is logged"
+        "info", description="lowest level that is logged"
     )
 
     @field_validator("origins")
     @classmethod
-    def _origins_of_pages(cls, given: str) -> str:
-        for one in given.split(","):
-            if one.strip() not in ("", "*") and not _ORIGIN.fullmatch(one.strip()):
+    def _check_origins(cls, text: str) -> str:
+        for origin in _split(text):
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"{one.strip()[:100]!r} is no origin: give SCHEME://HOST or SCHEME://HOST:PORT,"
+                    f"{origin[:100]!r} is not an origin; give SCHEME://HOST or SCHEME://HOST:PORT"
                     " without a path"
                 )
-        return given
+        return text
 
     @field_validator("engine_env", mode="before")
     @classmethod
-    def _words_of_a_shell(cls, given: Any) -> Any:
-        """Raises ValueError that repeats no value: it may be a secret."""
-        if isinstance(given, str):
-            pairs = [word.partition("=") for word in shlex.split(given)]
+    def _parse_env(cls, env: Any) -> Any:
+        """Raises ValueError without the values, which may be secrets."""
+        if isinstance(env, str):
+            pairs = [word.partition("=") for word in shlex.split(env)]
             if any(not equals for _, equals, _ in pairs):
-                raise ValueError("it takes NAME=VALUE, with spaces between")
-            given = {name: value for name, _, value in pairs}
-        if isinstance(given, dict):
-            given = {
+                raise ValueError("give NAME=VALUE, separated by spaces")
+            env = {name: value for name, _, value in pairs}
+        if isinstance(env, dict):
+            env = {
                 str(name): value if isinstance(value, str) else str(value)
-                for name, value in given.items()
+                for name, value in env.items()
             }
-            for name, value in given.items():
+            for name, value in env.items():
                 try:
                     variables.check(None, name, value)
                 except BadFlag as error:
                     raise ValueError(str(error).rstrip(".")) from None
-        return given
+        return env
 
     @field_validator(
         "tls_cert",
@@ -325,13 +321,13 @@ class Settings(BaseModel):
         "agent_socket",
     )
     @classmethod
-    def _paths(cls, given: Path | None) -> Path | None:
+    def _check_path(cls, path: Path | None) -> Path | None:
         try:
-            if given is not None and "\0" in str(given.expanduser()):
-                raise ValueError("no path has a NUL in it")
+            if path is not None and "\0" in str(path.expanduser()):
+                raise ValueError("a path cannot contain NUL")
         except RuntimeError:
-            raise ValueError(f"{given} names the home of a user who is not here") from None
-        return given
+            raise ValueError(f"{path} names the home of a user that does not exist") from None
+        return path
 
     @property
     def data(self) -> Path:
@@ -339,10 +335,9 @@ class Settings(BaseModel):
 
     @field_validator("webhook")
     @classmethod
-    def _urls_of_webhooks(cls, given: SecretStr | None) -> SecretStr | None:
-        for number, url in enumerate(
-            _listed(given.get_secret_value()) if given is not None else (), 1
-        ):
+    def _check_webhooks(cls, urls: SecretStr | None) -> SecretStr | None:
+        texts = _split(urls.get_secret_value()) if urls is not None else ()
+        for number, url in enumerate(texts, 1):
             parts = urlsplit(url)
             if (
                 parts.scheme not in ("http", "https")
@@ -350,41 +345,38 @@ class Settings(BaseModel):
                 or not url.isascii()
                 or not url.isprintable()
             ):
-                # It may hold a secret, so it is not told.
+                # The message does not repeat the URL, which may hold a secret.
                 raise ValueError(
-                    f"the URL {number} is none that begins with http:// or https:// and names a"
-                    " host"
+                    f"URL {number} must begin with http:// or https:// and name a host"
                 )
             if "@" in parts.netloc or parts.fragment:
-                raise ValueError(
-                    f"the URL {number} has a user, a password or a fragment; give one without"
-                )
-        return given
+                raise ValueError(f"URL {number} must not have a user, a password or a fragment")
+        return urls
 
     @field_validator("webhook_secret")
     @classmethod
-    def _secret_of_webhooks(cls, given: SecretStr | None) -> SecretStr | None:
-        if given is not None and not 24 <= len(_webhook_key(given) or b"") <= 64:
+    def _check_webhook_secret(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is not None and not 24 <= len(_webhook_key(secret) or b"") <= 64:
             raise ValueError(
                 "it is not `whsec_` and the base64 of 24 to 64 bytes; make one with `python3 -c"
                 ' \'import base64, secrets; print("whsec_" +'
                 " base64.b64encode(secrets.token_bytes(32)).decode())'`"
             )
-        return given
+        return secret
 
     @field_validator("webhook_events")
     @classmethod
-    def _kinds_of_events(cls, given: str) -> str:
-        for pattern in _listed(given):
+    def _check_event_kinds(cls, patterns: str) -> str:
+        for pattern in _split(patterns):
             if not any(fnmatchcase(kind, pattern) for kind in EVENT_KINDS):
                 raise ValueError(
-                    f"{pattern[:100]!r} is no kind of event; docs/events.md lists them"
+                    f"{pattern[:100]!r} is not a kind of event; docs/events.md lists them"
                 )
-        return given
+        return patterns
 
     @property
     def webhook_urls(self) -> tuple[str, ...]:
-        return _listed(self.webhook.get_secret_value()) if self.webhook is not None else ()
+        return _split(self.webhook.get_secret_value()) if self.webhook is not None else ()
 
     @property
     def webhook_key(self) -> bytes | None:
@@ -392,11 +384,11 @@ class Settings(BaseModel):
 
     @property
     def webhook_kinds(self) -> tuple[str, ...]:
-        return _listed(self.webhook_events)
+        return _split(self.webhook_events)
 
     @property
     def web_origins(self) -> tuple[str, ...]:
-        return tuple(sorted({one.strip().lower() for one in self.origins.split(",")} - {""}))
+        return tuple(sorted({origin.lower() for origin in _split(self.origins)}))
 
     @property
     def models(self) -> Path:
@@ -408,15 +400,15 @@ class Settings(BaseModel):
 
     @property
     def shared_models(self) -> str | None:
-        """What engines in containers mount at `models`; None: each mounts the folder of its own
-        model."""
+        """The volume that engines in containers mount at `models`; None: each model's folder."""
         return self.models_source or (str(self.models) if self.host_kind == "agent" else None)
 
     @property
     def own_url(self) -> str:
-        """Where programs of this machine ask the gateway."""
+        """The URL of the gateway for programs of this machine."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "localhost") else self.host
-        return f"http{'s' if self.tls_cert else ''}://{f'[{host}]' if ':' in host else host}:{self.port}"
+        scheme = "https" if self.tls_cert else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def loopback(self) -> bool:
@@ -428,12 +420,13 @@ class Settings(BaseModel):
             return False
 
 
-def _listed(given: str) -> tuple[str, ...]:
-    return tuple(one.strip() for one in given.split(",") if one.strip())
+def _split(text: str) -> tuple[str, ...]:
+    """The parts of a text with commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _webhook_key(secret: SecretStr) -> bytes | None:
-    """None: it is no base64."""
+    """The key of a webhook secret; None: no base64."""
     try:
         return base64.b64decode(secret.get_secret_value().removeprefix("whsec_"), validate=True)
     except ValueError:
@@ -441,31 +434,31 @@ def _webhook_key(secret: SecretStr) -> bytes | None:
 
 
 def load_settings() -> Settings:
-    """Read and check the settings. Raises SettingsError naming the variable and what it may be."""
-    known = {f"FITSERVE_{name.upper()}" for name in Settings.model_fields} | _OTHERS
+    """Read and check the settings. Raises SettingsError."""
+    names = {f"FITSERVE_{name.upper()}" for name in Settings.model_fields} | _NO_SETTINGS
     unknown = sorted(
-        name for name in os.environ if name.startswith("FITSERVE_") and name not in known
+        name for name in os.environ if name.startswith("FITSERVE_") and name not in names
     )
     for name in (name for name in unknown if not f"{name}_".startswith(f"{_ENDPOINT_KEY}_")):
-        meant = difflib.get_close_matches(name, known, 1)
+        near = difflib.get_close_matches(name, names, 1)
         raise SettingsError(
             f"There is no setting {name}.",
-            hint=(f"{meant[0]} may be meant; " if meant else "")
+            hint=(f"Did you mean {near[0]}? " if near else "")
             + "`fitserve serve --help` lists the settings.",
         )
     try:
-        settings = Settings(**_of_file() | _of_environment())
+        settings = Settings(**_read_file() | _read_environment())
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = "FITSERVE_" + "_".join(str(part) for part in first["loc"]).upper()
         raise SettingsError(
             f"{name} is wrong: {first['msg'].removeprefix('Value error, ')}.",
-            hint="Correct it and start again.",
+            hint="Correct the variable and start again.",
         ) from None
     if not settings.loopback and settings.admin_key is None:
         raise SettingsError(
-            f"Refusing to listen on {settings.host} without a key: anyone who reaches that address"
-            " could start programs here.",
+            f"The gateway does not listen on {settings.host} without a key: anybody with access to"
+            " that address could start programs here.",
             hint="Set FITSERVE_ADMIN_KEY, or listen on 127.0.0.1.",
         )
     for name in ("admin_key", "api_key"):
@@ -473,67 +466,66 @@ def load_settings() -> Settings:
         if key is not None and len(key.get_secret_value()) < 8:
             raise SettingsError(
                 f"FITSERVE_{name.upper()} has fewer than 8 characters.",
-                hint="Use a long random one.",
+                hint="Use a long random key.",
             )
     return settings
 
 
-def _of_environment() -> dict[str, Any]:
-    """By the names of fields. An empty variable is none."""
-    given = {name: os.environ.get(f"FITSERVE_{name.upper()}") for name in Settings.model_fields}
-    return {name: value for name, value in given.items() if value}
+def _read_environment() -> dict[str, Any]:
+    """The settings of the environment by field. An empty variable is no setting."""
+    values = {name: os.environ.get(f"FITSERVE_{name.upper()}") for name in Settings.model_fields}
+    return {name: value for name, value in values.items() if value}
 
 
-def _of_file() -> dict[str, Any]:
-    """What the file says that FITSERVE_CONFIG names. Raises SettingsError."""
+def _read_file() -> dict[str, Any]:
+    """The settings in the file that FITSERVE_CONFIG names. Raises SettingsError."""
     path = os.environ.get("FITSERVE_CONFIG")
     if not path:
         return {}
-    import yaml  # few have such a file
+    import yaml  # late, because most gateways have no such file
 
     if not Path(path).is_file():
         raise SettingsError(
             f"FITSERVE_CONFIG names {path}, which is not a file.",
-            hint="Correct the path or unset it.",
+            hint="Correct the path, or unset the variable.",
         )
     try:
-        said = yaml.safe_load(Path(path).read_bytes())
+        document = yaml.safe_load(Path(path).read_bytes())
     except OSError as error:
         raise SettingsError(
             f"The file named by FITSERVE_CONFIG cannot be read: {error.strerror}.",
             hint=f"Let this user read {path}.",
         ) from None
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # a date that is none; brackets without end
+    # ValueError: an impossible date. RecursionError: endless brackets.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SettingsError(
             f"The file named by FITSERVE_CONFIG is not YAML: {error}",
-            hint="Correct it and start again.",
+            hint="Correct the file and start again.",
         ) from None
-    if said is not None and not (
-        isinstance(said, dict) and all(isinstance(name, str) for name in said)
+    if document is not None and not (
+        isinstance(document, dict) and all(isinstance(name, str) for name in document)
     ):
         raise SettingsError(
             "The file named by FITSERVE_CONFIG holds no settings.",
-            hint="Write lines such as `port: 8080` into it.",
+            hint="Write lines such as `port: 8080`.",
         )
-    return said or {}
+    return document or {}
 
 
 def listed() -> list[tuple[str, str]]:
-    """Every variable, and what it is for with its default."""
-    found = []
+    """Every variable with its description and default."""
+    rows = []
     for name, field in Settings.model_fields.items():
         default = "" if field.default in (None, "", {}) else f" [{field.default}]"
-        found.append((f"FITSERVE_{name.upper()}", f"{field.description}{default}"))
-    return found
+        rows.append((f"FITSERVE_{name.upper()}", f"{field.description}{default}"))
+    return rows
 
 
 def _hub_cache() -> Path:
-    """The cache that all programs of this user share. Source: huggingface_hub/constants.py, which
-    takes longer to import than a command may."""
+    """The cache that all programs of this user share.
+
+    Source: huggingface_hub/constants.py, whose import is too slow for a command.
+    """
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
     return Path(

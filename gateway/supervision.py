@@ -1,8 +1,7 @@
-"""Work that must go on: an error that nobody expected is logged with its cause, is told, and the
-work begins again after a while.
+"""Work that restarts after unexpected errors, which are logged and reported.
 
-The while doubles with each error in a row, and is never the same twice, so that many works which
-met one error do not all begin again at once.
+The rest before a restart doubles with each error in a row. A random part prevents that many tasks
+with the same error restart at once.
 """
 
 from __future__ import annotations
@@ -22,11 +21,13 @@ _SHOWN = 300
 
 
 class Setback:
-    """What an unexpected error does to one work: the work rests. `problem`: the error in words,
-    None while all is well; `count`: of errors in a row."""
+    """The rest of a work after unexpected errors.
+
+    problem: the last error in words; None while the work is well. count: of errors in a row.
+    """
 
     def __init__(self, work: str, **about: object) -> None:
-        """work, about: what is logged of the work."""
+        """work, about: fields for the log."""
         self.problem: str | None = None
         self.count = 0
         self._work = work
@@ -35,21 +36,20 @@ class Setback:
 
     @property
     def rest_s(self) -> float:
-        """How long the work still rests; 0 when it may go on."""
+        """The seconds that the work still rests; 0 when it may go on."""
         return max(0.0, self._until - time.monotonic())
 
-    def broke(self, error: BaseException) -> None:
-        """The work met `error`."""
+    def record_failure(self, error: BaseException) -> None:
+        """Rest, and log the error of the work."""
         self.count += 1
-        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2 ** min(self.count - 1, 16)) * random.uniform(  # noqa: S311
-            0.75, 1.25
-        )
+        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2 ** min(self.count - 1, 16))
+        rest_s *= random.uniform(0.75, 1.25)  # noqa: S311
         self._until = time.monotonic() + rest_s
-        said = "".join(
+        message = "".join(
             char if char.isprintable() else "\N{REPLACEMENT CHARACTER}"
             for char in str(error)[:_SHOWN]
         )
-        self.problem = f"internal error: {type(error).__name__}: {said}"
+        self.problem = f"internal error: {type(error).__name__}: {message}"
         log.error(
             "unexpected error",
             work=self._work,
@@ -58,13 +58,13 @@ class Setback:
             exc_info=error,
         )
 
-    def over(self) -> None:
-        """The work has gone well."""
+    def clear(self) -> None:
+        """Note that the work succeeded."""
         self.problem, self.count, self._until = None, 0, 0.0
 
 
-class Supervised:
-    """A task that repeats a step, whatever errors the step raises. `setback` tells of them."""
+class SupervisedTask:
+    """A task that repeats a step, also after errors, which `setback` reports."""
 
     def __init__(
         self,
@@ -73,20 +73,21 @@ class Supervised:
         changed: Callable[[], object] = lambda: None,
         **about: object,
     ) -> None:
-        """step: gives the seconds until it is wanted again, None when its work is done. changed:
-        called when an error comes. work, about: as
-        for `Setback`."""
+        """step: returns the seconds until its next run; None: the work is done.
+
+        changed: called after an error. work, about: as for `Setback`.
+        """
         self.setback = Setback(work, **about)
         self._step = step
         self._changed = changed
         self._task = asyncio.create_task(self._run())
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self._task.done()
 
     async def close(self) -> None:
-        """Ends the work where it is. Raises nothing of what the work meets then."""
+        """End the work at once. Its errors are not raised here."""
         self._task.cancel()
         await asyncio.wait({self._task})
         if not self._task.cancelled():
@@ -96,17 +97,17 @@ class Supervised:
         while True:
             try:
                 pause_s = await self._step()
-                self.setback.over()
+                self.setback.clear()
             except (Exception, asyncio.CancelledError) as error:
-                # A step may raise CancelledError though nobody ends this work: something that it
-                # waited for was cancelled.
+                # A step can raise CancelledError though nobody ends this work, because it waited
+                # for a task that was cancelled.
                 if self._task.cancelling():
                     raise
-                self.setback.broke(error)
+                self.setback.record_failure(error)
                 pause_s = self.setback.rest_s
                 self._changed()
-            # A step may also go on to its end though this work is ended: something in it took the
-            # cancellation for its own.
+            # A step can also run to its end though this work is ended, because a part of it
+            # swallowed the cancellation.
             if pause_s is None or self._task.cancelling():
                 return
             await asyncio.sleep(pause_s)

@@ -1,6 +1,8 @@
-"""TLS for clients: certificate and key from files, read again when they change. Connections that
-are open keep what they began with.
-And the handshake of a connection, which has a place among its client's connections and a time."""
+"""TLS for clients: certificate and key from files, and the handshake of a connection.
+
+The files are read again when they change; open connections keep their certificate. A connection in
+its handshake counts among its client's connections and has a time limit.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +16,25 @@ from typing import Any, ClassVar, Protocol
 
 from gateway.errors import SettingsError
 from gateway.logging import Logger
-from gateway.supervision import Supervised
+from gateway.supervision import SupervisedTask
 
 log = Logger("fitserve.tls")
 
 _LOOK_S = 5.0
 HANDSHAKE_S = 10.0
-# For the last words of TLS, which a client need not say.
+# The time for the closing message of TLS, which clients may omit.
 _FAREWELL_S = 5.0
 
 
 class Certificate:
-    """`context`: for the server. `watch` belongs into an event loop."""
+    """The server's certificate. `watch` needs an event loop."""
 
     def __init__(self, certificate: Path, key: Path | None, look_s: float = _LOOK_S) -> None:
-        """certificate: with the chain behind it; key: None where the same file has it. Raises
-        SettingsError."""
+        """certificate: file with the chain. key: its file; None: the same. Raises SettingsError."""
         self._files = (certificate, key or certificate)
         self._look_s = look_s
         self._known = self._state()
-        self._watching: Supervised | None = None
+        self._watching: SupervisedTask | None = None
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
@@ -49,7 +50,7 @@ class Certificate:
             ) from None
 
     def watch(self) -> None:
-        self._watching = Supervised(self._look, "watching the certificate")
+        self._watching = SupervisedTask(self._look, "watching the certificate")
 
     async def close(self) -> None:
         if self._watching is not None:
@@ -59,12 +60,12 @@ class Certificate:
         state = self._state()
         if state != self._known:
             try:
-                # Apart at first: a key that does not fit would be half of the context in force.
+                # First into another context: a wrong key would half replace the one in use.
                 self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
                 self._load(self.context)
             except (OSError, ssl.SSLError) as error:
                 log.error(  # noqa: TRY400
-                    "the new certificate cannot be used, the one before stays in force",
+                    "the new certificate cannot be used; the gateway keeps the former one",
                     reason=_reason(error),
                 )
             else:
@@ -73,18 +74,18 @@ class Certificate:
         return self._look_s
 
     def _load(self, context: ssl.SSLContext) -> None:
-        # A passphrase would be asked for on the terminal.
+        # Without a password OpenSSL would ask for it on the terminal.
         context.load_cert_chain(*self._files, password=lambda: "")
 
     def _state(self) -> tuple[tuple[int, int, int], ...]:
-        found = []
+        states = []
         for file in self._files:
             try:
-                seen = file.stat()
-                found.append((seen.st_mtime_ns, seen.st_ino, seen.st_size))
+                stat = file.stat()
+                states.append((stat.st_mtime_ns, stat.st_ino, stat.st_size))
             except OSError:
-                found.append((0, 0, 0))
-        return tuple(found)
+                states.append((0, 0, 0))
+        return tuple(states)
 
 
 class Places(Protocol):
@@ -96,24 +97,26 @@ class Places(Protocol):
 
 
 class Handshake(asyncio.Protocol):
-    """One connection until its handshake is over; then it is what `behind` makes, which takes over
-    its place. The event loop's own TLS
-    tells nobody of connections whose handshake goes on, and gives each of them a minute."""
+    """A connection until its handshake is over. Then a new protocol takes over its place.
 
-    behind: ClassVar[Callable[..., Any]]
+    The event loop's own TLS does not report connections during their handshake, and gives each of
+    them a minute.
+    """
+
+    protocol_factory: ClassVar[Callable[..., Any]]
     """Makes a protocol with a `place`."""
     context: ClassVar[ssl.SSLContext]
     limiter: ClassVar[Places]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """With what `behind` is made with."""
-        self._make = partial(type(self).behind, *args, **kwargs)
+        """args, kwargs: for `protocol_factory`."""
+        self._make = partial(type(self).protocol_factory, *args, **kwargs)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         address = peer_address(transport)
         place = self.limiter.admit(address)
         if place != "out":
-            # Nothing was read yet. In another file the connection begins anew, as one with TLS.
+            # Nothing was read yet. The connection starts again with TLS, as another descriptor.
             connection = transport.get_extra_info("socket").dup()
             self._task = asyncio.get_running_loop().create_task(
                 self._shake(connection, address, place)
@@ -121,30 +124,30 @@ class Handshake(asyncio.Protocol):
         transport.abort()
 
     async def _shake(self, connection: socket.socket, address: str, place: object) -> None:
-        made = self._make()
-        made.place = place
+        protocol = self._make()
+        protocol.place = place
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: made,
+                lambda: protocol,
                 connection,
                 ssl=self.context,
                 ssl_handshake_timeout=HANDSHAKE_S,
                 ssl_shutdown_timeout=_FAREWELL_S,
             )
         except OSError:
-            # No TLS, none that we speak, or too slow.
+            # The client speaks no TLS, speaks another version, or is too slow.
             self.limiter.release(address, place)
             connection.close()
 
 
 def peer_address(transport: asyncio.BaseTransport) -> str:
-    """Without its port. Empty: no TCP."""
+    """The address of the client without its port; empty without TCP."""
     peer = transport.get_extra_info("peername")
     return str(peer[0]) if isinstance(peer, tuple) else ""
 
 
 def _reason(error: OSError) -> str:
-    """What SSL says has the place in its source in it."""
+    """The reason of an error without OpenSSL's place in its source."""
     return (
         (getattr(error, "reason", None) or error.strerror or str(error)).lower().replace("_", " ")
     )

@@ -1,10 +1,9 @@
-"""Environment variables of engines: which an operator may give, with which values, and why the
-    others are closed. Pure.
+"""The environment variables that operators may give engines, with their values. Pure.
 
-The one place that says it: for the planner, the settings, the agent that trusts no gateway
-(`planner/command.py`), the inquiry that makes profiles, and the process host. The names of vLLM's
-own variables stand in the profile of each version (`user_env`), narrowed by `of_version`; the
-libraries below an engine are told by patterns. What no table opens is closed.
+Used by the planner, the settings, the agent that trusts no gateway (`planner/command.py`), the
+inquiry that makes profiles, and the process host. The profile of each version lists vLLM's own
+variables (`user_env`, by `user_variables`). Patterns decide over variables of libraries. A variable
+that no table opens is closed.
 
 Read in: vllm/envs.py of 0.33.0, sglang/srt/environ.py of 0.5.23, triton/knobs.py of 3.6, flashinfer
 0.6, the names in libnccl 2.28.9 and libnvshmem 3.4.5, os.environ in torch 2.11.
@@ -20,15 +19,14 @@ from functools import cache
 from gateway.domain import Engine
 from gateway.errors import BadFlag
 
-# What passes from the gateway's own environment to engines that are processes. Nothing else does:
-# no key, no token.
+# Variables of the gateway's own environment that engines as processes inherit: no key, no token.
 INHERITED = (
     "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
 )  # fmt: skip
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 NO_PROXY = ("NO_PROXY", "no_proxy")
-# An engine asks itself over loopback (SGLang's warm-up does), which no proxy may get.
+# An engine calls itself over loopback (as SGLang's warm-up), and never through a proxy.
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _LONGEST_NAME = 128
@@ -40,16 +38,16 @@ _SWITCH = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?|true|false|yes|no|on|off|", re.IGN
 _ARCHITECTURES = re.compile(r"[0-9a-zA-Z.+; ]*")
 _PROXY = re.compile(r"((https?|socks5h?)://)?([\w.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?/?|", re.ASCII)
 _NO_PROXY = re.compile(r"[\w.,:*/\[\] -]*", re.ASCII)
-# Programs and folders of the system: what a model brings along lies elsewhere. torch writes CXX
-# into the files of ninja, so nothing that a shell reads may be in it.
+# Programs and folders of the system, where no file of a model can lie. torch writes CXX into files
+# of ninja, so it must not hold shell syntax.
 _COMPILER = re.compile(
-    r"(/usr(/local)?/bin/|/opt(/[\w.+-]+)*/bin/)?([\w.]+-)*(gcc|g\+\+|clang|clang\+\+|cc|c\+\+)(-\d+(\.\d+)*)?",
+    r"(/usr(/local)?/bin/|/opt(/[\w.+-]+)*/bin/)?([\w.]+-)*"
+    r"(gcc|g\+\+|clang|clang\+\+|cc|c\+\+)(-\d+(\.\d+)*)?",
     re.ASCII,
 )
 _SYSTEM = re.compile(r"/(usr|opt)(/[\w.+-]+)+/?", re.ASCII)
 
-# Open by name, whatever the patterns below say of it: names -> the values it takes, and the same in
-# words.
+# Open by name, before all patterns: names -> pattern of the values, and the same in words.
 _OPEN: dict[str, tuple[re.Pattern[str], str]] = {
     "CC CXX CUDAHOSTCXX": (_COMPILER, "a C or C++ compiler, by its name or below /usr and /opt"),
     "CUDA_HOME CUDA_PATH": (_SYSTEM, "a folder below /usr or /opt"),
@@ -60,11 +58,20 @@ _OPEN: dict[str, tuple[re.Pattern[str], str]] = {
     " ".join(PROXIES): (_PROXY, "the address of a proxy, without a user or a password"),
     " ".join(NO_PROXY): (_NO_PROXY, "names and addresses with commas between"),
     "SGLANG_PP_LAYER_PARTITION": (_LAYERS, "the layers of each stage with commas between"),
-    "HF_HUB_DISABLE_XET HF_HUB_DISABLE_PROGRESS_BARS HF_HUB_DISABLE_SYMLINKS_WARNING HF_HUB_ENABLE_HF_TRANSFER HF_HUB_ETAG_TIMEOUT HF_HUB_DOWNLOAD_TIMEOUT NVIDIA_TF32_OVERRIDE USE_TRITON_W8A8_FP8_KERNEL": (
+    "HF_HUB_DISABLE_XET HF_HUB_DISABLE_PROGRESS_BARS HF_HUB_DISABLE_SYMLINKS_WARNING"
+    " HF_HUB_ENABLE_HF_TRANSFER HF_HUB_ETAG_TIMEOUT HF_HUB_DOWNLOAD_TIMEOUT NVIDIA_TF32_OVERRIDE"
+    " USE_TRITON_W8A8_FP8_KERNEL": (
         _SWITCH,
         "a number or a switch",
     ),
-    "CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING CUDA_DEVICE_MAX_CONNECTIONS CUDA_DEVICE_MAX_COPY_CONNECTIONS CUDA_SCALE_LAUNCH_QUEUES CUDA_ENABLE_COREDUMP_ON_EXCEPTION CUBLAS_WORKSPACE_CONFIG CUBLASLT_WORKSPACE_SIZE PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NVML_BASED_CUDA_CHECK MAX_JOBS NVCC_THREADS TOKENIZERS_PARALLELISM RAYON_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_MAX_THREADS MALLOC_ARENA_MAX SAFETENSORS_FAST_GPU GLOO_SOCKET_IFNAME TP_SOCKET_IFNAME TORCH_NCCL_TRACE_BUFFER_SIZE": (
+    "CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING CUDA_DEVICE_MAX_CONNECTIONS"
+    " CUDA_DEVICE_MAX_COPY_CONNECTIONS CUDA_SCALE_LAUNCH_QUEUES"
+    " CUDA_ENABLE_COREDUMP_ON_EXCEPTION CUBLAS_WORKSPACE_CONFIG CUBLASLT_WORKSPACE_SIZE"
+    " PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF PYTORCH_NO_CUDA_MEMORY_CACHING"
+    " PYTORCH_NVML_BASED_CUDA_CHECK MAX_JOBS NVCC_THREADS TOKENIZERS_PARALLELISM"
+    " RAYON_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_MAX_THREADS"
+    " MALLOC_ARENA_MAX SAFETENSORS_FAST_GPU GLOO_SOCKET_IFNAME TP_SOCKET_IFNAME"
+    " TORCH_NCCL_TRACE_BUFFER_SIZE": (
         _PLAIN,
         "numbers and words",
     ),
@@ -75,7 +82,7 @@ _OPEN_PATTERNS = (
     " GOMP_* DG_JIT_* DG_* UCX_* CUDNN_*"
 )
 
-# Closed, and why, whatever library reads it.
+# Closed for every library: the reason -> patterns of names.
 CLOSED = {
     "it loads code, or opens the engine for code": (
         "LD_* DYLD_* PYTHON* BASH_ENV ENV *_PLUGIN *_PLUGINS *_PLUGIN_* *_INJECTION* OMP_TOOL*"
@@ -83,11 +90,11 @@ CLOSED = {
         " TORCH_DEVICE_BACKEND_AUTOLOAD TORCHINDUCTOR_*CONFIG_MODULE* VLLM_ALLOW_* *_INSECURE_*"
         " *_CHECKSUM_* NCCL_ENV* *_RESOLVER* GLIBC_TUNABLES"
     ),
-    "it says what a compiler runs, and so what runs on the GPU": (
+    "it decides what a compiler runs, and so what runs on the GPU": (
         "*CFLAGS *CXXFLAGS *CPPFLAGS *CUDAFLAGS *LDFLAGS *_FLAGS *_OPTIONS *_LAUNCHER *_NVCC"
         " *_COMPILER CPATH *INCLUDE_PATH LIBRARY_PATH *_NVCC_* TRITON_MOCK_* DG_JIT_PTXAS_*"
     ),
-    "it holds a secret, and what engines are given is shown in plans and kept": (
+    "it holds a secret, and variables of engines are shown in plans and stored": (
         "*_TOKEN *_TOKENS_FILE *_KEY *_KEYS *SECRET* *PASSW* *CREDENTIAL* *_AUTH"
     ),
     "the gateway sets it": (
@@ -112,8 +119,8 @@ CLOSED = {
     ),
 }
 
-# Words of an engine's own variables (VLLM_*, SGLANG_*) that do more than choose kernels or
-# behaviour -> what they do.
+# Words in an engine's own variables (VLLM_*, SGLANG_*) that do more than choose kernels or
+# behaviour: their effect -> the words.
 _CLOSED_WORDS = {
     "it names a file, a folder or an address": (
         "PATH|DIR|DIRS|FILE|FOLDER|ROOT|URL|HOST|IP|IPS|PORT|ADDR|SERVER|KEY|NAME|BASE"
@@ -124,38 +131,40 @@ _CLOSED_WORDS = {
     "it speaks to another machine": (
         "RPC|S3|HTTP|RAY|NIXL|MOONCAKE|MORIIO|P2P|EC|DP|ELASTIC|NIC|MODELSCOPE"
     ),
-    "it decides what is fetched, kept or told": "MEDIA|FETCH|ASSETS|STORE|USAGE|TRACK",
-    "it takes a guard away, against clients or against a dead engine": (
+    "it decides what is fetched, stored or reported": "MEDIA|FETCH|ASSETS|STORE|USAGE|TRACK",
+    "it removes a protection against clients or against a dead engine": (
         "REGEX|CHAT_TEMPLATE|OUTLINES_CACHE|KEEP_ALIVE"
     ),
-    "it changes the log, or is an aid of its developers": (
+    "it changes the log, or is for the engine's developers": (
         "LOG|LOGGING|TRACE|DEBUG|PROFILING|SCOPES|CI"
     ),
     "it is for building the engine, or for other hardware": (
         "BUILD|PRECOMPILED|DOCKER|TARGET|VERSION|ROCM|XPU|TPU|XLA|ZENTORCH"
     ),
 }
-# Of SGLang's hundreds, most of which are switches: what is for its tests, its other machines and
-# its doors.
+# SGLang has hundreds of variables, mostly switches. Words of those for tests, other machines and
+# endpoints.
 _SGLANG_WORDS = {
     "it is for SGLang's own tests, or makes it wrong or slow": (
-        "TEST|TESTS|SIMULATE|SIMULATED|CANARY|PERTURB|POISON|CRASH|FORCE_SHUTDOWN|CHECKER|SANITY|DIAG|BYPASS|VERIFY_REAL|IN_CI|RADIX_FORCE_MISS|"
+        "TEST|TESTS|SIMULATE|SIMULATED|CANARY|PERTURB|POISON|CRASH|FORCE_SHUTDOWN|CHECKER|SANITY"
+        "|DIAG|BYPASS|VERIFY_REAL|IN_CI|RADIX_FORCE_MISS|"
         "PATCH_TOKENIZER|KILLPG|SKIP_COMPUTE_HASH|IN_DEEPGEMM_PRECOMPILE_STAGE"
     ),
     "it opens SGLang to clients or to other machines": (
-        "EXPOSE|EXTERNAL|PICKLE|OVERRIDES|DECOMPRESSION|GRPC|TCP|ZMQ|DISAGG|DISAGGREGATION|MORI|ENCODER|EXA|FORWARD|MODEL|REMOTE|SESSION|HEALTHCHECK|"
+        "EXPOSE|EXTERNAL|PICKLE|OVERRIDES|DECOMPRESSION|GRPC|TCP|ZMQ|DISAGG|DISAGGREGATION|MORI"
+        "|ENCODER|EXA|FORWARD|MODEL|REMOTE|SESSION|HEALTHCHECK|"
         "HEALTH|OTLP|EXPORTER|UVICORN|KV_EVENTS"
     ),
     "it writes what the engine computes": (
         "DUMP|COREDUMP|PYSPY|PROFILE|PROFILER|RECORD|NVTX|E2E|HEATMAP"
     ),
     "it contradicts the plan": (
-        "OVERWRITE_LONGER_CONTEXT_LEN|VISIBLE_DEVICE|FIRST_RANK|QUANTIZATION|INT4_WEIGHT|COLOCATED|MAX_NEW"
+        "OVERWRITE_LONGER_CONTEXT_LEN|VISIBLE_DEVICE|FIRST_RANK|QUANTIZATION|INT4_WEIGHT"
+        "|COLOCATED|MAX_NEW"
     ),
     "it is for other hardware": "NPU|AMD|AITER|MUSA|MLX|HIP|ASCEND|GFX\\d+|XPU|CPU_QUANTIZATION",
 }
-# ...but these, which were read: text that only chooses, and names that only look as if they did
-# more.
+# Exceptions after a review: texts that only choose, and names that only look dangerous.
 _REVIEWED = (
     "VLLM_DISABLED_KERNELS VLLM_NVFP4_GEMM_BACKEND VLLM_PP_LAYER_PARTITION"
     " VLLM_CPU_OMP_THREADS_BIND VLLM_SKIP_P2P_CHECK"
@@ -184,14 +193,16 @@ _LIBRARIES = {
     ),
     "cpu": ("OMP_NUM_THREADS",),
 }
-# Limits on what clients may send.
+# Limits on requests of clients.
 _LIMITS = re.compile("VLLM_MAX_(?!TOKENS_PER)")
 
 
-def of_version(environment: Mapping[str, bool], device: str) -> list[str]:
-    """The variables of an engine version that users may set, sorted. environment: its names, and
-    whether a declared type leaves only
-    numbers, switches and listed words."""
+def user_variables(environment: Mapping[str, bool], device: str) -> list[str]:
+    """The variables of an engine version that users may set, sorted.
+
+    environment: its names, and whether the declared type allows only numbers, switches and listed
+    words.
+    """
     names = {name for name, typed in environment.items() if typed and name.startswith("VLLM_")}
     names = {
         name
@@ -204,60 +215,59 @@ def of_version(environment: Mapping[str, bool], device: str) -> list[str]:
     )
 
 
-def merged(engine: Engine, own: Mapping[str, str], everywhere: Mapping[str, str]) -> dict[str, str]:
-    """What the engine is given: the model's `own` variables, and of those for all engines
-    (`everywhere`) what this one takes.
+def engine_env(
+    engine: Engine, model_env: Mapping[str, str], global_env: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables for an engine: `model_env`, and the part of `global_env` that is open for it.
 
-    Raises BadFlag for one of `own` that this engine version does not have, or may not be given.
+    Raises BadFlag for a variable of `model_env` that is closed for this engine version.
     """
-    for name, value in own.items():
+    for name, value in model_env.items():
         check(engine, name, value)
-    found = {
-        name: value for name, value in everywhere.items() if refusal(engine, name, value) is None
-    } | dict(own)
-    if any(name in found for name in PROXIES):
-        for name in [name for name in NO_PROXY if name in found] or NO_PROXY[:1]:
-            kept = [part.strip() for part in found.get(name, "").split(",") if part.strip()]
-            found[name] = ",".join(dict.fromkeys([*kept, *_LOOPBACK]))
-    return found
+    env = {
+        name: value for name, value in global_env.items() if refusal(engine, name, value) is None
+    } | dict(model_env)
+    if any(name in env for name in PROXIES):
+        for name in [name for name in NO_PROXY if name in env] or NO_PROXY[:1]:
+            hosts = [part.strip() for part in env.get(name, "").split(",") if part.strip()]
+            env[name] = ",".join(dict.fromkeys([*hosts, *_LOOPBACK]))
+    return env
 
 
 def check(engine: Engine | None, name: str, value: str) -> None:
-    """Raises BadFlag where the variable may not be given to this engine version, or has no such
-    value. None: to no version at all."""
+    """Raise BadFlag if the variable or its value is closed for this version; None: for all."""
     if (why := refusal(engine, name, value)) is not None:
         raise BadFlag(why[0], hint=why[1], param="env")
 
 
 def refusal(engine: Engine | None, name: str, value: str) -> tuple[str, str] | None:
-    """Why the variable may not be given with this value, and what to do; None where it may. The
-    value is not told: it may be a secret."""
+    """Message and hint if the variable is closed, without its value; None if it is open."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or len(name) > _LONGEST_NAME:
-        return f"{name[:80]!r} is no name of an environment variable.", "Give NAME=VALUE."
+        return f"{name[:80]!r} is not a name of a variable.", "Give NAME=VALUE."
     if not value.isprintable() or len(value) > _LONGEST_VALUE:
-        most = f"Give a plain value of at most {_LONGEST_VALUE} characters."
-        return f"The value of {name} is too long or has characters that cannot be printed.", most
+        hint = f"Give a plain value of at most {_LONGEST_VALUE} characters."
+        return f"The value of {name} is too long or has characters that cannot be printed.", hint
     closed = f"The variable {name} cannot be given to engines: "
     if engine is not None and name in engine.user_env:
         return None
     if engine is not None and (name in engine.env or name == engine.key_env):
         return f"{closed}the gateway sets it.", "Leave it out."
-    taken = next((taken for names, taken in _OPEN.items() if name in names.split()), None)
-    if taken is None and (why := _closed(name)):
+    form = next((form for names, form in _OPEN.items() if name in names.split()), None)
+    if form is None and (why := _closed(name)):
         return f"{closed}{why}.", "Leave it out."
-    if taken is None and re.match("VLLM_|SGLANG_|SGL_", name):
-        return _own(engine, name, value)
-    if taken is None and _any_of(_OPEN_PATTERNS).fullmatch(name):
-        taken = _PLAIN, "numbers and words"
-    if taken is None:
+    if form is None and re.match("VLLM_|SGLANG_|SGL_", name):
+        return _refuse_engine_variable(engine, name, value)
+    if form is None and _any_of(_OPEN_PATTERNS).fullmatch(name):
+        form = _PLAIN, "numbers and words"
+    if form is None:
         return _unknown(engine, name)
-    pattern, words = taken
+    pattern, words = form
     if pattern.fullmatch(value) and ".." not in value:
         return None
     if name in PROXIES and "@" in value:
         return (
-            f"{closed}its address has a password, which would be shown in plans and kept.",
-            "Give a proxy that asks for none.",
+            f"{closed}its address has a password, which would be shown in plans and stored.",
+            "Give a proxy without a password.",
         )
     return f"{name} takes {words}.", "Correct the value."
 
@@ -267,9 +277,11 @@ def words(env: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in sorted(env.items()))
 
 
-def _own(engine: Engine | None, name: str, value: str) -> tuple[str, str] | None:
-    """Of an engine's own variable that no profile lists. Of vLLM's a profile lists what is open; of
-    SGLang's all switches are, but some."""
+def _refuse_engine_variable(engine: Engine | None, name: str, value: str) -> tuple[str, str] | None:
+    """Message and hint for an engine's own variable that no profile lists; None if it is open.
+
+    Profiles list all open variables of vLLM. Of SGLang all switches are open, with exceptions.
+    """
     sglang = not name.startswith("VLLM_")
     reviewed = name in f"{_REVIEWED} {_SGLANG_REVIEWED}".split()
     why = (
@@ -279,13 +291,13 @@ def _own(engine: Engine | None, name: str, value: str) -> tuple[str, str] | None
         or (_closed_word(name, _SGLANG_WORDS) if sglang else None)
     )
     if why is None and not sglang and _LIMITS.match(name):
-        why = "it is a limit on what clients may send"
+        why = "it is a limit on requests of clients"
     if why is not None:
         return f"The variable {name} cannot be given to engines: {why}.", "Leave it out."
     if engine is not None and not name.startswith(engine.open_switches):
         return _unknown(engine, name)
     if sglang and not _SWITCH.fullmatch(value):
-        return f"{name} takes a number or a switch here.", "Correct the value."
+        return f"{name} takes a number or a switch.", "Correct the value."
     return None
 
 
@@ -295,26 +307,26 @@ def _closed(name: str) -> str | None:
 
 @cache
 def _any_of(names: str) -> re.Pattern[str]:
-    """Any of these names, in which `*` is any text."""
+    """A pattern for any of these names; `*` is any text."""
     return re.compile("|".join(name.replace("*", ".*") for name in names.split()))
 
 
 def _closed_word(name: str, table: Mapping[str, str]) -> str | None:
-    """What a word of the name says that it does."""
+    """The effect of a variable, by the words in its name."""
     return next(
         (why for why, listed in table.items() if re.search(rf"_({listed})(?=_|$)", name)), None
     )
 
 
 def _unknown(engine: Engine | None, name: str) -> tuple[str, str]:
-    known: Iterable[str] = (
+    names: Iterable[str] = (
         *(engine.user_env if engine is not None else ()),
-        *(one for names in _OPEN for one in names.split()),
+        *(open_name for names in _OPEN for open_name in names.split()),
     )
-    near = difflib.get_close_matches(name[:80], list(known), n=1, cutoff=0.7)
-    who = engine.ref if engine is not None else "No engine"
-    said = f"{who} has no environment variable {name[:80]!r} that may be set"
+    near = difflib.get_close_matches(name[:80], list(names), n=1, cutoff=0.7)
+    owner = engine.ref if engine is not None else "No engine"
+    message = f"{owner} has no environment variable {name[:80]!r} that may be set"
     return (
-        f"{said}; did you mean {near[0]}?" if near else f"{said}.",
-        "docs/settings.md lists what may be given.",
+        f"{message}; did you mean {near[0]}?" if near else f"{message}.",
+        "docs/settings.md lists the variables that may be set.",
     )

@@ -1,4 +1,4 @@
-"""A program of this package in a process of its own."""
+"""Processes that run a module of this package."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from contextlib import suppress
 from pathlib import Path
 
 
-async def started(
+async def spawn(
     program: str, variables: Mapping[str, str], *, errors: bool = False
 ) -> asyncio.subprocess.Process:
-    """The process of a module, with pipes for its input and output. errors: a pipe for what it
-    writes to standard error too, else that
-    goes where the gateway's goes. variables: of its environment, beside the gateway's without its
-    settings, which hold keys. Raises OSError.
+    """Start a module as a process with pipes for its input and output. Raises OSError.
+
+    variables: for its environment, beside the gateway's own variables without its settings, which
+    hold keys. errors: also a pipe for standard error, else the gateway's own.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
     }
-    # So that the child finds this very package, installed or not.
+    # The child must find this package, installed or not.
     paths = (str(Path(__file__).parents[1]), environment.get("PYTHONPATH", ""))
     environment["PYTHONPATH"] = os.pathsep.join(paths).rstrip(os.pathsep)
     return await asyncio.create_subprocess_exec(
@@ -30,19 +30,18 @@ async def started(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE if errors else None,
         env={**environment, **variables},
-        # Away from the terminal's Ctrl-C: the gateway decides when it ends.
+        # Ctrl-C in the terminal must not reach the child: the gateway ends it.
         start_new_session=True,
     )
 
 
-async def end(child: asyncio.subprocess.Process) -> int:
-    """Kill it. Its exit code, which is that of a kill only where it was alive."""
+async def kill(child: asyncio.subprocess.Process) -> int:
+    """Kill the child. Returns its exit code, which may be from an earlier end."""
     with suppress(ProcessLookupError):
         child.kill()
-    # asyncio tells the end when the pipes are closed, and reads no more of one of which too much
-    # waits to be taken. The transport itself is not closed: it would look whether the child lives,
-    # and take the code from who waits for it, who then says 255.
-    transport = child._transport  # type: ignore[attr-defined] # noqa: SLF001 - there is no other way to close them
+    # asyncio reports the end only once the pipes are closed, and does not read from a full one.
+    # Closing the transport instead would reap the child, and the waiter would then report 255.
+    transport = child._transport  # type: ignore[attr-defined] # noqa: SLF001 - no public way
     for pipe in filter(None, map(transport.get_pipe_transport, range(3))):
         pipe.close()
     return await child.wait()

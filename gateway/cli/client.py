@@ -14,7 +14,7 @@ from gateway.errors import (
     NotReady,
     SettingsError,
     Unauthorized,
-    in_brief,
+    short_reason,
 )
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
         except OSError as error:
             raise SettingsError(
                 f"The certificate of this machine's gateway, {_certificate()}, cannot be used:"
-                f" {in_brief(error)}.",
+                f" {short_reason(error)}.",
                 hint="Set FITSERVE_TLS_CERT to a valid certificate.",
             ) from None
         verify.check_hostname = False
@@ -194,7 +194,7 @@ def _unreachable(client: httpx.Client, error: Exception) -> NotReady:
             hint="It may still be working on the request. Check `fitserve list` before you retry.",
         )
     return NotReady(
-        f"No gateway answers at {client.base_url} ({in_brief(error)}).",
+        f"No gateway answers at {client.base_url} ({short_reason(error)}).",
         hint="Start one with `fitserve serve`, or set FITSERVE_URL.",
     )
 

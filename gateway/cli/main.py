@@ -181,13 +181,13 @@ def agent() -> None:
 @app.command()
 def probe(as_json: Json = False) -> None:
     """Show the hardware of this machine."""
-    from gateway.machine.gpu_watch import kept_here
+    from gateway.machine.gpu_watch import allowed_devices
     from gateway.machine.probe import probe as read
     from gateway.planner.explain import machine
     from gateway.settings import load_settings
 
     settings = load_settings()
-    hardware = kept_here(Path.cwd(), settings.gpus, settings.ram_bytes).mark(read(Path.cwd()))
+    hardware = allowed_devices(Path.cwd(), settings.gpus, settings.ram_bytes).mark(read(Path.cwd()))
     if as_json:
         say(hardware.model_dump_json(indent=2))
         return

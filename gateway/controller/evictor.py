@@ -262,7 +262,7 @@ class Evictor:
         if used_at:
             self._noted |= used_at
             try:
-                await asyncio.to_thread(self._store.used, used_at)
+                await asyncio.to_thread(self._store.note_use, used_at)
             except StoreError as error:
                 log.warning("the last use of models could not be recorded", error=str(error))
 

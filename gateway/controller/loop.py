@@ -160,7 +160,7 @@ class Loop:
             try:
                 await self._pass()
                 looked = True
-                self.health.setback.over()
+                self.health.setback.clear()
             except HostError as error:
                 if self.health.host_problem is None:
                     log.error("the host does not answer", error=str(error))  # noqa: TRY400 - the traceback adds nothing
@@ -170,7 +170,7 @@ class Loop:
                     # again, and get no 404.
                     self._publish_routes([])
             except Exception as error:
-                self.health.setback.broke(error)
+                self.health.setback.record_failure(error)
                 if self.health.setback.count >= _MOST_BROKEN_PASSES:
                     raise
                 await asyncio.sleep(self.health.setback.rest_s)
@@ -281,11 +281,11 @@ class Loop:
                 self.wake()
             if model.deleting:
                 await self._forget(model, instances)
-            model.setback.over()
+            model.setback.clear()
         except StoreError:
             raise
         except Exception as error:
-            model.setback.broke(error)
+            model.setback.record_failure(error)
 
     def _receive(self, model: ManagedModel) -> None:
         """Have other models give the awaited offers. An unexpected error stays with the
@@ -307,7 +307,7 @@ class Loop:
                         )
                     )
         except Exception as error:
-            model.setback.broke(error)
+            model.setback.record_failure(error)
 
     def _has_given(self, take: Offer, requester: str) -> bool:
         """Whether a model has given the offer or never will. Otherwise the gift is started."""

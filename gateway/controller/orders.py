@@ -107,10 +107,10 @@ class Orders:
         # Work under way keeps its own references. Answers stay on disk as long as their source
         # exists.
         model.pins, model.answers = {}, {}
-        model.setback.over()
+        model.setback.clear()
         for replica in model.replicas:
             replica.blocked = None
-            replica.setback.over()
+            replica.setback.clear()
         self._wake()
         return model
 

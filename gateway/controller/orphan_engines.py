@@ -10,7 +10,7 @@ from functools import partial
 
 from gateway.domain import Instance
 from gateway.logging import Logger
-from gateway.supervision import Supervised
+from gateway.supervision import SupervisedTask
 
 log = Logger("fitserve.loop")
 
@@ -27,19 +27,19 @@ class OrphanEngines:
         self._stop = stop
         self._grace_s = grace_s
         self._wake = wake
-        self._stopping: dict[str, Supervised] = {}
+        self._stopping: dict[str, SupervisedTask] = {}
 
     def look(self, instances: Iterable[Instance], known: Collection[str]) -> None:
         """Stop instances that are not in `known`.
 
         A plan is recorded before its engine starts, so a starting engine is never an orphan.
         """
-        self._stopping = {name: work for name, work in self._stopping.items() if not work.done}
+        self._stopping = {name: work for name, work in self._stopping.items() if not work.is_done}
         for instance in instances:
             name = instance.name
             if name not in known and name not in self._stopping:
                 log.warning("stopping an orphan engine", instance=name)
-                self._stopping[name] = Supervised(
+                self._stopping[name] = SupervisedTask(
                     partial(self._stop, name, self._grace_s),
                     "stopping an orphan engine",
                     self._wake,

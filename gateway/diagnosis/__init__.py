@@ -1,1 +1,1 @@
-"""What an engine's log says of its failure."""
+"""The failure of an engine by its log, and the facts that it teaches."""

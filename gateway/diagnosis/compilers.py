@@ -1,5 +1,7 @@
-"""What an engine compiles while it starts, told by the command lines of the compilers that it runs:
-its log is silent meanwhile. Pure."""
+"""The kernels that a starting engine compiles, by the command lines of its compilers. Pure.
+
+The log of the engine is silent meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,11 @@ import re
 from collections.abc import Iterable
 
 COMPILING = "compiling kernels"
-# Of CUDA's toolkit (nvcc and what it runs), and what drives it. A host compiler alone is none of
-# them: Triton runs one for a moment for each kernel.
+# CUDA's toolkit (nvcc and its programs), and ninja, which runs it. A host compiler alone does not
+# count: Triton runs one for a moment for each kernel.
 _TOOLS = re.compile(r"(?:\S*/)?(?:nvcc|cicc|ptxas|fatbinary|nvlink|cudafe\+\+|ninja)(?:\s|$)")
-# The folder of a module, as those who compile lay theirs out: FlashInfer below its workspace,
-# PyTorch's extensions by module and version of Python, SGLang below its cache by target, DeepGEMM
-# one for each kernel.
+# Folders of modules. FlashInfer: below its workspace. PyTorch's extensions: by module and version
+# of Python. SGLang: below its cache by target. DeepGEMM: one for each kernel.
 _MODULES = (
     (
         re.compile(r"/cached_ops/(?P<what>[\w.+-]+)|(?:^|[\s=])cached_ops/(?P<other>[\w.+-]+)"),
@@ -25,9 +26,11 @@ _MODULES = (
 
 
 def compiling(commands: Iterable[str]) -> str:
-    """What these processes do, as "compiling kernels: flashinfer sampling", without the names where
-    none is told; empty where none of them compiles."""
-    found: list[str] = []
+    """The work of these processes, as "compiling kernels: flashinfer sampling".
+
+    Without names where the command lines have none; empty if no process compiles.
+    """
+    modules: list[str] = []
     runs = False
     for command in commands:
         if not _TOOLS.match(command):
@@ -36,13 +39,13 @@ def compiling(commands: Iterable[str]) -> str:
         for pattern, words in _MODULES:
             if match := pattern.search(command):
                 named = next((text for text in match.groups() if text), "")
-                found.append(words.format(named.rstrip(".")).strip())
+                modules.append(words.format(named.rstrip(".")).strip())
                 break
-    if found:
+    if modules:
         names = (
-            ", ".join(dict.fromkeys(found[:64]))
-            if len({*found}) <= 3
-            else f"{found[0]} and {len({*found}) - 1} others"
+            ", ".join(dict.fromkeys(modules[:64]))
+            if len({*modules}) <= 3
+            else f"{modules[0]} and {len({*modules}) - 1} others"
         )
         return f"{COMPILING}: {names}"
     return COMPILING if runs else ""

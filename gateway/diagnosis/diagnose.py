@@ -1,4 +1,4 @@
-"""The failure in a whole log, and what may be said where there is none. Pure."""
+"""The failure in a whole log. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from gateway.domain import Failure
 def diagnose(
     pieces: Iterable[bytes], signatures: Signatures, engine: str | None = None
 ) -> tuple[Failure, LogReader]:
-    """The failure in a whole log, of kind `none` where it proves none; and the reader, which knows
-    how far the start came.
+    """The failure in a whole log, of kind `none` without a proof, and the reader of the log.
 
-    What nothing proves may be likely: that is told to who reads the log, and never to the gateway,
-        which would treat the engine by it.
-
-    No failure is no health: only an answer proves that (`reader.answered`).
+    The failure may be only likely: it is for people, never for the gateway, which would treat the
+    engine by it. A log without a failure does not prove health; an answer does (`reader.answered`).
     """
     reader = LogReader(signatures, engine)
     for piece in pieces:
@@ -35,10 +32,10 @@ def _no_failure(reader: LogReader) -> str:
         return "The engine answered requests, and the log names no failure."
     if reader.ready:
         return (
-            "The server started. The log names no failure, and shows no answer either: whether it"
-            " is healthy cannot be told."
+            "The server started. The log names no failure and shows no answer, so the health of the"
+            " engine is unknown."
         )
     return (
-        "The log names no failure, and ends before the server started: whether it is healthy cannot"
-        " be told."
+        "The log names no failure and ends before the server started, so the health of the engine"
+        " is unknown."
     )

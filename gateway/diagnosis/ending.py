@@ -1,5 +1,4 @@
-"""What an engine's end means: its phase as users read it, whether its failure lies outside the
-plan, and an end without a line that proves a cause. Pure."""
+"""The end of an engine: its phase in words, its cause, and an end without a known cause. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +6,11 @@ from collections.abc import Iterable
 
 from gateway.domain import Failure, Instance
 
-# Causes that no plan and no engine version cures: somebody must act first.
+# Causes that no other plan or engine version avoids: a user must act first.
 HOPELESS = frozenset({"weights_gated", "needs_remote_code"})
-# SIGILL, SIGABRT, SIGBUS, SIGFPE and SIGSEGV, which a process brings upon itself.
+# Signals of a crash: SIGILL, SIGABRT, SIGBUS, SIGFPE and SIGSEGV.
 _CRASHES = frozenset({4, 6, 7, 8, 11})
-# Where a start is, and the same as users read it.
+# The phases of a start, in words for users.
 PHASES = {
     "download": "downloading weights",
     "load": "loading weights",
@@ -23,8 +22,10 @@ PHASES = {
 
 
 def environmental(failure: Failure) -> bool:
-    """Whether the cause lies outside the plan, which may then be started again. A hang proves
-    nothing the first time."""
+    """Whether the cause lies outside the plan, which may then be started again.
+
+    The first hang proves nothing.
+    """
     return failure.proves == "nothing"
 
 
@@ -43,7 +44,7 @@ def ended(instance: Instance, phase: str, tail: Iterable[str], *, was_ready: boo
             ),
             line=last,
             culprit={"exit_code": -9 if code is None else code},
-            advice="Free memory, or ask for a smaller context.",
+            advice="Free memory, or use a smaller context.",
         )
     if code is None:
         how, kind = "The engine is gone; its exit code was not seen", "exited"
@@ -53,11 +54,11 @@ def ended(instance: Instance, phase: str, tail: Iterable[str], *, was_ready: boo
         how, kind = f"The engine was killed (signal {number})", "killed"
     else:
         how, kind = f"The engine ended with exit code {code}", "exited" if was_ready else "unknown"
-    when = "while it was serving" if was_ready else f"while {phase}"
+    stage = "while it was serving" if was_ready else f"while {phase}"
     return Failure(
         kind=kind,
         phase=phase,
-        message=f"{how} {when}, and its log names no known cause.",
+        message=f"{how} {stage}, and its log names no known cause.",
         line=last,
         culprit={} if code is None else {"exit_code": code},
         advice="Read the whole log with `fitserve logs`.",

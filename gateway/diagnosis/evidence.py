@@ -102,12 +102,13 @@ class CrashStack:
         return FailureCandidate(None, {}, self.line, self.number, phase, shape=shape)
 
 
-class Evidence:
-    """All that one log has shown. engine: its kind; None: any row may hold.
+class LogEvidence:
+    """The state of one log's evidence. engine: its kind; None: any row may hold.
 
-    death: the first line that says that a process ended, with its number. hint: a known text in a
-    line that is no exception. quoted: an exception in the middle of a line, as quoted and as the
-    whole line. is_ending: the engine itself ends, whatever its log says now.
+    death: the first line that says that a process ended, with its number.
+    hint: a known text in a line that is no exception.
+    quoted: an exception in the middle of a line, as quoted and as the whole line.
+    is_ending: the engine itself ends.
     """
 
     def __init__(self, signatures: Signatures, engine: str | None) -> None:
@@ -145,12 +146,12 @@ class Evidence:
         self, text: str, process: ProcessTrace, *, warning: bool = False
     ) -> Proof | None:
         """The proof in a line that is no exception."""
-        found = self._signatures.match_text(
+        proof = self._signatures.match_text(
             text, self._engine, frozenset(process.frames), line=True
         )
-        if found is None or (warning and not found[0].printed_as_warning):
+        if proof is None or (warning and not proof[0].printed_as_warning):
             return None
-        return found if found[0].while_serving or not self.disregards(process) else None
+        return proof if proof[0].while_serving or not self.disregards(process) else None
 
     def prove_text(self, text: str, process: ProcessTrace) -> Proof | None:
         """The proof in a text, whether or not an exception says it."""
@@ -160,11 +161,11 @@ class Evidence:
 
     def prove_exception(self, text: str, process: ProcessTrace) -> Proof | None:
         """The proof in the text of an exception. A request meets no failure of a start."""
-        found = self.prove_text(text, process)
-        possible = found and (
-            self._signatures.can_fail_serving(found[0].kind) or not process.in_handler
+        proof = self.prove_text(text, process)
+        possible = proof and (
+            self._signatures.can_fail_serving(proof[0].kind) or not process.in_handler
         )
-        return found if possible else None
+        return proof if possible else None
 
     def culprit(self, proof: Proof, process: ProcessTrace) -> dict[str, Scalar]:
         """The values of a proof, with kernel and layer where a kernel or engine failed."""
@@ -177,8 +178,8 @@ class Evidence:
                 kernel, pattern = mark.kernel, mark.kernel_pattern
         chosen = reversed(self.progress.kernels) if pattern else ()
         kernel = next((name for name in chosen if re.fullmatch(pattern, name)), kernel)
-        found: dict[str, Scalar] = {"kernel": kernel} if kernel else {}
-        return found | ({"layer": process.layer} if process.layer else {}) | named
+        traced: dict[str, Scalar] = {"kernel": kernel} if kernel else {}
+        return traced | ({"layer": process.layer} if process.layer else {}) | named
 
     def phase(self, row: FailureSignature | None, process: ProcessTrace) -> str:
         """The phase of a failure: by its row, its traceback, or the progress of the start."""
@@ -199,14 +200,14 @@ class Evidence:
 
     def add(self, candidate: FailureCandidate) -> None:
         """Add a candidate, as far as there is room."""
-        bare = [one for one in self.candidates if one.bare] if candidate.bare else []
+        bare = [item for item in self.candidates if item.bare] if candidate.bare else []
         if len(bare) < _MOST_BARE and len(self.candidates) < _MOST_CANDIDATES:
             self.candidates.append(candidate)
 
     def add_death(self, text: str, number: int) -> None:
         """Add a line that says that a process ended.
 
-        The first counts, unless a later one quotes the error of the process.
+        The first counts, unless a later item quotes the error of the process.
         """
         quotes = forms.TOLD.search
         if self.death is None or (quotes(text) and not quotes(self.death[0])):
@@ -238,8 +239,8 @@ class Evidence:
         """Note that the engine ends: errors since it serves that it did not survive count now."""
         self.add_death(text, number)
         if self.serving and not self.is_ending:
-            errors = [one.serving_error for one in self.processes.values() if one.serving_error]
-            for candidate in sorted(errors, key=lambda one: one.number):
+            errors = [item.serving_error for item in self.processes.values() if item.serving_error]
+            for candidate in sorted(errors, key=lambda item: item.number):
                 self.add(candidate)
         self.is_ending = True
 
@@ -256,7 +257,7 @@ class Evidence:
             for line in self._first:
                 self._add_pasted(line, phase)
         # Where the log ends in a traceback, the failure may stand before it.
-        is_cut = any(one.in_traceback or one.cut_off for one in self.processes.values())
+        is_cut = any(item.in_traceback or item.cut_off for item in self.processes.values())
         for line in self._recent:
             known = self._known_text(line.message, line.text, line.number, line.process)
             if known is not None and (
@@ -268,11 +269,11 @@ class Evidence:
     def _known_text(
         self, message: str, text: str, number: int, process: ProcessTrace
     ) -> FailureCandidate | None:
-        found = self.prove_text(message, process)
-        if found is None:
+        proof = self.prove_text(message, process)
+        if proof is None:
             return None
-        phase = self.phase(found[0], process)
-        return FailureCandidate(*found, text, number, phase, bare=True)
+        phase = self.phase(proof[0], process)
+        return FailureCandidate(*proof, text, number, phase, bare=True)
 
     def _hang(self, lines: int, *, healthy: bool) -> FailureCandidate | None:
         """The engine waits, as its last records repeat, or as one of a serving engine says."""
@@ -296,7 +297,7 @@ class Evidence:
         if forms.WRAPPER.match(message):
             self.add_death(line.text, line.number)
         elif self.add_hint(message, line.text, line.number, line.process) or self._records:
-            return  # beside records it may be the rest of one
+            return  # beside records it may be the rest of item
         elif worded := forms.PYTHON.match(message.strip()):
             shape = Shape(worded.lastgroup or "", message.strip(), (), phase)
             self.add(FailureCandidate.unproven(line.text, line.number, shape))
@@ -326,11 +327,11 @@ class Evidence:
         return self._failure(self._likely(cause) or cause)
 
     def _proof(self) -> FailureCandidate | None:
-        unproven = [one for one in self._unproven() if not one.bare] if self.death else []
-        proven = [one for one in self.candidates if one.row is not None] + unproven
+        unproven = [item for item in self._unproven() if not item.bare] if self.death else []
+        proven = [item for item in self.candidates if item.row is not None] + unproven
         if not proven:
             return self._death(self.progress.phase) if self.death else None
-        first = min(proven, key=lambda one: (one.rank, one.number))
+        first = min(proven, key=lambda item: (item.rank, item.number))
         return first if first.row is not None else self._best(unproven) or first
 
     def _cause(self) -> FailureCandidate | None:
@@ -342,9 +343,9 @@ class Evidence:
             return None
         unproven, quoted, cut_off = self._unproven(), [*self.quoted[:1]], self._cut_off()
         for several in (
-            [one for one in unproven if not one.bare],
+            [item for item in unproven if not item.bare],
             [self.hint] if self.hint is not None else [],
-            [one for one in unproven if one.bare],
+            [item for item in unproven if item.bare],
             cut_off,
             quoted,
             self._around_quote(),
@@ -365,31 +366,31 @@ class Evidence:
         if (self.serving and self.death is None) or (death is None and _is_named(cause)):
             return None
         raised = [*self._unproven(), *self._quoted_death(""), *self._cut_off(), *self.quoted[:1]]
-        numbers = {one.number for one in raised}
+        numbers = {item.number for item in raised}
         several = raised + [
-            one
-            for one in self._complaints
-            if one.number not in numbers and (not raised or forms.LOUD.search(one.line))
+            item
+            for item in self._complaints
+            if item.number not in numbers and (not raised or forms.LOUD.search(item.line))
         ]
-        several = [one for one in several if death is None or one.number < death.number]
+        several = [item for item in several if death is None or item.number < death.number]
         if self._crashed is not None and self._signatures.guess([self._crashed.shape]):
             several = [self._crashed]
         if cause is not None and cause.phase == "serving":
-            several = [one for one in several if one.phase == "serving"]
+            several = [item for item in several if item.phase == "serving"]
         several += self._around_quote()
-        found = self._signatures.guess(
-            [self._signatures.shape_for_words(one.shape, self._engine) for one in several]
+        proof = self._signatures.guess(
+            [self._signatures.shape_for_words(item.shape, self._engine) for item in several]
         )
-        if found is None or (cause is not None and found[0].kind == cause.kind):
+        if proof is None or (cause is not None and proof[0].kind == cause.kind):
             return None
-        row, words, index = found
+        row, words, index = proof
         return replace(several[index], row=row, culprit={"words": ", ".join(words)})
 
     def _unproven(self) -> list[FailureCandidate]:
-        return [one for one in self.candidates if not one.survived and one.row is None]
+        return [item for item in self.candidates if not item.survived and item.row is None]
 
     def _cut_off(self) -> list[FailureCandidate]:
-        return [one.cut_off for one in self.processes.values() if one.cut_off is not None]
+        return [item.cut_off for item in self.processes.values() if item.cut_off is not None]
 
     def _around_quote(self) -> list[FailureCandidate]:
         """The line around a quote, where the quote alone names nothing."""
@@ -403,28 +404,28 @@ class Evidence:
         """The error before a process was reported dead, in a traceback without its beginning."""
         if death.rank != DEATH:
             return None
-        raised = [one for one in self._unproven() if one.shape.frames]
+        raised = [item for item in self._unproven() if item.shape.frames]
         raised += self._quoted_death(death.phase)
-        best = self._best([one for one in raised if one.number < death.number])
+        best = self._best([item for item in raised if item.number < death.number])
         return best if best is not None and best.row is not None else None
 
     def _best(self, several: list[FailureCandidate]) -> FailureCandidate | None:
         """The first with a row, also by its structure; without any the first."""
-        for one in several:
-            if one.row is not None:
-                return one
-            if found := self._signatures.match_structure(one.shape, self._engine):
-                row, named = found
-                phase = row.phase or one.phase
+        for item in several:
+            if item.row is not None:
+                return item
+            if proof := self._signatures.match_structure(item.shape, self._engine):
+                row, named = proof
+                phase = row.phase or item.phase
                 return replace(
-                    one, row=row, culprit=named | structure.culprit(one.shape), phase=phase
+                    item, row=row, culprit=named | structure.culprit(item.shape), phase=phase
                 )
         return several[0] if several else None
 
     def _quoted_death(self, phase: str) -> list[FailureCandidate]:
         """The error of another process that a report of its death quotes."""
-        one = self._death(phase)
-        return [one] if one.shape.message else []
+        item = self._death(phase)
+        return [item] if item.shape.message else []
 
     def _death(self, phase: str) -> FailureCandidate:
         """The report that a process died, at best with its error in quotes."""
@@ -435,23 +436,23 @@ class Evidence:
         if not message:
             return FailureCandidate(_CAUSE_ELSEWHERE, {}, line, number, phase)
         shape = Shape(name["name"] if name else "", message, (), phase)
-        one = FailureCandidate(None, {}, line, number, phase, shape=shape)
-        return self._best([one]) or one
+        item = FailureCandidate(None, {}, line, number, phase, shape=shape)
+        return self._best([item]) or item
 
-    def _failure(self, one: FailureCandidate | None) -> Failure | None:
-        if one is None:
+    def _failure(self, item: FailureCandidate | None) -> Failure | None:
+        if item is None:
             return None
-        row = one.row or _UNKNOWN
+        row = item.row or _UNKNOWN
         message, advice, steps = self._signatures.describe(
-            row, self.progress.settings | one.culprit
+            row, self.progress.settings | item.culprit
         )
         return Failure(
-            kind=one.kind,
-            phase=one.phase,
+            kind=item.kind,
+            phase=item.phase,
             message=message,
-            line=one.line[:_CITED],
-            line_number=one.number,
-            culprit=one.culprit,
+            line=item.line[:_CITED],
+            line_number=item.number,
+            culprit=item.culprit,
             advice=advice,
             steps=steps,
             proves=row.proves,

@@ -1,7 +1,7 @@
 """A reader of a growing log, which finds the failure long before the process gives up. Pure.
 
-An engine prints one cause many times: as the exception of the process that met it, as the exception
-of each process that waited for the first, and at last as `Engine core initialization failed`.
+An engine prints one cause many times: as the exception of the failed process, as exceptions of the
+processes that waited for it, and at last as `Engine core initialization failed`.
 
 Information and warnings are no failures: the engine survived them, and all errors before the line
 that says that it serves. From that line on, the log also holds words of users and errors of single
@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 from gateway.diagnosis.candidate import MESSAGE_LINES, EngineLine, FailureCandidate, ProcessTrace
-from gateway.diagnosis.evidence import Evidence, Proof
+from gateway.diagnosis.evidence import LogEvidence, Proof
 from gateway.diagnosis.lines import line_forms as forms
 from gateway.diagnosis.lines import records
 from gateway.diagnosis.lines.carriers import Carriers
@@ -38,7 +38,7 @@ class LogReader:
 
     def __init__(self, signatures: Signatures, engine: str | None = None) -> None:
         self.answered = False
-        self._evidence = Evidence(signatures, engine)
+        self._evidence = LogEvidence(signatures, engine)
         self.progress = self._evidence.progress
         self._signatures = signatures
         self._lines = LineFilter(self._read_raw)
@@ -87,7 +87,7 @@ class LogReader:
         return self._evidence.diagnosis
 
     def _read_raw(self, raw: bytes) -> None:
-        for line in records.said(raw):
+        for line in records.carried_lines(raw):
             self._read_line(line)
 
     def _read_line(self, raw: bytes) -> None:
@@ -135,7 +135,7 @@ class LogReader:
             self._read_plain_line(line, text, process)
 
     def _read_level(self, line: LogLine, text: str, process: ProcessTrace) -> None:
-        """Read what a line shows by its level or as the beginning of a record."""
+        """Read the level of a line, and the beginning of a record."""
         if line.native and line.quiet:
             process.message = None  # Nothing is survived by it, but a message has ended.
         elif line.quiet or (

@@ -1,4 +1,4 @@
-"""How far a start has come, and how its engine is set, as far as its log says so. Pure."""
+"""The progress of a start and the settings of its engine, by its log. Pure."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _MOST_KERNELS = 64
 
 
 class StartProgress:
-    """phase: load, profile, kv, compile, graphs, serving. settings: how the engine was set."""
+    """The progress of a start. phase: load, profile, kv, compile, graphs, serving."""
 
     def __init__(self) -> None:
         self.phase = "starting"
         self.settings: dict[str, Scalar] = {}
         self.reported: dict[str, str] = {}
         self.stands = self.warm = False
-        """The KV cache is made: the engine has measured its memory. Graphs and workspaces are made
-        too."""
+        """stands: the KV cache is made, so the engine has measured its memory. warm: graphs and
+        workspaces are made too."""
         self.cache_bytes: int | None = None
-        """What the rank with the least was left for its KV cache, as the engine measured it."""
+        """The memory for the KV cache of the rank with the least, as the engine measured it."""
         self.kernels: deque[str] = deque(maxlen=_MOST_KERNELS)
-        """Those that the engine chose, the last one last."""
+        """The kernels that the engine chose, the last one last."""
         self._sized = False
 
     def learn(self, row: ProgressLine, groups: dict[str, Scalar]) -> bool:
-        """What a line says that a row knows. Returns whether the start goes on to another phase."""
+        """Note the values of a line that a row matches. Whether another phase begins."""
         if row.is_setting:
             self.settings = groups | self.settings
             return False

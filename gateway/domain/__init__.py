@@ -1,5 +1,6 @@
-"""The values everything speaks in. All frozen; sizes are bytes, lengths are tokens, times are Unix
-seconds.
+"""The values that all rooms exchange. All frozen.
+
+Sizes are bytes, lengths are tokens, times are Unix seconds.
 
 probe -> Hardware, catalog -> ModelSpec, user -> Wish, store -> Fact   into the planner
 Plan -> LaunchSpec -> Instance (what a host runs) and Attempt (what we remember of it)
@@ -9,12 +10,12 @@ Observation -> Failure -> Fact                                         back into
 from __future__ import annotations
 
 from gateway.domain.answer import (
-    Asked,
     AskedAttention,
     AskedCache,
     AskedKernel,
     EngineAnswer,
-    Settled,
+    InquiryResult,
+    ResolvedSettings,
 )
 from gateway.domain.engine import Advisory, Engine, Flag, Install, Method, MethodRule
 from gateway.domain.facts import Fact, FactKind, Failure, Served
@@ -38,12 +39,12 @@ from gateway.domain.plan import (
     Decision,
     EngineHere,
     Estimate,
-    Form,
     Holding,
     IntChoice,
     LayerAttention,
     LayerKernel,
     Memory,
+    ModelForm,
     ModelRef,
     Offer,
     OpenQuestions,
@@ -89,7 +90,6 @@ __all__ = [
     "AdapterLayer",
     "AdapterRef",
     "Advisory",
-    "Asked",
     "AskedAttention",
     "AskedCache",
     "AskedKernel",
@@ -118,12 +118,12 @@ __all__ = [
     "FactKind",
     "Failure",
     "Flag",
-    "Form",
     "Gpu",
     "GpuProcess",
     "Grade",
     "Hardware",
     "Holding",
+    "InquiryResult",
     "Install",
     "Instance",
     "IntChoice",
@@ -134,6 +134,7 @@ __all__ = [
     "Memory",
     "Method",
     "MethodRule",
+    "ModelForm",
     "ModelRef",
     "ModelSpec",
     "Mount",
@@ -148,11 +149,11 @@ __all__ = [
     "Recurrent",
     "Refusal",
     "Rejected",
+    "ResolvedSettings",
     "Rival",
     "RuleGap",
     "Scalar",
     "Served",
-    "Settled",
     "Shard",
     "Sharing",
     "Speed",

@@ -1,5 +1,4 @@
-"""What an engine's own code says of a model. See gateway/inquiry; domain/plan.py has the
-question."""
+"""Answers of an engine's own code about a model (engines/inquiry). domain/plan.py: the question."""
 
 from __future__ import annotations
 
@@ -13,8 +12,10 @@ from gateway.domain.value import Value
 
 
 class AskedKernel(Value):
-    """What computes `count` linear layers of one kind; of experts `k` is the model's width and `n`
-    one expert's, on this rank."""
+    """The kernel of `count` linear layers of one kind.
+
+    k, n: width of the model and of one expert on this rank, for a layer of experts.
+    """
 
     layer: str
     kernel: str
@@ -25,8 +26,7 @@ class AskedKernel(Value):
 
 
 class AskedAttention(Value):
-    """What computes `layers` attention layers of one kind. version: of FlashAttention; 0: not of
-    it."""
+    """The backend of `layers` attention layers of one kind. version: of FlashAttention, or 0."""
 
     kind: str
     head_dim: int
@@ -36,10 +36,10 @@ class AskedAttention(Value):
 
 
 class AskedCache(Value):
-    """What one rank keeps of sequences. block_bytes: one block of the pool; aside: blocks that must
-    be free beside those of the longest
-    request; fixed: bytes beside the pool, for no request; needed: (tokens, bytes of one request of
-    this length).
+    """The memory of one rank for sequences.
+
+    block_bytes: one block of the pool. aside: blocks that must be free beside the longest request.
+    fixed: bytes outside the pool, for all requests. needed: (tokens, bytes) of one request.
     """
 
     block_bytes: int = Field(gt=0)
@@ -48,9 +48,11 @@ class AskedCache(Value):
     needed: tuple[tuple[int, int], ...]
 
 
-class Settled(Value):
-    """What the engine resolved by itself. static_fraction: the share of a GPU for weights and
-    pools; None: it has no such share."""
+class ResolvedSettings(Value):
+    """Settings that the engine resolved by itself.
+
+    static_fraction: the share of a GPU for weights and pools; None: the engine has no such share.
+    """
 
     architecture: str
     dtype: str
@@ -65,25 +67,26 @@ class Settled(Value):
 
 
 class EngineAnswer(Value):
-    """The engine's answer: what it makes of the model, or (`refused`) its own words why it does
-    not.
+    """The engine's answer: how it runs the model, or its own words why it refuses.
 
-    weights: bytes of all parameters of one rank. kv: None where nothing is kept. source: the
-    image's digest, or the environment.
+    weights: bytes of all parameters of one rank. kv: None without a cache.
+    source: the image's digest, or the environment.
     """
 
     kernels: tuple[AskedKernel, ...] = ()
     attention: tuple[AskedAttention, ...] = ()
     weights: int = 0
     kv: AskedCache | None = None
-    settled: Settled | None = None
+    settled: ResolvedSettings | None = None
     refused: str = ""
     source: str
 
 
-class Asked(NamedTuple):
-    """What came of asking: the answers; by engine, in words, why it could not be asked; and by the
-    name of an image the digest of what was asked."""
+class InquiryResult(NamedTuple):
+    """The answers of engines. problems: by engine, why it could not be asked.
+
+    pins: by name of an image, the digest that answered.
+    """
 
     answers: Mapping[Question, EngineAnswer]
     problems: Mapping[str, str]

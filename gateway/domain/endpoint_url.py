@@ -1,5 +1,4 @@
-"""The base URL of an engine that runs elsewhere: checked, and in one normal form, so that what is
-stored can be asked and compared."""
+"""The base URL of an external engine, checked and in one normal form."""
 
 from __future__ import annotations
 
@@ -9,7 +8,8 @@ from urllib.parse import urlsplit
 
 _VISIBLE = re.compile(r"[!-~]+", re.ASCII)
 _HOST = re.compile(
-    r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*",
+    r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+    r"(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*",
     re.ASCII,
 )
 _PATH = re.compile(r"(/([\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+)*", re.ASCII)
@@ -17,13 +17,12 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def endpoint_url(text: str) -> str:
-    """`text` as scheme://host[:port][/path]/v1. Raises ValueError with a sentence that says what is
-    wrong."""
-    # What stands before an @ may be a password.
+    """`text` as scheme://host[:port][/path]/v1. Raises ValueError with a sentence."""
+    # The part before an @ may be a password.
     shown = "The endpoint" if "@" in text else ascii(text[:200])
     if not _VISIBLE.fullmatch(text):
-        # urlsplit leaves out tabs and ends of lines without a word, and what a host of other
-        # scripts looks like tells nobody where it is.
+        # urlsplit silently drops tabs and ends of lines. A host in another script can look like
+        # another host.
         raise ValueError(
             f"{shown} has a blank, a control character or a character beyond ASCII, or is empty."
         )

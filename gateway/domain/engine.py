@@ -1,4 +1,4 @@
-"""One engine version: what it is called, how it starts, what it accepts."""
+"""An engine version: its names, its start, and its options."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from gateway.domain.value import Scalar, Value
 
 
 class Flag(Value):
-    """One command line flag of one engine version. `ours` flags are refused from users:
-    `gateway.engines.common.open_flags` says why."""
+    """A command line flag of an engine version.
+
+    ours: refused from users, for the reasons in `gateway.engines.common.open_flags`.
+    """
 
     type: Literal["int", "float", "str", "bool", "json"]
     choices: tuple[str, ...] | None = None
@@ -21,8 +23,7 @@ class Flag(Value):
 
 
 class Install(Value):
-    """How an environment for an engine is built: a lock file beside its profile, or plain
-    packages."""
+    """The recipe of an engine's environment: a lock file beside its profile, or packages."""
 
     python: str = Field(pattern=r"^3\.\d+$")
     lock: str | None = Field(
@@ -53,8 +54,7 @@ class Advisory(Value):
 
 
 class Method(Value):
-    """The limits that an engine version sets for a whole quantization method, before it looks at
-    any layer."""
+    """The limits of an engine version for a quantization method, for all layers."""
 
     min_capability: str | None = None
     dtypes: tuple[str, ...] = Field((), description="activations it takes; empty: any")
@@ -69,13 +69,14 @@ class Method(Value):
 
 
 class MethodRule(Value):
-    """When a checkpoint is loaded with `method` and not with the method that its quantization block
-    names. Of the rules of an
-    engine the first that holds decides.
+    """A condition under which a checkpoint is loaded with another method than its own.
 
-    fields: a name of a field -> the values that the rule takes; null is among them where the field
-    may be missing. The name "a|b" means field a, or field b where the block has no a. unless:
-    fields in the same form; the rule does not hold where the block has all of them.
+    The first rule of an engine that holds decides. method: instead of the one in the quantization
+    block.
+
+    fields: name of a field -> accepted values, with null where the field may be missing. The name
+        "a|b" means field a, or field b where the block has no a.
+    unless: fields in the same form. A block with all of them excludes the rule.
     """
 
     method: str
@@ -104,8 +105,7 @@ class MethodRule(Value):
 
 
 class Engine(Value):
-    """One engine version: what it is called, how it starts and what it accepts. Read from
-    `profiles/engines/`."""
+    """An engine version, read from `profiles/engines/`."""
 
     kind: str
     version: str

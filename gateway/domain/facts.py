@@ -1,4 +1,4 @@
-"""What was learned, why an attempt ended, what an engine gave its clients, and what happened."""
+"""Facts, failures, the traffic of engines, and events."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ FactKind = Literal[
 
 
 class Fact(Value):
-    """Something learned, with a scope no wider than its evidence: it holds where every key of
-    `scope` matches.
+    """A learned fact, which holds where every key of `scope` matches.
 
-    max_context: the engine said that `value` tokens fit. plan_failed, plan_verified: the plan of
-    this fingerprint. kernel_fails: this kernel loads and then fails; its scope names `kernel`, and
-    of engine, capability, scheme, k and n (per rank) what the evidence covers; of an attention
-    backend head_dim. kernel_refuses: the engine's own check turns a layer of this size away from
-    this kernel, which other layers get. engine_fails: this engine version cannot do what its scope
-    names of capability, architecture and quantization. needs_memory: `value` bytes of each device
-    were in use before there was a KV cache. spare_memory: `value` bytes more of each device had to
-    be left free beside the engine's share. beside_memory: of each device an engine that was ready
-    took `value` bytes more beside its share than its plan had said. peers_fail: these `gpus` cannot
-    reach each other `by` one of the links of diagnosis/facts/peers.py. sleep_works: an engine of
-    this version on this device was put to sleep and gave its memory back, of which `value`
-    thousandths were expected to come. sleep_fails: it did not, or did not wake up. speed_ratio:
-    `value` thousandths of what was expected were measured of the `figure` of plans of this device,
-    engine, kernel, attention backend and ranks, `samples` times; with a fingerprint in its scope by
-    what clients were served by that plan, else by `fitserve bench`. speed_measured: `value`
-    thousandths are the `figure` of the plan of this fingerprint. machine_speed: `what` these `gpus`
-    do, in bytes/s, FLOP/s or nanoseconds (engines/common/speed/measured.py).
+    max_context     the engine said that `value` tokens fit
+    plan_failed     the plan of this fingerprint failed; plan_verified: it generated tokens
+    kernel_fails    this kernel loads and then fails. The scope has `kernel`, and of engine,
+                    capability, scheme, k, n (per rank) and head_dim the part that was proven
+    kernel_refuses  the engine's own check refuses this kernel for a layer of this size
+    engine_fails    this engine version fails with this capability, architecture or quantization
+    needs_memory    `value` bytes of each device were in use before there was a KV cache
+    spare_memory    `value` more bytes of each device had to stay free beside the engine's share
+    beside_memory   a ready engine used `value` bytes more beside its share than planned
+    peers_fail      these `gpus` cannot reach each other `by` a link of diagnosis/facts/peers.py
+    sleep_works     an engine of this version on this device slept and freed its memory
+    sleep_fails     the engine did not free its memory, or did not wake up
+    speed_ratio     `value` thousandths of the expected `figure` were measured, `samples` times, for
+                    this device, engine, kernel, attention backend and ranks. With a fingerprint in
+                    the scope clients measured it, else `fitserve bench`
+    speed_measured  `value` thousandths are the `figure` of the plan of this fingerprint
+    machine_speed   `what` these `gpus` do, in bytes/s, FLOP/s or nanoseconds
+                    (engines/common/speed/measured.py)
     """
 
     kind: FactKind
@@ -64,8 +64,7 @@ class Fact(Value):
 
 
 class Failure(Value):
-    """Why an attempt ended: `kind` names the class, `line` proves it, `advice` says what to do in a
-    sentence, `steps` in order."""
+    """Why an attempt ended. line: the proof in the log. advice: the cure in one sentence."""
 
     kind: str
     phase: str
@@ -86,8 +85,7 @@ class Failure(Value):
 
 
 class Served(Value):
-    """What the counters of an engine say of a stretch of time in which it answered clients. Each is
-    a sum over requests."""
+    """Sums over the requests of a period, by the counters of an engine."""
 
     requests: float = Field(gt=0, description="whose first token came")
     prompt: float = Field(ge=0, description="tokens of their prompts")
@@ -105,7 +103,7 @@ class Served(Value):
 
     @property
     def at_once(self) -> float:
-        """Requests that got something in one step, in the mean."""
+        """The mean number of requests that got a token in one step."""
         return max(1.0, self.outputs / self.steps)
 
 
@@ -157,7 +155,7 @@ EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 
 
 class Event(Value):
-    """`id` grows with each event, over restarts too; 0: it is not recorded yet."""
+    """An event. id: grows with each event, also over restarts; 0: not recorded yet."""
 
     id: int = 0
     at: float = Field(description="when the gateway saw it, in Unix seconds")

@@ -1,4 +1,4 @@
-"""What a key may do that was made here."""
+"""The rights and limits of a key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from gateway.domain.value import Form, Value
+from gateway.domain.value import TextForm, Value
 from gateway.domain.wish import ModelName
 from gateway.keys import Scope
 
@@ -14,14 +14,14 @@ _MOST = 10**9
 
 
 class Grant(Value):
-    """What the key of that name may do. None: no limit."""
+    """The rights and limits of the key of that name. None: no limit."""
 
-    # Built now: FastAPI looks at the model of a body before anything is validated with it.
+    # FastAPI reads the model of a body before it validates anything.
     model_config = ConfigDict(defer_build=False)
 
     name: Annotated[
         str,
-        Form(
+        TextForm(
             r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$",
             "a name has up to 64 letters, digits, `_`, `-` and `.`, and begins with a letter, a"
             " digit or `_`",

@@ -1,5 +1,7 @@
-"""What the probe reads of a machine, and the errors of its GPUs. A reading that the machine does
-not give is None, never a guess."""
+"""A machine as the probe reads it, and the errors of its GPUs.
+
+A reading that the machine does not give is None, never a guess.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ class GpuProcess(Value):
 
 
 class Pcie(Value):
-    """The link as it is now and as it could be (a card at rest lowers its generation)."""
+    """A PCIe link, now and at best: an idle card lowers its generation."""
 
     generation: int | None = None
     width: int | None = None
@@ -60,7 +62,7 @@ class Link(Value):
 
 
 class Hardware(Value):
-    """One host. `gpus` is empty on a CPU-only machine, which is a normal answer."""
+    """A host. gpus: empty on a CPU-only machine."""
 
     schema_: Literal["fitserve.hardware/1"] = Field("fitserve.hardware/1", alias="schema")
     arch: str
@@ -90,19 +92,19 @@ class Hardware(Value):
     )
 
     def usable(self) -> Hardware:
-        """The machine as plans may use it: without GPUs that are lost or kept."""
-        return self.only(lambda gpu: gpu.lost is None and gpu.kept is None)
+        """The machine without GPUs that are lost or reserved for others."""
+        return self.select_gpus(lambda gpu: gpu.lost is None and gpu.kept is None)
 
-    def only(self, kept: Callable[[Gpu], bool]) -> Hardware:
-        """The machine with some of its GPUs."""
-        gpus = tuple(gpu for gpu in self.gpus if kept(gpu))
-        left = {gpu.index for gpu in gpus}
-        links = tuple(link for link in self.links if link.a in left and link.b in left)
+    def select_gpus(self, predicate: Callable[[Gpu], bool]) -> Hardware:
+        """The machine with the GPUs that the predicate accepts, and the links between them."""
+        gpus = tuple(gpu for gpu in self.gpus if predicate(gpu))
+        indices = {gpu.index for gpu in gpus}
+        links = tuple(link for link in self.links if link.a in indices and link.b in indices)
         return self.evolve(gpus=gpus, links=links)
 
 
 class Xid(Value):
-    """One error number of NVIDIA's driver."""
+    """An error number of NVIDIA's driver."""
 
     means: str
     action: str = Field(description="what NVIDIA's catalog asks for first")
@@ -112,7 +114,7 @@ class Xid(Value):
 
 
 class XidTable(Value):
-    """What the error numbers of NVIDIA's driver mean (profiles/xids.yaml)."""
+    """The meaning of each error number of NVIDIA's driver (profiles/xids.yaml)."""
 
     source: str
     xids: dict[int, Xid]

@@ -1,5 +1,4 @@
-"""Names of container images: their repositories, their digests, and which of them may be started.
-Pure."""
+"""Names of container images: repositories, digests, and permission to start them. Pure."""
 
 from __future__ import annotations
 
@@ -10,54 +9,59 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gateway.domain.value import EngineRef
 
-# As Docker takes them: a registry or none, parts in lower case, then a tag or a digest or both.
+# Docker's form: an optional registry, parts in lower case, then a tag or a digest or both.
 NAME_PATTERN = (
-    r"^(?:[A-Za-z0-9][A-Za-z0-9.-]{0,99}(?::\d{1,5})?/)?[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*){0,8}"
+    r"^(?:[A-Za-z0-9][A-Za-z0-9.-]{0,99}(?::\d{1,5})?/)?"
+    r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*){0,8}"
     r"(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?$"
 )
 _DIGEST = re.compile(r"(?:[^\s@]{1,400}@)?sha256:[0-9a-f]{64}")
 _NAME = re.compile(NAME_PATTERN)
-# What Docker reads as the id of any image that is here, whatever its name.
+# Docker reads such a name as the id of a local image.
 _ID = re.compile(r"(?:sha256:)?[0-9a-f]{4,64}")
 # Docker's own registry, which names mostly leave out.
 _REGISTRIES = ("docker.io/", "index.docker.io/")
 
 
 def repository(image: str) -> str:
-    """The name without tag and digest, as it is written shortest: of
-    `docker.io/vllm/vllm-openai:v1` it is `vllm/vllm-openai`."""
+    """The name without tag and digest, in its shortest form.
+
+    `docker.io/vllm/vllm-openai:v1` gives `vllm/vllm-openai`.
+    """
     if _ID.fullmatch(image):
         return image
     name = image.partition("@")[0]
-    # A colon before the last part is that of a registry's port.
+    # A colon before the last part belongs to the registry's port.
     head, slash, last = name.rpartition("/")
     return _short(f"{head}{slash}{last.partition(':')[0]}")
 
 
 def tagged(image: str) -> str:
-    """The name with the tag that it means where it has none. A name without one could be read as
-    the beginning of an image's id."""
+    """The name with a tag: `latest` where it has none, else Docker could read it as an id."""
     return image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest"
 
 
 def is_digest_of(digest: str, image: str) -> bool:
-    """Whether it has the form of a digest of this image: of its repository, or the bare id of one
-    that was built on this machine."""
-    name, at, _ = digest.rpartition("@")
+    """Whether it has the form of a digest of this image.
+
+    Either of its repository, or the bare id of an image that was built on this machine.
+    """
+    name, separator, _ = digest.rpartition("@")
     return _DIGEST.fullmatch(digest) is not None and (
-        not at or repository(name) == repository(image)
+        not separator or repository(name) == repository(image)
     )
 
 
 def exact(engine: EngineRef, pins: Mapping[str, str]) -> EngineRef:
-    """The engine with the digest at which its image is pinned, where that is so."""
+    """The engine with the digest of its pinned image, where there is one."""
     return engine.evolve(digest=pins.get(engine.image or "", engine.digest))
 
 
 class AllowedImages:
-    """Names of images that engines may be started from. A pattern is a repository, of which every
-    tag and digest may be, or a name with its
-    tag; `*` stands for any text."""
+    """The images that engines may be started from.
+
+    A pattern is a repository, with any tag or digest, or a name with its tag. `*` is any text.
+    """
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self.patterns = tuple(dict.fromkeys(_short(one.strip()) for one in patterns if one.strip()))
@@ -74,7 +78,7 @@ class AllowedImages:
         return any(one.fullmatch(name) for one in self._expressions for name in names)
 
     def refusal(self, image: str) -> tuple[str, str]:
-        """What is wrong with an image that is not among them, and what to do, in words."""
+        """Message and hint for an image that is not allowed."""
         listed = ", ".join(self.patterns[:8]) + (", ..." if len(self.patterns) > 8 else "")
         return (
             (
@@ -89,8 +93,7 @@ class AllowedImages:
 
 
 def _short(name: str) -> str:
-    """Without what Docker adds itself: its registry, and there the folder of images that nobody's
-    name stands before."""
+    """The name without Docker's defaults: its registry, and the folder `library`."""
     name = next((name.removeprefix(one) for one in _REGISTRIES if name.startswith(one)), name)
     inner = name.removeprefix("library/")
     return name if "/" in inner else inner

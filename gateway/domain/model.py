@@ -1,4 +1,4 @@
-"""A model as its files describe it."""
+"""The description of a model by its files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ class TensorGroup(Value):
 
 
 class Recurrent(Value):
-    """What a recurrent layer keeps of each sequence in place of keys and values: a matrix per head
-    (rows x columns), and the
-    last inputs of a convolution. Sizes are of the uncut layer.
+    """The state of a recurrent layer for each sequence, instead of keys and values.
 
-    gdn: rows are the value head size, columns the key head size, groups the key heads. mamba2: rows
-    are the head size, columns the state size, groups share B and C. mamba1: heads are the channels,
-    with one row each.
+    A matrix per head (rows x columns), and the last inputs of a convolution. Sizes are of the whole
+    layer, before tensor parallelism.
+
+    gdn     rows: value head size; columns: key head size; groups: key heads
+    mamba2  rows: head size; columns: state size; groups share B and C
+    mamba1  heads: channels, with one row each
     """
 
     kind: Literal["gdn", "kda", "mamba1", "mamba2"]
@@ -52,10 +53,11 @@ class Recurrent(Value):
 class AttentionGroup(Value):
     """Attention layers of one kind. Encoder and vision layers keep no KV cache.
 
-    full, sliding: `kv_heads` keys of `head_dim` and values of `value_dim` per token; sliding ones
-    keep `window` tokens. mla: one latent of `head_dim` (kv_lora_rank + rope) per token, whole on
-    every rank; `value_dim` is kv_lora_rank. recurrent: a constant state per sequence, in
-    `recurrent`.
+    full       `kv_heads` keys of `head_dim` and values of `value_dim` per token
+    sliding    the same, for the last `window` tokens
+    mla        one latent of `head_dim` (kv_lora_rank + rope) per token, whole on every rank;
+               value_dim: kv_lora_rank
+    recurrent  a constant state per sequence, in `recurrent`
     """
 
     kind: Literal["full", "sliding", "mla", "recurrent", "encoder", "vision"]
@@ -96,8 +98,7 @@ class Quant(Value):
 
 
 class ModelSpec(Value):
-    """What a plan needs to know of a model: read from config.json and safetensors headers, never
-    from weights."""
+    """The facts of a model for planning, from config.json and safetensors headers only."""
 
     source: str
     revision: str | None = Field(None, description="commit (40 hex) of a Hugging Face repository")
@@ -153,8 +154,10 @@ class ModelSpec(Value):
 
 
 class AdapterLayer(Value):
-    """What an adapter changes of layers of one name (numbers written `*`): `inputs` x `rank` x
-    `outputs`."""
+    """The change of an adapter to layers of one name (numbers written `*`).
+
+    Two matrices: `inputs` x `rank` and `rank` x `outputs`.
+    """
 
     module: str
     inputs: int
@@ -163,8 +166,10 @@ class AdapterLayer(Value):
 
 
 class Adapter(Value):
-    """A LoRA adapter, read from adapter_config.json and tensor headers. `rank`: the highest.
-    `deepest`: number of the last layer that it changes."""
+    """A LoRA adapter, read from adapter_config.json and tensor headers.
+
+    rank: the highest of its layers. deepest: number of the last layer that it changes.
+    """
 
     name: str = Field(description="that clients put in `model`")
     source: str

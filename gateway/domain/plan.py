@@ -1,4 +1,4 @@
-"""What the planner answers: plans with a reason for every choice, and what it ruled out."""
+"""The planner's answer: plans with a reason for every choice, and rejected candidates."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gateway.domain.value import EngineRef, Grade, T, Task, Value
 
 
 class Choice(Value, Generic[T]):
-    """A decided value with why, and where the rule comes from (`user`, a profile, a fact)."""
+    """A decided value with its reason. source: of the rule: `user`, a profile, a fact."""
 
     value: T
     reason: str
     source: str
 
 
-# The one device of engines on a CPU, where others are GPUs' UUIDs.
+# The device of engines on a CPU; other devices are UUIDs of GPUs.
 RAM = "RAM"
 
-# Looking a parametrized model up costs more than making one.
+# The look-up of a parametrized model costs more than an instance.
 IntChoice, StrChoice, BoolChoice = Choice[int], Choice[str], Choice[bool]
 
 
-# Of the many plans of one decision most say the same: one object for all.
+# Most plans of a decision share their choices, so equal choices are one object.
 @lru_cache(maxsize=1024)
 def int_choice(value: int, reason: str, source: str) -> Choice[int]:
     return IntChoice(value=value, reason=reason, source=source)
@@ -70,13 +70,12 @@ class Memory(Value):
 
     @property
     def promised_bytes(self) -> int:
-        """What no other engine may count on."""
+        """Bytes that no other engine may use."""
         return self.budget_bytes + self.beside_bytes
 
 
 class Estimate(Value):
-    """A number and a band around it; docs/speed.md says how many published measurements lie
-    within."""
+    """A number with a band. docs/speed.md: the share of published measurements within it."""
 
     value: float
     low: float
@@ -84,8 +83,7 @@ class Estimate(Value):
 
 
 class Speed(Value):
-    """Of all replicas of a plan together; `stream` and the first token are of one request that is
-    alone."""
+    """The expected speed of all replicas together; `stream` and first token: of a lone request."""
 
     stream: Estimate = Field(description="tokens/s of one request alone, after its first token")
     total: Estimate = Field(
@@ -114,8 +112,7 @@ class Speed(Value):
 
 
 class ModelRef(Value):
-    """The model of a plan: `source` and `revision` say what to load, the rest is what verification
-    asks for."""
+    """The model of a plan: `source` and `revision` to load, the rest for verification."""
 
     source: str
     revision: str | None = None
@@ -128,7 +125,7 @@ class ModelRef(Value):
 
 
 class AdapterRef(Value):
-    """An adapter of a plan: `source` and `revision` say what to load."""
+    """An adapter of a plan. source, revision: its repository or folder."""
 
     name: str = Field(description="that clients put in `model`")
     source: str
@@ -136,9 +133,10 @@ class AdapterRef(Value):
 
 
 class Refusal(Value):
-    """One kernel or backend that the engine passes over, and why. at_start: it says so only when it
-    starts, by compiled code or as was
-    seen in a start."""
+    """A kernel or backend that the engine rejects, with the reason.
+
+    at_start: only a start shows it, by compiled code or as an earlier start did.
+    """
 
     kernel: str
     reason: str
@@ -146,8 +144,7 @@ class Refusal(Value):
 
 
 class LayerKernel(Value):
-    """What the engine computes layers of one kind with. `k`, `n` are per rank; None where they
-    cannot be cut."""
+    """The kernel for layers of one kind. k, n: per rank; None where they cannot be divided."""
 
     layer: str
     count: int
@@ -166,7 +163,7 @@ class LayerKernel(Value):
 
 
 class LayerAttention(Value):
-    """Which backend computes attention layers of one kind."""
+    """The backend for attention layers of one kind."""
 
     kind: str
     layers: int
@@ -185,10 +182,9 @@ class LayerAttention(Value):
 
 
 class Question(Value):
-    """What one engine version makes of the model with one command line, on one kind of GPU.
+    """The question how an engine version would run the model on one kind of GPU.
 
-    `argv` are the flags of a plan but those that only say how much memory it takes, sorted: what
-    follows from the answer cannot be part of the question.
+    argv: the sorted flags of a plan without its memory limits, which follow from the answer.
     """
 
     engine: str = Field(description='"kind==version"')
@@ -198,18 +194,20 @@ class Question(Value):
 
 
 class Cap(Value):
-    """What a model may take of each of its GPUs, which others share. models: those others; without
-    them it is void."""
+    """The share of each GPU that a model may use beside other models.
+
+    models: the others. Without any of them the cap is void.
+    """
 
     bytes: int = Field(ge=1, description="bytes of each GPU")
     models: tuple[str, ...] = Field(description="the models that have the rest, or got it")
 
 
 class Offer(Value):
-    """What a copy of one model could give of its GPUs to another. surplus: KV cache that its wish
-    does not need. sleep, stop: all of it, and the copy
-    does not serve meanwhile. A copy may make several, of which each has what the smaller ones of it
-    have.
+    """Memory that a replica of one model could give to another model.
+
+    surplus: KV cache that its wish does not need. sleep, stop: all memory, and the replica does not
+    serve meanwhile. A larger offer of a replica includes its smaller ones.
     """
 
     model: str
@@ -237,7 +235,7 @@ class Offer(Value):
 
 
 class Holding(Value):
-    """What a model has of the machine's GPUs, as far as engines of it were promised that."""
+    """The memory of the machine's GPUs that a model's engines were promised."""
 
     model: str
     gives: dict[str, int] = Field(description="bytes by the UUID of a GPU")
@@ -246,7 +244,7 @@ class Holding(Value):
 
 
 class Plan(Value):
-    """One way to run a model, complete: `argv` and `env` follow from the choices and start it."""
+    """A complete way to run a model. argv, env: the start, by the choices."""
 
     rank: int = 0
     grade: Grade = "predicted"
@@ -314,19 +312,17 @@ class Plan(Value):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Whose memory it takes: UUIDs, or RAM."""
+        """The devices whose memory it uses: UUIDs, or RAM."""
         return self.gpus or (RAM,)
 
     @property
     def halved(self) -> bool:
-        """Whether the planner, not the user or the checkpoint, quantizes the weights, because
-        memory is short."""
+        """Whether the planner chose to quantize the weights, because memory is short."""
         return self.quantization.source == "memory model"
 
     @property
     def fingerprint(self) -> str:
-        """Identity of what would be started: the same fingerprint is the same command on the same
-        devices."""
+        """The identity of a start: an equal fingerprint is the same command on the same devices."""
         parts = [
             self.model.source,
             self.model.revision,
@@ -335,15 +331,14 @@ class Plan(Value):
             self.gpus,
             self.argv,
             sorted(self.env.items()),
-            # Plans from before there were any are the same plans.
+            # A plan without adapters keeps the fingerprint that it had before adapters existed.
             *([adapter.model_dump() for adapter in self.adapters]),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 class Rejected(Value):
-    """A candidate that was ruled out: `verdict` is the gate, `reasons` say why in words; the rest
-    is what would have been."""
+    """A rejected candidate. verdict: the gate. reasons: in words. The rest: the plan so far."""
 
     engine: EngineRef
     tensor_parallel: int
@@ -361,11 +356,10 @@ class Rejected(Value):
 
 
 class RuleGap(Value):
-    """Where an engine's own answer contradicts the rules that forecast for it: what the engine said
-    wins.
+    """A contradiction between an engine's own answer, which wins, and the rules that forecast it.
 
-    rules: the version whose rules they are. source: what answered. model: its architecture and
-    shapes. about: what they say differently: a refusal, a kernel, a backend, bytes.
+    rules: the version of the rules. source: of the answer. model: its architecture and shapes.
+    about: a refusal, a kernel, a backend or bytes.
     """
 
     engine: str
@@ -380,8 +374,7 @@ class RuleGap(Value):
 
 
 class EngineHere(Value):
-    """One engine version that a decision for this machine could count, and whether it did: only
-    what can be started here counts.
+    """An engine version, and whether it can be started here: a decision uses no other.
 
     gain: how many more tokens/s its best plan should give than the best one here (0.2: a fifth
     more). gives: the same in words.
@@ -395,9 +388,11 @@ class EngineHere(Value):
     gives: str = ""
 
 
-class Form(Value):
-    """A form of a model that this machine could serve. source: the repository that has it; "": none
-    is known, the shape would fit."""
+class ModelForm(Value):
+    """A quantized form of a model that this machine could serve.
+
+    source: its repository; "": none is known, but the shape would fit.
+    """
 
     what: str = Field(description="how its weights are quantized")
     source: str = ""
@@ -408,7 +403,7 @@ class Form(Value):
 
 
 class WouldFit(Value):
-    """What would have to be otherwise where there is no plan. Bytes are of all ranks together."""
+    """The changes that would give a plan where there is none. Bytes are of all ranks together."""
 
     weights_bytes: int = Field(description="what the model's weights have; 0: not known")
     room_bytes: int = Field(description="the largest weights that have room now")
@@ -422,12 +417,11 @@ class WouldFit(Value):
             "where a context was demanded: the longest that fits; None: none was, or none fits"
         ),
     )
-    forms: tuple[Form, ...] = Field((), description="forms of the model that fit, best first")
+    forms: tuple[ModelForm, ...] = Field((), description="forms of the model that fit, best first")
 
 
 class Decision(Value):
-    """The planner's whole answer (schema fitserve.plan/1): plans best first, and what was ruled
-    out."""
+    """The planner's answer (schema fitserve.plan/1). plans: best first."""
 
     schema_: Literal["fitserve.plan/1"] = Field("fitserve.plan/1", alias="schema")
     model: str
@@ -458,8 +452,7 @@ class Decision(Value):
 
 
 class Rival(Value):
-    """A plan that is expected to be better than what runs. gain: how many times as much it is worth
-    for what the model is wanted for."""
+    """A plan that should be better than the running one. gain: the factor, by the model's goal."""
 
     speed: Speed = Field(description="what was measured of the plan that runs")
     plan: Plan
@@ -467,7 +460,7 @@ class Rival(Value):
 
 
 class OpenQuestions(NamedTuple):
-    """What one engine can be asked about a decision."""
+    """The questions of a decision that one engine can answer."""
 
     engine: EngineRef
     questions: tuple[Question, ...]

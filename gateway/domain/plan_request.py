@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gateway.domain.answer import Asked, EngineAnswer
+from gateway.domain.answer import EngineAnswer, InquiryResult
 from gateway.domain.facts import Fact, Served
 from gateway.domain.hardware import Hardware
 from gateway.domain.plan import ALONE, Offer, OpenQuestions, Plan, Question, Rival, RuleGap, Sharing
@@ -80,7 +80,7 @@ class PlanResult(NamedTuple):
     template: str = ""
     config: bytes = b""
     tensor_headers: bytes = b""
-    asked: Asked = Asked({}, {}, {})
+    asked: InquiryResult = InquiryResult({}, {}, {})
 
     @property
     def engines_to_ask(self) -> tuple[str, ...]:

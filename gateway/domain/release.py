@@ -1,4 +1,4 @@
-"""The order of versions: of engines, of drivers, of releases that mend a weakness. Pure."""
+"""The order of versions: of engines, drivers, and releases that fix a weakness. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ _BEFORE_ALL = Version("0.dev0")
 
 @lru_cache(maxsize=1024)  # the same few versions are compared for every plan
 def release(text: str) -> Version:
-    """Where a version stands among others: "0.5.10.post1", "580.95.05". A name such as "nightly"
-    stands before all of them."""
+    """A version such as "0.5.10.post1" or "580.95.05" for comparison.
+
+    A name such as "nightly" comes before all versions.
+    """
     try:
         return Version(text)
     except InvalidVersion:

@@ -1,4 +1,4 @@
-"""What is started, what runs, what was tried, and what was measured."""
+"""Starts, running engines, attempts, and measurements."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gateway.domain.facts import Failure
 from gateway.domain.plan import Plan
 from gateway.domain.value import EngineRef, Grade, Value, served_name
 
-# A figure that somebody else reports: a number that a clock can give.
+# A measured figure from outside, within the range of a clock.
 Positive = Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(ge=1, le=2**24)]
 
 
-# Of the folders in memory that `LaunchSpec.scratch` names.
+# Mount options of the folders in memory that `LaunchSpec.scratch` names.
 SCRATCH_OPTIONS = "rw,exec,nosuid,nodev,mode=1777"
 
 
@@ -31,8 +31,10 @@ class Mount(Value):
 
 
 class LaunchSpec(Value):
-    """Everything a host needs to start one engine. `name` is deterministic, so starting twice is
-    starting once."""
+    """Everything that a host needs to start an engine.
+
+    name: deterministic, so a second start of the same attempt finds the first.
+    """
 
     name: str
     model: str
@@ -75,8 +77,7 @@ class LaunchSpec(Value):
 
 
 class Instance(Value):
-    """An engine as a host sees it. `exit_code` is None while it runs, and when nobody was there to
-    read it."""
+    """An engine as its host sees it. exit_code: None while it runs, or if nobody read it."""
 
     name: str
     model: str
@@ -96,7 +97,7 @@ class Instance(Value):
 
 
 class EngineProcess(Value):
-    """One living process of an engine, a compiler that it runs among them, as Linux tells of it."""
+    """A living process of an engine, or of a compiler that it runs, as Linux reports it."""
 
     pid: int
     stopped: bool = Field(False, description="by a signal, or because its container is paused")
@@ -105,14 +106,14 @@ class EngineProcess(Value):
 
 
 class Ability(Value):
-    """Whether a model does something that apps count on, as its engine showed it here."""
+    """Whether a model can do something that apps need, as its engine has shown here."""
 
     state: Literal["proven", "not proven", "unknown"] = "unknown"
     evidence: str = Field("", description="what was seen, or why nothing was")
 
 
 class Abilities(Value):
-    """What a model does for apps beside plain answers."""
+    """The abilities of a model beside plain answers."""
 
     tools: Ability = Field(
         Ability(), description="it calls a tool where it sees fit (`tool_choice` auto)"
@@ -128,17 +129,18 @@ class Abilities(Value):
     )
 
     @classmethod
-    def all(cls, one: Ability) -> Abilities:
-        return cls(tools=one, required_tools=one, reasoning=one, json_schema=one)
+    def uniform(cls, ability: Ability) -> Abilities:
+        """The same for each ability."""
+        return cls(tools=ability, required_tools=ability, reasoning=ability, json_schema=ability)
 
 
 AttemptState = Literal["starting", "ready", "failed", "stopped"]
 
 
 class Asleep(Value):
-    """That an engine was put to sleep: it runs on, and its weights are in RAM."""
+    """The sleep of an engine, which still runs with its weights in RAM."""
 
-    # What was kept of one before may have a level.
+    # Rows of older versions may have a level.
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     since: float = Field(description="Unix seconds")
@@ -150,14 +152,13 @@ class Asleep(Value):
         ),
     )
 
-    def left(self, uuid: str, promised: int) -> int:
-        """Bytes of that GPU that it may still use, of those that it was promised."""
+    def reserved_bytes(self, uuid: str, promised: int) -> int:
+        """The bytes of that GPU that it may still use, of the promised ones."""
         return promised if self.gave is None else max(0, promised - self.gave.get(uuid, 0))
 
 
 class Attempt(Value):
-    """One start of one replica, as remembered for ever: the plan, how far it came, and what ended
-    it."""
+    """A start of a replica, remembered for ever: its plan, its state, and its end."""
 
     id: int
     model: str
@@ -178,13 +179,12 @@ class Attempt(Value):
 
     @property
     def grade(self) -> Grade:
-        """What this attempt proves of its plan."""
+        """The grade that this attempt gives its plan."""
         return "failed" if self.failure else "verified" if self.ready_at else self.plan.grade
 
     @property
     def instance_name(self) -> str:
-        """The name of its instance on the host. It follows from the attempt alone, so starting
-        twice is starting once."""
+        """The name of its instance on the host, by the attempt alone."""
         slug = "".join(
             char if char.isalnum() or char in "-_" else "-" for char in self.model.lower()
         )
@@ -192,7 +192,7 @@ class Attempt(Value):
 
     @property
     def served_name(self) -> str:
-        """What its engine calls the model."""
+        """The model's name inside its engine."""
         return served_name(self.model)
 
     @property
@@ -201,17 +201,17 @@ class Attempt(Value):
 
     @property
     def serves(self) -> bool:
-        """It is proven, and awake."""
+        """Whether the engine is proven and awake."""
         return self.state == "ready" and self.asleep is None
 
-    def held(self, uuid: str) -> int:
-        """Bytes of a GPU that nobody else may count on."""
+    def reserved_bytes(self, uuid: str) -> int:
+        """The bytes of a GPU that no other engine may use."""
         promised = self.plan.memory.promised_bytes
-        return promised if self.asleep is None else self.asleep.left(uuid, promised)
+        return promised if self.asleep is None else self.asleep.reserved_bytes(uuid, promised)
 
 
 class Observation(Value):
-    """What the watcher has seen of one attempt in this process's lifetime."""
+    """The watcher's view of an attempt, since this process began."""
 
     phase: str = "starting"
     answering: bool = Field(False, description="the engine's health endpoint said 200")
@@ -237,8 +237,10 @@ class Observation(Value):
 
 
 class BenchLevel(Value):
-    """So many requests at once, each with a prompt of its own. Seconds are of single requests, but
-    for `seconds`."""
+    """A measurement with `concurrency` requests at once, each with another prompt.
+
+    seconds: of all together; the other times are of single requests.
+    """
 
     concurrency: int = Field(ge=1, le=65536)
     requests: int = Field(ge=1, le=2**24, description="that were answered")
@@ -251,8 +253,7 @@ class BenchLevel(Value):
 
 
 class BenchReport(Value):
-    """What one run of `fitserve bench` found. prompt, answer: tokens of each request of
-    `levels`."""
+    """The result of `fitserve bench`. prompt, answer: tokens of each request of `levels`."""
 
     model_config = ConfigDict(defer_build=False)
 
@@ -275,7 +276,7 @@ class BenchReport(Value):
 
 
 class Bench(BenchReport):
-    """A run as it is kept."""
+    """A run as it is stored."""
 
     model: str
     at: float
@@ -283,20 +284,22 @@ class Bench(BenchReport):
 
 
 class BenchKept(NamedTuple):
-    """What became of a run. last: the one before. why: nothing was learned from it."""
+    """A stored run, and the one before. why: the reason if nothing was learned from it."""
 
     bench: Bench
     last: Bench | None
     why: str
 
 
-# Good minutes after which earlier failures no longer count.
+# An attempt that served so long forgives earlier failures.
 FORGIVE_S = 600.0
 
 
 def failures_in_a_row(history: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    """The failed attempts in a row at the end of the history, oldest first. An attempt that served
-    for ten minutes begins the row anew."""
+    """The failed attempts in a row at the end of the history, oldest first.
+
+    An attempt that served for ten minutes begins a new row.
+    """
     streak: list[Attempt] = []
     for attempt in reversed(history):
         if attempt.state != "failed":
@@ -308,6 +311,5 @@ def failures_in_a_row(history: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
 
 
 def _served_s(attempt: Attempt) -> float:
-    """Seconds from the proof that the engine generates to its end; 0 for an engine that never
-    served."""
+    """Seconds from the proof that the engine generates to its end; 0 if it never served."""
     return (attempt.ended_at or 0) - attempt.ready_at if attempt.ready_at is not None else 0.0

@@ -1,7 +1,7 @@
 """Sizes of memory and durations, in words. Pure.
 
-Durations are written by Ollama's rules: `5m`, `1h30m`, `300` (seconds), `0`; anything negative, as
-`-1`, means for ever.
+Durations follow Ollama's rules: `5m`, `1h30m`, `300` (seconds), `0`. Any negative one means for
+ever.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def gib(count: int | None) -> str:
     return "unknown" if count is None else f"{count / GIB:.2f} GiB"
 
 
-def duration(given: object) -> float:
-    """Seconds, or FOR_EVER. Raises ValueError that says how a duration is written."""
+def duration(value: object) -> float:
+    """Seconds, or FOR_EVER. Raises ValueError with the forms of a duration."""
     text = (
-        str(given).strip().lower()
-        if isinstance(given, str | int | float) and not isinstance(given, bool)
+        str(value).strip().lower()
+        if isinstance(value, str | int | float) and not isinstance(value, bool)
         else "?"
     )
     negative, text = text.startswith("-"), text.removeprefix("-")
@@ -39,14 +39,14 @@ def duration(given: object) -> float:
         parts = _PART.findall(text)
         if not parts or "".join(number + unit for number, unit in parts) != text:
             raise ValueError(
-                "a duration is written like 5m, 1h30m or 300 (seconds); 0 is at once, -1 for ever"
+                "a duration looks like 5m, 1h30m or 300 (seconds); 0 is at once, -1 for ever"
             )
         seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     return FOR_EVER if negative and seconds else min(seconds, _LONGEST_S)
 
 
 def in_words(seconds: float) -> str:
-    """As `duration` reads it."""
+    """A duration in the form that `duration` reads."""
     if seconds < 0:
         return "for ever"
     whole = round(seconds)
@@ -62,21 +62,22 @@ Duration = Annotated[
 
 
 def words(count: int) -> str:
-    """`21.9 GiB`, or `3.0 MiB`: of files."""
+    """The size of a file: `21.9 GiB`, or `3.0 MiB`."""
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
 
 
-class Progress(str):
-    """How far something is, in words for people. `done` of `total` bytes are here; `rate`: how many
-    come in a second, None: not known."""
+class TransferProgress(str):
+    """The progress of a transfer in words. rate: bytes per second; None: not known."""
 
-    __slots__ = ("done", "rate", "total")
+    __slots__ = ("bytes_done", "rate", "total")
 
-    done: int
+    bytes_done: int
     total: int
     rate: float | None
 
-    def __new__(cls, words: str, done: int, total: int, rate: float | None = None) -> Progress:
-        made = super().__new__(cls, words)
-        made.done, made.total, made.rate = done, total, rate
-        return made
+    def __new__(
+        cls, words: str, bytes_done: int, total: int, rate: float | None = None
+    ) -> TransferProgress:
+        progress = super().__new__(cls, words)
+        progress.bytes_done, progress.total, progress.rate = bytes_done, total, rate
+        return progress

@@ -1,5 +1,4 @@
-"""Frozen values, the base of everything in this package, and the small types that several of its
-modules need."""
+"""Frozen values, the base of all data in this package, and small types that several modules use."""
 
 from __future__ import annotations
 
@@ -25,37 +24,37 @@ class Value(BaseModel):
 
     def evolve(self, **changes: Any) -> Self:
         """A copy with `changes`, unvalidated: for our own code, never for input."""
-        # What model_copy(update=changes) does for values, which have neither extra nor private
-        # fields, in a third of its time.
-        made = object.__new__(type(self))
-        object.__setattr__(made, "__dict__", self.__dict__ | changes)
+        # model_copy(update=changes) takes three times as long: it also copies extra and private
+        # fields, which values do not have.
+        copy = object.__new__(type(self))
+        object.__setattr__(copy, "__dict__", self.__dict__ | changes)
         object.__setattr__(
-            made, "__pydantic_fields_set__", self.__pydantic_fields_set__ | changes.keys()
+            copy, "__pydantic_fields_set__", self.__pydantic_fields_set__ | changes.keys()
         )
-        object.__setattr__(made, "__pydantic_extra__", None)
-        object.__setattr__(made, "__pydantic_private__", None)
-        return made
+        object.__setattr__(copy, "__pydantic_extra__", None)
+        object.__setattr__(copy, "__pydantic_private__", None)
+        return copy
 
 
 @dataclass(frozen=True)
-class Form:
-    """The form of a text, in an annotation of its type: the pattern for programs that read the
-    schema, `words` for people.
+class TextForm:
+    """The form of a text, as an annotation of its type.
 
-    Not `Field(pattern=...)`: its library has each counted repetition of `\\w` in memory, all of
-    Unicode for each time. 128 times are 7 MiB.
+    pattern: for programs that read the schema. words: for people.
+    `Field(pattern=...)` is no alternative: pydantic's regex library keeps all of Unicode in memory
+    for each counted repetition of `\\w`; 128 repetitions take 7 MiB.
     """
 
     pattern: str
     words: str
-    told: bool = True
-    """An error repeats the text, which is no secret."""
+    is_secret: bool = False
+    """Errors do not repeat the text."""
 
     def check(self, text: str) -> str:
         if not re.fullmatch(self.pattern, text):
-            said = repr(text[:80]) if self.told else "this"
+            shown = "this" if self.is_secret else repr(text[:80])
             raise PydanticCustomError(
-                "form", "{text} is not allowed here: {words}", {"text": said, "words": self.words}
+                "form", "{text} is not allowed here: {words}", {"text": shown, "words": self.words}
             )
         return text
 
@@ -71,8 +70,7 @@ class Form:
 
 
 class EngineRef(Value):
-    """Names an engine version, and the container image that holds it. digest: which image exactly,
-    whatever becomes of its name."""
+    """The name of an engine version, and its container image. digest: the exact image."""
 
     kind: str
     version: str
@@ -84,15 +82,17 @@ class EngineRef(Value):
 
 
 def served_name(name: str) -> str:
-    """What a model's own engines call it: SGLang takes what stands behind a colon for the name of a
-    LoRA adapter
-    (_parse_model_parameter in sglang/srt/entrypoints/openai/serving_base.py:40 of 0.5.10.post1)."""
+    """The name of a model inside its own engines, without colons.
+
+    SGLang takes the part behind a colon for the name of a LoRA adapter (_parse_model_parameter in
+    sglang/srt/entrypoints/openai/serving_base.py:40 of 0.5.10.post1).
+    """
     return name.replace(":", "-")
 
 
 def first_problem(error: ValidationError) -> str:
     """The first problem of a validation error in a phrase: `gpus.0.uuid: Field required`."""
     problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(part) for part in problem["loc"])
-    said = problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {said}" if where else said
+    field = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{field}: {message}" if field else message

@@ -1,4 +1,4 @@
-"""What a user asks for."""
+"""The wish of a user for a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from gateway.domain.image_name import NAME_PATTERN as IMAGE_PATTERN
 from gateway.domain.image_name import tagged
 from gateway.domain.units import Duration
-from gateway.domain.value import Form, Scalar, Value
+from gateway.domain.value import Scalar, TextForm, Value
 
 Goal = Literal["balanced", "latency", "throughput", "context"]
 
@@ -54,14 +54,17 @@ _MOST_TEMPLATE = 256 * 1024
 
 
 class ChatTemplate(Value):
-    """A Jinja text that makes messages a prompt, in the place of the model's own. It is part of the
-    wish, not a path: a start needs no other file,
-    and what was checked is what is started."""
+    """A Jinja text that makes messages a prompt, instead of the model's own.
+
+    The wish holds the text and no path, so the checked text is the one that is used.
+    """
 
     text: str = Field(min_length=1, max_length=_MOST_TEMPLATE)
     name: Annotated[
         str,
-        Form(r"^[\w. -]{0,100}$", "a name has up to 100 letters, digits, `_`, `-`, `.` and spaces"),
+        TextForm(
+            r"^[\w. -]{0,100}$", "a name has up to 100 letters, digits, `_`, `-`, `.` and spaces"
+        ),
     ] = Field("", description="of the file that it comes from, for people")
 
     @property
@@ -77,28 +80,30 @@ class ChatTemplate(Value):
 
 
 def pinned(source: str, revision: str | None) -> str:
-    """The name under which `commits` has the commit of a repository."""
+    """The key of a repository in `Wish.commits`."""
     return f"{source}@{revision}" if revision else source
 
 
 # `name`, `org/name`, and either with a tag: `qwen3:8b`.
-NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95})?(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$"
+NAME_PATTERN = (
+    r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95})?"
+    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$"
+)
 ModelName = Annotated[
     str,
-    Form(
+    TextForm(
         NAME_PATTERN,
         "a name has up to 96 letters, digits, `_`, `-` and `.`, and begins with a letter, a digit"
         " or `_`; `org/name` and `name:tag` are names too",
     ),
 ]
 Revision = Annotated[
-    str, Form(r"^[\w][\w./-]{0,127}$", "a branch, a tag or a commit, of up to 128 characters")
+    str, TextForm(r"^[\w][\w./-]{0,127}$", "a branch, a tag or a commit, of up to 128 characters")
 ]
 
 
 class Wish(Value):
-    """What a user asks for: a model to run (`source`), or an engine that already runs elsewhere
-    (`endpoints`)."""
+    """A model to run (`source`), or an external engine that already runs (`endpoints`)."""
 
     name: ModelName = Field(description="name that clients put in `model`")
     aliases: tuple[ModelName, ...] = Field(
@@ -114,12 +119,13 @@ class Wish(Value):
     endpoint_key: (
         Annotated[
             str,
-            Form(
-                r"^(env:FITSERVE_ENDPOINT_KEY(_[A-Z0-9_]{1,64})?|file:[A-Za-z0-9_][A-Za-z0-9_.-]{0,95})$",
+            TextForm(
+                r"^(env:FITSERVE_ENDPOINT_KEY(_[A-Z0-9_]{1,64})?"
+                r"|file:[A-Za-z0-9_][A-Za-z0-9_.-]{0,95})$",
                 "it says where the key is, as env:FITSERVE_ENDPOINT_KEY_NAME, or as file:NAME for"
                 " the file NAME in the folder endpoint-keys of the gateway's data; a key itself is"
                 " not taken",
-                told=False,
+                is_secret=True,
             ),
         ]
         | None
@@ -131,7 +137,8 @@ class Wish(Value):
         ),
     )
     commits: dict[
-        str, Annotated[str, Form(r"^[0-9a-f]{40}$", "a commit has 40 digits of 0 to 9 and a to f")]
+        str,
+        Annotated[str, TextForm(r"^[0-9a-f]{40}$", "a commit has 40 digits of 0 to 9 and a to f")],
     ] = Field(
         {},
         max_length=64,
@@ -146,7 +153,8 @@ class Wish(Value):
     )
     image: (
         Annotated[
-            str, Form(IMAGE_PATTERN, "the name of an image is one like vllm/vllm-openai:v0.33.0")
+            str,
+            TextForm(IMAGE_PATTERN, "the name of an image is one like vllm/vllm-openai:v0.33.0"),
         ]
         | None
     ) = Field(
@@ -253,10 +261,10 @@ class Wish(Value):
 
 
 class Change(Value):
-    """Another wish for a model that is there, until all its replicas are by it, or until it is
-    given up. generation: that of the new wish;
-    attempts say by which they were planned. refused: why it was given up, and the wish from before
-    is in force again.
+    """A new wish for a running model, until all its replicas follow it or it is given up.
+
+    generation: of the new wish; each attempt has the generation that it was planned by.
+    refused: why the change was given up. The wish before it is then in force again.
     """
 
     wish: Wish

@@ -1,1 +1,1 @@
-"""What is read from the machine: its GPUs, their memory and links, and what befalls them."""
+"""The machine: its GPUs, their memory and links, and their failures."""

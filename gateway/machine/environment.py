@@ -1,5 +1,4 @@
-"""Engines that are installed on this machine: each version in a virtual environment of its own,
-DATA_DIR/engines/KIND-VERSION/."""
+"""Installed engines: a virtual environment for each version in DATA_DIR/engines/KIND-VERSION/."""
 
 from __future__ import annotations
 
@@ -11,38 +10,36 @@ from gateway.domain import Engine, EngineRef
 from gateway.variables import INHERITED
 
 COMPLETE = ".complete"
-"""A file that is written last, so that an installation which was cut off is not taken for a whole
-environment."""
+"""A file that is written last: without it the installation is incomplete."""
 
 
 def engine_dir(data: Path, engine: Engine | EngineRef) -> Path:
-    """Where the environment of the engine is, or would be."""
+    """The folder of the engine's environment, installed or not."""
     return data / "engines" / f"{engine.kind}-{engine.version}"
 
 
 def is_installed(data: Path, engine: Engine | EngineRef) -> bool:
-    """A foreign environment counts while it has the version that it had when it was taken."""
+    """Whether the engine is installed. A foreign environment must still have its first version."""
     try:
         _, *foreign = (engine_dir(data, engine) / COMPLETE).read_text().splitlines()
     except (OSError, ValueError):
-        # An empty file says as much as the engine's name.
+        # An empty file still marks a complete installation.
         return (engine_dir(data, engine) / COMPLETE).is_file()
     return not foreign or all(Path(path).exists() for path in foreign)
 
 
 def installed(data: Path) -> frozenset[str]:
-    """The engines whose environments are whole, as `kind-version`."""
+    """The engines with complete environments, as `kind-version`."""
     try:
         return frozenset(
-            one.name for one in (data / "engines").iterdir() if (one / COMPLETE).is_file()
+            folder.name for folder in (data / "engines").iterdir() if (folder / COMPLETE).is_file()
         )
     except OSError:
         return frozenset()
 
 
 def foreign_python(folder: Path) -> str | None:
-    """The Python of the environment that was taken as it is, where the engine's folder stands for
-    such a one."""
+    """The Python of the foreign environment that the engine's folder stands for; None: its own."""
     try:
         return (folder / COMPLETE).read_text().splitlines()[1]
     except (OSError, IndexError):
@@ -50,12 +47,13 @@ def foreign_python(folder: Path) -> str | None:
 
 
 def note_foreign(folder: Path, ref: str, python: Path, package: str) -> None:
-    """The folder stands for an environment that belongs to somebody else: its `bin/python` is that
-    one, and nothing else is in it. package: the folder of
-    the engine's version there, which goes with the version."""
+    """Let the folder stand for a foreign environment: its `bin/python` starts the other Python.
+
+    package: the folder of the engine's version there, which is gone after an upgrade.
+    """
     program = folder / "bin" / "python"
     program.parent.mkdir(parents=True, exist_ok=True)
-    # No link: Python finds its environment by the path that it was started as.
+    # A link would not do: Python finds its environment by the path of its start.
     program.write_text(
         f'#!/bin/sh\nPATH={shlex.quote(str(python.parent))}:"$PATH" exec {shlex.quote(str(python))}'
         ' "$@"\n'
@@ -65,10 +63,10 @@ def note_foreign(folder: Path, ref: str, python: Path, package: str) -> None:
 
 
 def variables(program: str, home: Path) -> dict[str, str]:
-    """The environment that a program of an engine gets."""
-    found = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    # Helpers of the engine (ninja, for one) live beside its python.
-    found["PATH"] = f"{Path(program).parent}:{found.get('PATH', os.defpath)}"
-    found["HOME"] = str(home)
-    found["PYTHONUNBUFFERED"] = "1"
-    return found
+    """The environment variables for a program of an engine."""
+    env = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    # Helpers of the engine (such as ninja) are beside its python.
+    env["PATH"] = f"{Path(program).parent}:{env.get('PATH', os.defpath)}"
+    env["HOME"] = str(home)
+    env["PYTHONUNBUFFERED"] = "1"
+    return env

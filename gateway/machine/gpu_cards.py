@@ -1,7 +1,7 @@
-"""GPUs as NVML tells of them: cards and MIG devices.
+"""GPUs as NVML reports them: cards and MIG devices.
 
-Contract: a reading that NVML refuses is None and is noted once, in words; nothing but the caller's
-own mistake raises. NVML is shut down again whatever happens.
+Contract: a reading that NVML refuses is None and is noted once, in words. Only mistakes of the
+caller raise. NVML is always shut down again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ INIT_HINTS = {
     ),
     "NVMLError_NoPermission": "Let this user read and write /dev/nvidiactl and /dev/nvidia*.",
     "NVMLError_Unknown": (
-        "In a container: the host took its GPUs away (`systemctl daemon-reload` does so where"
-        " systemd manages cgroups); make the container anew."
+        "In a container: the host removed its GPUs (`systemctl daemon-reload` does so where"
+        " systemd manages cgroups). Recreate the container."
     ),
     "NVMLError_LibRmVersionMismatch": (
         "The driver was updated while the old one was loaded: reboot."
@@ -38,8 +38,10 @@ INIT_HINTS = {
 
 
 class Cards:
-    """What NVML tells, after `read`. `host_memory` (total, available) is what a card without memory
-    of its own uses."""
+    """The readings of NVML, after `read`.
+
+    host_memory: (total, available), for cards without their own memory.
+    """
 
     def __init__(
         self, nvml: Nvml, notes: Notes, proc: Path, host_memory: tuple[int | None, int | None]
@@ -56,23 +58,21 @@ class Cards:
         try:
             self.nvml.nvmlInit()
         except NVMLError as error:
-            hint = INIT_HINTS.get(type(error).__name__, "`nvidia-smi` may say more.")
+            hint = INIT_HINTS.get(type(error).__name__, "`nvidia-smi` may show more.")
             self.notes.add(f"No GPU can be read: {words_of(error)}. {hint}")
             return
         try:
             driver = self.notes.read("driver version", self.nvml.nvmlSystemGetDriverVersion)
             self.driver = text_of(driver) if driver else None
-            # Not the _v2 form: it asks libcuda, which a container with only the `utility`
-            # capability does not have.
+            # The _v2 form needs libcuda, which a container with only the `utility` capability
+            # lacks.
             cuda = self.notes.read(
                 "CUDA version of the driver", self.nvml.nvmlSystemGetCudaDriverVersion
             )
             self.cuda = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None
             self._read_gpus()
         finally:
-            with suppress(
-                NVMLError
-            ):  # a lost card may fail this too, and nothing is left to release
+            with suppress(NVMLError):  # also fails for a lost card; nothing is left to release
                 self.nvml.nvmlShutdown()
 
     def _read_gpus(self) -> None:
@@ -114,14 +114,14 @@ class Cards:
 
     def _gpu(self, index: int, handle: Any, parent: Gpu | None = None) -> Gpu | None:
         """A card, or with `parent` one of its MIG devices."""
-        nvml, who = self.nvml, f"GPU {index}"
+        nvml, label = self.nvml, f"GPU {index}"
 
-        def read(what: str, call: Callable[[Any], T]) -> T | None:
-            return self.notes.read(f"{who}: {what}", call, handle)
+        def read(name: str, call: Callable[[Any], T]) -> T | None:
+            return self.notes.read(f"{label}: {name}", call, handle)
 
         uuid = read("UUID", nvml.nvmlDeviceGetUUID)
         if not uuid:
-            self.notes.add(f"{who} is left out: without a UUID it cannot be given to an engine")
+            self.notes.add(f"{label} is left out: without a UUID no engine can use it")
             return None
         name = read("name", nvml.nvmlDeviceGetName)
         mig: bool | None
@@ -140,7 +140,7 @@ class Cards:
                 ),
                 max_width=read("highest PCIe width", nvml.nvmlDeviceGetMaxPcieLinkWidth),
             )
-        total, free, kind = self._memory(who, handle, can_share=parent is None)
+        total, free, kind = self._memory(label, handle, can_share=parent is None)
         return Gpu(
             index=index,
             uuid=text_of(uuid),
@@ -151,13 +151,15 @@ class Cards:
             memory_kind=kind,
             mig=mig,
             pcie=pcie,
-            processes=self._processes(who, handle),
+            processes=self._processes(label, handle),
             lost=parent.lost if parent else recovery_action(self.nvml, handle)[0],
         )
 
-    def _memory(self, who: str, handle: Any, *, can_share: bool) -> MemoryReading:
-        """Total and free bytes. Both forms unsupported, or zero bytes, is how a card without memory
-        of its own answers."""
+    def _memory(self, label: str, handle: Any, *, can_share: bool) -> MemoryReading:
+        """Total and free bytes.
+
+        A card without its own memory supports neither form, or reports zero bytes.
+        """
         from pynvml import NVMLError, NVMLError_NotSupported, nvmlMemory_v2
 
         refusal: Exception | None = None
@@ -171,30 +173,32 @@ class Cards:
                 return memory.total, memory.free, "dedicated"
         if can_share and (refusal is None or isinstance(refusal, NVMLError_NotSupported)):
             self.notes.add(
-                f"{who}: memory: not told by NVML, so taken as unified with the host's, from"
+                f"{label}: memory: not reported by NVML, so taken as unified with the host's, from"
                 " /proc/meminfo"
             )
             return *self.host_memory, "unified"
-        self.notes.add(f"{who}: memory: {words_of(refusal) if refusal else 'reported as zero'}")
+        self.notes.add(f"{label}: memory: {words_of(refusal) if refusal else 'reported as zero'}")
         return None, None, "dedicated"
 
-    def _processes(self, who: str, handle: Any) -> tuple[GpuProcess, ...] | None:
+    def _processes(self, label: str, handle: Any) -> tuple[GpuProcess, ...] | None:
         compute = self.notes.read(
-            f"{who}: processes", self.nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle
+            f"{label}: processes", self.nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle
         )
         graphics = self.notes.read(
-            f"{who}: graphics processes", self.nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle
+            f"{label}: graphics processes",
+            self.nvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
+            handle,
         )
         if compute is None:
             return None
-        used = {found.pid: found.usedGpuMemory for found in [*(graphics or []), *compute]}
+        used = {process.pid: process.usedGpuMemory for process in [*(graphics or []), *compute]}
         return tuple(
             GpuProcess(pid=pid, name=self._process_name(pid), used_bytes=used[pid])
             for pid in sorted(used)
         )
 
     def _process_name(self, pid: int) -> str | None:
-        with suppress(OSError):  # it ended, or it runs in another PID namespace
+        with suppress(OSError):  # the process ended, or runs in another PID namespace
             return (self.proc / str(pid) / "comm").read_text(errors="replace").strip()
         return None
 

@@ -1,5 +1,4 @@
-"""The links between GPUs as NVML tells of them: active NVLinks, and whether peer-to-peer access
-works."""
+"""The links between GPUs as NVML reports them: active NVLinks and peer-to-peer access."""
 
 from __future__ import annotations
 
@@ -11,16 +10,13 @@ from gateway.domain import Link
 from gateway.machine.nvml import Notes, Nvml, words_of
 
 Bus = tuple[int, int, int]
-SWITCH, ELSEWHERE = (
-    "switch",
-    "elsewhere",
-)  # far ends of NVLink links that are not a card of this process
-NO_DOMAIN = 0xFFFFFFFF  # in the address of a far end that a virtual machine does not see
+# Far ends of NVLinks that are not a card of this process.
+SWITCH, ELSEWHERE = "switch", "elsewhere"
+# In the address of a far end that a virtual machine does not see.
+NO_DOMAIN = 0xFFFFFFFF
 
-P2P_READ, P2P_NVLINK = (
-    0,
-    2,
-)  # not by pynvml's names: its NVML_P2P_CAPS_INDEX_READ is a tuple, by a stray comma
+# pynvml's own NVML_P2P_CAPS_INDEX_READ is a tuple, by a stray comma.
+P2P_READ, P2P_NVLINK = 0, 2
 P2P_OK, P2P_UNKNOWN = 0, 6
 P2P_REASONS = {
     1: "chipset not supported",
@@ -33,13 +29,13 @@ P2P_REASONS = {
 
 
 class GpuLinks:
-    """Asks NVML for the links of cards; a reading that NVML refuses stands in `notes`."""
+    """Reads the links of cards. Refused readings are noted in `notes`."""
 
     def __init__(self, nvml: Nvml, notes: Notes) -> None:
         self.nvml, self.notes = nvml, notes
 
     def read(self, cards: list[tuple[int, Any]]) -> list[Link]:
-        """The links between these cards (index, handle), two by two."""
+        """The link of each pair of these cards (index, handle)."""
         if len(cards) < 2:
             return []
         links = []
@@ -51,21 +47,21 @@ class GpuLinks:
             index: self._link_ends(index, handle, set(buses.values())) for index, handle in cards
         }
         for (a, handle_a), (b, handle_b) in combinations(cards, 2):
-            who, status = f"GPU {a} and GPU {b}", self.nvml.nvmlDeviceGetP2PStatus
+            pair, status = f"GPU {a} and GPU {b}", self.nvml.nvmlDeviceGetP2PStatus
             nvlinks: int | None = None
             ends_a, ends_b, bus_b = ends[a], ends[b], buses[b]
             if ends_a is not None and ends_b is not None and bus_b is not None:
                 nvlinks = ends_a[bus_b]
                 switched = min(ends_a[SWITCH], ends_b[SWITCH])
-                if switched:  # cards on switches need not be in one partition of them
+                if switched:  # cards on switches can be in different partitions
                     reach = self.notes.read(
-                        f"{who}: NVLink", status, handle_a, handle_b, P2P_NVLINK
+                        f"{pair}: NVLink", status, handle_a, handle_b, P2P_NVLINK
                     )
                     if reach is None:
                         nvlinks = None
                     elif reach == P2P_OK:
                         nvlinks += switched
-            p2p = self.notes.read(f"{who}: peer-to-peer", status, handle_a, handle_b, P2P_READ)
+            p2p = self.notes.read(f"{pair}: peer-to-peer", status, handle_a, handle_b, P2P_READ)
             links.append(
                 Link(
                     a=a,
@@ -85,8 +81,10 @@ class GpuLinks:
     def _link_ends(
         self, index: int, handle: Any, cards: set[Bus | None]
     ) -> Counter[Bus | str] | None:
-        """How many active links go to each of `cards` (PCI addresses) and to switches; None when
-        NVML does not tell."""
+        """The number of active links to each of `cards` (PCI addresses) and to switches.
+
+        None if NVML does not report links.
+        """
         import pynvml
 
         ends: Counter[Bus | str] = Counter()
@@ -121,10 +119,10 @@ class GpuLinks:
             return bus
         kind = self.nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
         if kind in (pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_UNKNOWN):
-            # unknown: a switch that a virtual machine does not see; whether it joins two cards is
-            # asked apart
+            # Unknown: a switch that a virtual machine does not see. Another question shows whether
+            # it connects two cards.
             return SWITCH
-        if bus is None or bus[0] == NO_DOMAIN:  # a card, and it may be one of ours
+        if bus is None or bus[0] == NO_DOMAIN:  # a card, maybe of this process
             raise refusal or pynvml.NVMLError_NotFound()
         return ELSEWHERE
 

@@ -1,5 +1,4 @@
-"""What a GPU does now, as NVML tells: use, memory, temperature, power, and why its clocks are lower
-than they could be. What is not told is None."""
+"""The present state of a GPU by NVML: use, memory, temperature, power and throttling."""
 
 from __future__ import annotations
 
@@ -11,12 +10,14 @@ from pydantic import Field
 from gateway.domain import Value
 from gateway.machine.nvml import Nvml, text_of
 
-# What a card that is too hot or badly fed does; source: nvml.h, nvmlClocksEventReasons. A power
-# limit that is reached (0x4) is what a busy card does, and no trouble.
+# Reasons of lowered clocks that are trouble. Source: nvml.h, nvmlClocksEventReasons. A busy card
+# reaches its power limit (0x4), which is no trouble.
 _THROTTLES = {0x8: "hardware", 0x20: "temperature", 0x40: "temperature", 0x80: "power supply"}
 
 
 class GpuReading(Value):
+    """The readings of a GPU. None: not reported."""
+
     index: int
     name: str = ""
     use: float | None = Field(None, description="of the last moment the part in which a kernel ran")
@@ -31,28 +32,30 @@ class GpuReading(Value):
 
 
 def read(nvml: Nvml, handle: Any, index: int, name: str | None) -> GpuReading:
-    """name: where it is known already."""
+    """The readings of a card. name: from an earlier reading, or None."""
     import pynvml
 
-    told: dict[str, Any] = {"index": index, "name": name or ""}
+    values: dict[str, Any] = {"index": index, "name": name or ""}
     refused = suppress(pynvml.NVMLError)
     if name is None:
         with refused:
-            told["name"] = text_of(nvml.nvmlDeviceGetName(handle))
+            values["name"] = text_of(nvml.nvmlDeviceGetName(handle))
     with refused:
-        told["use"] = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        values["use"] = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
     with refused:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        told["total_bytes"], told["used_bytes"] = memory.total, memory.used
+        values["total_bytes"], values["used_bytes"] = memory.total, memory.used
     with refused:
-        told["temperature_c"] = float(
+        values["temperature_c"] = float(
             nvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
         )
     with refused:
-        told["power_w"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
+        values["power_w"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
     with refused:
-        told["power_limit_w"] = nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
+        values["power_limit_w"] = nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
     with refused:
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-        told["throttled"] = tuple(sorted({why for bit, why in _THROTTLES.items() if reasons & bit}))
-    return GpuReading(**told)
+        values["throttled"] = tuple(
+            sorted({why for bit, why in _THROTTLES.items() if reasons & bit})
+        )
+    return GpuReading(**values)

@@ -1,5 +1,4 @@
-"""NVML, the library of NVIDIA's driver: the functions that are called, readings that it may refuse,
-and what a card needs."""
+"""NVML, the library of NVIDIA's driver: its functions, refused readings, and recovery actions."""
 
 # ruff: noqa: N802  (the names are NVML's)
 
@@ -9,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
-# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION and its values (nvml.h, drivers from 565 on) that mean: no
-# work until then.
+# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, and its values (nvml.h, drivers from 565 on) under which the
+# card does no work.
 RECOVERY_FIELD = 230
 RECOVERY = {
     1: "a GPU reset",
@@ -66,7 +65,7 @@ class Nvml(Protocol):
 
 
 class Notes:
-    """Takes readings that may be refused, and keeps each refusal once."""
+    """Takes readings that may be refused, and notes each refusal once."""
 
     def __init__(self) -> None:
         self.lines: dict[str, None] = {}
@@ -74,19 +73,19 @@ class Notes:
     def add(self, line: str) -> None:
         self.lines[line] = None
 
-    def read(self, what: str, call: Callable[..., T], *args: Any) -> T | None:
+    def read(self, name: str, call: Callable[..., T], *args: Any) -> T | None:
+        """The reading; None if it was refused, which is noted."""
         from pynvml import NVMLError
 
         try:
             return call(*args)
         except (NVMLError, OSError) as error:
-            self.add(f"{what}: {words_of(error)}")
+            self.add(f"{name}: {words_of(error)}")
             return None
 
 
 def recovery_action(nvml: Nvml, handle: Any) -> tuple[str | None, bool]:
-    """What the card needs before it can work again, in words, and whether the driver told at
-    all."""
+    """The need of a card before it can work again, and whether the driver reports it at all."""
     import pynvml
 
     try:
@@ -96,7 +95,7 @@ def recovery_action(nvml: Nvml, handle: Any) -> tuple[str | None, bool]:
     if field.nvmlReturn != pynvml.NVML_SUCCESS:
         return None, False
     action = RECOVERY.get(int(field.value.uiVal))
-    return (f"The driver says that it needs {action}.", True) if action else (None, True)
+    return (f"According to the driver it needs {action}.", True) if action else (None, True)
 
 
 def text_of(value: str | bytes) -> str:
@@ -104,6 +103,6 @@ def text_of(value: str | bytes) -> str:
 
 
 def words_of(error: Exception | None) -> str:
-    """The error as it goes on after a colon: "not supported", "GPU is lost"."""
+    """The error in words after a colon: "not supported", "GPU is lost"."""
     text = (error.strerror or "") if isinstance(error, OSError) else str(error)
     return " ".join(word.lower() if word.istitle() else word for word in text.rstrip(".").split())

@@ -1,8 +1,8 @@
-"""The hardware probe: what this host has, read from NVML, /proc and the cgroups of this process.
+"""The hardware probe: reads NVML, /proc and the cgroups of this process.
 
-Contract: `probe` never fails for what a machine lacks. A reading that is refused is None and stands
-in `notes` with the reason; no library, no driver, no permission or no card is the normal answer of
-a CPU-only host.
+Contract: `probe` never fails because a machine lacks something. A refused reading is None, with the
+reason in `notes`. On a CPU-only host it is normal that library, driver, permission or card is
+missing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gateway.domain import Hardware
 from gateway.machine.gpu_cards import Cards
 from gateway.machine.nvml import Notes, Nvml
 
-# Instruction sets that CPU kernels are chosen by, as Linux spells them (`flags` on x86, `Features`
-# on Arm).
+# Instruction sets that decide over CPU kernels, in Linux's spelling (`flags` on x86, `Features` on
+# Arm).
 CPU_FEATURES = (
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
     *("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2"),
@@ -28,13 +28,11 @@ CPU_FEATURES = (
 def probe(
     data_dir: Path | None = None, *, nvml: Nvml | None = None, proc: Path = Path("/proc")
 ) -> Hardware:
-    """Read this host. `disk_free_bytes` is that of `data_dir`, or of its nearest parent that
-    exists.
+    """The hardware of this host. data_dir: for `disk_free_bytes`, or its nearest existing parent.
 
-    A card in MIG mode is listed as its MIG devices (UUID `MIG-...`, their own memory), not as
-    itself, because an engine can be given a MIG device only. They are numbered from the count of
-    cards on, and have no `links`. Without any MIG device the card itself is listed, with `mig`
-    true.
+    A card in MIG mode is listed as its MIG devices (UUID `MIG-...`, with their own memory), because
+    engines can use only these. MIG devices have numbers after those of cards, and no `links`.
+    Without a MIG device the card itself is listed, with `mig` true.
     """
     notes = Notes()
     if nvml is None:
@@ -81,13 +79,13 @@ def _read_meminfo(proc: Path, notes: Notes) -> dict[str, int]:
 
 
 def _read_cpu(proc: Path, notes: Notes) -> tuple[str | None, tuple[str, ...]]:
-    """Name and instruction sets of the first core. Arm kernels give no name."""
+    """Name and instruction sets of the first core. Linux gives no name on Arm."""
     fields = notes.read("CPU", _first_core, proc / "cpuinfo") or {}
     name = fields.get("model name")
     if name is None:
         notes.add("CPU: name: not in /proc/cpuinfo")
-    found = set((fields.get("flags") or fields.get("Features") or "").split())
-    return name, tuple(feature for feature in CPU_FEATURES if feature in found)
+    features = set((fields.get("flags") or fields.get("Features") or "").split())
+    return name, tuple(feature for feature in CPU_FEATURES if feature in features)
 
 
 def _first_core(cpuinfo: Path) -> dict[str, str]:
@@ -95,30 +93,27 @@ def _first_core(cpuinfo: Path) -> dict[str, str]:
     with cpuinfo.open(errors="replace") as lines:
         for line in lines:
             if not line.strip():
-                break  # reading on costs time on a machine with hundreds of cores
+                break  # hundreds of cores would cost time
             key, _, value = line.partition(":")
             fields[key.strip()] = value.strip()
     return fields
 
 
 def _cores(proc: Path) -> int:
-    """Cores this process may keep busy: its CPU affinity, or the whole cores of its cgroups' CPU
-    quota when that is less."""
+    """The usable cores: by the CPU affinity, or by the CPU quota of the cgroups if it is less."""
     cores = len(os.sched_getaffinity(0))
     for folder in _cgroup_folders(proc, "cpu"):
-        quota, period = [*_words_of(folder / "cpu.max"), "", ""][:2]  # v2
-        if not quota:
-            quota, period = (
-                _word_of(folder / "cpu.cfs_quota_us"),
-                _word_of(folder / "cpu.cfs_period_us"),
-            )  # v1
+        quota, period = [*_words_of(folder / "cpu.max"), "", ""][:2]
+        if not quota:  # cgroups v1
+            quota = _word_of(folder / "cpu.cfs_quota_us")
+            period = _word_of(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period):
             cores = min(cores, int(quota) // int(period))
     return max(cores, 1)
 
 
 def _ram(proc: Path, meminfo: dict[str, int]) -> tuple[int, int]:
-    """Total and available bytes: of the host, or of the cgroups' memory limit when that is less."""
+    """Total and available bytes: of the host, or of the cgroups' memory limit if it is less."""
     total, available = meminfo.get("MemTotal", 0), meminfo.get("MemAvailable", 0)
     for folder in _cgroup_folders(proc, "memory"):
         for limit_file, usage_file, cache_key in (
@@ -129,9 +124,8 @@ def _ram(proc: Path, meminfo: dict[str, int]) -> tuple[int, int]:
             if not limit.isdigit():  # no such file, or "max"
                 continue
             stat = _words_of(folder / "memory.stat")
-            cache = dict(zip(stat[::2], stat[1::2], strict=False)).get(
-                cache_key, "0"
-            )  # file pages the kernel gives back
+            # The kernel can free file pages.
+            cache = dict(zip(stat[::2], stat[1::2], strict=False)).get(cache_key, "0")
             used = max(int(_word_of(folder / usage_file) or 0) - int(cache), 0)
             total = min(total, int(limit))
             available = min(available, max(int(limit) - used, 0))
@@ -139,11 +133,9 @@ def _ram(proc: Path, meminfo: dict[str, int]) -> tuple[int, int]:
 
 
 def _cgroup_folders(proc: Path, controller: str) -> Iterator[Path]:
-    """Folders of the cgroups (v1 and v2) that bind this process for one controller, innermost
-    first.
+    """Folders of the cgroups (v1 and v2) of this process for a controller, innermost first.
 
-    A limit on any level binds. In a container the mount shows the container's own cgroup as its
-    root.
+    A limit on any level holds. In a container the mount shows the container's cgroup as its root.
     """
     paths: dict[str, PurePosixPath] = {}
     for line in _lines_of(proc / "self" / "cgroup"):
@@ -153,16 +145,16 @@ def _cgroup_folders(proc: Path, controller: str) -> Iterator[Path]:
         mount, _, filesystem = line.partition(" - ")
         match mount.split(), filesystem.split():
             case [_, _, _, root, top, *_], ["cgroup2", *_]:
-                own = paths.get("")
+                group = paths.get("")
             case [_, _, _, root, top, *_], ["cgroup", _, options] if controller in options.split(
                 ","
             ):
-                own = paths.get(controller)
+                group = paths.get(controller)
             case _:
                 continue
         inside = PurePosixPath()
-        if own and own.is_relative_to(root) and ".." not in own.parts:
-            inside = own.relative_to(root)
+        if group and group.is_relative_to(root) and ".." not in group.parts:
+            inside = group.relative_to(root)
         for level in (inside, *inside.parents):
             yield Path(top) / level
 

@@ -23,7 +23,7 @@ from gateway.planner.flags import check_args
 from gateway.planner.parallel import freed
 from gateway.planner.search import Search, SharedLayouts, rejection
 from gateway.planner.sizes import LEAST_USEFUL, lacks, needed_tokens, wanted_context
-from gateway.variables import merged
+from gateway.variables import engine_env
 
 # An engine version with published weaknesses wins by a context only if it is this times as long.
 _LONGER = 1.1
@@ -74,7 +74,10 @@ def _search(
     layouts = SharedLayouts(given)
     for engine in engines:
         try:
-            args, env = check_args(engine, wish.args), merged(engine, wish.env, given.global_env)
+            args, env = (
+                check_args(engine, wish.args),
+                engine_env(engine, wish.env, given.global_env),
+            )
         except BadFlag as error:
             wrong_flags.append(error)
             refusal = Refused("bad_flag", str(error), f"profile {engine.ref}")
@@ -112,7 +115,7 @@ def _usable(hardware: Hardware, wish: Wish) -> Hardware:
                 hint="Name another GPU.",
                 param="gpus",
             )
-    return hardware.only(lambda gpu: gpu.uuid in uuids)
+    return hardware.select_gpus(lambda gpu: gpu.uuid in uuids)
 
 
 def _engine_order(engines: Sequence[Engine]) -> dict[str, tuple[bool, int]]:

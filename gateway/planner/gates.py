@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
-from gateway.diagnosis.facts.peers import NCCL, failing
+from gateway.diagnosis.facts.peers import NCCL, failing_links
 from gateway.domain import (
     Choice,
     Engine,
@@ -209,7 +209,7 @@ def gate_kv(engine: Engine, rules: EngineRules, kv_dtype: str) -> None:
 
 def gate_peers(given: PlanningInput, engine: Engine, group: tuple[Gpu, ...]) -> None:
     """Refuse GPUs that cannot communicate, even without peer-to-peer access."""
-    if fact := failing(given.facts, engine, group).get(NCCL):
+    if fact := failing_links(given.facts, engine, group).get(NCCL):
         names = ", ".join(str(gpu.index) for gpu in group)
         reason = (
             f"GPUs {names} could not talk to each other here, also without peer-to-peer access:"
@@ -244,11 +244,11 @@ def gate_kernels(
             )
             raise Refused("runtime_fail", reason, source, layer=row.layer, kernel=row.kernel)
     # Mostly no such fact exists, which one look tells for all layers.
-    fails = facts.about("kernel_fails", "engine", engine.ref) and facts.about(
+    fails = facts.may_hold("kernel_fails", "engine", engine.ref) and facts.may_hold(
         "kernel_fails", "capability", capability
     )
     for row in evidence.kernels if fails else ():
-        suspected = row.kernel is not None and facts.about("kernel_fails", "kernel", row.kernel)
+        suspected = row.kernel is not None and facts.may_hold("kernel_fails", "kernel", row.kernel)
         if suspected and (fact := _failing(row, engine, facts, capability)):
             reason = (
                 f"{row.kernel}, which {row.layer}{_size(row)} would get, is known to fail here:"
@@ -287,7 +287,7 @@ def _gate_attention(
             "capability": capability,
             "head_dim": str(layers.head_dim),
         }
-        if facts.about("kernel_fails", "head_dim", str(layers.head_dim)) and (
+        if facts.may_hold("kernel_fails", "head_dim", str(layers.head_dim)) and (
             fact := _matching_fact(facts, "kernel_fails", about)
         ):
             reason = (
@@ -322,7 +322,7 @@ def refused_before(facts: KnownFacts, engine: Engine, capability: str) -> Observ
             frozenset(fact.scope.items() - about.items()),
             f"refused such a layer here before: {fact.source}",
         )
-        for fact in facts.of("kernel_refuses")
+        for fact in facts.of_kind("kernel_refuses")
         if all(fact.scope.get(name, value) == value for name, value in about.items())
     )
 

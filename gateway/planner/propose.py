@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from gateway.diagnosis.facts.peers import CUSTOM, P2P, P2P_OFF, failing
+from gateway.diagnosis.facts.peers import CUSTOM, P2P, P2P_OFF, failing_links
 from gateway.domain import (
     AdapterRef,
     Choice,
@@ -50,7 +50,7 @@ _MOST_NAMED = 3
 def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     """The plan of a candidate with these sizes. env: the operator's, and that of the variant."""
     engine, variant, speculation = candidate.engine, candidate.variant, candidate.speculation
-    silent = failing(candidate.given.facts, engine, candidate.group)
+    silent = failing_links(candidate.given.facts, engine, candidate.group)
     reduce = _all_reduce(candidate, silent)
     replicas, speed = copies(candidate, sizes, direct=reduce.value)
     sleeps = _sleep_mode(candidate, sizes, env)
@@ -145,7 +145,7 @@ def _grade(candidate: Candidate) -> Grade:
 def question(candidate: Candidate, batch: Batch, env: Mapping[str, str]) -> Question:
     """The question to the engine's code: the plan's command line without values from the answer."""
     reduce = _all_reduce(
-        candidate, failing(candidate.given.facts, candidate.engine, candidate.group)
+        candidate, failing_links(candidate.given.facts, candidate.engine, candidate.group)
     )
     flags = {**_flags(candidate, batch, None, reduce=reduce.value), **candidate.args}
     asked = {name: value for name, value in flags.items() if name not in _FROM_THE_ANSWER}

@@ -603,9 +603,7 @@ class Search:
         except Refused as refusal:
             raise refusal.knowing(evidence) from None
         # A fingerprint costs more than a look at whether there is any to compare.
-        facts = (
-            self.given.facts.about_plan(plan.fingerprint) if self.given.facts.about_plans else ()
-        )
+        facts = self.given.facts.of_plan(plan.fingerprint) if self.given.facts.has_plans else ()
         if failure := next((fact for fact in facts if fact.kind == "plan_failed"), None):
             raise Refused(
                 "known_bad",

@@ -300,7 +300,7 @@ def _corrected(footprint: Footprint, memory: Memory, batch: Batch) -> Memory:
     A good start makes the band narrow, but gives no room back: the plan that worked stays the plan.
     """
     candidate = footprint.candidate
-    if not candidate.given.facts.of("needs_memory"):
+    if not candidate.given.facts.of_kind("needs_memory"):
         return memory
     about = candidate.scope | batch_scope(
         batch.tokens.value, batch.seqs.value, eager=batch.eager.value

@@ -2,7 +2,7 @@
 and extend.
 
     engines/KIND/VERSION.yaml   -> Engine
-    asked/KIND/VERSION.yaml     -> Likeness: an engine version without rules, by what it has otherwise than one that has them
+    asked/KIND/VERSION.yaml     -> ProfileDiff: an engine version without rules, by what it has otherwise than one that has them
     everything else             -> gateway/profiles/tables.py
 
 A folder named by FITSERVE_PROFILES_DIR is searched first, so its files add to, or win over, the
@@ -23,7 +23,7 @@ from packaging.version import Version
 
 from gateway.domain import Engine, EngineRef, Hardware
 from gateway.domain.image_name import AllowedImages, repository
-from gateway.domain.likeness import Likeness, different, like
+from gateway.domain.profile_diff import ProfileDiff, apply_diff, derive_profile
 from gateway.domain.release import release
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.kind_rules import rules_class
@@ -107,8 +107,8 @@ class Profiles(ProfileTables):
                 engine = validated(path, Engine, self._merged(path))
             else:
                 path = self.asked_files[ref]
-                told = validated(path, Likeness, self.document(path))
-                engine = different(self.engine(told.guessed_from), told)
+                told = validated(path, ProfileDiff, self.document(path))
+                engine = apply_diff(self.engine(told.guessed_from), told)
             if engine.ref != ref:
                 raise SettingsError(
                     f"The profile {path} says {engine.ref} and is named {ref}.",
@@ -127,7 +127,7 @@ class Profiles(ProfileTables):
         path = self._said_by(engine)
         if path is not None and path.is_file():
             return self._said(path)
-        return like(known, known.version, engine.image)
+        return derive_profile(known, known.version, engine.image)
 
     def learned_in(self, engine: EngineRef) -> Path:
         """The folder for what an engine in its image says of itself."""
@@ -206,7 +206,7 @@ class Profiles(ProfileTables):
                 f"There is no profile for the engine {ref}.", hint=_nearest(ref, self._known)
             )
         # Which architectures it has nobody knows: new versions have more.
-        return like(self.nearest(ref), version).evolve(architectures=())
+        return derive_profile(self.nearest(ref), version).evolve(architectures=())
 
     def nearest(self, ref: str) -> Engine:
         """Of the known versions of this kind the newest that is not newer, else the oldest. Raises
@@ -308,11 +308,13 @@ class Profiles(ProfileTables):
         kinds = {one.kind: one for one in reversed(found)}
         for ref in self.asked_files:
             kind, _, version = ref.partition("==")
-            if (like := kinds.get(kind)) is not None:  # versions of a kind have images of one name
+            if (
+                sibling := kinds.get(kind)
+            ) is not None:  # versions of a kind have images of one name
                 found.append(
-                    like.evolve(
+                    sibling.evolve(
                         version=version,
-                        image=like.image and like.image.replace(like.version, version),
+                        image=sibling.image and sibling.image.replace(sibling.version, version),
                     )
                 )
         return found

@@ -57,7 +57,7 @@ def client_protocol(plane: DataPlane, tls: ssl.SSLContext | None = None) -> type
     return type(
         "ClientHandshake",
         (Handshake,),
-        {"behind": protocol, "context": tls, "limiter": plane.connection_limiter},
+        {"protocol_factory": protocol, "context": tls, "limiter": plane.connection_limiter},
     )
 
 

@@ -22,7 +22,7 @@ from gateway.domain.image_name import AllowedImages
 from gateway.engines.inquiry.answer_cache import AnswerCache
 from gateway.engines.inquiry.inquirer import Inquirer
 from gateway.hosts.host import Host
-from gateway.machine.gpu_watch import GpuWatch, kept_here
+from gateway.machine.gpu_watch import GpuWatch, allowed_devices
 from gateway.measuring.calibration.calibrator import Calibrator
 from gateway.measuring.tuning.traffic import ServedTraffic
 from gateway.measuring.tuning.tuner import Tuner
@@ -187,7 +187,8 @@ def build_front(
     return Front(
         settings=settings,
         profiles=Profiles(settings.profiles_dir, learned=settings.data / "learned"),
-        gpus=gpus or GpuWatch(kept=kept_here(settings.data, settings.gpus, settings.ram_bytes)),
+        gpus=gpus
+        or GpuWatch(allowed=allowed_devices(settings.data, settings.gpus, settings.ram_bytes)),
         keys=keys,
         metrics=metrics,
         routes=routes,

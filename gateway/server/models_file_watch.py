@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message
 from gateway.errors import FitserveError
 from gateway.logging import Logger
 from gateway.store import atomic_file
-from gateway.supervision import Supervised
+from gateway.supervision import SupervisedTask
 from gateway.wishes.models_file import ModelsFile, load
 from gateway.wishes.steps import Step, steps
 
@@ -50,7 +50,7 @@ class ModelsFileWatch:
         self._applied: FileStamp | None = None
         self._stable = _stamp(path)
         self._problem = ""
-        self._work = Supervised(self._check, "the watch of the models file", file=str(path))
+        self._work = SupervisedTask(self._check, "the watch of the models file", file=str(path))
 
     async def close(self) -> None:
         await self._work.close()

@@ -66,7 +66,7 @@ def limit_connections(settings: Settings) -> Settings:
     Raises SettingsError if too few files remain.
     """
     target = 2 * settings.max_connections + 512
-    allowed = open_files.allow(target)
+    allowed = open_files.raise_fd_limit(target)
     # Two files for each connection, and one for each connection being refused.
     connections = settings.max_connections
     while (

@@ -1,1 +1,1 @@
-"""What must survive: models, attempts and facts."""
+"""Persistent data: models, attempts, facts, events and logs."""

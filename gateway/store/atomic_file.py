@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, also after a power cut, and for their owner alone."""
+"""Files that are whole or absent, even after a power cut, and readable by their owner alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write(path: Path, content: bytes) -> None:
-    """Raises OSError; what was at `path` is then still there."""
+    """Replace the file at `path`. Raises OSError, and then keeps the former content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".tmp")
     with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:

@@ -1,13 +1,14 @@
-"""A backup of the data folder, made while a gateway works on it, and its way back.
+"""Backup of the data folder of a running gateway, and its restore.
 
-    manifest.json       which fitserve made it, when, of which version of the database
-    fitserve.db         models, attempts, facts, measurements, keys (their digests); by SQLite's online backup: one moment of it
+    manifest.json       the fitserve that made it, the time, and the version of the database
+    fitserve.db         models, attempts, facts, measurements, digests of keys, at one moment (by
+                        SQLite's online backup)
     installation        the id that marks the engines of this installation
-    models-file.json    which models came from the file of models
-    learned/            what images said of themselves
+    models-file.json    the models that came from the file of models
+    learned/            the answers of images about themselves
 
-Weights, engines, logs and compiled kernels can be had again, and are not in it. A key that was
-revoked and is still in the database, because the disk was full, is not in it either.
+Weights, engines, logs and compiled kernels can be restored from their sources and are left out. So
+is a revoked key that a full disk still keeps in the database.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from gateway.store.database import VERSION, Damaged, Database
 _DATABASE, _MANIFEST = "fitserve.db", "manifest.json"
 _FILES = ("installation", "models-file.json")
 _FOLDER = "learned"
-# What an older database leaves beside it, and what says the same as the database.
+# The files that a restore replaces: the database, its journals, and files with the same content.
 _REPLACED = (
     _DATABASE,
     f"{_DATABASE}-wal",
@@ -43,16 +44,16 @@ _REPLACED = (
     "live",
     _FOLDER,
 )
-# A backup of thousands of models with all their attempts is a hundredth of it.
+# A hundred times a backup of thousands of models with all their attempts.
 _LARGEST = 8 * 1024**3
-# Of an entry, however small: a file takes a block of the disk.
+# The least size that an entry counts for: a file uses a block of the disk.
 _LEAST = 4096
 _PIECE = 1024 * 1024
 _MOST_AROUND = 64 * 1024
 # The year 9999.
 _LAST_S = 253_402_300_800.0
 _STRUCK = "0" * 64
-# No backup takes as long. What is older was left by one that was killed.
+# No backup takes so long. An older draft was left by a killed one.
 _LEFT_S = 24 * 3600
 
 
@@ -62,20 +63,19 @@ class _Manifest(msgspec.Struct):
     made_at: Annotated[float, msgspec.Meta(ge=0, lt=_LAST_S)]
 
 
-class _Entry(tarfile.TarInfo):
-    """What stands around the files of an archive is read whole: it may not be larger than any name
-    is."""
+class _ArchiveEntry(tarfile.TarInfo):
+    """An entry whose headers, which are read whole, must not be larger than any name."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        found = super().frombuf(buf, encoding, errors)
-        if found.type not in tarfile.REGULAR_TYPES and found.size > _MOST_AROUND:
+        entry = super().frombuf(buf, encoding, errors)
+        if entry.type not in tarfile.REGULAR_TYPES and entry.size > _MOST_AROUND:
             raise tarfile.ReadError("the names in it are too long")
-        return found
+        return entry
 
 
 class Restored(NamedTuple):
-    """What came back. aside: the folder with what was there before; None: nothing was."""
+    """The result of a restore. aside: the folder with the former files; None: there were none."""
 
     fitserve: str
     made_at: float
@@ -85,15 +85,17 @@ class Restored(NamedTuple):
     aside: Path | None
 
 
-def write_backup(data: Path, into: IO[bytes], version: str) -> None:
-    """Of the data folder, whether a gateway uses it or not. version: of this fitserve. Raises
-    StoreError."""
+def write_backup(data: Path, output: IO[bytes], version: str) -> None:
+    """Back up the data folder, whether or not a gateway uses it. Raises StoreError.
+
+    version: of this fitserve.
+    """
     copy = data / f"backup-{time.time_ns()}.db"
     _remove_left(data)
     try:
         _copy_database(data, copy)
         manifest = {"fitserve": version, "database": VERSION, "made_at": time.time()}
-        with tarfile.open(fileobj=into, mode="w:gz", compresslevel=6) as archive:
+        with tarfile.open(fileobj=output, mode="w:gz", compresslevel=6) as archive:
             _add(archive, _MANIFEST, json.dumps(manifest).encode())
             archive.add(copy, _DATABASE, recursive=False)
             for name in _FILES:
@@ -115,12 +117,13 @@ def write_backup(data: Path, into: IO[bytes], version: str) -> None:
 
 
 def restore_backup(
-    data: Path, archive: Path, before: Callable[[], None] = lambda: None
+    data: Path, archive: Path, confirm: Callable[[], None] = lambda: None
 ) -> Restored:
-    """Into a folder that no gateway uses: the caller holds its lock. What is there goes aside.
-    before: is called once the archive is known to be sound; what
-    it raises leaves all as it was. Raises BadRequest for what is no backup, SettingsError,
-    StoreError.
+    """Restore into a folder that no gateway uses; its former files are set aside.
+
+    The caller holds the lock of the folder. confirm: called before anything changes, once the
+    archive is known to be sound; it may raise. Raises BadRequest for a wrong archive,
+    SettingsError, StoreError.
     """
     draft = data / f"restore-{time.time_ns()}"
     _remove_left(data)
@@ -129,7 +132,7 @@ def restore_backup(
         manifest = _unpacked(archive, draft)
         _check_installation(data, draft, archive)
         counts = _sound(draft / _DATABASE, archive)
-        before()
+        confirm()
         aside = _set_aside(data)
         for path in sorted(draft.iterdir()):
             path.rename(data / path.name)
@@ -144,7 +147,7 @@ def restore_backup(
 
 
 def _remove_left(data: Path) -> None:
-    """Drafts of backups and restores that were killed before they could remove them."""
+    """Remove drafts of killed backups and restores."""
     for path in [*data.glob("backup-*.db*"), *data.glob("restore-*")]:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _LEFT_S:
@@ -152,7 +155,7 @@ def _remove_left(data: Path) -> None:
 
 
 def _copy_database(data: Path, copy: Path) -> None:
-    """One moment of the database, whatever is written to it meanwhile."""
+    """Copy the database as of one moment, although a gateway may write to it."""
     source = data / _DATABASE
     if not source.is_file():
         raise StoreError(
@@ -164,33 +167,34 @@ def _copy_database(data: Path, copy: Path) -> None:
             contextlib.closing(
                 sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True, timeout=30)
             ) as file,
-            contextlib.closing(sqlite3.connect(copy)) as made,
+            contextlib.closing(sqlite3.connect(copy)) as target,
         ):
-            file.backup(made)
-            made.execute("PRAGMA journal_mode=DELETE")
-            # A revoked key is struck in the file first, and then leaves the database.
-            made.executemany(
-                "DELETE FROM keys WHERE name=? AND created_at=?", _struck(data / "keys.json")
+            file.backup(target)
+            target.execute("PRAGMA journal_mode=DELETE")
+            # A revoked key is marked in keys.json before it is deleted from the database.
+            target.executemany(
+                "DELETE FROM keys WHERE name=? AND created_at=?", _revoked(data / "keys.json")
             )
-            made.commit()
-            problem = made.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            target.commit()
+            problem = target.execute("PRAGMA integrity_check(1)").fetchone()[0]
     except sqlite3.Error as error:
         raise StoreError(
             f"The database {source} could not be copied: {error}.",
-            hint="The gateway's log says more.",
+            hint="See the gateway's log.",
         ) from None
     if problem != "ok":
         raise StoreError(
             f"The database {source} is damaged: {problem}.",
-            hint="An older backup is better than one of this.",
+            hint="Use an older backup instead.",
         )
 
 
-def _struck(file: Path) -> Iterator[tuple[str, float]]:
+def _revoked(file: Path) -> Iterator[tuple[str, float]]:
+    """Name and creation time of each key that is marked as revoked."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        for one in json.loads(file.read_bytes()):
-            if one["digest"] == _STRUCK:
-                yield one["grant"]["name"], one["created_at"]
+        for key in json.loads(file.read_bytes()):
+            if key["digest"] == _STRUCK:
+                yield key["grant"]["name"], key["created_at"]
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -200,19 +204,20 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def _unpacked(archive: Path, draft: Path) -> _Manifest:
-    """The manifest, once all else is in `draft`."""
+    """Unpack the archive into `draft`. Returns its manifest."""
     manifest: _Manifest | None = None
-    left = _LARGEST
+    remaining = _LARGEST
     try:
         with (
             archive.open("rb") as file,
-            tarfile.open(fileobj=file, mode="r|gz", tarinfo=_Entry) as entries,
+            tarfile.open(fileobj=file, mode="r|gz", tarinfo=_ArchiveEntry) as entries,
         ):
             for entry in entries:
-                left -= max(entry.size, _LEAST)
-                content = entries.extractfile(entry) if _belongs(entry) and left >= 0 else None
+                remaining -= max(entry.size, _LEAST)
+                is_good = _belongs(entry) and remaining >= 0
+                content = entries.extractfile(entry) if is_good else None
                 if content is None or (manifest is None) != (entry.name == _MANIFEST):
-                    raise _no_backup(archive, f"{entry.name[:100]!r} does not belong into one")
+                    raise _no_backup(archive, f"{entry.name[:100]!r} does not belong in one")
                 if manifest is None:
                     manifest = msgspec.json.decode(content.read(_MOST_AROUND), type=_Manifest)
                     _check_version(manifest)
@@ -221,11 +226,11 @@ def _unpacked(archive: Path, draft: Path) -> _Manifest:
     except (tarfile.TarError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise _no_backup(archive, str(error) or type(error).__name__) from None
     except OSError as error:
-        if error.errno is None:  # what gzip says of its contents
+        if error.errno is None:  # gzip's own error over its contents
             raise _no_backup(archive, str(error)) from None
         raise BadRequest(
             f"{archive} cannot be read: {error.strerror}.",
-            hint="Give what `fitserve backup` wrote.",
+            hint="Give a file that `fitserve backup` wrote.",
         ) from None
     if manifest is None or not (draft / _DATABASE).is_file():
         raise _no_backup(archive, "it has no database")
@@ -253,27 +258,26 @@ def _write_out(content: IO[bytes], path: Path, archive: Path) -> None:
 
 def _belongs(entry: tarfile.TarInfo) -> bool:
     parts = Path(entry.name).parts
-    known = entry.name in (_MANIFEST, _DATABASE, *_FILES) or (
+    has_name = entry.name in (_MANIFEST, _DATABASE, *_FILES) or (
         parts[:1] == (_FOLDER,) and entry.name.endswith(".yaml")
     )
-    return entry.isreg() and known and ".." not in parts
+    return entry.isreg() and has_name and ".." not in parts
 
 
 def _check_version(manifest: _Manifest) -> None:
     if manifest.database > VERSION:
         raise SettingsError(
             f"The backup was made by fitserve {manifest.fitserve}, whose database has version"
-            f" {manifest.database}; this one reads up to {VERSION}.",
+            f" {manifest.database}. This fitserve reads versions up to {VERSION}.",
             hint=f"Restore it with fitserve {manifest.fitserve} or a newer one.",
         )
 
 
 def _check_installation(data: Path, draft: Path, archive: Path) -> None:
-    """Raises SettingsError where the folder is another gateway's: nobody would know its engines any
-    more."""
+    """Raise SettingsError if the folder is another gateway's, whose engines would be lost."""
     with contextlib.suppress(FileNotFoundError):
-        here, there = (folder / "installation" for folder in (data, draft))
-        if here.read_bytes().strip() != there.read_bytes().strip():
+        current, restored = (folder / "installation" for folder in (data, draft))
+        if current.read_bytes().strip() != restored.read_bytes().strip():
             raise SettingsError(
                 f"{data} belongs to another installation than {archive}.",
                 hint="Set FITSERVE_DATA_DIR to an empty folder, or to that of the backup.",
@@ -281,8 +285,10 @@ def _check_installation(data: Path, draft: Path, archive: Path) -> None:
 
 
 def _sound(database: Path, archive: Path) -> tuple[int, int, int]:
-    """Brought to this version; how many models, keys and facts it has. Raises BadRequest where it
-    is damaged, StoreError."""
+    """Upgrade a database. Returns its numbers of models, keys and facts.
+
+    Raises BadRequest for a damaged database, StoreError.
+    """
     try:
         opened = Database(database)
     except Damaged as error:
@@ -298,19 +304,19 @@ def _sound(database: Path, archive: Path) -> tuple[int, int, int]:
 
 
 def _set_aside(data: Path) -> Path | None:
-    """Away with what says what the gateway had; engines that run are known by other files."""
-    there = [data / name for name in _REPLACED if (data / name).exists()]
-    if not there:
+    """Move the former files into a folder, and return it. Records of running engines stay known."""
+    present = [data / name for name in _REPLACED if (data / name).exists()]
+    if not present:
         return None
     aside = data / f"before-restore-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     aside.mkdir(mode=0o700)
-    for path in there:
+    for path in present:
         path.rename(aside / path.name)
     return aside
 
 
 def _no_backup(archive: Path, why: str) -> BadRequest:
     return BadRequest(
-        f"{archive} is no whole backup: {why}. Nothing was changed.",
-        hint="Give what `fitserve backup` wrote.",
+        f"{archive} is not a complete backup: {why}. Nothing was changed.",
+        hint="Give a file that `fitserve backup` wrote.",
     )

@@ -1,12 +1,10 @@
-"""The data folder belongs to one user: other users of the machine can neither read nor lock what is
-in it.
+"""The data folder, which other users of the machine can neither read nor lock.
 
-The database holds wishes, logs hold words of clients, records hold the keys of engines; and a lock
-on the database's shared memory, for which reading is enough, stops every change. So the folder is
-0700. What the gateway makes in it is 0600, and 0700 for folders, because the program sets its umask
-first. Two things are readable by all behind the closed folder: downloaded weights, because an
-engine's container runs as another user (`gateway.models.catalog.fetch`), and packages of engines,
-which are links into the cache of uv.
+Its logs contain prompts, and its records keys of engines. A reader could also lock the database's
+shared memory and stop every change. So the folder has mode 0700, and the program's umask gives
+files 0600. Two folders inside are readable by all. One has downloaded weights, because an engine's
+container runs as another user (`gateway.models.catalog.fetch`). The other has packages of engines,
+which are links into uv's cache.
 """
 
 from __future__ import annotations
@@ -30,14 +28,16 @@ _SHARED = ("models", "engines")
 
 
 def in_use(data: Path, proc: Path = Path("/proc")) -> bool:
-    """Whether a gateway holds the data folder. Read in the kernel's list of locks: who tried the
-    lock would keep a gateway from starting."""
+    """Whether a gateway uses the data folder, by the kernel's list of locks.
+
+    To try the lock could keep a gateway from starting.
+    """
     try:
-        held = (data / "gateway.lock").stat()
+        status = (data / "gateway.lock").stat()
         locks = (proc / "locks").read_text()
     except OSError:
         return False
-    file = f"{os.major(held.st_dev):02x}:{os.minor(held.st_dev):02x}:{held.st_ino}"
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     return any(
         {"FLOCK", "WRITE", file} <= set(line.split()) and "->" not in line
         for line in locks.splitlines()
@@ -45,20 +45,22 @@ def in_use(data: Path, proc: Path = Path("/proc")) -> bool:
 
 
 def close_data_folder(data: Path) -> None:
-    """Make the data folder where there is none, and close an open one with all that is in it.
-    Raises OSError, SettingsError."""
+    """Make the data folder, or close an open one and its files to others.
+
+    Raises OSError, SettingsError.
+    """
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     mode = data.stat().st_mode
     if mode & stat.S_ISVTX:
         raise SettingsError(
             f"All users of this machine share the folder {data}, so it cannot be the data folder.",
-            hint="Set FITSERVE_DATA_DIR to a folder of its own.",
+            hint="Set FITSERVE_DATA_DIR to a folder for the gateway alone.",
         )
     if not mode & _OTHERS:
         return
     was = oct(stat.S_IMODE(mode))
     try:
-        # The folder first: from then on nobody else opens what is in it.
+        # The folder first, so that nobody else opens its files any more.
         data.chmod(stat.S_IMODE(mode) & ~_OTHERS)
     except OSError as error:
         log.warning(
@@ -78,8 +80,7 @@ def close_data_folder(data: Path) -> None:
 
 
 def lock(data: Path) -> int:
-    """Hold the data folder for this process. Raises SettingsError naming the gateway that has
-    it."""
+    """Lock the data folder for this process. Raises SettingsError if another gateway has it."""
     file = data / "gateway.lock"
     try:
         descriptor = hold(file)
@@ -87,7 +88,7 @@ def lock(data: Path) -> int:
         owner = re.sub(r"\D", "", file.read_text(errors="replace")[:32]) or "unknown"
         busy = SettingsError(
             f"Another gateway (process {owner}) uses the data folder {data}.",
-            hint="Stop it, or set another FITSERVE_DATA_DIR.",
+            hint="Stop that gateway, or set another FITSERVE_DATA_DIR.",
         )
         busy.exit_code = 3
         raise busy from None
@@ -96,17 +97,20 @@ def lock(data: Path) -> int:
 
 
 def own_lock(descriptor: int) -> None:
-    """Write into the lock file that this process has the lock. A disk that is full or read-only
-    must not keep a gateway from what runs: the lock
-    holds without that too."""
+    """Write this process into the lock file.
+
+    The lock also holds without it, so a full or read-only disk does not stop the gateway.
+    """
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
 
 
 def hold(file: Path) -> int:
-    """A file in the data folder, open and locked for as long. Raises SettingsError, and
-    BlockingIOError where another process has it."""
+    """Open and lock a file in the data folder. Returns its descriptor.
+
+    Raises SettingsError, and BlockingIOError if another process has the lock.
+    """
     data = file.parent
     try:
         close_data_folder(data)
@@ -114,7 +118,7 @@ def hold(file: Path) -> int:
     except OSError as error:
         raise SettingsError(
             f"The data folder {data} cannot be used: {error.strerror}.",
-            hint="Set FITSERVE_DATA_DIR to a folder you can write.",
+            hint="Set FITSERVE_DATA_DIR to a folder that you can write.",
         ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,11 +138,10 @@ def _lock_file(path: Path) -> int:
 
 
 def _inside(data: Path) -> Iterator[os.DirEntry[str]]:
-    """Files and folders in the data folder, without those behind links and those that all may
-    read."""
+    """Files and folders in the data folder, except behind links and in shared folders."""
     folders = [str(data)]
     while folders:
-        # What runs may remove its files meanwhile.
+        # Running engines may remove their files meanwhile.
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_symlink() or (
@@ -151,7 +154,7 @@ def _inside(data: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _close(entry: os.DirEntry[str]) -> bool:
-    """Whether the entry was open to others, and is closed now."""
+    """Close the entry to others. Whether it was open."""
     with contextlib.suppress(OSError):
         mode = stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode)
         if mode & _OTHERS:

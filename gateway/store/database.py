@@ -1,12 +1,11 @@
-"""The SQLite database behind the store: its tables and their versions, one connection,
-transactions, and its errors.
+"""The SQLite database of the store: tables, versions, connection, transactions and errors.
 
-Every change is on the disk (WAL, synchronous=FULL) when its block ends, and in the database file
-itself: SQLite takes a damaged record of its journal for the end of the journal, so what only the
-journal had would be lost without a word.
+When the block of a change ends, the change is on the disk (WAL, synchronous=FULL) and in the
+database file itself. SQLite takes a damaged record for the end of its journal, so changes that only
+the journal has could be lost silently.
 
-SQLite does not notice bytes that change inside a text. So each row has a seal, a checksum of its
-values, which are looked at when the database is opened.
+SQLite does not notice changed bytes inside a text. So each row has a seal, a checksum of its
+values, which is checked when the database is opened.
 """
 
 from __future__ import annotations
@@ -29,56 +28,57 @@ VERSION = 13
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE models (
-    name TEXT PRIMARY KEY, wish TEXT NOT NULL, created_at REAL NOT NULL, deleting INTEGER NOT NULL DEFAULT 0,
-    forgiven_at REAL NOT NULL DEFAULT 0
+    name TEXT PRIMARY KEY, wish TEXT NOT NULL, created_at REAL NOT NULL,
+    deleting INTEGER NOT NULL DEFAULT 0, forgiven_at REAL NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE attempts (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, replica INTEGER NOT NULL, state TEXT NOT NULL,
-    plan TEXT NOT NULL, fingerprint TEXT NOT NULL, port INTEGER NOT NULL, started_at REAL NOT NULL, ready_at REAL,
-    ended_at REAL, failure TEXT
+    id INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, replica INTEGER NOT NULL,
+    state TEXT NOT NULL, plan TEXT NOT NULL, fingerprint TEXT NOT NULL, port INTEGER NOT NULL,
+    started_at REAL NOT NULL, ready_at REAL, ended_at REAL, failure TEXT
 ) STRICT;
 CREATE INDEX attempts_of ON attempts (model, replica, id);
 CREATE TABLE facts (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, fact TEXT NOT NULL UNIQUE, attempt INTEGER, learned_at REAL NOT NULL
+    id INTEGER PRIMARY KEY AUTOINCREMENT, fact TEXT NOT NULL UNIQUE, attempt INTEGER,
+    learned_at REAL NOT NULL
 ) STRICT;
 """
-# `digest` is the SHA-256 of a key, in hexadecimal digits; the key itself is nowhere.
+# digest: SHA-256 of a key in hexadecimal digits. The key itself is stored nowhere.
 _KEYS = """
 CREATE TABLE IF NOT EXISTS keys (
     name TEXT PRIMARY KEY, digest TEXT NOT NULL UNIQUE, may TEXT NOT NULL, created_at REAL NOT NULL
 ) STRICT;
 """
-# `bench` is what a run of `fitserve bench` found.
+# bench: a measurement by `fitserve bench`.
 _BENCHES = """
 CREATE TABLE benches (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, at REAL NOT NULL, bench TEXT NOT NULL, seal INTEGER
+    id INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, at REAL NOT NULL,
+    bench TEXT NOT NULL, seal INTEGER
 ) STRICT;
 CREATE INDEX benches_of ON benches (model, id)
 """
-# stopped: by its owner. used_at: when it was last asked, as far as it was noted; no more often than
-# every minute.
+# stopped: by its owner. used_at: time of the last request, noted at most once a minute.
 _RESIDENCE = (
     "ALTER TABLE models ADD COLUMN stopped INTEGER NOT NULL DEFAULT 0; ALTER TABLE models ADD"
     " COLUMN used_at REAL NOT NULL DEFAULT 0"
 )
-# What happened (store/event_table.py). Without a seal: what is damaged of it is no reason to set
-# the models aside.
+# Events (store/event_table.py), without a seal: a damaged event must not cost the models.
 _EVENTS = """
 CREATE TABLE events (
-    id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, model TEXT, replica INTEGER, attempt INTEGER, words TEXT NOT NULL,
-    data TEXT NOT NULL
+    id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, model TEXT, replica INTEGER,
+    attempt INTEGER, words TEXT NOT NULL, data TEXT NOT NULL
 ) STRICT
 """
-# Who used what (store/usage_table.py), without a seal as events are.
+# Usage by key and model (store/usage_table.py), without a seal like events.
 _USAGE = """
 CREATE TABLE usage (
-    day INTEGER NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL, requests INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL,
-    completion_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, untold_requests INTEGER NOT NULL, PRIMARY KEY (day, key, model)
+    day INTEGER NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL, requests INTEGER NOT NULL,
+    prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
+    cached_tokens INTEGER NOT NULL, untold_requests INTEGER NOT NULL, PRIMARY KEY (day, key, model)
 ) STRICT, WITHOUT ROWID
 """
-# What the engine showed that it does for apps.
+# The abilities that the engine has shown.
 _ABILITIES = "ALTER TABLE attempts ADD COLUMN abilities TEXT"
-# Of an engine that was put to sleep, since when, and what of its GPUs came back.
+# The sleep of an engine: its beginning and the freed memory.
 _ASLEEP = "ALTER TABLE attempts ADD COLUMN asleep TEXT"
 _SEALED = {
     "models": "name, wish, created_at, deleting, forgiven_at, generation, change, stopped, used_at",
@@ -90,38 +90,44 @@ _SEALED = {
     "keys": "name, digest, may, created_at",
     "benches": "id, model, at, bench",
 }
-# What serves goes on as it is: a model takes the commits of its last plan that was ready, or else
-# of its last. Of the model, then of its drafter.
+# Serving models stay as they are: the wish gets the commits of the last ready plan, else of the
+# last plan. First of the model, then of its drafter.
 _COMMITS = """
 UPDATE models SET wish=json_set(wish, '$.commits', json(coalesce((
     SELECT json_object(
-        json_extract(wish, '$.source') || coalesce('@' || json_extract(wish, '$.revision'), ''), json_extract(plan, '$.model.revision')
-    ) FROM attempts WHERE model=models.name AND json_extract(plan, '$.model.source')=json_extract(wish, '$.source')
-    AND json_extract(plan, '$.model.revision') IS NOT NULL ORDER BY ready_at IS NULL, id DESC LIMIT 1
+        json_extract(wish, '$.source') || coalesce('@' || json_extract(wish, '$.revision'), ''),
+        json_extract(plan, '$.model.revision')
+    ) FROM attempts WHERE model=models.name
+    AND json_extract(plan, '$.model.source')=json_extract(wish, '$.source')
+    AND json_extract(plan, '$.model.revision') IS NOT NULL
+    ORDER BY ready_at IS NULL, id DESC LIMIT 1
 ), '{}')));
-UPDATE models SET wish=json_set(wish, '$.commits', json_patch(json_extract(wish, '$.commits'), coalesce((
+UPDATE models SET wish=json_set(
+    wish, '$.commits', json_patch(json_extract(wish, '$.commits'), coalesce((
     SELECT json_object(json_extract(wish, '$.drafter'), json_extract(plan, '$.drafter.revision'))
-    FROM attempts WHERE model=models.name AND json_extract(plan, '$.drafter.source')=json_extract(wish, '$.drafter')
-    AND json_extract(plan, '$.drafter.revision') IS NOT NULL ORDER BY ready_at IS NULL, id DESC LIMIT 1
+    FROM attempts WHERE model=models.name
+    AND json_extract(plan, '$.drafter.source')=json_extract(wish, '$.drafter')
+    AND json_extract(plan, '$.drafter.revision') IS NOT NULL
+    ORDER BY ready_at IS NULL, id DESC LIMIT 1
 ), '{}')))
 """
-# Of the tables that are older than seals.
+# For the tables that are older than seals.
 _SEALS = ";".join(
     f"ALTER TABLE {table} ADD COLUMN seal INTEGER"
     for table in ("models", "attempts", "facts", "keys")
 )
-# `generation` counts the wishes that a model had; `change` is another wish that takes the place of
-# the one in force, or that was given up.
+# generation: the number of wishes that a model had. change: a wish that replaces the one in force,
+# or was given up.
 _CHANGES = (
     "ALTER TABLE models ADD COLUMN generation INTEGER NOT NULL DEFAULT 0;ALTER TABLE models ADD"
     " COLUMN change TEXT;ALTER TABLE attempts ADD COLUMN generation INTEGER NOT NULL DEFAULT 0"
 )
-# What a model takes beside others was tokens once, and is bytes: the next plan says it anew.
+# The cap of a model was once in tokens and is now in bytes; the next plan sets it again.
 _CLAIMS = (
     "UPDATE attempts SET plan=json_remove(plan, '$.cap') WHERE json_extract(plan, '$.cap.tokens')"
     " IS NOT NULL"
 )
-# What brings a database of an older version to the next one.
+# The upgrade of each older version to the next.
 _UPGRADES = {
     1: "ALTER TABLE models ADD COLUMN forgiven_at REAL NOT NULL DEFAULT 0",
     2: _KEYS,
@@ -136,41 +142,47 @@ _UPGRADES = {
     11: _ASLEEP,
     12: _CLAIMS,
 }
-# Free bytes without which the next change would fail again.
+# With fewer free bytes the next change would fail again.
 _ROOM_BYTES = 1024 * 1024
-# Primary result codes that say nothing about the bytes of the file.
-_ELSEWHERE = frozenset(
+# The statements after the schema for a new database.
+_ADDITIONS = (
+    _SEALS,
+    _BENCHES,
+    _ABILITIES,
+    _CHANGES,
+    _RESIDENCE,
+    _EVENTS,
+    _USAGE,
+    _ASLEEP,
+)
+# Primary result codes that do not mean damage to the file.
+_UNDAMAGED = frozenset(
     (
-        *(
-            sqlite3.SQLITE_BUSY,
-            sqlite3.SQLITE_CANTOPEN,
-            sqlite3.SQLITE_FULL,
-            sqlite3.SQLITE_IOERR,
-            sqlite3.SQLITE_LOCKED,
-        ),
-        *(
-            sqlite3.SQLITE_NOMEM,
-            sqlite3.SQLITE_PERM,
-            sqlite3.SQLITE_PROTOCOL,
-            sqlite3.SQLITE_READONLY,
-        ),
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_READONLY,
     )
 )
 
 
 class OtherVersion(StoreError):
-    """The database was written by another fitserve."""
+    """Another version of fitserve wrote the database."""
 
 
 class Damaged(StoreError):
-    """The file does not hold what was written into it."""
+    """The content of the file has changed outside of SQLite."""
 
     problem = ""
 
 
 class Database:
-    """One connection behind one lock. Raises StoreError when the database cannot be opened, read or
-    written.
+    """A connection behind a lock. Raises StoreError if it cannot open, read or write.
 
     copy: a connection to use instead of the file, which is then neither read nor written.
     """
@@ -178,7 +190,7 @@ class Database:
     def __init__(self, path: Path, copy: sqlite3.Connection | None = None) -> None:
         self.path = path
         self.failing: str | None = None
-        """Why the last change could not be written."""
+        """The error of the last change, if it could not be written."""
         self._lock = threading.Lock()
         if copy is not None:
             self.connection = copy
@@ -189,7 +201,7 @@ class Database:
             path.parent.mkdir(parents=True, exist_ok=True)
             existed = path.exists()
             if not existed:
-                # SQLite gives the files beside the database the mode of the database.
+                # SQLite gives its other files the mode of the database.
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self.connection = sqlite3.connect(
                 path, isolation_level=None, check_same_thread=False, timeout=10
@@ -206,17 +218,15 @@ class Database:
 
     @contextmanager
     def change(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: what the block does is written as a whole, or not at all where it
-        raises."""
+        """A transaction: the changes of the block are written as a whole; none if it raises."""
         with self._translated("written"), self._lock, self._transaction() as db:
             yield db
 
     def check(self) -> None:
-        """Write something that changes nothing, to learn whether writing works again. Raises
-        StoreError."""
+        """Test by an empty change whether writing works again. Raises StoreError."""
         with self.change() as db:
-            # A journal that was longer before has free space inside: that it can be written says
-            # nothing about the next change.
+            # The journal can have free space inside, so this write alone proves nothing for the
+            # next change.
             if shutil.disk_usage(self.path.parent).free < _ROOM_BYTES:
                 raise OSError(errno.ENOSPC, "the disk is still full")
             db.execute("UPDATE meta SET value=value WHERE key='instance'")
@@ -231,19 +241,17 @@ class Database:
         self.connection.execute("PRAGMA wal_autocheckpoint=1")
         self._prepare()
         with self._transaction() as db:
-            # SQLite opens a file that cannot be written without an error, and refuses the first
-            # change.
+            # SQLite opens a read-only file without an error and refuses the first change.
             db.execute("UPDATE meta SET value=value WHERE key='instance'")
 
     def _prepare(self) -> None:
-        """Make the tables, or bring them to this version where they are sound. Raises Damaged,
-        OtherVersion."""
+        """Make the tables, or upgrade sound ones. Raises Damaged, OtherVersion."""
         version: int = self.connection.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, *_UPGRADES, VERSION):
             raise OtherVersion(
                 f"The database {self.path} has version {version}, and this fitserve reads version"
                 f" {VERSION}.",
-                hint="Use the fitserve that wrote it, or another FITSERVE_DATA_DIR.",
+                hint="Use the fitserve version that wrote it, or another FITSERVE_DATA_DIR.",
             )
         if (
             version
@@ -254,31 +262,22 @@ class Database:
         self.connection.create_function("seal_of", -1, _seal_of, deterministic=True)
         if version == 0:
             with self._transaction() as db:
-                self._all(
-                    _SCHEMA
-                    + _KEYS
-                    + ";".join(
-                        (
-                            _SEALS,
-                            _BENCHES,
-                            _ABILITIES,
-                            _CHANGES,
-                            _RESIDENCE,
-                            _EVENTS,
-                            _USAGE,
-                            _ASLEEP,
-                        )
-                    )
-                )
+                self._execute(_SCHEMA + _KEYS + ";".join(_ADDITIONS))
                 db.execute("INSERT INTO meta VALUES ('instance', ?)", (uuid.uuid4().hex[:12],))
                 db.execute(f"PRAGMA user_version={VERSION}")
         for older in range(version or VERSION, VERSION):
             with self._transaction() as db:
-                self._all(_UPGRADES[older])
+                self._execute(_UPGRADES[older])
                 db.execute(f"PRAGMA user_version={older + 1}")
+        self._check_seals(upgraded=0 < version < VERSION)
+        if self.connection.execute("SELECT 1 FROM meta WHERE key='instance'").fetchone() is None:
+            raise self._damaged("it does not name its installation")
+
+    def _check_seals(self, *, upgraded: bool) -> None:
+        """Check the seals of all rows, or set them after an upgrade, and seal later changes."""
         for table, columns in _SEALED.items():
             seal = f"seal_of({columns})"
-            if 0 < version < VERSION:
+            if upgraded:
                 with self._transaction() as db:
                     db.execute(f"UPDATE {table} SET seal={seal}")  # noqa: S608 - names of this file
             if self.connection.execute(
@@ -292,17 +291,15 @@ class Database:
                     f"CREATE TEMP TRIGGER {table}_{name} AFTER {event} ON {table} BEGIN"
                     f" {sealed}; END"
                 )
-        if self.connection.execute("SELECT 1 FROM meta WHERE key='instance'").fetchone() is None:
-            raise self._damaged("it does not name its installation")
 
-    def _all(self, statements: str) -> None:
+    def _execute(self, statements: str) -> None:
         for statement in statements.split(";"):
             self.connection.execute(statement)
 
     def _damaged(self, problem: str) -> Damaged:
         damaged = Damaged(
             f"The database {self.path} is damaged: {problem}.",
-            hint="Move it aside to start with an empty one.",
+            hint="Move the file away to start with an empty database.",
         )
         damaged.problem = problem
         return damaged
@@ -319,7 +316,7 @@ class Database:
         try:
             self.connection.execute("COMMIT")
         except sqlite3.Error:
-            # A full disk refuses the commit and leaves the transaction open: the next change must
+            # A full disk refuses the commit and leaves the transaction open. The next change must
             # not join it.
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
@@ -332,13 +329,13 @@ class Database:
             if doing == "written":
                 self.failing = None
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
-            # The bytes of an error's text may be those of a damaged file.
+            # The text of an error can contain bytes of a damaged file.
             code = (
                 sqlite3.SQLITE_CORRUPT
                 if isinstance(error, UnicodeDecodeError)
                 else getattr(error, "sqlite_errorcode", None)
             )
-            if doing == "opened" and code is not None and code & 0xFF not in _ELSEWHERE:
+            if doing == "opened" and code is not None and code & 0xFF not in _UNDAMAGED:
                 raise self._damaged(str(error)) from None
             if doing == "written":
                 self.failing = str(error)

@@ -1,7 +1,7 @@
-"""Engine logs as files: DATA_DIR/logs/INSTANCE.log, kept after the engine is gone.
+"""Engine logs as files: DATA_DIR/logs/INSTANCE.log, kept after the engine ends.
 
-A process writes its own file; what runs in a container is copied by the watcher. Size is bounded:
-past half of the limit the file becomes INSTANCE.log.1, so the end is always there.
+A process writes its own file; the watcher copies the log of a container. At half of the size limit
+the file becomes INSTANCE.log.1, so the end is never lost.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ def log_path(data: Path, instance: str) -> Path:
 
 
 class LogCopy:
-    """Writes lines to a log file, from an empty one: a copy always starts with the log's first
-    line."""
+    """Writes lines to an empty log file: a copy always begins with the log's first line."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,8 +46,10 @@ class LogCopy:
 async def read_log(
     path: Path, *, tail: int | None, follow: Callable[[], bool] | None
 ) -> AsyncGenerator[bytes, None]:
-    """The log in pieces: all of it, or its last `tail` lines; then what comes, as long as
-    `follow()` says so, from its first line on where there is none yet."""
+    """The log in pieces: all of it, or its last `tail` lines.
+
+    While `follow()` is true, new lines follow, also of a log that does not exist yet.
+    """
     while not await asyncio.to_thread(path.exists):
         if follow is None or not follow():
             return
@@ -63,7 +64,7 @@ async def read_log(
         while True:
             more = follow is not None and follow()
             if os.fstat(file.fileno()).st_size < file.tell():
-                # It was cut because it grew too large: go on with what came after the cut.
+                # The file was cut because it grew too large: continue after the cut.
                 file.seek(0, os.SEEK_END)
             while piece := await asyncio.to_thread(file.read, _READ_BYTES):
                 yield piece

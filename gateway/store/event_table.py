@@ -1,8 +1,7 @@
-"""What happened, on the disk: the newest events, bounded by count and age.
+"""The newest events on disk, bounded by count and age.
 
-Numbers are never used twice. The first one of an empty table is the time, so that they grow too
-where a lost database was begun anew. Rows have no seal: a damaged event is left out, and is no
-reason to set the models aside.
+Numbers are never reused. The first number of an empty table is the time, so numbers also grow after
+the loss of a database. Rows have no seal: a damaged event is left out, and the models stay.
 """
 
 from __future__ import annotations
@@ -17,44 +16,46 @@ from gateway.store.database import Database
 KEPT = 10_000
 KEPT_S = 90 * 86400.0
 _COLUMNS = "id, at, kind, model, replica, attempt, words, data"
+_INSERT = f"INSERT INTO events ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
+_SELECT = f"SELECT {_COLUMNS} FROM events"  # noqa: S608
 
 
 class Bounds(NamedTuple):
-    """The numbers of the oldest event that is kept, and of the newest that there was; 0: there was
-    none."""
+    """The numbers of the oldest stored event and of the newest ever; 0: none."""
 
     oldest: int
     newest: int
 
 
 class EventTable:
-    """Raises StoreError, as all of the store."""
+    """The table of events. Methods raise StoreError."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, events: Iterable[Event], now: float) -> list[Event]:
-        """The events with their numbers; what is too old goes."""
+    def add(self, events: Iterable[Event], now_s: float) -> list[Event]:
+        """Store events and remove too old ones. Returns the events with their numbers."""
         with self._database.change() as db:
             newest = _newest(db)
-            number = newest or int(now)
+            number = newest or int(now_s)
             added: list[Event] = []
             for event in events:
                 number += 1
-                kept = event.evolve(id=number)
-                added.append(kept)
+                stored = event.evolve(id=number)
+                added.append(stored)
                 row = (
-                    kept.id,
-                    kept.at,
-                    kept.kind,
-                    kept.model,
-                    kept.replica,
-                    kept.attempt,
-                    kept.words,
-                    json.dumps(kept.data),
+                    stored.id,
+                    stored.at,
+                    stored.kind,
+                    stored.model,
+                    stored.replica,
+                    stored.attempt,
+                    stored.words,
+                    json.dumps(stored.data),
                 )
-                db.execute(f"INSERT INTO events ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)  # noqa: S608
-            db.execute("DELETE FROM events WHERE id <= ? OR at < ?", (number - KEPT, now - KEPT_S))
+                db.execute(_INSERT, row)
+            oldest = number - KEPT, now_s - KEPT_S
+            db.execute("DELETE FROM events WHERE id <= ? OR at < ?", oldest)
             db.execute("INSERT OR REPLACE INTO meta VALUES ('newest_event', ?)", (str(number),))
         return added
 
@@ -63,20 +64,20 @@ class EventTable:
         newest = self._database.rows("SELECT value FROM meta WHERE key='newest_event'")
         return Bounds(row[0] or 0, int(newest[0][0]) if newest else 0)
 
-    def after(self, number: int, most: int, model: str | None = None) -> list[Event]:
+    def events_after(self, number: int, limit: int, model: str | None = None) -> list[Event]:
         """The next events after this one, oldest first."""
-        where, values = (" AND model=?", (model,)) if model is not None else ("", ())
-        query = f"SELECT {_COLUMNS} FROM events WHERE id > ?{where} ORDER BY id LIMIT ?"  # noqa: S608 - names of this file
-        return [*_read(self._database.rows(query, (number, *values, most)))]
+        condition, values = (" AND model=?", (model,)) if model is not None else ("", ())
+        query = f"{_SELECT} WHERE id > ?{condition} ORDER BY id LIMIT ?"
+        return [*_read(self._database.rows(query, (number, *values, limit)))]
 
-    def last(self, most: int, model: str | None = None) -> list[Event]:
+    def last(self, limit: int, model: str | None = None) -> list[Event]:
         """The newest events, oldest first."""
-        where, values = ("WHERE model=?", (model,)) if model is not None else ("", ())
-        query = f"SELECT {_COLUMNS} FROM events {where} ORDER BY id DESC LIMIT ?"  # noqa: S608 - names of this file
-        return [*_read(reversed(self._database.rows(query, (*values, most))))]
+        condition, values = ("WHERE model=?", (model,)) if model is not None else ("", ())
+        query = f"{_SELECT} {condition} ORDER BY id DESC LIMIT ?"
+        return [*_read(reversed(self._database.rows(query, (*values, limit))))]
 
     def cursor(self, reader: str) -> int | None:
-        """The number of the last event that a reader has; None: it had none yet."""
+        """The number of the last event that a reader received; None: none yet."""
         rows = self._database.rows("SELECT value FROM meta WHERE key=?", (f"events_of_{reader}",))
         return int(rows[0][0]) if rows else None
 
@@ -87,14 +88,13 @@ class EventTable:
             )
 
     def of_attempts(self) -> list[tuple[int, str]]:
-        """The number of a start and the kind of an event about it, for all of them, oldest
-        first."""
+        """Attempt and kind of every event about an attempt, oldest first."""
         return self._database.rows(
             "SELECT attempt, kind FROM events WHERE attempt IS NOT NULL ORDER BY id"
         )
 
     def models(self) -> dict[str, str]:
-        """Of each model that was told of, the kind of the last event about its being here."""
+        """By model, the kind of the last event that added or removed it."""
         query = (
             "SELECT model, kind FROM events WHERE kind IN ('model.added', 'model.removed') ORDER"
             " BY id"

@@ -1,14 +1,15 @@
-"""Opening the database, also where it is damaged, full or read-only: what runs then goes on, and
-changes are refused.
+"""The opening of the database, also if it is damaged, full or read-only.
 
-    the file is                       what is opened                      the file
-    sound                             the file                            -
-    damaged, cut off, empty           an empty database in memory         set aside under a name with the time
-    of another version                an empty database in memory         left alone
-    not writable, on a full disk      a copy of it in memory              left alone
-    not readable, locked              an empty database in memory         left alone
+Engines then keep running, and changes are refused.
 
-An empty database learns from the records beside it (store/running_engines.py) what runs.
+    the file is                       opened                        the file
+    sound                             the file                      -
+    damaged, cut off, empty           an empty database in memory   set aside, with the time
+    of another version                an empty database in memory   left alone
+    not writable, on a full disk      its copy in memory            left alone
+    not readable, locked              an empty database in memory   left alone
+
+An empty database gets the running engines from their records (store/running_engines.py).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _BESIDE = ("-wal", "-shm")
 
 
 def open_store(path: Path) -> Store:
-    """The database at `path`, or where it cannot be used one in memory whose `problem` says why."""
+    """The database at `path`; if it cannot be used, one in memory with the `problem`."""
     began = installation_file(path).exists()
     if began and path.exists() and path.stat().st_size == 0:
         return _set_aside(path, "the database was cut to nothing")
@@ -55,21 +56,25 @@ def open_store(path: Path) -> Store:
 
 
 def installation_id(path: Path, store: Store) -> str:
-    """The id of this installation, which marks every engine that it starts. A file beside the
-    database keeps it, also when the database is lost."""
+    """The id of this installation, which marks its engines.
+
+    A file beside the database keeps it, also if the database is lost.
+    """
     file = installation_file(path)
     with contextlib.suppress(OSError):
-        if known := file.read_text().strip():
-            return known
-    known = store.instance
+        if stored := file.read_text().strip():
+            return stored
+    identity = store.instance
     with contextlib.suppress(OSError):
-        atomic_file.write(file, known.encode())
-    return known
+        atomic_file.write(file, identity.encode())
+    return identity
 
 
 def facts_at_rest(path: Path) -> list[Fact]:
-    """What a gateway that does not run has learned; nothing where its database cannot be read.
-    Nothing is written."""
+    """The facts of a gateway that does not run; none if its database cannot be read.
+
+    Nothing is written.
+    """
     try:
         copy = _copy(path)
         return Store(path, copy=copy).facts() if copy is not None else []
@@ -82,19 +87,17 @@ def installation_file(path: Path) -> Path:
 
 
 def _copy(path: Path) -> sqlite3.Connection | None:
-    """The whole database, copied into memory; None where the file cannot be read."""
+    """A copy of the database in memory; None if the file cannot be read."""
     if not path.exists():
         return None
-    # The second way reads without the shared memory file, which a read-only folder may not let
-    # SQLite make.
+    # The second way needs no shared memory file, which SQLite cannot make in a read-only folder.
     for options in ("mode=ro", "mode=ro&immutable=1"):
         memory = _memory()
         try:
             with contextlib.closing(
                 sqlite3.connect(f"{path.as_uri()}?{options}", uri=True, timeout=1)
             ) as file:
-                # A backup waits for a lock without end; reading tells after a second that somebody
-                # holds the file.
+                # A backup would wait for a lock for ever; a read gives up after a second.
                 file.execute("SELECT 1 FROM sqlite_master").fetchone()
                 file.backup(memory)
                 return memory
@@ -103,7 +106,7 @@ def _copy(path: Path) -> sqlite3.Connection | None:
     return None
 
 
-def _set_aside(path: Path, what: str) -> Store:
+def _set_aside(path: Path, problem: str) -> Store:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     aside = path.with_name(f"{path.name}.damaged-{stamp}-{uuid.uuid4().hex[:4]}")
     with contextlib.suppress(OSError):
@@ -111,15 +114,15 @@ def _set_aside(path: Path, what: str) -> Store:
         for ending in _BESIDE:
             with contextlib.suppress(FileNotFoundError):
                 path.with_name(path.name + ending).rename(aside.with_name(aside.name + ending))
-        what = (
-            f"{what} and was set aside as {aside}; put a backup in its place, or restart to begin"
-            " with what runs"
+        problem = (
+            f"{problem} and was set aside as {aside}; restore a backup, or restart to begin with"
+            " the running engines"
         )
-    return _in_memory(path, what)
+    return _in_memory(path, problem)
 
 
 def _in_memory(path: Path, problem: str) -> Store:
-    log.error("nothing can be changed until this is mended; what runs goes on", problem=problem)
+    log.error("changes are refused until this is repaired; engines keep running", problem=problem)
     return Store(path, copy=_memory(), problem=problem)
 
 

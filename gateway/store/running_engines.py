@@ -1,8 +1,7 @@
-"""The running engines, recorded a second time beside the database: DATA_DIR/live/INSTANCE.json has
-the wish and the attempt of each.
+"""Records of running engines beside the database: wish and attempt in DATA_DIR/live/INSTANCE.json.
 
-Written before an engine is started and removed after its attempt ended, so that a gateway that lost
-its database still knows every engine that it may have started, and for which wish.
+A record is written before the start of an engine and removed after the end of its attempt. So a
+gateway that lost its database still knows its engines and their wishes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ log = Logger("fitserve.live")
 
 
 class RunningEngine(Value):
-    """The record of one engine that may run."""
+    """The record of an engine that may run."""
 
     wish: Wish
     created_at: float
@@ -30,9 +29,10 @@ class RunningEngine(Value):
 
 
 class RunningEngines:
-    """The folder of records. Raises StoreError where a record cannot be written: an engine without
-    one could be lost, so it must not be
-    started."""
+    """The folder of records.
+
+    Raises StoreError if a record cannot be written: the engine could be lost and must not start.
+    """
 
     def __init__(self, data: Path) -> None:
         self._folder = data / "live"
@@ -47,28 +47,26 @@ class RunningEngines:
             ) from None
 
     def remove(self, name: str) -> None:
-        """A record that cannot be removed is harmless: records are read only into a database that
-        knows no model."""
+        """Remove a record. A failure is harmless: only a database without models reads records."""
         with contextlib.suppress(OSError):
             (self._folder / f"{name}.json").unlink(missing_ok=True)
 
     def entries(self) -> list[RunningEngine]:
-        found = []
+        entries = []
         for path in sorted(self._folder.glob("*.json")):
             try:
-                found.append(RunningEngine.model_validate_json(path.read_bytes()))
+                entries.append(RunningEngine.model_validate_json(path.read_bytes()))
             except (OSError, ValidationError) as error:
                 log.warning(
                     "a record of a live engine cannot be read",
                     file=str(path),
                     error=str(error)[:300],
                 )
-        return found
+        return entries
 
 
 def restore_running(store: Store, running: RunningEngines) -> int:
-    """Enter the recorded engines into a database that knows no model. Returns how many attempts it
-    entered."""
+    """Add the recorded engines to a database without models. Returns the number of attempts."""
     if store.models():
         return 0
     entries = running.entries()

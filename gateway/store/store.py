@@ -1,10 +1,9 @@
-"""What must survive: models that were asked for, attempts that were made, facts that were learned.
-SQLite.
+"""The store of models, attempts, facts, measurements and keys, in SQLite.
 
-Every method is one transaction and returns after it is on the disk, so an acknowledged change is
-never lost. Calls block for the time of a disk write; the loop and the API make them in a thread.
+Every method is one transaction and returns once it is on the disk, so no acknowledged change is
+lost. Calls block for a disk write, so the loop and the API make them in a thread.
 
-`open_store` of store/recovery.py opens one, also where the file is damaged or cannot be written.
+`open_store` of store/recovery.py opens a store, also if the file is damaged or not writable.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _KEEP_BENCHES = 50
 
 
 class Store:
-    """Raises StoreError when the database cannot be opened, read or written.
+    """The store. Raises StoreError if the database cannot be opened, read or written.
 
-    copy: a connection to use instead of the file, which is then neither read nor written. problem:
-    why no change that a user asks for can be kept; `changeable` raises it.
+    copy: a connection to use instead of the file, which is then neither read nor written.
+    problem: the reason why changes are refused, for `changeable`.
     """
 
     def __init__(
@@ -48,25 +47,24 @@ class Store:
 
     @property
     def failing(self) -> str | None:
-        """Why the last change could not be written."""
+        """The error of the last change, if it could not be written."""
         return self._database.failing
 
     def check(self) -> None:
-        """Write something that changes nothing, to learn whether writing works again. Raises
-        StoreError."""
+        """Test by an empty change whether writing works again. Raises StoreError."""
         self._database.check()
 
     def changeable(self) -> None:
-        """Raises StoreError where a change could not be kept."""
+        """Raise StoreError if changes are refused."""
         if self.problem is not None:
             raise StoreError(
                 f"Nothing can be changed now: {self.problem}.",
-                hint="What runs goes on; see the gateway's log.",
+                hint="Engines keep running; see the gateway's log.",
             )
 
     @property
     def instance(self) -> str:
-        """The id of this installation, which marks everything it starts."""
+        """The id of this installation, which marks its engines."""
         return str(self._database.rows("SELECT value FROM meta WHERE key='instance'")[0][0])
 
     # --- models ---
@@ -79,15 +77,14 @@ class Store:
         return [(Wish.model_validate_json(row[0]), row[1], bool(row[2]), row[3]) for row in rows]
 
     def changes(self) -> dict[str, tuple[int, Change | None]]:
-        """By the name of a model the generation of its wish, and the wish that takes its place."""
+        """By model, the generation of its wish, and the change to a new wish."""
         rows = self._database.rows("SELECT name, generation, change FROM models")
         return {
             row[0]: (row[1], Change.model_validate_json(row[2]) if row[2] else None) for row in rows
         }
 
     def save_change(self, wish: Wish, generation: int, change: Change | None) -> None:
-        """The wish in force of a model that is there, and what shall take its place. Raises
-        NotFound where the model is being removed."""
+        """Save the wish in force of a model, and its change. Raises NotFound during a removal."""
         texts = wish.model_dump_json(), generation, change.model_dump_json() if change else None
         with self._database.change() as db:
             query = "UPDATE models SET wish=?, generation=?, change=? WHERE name=? AND deleting=0"
@@ -112,15 +109,15 @@ class Store:
             ):
                 raise NotFound(f"There is no model {name}.", hint="`fitserve ps` lists the models.")
 
-    def used(self, at: Mapping[str, float]) -> None:
-        """When models were last asked, in Unix seconds."""
+    def note_use(self, times: Mapping[str, float]) -> None:
+        """Note the time of each model's last request, in Unix seconds."""
         with self._database.change() as db:
             db.executemany(
                 "UPDATE models SET used_at=? WHERE name=?",
-                [(when, name) for name, when in at.items()],
+                [(time, name) for name, time in times.items()],
             )
 
-    def add_model(self, wish: Wish, now: float) -> None:
+    def add_model(self, wish: Wish, now_s: float) -> None:
         """Raises Conflict when the name is taken."""
         with self._database.change() as db:
             row = db.execute("SELECT deleting FROM models WHERE name=?", (wish.name,)).fetchone()
@@ -134,37 +131,35 @@ class Store:
                 raise Conflict(f"The model {wish.name} {doing}.", hint=hint)
             db.execute(
                 "INSERT INTO models (name, wish, created_at) VALUES (?, ?, ?)",
-                (wish.name, wish.model_dump_json(), now),
+                (wish.name, wish.model_dump_json(), now_s),
             )
 
     def save_wish(self, wish: Wish) -> None:
-        """What a model is to be from now on."""
+        """Replace the wish of a model."""
         with self._database.change() as db:
             db.execute("UPDATE models SET wish=? WHERE name=?", (wish.model_dump_json(), wish.name))
 
     def mark_deleting(self, name: str) -> None:
-        """Raises NotFound. The loop removes the row when nothing of the model runs any more."""
+        """Mark a model for removal; the loop removes it after its engines. Raises NotFound."""
         with self._database.change() as db:
             if db.execute("UPDATE models SET deleting=1 WHERE name=?", (name,)).rowcount == 0:
                 raise NotFound(f"There is no model {name}.", hint="`fitserve ps` lists the models.")
 
-    def forgive(self, name: str, now: float) -> None:
-        """What failed until now no longer counts against the model, and plans that failed for no
-        known reason may be tried again.
+    def forgive(self, name: str, now_s: float) -> None:
+        """Forget the model's failures, and facts about failed plans without a known reason.
 
         Facts about limits and kernels stay. Raises NotFound.
         """
         with self._database.change() as db:
             if (
-                db.execute("UPDATE models SET forgiven_at=? WHERE name=?", (now, name)).rowcount
+                db.execute("UPDATE models SET forgiven_at=? WHERE name=?", (now_s, name)).rowcount
                 == 0
             ):
                 raise NotFound(f"There is no model {name}.", hint="`fitserve ps` lists the models.")
             _forget_failed_plans(db, name)
 
     def restore(self, wish: Wish, created_at: float, attempt: Attempt) -> None:
-        """Enter a running model again that this database does not know, with the attempt that
-        started it."""
+        """Add a running model that this database does not know, with its attempt."""
         row = (
             attempt.id,
             attempt.model,
@@ -186,10 +181,10 @@ class Store:
             )
 
     def remove_model(self, name: str) -> None:
-        """Forget the model and its attempts. Facts about limits stay. Where a plan worked, the
-        facts about failed plans stay too:
-        added again, the model gets the working plan at once. Where no plan worked, all may be tried
-        again.
+        """Forget the model and its attempts. Facts about limits stay.
+
+        If a plan worked, facts about failed plans stay too, so the model gets the working plan at
+        once when it is added again. Otherwise all plans may be tried again.
         """
         with self._database.change() as db:
             db.execute("DELETE FROM models WHERE name=? AND deleting=1", (name,))
@@ -206,14 +201,14 @@ class Store:
     # --- attempts ---
 
     def add_attempt(
-        self, model: str, replica: int, plan: Plan, port: int, now: float, generation: int = 0
+        self, model: str, replica: int, plan: Plan, port: int, now_s: float, generation: int = 0
     ) -> Attempt:
-        """Record a start before it is made, so that a crash leaves no engine that nobody knows."""
+        """Record an attempt before its start, so that a crash leaves no unknown engine."""
         with self._database.change() as db:
             cursor = db.execute(
                 "INSERT INTO attempts (model, replica, state, plan, fingerprint, port, started_at,"
                 " generation) VALUES (?, ?, 'starting', ?, ?, ?, ?, ?)",
-                (model, replica, plan.model_dump_json(), plan.fingerprint, port, now, generation),
+                (model, replica, plan.model_dump_json(), plan.fingerprint, port, now_s, generation),
             )
             db.execute(
                 "DELETE FROM attempts WHERE model=? AND state IN ('failed', 'stopped') AND id NOT"
@@ -229,19 +224,18 @@ class Store:
             plan=plan,
             fingerprint=plan.fingerprint,
             port=port,
-            started_at=now,
+            started_at=now_s,
             generation=generation,
         )
 
     def save_plan(self, attempt: Attempt) -> None:
-        """Write another plan for a start that was recorded and not made yet."""
+        """Replace the plan of a recorded attempt before its start."""
         with self._database.change() as db:
             changed = (attempt.plan.model_dump_json(), attempt.fingerprint, attempt.id)
             db.execute("UPDATE attempts SET plan=?, fingerprint=? WHERE id=?", changed)
 
     def save_attempt(self, attempt: Attempt, *facts: Fact) -> None:
-        """Write state, times, failure, abilities and sleep, and the facts that the failure taught,
-        in one transaction."""
+        """Write the attempt's changed fields, and the facts of its failure, in one transaction."""
         failure = attempt.failure.model_dump_json() if attempt.failure else None
         abilities = attempt.abilities.model_dump_json() if attempt.abilities else None
         asleep = attempt.asleep.model_dump_json() if attempt.asleep else None
@@ -268,12 +262,12 @@ class Store:
 
     def attempts(self, model: str | None = None) -> list[Attempt]:
         """Attempts of one model, or of all, oldest first."""
-        where, values = ("WHERE model=?", (model,)) if model is not None else ("", ())
+        condition, values = ("WHERE model=?", (model,)) if model is not None else ("", ())
         columns = (
             "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at,"
             " failure, abilities, generation, asleep"
         )
-        rows = self._database.rows(f"SELECT {columns} FROM attempts {where} ORDER BY id", values)  # noqa: S608
+        query = f"SELECT {columns} FROM attempts {condition} ORDER BY id"  # noqa: S608
         return [
             Attempt(
                 id=row[0],
@@ -291,7 +285,7 @@ class Store:
                 generation=row[12],
                 asleep=Asleep.model_validate_json(row[13]) if row[13] else None,
             )
-            for row in rows
+            for row in self._database.rows(query, values)
         ]
 
     # --- facts ---
@@ -300,19 +294,18 @@ class Store:
         return [fact for _, fact in self.numbered_facts()]
 
     def fact_texts(self) -> list[str]:
-        """What was learned, oldest first, as JSON."""
+        """The facts as JSON, oldest first."""
         return [row[0] for row in self._database.rows("SELECT fact FROM facts ORDER BY id")]
 
     def numbered_facts(self) -> list[tuple[int, Fact]]:
-        """What was learned, oldest first, with the number by which it can be dropped."""
+        """The facts with their numbers for `remove_fact`, oldest first."""
         return [
             (row[0], Fact.model_validate_json(row[1]))
             for row in self._database.rows("SELECT id, fact FROM facts ORDER BY id")
         ]
 
     def add_facts(self, facts: Iterable[Fact]) -> int:
-        """Add facts of another gateway; returns how many were new. The numbers of its attempts mean
-        nothing here, so they are dropped."""
+        """Add facts of another gateway, without its attempts. Returns the number of new facts."""
         with self._database.change() as db:
             rows = [(fact.evolve(attempt=None).model_dump_json(), fact.at or 0.0) for fact in facts]
             return db.executemany(
@@ -320,22 +313,23 @@ class Store:
             ).rowcount
 
     def keep_measured(self, facts: Collection[Fact]) -> None:
-        """Add what was measured of the machine, in place of facts about the same. Parts of what was
-        expected (speed_ratio) go: other
-        figures of the machine make other expectations."""
+        """Replace the measurements of the machine.
+
+        Facts of kind speed_ratio are removed, because they depend on the former figures.
+        """
         with self._database.change() as db:
             old: dict[tuple[str, object], list[int]] = {}
             for number, text in db.execute("SELECT id, fact FROM facts"):
-                old.setdefault(_about(text), []).append(number)
-            gone = [
+                old.setdefault(_subject(text), []).append(number)
+            outdated = [
                 number
                 for (kind, _), numbers in old.items()
                 if kind == "speed_ratio" and facts
                 for number in numbers
             ]
             rows = [(fact.model_dump_json(), fact.at or 0.0) for fact in facts]
-            gone += [number for text, _ in rows for number in old.get(_about(text), [])]
-            db.executemany("DELETE FROM facts WHERE id=?", [(number,) for number in gone])
+            outdated += [number for text, _ in rows for number in old.get(_subject(text), [])]
+            db.executemany("DELETE FROM facts WHERE id=?", [(number,) for number in outdated])
             db.executemany("INSERT OR IGNORE INTO facts (fact, learned_at) VALUES (?, ?)", rows)
 
     def remove_fact(self, number: int) -> None:
@@ -347,7 +341,7 @@ class Store:
                 )
 
     def fact_counts(self) -> dict[str, int]:
-        """How many facts of each kind were learned."""
+        """The number of facts of each kind."""
         return dict(
             self._database.rows(
                 "SELECT json_extract(fact, '$.kind'), count(*) FROM facts GROUP BY 1"
@@ -357,8 +351,7 @@ class Store:
     # --- benches ---
 
     def add_bench(self, bench: Bench, facts: Iterable[Fact] = ()) -> None:
-        """Keep what was measured, and what was learned from it, which takes the place of what was
-        known of the same."""
+        """Add a measurement, and the facts from it, which replace facts about the same."""
         with self._database.change() as db:
             db.execute(
                 "INSERT INTO benches (model, at, bench) VALUES (?, ?, ?)",
@@ -372,12 +365,12 @@ class Store:
             _learn_speeds(db, facts)
 
     def learn_speeds(self, facts: Iterable[Fact]) -> None:
-        """Keep what was learned of speeds, in place of what was known of the same."""
+        """Add facts about speeds, which replace facts about the same."""
         with self._database.change() as db:
             _learn_speeds(db, facts)
 
     def benches(self, model: str) -> list[Bench]:
-        """Runs that are kept, oldest first."""
+        """The stored measurements of a model, oldest first."""
         rows = self._database.rows("SELECT bench FROM benches WHERE model=? ORDER BY id", (model,))
         return [Bench.model_validate_json(row[0]) for row in rows]
 
@@ -388,10 +381,10 @@ class Store:
         rows = self._database.rows("SELECT may, digest, created_at FROM keys ORDER BY name")
         return [(Grant.model_validate_json(row[0]), bytes.fromhex(row[1]), row[2]) for row in rows]
 
-    def add_key(self, grant: Grant, digest: bytes, now: float) -> None:
+    def add_key(self, grant: Grant, digest: bytes, now_s: float) -> None:
         """Raises Conflict when the name is taken."""
         with self._database.change() as db:
-            row = (grant.name, digest.hex(), grant.model_dump_json(), now)
+            row = (grant.name, digest.hex(), grant.model_dump_json(), now_s)
             if (
                 db.execute(
                     "INSERT OR IGNORE INTO keys (name, digest, may, created_at) VALUES (?, ?,"
@@ -417,27 +410,29 @@ class Store:
 
 def _learn_speeds(db: sqlite3.Connection, facts: Iterable[Fact]) -> None:
     old = {
-        _about(row[1]): row[0]
+        _subject(row[1]): row[0]
         for row in db.execute("SELECT id, fact FROM facts WHERE fact LIKE '%\"speed_%'")
     }
     for fact in facts:
         text = fact.model_dump_json()
-        db.execute("DELETE FROM facts WHERE id=?", (old.get(_about(text), 0),))
+        db.execute("DELETE FROM facts WHERE id=?", (old.get(_subject(text), 0),))
         values = (text, fact.attempt, fact.at or 0.0)
         db.execute(
             "INSERT OR IGNORE INTO facts (fact, attempt, learned_at) VALUES (?, ?, ?)", values
         )
 
 
-def _about(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _subject(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Kind and scope of a fact."""
     fact = json.loads(text)
     return fact["kind"], tuple(sorted(fact["scope"].items()))
 
 
 def measured_facts(path: Path) -> list[Fact]:
-    """What was measured of this machine, of a database that a gateway may use meanwhile; nothing
-    where it cannot be read."""
+    """The measurements of this machine in a database that a gateway may use.
+
+    None if it cannot be read.
+    """
     if not path.is_file():
         return []
     query = "SELECT fact FROM facts WHERE json_extract(fact, '$.kind')='machine_speed' ORDER BY id"

@@ -1,5 +1,4 @@
-"""Requests and tokens by day, key and model, on the disk. Days are of UTC, counted from
-1970-01-01."""
+"""Requests and tokens by day, key and model. Days are of UTC, counted from 1970-01-01."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from gateway.keys import UsageRow
 from gateway.store.database import Database
 
 KEPT_DAYS = 400
-# Of more the oldest days go.
+# Beyond this number the oldest days are removed.
 _MOST_ROWS = 500_000
 
 Part = Literal["day", "key", "model"]
@@ -19,41 +18,47 @@ _SUMS = "requests, prompt_tokens, completion_tokens, cached_tokens, untold_reque
 
 
 class UsageTable:
-    """Raises StoreError, as all of the store."""
+    """The table of usage. Methods raise StoreError."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, rows: Collection[UsageRow]) -> None:
-        """To what is there of the same day, key and model."""
+        """Add to the rows of the same day, key and model."""
         more = ", ".join(f"{name}={name}+excluded.{name}" for name in _SUMS.split(", "))
         with self._database.change() as db:
             newest = db.execute("SELECT max(day) FROM usage").fetchone()[0]
             db.executemany(
-                f"INSERT INTO usage (day, key, model, {_SUMS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) "  # noqa: S608 - names of this file
-                f"ON CONFLICT (day, key, model) DO UPDATE SET {more}",
+                f"INSERT INTO usage (day, key, model, {_SUMS})"  # noqa: S608
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+                f" ON CONFLICT (day, key, model) DO UPDATE SET {more}",
                 rows,
             )
             today = max(row.day for row in rows)
             if newest is None or today > newest:
                 db.execute("DELETE FROM usage WHERE day <= ?", (today - KEPT_DAYS,))
-                over = db.execute(
+                oldest = db.execute(
                     "SELECT day FROM usage ORDER BY day DESC LIMIT 1 OFFSET ?", (_MOST_ROWS,)
                 ).fetchone()
-                if over is not None:
-                    db.execute("DELETE FROM usage WHERE day <= ?", over)
+                if oldest is not None:
+                    db.execute("DELETE FROM usage WHERE day <= ?", oldest)
 
     def sums(
-        self, first: int, last: int, by: Collection[Part], key: str | None, model: str | None
+        self, first: int, last: int, parts: Collection[Part], key: str | None, model: str | None
     ) -> list[UsageRow]:
-        """Of these days, both among them. What is not in `by` is summed up, and is 0 or "" in the
-        rows."""
+        """The usage from the first to the last day, by `parts`. Other parts are 0 or ""."""
         columns = ", ".join(
-            name if name in by else ("0" if name == "day" else "''") for name in PARTS
+            name if name in parts else ("0" if name == "day" else "''") for name in PARTS
         )
         sums = ", ".join(f"sum({name})" for name in _SUMS.split(", "))
-        wanted = {"key": key, "model": model}
-        where = "".join(f" AND {name}=?" for name, value in wanted.items() if value is not None)
-        values = (first, last, *(value for value in wanted.values() if value is not None))
-        query = f"SELECT {columns}, {sums} FROM usage WHERE day BETWEEN ? AND ?{where} GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"  # noqa: S608
+        filters = {"key": key, "model": model}
+        condition = "".join(
+            f" AND {name}=?" for name, value in filters.items() if value is not None
+        )
+        values = (first, last, *(value for value in filters.values() if value is not None))
+        query = (
+            f"SELECT {columns}, {sums} FROM usage"  # noqa: S608
+            f" WHERE day BETWEEN ? AND ?{condition}"
+            " GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
+        )
         return [UsageRow(*row) for row in self._database.rows(query, values)]

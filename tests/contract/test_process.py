@@ -389,7 +389,7 @@ async def test_an_engine_has_the_limit_on_open_files_that_the_gateway_was_starte
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
     try:
-        assert open_files.allow(700) == 700
+        assert open_files.raise_fd_limit(700) == 700
         await harness.host.start(harness.make_spec("a1"))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

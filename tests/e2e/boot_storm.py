@@ -97,7 +97,7 @@ class BootStorm:
         shipped_one = Hardware.model_validate_json(
             (shipped() / "hardware" / f"{snapshot}.json").read_bytes()
         )
-        self.machine: Hardware = shipped_one.only(lambda gpu: gpu.index < gpus)
+        self.machine: Hardware = shipped_one.select_gpus(lambda gpu: gpu.index < gpus)
         described = folder / "machine.json"
         described.write_text(self.machine.model_dump_json(by_alias=True))
         self.gpus = folder / "gpus"

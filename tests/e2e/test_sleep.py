@@ -192,7 +192,7 @@ def test_an_engine_that_keeps_its_memory_is_stopped_and_no_other_is_put_to_sleep
     ask(storm, "m0")
     choice = storm.gateway.show("m0")["plan"]["sleep_mode"]
     assert not choice["value"]
-    assert "of each GPU back when it fell asleep" in choice["reason"]
+    assert "of each GPU when it fell asleep" in choice["reason"]
     until(storm, "stopped")
     assert [one["state"] for one in attempts(storm, "m0")] == ["stopped", "stopped"]
 

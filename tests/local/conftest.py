@@ -13,7 +13,7 @@ from tests.support.log_lines import printed_logs
 def planning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gateways of tests plan in forked processes: hundreds of them would import the planner, a
     second of processor time each."""
-    monkeypatch.setattr(plan_process, "started", forked.started)
+    monkeypatch.setattr(plan_process, "spawn", forked.spawn)
 
 
 @pytest.fixture(autouse=True)

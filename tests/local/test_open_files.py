@@ -13,14 +13,14 @@ CODE = """
 import resource, subprocess, sys
 from gateway import open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-print(open_files.allow({wanted}), open_files.allow(60))
+print(open_files.raise_fd_limit({wanted}), open_files.raise_fd_limit(60))
 script = (
     "import resource, sys; sys.stdin.read();"
     " print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
 )
 asking = [sys.executable, "-c", script]
 child = subprocess.Popen(asking, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-open_files.give_back(child.pid)
+open_files.restore_fd_limit(child.pid)
 print(child.communicate()[0].strip())
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """

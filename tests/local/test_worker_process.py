@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from gateway.worker_process import end
+from gateway.worker_process import kill
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,7 @@ async def test_who_is_killed_ended_by_that_kill() -> None:
             child = await asyncio.create_subprocess_exec(
                 "sleep", "1000", stdin=-1, stdout=-1, start_new_session=True
             )
-            codes[await end(child)] += 1
+            codes[await kill(child)] += 1
     finally:
         over.set()
         for other in others:

@@ -103,7 +103,7 @@ def serve(server: socket.socket) -> str | None:
             one.close()
         if asked["asks"]:
             forked.servers[:] = [theirs]
-            setattr(plan_process, "started", forked.started)  # noqa: B010 - it is not its own
+            setattr(plan_process, "spawn", forked.spawn)  # noqa: B010 - it is not its own
         else:
             theirs.close()
         return become(asked, streams)

@@ -133,7 +133,7 @@ class _Pipes:
 
 
 class ForkedProgram:
-    """What `gateway.worker_process.started` gives of a program, as far as who keeps one needs
+    """What `gateway.worker_process.spawn` gives of a program, as far as who keeps one needs
     it."""
 
     def __init__(
@@ -164,10 +164,10 @@ class ForkedProgram:
             return int(await asyncio.get_running_loop().sock_recv(report, 64))
 
 
-async def started(
+async def spawn(
     program: str, variables: Mapping[str, str], *, errors: bool = False
 ) -> ForkedProgram:
-    """In the place of `gateway.worker_process.started`."""
+    """In the place of `gateway.worker_process.spawn`."""
     assert not errors
     ours, theirs = socket.socketpair()
     environment = {

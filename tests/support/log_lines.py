@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gateway.logging import Lines
+from gateway.logging import LineFormatter
 
 
 class _Kept(logging.Handler):
@@ -34,7 +34,7 @@ class _Printed(logging.Handler):
 def printed_logs() -> Iterator[None]:
     """Every line is printed, as a terminal shows it."""
     ours, printed = logging.getLogger("fitserve"), _Printed()
-    printed.setFormatter(Lines())
+    printed.setFormatter(LineFormatter())
     ours.addHandler(printed)
     ours.setLevel(logging.DEBUG)
     yield

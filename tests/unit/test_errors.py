@@ -8,7 +8,7 @@ import socket
 import httpx
 import pytest
 
-from gateway.errors import in_brief, no_model
+from gateway.errors import no_such_model, short_reason
 
 
 def test_a_refused_connection_is_told_without_numbers() -> None:
@@ -19,7 +19,7 @@ def test_a_refused_connection_is_told_without_numbers() -> None:
             asyncio.run(asyncio.open_connection("127.0.0.1", port))
         with pytest.raises(httpx.ConnectError) as of_httpx:
             httpx.get(f"http://127.0.0.1:{port}", trust_env=False)
-    assert in_brief(of_asyncio.value) == in_brief(of_httpx.value) == "Connection refused"
+    assert short_reason(of_asyncio.value) == short_reason(of_httpx.value) == "Connection refused"
 
 
 def test_each_reason_of_a_name_with_several_addresses_is_told_once() -> None:
@@ -27,15 +27,15 @@ def test_each_reason_of_a_name_with_several_addresses_is_told_once() -> None:
         "Multiple exceptions: [Errno 111] Connect call failed ('::1', 9, 0, 0), [Errno 111] Connect"
         " call failed ('127.0.0.1', 9)"
     )
-    assert in_brief(OSError(tried)) == "Connection refused"
+    assert short_reason(OSError(tried)) == "Connection refused"
 
 
 def test_an_error_without_words_is_told_by_its_name() -> None:
-    assert in_brief(httpx.ReadError("")) == "ReadError"
+    assert short_reason(httpx.ReadError("")) == "ReadError"
 
 
 def test_a_name_that_was_mistyped_is_told_the_nearest() -> None:
     known = {"qwen": "qwen", "gpt-4o": "qwen", "llama": "llama"}
-    assert "Did you mean qwen?" in no_model("qwn", known).hint
-    assert "Did you mean qwen?" in no_model("gpt-4", known).hint
-    assert "Did you mean" not in no_model("zzz", known).hint
+    assert "Did you mean qwen?" in no_such_model("qwn", known).hint
+    assert "Did you mean qwen?" in no_such_model("gpt-4", known).hint
+    assert "Did you mean" not in no_such_model("zzz", known).hint

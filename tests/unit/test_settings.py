@@ -112,7 +112,7 @@ def test_origins_of_web_pages_are_as_browsers_send_them(monkeypatch: pytest.Monk
     )
     for wrong in ("app.example", "https://app.example/path", "https://a b"):
         monkeypatch.setenv("FITSERVE_ORIGINS", wrong)
-        with pytest.raises(SettingsError, match=r"FITSERVE_ORIGINS is wrong: .* is no origin"):
+        with pytest.raises(SettingsError, match=r"FITSERVE_ORIGINS is wrong: .* is not an origin"):
             load_settings()
 
 
@@ -141,7 +141,7 @@ def test_variables_of_engines_are_words_of_a_shell_or_a_mapping(
         ("LD_PRELOAD=/tmp/hunter2.so", "LD_PRELOAD cannot be given to engines: it loads code"),
         ("HF_TOKEN=hunter2", "HF_TOKEN cannot be given to engines: it holds a secret"),
         ("NCCL_DEBUG='hunter2", "No closing quotation"),
-        ("hunter2", "it takes NAME=VALUE"),
+        ("hunter2", "give NAME=VALUE"),
         ("VLLM_PLUGINS=hunter2", "it loads code"),
         ("https_proxy=http://me:hunter2@proxy:1", "has a password"),
     ],

@@ -21,11 +21,9 @@ NOT_YET = (
     "domain",
     "engines",
     "hosts",
-    "machine",
     "models",
     "planner",
     "profiles",
-    "store",
     "wishes",
 )
 # Pronouns, adverbs, conjunctions, prepositions, and participles without a noun. As the name of a

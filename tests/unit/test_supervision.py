@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway import supervision
-from gateway.supervision import Setback, Supervised
+from gateway.supervision import Setback, SupervisedTask
 from tests.support.log_lines import capture_logs
 from tests.support.patience import HANG_S, Clock
 
@@ -69,10 +69,10 @@ async def test_work_goes_on_after_any_error(
         return None
 
     changes: list[str | None] = []
-    work = Supervised(step, "a test", lambda: changes.append(work.setback.problem), of="this")
+    work = SupervisedTask(step, "a test", lambda: changes.append(work.setback.problem), of="this")
     async with asyncio.timeout(HANG_S):
         await told.wait()
-        while not work.done:
+        while not work.is_done:
             await asyncio.sleep(0)
     assert seen[0] is None
     assert all(
@@ -108,12 +108,12 @@ async def test_work_that_is_ended_ends_in_every_state() -> None:
 
     for step in (waits, fails, fails_at_its_end, goes_on):
         for turns in range(4):
-            work = Supervised(step, "a test")
+            work = SupervisedTask(step, "a test")
             for _ in range(turns):
                 await asyncio.sleep(0)
             async with asyncio.timeout(HANG_S):
                 await work.close()
-            assert work.done
+            assert work.is_done
     del work
     gc.collect()  # asyncio tells of an error that nobody asked a task for when the task goes
 
@@ -125,21 +125,21 @@ def test_rests_double_up_to_a_minute_and_are_not_alike(monkeypatch: pytest.Monke
     setbacks = [Setback("a test") for _ in range(20)]
     for wanted_s in (1, 2, 4, 8, 16, 32, 60, 60):
         for setback in setbacks:
-            setback.broke(ValueError("x"))
+            setback.record_failure(ValueError("x"))
         rests = [setback.rest_s for setback in setbacks]
         assert all(0.74 * wanted_s < rest_s < 1.26 * wanted_s for rest_s in rests)
         assert len(set(rests)) > 1
     for _ in range(100):
-        setback.broke(ValueError("x"))
+        setback.record_failure(ValueError("x"))
     clock.now += 76
     assert setback.rest_s == 0
-    setback.over()
+    setback.clear()
     assert (setback.problem, setback.count) == (None, 0)
 
 
 def test_what_is_told_of_an_error_breaks_no_terminal_and_no_json() -> None:
     setback = Setback("a test")
-    setback.broke(ValueError("\ud800\x1b[31m\n" + "x" * 10_000))
+    setback.record_failure(ValueError("\ud800\x1b[31m\n" + "x" * 10_000))
     assert setback.problem is not None
     assert setback.problem.isprintable()
     assert setback.problem.encode()

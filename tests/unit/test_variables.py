@@ -11,7 +11,7 @@ from gateway import variables
 from gateway.domain import Engine
 from gateway.errors import BadFlag
 from gateway.profiles.profiles import Profiles
-from gateway.variables import CLOSED, NO_PROXY, PROXIES, check, merged, refusal
+from gateway.variables import CLOSED, NO_PROXY, PROXIES, check, engine_env, refusal
 from tests.support.makers import engine
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
@@ -193,12 +193,12 @@ def test_a_proxy_with_a_password_is_refused_and_says_why() -> None:
 
 def test_an_engine_asks_itself_past_the_proxy() -> None:
     proxy = {"HTTP_PROXY": "http://proxy:1"}
-    assert merged(SGLANG, proxy, {}) == {**proxy, "NO_PROXY": "localhost,127.0.0.1,::1"}
+    assert engine_env(SGLANG, proxy, {}) == {**proxy, "NO_PROXY": "localhost,127.0.0.1,::1"}
     assert (
-        merged(SGLANG, {}, {**proxy, "no_proxy": ".corp, 127.0.0.1"})["no_proxy"]
+        engine_env(SGLANG, {}, {**proxy, "no_proxy": ".corp, 127.0.0.1"})["no_proxy"]
         == ".corp,127.0.0.1,localhost,::1"
     )
-    assert merged(SGLANG, {"NO_PROXY": ".corp"}, {}) == {"NO_PROXY": ".corp"}
+    assert engine_env(SGLANG, {"NO_PROXY": ".corp"}, {}) == {"NO_PROXY": ".corp"}
 
 
 def test_a_models_variables_win_over_those_of_all_engines_and_engines_get_what_they_take() -> None:
@@ -208,13 +208,13 @@ def test_a_models_variables_win_over_those_of_all_engines_and_engines_get_what_t
         "SGLANG_MOE_PADDING": "1",
         "VLLM_NO_SUCH_VARIABLE": "1",
     }
-    assert merged(VLLM, {"NCCL_DEBUG": "INFO"}, everywhere) == {
+    assert engine_env(VLLM, {"NCCL_DEBUG": "INFO"}, everywhere) == {
         "NCCL_DEBUG": "INFO",
         "VLLM_USE_DEEP_GEMM": "0",
     }
-    assert merged(SGLANG, {}, everywhere) == {"NCCL_DEBUG": "WARN", "SGLANG_MOE_PADDING": "1"}
+    assert engine_env(SGLANG, {}, everywhere) == {"NCCL_DEBUG": "WARN", "SGLANG_MOE_PADDING": "1"}
     with pytest.raises(BadFlag):
-        merged(SGLANG, {"VLLM_USE_DEEP_GEMM": "0"}, {})
+        engine_env(SGLANG, {"VLLM_USE_DEEP_GEMM": "0"}, {})
 
 
 def test_what_the_profile_sets_is_not_the_users() -> None:

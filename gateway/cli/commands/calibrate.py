@@ -11,7 +11,7 @@ from gateway.cli.client import call
 from gateway.cli.engine_inquiry import inquiry_host
 from gateway.engines.common.speed.measured import SECONDS
 from gateway.errors import NotReady, SettingsError
-from gateway.machine.gpu_watch import kept_here
+from gateway.machine.gpu_watch import allowed_devices
 from gateway.machine.probe import probe
 from gateway.measuring.calibration.calibrator import Calibrated, Calibrator
 from gateway.profiles.profiles import Profiles
@@ -47,7 +47,7 @@ def _measure_without_gateway(settings: Settings) -> Calibrated:
             store.changeable()
             profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
             calibrator = Calibrator(inquiry_host(settings), profiles, settings.data / "asking")
-            hardware = kept_here(settings.data, settings.gpus, settings.ram_bytes).mark(
+            hardware = allowed_devices(settings.data, settings.gpus, settings.ram_bytes).mark(
                 probe(settings.data)
             )
             result = asyncio.run(calibrator.measure(hardware, {}))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from gateway.diagnosis.diagnose import diagnose
-from gateway.diagnosis.facts.learn import maximum, told
+from gateway.diagnosis.facts.learn import context_limit, facts_of_log
 from gateway.domain import Fact, Failure
 from gateway.engines.registry import KIND_THAT_LOGS_ITS_VERSION
 from gateway.errors import BadRequest
@@ -61,7 +61,7 @@ def read_log(source: str, engine: str | None, profiles: Profiles) -> Diagnosis:
     logged_version = scope.pop("version", "")
     if version or logged_version:
         scope["engine"] = f"{kind or KIND_THAT_LOGS_ITS_VERSION}=={version or logged_version}"
-    return Diagnosis(failure, told(failure, scope), reader.answered)
+    return Diagnosis(failure, facts_of_log(failure, scope), reader.answered)
 
 
 def report(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def report(diagnosis: Diagnosis) -> dict[str, Any]:
         "message": failure.message,
         "phase": failure.phase,
         "culprit": {**dict.fromkeys(_CULPRIT), **failure.culprit},
-        "engine_max_model_len": maximum(failure),
+        "engine_max_model_len": context_limit(failure),
         "line": failure.line,
         "line_number": failure.line_number,
         "facts": [fact.model_dump(exclude_none=True) for fact in diagnosis.facts],

@@ -86,13 +86,13 @@ def _profile_to_install(ref: str, profiles: Any) -> Any:
     """The profile of an engine; an unknown version is installed like the nearest known one."""
     if ref in profiles.engine_files or ref in profiles.asked_files:
         return profiles.engine(ref)
-    from gateway.domain.likeness import like
+    from gateway.domain.profile_diff import derive_profile
 
     nearest = profiles.nearest(ref)
     print_message(
         f"{ref} has no rules here. It is installed like {nearest.ref}, the nearest known version."
     )
-    return like(nearest, ref.partition("==")[2])
+    return derive_profile(nearest, ref.partition("==")[2])
 
 
 @app.command("learn")
@@ -114,7 +114,7 @@ def engine_learn(
 
     from gateway.cli.engine_inquiry import inquirer
     from gateway.domain import EngineRef
-    from gateway.domain.likeness import like
+    from gateway.domain.profile_diff import derive_profile
     from gateway.engines.inquiry.learned import learn
     from gateway.profiles.profiles import Profiles
     from gateway.settings import load_settings
@@ -125,7 +125,7 @@ def engine_learn(
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     nearest = profiles.nearest(engine)
     kind, _, version = engine.partition("==")
-    ref = EngineRef(kind=kind, version=version, image=like(nearest, version, image).image)
+    ref = EngineRef(kind=kind, version=version, image=derive_profile(nearest, version, image).image)
     profile, identity, path = asyncio.run(
         learn(
             inquirer(image=image, python=python), nearest, ref, settings.data / "learned", _LEARN_S

@@ -12,7 +12,7 @@ from pathlib import Path
 from gateway.cli.doctor import checks, readings
 from gateway.cli.doctor.checks import MachineCheck
 from gateway.cli.doctor.fixes import apply_fixes
-from gateway.diagnosis.facts.scope import standing
+from gateway.diagnosis.facts.scope import valid_facts
 from gateway.domain import Engine, Hardware
 from gateway.domain.units import GIB
 from gateway.engines.common.speed.measured import Measured
@@ -21,7 +21,7 @@ from gateway.hosts.agent.host import AgentHost
 from gateway.hosts.docker.client import cgroup_driver
 from gateway.hosts.docker.host import available
 from gateway.machine.environment import engine_dir, is_installed
-from gateway.machine.gpu_watch import kept_here
+from gateway.machine.gpu_watch import allowed_devices
 from gateway.machine.nvml import Nvml
 from gateway.machine.probe import probe
 from gateway.profiles.profiles import Profiles
@@ -36,7 +36,7 @@ def examine(
 ) -> list[MachineCheck]:
     """All checks, in the order in which problems should be fixed. nvml: instead of the
     driver's."""
-    hardware = kept_here(settings.data, settings.gpus, settings.ram_bytes).mark(
+    hardware = allowed_devices(settings.data, settings.gpus, settings.ram_bytes).mark(
         probe(settings.data, nvml=nvml)
     )
     docker = settings.host_kind != "process" and available()
@@ -160,7 +160,7 @@ def _speed(settings: Settings, hardware: Hardware) -> list[MachineCheck]:
     cards = Profiles(settings.profiles_dir).cards
     unknown = [gpu for gpu in hardware.gpus if cards.card(gpu.name, gpu.total_bytes) is None]
     measured = (
-        Measured(standing(measured_facts(settings.data / "fitserve.db"), hardware.driver, ()))
+        Measured(valid_facts(measured_facts(settings.data / "fitserve.db"), hardware.driver, ()))
         if unknown
         else Measured()
     )

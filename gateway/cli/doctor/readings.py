@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.errors import in_brief
+from gateway.errors import short_reason
 from gateway.machine.nvml import Nvml
 
 # Time limit of each request.
@@ -234,7 +234,7 @@ def hub(endpoint: str | None, token: str | None) -> HubAnswer:
         answer = httpx.get(url, headers=headers, timeout=_PATIENCE_S)
         account = answer.json() if token and answer.status_code == 200 else {}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        return HubAnswer(place, problem=in_brief(error), asked_with_token=bool(token))
+        return HubAnswer(place, problem=short_reason(error), asked_with_token=bool(token))
     skew_s = None
     if date := answer.headers.get("date"):
         try:

@@ -114,12 +114,12 @@ class EventLog:
         if number > bounds.newest or number + 1 < bounds.oldest:
             return EventBatch((), bounds.newest, gap=True)
         events = await asyncio.to_thread(
-            lambda: _recorded(self._table.after(number, _AT_ONCE, model))
+            lambda: _recorded(self._table.events_after(number, _AT_ONCE, model))
         )
         return EventBatch(events, events[-1].event.id if len(events) == _AT_ONCE else bounds.newest)
 
     async def next(self, number: int, most: int, model: str | None) -> list[Event]:
-        return await asyncio.to_thread(self._table.after, number, most, model)
+        return await asyncio.to_thread(self._table.events_after, number, most, model)
 
     async def more(self, within_s: float) -> bool:
         """Wait for more events or the end. False: nothing came within the time."""

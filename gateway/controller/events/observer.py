@@ -28,7 +28,7 @@ from gateway.machine.gpu_watch import GpuWatch
 from gateway.proxy.access.keyring import StoredKey
 from gateway.settings import Settings
 from gateway.store.store import Store
-from gateway.supervision import Setback, Supervised
+from gateway.supervision import Setback, SupervisedTask
 from gateway.version import __version__
 
 # Seconds between two looks at the installed engines.
@@ -69,7 +69,7 @@ class Observer:
         self._setback = Setback("telling events")
         self._next = 0.0
         self._later: asyncio.TimerHandle | None = None
-        self._looking: Supervised | None = None
+        self._looking: SupervisedTask | None = None
 
     def begin(self, store: Store) -> list[Event]:
         """Read from the store how far events were reported. Blocks.
@@ -81,7 +81,7 @@ class Observer:
             store.events.of_attempts(),
             store.events.models(),
         )
-        oldest = store.events.after(bounds.oldest - 1, 1)
+        oldest = store.events.events_after(bounds.oldest - 1, 1)
         since = oldest[0].at if oldest else time.time()
         known = {number for number, _ in told}
         for number, kind in told:
@@ -113,7 +113,7 @@ class Observer:
         self._tell(
             _event(time.time(), "gateway.started", f"fitserve {__version__} has started.", **about)
         )
-        self._looking = Supervised(self._look_at_engines, "the look at installed engines")
+        self._looking = SupervisedTask(self._look_at_engines, "the look at installed engines")
 
     def stop(self) -> None:
         """Report the end of the server."""
@@ -161,9 +161,9 @@ class Observer:
             self._look_at_gpus(now)
             self._look_at_keys(now)
         except Exception as error:
-            self._setback.broke(error)
+            self._setback.record_failure(error)
         else:
-            self._setback.over()
+            self._setback.clear()
 
     def _tell(self, event: Event) -> None:
         self._events.tell((event,))

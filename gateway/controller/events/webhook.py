@@ -30,7 +30,7 @@ from gateway.errors import StoreError
 from gateway.logging import Logger
 from gateway.settings import Settings
 from gateway.store.store import Store
-from gateway.supervision import Supervised
+from gateway.supervision import SupervisedTask
 
 log = Logger("fitserve.webhook")
 
@@ -61,7 +61,7 @@ class Webhook:
         self._number: int | None = None
         self._failures = 0
         self._client = EngineClient(1)
-        self._telling = Supervised(
+        self._telling = SupervisedTask(
             self._tell, "delivering events to a webhook", receiver=self._receiver
         )
 

@@ -11,7 +11,7 @@ from gateway.controller.fleet.planning_context import PlanningContext
 from gateway.diagnosis.ending import environmental
 from gateway.domain import Attempt, Cap, Failure, Holding, Offer, Plan, Sharing, Wish
 from gateway.domain.value import MOST_BYTES
-from gateway.errors import Conflict, no_model
+from gateway.errors import Conflict, no_such_model
 from gateway.planner.sharing.leaving import Leaver, leave_offers
 from gateway.planner.sharing.offers import bytes_reserved
 from gateway.planner.sharing.restore import interrupted_plan, plan_to_restore
@@ -51,7 +51,7 @@ class Fleet:
                 for one in self.models.values()
                 for known in (one.wish.name, *one.wish.aliases)
             }
-            raise no_model(name, names)
+            raise no_such_model(name, names)
         return model
 
     def replicas(self) -> Iterator[ReplicaState]:
@@ -500,7 +500,7 @@ def _promised(replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dic
     """`promised` plus the bytes per GPU, and of RAM, that live attempts of the replicas may use."""
     for attempt in (replica.attempt for replica in replicas if replica.attempt is not None):
         for uuid in attempt.plan.devices:
-            promised[uuid] = promised.get(uuid, 0) + attempt.held(uuid)
+            promised[uuid] = promised.get(uuid, 0) + attempt.reserved_bytes(uuid)
     return promised
 
 

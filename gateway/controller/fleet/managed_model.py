@@ -13,10 +13,10 @@ from gateway.controller.watch.endpoint_watcher import EndpointWatcher
 from gateway.controller.watch.watcher import Watcher
 from gateway.domain import (
     Abilities,
-    Asked,
     Attempt,
     Change,
     EngineAnswer,
+    InquiryResult,
     Instance,
     Observation,
     Offer,
@@ -320,7 +320,7 @@ class ManagedModel:
             default=self.created_at,
         )
 
-    def remember_answers(self, asked: Asked) -> None:
+    def remember_answers(self, asked: InquiryResult) -> None:
         """Remember the result of an inquiry."""
         self.answers.update(asked.answers)
         for engine, problem in asked.problems.items():

@@ -52,7 +52,7 @@ def _route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: fl
         return route(model, running, load_wait_s)
     except Exception as error:
         if not model.setback.rest_s:
-            model.setback.broke(error)
+            model.setback.record_failure(error)
         return ModelRoute(
             model.wish.name,
             "starting",

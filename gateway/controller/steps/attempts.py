@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from gateway.controller.fleet.managed_model import ReplicaState
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.start_gate import StartGate
-from gateway.diagnosis.facts.learn import excused, judged, learn, proved
+from gateway.diagnosis.facts.learn import excuse, judge, learn, prove_success
 from gateway.diagnosis.signatures import Signatures
 from gateway.domain import Attempt, Failure, Plan, Scalar
 from gateway.domain.running import failures_in_a_row
@@ -78,7 +78,7 @@ class Attempts:
             moved, taken = await self._gate.foreign_change(attempt)
             cache_bytes = replica.watcher.cache_bytes if replica.watcher and not moved else None
         await asyncio.to_thread(
-            self._store.save_attempt, ready, *proved(attempt, now, cache_bytes, taken)
+            self._store.save_attempt, ready, *prove_success(attempt, now, cache_bytes, taken)
         )
         replica.attempt, replica.made_room = ready, False
         log.info("ready", model=replica.model, replica=replica.index, plan=attempt.fingerprint)
@@ -88,12 +88,12 @@ class Attempts:
         disturbed = self._gate.failed(attempt, failure) or self._gate.disturbance(attempt)
         if not disturbed and failure.proves != "nothing" and attempt.state == "starting":
             disturbed, _ = await self._gate.foreign_change(attempt)
-        failure = excused(attempt, failure, disturbed)
+        failure = excuse(attempt, failure, disturbed)
         if abilities.ended_by_asking(attempt):
             failure = failure.evolve(
                 proves="nothing"
             )  # its plan serves clients that do not use the ability
-        failure = judged(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
+        failure = judge(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
         failure = await self._cured(attempt, failure)
         ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended, *learn(attempt, failure, now))

@@ -115,7 +115,7 @@ class ChangeSteps:
             None,
             None,
         )
-        replica.setback.over()
+        replica.setback.clear()
         return True
 
     async def _drop(self, model: ManagedModel, replica: ReplicaState) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.fleet.planning_context import PlanningContext
 from gateway.controller.steps.planner_port import PlannerPort
-from gateway.domain import Asked, Attempt, Offer, Plan, Sharing
+from gateway.domain import Attempt, InquiryResult, Offer, Plan, Sharing
 from gateway.domain.image_name import exact
 from gateway.domain.plan_request import PlanRequest, PlanResult, RunningPlan
 from gateway.errors import FitserveError
@@ -71,7 +71,7 @@ class ReplicaPlanner:
             try:
                 planned = await self._planner.check(request, model.failed_inquiries, self._asking_s)
             except FitserveError as error:
-                problems = Asked({}, {engine: str(error)}, {})
+                problems = InquiryResult({}, {engine: str(error)}, {})
                 planned = PlanResult(plan, str(error), model.decision or b"null", asked=problems)
             pins.update(planned.asked.pins)
             model.remember_answers(planned.asked)

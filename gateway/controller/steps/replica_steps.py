@@ -104,7 +104,7 @@ class ReplicaSteps:
         except StoreError:
             raise
         except Exception as error:
-            replica.setback.broke(error)
+            replica.setback.record_failure(error)
 
     def shrink(self, model: ManagedModel, take: Offer, requester: Collection[str]) -> None:
         """Have a serving model give its offer to the requesters, if nothing else is under way."""
@@ -144,7 +144,7 @@ class ReplicaSteps:
                 if not (replica.looks_again and action.state == "starting"):
                     replica.status, replica.looks_again = action, False
                 if not replica.busy:
-                    replica.setback.over()
+                    replica.setback.clear()
             case reconcile.Stop():
                 self._begin_stop(model, replica, action, snapshot)
             case reconcile.Publish() | reconcile.Fail() | reconcile.Retire():
@@ -296,7 +296,7 @@ class ReplicaSteps:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             raise error
-        replica.setback.over()
+        replica.setback.clear()
 
 
 def _has_spare(model: ManagedModel, replica: ReplicaState) -> bool:

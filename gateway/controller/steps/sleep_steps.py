@@ -80,13 +80,13 @@ class SleepSteps:
             await self._end(
                 replica,
                 falling,
-                sleep.failed(attempt, f"did not fall asleep: it {error}", time.time()),
+                sleep.failure_fact(attempt, f"did not fall asleep: it {error}", time.time()),
             )
             return
         told_s = time.monotonic() - began
         gave = await self._gave(attempt, before)
-        fact = sleep.proved(attempt, gave, time.time())
-        if not sleep.enough(attempt.plan, gave):
+        fact = sleep.result_fact(attempt, gave, time.time())
+        if not sleep.freed_enough(attempt.plan, gave):
             await self._end(replica, falling, fact)
             return
         asleep = Asleep(since=time.time(), gave=gave)
@@ -127,7 +127,9 @@ class SleepSteps:
             await self._answers(watcher, attempt)
         except NoAnswerError as error:
             await self._end(
-                replica, waking, sleep.failed(attempt, f"did not wake up: it {error}", time.time())
+                replica,
+                waking,
+                sleep.failure_fact(attempt, f"did not wake up: it {error}", time.time()),
             )
             return
         watcher.note(sleeping=False)
@@ -203,8 +205,8 @@ class SleepSteps:
         while True:
             now = await self._uses(attempt)
             gave = {uuid: before[uuid] - now[uuid] for uuid in before.keys() & now.keys()}
-            if sleep.enough(attempt.plan, gave) or time.monotonic() > end:
-                most = sleep.expected(attempt.plan)
+            if sleep.freed_enough(attempt.plan, gave) or time.monotonic() > end:
+                most = sleep.expected_bytes(attempt.plan)
                 return {uuid: min(most, max(0, count)) for uuid, count in gave.items()}
             await asyncio.sleep(_LOOK_S)
 

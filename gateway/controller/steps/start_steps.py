@@ -12,7 +12,7 @@ from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.replica_planner import CurrentContext, ReplicaPlanner, pinned
 from gateway.controller.steps.start_gate import StartGate, WithdrawnError
-from gateway.domain import Asked, Attempt, EngineRef, Failure, Plan
+from gateway.domain import Attempt, EngineRef, Failure, InquiryResult, Plan
 from gateway.errors import FitserveError, HostError, NoPlan
 from gateway.logging import Logger
 from gateway.store.running_engines import RunningEngine, RunningEngines
@@ -159,7 +159,7 @@ class StartSteps:
         try:
             await self._launcher.host.identity(engine)
         except HostError as error:
-            model.remember_answers(Asked({}, {str(engine): str(error)}, {}))
+            model.remember_answers(InquiryResult({}, {str(engine): str(error)}, {}))
             return await self._replan(model, replica, attempt, attempt.plan)
         report(f"checking: {engine} checks the plan by its own code")
         async with self._replica_planner.checked(model, room, str(engine), attempt.plan) as planned:

@@ -17,7 +17,7 @@ from gateway.controller.watch.engine_client import EngineClient, EngineResponse,
 from gateway.diagnosis.lines.log_lines import clean
 from gateway.proxy.access.endpoint_keys import EndpointKeys, NoKeyError
 from gateway.proxy.routing.table import RoutedReplica
-from gateway.supervision import Supervised
+from gateway.supervision import SupervisedTask
 
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 1024 * 1024
@@ -126,7 +126,7 @@ class EndpointWatcher:
         self._stretch = stretch
         self._rest_s = 0.0
         self._wake = wake
-        self._work = Supervised(
+        self._work = SupervisedTask(
             self._look, "watching an endpoint", wake, model=model, endpoint=self.url
         )
 

@@ -23,7 +23,7 @@ import httptools
 import msgspec
 
 from gateway.diagnosis.lines.log_lines import clean
-from gateway.errors import in_brief
+from gateway.errors import short_reason
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ class EngineClient:
             except TimeoutError:
                 raise NoAnswerError(f"does not answer within {within_s:g} s") from None
             except (OSError, UnicodeError) as error:
-                raise NoAnswerError(f"does not answer ({in_brief(error)})") from None
+                raise NoAnswerError(f"does not answer ({short_reason(error)})") from None
             finally:
                 call.end()
 
@@ -189,7 +189,7 @@ class _HttpCall(asyncio.Protocol):
         if self._status and not self._sized and error is None:
             self.on_message_complete()
         self._refuse(
-            f"breaks off ({in_brief(error)})"
+            f"breaks off ({short_reason(error)})"
             if error
             else "closes the connection without an answer"
         )

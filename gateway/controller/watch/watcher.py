@@ -26,7 +26,7 @@ from gateway.hosts.host import Host
 from gateway.logging import Logger
 from gateway.settings import Settings
 from gateway.store.engine_logs import LogCopy, log_path
-from gateway.supervision import Supervised
+from gateway.supervision import SupervisedTask
 
 log = Logger("fitserve.loop")
 
@@ -89,15 +89,15 @@ class Watcher:
         self._freeze = FreezeDetector(self._answered, context.settings.silent_after_s)
         self._lines = 0  # lines of the log read so far, by any pass
         self._works = [
-            Supervised(self._follow, "reading the log of an engine", wake, instance=name),
-            Supervised(self._health, "the health checks of an engine", wake, instance=name),
-            Supervised(
+            SupervisedTask(self._follow, "reading the log of an engine", wake, instance=name),
+            SupervisedTask(self._health, "the health checks of an engine", wake, instance=name),
+            SupervisedTask(
                 self._look_for_compilers,
                 "the look at the compilers of an engine",
                 wake,
                 instance=name,
             ),
-            Supervised(self._work, "the look at the work of an engine", wake, instance=name),
+            SupervisedTask(self._work, "the look at the work of an engine", wake, instance=name),
         ]
 
     @property
@@ -160,7 +160,7 @@ class Watcher:
                     self._read(raw)
                     if furthest:
                         # Reading has passed the place of the last error, so the error is over.
-                        self._works[0].setback.over()
+                        self._works[0].setback.clear()
                     if number % _YIELD_LINES == 0:
                         await asyncio.sleep(0)
             self._prove(self._reader.verdict)

@@ -1,1 +1,1 @@
-"""What was learned, and where it holds."""
+"""Learned facts, and their scopes."""

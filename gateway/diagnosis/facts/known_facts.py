@@ -1,5 +1,4 @@
-"""Facts by what they are about, so that a thousand facts about something else cost a plan nothing.
-Pure."""
+"""An index of facts, so that facts about other plans cost nothing. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gateway.domain import Fact
 
-# None: what the asked one does not have, which is in no scope.
+# None: the subject has no such value, so no scope matches it.
 Scope = tuple[str | None, ...]
 
 
 class KnownFacts:
-    """All facts of one decision. Every answer is in the order in which the facts were given.
+    """All facts of a decision. Answers keep the order of the facts.
 
-    A fact holds where its whole scope does, so facts are kept by kind and by the names in their
-    scope; of those names, their values. There are few such sets of names, however many facts there
-    are.
+    A fact holds where its whole scope matches. So facts are indexed by kind, by the names in their
+    scope, and by the values of these names. There are few sets of names.
     """
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
@@ -38,31 +36,32 @@ class KnownFacts:
             if "fingerprint" in fact.scope:
                 self._plans.setdefault(fact.scope["fingerprint"], []).append(fact)
 
-    def of(self, kind: str) -> list[Fact]:
+    def of_kind(self, kind: str) -> list[Fact]:
         return self._kinds.get(kind, [])
 
-    def holding(self, kind: str, about: Mapping[str, str | None]) -> Iterator[Fact]:
-        """The facts of this kind whose whole scope is true of `about`."""
+    def holding(self, kind: str, subject: Mapping[str, str | None]) -> Iterator[Fact]:
+        """The facts of this kind whose whole scope matches the subject."""
         if kind not in self._scopes:
             return iter(())
-        found: list[tuple[int, Fact]] = []
+        rows: list[tuple[int, Fact]] = []
         for names, facts in self._scopes.get(kind, {}).items():
-            found += facts.get(tuple(map(about.get, names)), ())
-        found.sort(key=_position)
-        return (fact for _, fact in found)
+            rows += facts.get(tuple(map(subject.get, names)), ())
+        rows.sort(key=_position)
+        return (fact for _, fact in rows)
 
-    def about(self, kind: str, name: str, value: str | None) -> bool:
-        """Whether there may be facts of this kind that hold for this value of a scope's name. A
-        look at this costs less than the whole question."""
+    def may_hold(self, kind: str, name: str, value: str | None) -> bool:
+        """Whether a fact of this kind can hold for this value of a scope's name. Cheaper than
+        `holding`."""
         if (kind, name) not in self._values:
-            self._values[kind, name] = {fact.scope.get(name) for fact in self.of(kind)}
-        known = self._values[kind, name]
-        return value in known or None in known
+            self._values[kind, name] = {fact.scope.get(name) for fact in self.of_kind(kind)}
+        values = self._values[kind, name]
+        return value in values or None in values
 
-    def under(self, env: str) -> KnownFacts:
-        """The facts as they hold for an engine with these environment variables
-        (`variables.words`): what was learned with others may be
-        their doing."""
+    def for_env(self, env: str) -> KnownFacts:
+        """The facts for an engine with these environment variables (`variables.words`).
+
+        Facts that were learned with other variables may be due to them.
+        """
         if not self._learned_with_env:
             return self
         return KnownFacts(
@@ -70,11 +69,11 @@ class KnownFacts:
         )
 
     @property
-    def about_plans(self) -> bool:
-        """Whether any plan was tried before."""
+    def has_plans(self) -> bool:
+        """Whether there are facts about plans."""
         return bool(self._plans)
 
-    def about_plan(self, fingerprint: str) -> list[Fact]:
+    def of_plan(self, fingerprint: str) -> list[Fact]:
         return self._plans.get(fingerprint, [])
 
 

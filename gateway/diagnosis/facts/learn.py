@@ -1,12 +1,12 @@
-"""What a failure proves about future plans, with a scope no wider than the evidence. Pure.
+"""The facts that failures and successes prove, with scopes no wider than the evidence. Pure.
 
-    judged(attempt, failure, earlier, at)  the failure, with what it proves beside those before it
-    learn(attempt, failure, at)  of a start that the gateway made: its plan says on what
-    proved(attempt, at)          of one that generated tokens
-    told(failure, scope)         of a log alone: only what stands in it
+    judge          a failure with its proof, also by earlier failures
+    learn          facts of a failed start of the gateway
+    prove_success  facts of a start that generated tokens
+    facts_of_log   facts of a log alone
 
-The facts of one failure always rule out the plan that failed: by its limit, its kernel or its
-engine where the failure names them, and by its fingerprint where it does not.
+The facts of a failure always exclude the failed plan: by its limit, kernel or engine if the failure
+names them, else by its fingerprint.
 """
 
 from __future__ import annotations
@@ -22,76 +22,77 @@ from gateway.domain import Attempt, Fact, FactKind, Failure, LayerKernel, Plan
 from gateway.domain.running import FORGIVE_S
 from gateway.domain.units import MIB, gib
 
-# Of an OOM in these phases the cache was not there yet: what was in use is what the engine needs
-# beside it.
+# In these phases there is no cache yet: the memory in use is the engine's need beside the cache.
 _BEFORE_CACHE = ("starting", "load", "profile")
-# What decides what an engine takes beside its share, whatever model it serves.
+# Keys of a scope that decide over an engine's memory beside its share.
 _OF_RANKS: tuple[str, ...] = ("engine", "device", "tensor_parallel", "pipeline_parallel")
-# Less than this is not worth a fact.
+# Smaller differences are not worth a fact.
 _NOISE = 64 * MIB
-# The last that an engine says before its ranks first meet: vllm/distributed/parallel_state.py and
-# device_communicators/pynccl.py and custom_all_reduce.py; the same files of sglang/srt/distributed.
+# The last lines of an engine before its ranks first connect. Source: vllm/distributed/
+# parallel_state.py, device_communicators/pynccl.py and custom_all_reduce.py; the same files of
+# sglang/srt/distributed.
 _MEETING = re.compile(r"nccl|all_?reduce|parallel_state", re.IGNORECASE)
 
 
-def judged(attempt: Attempt, failure: Failure, earlier: Iterable[Attempt], at: float) -> Failure:
-    """The failure, with what it proves beside the `earlier` ones in a row.
+def judge(attempt: Attempt, failure: Failure, earlier: Iterable[Attempt], now_s: float) -> Failure:
+    """The failure with its proof, also by the `earlier` failures in a row.
 
-    One hang may be the machine's; the second one of the same plan is the plan's: of ranks that wait
-    for each other, else of all of it.
+    The machine may cause one hang. A second hang of the same plan is due to the plan: to its peers
+    if it has several GPUs, else to all of it.
     """
     several, proves = len(attempt.plan.gpus) > 1, failure.proves
     if failure.kind == "start_timeout" and several and _MEETING.search(failure.line or ""):
         proves = "peers"
-    served_well = attempt.ready_at is not None and at - attempt.ready_at >= FORGIVE_S
-    if failure.kind == "hang" and failure.proves == "nothing" and not served_well:
-        before = [one.failure for one in earlier if one.fingerprint == attempt.fingerprint]
-        if any(one is not None and one.kind == "hang" for one in before):
-            proves = "peers" if several else "plan"
+    served_well = attempt.ready_at is not None and now_s - attempt.ready_at >= FORGIVE_S
+    hung_before = any(
+        former.failure is not None and former.failure.kind == "hang"
+        for former in earlier
+        if former.fingerprint == attempt.fingerprint
+    )
+    is_hang = failure.kind == "hang" and failure.proves == "nothing" and not served_well
+    if is_hang and hung_before:
+        proves = "peers" if several else "plan"
     return failure.evolve(proves=proves)
 
 
-def excused(attempt: Attempt, failure: Failure, disturbed: str) -> Failure:
-    """The failure, which teaches nothing where a neighbour disturbed the engine: of a start it may
-    be anything that was measured; of an
-    engine that serves only what it says of memory. disturbed: what the neighbour did."""
+def excuse(attempt: Attempt, failure: Failure, disturbed: str) -> Failure:
+    """The failure, without a proof if a neighbour disturbed the engine.
+
+    A disturbed start proves nothing; a disturbed engine that serves proves nothing about memory.
+    disturbed: the activity of the neighbour.
+    """
     if not disturbed or not (attempt.state == "starting" or failure.proves == "memory"):
         return failure
     return failure.evolve(proves="nothing", disturbed=disturbed)
 
 
-def learn(attempt: Attempt, failure: Failure, at: float) -> tuple[Fact, ...]:
-    """The facts that the failure of this attempt proves; none where its cause lies outside the
-    plan."""
+def learn(attempt: Attempt, failure: Failure, now_s: float) -> tuple[Fact, ...]:
+    """The facts that the failure of this attempt proves; none for a cause outside the plan."""
     if environmental(failure):
         return ()
     plan = attempt.plan
-    found: list[tuple[FactKind, dict[str, str], int | None]] = []
+    rows: list[tuple[FactKind, dict[str, str], int | None]] = []
     if failure.proves == "context":
-        limit = maximum(failure)
-        # A limit that the plan keeps already changes nothing.
-        found += (
-            [("max_context", plan.scope, limit)]
-            if limit and limit < plan.max_model_len.value
-            else []
-        )
+        limit = context_limit(failure)
+        # A limit above the plan's context would change nothing.
+        if limit and limit < plan.max_model_len.value:
+            rows.append(("max_context", plan.scope, limit))
     elif failure.proves == "kernel" or failure.culprit.get("kernel"):
-        found += [(kind, scope, None) for kind, scope in _kernels(plan, failure)]
-    certain = bool(found)
-    if failure.proves == "peers" and (scope := peers.scope(plan)) is not None:
-        found.append(("peers_fail", scope, None))
-    if failure.proves == "engine" and not certain:
-        scope = {**_where(plan), **_about(failure)}
-        found += [("engine_fails", scope, None)] if len(scope) > 1 else []
+        rows += [(kind, scope, None) for kind, scope in _kernels(plan, failure)]
+    is_certain = bool(rows)
+    if failure.proves == "peers" and (scope := peers.peers_scope(plan)) is not None:
+        rows.append(("peers_fail", scope, None))
+    if failure.proves == "engine" and not is_certain:
+        scope = {**_engine_scope(plan), **_failed_feature(failure)}
+        rows += [("engine_fails", scope, None)] if len(scope) > 1 else []
     if failure.proves == "memory":
-        found += [
+        rows += [
             (kind, _memory_scope(plan, kind, failure.phase), value)
             for kind, value in _memory(failure)
         ]
-    if not certain:
-        # Also beside what was learned of memory, peers or the engine, which changes the next plan
-        # mostly, but need not.
-        found.append(("plan_failed", {"fingerprint": attempt.fingerprint}, None))
+    if not is_certain:
+        # Facts about memory, peers or the engine mostly change the next plan, but not always.
+        rows.append(("plan_failed", {"fingerprint": attempt.fingerprint}, None))
     source = _source(failure)
     return tuple(
         Fact(
@@ -102,41 +103,40 @@ def learn(attempt: Attempt, failure: Failure, at: float) -> tuple[Fact, ...]:
             under=plan.under,
             source=source,
             attempt=attempt.id,
-            at=at,
+            at=now_s,
         )
-        for kind, scope, value in found
+        for kind, scope, value in rows
     )
 
 
-def proved(
-    attempt: Attempt, at: float, cache_bytes: int | None = None, taken: int | None = None
+def prove_success(
+    attempt: Attempt, now_s: float, cache_bytes: int | None = None, used_bytes: int | None = None
 ) -> tuple[Fact, ...]:
-    """What a start that was verified proves: this very plan works here, with this driver and image.
-        Nothing where that is known.
+    """The facts of a verified start: its plan works with this driver and image. None if known.
 
-    cache_bytes: what the engine measured as left for the KV cache, which tells what it needs beside
-    it. taken: what NVML says that the engine has of a GPU, which tells what it takes beside its
-    share.
+    cache_bytes: memory for the KV cache as the engine measured it; the rest of the budget is the
+    engine's need. used_bytes: memory of a GPU that the engine uses by NVML, to learn its use beside
+    its share.
     """
     plan = attempt.plan
     if plan.grade == "verified":
         return ()
     source = f"{plan.engine} generated tokens with this plan"
-    found: list[tuple[FactKind, dict[str, str], int | None, str]] = [
+    rows: list[tuple[FactKind, dict[str, str], int | None, str]] = [
         ("plan_verified", {"fingerprint": attempt.fingerprint}, None, source)
     ]
     if cache_bytes is not None and 0 < cache_bytes < plan.memory.budget_bytes:
         measured = f"{plan.engine} had {gib(cache_bytes)} left for its KV cache"
         used = plan.memory.budget_bytes - cache_bytes
-        found.append(("needs_memory", _memory_scope(plan, "needs_memory", "kv"), used, measured))
-    missing = 0 if taken is None else taken - plan.memory.promised_bytes
+        rows.append(("needs_memory", _memory_scope(plan, "needs_memory", "kv"), used, measured))
+    missing = 0 if used_bytes is None else used_bytes - plan.memory.promised_bytes
     if _NOISE < missing < plan.memory.budget_bytes:
-        where = {key: plan.scope[key] for key in _OF_RANKS if key in plan.scope}
-        told = (
-            f"{plan.engine} took {gib(taken or 0)} of its GPU, and"
+        scope = {key: plan.scope[key] for key in _OF_RANKS if key in plan.scope}
+        excess = (
+            f"{plan.engine} took {gib(used_bytes or 0)} of its GPU, and"
             f" {gib(plan.memory.promised_bytes)} were planned"
         )
-        found.append(("beside_memory", where, missing, told))
+        rows.append(("beside_memory", scope, missing, excess))
     return tuple(
         Fact(
             kind=kind,
@@ -146,93 +146,89 @@ def proved(
             grade="verified",
             source=why,
             attempt=attempt.id,
-            at=at,
+            at=now_s,
         )
-        for kind, scope, value, why in found
+        for kind, scope, value, why in rows
     )
 
 
-def told(failure: Failure, scope: dict[str, str]) -> tuple[Fact, ...]:
-    """The facts that a log proves by itself. scope: what it says of engine, model and
-    tensor_parallel; none without the engine.
+def facts_of_log(failure: Failure, scope: dict[str, str]) -> tuple[Fact, ...]:
+    """The facts that a log alone proves; none without the engine in its scope.
 
-    On which GPU it was a log mostly does not say: such a fact holds nowhere until somebody fills
-    its capability in.
+    scope: engine, model and tensor_parallel by the log. A log mostly does not name its GPU.
+    Without a capability, which a user can add, the fact holds nowhere.
     """
     if environmental(failure) or "engine" not in scope:
         return ()
     culprit = failure.culprit
     engine = {"engine": scope["engine"]}
     gpu = {"capability": _dotted(culprit["capability"]) if "capability" in culprit else "unknown"}
-    found: list[tuple[FactKind, dict[str, str], int | None]] = []
-    if failure.proves == "context" and "model" in scope and (limit := maximum(failure)):
-        found.append(("max_context", scope, limit))
+    rows: list[tuple[FactKind, dict[str, str], int | None]] = []
+    if failure.proves == "context" and "model" in scope and (limit := context_limit(failure)):
+        rows.append(("max_context", scope, limit))
     elif failure.proves == "kernel" and culprit.get("kernel"):
         sizes = {name: str(culprit[name]) for name in ("kernel", "k", "n") if name in culprit}
-        found.append(("kernel_fails", engine | gpu | sizes, None))
+        rows.append(("kernel_fails", engine | gpu | sizes, None))
     elif failure.proves == "engine":
-        about = _about(failure)
-        found.append(
-            ("engine_fails", engine | (about if "architecture" in about else gpu | about), None)
-        )
+        feature = _failed_feature(failure)
+        subject = feature if "architecture" in feature else gpu | feature
+        rows.append(("engine_fails", engine | subject, None))
     elif failure.proves == "memory" and "model" in scope:
-        found += [(kind, scope, value) for kind, value in _memory(failure)]
+        rows += [(kind, scope, value) for kind, value in _memory(failure)]
     source = _source(failure)
     return tuple(
-        Fact(kind=kind, scope=about, value=value, grade="failed", source=source)
-        for kind, about, value in found
+        Fact(kind=kind, scope=subject, value=value, grade="failed", source=source)
+        for kind, subject, value in rows
     )
 
 
 def _source(failure: Failure) -> str:
-    """What proves it, without the time and the process, so that two starts that ended alike read
-    alike."""
+    """The proof without time and process, so that equal failures have equal facts."""
     return parse(failure.line).text if failure.line else failure.message
 
 
-def maximum(failure: Failure) -> int | None:
+def context_limit(failure: Failure) -> int | None:
     """The longest context that the engine itself said would fit."""
     limit = failure.culprit.get("engine_max_model_len")
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
-def _where(plan: Plan) -> dict[str, str]:
-    """Engine version and, of a GPU, its compute capability; and the operator's variables, which may
-    be the cause."""
-    known = {name: plan.scope[name] for name in ("capability", "env") if name in plan.scope}
-    return {"engine": f"{plan.engine.kind}=={plan.engine.version}"} | known
+def _engine_scope(plan: Plan) -> dict[str, str]:
+    """Engine version, compute capability, and the operator's variables, which may be the cause."""
+    optional = {name: plan.scope[name] for name in ("capability", "env") if name in plan.scope}
+    return {"engine": f"{plan.engine.kind}=={plan.engine.version}"} | optional
 
 
 def _kernels(plan: Plan, failure: Failure) -> Iterator[tuple[FactKind, dict[str, str]]]:
-    """What it proves of kernels that the plan has and the failure names: by size where it tells
-    sizes, else by name alone.
+    """The facts about kernels of the plan that the failure names, by size if it has sizes.
 
-    A kernel that the engine chose and that failed would be chosen again. One that it turned a dense
-    layer away from would not: there only our rules were wrong, and only about layers of this size.
+    The engine would choose a failed kernel again. A kernel that the engine refused for
+    a dense layer only disproves the rules for layers of this size.
     """
-    culprit, where = failure.culprit, _where(plan)
+    culprit, base = failure.culprit, _engine_scope(plan)
     sizes = {key: culprit[key] for key in ("k", "n") if isinstance(culprit.get(key), int)}
-    # An engine that found no kernel of this size disproves whichever the plan had for it.
+    # An engine without a kernel of this size disproves the planned one, also of another name.
     name = (
         None
         if failure.kind == "no_kernel" and sizes
         else culprit.get("kernel") or culprit.get("backend")
     )
-    seen: list[dict[str, str]] = []
+    scopes: list[dict[str, str]] = []
     for row in plan.kernels:
         if row.kernel is None or not all(getattr(row, key) == size for key, size in sizes.items()):
             continue
-        if not (_same(str(name), row.kernel) if name else sizes):
+        if not (_is_same_kernel(str(name), row.kernel) if name else sizes):
             continue
-        scope = {**where, "kernel": row.kernel} | (_row_scope(row) if sizes else {})
-        if scope not in seen:
-            seen.append(scope)
+        scope = {**base, "kernel": row.kernel} | (_row_scope(row) if sizes else {})
+        if scope not in scopes:
+            scopes.append(scope)
             turned_away = failure.kind == "no_kernel" and sizes and ".experts" not in row.layer
             yield "kernel_refuses" if turned_away else "kernel_fails", scope
     for layers in plan.attention:
-        scope = {**where, "kernel": layers.backend or "", "head_dim": str(layers.head_dim)}
-        if layers.backend and name and _same(str(name), layers.backend) and scope not in seen:
-            seen.append(scope)
+        scope = {**base, "kernel": layers.backend or "", "head_dim": str(layers.head_dim)}
+        is_named = layers.backend and name and _is_same_kernel(str(name), layers.backend)
+        if is_named and scope not in scopes:
+            scopes.append(scope)
             yield "kernel_fails", scope
 
 
@@ -240,30 +236,30 @@ def _row_scope(row: LayerKernel) -> dict[str, str]:
     return {"scheme": row.scheme, "k": str(row.k), "n": str(row.n)}
 
 
-def _same(one: str, other: str) -> bool:
-    """Kernels and MoE backends are named alike, but not the same: MarlinExperts, MARLIN."""
-    if one == other:
+def _is_same_kernel(first: str, second: str) -> bool:
+    """Whether two names mean the same kernel, as MarlinExperts and MARLIN."""
+    if first == second:
         return True
     short = {
         name.lower().replace("_", "").removesuffix("linearkernel").removesuffix("experts")
-        for name in (one, other)
+        for name in (first, second)
     }
     return len(short) == 1
 
 
-def _about(failure: Failure) -> dict[str, str]:
-    """What an engine version as a whole cannot do."""
+def _failed_feature(failure: Failure) -> dict[str, str]:
+    """The architecture, quantization or capability that an engine version does not support."""
     culprit = failure.culprit
-    about = {
+    feature = {
         name: str(culprit[name]) for name in ("architecture", "quantization") if culprit.get(name)
     }
-    return about | (
+    return feature | (
         {"capability": _dotted(culprit["capability"])} if "capability" in culprit else {}
     )
 
 
 def _memory(failure: Failure) -> Iterator[tuple[FactKind, int]]:
-    """Bytes that were needed beside the cache, or that should have been left free, per device."""
+    """Bytes per device that were needed beside the cache, or should have stayed free."""
     size = {name: value for name, value in failure.culprit.items() if isinstance(value, int)}
     tried = size.get("tried_bytes", 0)
     if failure.phase in _BEFORE_CACHE:
@@ -274,8 +270,7 @@ def _memory(failure: Failure) -> Iterator[tuple[FactKind, int]]:
 
 
 def _memory_scope(plan: Plan, kind: FactKind, phase: str) -> dict[str, str]:
-    """Once the engine computes, its batch and its graphs have their part in it; what the weights
-    alone need, they need always."""
+    """The scope of a fact about memory. After the load, batch and graphs belong to it."""
     scope = {key: value for key, value in plan.scope.items() if key != "budget"}
     if kind == "needs_memory" and phase not in ("starting", "load"):
         scope |= batch_scope(

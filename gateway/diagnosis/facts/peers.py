@@ -1,12 +1,12 @@
-"""How the GPUs of one engine reach each other: what starts showed not to work is left off, one way
-after the other. Pure.
+"""The links between the GPUs of an engine, without those that failed in earlier starts. Pure.
 
     custom all-reduce   the engine's own kernels, which write into each other's memory
-    peer-to-peer        NCCL over PCIe or NVLink; without it, it goes through the memory of the host (NCCL_P2P_DISABLE=1)
-    NCCL                any way: then these GPUs share no engine
+    peer-to-peer        NCCL over PCIe or NVLink; without it NCCL uses the host's memory
+                        (NCCL_P2P_DISABLE=1)
+    NCCL                any link; without it these GPUs share no engine
 
-An order, fastest first: what fails with the first is tried with the second. Where NCCL must not use
-peer-to-peer access, the engine's own kernels must not either.
+The fastest link comes first. After a failure the next one is used. Without peer-to-peer access the
+engine's own kernels are off too.
 """
 
 from __future__ import annotations
@@ -20,30 +20,28 @@ CUSTOM, P2P, NCCL = "custom all-reduce", "peer-to-peer", "NCCL"
 P2P_OFF = ("NCCL_P2P_DISABLE", "1")
 
 
-def failing(facts: KnownFacts, engine: Engine, group: Iterable[Gpu]) -> Mapping[str, Fact]:
-    """The ways that do not work between some GPUs of this group, each with the fact that says
-    so."""
-    known = facts.of("peers_fail")
-    uuids = {gpu.uuid for gpu in group} if known else set()
-    found: dict[str, Fact] = {}
-    for fact in known:
-        about = fact.scope
-        if about.get("engine", engine.ref) == engine.ref and uuids.issuperset(
-            about.get("gpus", "").split(",")
+def failing_links(facts: KnownFacts, engine: Engine, group: Iterable[Gpu]) -> Mapping[str, Fact]:
+    """The links that fail between some GPUs of this group, each with its fact."""
+    failures = facts.of_kind("peers_fail")
+    uuids = {gpu.uuid for gpu in group} if failures else set()
+    links: dict[str, Fact] = {}
+    for fact in failures:
+        scope = fact.scope
+        if scope.get("engine", engine.ref) == engine.ref and uuids.issuperset(
+            scope.get("gpus", "").split(",")
         ):
-            found.setdefault(about.get("by", ""), fact)
-    return found
+            links.setdefault(scope.get("by", ""), fact)
+    return links
 
 
-def scope(plan: Plan) -> dict[str, str] | None:
-    """What a plan proves whose ranks could not talk to each other: the fastest way that it had.
-    None of one GPU."""
+def peers_scope(plan: Plan) -> dict[str, str] | None:
+    """The scope of a failure between the ranks of a plan: its fastest link. None for one GPU."""
     if len(plan.gpus) < 2:
         return None
     name, value = P2P_OFF
-    about = {"gpus": ",".join(sorted(plan.gpus))}
+    gpus = {"gpus": ",".join(sorted(plan.gpus))}
     if plan.custom_all_reduce.value and plan.tensor_parallel.value > 1:
-        return about | {"by": CUSTOM, "engine": str(plan.engine)}
+        return gpus | {"by": CUSTOM, "engine": str(plan.engine)}
     if plan.env.get(name) != value:
-        return about | {"by": P2P}
-    return about | {"by": NCCL, "engine": str(plan.engine)}
+        return gpus | {"by": P2P}
+    return gpus | {"by": NCCL, "engine": str(plan.engine)}

@@ -1,5 +1,4 @@
-"""What is learned of the sleep of engines: that an engine version gives its memory back on one kind
-of GPU, and wakes up again. Pure."""
+"""Facts about sleep: whether an engine version frees its memory and wakes up again. Pure."""
 
 from __future__ import annotations
 
@@ -8,45 +7,47 @@ from collections.abc import Mapping
 from gateway.domain import Attempt, Fact, Plan
 from gateway.domain.units import gib
 
-# Less of what should come back is no sleep: something else holds it.
-_ENOUGH = 0.8
+# The share of the expected memory that a sleep must free.
+_LEAST_SHARE = 0.8
 
 
-def about(scope: Mapping[str, str]) -> dict[str, str]:
-    """Of a plan's scope, where that holds."""
+def sleep_scope(scope: Mapping[str, str]) -> dict[str, str]:
+    """The part of a plan's scope in which facts about sleep hold."""
     return {key: scope[key] for key in ("engine", "device") if key in scope}
 
 
-def expected(plan: Plan) -> int:
-    """Bytes of each GPU that should come back: the weights, and the KV cache."""
+def expected_bytes(plan: Plan) -> int:
+    """The bytes of each GPU that a sleep should free: weights and KV cache."""
     return plan.memory.weights_bytes + plan.memory.kv_bytes
 
 
-def enough(plan: Plan, gave: Mapping[str, int]) -> bool:
-    """gave: bytes that came back, by the UUID of a GPU."""
-    return bool(gave) and min(gave.values()) >= _ENOUGH * expected(plan)
+def freed_enough(plan: Plan, freed: Mapping[str, int]) -> bool:
+    """Whether a sleep freed its memory. freed: bytes by the UUID of a GPU."""
+    return bool(freed) and min(freed.values()) >= _LEAST_SHARE * expected_bytes(plan)
 
 
-def proved(attempt: Attempt, gave: Mapping[str, int], at: float) -> Fact:
-    plan, least = attempt.plan, min(gave.values(), default=0)
-    told = (
-        f"{plan.engine} gave {gib(least)} of each GPU back when it fell asleep, and"
-        f" {gib(expected(plan))} were expected"
+def result_fact(attempt: Attempt, freed: Mapping[str, int], now_s: float) -> Fact:
+    """The fact of a sleep by the freed memory."""
+    plan = attempt.plan
+    source = (
+        f"{plan.engine} freed {gib(min(freed.values(), default=0))} of each GPU when it fell"
+        f" asleep, and {gib(expected_bytes(plan))} were expected"
     )
-    return _fact(attempt, told, at, works=enough(plan, gave))
+    return _fact(attempt, source, now_s, works=freed_enough(plan, freed))
 
 
-def failed(attempt: Attempt, why: str, at: float) -> Fact:
-    return _fact(attempt, f"{attempt.plan.engine} {why}", at, works=False)
+def failure_fact(attempt: Attempt, why: str, now_s: float) -> Fact:
+    """The fact of a failed sleep. why: a predicate, as "did not wake up"."""
+    return _fact(attempt, f"{attempt.plan.engine} {why}", now_s, works=False)
 
 
-def _fact(attempt: Attempt, source: str, at: float, *, works: bool) -> Fact:
+def _fact(attempt: Attempt, source: str, now_s: float, *, works: bool) -> Fact:
     return Fact(
         kind="sleep_works" if works else "sleep_fails",
-        scope=about(attempt.plan.scope),
+        scope=sleep_scope(attempt.plan.scope),
         grade="verified" if works else "failed",
         under=attempt.plan.under,
         source=source,
         attempt=attempt.id,
-        at=at,
+        at=now_s,
     )

@@ -1,1 +1,1 @@
-"""The lines of a log: out of its bytes, without what carries them, and what forms of them mean."""
+"""The lines of a log: from its bytes, without prefixes of carriers, and their forms."""

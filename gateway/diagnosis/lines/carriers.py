@@ -1,11 +1,9 @@
-"""What stands before each line of a log and that no program known here puts there: told by the
-first line behind it that nothing but an engine
-begins so. Pure.
+"""Unknown prefixes of log lines, learned from lines that only an engine begins so. Pure.
 
-Every launcher, orchestrator and collector of logs has its own: `[worker-1] `, `[1,2]<stderr>:`,
-`10.0.0.1: `. A frame begins with two spaces and `File "`, a record of vLLM with its level and time,
-a traceback with its name; what goes before it goes before the other lines as well, with other
-digits.
+Launchers, orchestrators and collectors of logs have prefixes such as `[worker-1] `,
+`[1,2]<stderr>:`, `10.0.0.1: `. A frame begins with two spaces and `File "`, a record of vLLM with
+its level and time, a traceback with its name. The text before it is a prefix of other lines too,
+with other digits.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import re
 from gateway.diagnosis.lines.line_forms import FRAME, TRACEBACK
 from gateway.diagnosis.lines.log_lines import LogLine, parse
 
-# More than any cluster's log has in one file, and bounded.
+# More than the log of any cluster has in one file, and bounded.
 _MOST = 32
 _BEFORE = re.compile(
     r'(?P<carrier>(?=.*\S)(?:(?!Traceback|File ").){1,120}?)'
@@ -29,15 +27,14 @@ _STAMP = re.compile(r"\d+(?:[:.,/T-]\d+)+Z?")
 
 
 class Carriers:
-    """Parses lines, and leaves out what was seen before a frame."""
+    """Parses lines without the prefixes that it has learned."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, None] = {}
+        self._prefixes: dict[str, None] = {}
         self._known: re.Pattern[str] | None = None
 
     def parse(self, text: str) -> LogLine:
-        """What a cleaned line says. Whoever carried it counts as a process of its own, without the
-        time."""
+        """The parsed line. Its prefix without the time counts as the name of a process."""
         carried = self._known.match(text) if self._known is not None else None
         if carried is None:
             line = parse(text)
@@ -53,9 +50,10 @@ class Carriers:
         return line._replace(process=_STAMP.sub("", carried[0]) + line.process)
 
     def _learn(self, text: str) -> bool:
-        before = _BEFORE.match(text)
-        if before is None or len(self._seen) >= _MOST:
+        found = _BEFORE.match(text)
+        if found is None or len(self._prefixes) >= _MOST:
             return False
-        self._seen[r"\d+".join(re.escape(part) for part in _DIGITS.split(before["carrier"]))] = None
-        self._known = re.compile("|".join(sorted(self._seen, key=len, reverse=True)))
+        parts = (re.escape(part) for part in _DIGITS.split(found["carrier"]))
+        self._prefixes[r"\d+".join(parts)] = None
+        self._known = re.compile("|".join(sorted(self._prefixes, key=len, reverse=True)))
         return True

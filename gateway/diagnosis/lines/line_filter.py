@@ -1,4 +1,4 @@
-"""The lines of a log out of its bytes, quickly: most of a long log is never decoded. Pure."""
+"""A fast filter of a log's bytes: most of a long log is never decoded. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _BLOCK = 64 * 1024
 _FIRST = 60
 _LAST = 6
 
-# A line with none of these proves no failure. They are looked for in bytes, a block at a time.
+# A line without any of these proves no failure. The filter searches bytes, a block at a time.
 FATAL = (
     b"atal",
     b"hit an exc",
@@ -51,7 +51,7 @@ _BARE = (
     b"core dumped",
 )
 ALARMS = (*(word for word in FATAL if b"xc" not in word), *_WORDS, *_BARE)
-# Lines with one of these say how far a start is, or what the engine chose.
+# Lines with one of these show the progress of a start, or a choice of the engine.
 _PHASES = (
     b"oad",
     b"KV ",
@@ -67,8 +67,8 @@ _PHASES = (
 SERVES = (b"Received req", b"POST /", b"throughput", b" batch")
 _SETTINGS = (b"Selected ", b"Using ", b"Initializing a", b"non-default args", b"server_args=")
 PROGRESS = (*_PHASES, *SERVES, *_SETTINGS)
-# Where a log that is one line had its ends of line: a page, a form or a program lost them, or wrote
-# them out. An exception alone begins no line: sentences quote it.
+# The lost ends of line in a log that is one line, because a page, form or program dropped them or
+# wrote them out. An exception alone begins no line, as sentences quote exceptions.
 _LOST = re.compile(
     rb"\\r?\\n"
     rb"|(?<=\S) (?=(?:\(\w{1,40} (?:\w+=\d+ ?)+\) )*(?:ERROR|WARNING|INFO) \d\d-\d\d"
@@ -79,18 +79,16 @@ _RAISED = re.compile(rb" (?=(?:\w{1,40}\.){0,8}\w{1,40}(?:Error|Exception): )")
 
 
 class LineFilter:
-    """Splits the bytes of a log into lines, and hands each line that may say something to `handle`,
-    without its end.
+    """Splits the bytes of a log into lines, and calls `handle` with each line that may matter.
 
-    number: count of the lines so far, with those that were left out. `anchors`: a line with none of
-    these is left out. attend: so many lines more are handed over whatever they hold, because they
-    belong to a line that was. `handle` may change the last two.
+    number: of lines so far, also skipped ones. anchors: a line without any of these is skipped.
+    attend: the number of next lines that are never skipped, as they belong to the last one.
+    `handle` may change the last two.
     """
 
     def __init__(self, handle: Callable[[bytes], None]) -> None:
         self.number = 0
-        # What is pasted as a few lines is read whole: of a known text the words may be there that
-        # prove it, and none of those above.
+        # A paste of a few lines is read whole, as it can have a known text without any anchor.
         self.attend = _FIRST
         self.anchors: tuple[bytes, ...] = ALARMS + PROGRESS
         self._handle = handle
@@ -100,23 +98,23 @@ class LineFilter:
         self._handed = 0
 
     def feed(self, piece: bytes) -> None:
-        """Bytes of the log, cut anywhere."""
+        """Read bytes of the log, cut anywhere."""
         for start in range(0, len(piece), _BLOCK):
             block = self._rest + piece[start : start + _BLOCK]
             end = block.rfind(b"\n") + 1
             if end == len(block) and self.number == 0 and block.count(b"\n") == 1:
-                end = 0  # whether it is the only line is known once the next one comes, or none
+                end = 0  # the next line shows whether it is the only one
             self._rest = block[end:]
             if end:
                 self._block(block[:end])
             if len(self._rest) > _BLOCK:
-                # A line without end: its beginning is handed over, the rest of it is dropped.
+                # A line without end: its beginning is handled, the rest is dropped.
                 self._rest, beginning = b"", self._rest
                 whole = beginning.endswith(b"\n")
                 self._block(beginning if whole else beginning + b"\n", cut=not whole)
 
     def close(self) -> None:
-        """The log ends, maybe in the middle of a line."""
+        """End the log, maybe in the middle of a line."""
         if self._rest:
             self._rest = self._rest.removesuffix(b"\n")
             if self.number == 0 and _LOST.search(self._rest):
@@ -126,8 +124,7 @@ class LineFilter:
         self._last_lines()
 
     def _last_lines(self) -> None:
-        """The end of the log is handed over whatever it holds: an engine that stands still says
-        there what it waits for."""
+        """Handle the last lines without the filter, as a hanging engine says there why it waits."""
         lines, total = (
             self._end[:-1].rsplit(b"\n", _LAST)[-_LAST:] if self._end else [],
             self.number,
@@ -138,7 +135,7 @@ class LineFilter:
         self._end, self.number = b"", total
 
     def read(self, raw: bytes) -> None:
-        """One whole line."""
+        """Read one whole line."""
         self._block(raw + b"\n")
 
     def _block(self, block: bytes, *, cut: bool = False) -> None:
@@ -164,8 +161,10 @@ class LineFilter:
 
 
 def _distinct(block: bytes) -> bytes:
-    """The lines of a block but for their digits, each once: an engine that waits or serves says the
-    same for hours, and no anchor has a digit."""
+    """The distinct lines of a block without digits, as an engine can repeat a line for hours.
+
+    No anchor has a digit.
+    """
     return b"\n".join(set(block.translate(None, b"0123456789").split(b"\n")))
 
 

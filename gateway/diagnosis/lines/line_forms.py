@@ -1,27 +1,27 @@
-"""Forms of lines that mean the same of every failure: an exception, a frame, what tells of another
-process, what is survived. Pure."""
+"""Forms of log lines that do not depend on the failure: exceptions, frames, wrappers. Pure."""
 
 from __future__ import annotations
 
 import re
 
 EXCEPTION = re.compile(
-    r"(?:\w+\.)*(?P<name>\w*(?:Error(?:_\w+)?|Exception|Exit|Interrupt|Expired|OutOfResources|CompilerFailed|IsEnabled|(?<=[a-z])Timeout)"
-    # What a library's module of exceptions has needs no such name.
-    r"|(?:(?<=\.exc\.)|(?<=\.exceptions\.)|(?<=\.errors\.)|(?<=\.error\.)|(?<=\.symbolic_shapes\.))[A-Z]\w+)"
+    r"(?:\w+\.)*(?P<name>\w*(?:Error(?:_\w+)?|Exception|Exit|Interrupt|Expired|OutOfResources"
+    r"|CompilerFailed|IsEnabled|(?<=[a-z])Timeout)"
+    # A class in a library's module of exceptions can have any name.
+    r"|(?:(?<=\.exc\.)|(?<=\.exceptions\.)|(?<=\.errors\.)|(?<=\.error\.)"
+    r"|(?<=\.symbolic_shapes\.))[A-Z]\w+)"
     r"(?:: ?|\((?=['\"])|$)"
 )
 # An exception in the middle of a line, as people quote it: `ValueError: ...`.
 QUOTED = re.compile(
     r"(?:[`'\"(:*]|\s)(?:\w+\.)*(?P<name>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)"
 )
-# The end may be missing: terminals break lines. So may the beginning, where a quote starts in the
-# middle of the line.
+# Terminals break lines, so the end may be missing. In a quote the beginning may be missing.
 FRAME = re.compile(
     r'(?P<indent>\s*)(?:File "|(?=[\w./-]+\.py", line \d))(?P<file>[^"]+)(?:", line \d+(?:, in'
     r" (?P<function>[\w<>.]+))?)?"
 )
-# What Python itself says of a fault, and in which exception: many paste the message alone.
+# Python's own messages by exception, because users often paste the message alone.
 _PYTHON = {
     "NameError": r"name '\w+' is not defined",
     "UnboundLocalError": (
@@ -48,17 +48,18 @@ _PYTHON = {
     "RecursionError": r"maximum recursion depth exceeded",
     "KeyError": r"'[\w.]+'$",
 }
-PYTHON = re.compile("|".join(f"(?P<{name}>{said})" for name, said in _PYTHON.items()))
-# What an engine does, and not what is wrong.
+PYTHON = re.compile("|".join(f"(?P<{name}>{text})" for name, text in _PYTHON.items()))
+# Activities of an engine, no failures.
 DOES = re.compile(
-    r"\W*(?:(?:Load|Us|Download|Captur|Start|Initializ|Compil|Fetch|Wait|Runn|Creat|Sett|Read|Resolv|Profil|Warm|Check|Pull)ing|Detected|Selected|Automatically)\b"
+    r"\W*(?:(?:Load|Us|Download|Captur|Start|Initializ|Compil|Fetch|Wait|Runn|Creat|Sett|Read"
+    r"|Resolv|Profil|Warm|Check|Pull)ing|Detected|Selected|Automatically)\b"
 )
 # A message in the middle of a line, in the quotes of code.
 CODE = re.compile(r"`([^`]* [^`]*)`")
 RAISE = re.compile(r"\s*raise (?:\w+\.)*(\w+)\(")
-# Its exception says nothing of its own. A notebook puts an arrow and the line's number before it.
+# The exception of an assert has no message. A notebook puts an arrow and a number before the line.
 ASSERT = re.compile(r"\s*(?:-+> ?\d+ +)?(assert .+)")
-# A known text in a line that is no exception proves something only where the line complains.
+# A known text in a line that is no exception counts only if the line complains.
 COMPLAINT = re.compile(
     r"ERROR|CRITICAL|rror\b|ailed|atal|llegal|out of memory|imeout|annot|unbalanced|too old|larger"
     r" than|Killed"
@@ -69,36 +70,36 @@ COMPLAINT = re.compile(
     r"|must |has no |only support|is not |restricted|(?:greater|less) than|exceed|never"
     r" |undefined|no longer|navailable|evicted"
 )
-# SGLang gives information no level: of such a line more is asked.
+# A line without a level must be clearer: SGLang prints information so.
 FAILED = re.compile(r"rror\b|ailed|atal|xception|Killed")
-# An error by its level or its own words, and no more of what somebody wrote about it.
+# An error by its level or its own words, not a text of a user about it.
 LOUD = re.compile(r"ERROR|CRITICAL|\w(?:Error|Exception)\b|[Ff]ailed|Fatal|Killed|^\s*[Ee]rror:")
 HARMLESS = re.compile(
     r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn(?!ing: CUDA"
     r" initialization)|deprecat|skip|disabled|Possible solution|^\d\. "
-    # The task whose exception nobody asked for: its traceback follows.
+    # A task whose exception was never retrieved: its traceback follows.
     r"|^future: <\w+ finished"
     r"|defaulting|from now on|will not be applied|disabling|This might cause deadlock in"
     r" distributed execution"
-    # What vLLM left out of its choice (vllm/platforms/cuda.py), and kubectl of its own.
+    # Backends that vLLM rejected (vllm/platforms/cuda.py), and kubectl's default container.
     r"|Some attention backends are not valid|^Defaulted container "
-    # The watchdog of SGLang, which looks where the processes are that did nothing.
+    # SGLang's watchdog, which dumps idle processes.
     r"|^Pyspy "
-    # A table of nvidia-smi, and what a client was answered.
+    # A table of nvidia-smi, and an answer to a client.
     r"|NVIDIA-SMI \d|[\"']object[\"']: ?[\"']error"
-    # What vLLM prints of its state beside an error (vllm/logging_utils/dump_input.py).
+    # vLLM's dump of its state beside an error (vllm/logging_utils/dump_input.py).
     r"|^SchedulerStats\(|^Dumping |LLM engine \(v[\w.+]+\) with config:"
-    # One request is over, and the engine is not.
+    # The end of a request, not of the engine.
     r"|\bfor request (?:<|\w+-)|Terminating request"
-    # An Xid of an application: those that mean more have rows.
+    # An Xid of an application. More serious ones have rows.
     r"|NVRM: (?:GPU at .{1,60} )?Xid "
-    # Who waits for the engine says that it is not there yet, and not why.
+    # Programs that wait for the engine report that it is not ready, and not why.
     r"|(?:Readiness|Liveness|Startup) probe|waiting for .{1,60} to be ready|dial tcp"
     r" (?:\[::1\]|127\.0\.0\.1|localhost):",
     re.IGNORECASE,
 )
 TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
-# Behind what was to be done, or behind a progress bar that another process wrote.
+# Also behind an activity, or behind a progress bar of another process.
 TRACEBACK_BEGINS = "Traceback (most recent call last):"
 WRAPPER = re.compile(
     r"(?:[\w.]+: )?(?:(?:Engine core|WorkerProc) initialization failed|Engine process failed to"
@@ -111,38 +112,43 @@ WRAPPER = re.compile(
     r" died$"
 )
 BENIGN = re.compile(
-    r"(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|CancelledError|BrokenPipeError|ConnectionResetError|EOFError)(?::|$)"
-    # What multiprocessing's resource tracker says of names that are gone, once the processes are.
+    r"(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|CancelledError|BrokenPipeError"
+    r"|ConnectionResetError|EOFError)(?::|$)"
+    # multiprocessing's resource tracker, about names of processes that ended.
     r"|KeyError: '/(?:mp|psm|loky)[-_]"
     r"|(?:\w+\.)*ValueError: (?:Request is disconnected from the client side|This model's maximum"
     r" context length is \d+ tokens\. However, you requested)"
-    # What a client was told of its own request.
+    # An answer to a client about its own request.
     r"|(?:openai\.)?(?:BadRequest|NotFound|UnprocessableEntity)Error: Error code: 4\d\d"
-    # One request or one answer could not be read: that ends no engine.
+    # A request or answer that could not be read, which ends no engine.
     r"|(?:[\w.]+\.)?ValidationError: \d+ validation errors? for \w*(?:Request|Response)\b"
 )
 # A pipe to another process that ended before it answered, in the innermost frames of a traceback.
 PIPE = re.compile(r"multiprocessing/connection\.py:_?recv")
-# What belongs to no message: what a user typed (a program with its flags, a variable, a flag on a
-# line of its own, code), and warnings of Python.
+# Lines outside of any message: commands with flags, variables, flags alone, code, and warnings of
+# Python.
 ASIDE = re.compile(
     r"(?:[\w ]{1,30}[:\uff1a])?[\s`$#>]*(?:[A-Z][A-Z_0-9]*=\S* )*(?:sudo |nohup |exec |uv run |CMD"
     r" |docker run |kubectl |export [A-Z]\w*="
     r"|\S*python[\d.]* (?:-\w+ )*-m \w|\S*(?:vllm|sglang) serve |torchrun )"
     r"|\w+ ="
-    r" (?:\w+\.)*(?:LLM|SamplingParams|Auto(?:Tokenizer|Model\w*|Config)|Async\w*Engine|\w*EngineArgs)\b"
+    r" (?:\w+\.)*(?:LLM|SamplingParams|Auto(?:Tokenizer|Model\w*|Config)|Async\w*Engine"
+    r"|\w*EngineArgs)\b"
     # A line of code, as rich draws it beside its number.
     r"|[│|]?\s*(?:❱ ?)?\d+ [│|] "
     r"|\s*--[a-z][\w-]+(?:[ =][^\s:]+)*\s*\\?$"
     r"|\S+\.py:\d+: (?:\w*Warning: (?!CUDA initialization)|.{0,40}unclean exit)"
 )
-# What handles requests, in the frames of a traceback.
+# Frames of request code.
 REQUEST = re.compile(
-    r"starlette/|uvicorn/|fastapi/|vllm/entrypoints/(?!llm\.py)|entrypoints/http_server\.py:(?!\w*warmup)"
+    r"starlette/|uvicorn/|fastapi/|vllm/entrypoints/(?!llm\.py)"
+    r"|entrypoints/http_server\.py:(?!\w*warmup)"
 )
-# Of these what a request runs through, and no start.
+# Frames of handlers, which no start calls.
 HANDLER = re.compile(
-    r"starlette/|fastapi/|uvicorn/protocols/|(?<!arg_groups)/(?:openai/protocol|serving_\w+|\w+_tool_parser|\w+_reasoning_parser)\.py:(?!__init__\Z)|zmq/_future\.py:_chain\Z|zmq/sugar/socket\.py:recv_\w+\Z"
+    r"starlette/|fastapi/|uvicorn/protocols/|(?<!arg_groups)/(?:openai/protocol|serving_\w+"
+    r"|\w+_tool_parser|\w+_reasoning_parser)\.py:(?!__init__\Z)|zmq/_future\.py:_chain\Z"
+    r"|zmq/sugar/socket\.py:recv_\w+\Z"
 )
 CAUSED = re.compile(r"The above exception was the direct cause")
 STOPPED = re.compile(
@@ -150,9 +156,9 @@ STOPPED = re.compile(
     r" received\.|Received SIG(?:TERM|INT)\b|Shutting down$"
 )
 IGNORED = re.compile(r"Exception ignored in|Exception in thread|Task exception was never retrieved")
-# A worker's error, as the process tells that waited for the worker.
+# A worker's error, as reported by the process that waited for the worker.
 TOLD = re.compile(r"Worker failed with error ['\"](.+?)['\"], please check the stack trace")
-# What Python 3.11 draws under a line of a traceback.
+# The marks of Python 3.11 under a line of a traceback.
 UNDERLINE = re.compile(r"\s*[\^~]+[\^~ ]*$")
 LAYER = re.compile(r"self\.(\w+)(?: = self\.|\()")
 NOT_LAYERS = frozenset(

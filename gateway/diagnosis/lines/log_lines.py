@@ -1,10 +1,14 @@
-"""One line of an engine's log: who printed it, how loudly, and what it says. Pure.
+"""A line of an engine's log: its process, level and text. Pure.
 
-Engines put much before the text: colours, `(EngineCore_DP0 pid=68)` (several of them when one
-process copies another's output), `[rank0]:`, vLLM's `ERROR 11-21 02:22:44 [core.py:1330]`, SGLang's
-`[2026-11-21 02:22:44 TP0]`, glog's `[W1121 02:22:46.357 file.cpp:1575]`. What carried the log to
-its reader puts more before that: Docker and Kubernetes their times, compose and Ray a name, syslog
-and journald a host; and whoever pastes it quotes it, fences it, or copies it from a page as HTML.
+engines             colours, `(EngineCore_DP0 pid=68)` (repeated when a process copies the
+                    output of another), `[rank0]:`
+vLLM                `ERROR 11-21 02:22:44 [core.py:1330]`
+SGLang              `[2026-11-21 02:22:44 TP0]`
+glog                `[W1121 02:22:46.357 file.cpp:1575]`
+Docker, Kubernetes  a time
+compose, Ray        a name
+syslog, journald    a host
+users               quotes, fences of code, HTML of a page
 """
 
 from __future__ import annotations
@@ -12,23 +16,22 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-# A line is read this far: reasons of every attention backend fit; a megabyte without an end of line
-# does not.
+# The length to which a line is read: enough for the reasons of all attention backends.
 MAX_LINE = 4000
 
-# Longer than any name or path that counts. Patterns look for a word from each of its characters on,
-# so a word of a whole line would take a second.
+# Longer than any useful name or path. Patterns search from each character of a word, so a word as
+# long as a line would take a second.
 _WORD = re.compile(r"([\w./-]{256})[\w./-]+")
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
 _HTML = {"gt": ">", "lt": "<", "amp": "&", "quot": '"', "nbsp": " ", "#39": "'", "#x27": "'"}
 _ENTITY = re.compile(rf"&({'|'.join(_HTML)});")
-# A progress bar that another process wrote into: what follows it is a line of its own.
+# A progress bar before a line of another process.
 _BAR = re.compile(r"^.{0,300}?\d{1,3}%\|.{0,300}?\| *\d+/\d+ \[[^\]]{0,80}(?:it/s|s/it)\](?=\S)")
-# A fence around code, and what makes an exception bold.
+# A fence around code, and the marks of a bold exception.
 _FENCE = re.compile(
     r"^ {0,3}(?:(?:> ?)+)?`{1,3}(?=\S)|`{3}$|^\*\*(?=[\w.]+(?:Error|Exception)\b)|(?<=\S)\*\*$"
 )
-# What pages put for a space, and between letters.
+# Characters that pages use for a space, or between letters.
 _PAGE = {0xA0: " ", 0x200B: None, 0xFEFF: None}
 # The other side of a frame around the line.
 _FRAME_END = " \t│┃║"
@@ -36,8 +39,7 @@ _AFTER = re.compile(r" \[repeated \d+x across cluster\].{0,120}$")
 _TAGS = re.compile(r"(?:</(?:p|li|td|tr|div|pre|code|span|strong|b)>)+$")
 _LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
 _TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d(?: [A-Z]{2,5}(?= ))?)?"
-# What others put before the engine's own line. It says nothing, and any number of them may follow
-# each other.
+# Prefixes of carriers before the engine's line, which can follow each other.
 _CARRIED = re.compile(
     r"(?:[>|│┃║] ?)+(?=\S|$)|> (?=\s+\S)"
     r"|[-*] (?=\w+(?:Error|Exception):)"
@@ -47,7 +49,7 @@ _CARRIED = re.compile(
     r"|\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (?= +File \"|    |Traceback"
     r" \(most|(?:\w+\.)*\w+(?:Error|Exception)(?::|$))"
     rf"|\[{_TIME}\] \[[\w./-]{{1,60}}\]: ?"
-    # A program that logs each line of the engine's as information of its own.
+    # A program that logs each line of the engine as its own information.
     r"|(?:- [\w.]{1,80} - (?:INFO|DEBUG) - |- (?:INFO|DEBUG) - [\w.]{1,80}: )(?=\s*File"
     r" \"|\s{4}\S|Traceback \(most|\[\d{4}-|(?:ERROR|WARNING|INFO) \d\d-\d\d"
     r" |(?:\w+\.)*\w+(?:Error|Exception)(?::|$))"
@@ -74,7 +76,7 @@ _PREFIX = re.compile(
     rf"|\| (?P<loguru>{_LEVELS}) +\| [\w.:<>-]{{1,100}} \| ?"
     rf"|- (?:[\w.]{{1,80}} - (?P<named>{_LEVELS}) - |(?P<logging>{_LEVELS}) - [\w.]{{1,60}}:(?:\d+"
     r" - (?:[a-z][\w.]{0,60}: )?| ))"
-    # Programs in Rust, as those of Dynamo and routers are.
+    # Programs in Rust, as of Dynamo and routers.
     r"| *(?P<rust>ERROR|WARN|INFO|DEBUG|TRACE) [a-z]\w{0,40}(?:::\w{1,60}){0,8}: "
     r"|\[?(?:\d{4}-)?(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?P<rank>(?: [A-Z]+\d+)*)\] ?"
     rf"(?:(?:[A-Z]\w{{1,20}} )?(?P<inner>{_LEVELS})(?::? +[\w./]{{1,60}}:\d+:?|:) +)?"
@@ -94,9 +96,10 @@ _QUIET = ("DEBUG", "INFO", "WARNING")
 
 
 class LogLine(NamedTuple):
-    """process: "" where the line does not say; header: it begins a record; level: None where the
-    engine prints none; native: a library's
-    compiled code printed it (glog), from a thread of its own or on the way out, and not the engine.
+    """A parsed line. process: "" if the line does not name it. header: whether a record begins.
+
+    level: None if the engine prints none. native: printed by compiled code of a library (glog),
+    maybe from another thread or during the exit.
     """
 
     process: str
@@ -107,19 +110,21 @@ class LogLine(NamedTuple):
 
     @property
     def quiet(self) -> bool:
-        """Printed by an engine that goes on."""
+        """Whether the engine goes on after such a line."""
         return self.level in _QUIET
 
 
 def clean(raw: bytes) -> str:
-    """A log line as text: no colours, what a progress bar overwrote left out, cut, undecodable
-    bytes replaced."""
+    """A log line as text of limited length, without colours and overwritten parts.
+
+    Undecodable bytes are replaced.
+    """
     if b"\r" in raw:
         raw = raw.rstrip(b"\r\n").rpartition(b"\r")[2]
     text = raw[: 2 * MAX_LINE].decode("utf-8", "replace")
-    for written in ("#033[", "^[["):  # as rsyslog and `cat -v` write it
-        if written in text:
-            text = text.replace(written, "\x1b[")
+    for escape in ("#033[", "^[["):  # by rsyslog and `cat -v`
+        if escape in text:
+            text = text.replace(escape, "\x1b[")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     if "it/s]" in text or "s/it]" in text:
@@ -127,25 +132,25 @@ def clean(raw: bytes) -> str:
     if not text.isascii():
         text = text.translate(_PAGE)
     text = _WORD.sub(r"\1", text)
-    # Some consoles write out the end of each line.
+    # Some consoles write the end of each line as text.
     return text.rstrip().removesuffix("\\n").rstrip(_FRAME_END)[:MAX_LINE]
 
 
 def parse(text: str) -> LogLine:
-    """What a cleaned line says."""
+    """Parse a cleaned line."""
     if "&" in text:
         text = _ENTITY.sub(lambda found: _HTML[found[1]], text)
     if "`" in text or "**" in text:
         text = _FENCE.sub("", text)
-    at = 0
+    start = 0
     for _ in range(_MOST_CARRIERS):
-        carried = _CARRIED.match(text, at)
-        if carried is None or carried.end() == at:
+        carried = _CARRIED.match(text, start)
+        if carried is None or carried.end() == start:
             break
-        at = carried.end()
-    found = _PREFIX.match(text, at)
+        start = carried.end()
+    found = _PREFIX.match(text, start)
     if found is None:
-        return LogLine("", False, None, text[at:])
+        return LogLine("", False, None, text[start:])
     level = (
         found["level"]
         or found["plain"]
@@ -156,9 +161,9 @@ def parse(text: str) -> LogLine:
         or _OTHERS.get(found["glog"] or found["rust"] or "")
     )
     process = found["process"].strip() or (found["rank"] or "").strip()
-    said = text[found.end() :]
-    if "[repeated " in said:
-        said = _AFTER.sub("", said)
-    if said.endswith(">") and "</" in said:
-        said = _TAGS.sub("", said)
-    return LogLine(process, found["header"] is not None, level, said, found["glog"] is not None)
+    message = text[found.end() :]
+    if "[repeated " in message:
+        message = _AFTER.sub("", message)
+    if message.endswith(">") and "</" in message:
+        message = _TAGS.sub("", message)
+    return LogLine(process, found["header"] is not None, level, message, found["glog"] is not None)

@@ -1,5 +1,4 @@
-"""What an engine said, out of the record of a program that carried it: a line of JSON (Docker's
-files, collectors of logs) or of Go's logfmt. Pure."""
+"""Lines of an engine inside records of other programs, in JSON or logfmt. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +8,19 @@ from collections.abc import Sequence
 _BEGINS = (b'{"', b"time=", b"ts=", b"level=")
 _TEXT = rb"(?P<text>(?:[^\"\\]|\\.)*)(?:\"|\\?$)"
 _JSON = re.compile(rb"\"(?:log|message|msg|text|MESSAGE)\": ?\"" + _TEXT)
-# Of a record, and of no answer to a client.
+# Fields of a record that no answer to a client has.
 _RECORD = re.compile(
     rb"\"(?:@?time(?:stamp)?|ts|asctime|stream|level(?:name)?|severity|__REALTIME_TIMESTAMP)\": ?"
 )
 _LOGFMT = re.compile(rb" msg=\"" + _TEXT)
-# The carrier says something of its own.
+# A message of the carrier itself.
 _OWN = re.compile(rb" err(?:or)?=")
 _ESCAPED = re.compile(r"\\(?:u(?P<u>[0-9a-fA-F]{4})|x(?P<x>[0-9a-fA-F]{2})|(?P<one>.))")
 _ONE = {"n": "\n", "t": "\t", "r": "", "b": "", "f": ""}
 
 
-def said(raw: bytes) -> Sequence[bytes]:
-    """The lines that a line of a log carries: itself, where it is no such record."""
+def carried_lines(raw: bytes) -> Sequence[bytes]:
+    """The lines inside a line of a log: the line itself if it is no record."""
     if not raw.startswith(_BEGINS):
         return (raw,)
     if raw.startswith(b"{"):
@@ -34,8 +33,8 @@ def said(raw: bytes) -> Sequence[bytes]:
     return text.removesuffix("\n").encode("utf-8", "replace").split(b"\n")
 
 
-def _character(found: re.Match[str]) -> str:
-    code = found["u"] or found["x"]
+def _character(match: re.Match[str]) -> str:
+    code = match["u"] or match["x"]
     if code:
         return chr(int(code, 16))
-    return _ONE.get(found["one"], found["one"])
+    return _ONE.get(match["one"], match["one"])

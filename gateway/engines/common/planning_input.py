@@ -104,7 +104,7 @@ class PlanningInput:
 
     def under(self, env: Mapping[str, str]) -> PlanningInput:
         """For an engine with these variables, the gateway's among them."""
-        facts = self.facts.under(words(env))
+        facts = self.facts.for_env(words(env))
         if facts is self.facts and env == self.wish.env:
             return self
         return replace(self, wish=self.wish.evolve(env=dict(env)), facts=facts)
@@ -194,12 +194,12 @@ class PlanningInput:
     @cached_property
     def corrections(self) -> Corrections:
         """What measurements say of expected speeds."""
-        return Corrections(self.facts.of("speed_ratio"))
+        return Corrections(self.facts.of_kind("speed_ratio"))
 
     @cached_property
     def measured(self) -> Measured:
         """What was measured of this machine's GPUs."""
-        return Measured(self.facts.of("machine_speed"))
+        return Measured(self.facts.of_kind("machine_speed"))
 
 
 def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
-from gateway.diagnosis.facts.sleep import about
+from gateway.diagnosis.facts.sleep import sleep_scope
 from gateway.domain import BoolChoice, Choice, Engine, Memory, Scalar
 from gateway.domain.units import gib
 from gateway.engines.common.resources import ram_left
@@ -62,7 +62,7 @@ def chosen(
         return BoolChoice(
             value=False, reason=f"its memory pool does not go with {_SEGMENTS}", source=source
         )
-    if (fact := next(facts.holding("sleep_fails", about(scope)), None)) is not None:
+    if (fact := next(facts.holding("sleep_fails", sleep_scope(scope)), None)) is not None:
         return BoolChoice(value=False, reason=f"it failed here: {fact.source}", source="fact")
     needed = memory.weights_bytes * ranks
     if needed + ram_left(ram_bytes) > ram_bytes:

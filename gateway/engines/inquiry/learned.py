@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from gateway import variables
 from gateway.domain import Engine, EngineRef
-from gateway.domain.likeness import like
+from gateway.domain.profile_diff import derive_profile
 from gateway.engines.common.open_flags import flag
 from gateway.engines.inquiry.document import StatedGpus
 from gateway.engines.inquiry.inquirer import Inquirer
@@ -46,10 +46,10 @@ def profile_of(
             "flags": {name: flag(name, one) for name, one in said["flags"].items()},
             "architectures": [name for names in said["architectures"].values() for name in names],
             "quantizations": said["quantizations"],
-            "user_env": variables.of_version(said["environment"], near.device),
+            "user_env": variables.user_variables(said["environment"], near.device),
             **{name: said[name] for name in _OWN if name in said},
         }
-        held = like(near, version, image).model_dump(exclude={"sources", "head_dims"})
+        held = derive_profile(near, version, image).model_dump(exclude={"sources", "head_dims"})
         cuda = _cuda(near, said)
         return Engine.model_validate(
             {

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway.domain.units import GIB, Progress
+from gateway.domain.units import GIB, TransferProgress
 from gateway.hosts.host import MAX_LINE
 
 CHUNK = 64 * 1024
@@ -196,7 +196,7 @@ class PullProgress:
             f"pulling {self._image}: {_gib(done)} of"
             f" {'more than ' if self._unknown else ''}{_gib(total)} GiB"
         )
-        return told if self._unknown else Progress(told, done, total)
+        return told if self._unknown else TransferProgress(told, done, total)
 
 
 def _gib(size: int) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gateway.engines.inquiry.spoken import Spoken
 from gateway.errors import HostError
-from gateway.worker_process import end
+from gateway.worker_process import kill
 
 _CHUNK = 64 * 1024
 
@@ -57,7 +57,7 @@ async def lines_of(
         listening.cancel()
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-        await end(child)
+        await kill(child)
         await asyncio.gather(feeding, listening, return_exceptions=True)
 
 

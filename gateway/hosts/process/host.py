@@ -320,7 +320,7 @@ class ProcessHost:
                     | _engine_variables(spec, record.key),
                     start_new_session=True,
                 )
-            open_files.give_back(child.pid)
+            open_files.restore_fd_limit(child.pid)
             process = procfs.read(child.pid)
             if process is None:
                 raise ProcessLookupError(errno.ESRCH, "somebody else waited for it")

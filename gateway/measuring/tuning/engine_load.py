@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from gateway.domain import Attempt, BenchReport, Instance
 from gateway.logging import Logger
-from gateway.worker_process import end, started
+from gateway.worker_process import kill, spawn
 
 log = Logger("fitserve.tuning")
 
@@ -33,7 +33,7 @@ async def measure(
         "vocabulary": plan.model.vocab,
     }
     job |= {"context": plan.max_model_len.value, "levels": sorted({1, planned}), "seconds": seconds}
-    child = await started("gateway.measuring.bench", {}, errors=True)
+    child = await spawn("gateway.measuring.bench", {}, errors=True)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
     communication = asyncio.ensure_future(child.communicate(json.dumps(job).encode()))
@@ -57,4 +57,4 @@ async def measure(
     finally:
         communication.cancel()
         await asyncio.gather(communication, return_exceptions=True)
-        await end(child)
+        await kill(child)

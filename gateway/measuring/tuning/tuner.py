@@ -33,7 +33,7 @@ from gateway.measuring.tuning.engine_load import measure
 from gateway.measuring.tuning.traffic import ServedTraffic
 from gateway.planner.explain import rival_words
 from gateway.store.store import Store
-from gateway.supervision import Supervised
+from gateway.supervision import SupervisedTask
 
 log = Logger("fitserve.tuning")
 
@@ -71,7 +71,7 @@ class Tuner:
         self._measured_fingerprints: set[str] = set()
         self._actions: dict[tuple[str, str], float] = {}
         """The time of each action in the current quiet period, by model and action."""
-        self._watching = Supervised(self._look, "comparing plans")
+        self._watching = SupervisedTask(self._look, "comparing plans")
 
     async def close(self) -> None:
         await self._watching.close()
@@ -138,7 +138,7 @@ class Tuner:
     async def _measured_plan(self, plan: Plan) -> Plan:
         """The plan with its measured speed, where there is one."""
         facts = await asyncio.to_thread(self._store.facts)
-        return measured(plan, KnownFacts(facts).about_plan(plan.fingerprint))
+        return measured(plan, KnownFacts(facts).of_plan(plan.fingerprint))
 
     async def _compare_plans(self, model: ManagedModel, serving: Attempt) -> None:
         """Update the measured speed of the serving plan and the better plan, if any."""

@@ -87,7 +87,7 @@ def load_drafter(source: str, *, allow_remote_code: bool = False, hub: Hub) -> D
     """The drafter in the folder or repository `source`. Raises BadModel, NeedsRemoteCode."""
     facts = gather(source, None, allow_remote_code=allow_remote_code, hub=hub)
     if facts.remote_code and not allow_remote_code:
-        raise NeedsRemoteCode.of(source, facts.remote_code)
+        raise NeedsRemoteCode.for_source(source, facts.remote_code)
     return drafter_from(facts.source, facts.revision, facts.config, facts.tensors)
 
 

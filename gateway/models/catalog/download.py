@@ -18,11 +18,11 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import NamedTuple
 
-from gateway.domain.units import Progress, words
+from gateway.domain.units import TransferProgress, words
 from gateway.errors import BadModel
 from gateway.models.catalog.hub import REPOSITORY, Hub
 from gateway.models.catalog.hub_cache import COMMIT
-from gateway.worker_process import end, started
+from gateway.worker_process import kill, spawn
 
 # Not imported: code that reads models stays out of the gateway's process.
 _PROGRAM = "gateway.models.catalog.fetch"
@@ -149,7 +149,7 @@ def _progress_text(repo: str, progress: DownloadProgress, rate: Rate) -> str:
         verb, speed = "Downloading", rate.add(progress.done)
     pace = f" at {words(round(speed))}/s" if speed is not None else ""
     sizes = f"{words(progress.done)} of {words(progress.total)} ({share} %)"
-    return Progress(f"{verb} {repo}: {sizes}{pace}", progress.done, progress.total, speed)
+    return TransferProgress(f"{verb} {repo}: {sizes}{pace}", progress.done, progress.total, speed)
 
 
 async def _progress_lines(job: Job) -> AsyncGenerator[DownloadProgress, None]:
@@ -159,7 +159,7 @@ async def _progress_lines(job: Job) -> AsyncGenerator[DownloadProgress, None]:
     """
     # The library's warnings hold signed addresses.
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error"}
-    child = await started(_PROGRAM, {"HF_HOME": job.notes, **quiet})
+    child = await spawn(_PROGRAM, {"HF_HOME": job.notes, **quiet})
     assert child.stdin is not None and child.stdout is not None  # noqa: S101, PT018
     try:
         child.stdin.write(json.dumps(job).encode() + b"\n")
@@ -169,7 +169,7 @@ async def _progress_lines(job: Job) -> AsyncGenerator[DownloadProgress, None]:
             progress = _parsed(await child.stdout.readline())
         code = await child.wait()
     finally:
-        await end(child)
+        await kill(child)
     if progress is None:
         raise BadModel(
             f"The download of {job.repo} ended with exit code {code}.",

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from gateway.domain.units import MIB
 from gateway.domain.wish import pinned
-from gateway.errors import BadModel, in_brief
+from gateway.errors import BadModel, short_reason
 from gateway.models.catalog.hub_cache import COMMIT, HubCache, Listing, put, stays_inside
 from gateway.version import __version__
 
@@ -329,7 +329,7 @@ class Hub:
             )
         return HubUnreachable(
             f"The Hugging Face Hub at {self.place} cannot be reached, or the connection broke"
-            f" ({in_brief(error)}).",
+            f" ({short_reason(error)}).",
             hint="Check the network, or give a model folder on this machine.",
         )
 

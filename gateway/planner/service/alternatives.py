@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.domain import Decision, Form, ModelSpec, Plan, Quant, Rejected, Wish, WouldFit
+from gateway.domain import Decision, ModelForm, ModelSpec, Plan, Quant, Rejected, Wish, WouldFit
 from gateway.errors import FitserveError
 from gateway.models.catalog.hub import REPOSITORY, Hub
 from gateway.planner.sizes import lacks, wanted_context
@@ -170,7 +170,7 @@ def _planned(spec: ModelSpec, unplanned: Unplanned) -> Iterator[Plan]:
     yield from plans[:1]
 
 
-def _best(found: Iterable[tuple[str, str, Plan]], unplanned: Unplanned) -> list[Form]:
+def _best(found: Iterable[tuple[str, str, Plan]], unplanned: Unplanned) -> list[ModelForm]:
     """The forms with the wished context and sound kernels first, then by the most weights kept."""
     wanted = wanted_context(unplanned.spec, unplanned.wish, {})
     ranked = sorted(
@@ -182,7 +182,7 @@ def _best(found: Iterable[tuple[str, str, Plan]], unplanned: Unplanned) -> list[
         ),
     )
     return [
-        Form(
+        ModelForm(
             what=what or plan.quantization.value,
             source=source,
             weights_bytes=plan.memory.weights_bytes * _ranks(plan),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gateway.domain import Asked, EngineAnswer, Hardware, OpenQuestions, Question, RuleGap
+from gateway.domain import EngineAnswer, Hardware, InquiryResult, OpenQuestions, Question, RuleGap
 from gateway.domain.image_name import exact
 from gateway.engines.inquiry.document import ModelFiles, StatedGpus
 from gateway.errors import HostError
@@ -65,8 +65,8 @@ class EngineCheck:
         self.pins = dict(pins or {})
 
     @property
-    def outcome(self) -> Asked:
-        return Asked(self.answers, self.problems, self.pins)
+    def outcome(self) -> InquiryResult:
+        return InquiryResult(self.answers, self.problems, self.pins)
 
     async def ask(self, questions: Sequence[OpenQuestions]) -> bool:
         """Ask the first of these engines that can be asked; False: none has a new answer."""

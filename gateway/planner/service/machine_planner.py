@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.domain import Asked, Hardware, Wish
+from gateway.domain import Hardware, InquiryResult, Wish
 from gateway.domain.image_name import AllowedImages, exact
 from gateway.domain.plan_request import PlanRequest, PlanResult
 from gateway.engines.inquiry.document import ModelFiles
@@ -77,14 +77,16 @@ class MachinePlanner:
                     exact(engine, request.pins), self.profiles, self.inquirer, limit_s
                 )
             except HostError as error:
-                return result._replace(asked=Asked({}, {str(engine): str(error)}, request.pins))
+                return result._replace(
+                    asked=InquiryResult({}, {str(engine): str(error)}, request.pins)
+                )
             limit_s = max(0, limit_s - round(time.monotonic() - begun))
             if learned:
                 result = await self._plan_for_check(request)
         if not result.config:
             why = "The model has more tensors than fit in a question to an engine."
             problems = dict.fromkeys(result.engines_to_ask, why)
-            return result._replace(asked=Asked({}, problems, request.pins))
+            return result._replace(asked=InquiryResult({}, problems, request.pins))
         assert request.machine is not None  # noqa: S101
         files = ModelFiles(result.config, result.tensor_headers or None)
         check = EngineCheck(

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
-from gateway.diagnosis.facts.scope import standing
+from gateway.diagnosis.facts.scope import valid_facts
 from gateway.domain import Adapter, Decision, Engine, Fact, Hardware, ModelSpec, Plan, Rival, Wish
 from gateway.domain.plan_request import PlanRequest, RunningPlan
 from gateway.engines.common.planning_input import PlanningInput
@@ -109,7 +109,7 @@ class ModelPlanner:
 
             check(wish.chat_template.text, wish.chat_template.name)
         images = profiles.images | ({wish.image} if wish.image else set())
-        known = standing(facts, machine.driver, images, request.pins)
+        known = valid_facts(facts, machine.driver, images, request.pins)
         running = request.running
         if running is not None:
             machine = freed(machine, running.held_bytes)
@@ -182,7 +182,7 @@ class ModelPlanning:
             and "untrusted_code" in verdicts
             and verdicts <= {"untrusted_code", "unsupported_architecture"}
         ):
-            raise NeedsRemoteCode.of(given.spec.source, given.spec.remote_code)
+            raise NeedsRemoteCode.for_source(given.spec.source, given.spec.remote_code)
         return decision
 
     def decision(self) -> Decision:
@@ -207,7 +207,7 @@ class ModelPlanning:
             return None
 
         def corrected(plan: Plan) -> Plan:
-            return measured(plan, facts.about_plan(plan.fingerprint))
+            return measured(plan, facts.of_plan(plan.fingerprint))
 
         plans = decision.plans
         if running.compare_with is not None:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
 from pydantic import ValidationError
 
 from gateway.domain import (
-    Asked,
     ChatTemplate,
     Decision,
     Engine,
     EngineRef,
     Fact,
     Hardware,
+    InquiryResult,
     Policy,
     Scalar,
     Wish,
@@ -125,7 +125,9 @@ class OfflinePlanner:
             return "the given hardware", hardware
         if hardware is not None:
             return str(hardware), self.profiles.hardware(str(hardware))
-        from gateway.machine.gpu_watch import kept_here  # not before this machine is asked for
+        from gateway.machine.gpu_watch import (
+            allowed_devices,  # not before this machine is asked for
+        )
         from gateway.machine.probe import probe
 
         gpus, ram = (
@@ -133,7 +135,7 @@ class OfflinePlanner:
             if self._settings is not None
             else (None, None)
         )
-        return "this machine", kept_here(Path.cwd(), gpus, ram).mark(probe(Path.cwd()))
+        return "this machine", allowed_devices(Path.cwd(), gpus, ram).mark(probe(Path.cwd()))
 
     def engines(self, wish: Wish, machine: Hardware) -> list[Engine]:
         """The engine versions for the wish on this machine."""
@@ -175,7 +177,7 @@ class OfflinePlanner:
         machine: Hardware,
         inquirer: Inquirer,
         startable: Startable | None = None,
-    ) -> tuple[Decision, Asked]:
+    ) -> tuple[Decision, InquiryResult]:
         """The decision after questions to the installed engines, and the outcome of these.
 
         startable: plan with these engines alone.

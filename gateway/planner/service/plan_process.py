@@ -37,7 +37,7 @@ from gateway.planner.service.messages import (
     read_result,
     request_frames,
 )
-from gateway.worker_process import end, started
+from gateway.worker_process import kill, spawn
 
 log = Logger("fitserve.planning")
 
@@ -90,7 +90,7 @@ class PlanProcess:
         """End the child."""
         child, self._child = self._child, None
         if child is not None:
-            await end(child)
+            await kill(child)
 
     async def _exchange(self, source: str, message: bytes) -> tuple[PlanAnswer, list[bytes]]:
         """Send the message and read the answer. A child whose answer was cut off is ended."""
@@ -131,7 +131,7 @@ class PlanProcess:
             "HF_HUB_VERBOSITY": "error",
         }
         try:
-            child = await started(_PROGRAM, variables)  # its settings come on stdin
+            child = await spawn(_PROGRAM, variables)  # its settings come on stdin
         except OSError as error:
             raise Busy(
                 f"The process that plans cannot be started: {error.strerror}.",
@@ -164,7 +164,7 @@ class PlanProcess:
             # dead one.
             async with asyncio.timeout(_DYING_S):
                 return await child.wait()
-        return await end(child)
+        return await kill(child)
 
 
 def _error(source: str, fields: dict[str, str | None]) -> FitserveError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from gateway.diagnosis.facts.sleep import expected
+from gateway.diagnosis.facts.sleep import expected_bytes
 from gateway.domain import Attempt, Hardware, Offer, Plan
 from gateway.domain.units import MIB, gib
 from gateway.engines.common.planning_input import driver_bytes
@@ -77,7 +77,7 @@ def leave_offers(awake: Iterable[Leaver], asleep: Iterable[Leaver]) -> list[Offe
         stop = leaver.offer("stop", leaver.held_bytes, " is unloaded")
         if leaver.engine is not None and leaver.engine.plan.gpus:
             plan = leaver.engine.plan
-            gives = dict.fromkeys(plan.gpus, int(_SURE * expected(plan)))
+            gives = dict.fromkeys(plan.gpus, int(_SURE * expected_bytes(plan)))
             first.append(leaver.offer("sleep", gives, " sleeps"))
             last.append(stop)
         else:

@@ -240,7 +240,7 @@ def error_headers(error: FitserveError) -> list[tuple[bytes, bytes]]:
         headers.append((b"allow", error.allow.encode()))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if error.lasting:
+    if error.is_permanent:
         # Anthropic's header. The SDKs of OpenAI and Anthropic retry or not by its value
         # (`_should_retry` in their _base_client.py). Without it Claude Code asks eleven times with
         # a wrong key, for three minutes.

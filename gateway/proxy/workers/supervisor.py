@@ -55,7 +55,7 @@ from gateway.proxy.workers.channel import (
 )
 from gateway.proxy.workers.shared_limits import LimitRows
 from gateway.settings import Settings
-from gateway.supervision import Supervised
+from gateway.supervision import SupervisedTask
 
 log = Logger("fitserve.workers")
 
@@ -156,7 +156,7 @@ class Workers:
         self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # by workers that have ended
         self._listeners = listeners
         self._tasks: list[asyncio.Task[None]] = []
-        self._watching: Supervised | None = None
+        self._watching: SupervisedTask | None = None
         self._drained = asyncio.Event()
         self.handed_over = False  # another gateway has the control socket
 
@@ -166,7 +166,7 @@ class Workers:
         self._tasks = [
             asyncio.create_task(self._keep_running(index)) for index in range(len(self._listeners))
         ]
-        self._watching = Supervised(self._watch, "watching the workers")
+        self._watching = SupervisedTask(self._watch, "watching the workers")
 
     @property
     def count(self) -> int:

@@ -53,7 +53,7 @@ from gateway.proxy.workers.channel import (
 )
 from gateway.proxy.workers.control_forwarder import ControlForwarder
 from gateway.proxy.workers.shared_limits import SharedRateLimiter
-from gateway.supervision import Supervised
+from gateway.supervision import SupervisedTask
 from gateway.tls import Certificate
 
 log = logging.getLogger("fitserve.worker")
@@ -121,7 +121,7 @@ class Worker:
 
     async def listen(self, channel: Channel) -> None:
         """Applies messages until the control process is gone."""
-        reporting = Supervised(
+        reporting = SupervisedTask(
             partial(self._report, channel), "reports to the control process", worker=self._index
         )
         self.routes.demanded = partial(self._send_report, channel)

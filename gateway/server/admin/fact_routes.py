@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import ConfigDict, Field
 
-from gateway.diagnosis.facts.scope import gone
+from gateway.diagnosis.facts.scope import stale_reason
 from gateway.domain import Fact, Value
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.proxy.api.error_bodies import errors
@@ -60,7 +60,7 @@ async def list_facts(request: Request) -> Response:
         custom = {model.wish.image for model in [*fleet.models.values()] if model.wish.image}
         images, shipped = profiles.images | custom, [(None, fact) for fact in profiles.facts]
         views = (
-            FactView(id=id_, stale=gone(fact, hardware.driver, images), fact=fact)
+            FactView(id=id_, stale=stale_reason(fact, hardware.driver, images), fact=fact)
             for id_, fact in [*shipped, *learned]
         )
         return b'{"data":[%b]}' % b",".join(view.model_dump_json().encode() for view in views)

@@ -18,7 +18,7 @@ from gateway.controller.decisions.changes import (
 )
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.domain import Decision, Hardware, Wish
-from gateway.domain.value import Form, first_problem
+from gateway.domain.value import TextForm, first_problem
 from gateway.domain.wish import ModelName
 from gateway.errors import (
     BadFlag,
@@ -53,7 +53,7 @@ class PlanRequest(ModelRequest):
     hardware: (
         Annotated[
             str,
-            Form(
+            TextForm(
                 r"^[\w.-]{1,64}$",
                 "the name of a snapshot has up to 64 letters, digits, `_`, `-` and `.`",
             ),

@@ -18,7 +18,7 @@ from gateway.domain import Engine, EngineRef
 from gateway.engines.common.speed.served import counted, highest
 from gateway.errors import FitserveError
 from gateway.proxy.metrics.counters import Sample
-from gateway.supervision import Supervised
+from gateway.supervision import SupervisedTask
 
 _READ_S = 10.0
 # With very many engines, each is read less often.
@@ -65,7 +65,7 @@ class EngineSeries:
         self._models = models
         self._profile = profile
         self._reads: dict[str, _Read] = {}
-        self._reading = Supervised(self._read_all, "reading the metrics of engines")
+        self._reading = SupervisedTask(self._read_all, "reading the metrics of engines")
 
     def samples(self) -> Iterator[Sample]:
         for model, replica in self._ready():

@@ -123,7 +123,9 @@ def _models(models: dict[str, ManagedModel], plane: DataPlane) -> Iterator[Sampl
         for replica in model.replicas:
             if replica.attempt is not None:
                 attempt, budget = replica.attempt, replica.attempt.plan.memory.budget_bytes
-                planned.update({gpu: min(budget, attempt.held(gpu)) for gpu in attempt.plan.gpus})
+                planned.update(
+                    {gpu: min(budget, attempt.reserved_bytes(gpu)) for gpu in attempt.plan.gpus}
+                )
     for gpu, size in planned.items():
         yield "fitserve_gpu_planned_bytes", (gpu,), size
     yield "fitserve_connections", (), len(plane.connections)

@@ -8,7 +8,7 @@ from gateway.errors import StoreError
 from gateway.logging import Logger
 from gateway.proxy.metrics.usage_counter import UsageCounter
 from gateway.store.usage_table import UsageTable
-from gateway.supervision import Supervised
+from gateway.supervision import SupervisedTask
 
 log = Logger("fitserve.usage")
 
@@ -25,7 +25,7 @@ class UsageKeeper:
         self._table = table
         self._failing = False
         self._lock = asyncio.Lock()
-        self._keeping = Supervised(self._keep, "storing usage")
+        self._keeping = SupervisedTask(self._keep, "storing usage")
 
     async def flush(self) -> bool:
         """Stores all counts. Whether they are on the disk."""

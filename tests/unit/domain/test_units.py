@@ -31,7 +31,7 @@ def test_it_is_read_as_ollama_reads_it(given: object, seconds: float) -> None:
     ["", "m", "5 m", "5d", "1h 30m", "five", "1e9", "inf", "nan", True, None, [5], "5m5", "--5m"],
 )
 def test_what_is_no_duration_is_refused(given: object) -> None:
-    with pytest.raises(ValueError, match="like 5m, 1h30m or 300"):
+    with pytest.raises(ValueError, match="looks like 5m, 1h30m or 300"):
         duration(given)
 
 

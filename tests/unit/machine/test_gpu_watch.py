@@ -250,10 +250,10 @@ def test_the_probe_alone_says_what_the_driver_says_of_a_card() -> None:
     nvml.cards[1].recovery = pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT
     assert [gpu.lost for gpu in probe(nvml=nvml).gpus] == [
         None,
-        "The driver says that it needs a reboot.",
+        "According to the driver it needs a reboot.",
     ]
     check = doctor._gpus(probe(nvml=nvml))
-    assert (check.state, "GPU 1: The driver says that it needs a reboot." in check.finding) == (
+    assert (check.state, "GPU 1: According to the driver it needs a reboot." in check.finding) == (
         "warn",
         True,
     )

@@ -234,7 +234,7 @@ def test_a_card_in_mig_mode_without_devices_is_listed_itself() -> None:
 def test_a_card_without_a_uuid_is_left_out() -> None:
     hardware = probe(nvml=FakeNvml([h100(0)], refused=frozenset({"nvmlDeviceGetUUID"})))
     assert hardware.gpus == ()
-    assert hardware.notes[-1] == "GPU 0 is left out: without a UUID it cannot be given to an engine"
+    assert hardware.notes[-1] == "GPU 0 is left out: without a UUID no engine can use it"
 
 
 def test_processes_on_the_card_are_named_from_proc(proc: Path) -> None:
@@ -281,8 +281,8 @@ def test_names_may_come_as_bytes() -> None:
             pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
             "RM has detected an NVML/RM version mismatch. The driver was updated",
         ),
-        (pynvml.NVML_ERROR_UNKNOWN, "unknown error. In a container: the host took its GPUs away"),
-        (pynvml.NVML_ERROR_IRQ_ISSUE, "interrupt request issue. `nvidia-smi` may say more"),
+        (pynvml.NVML_ERROR_UNKNOWN, "unknown error. In a container: the host removed its GPUs"),
+        (pynvml.NVML_ERROR_IRQ_ISSUE, "interrupt request issue. `nvidia-smi` may show more"),
     ],
 )
 def test_without_nvml_the_answer_is_a_cpu_only_host_and_why(code: int, words: str) -> None:

@@ -12,7 +12,7 @@ from gateway.domain import (
     EngineAnswer,
     Plan,
     Question,
-    Settled,
+    ResolvedSettings,
 )
 from gateway.planner.asked import open_questions
 from gateway.profiles.profiles import Profiles
@@ -76,7 +76,7 @@ def answer(plan: Plan, **changed: Any) -> EngineAnswer:
             aside=1,
             needed=((16, bytes_ // 1024), (length // 2, bytes_ // 2), (length, bytes_)),
         ),
-        settled=Settled(
+        settled=ResolvedSettings(
             architecture="LlamaForCausalLM",
             dtype="bfloat16",
             quantization="",

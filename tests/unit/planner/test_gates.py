@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.diagnosis.facts.learn import proved
+from gateway.diagnosis.facts.learn import prove_success
 from gateway.domain import Advisory, Decision, Engine, Fact, Flag, Hardware, Plan
 from gateway.planner.propose import advice
 from gateway.profiles.profiles import Profiles
@@ -297,7 +297,7 @@ def test_mxfp4_on_ampere_says_so() -> None:
 
 def test_a_plan_that_worked_is_verified_while_driver_and_image_are_the_same() -> None:
     worked = attempt(7)
-    (fact,) = proved(worked, 12.0)
+    (fact,) = prove_success(worked, 12.0)
     assert (fact.kind, fact.grade, fact.attempt, fact.at) == ("plan_verified", "verified", 7, 12.0)
     assert fact.scope == {"fingerprint": worked.fingerprint}
     assert fact.under == {"image": "engine:9.9.0", "driver": machine("2x3090").driver}
@@ -306,7 +306,7 @@ def test_a_plan_that_worked_is_verified_while_driver_and_image_are_the_same() ->
     assert {plan.grade for plan in again if plan.fingerprint != worked.fingerprint} == {"predicted"}
     stale = fact.evolve(under={**fact.under, "driver": "1.0"})
     assert {plan.grade for plan in planned("2x3090", facts=(stale,)).plans} == {"predicted"}
-    assert proved(attempt(8, plan=again[0]), 13.0) == ()
+    assert prove_success(attempt(8, plan=again[0]), 13.0) == ()
 
 
 def test_a_plan_that_failed_after_it_worked_is_refused() -> None:
@@ -317,7 +317,7 @@ def test_a_plan_that_failed_after_it_worked_is_refused() -> None:
         grade="failed",
         source="it broke",
     )
-    for facts in ((*proved(worked, 1.0), failed), (failed, *proved(worked, 1.0))):
+    for facts in ((*prove_success(worked, 1.0), failed), (failed, *prove_success(worked, 1.0))):
         assert worked.fingerprint not in {
             plan.fingerprint for plan in planned("2x3090", facts=facts).plans
         }

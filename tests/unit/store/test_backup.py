@@ -158,17 +158,17 @@ def test_what_is_no_whole_backup_changes_nothing(tmp_path: Path) -> None:
     newer = json.dumps({"fitserve": "9.0", "database": VERSION + 1, "made_at": 1}).encode()
     manifest = b'{"fitserve": "1.2.3", "database": 1, "made_at": %b}'
     cases: list[tuple[Path, type[Exception], str]] = [
-        (cut, BadRequest, "is no whole backup"),
-        (text, BadRequest, "is no whole backup"),
+        (cut, BadRequest, "is not a complete backup"),
+        (text, BadRequest, "is not a complete backup"),
         (tmp_path / "none", BadRequest, "cannot be read: No such file"),
-        (changed(archive, other=b""), BadRequest, "'../other' does not belong into one"),
+        (changed(archive, other=b""), BadRequest, "'../other' does not belong in one"),
     ]
     for path, kind, words in cases:
         with pytest.raises(kind, match=words):
             restore_backup(data, path)
     for files, kind, words in (
         ({"fitserve": None}, BadRequest, "it has no database"),
-        ({"manifest": None}, BadRequest, "does not belong into one"),
+        ({"manifest": None}, BadRequest, "does not belong in one"),
         (
             {"manifest": newer},
             SettingsError,
@@ -180,12 +180,16 @@ def test_what_is_no_whole_backup_changes_nothing(tmp_path: Path) -> None:
             BadRequest,
             "its database is damaged: file is not a database",
         ),
-        ({"manifest": b"{}"}, BadRequest, "is no whole backup"),
-        ({"manifest": b"[]"}, BadRequest, "is no whole backup"),
-        ({"manifest": b'{"a":' * 9000}, BadRequest, "is no whole backup"),
-        ({"manifest": manifest % b"NaN"}, BadRequest, "is no whole backup"),
-        ({"manifest": manifest % b"1e300"}, BadRequest, "is no whole backup"),
-        ({"manifest": manifest % (b"1" + b" " * 1_000_000)}, BadRequest, "is no whole backup"),
+        ({"manifest": b"{}"}, BadRequest, "is not a complete backup"),
+        ({"manifest": b"[]"}, BadRequest, "is not a complete backup"),
+        ({"manifest": b'{"a":' * 9000}, BadRequest, "is not a complete backup"),
+        ({"manifest": manifest % b"NaN"}, BadRequest, "is not a complete backup"),
+        ({"manifest": manifest % b"1e300"}, BadRequest, "is not a complete backup"),
+        (
+            {"manifest": manifest % (b"1" + b" " * 1_000_000)},
+            BadRequest,
+            "is not a complete backup",
+        ),
     ):
         with pytest.raises(kind, match=words):
             restore_backup(data, changed(archive, **files))

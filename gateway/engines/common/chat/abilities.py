@@ -88,9 +88,13 @@ def _ask(text: str, most: int) -> dict[str, Any]:
 def unasked(plan: Plan, why: str = _ASKED) -> Abilities:
     """Of an engine that did not answer yet: what it is not asked about is settled by its plan."""
     if plan.model.task != "generate":
-        return Abilities.all(Ability(state="not proven", evidence="the model does not generate"))
+        return Abilities.uniform(
+            Ability(state="not proven", evidence="the model does not generate")
+        )
     if plan.model.chat is False:
-        return Abilities.all(Ability(state="not proven", evidence="the model has no chat template"))
+        return Abilities.uniform(
+            Ability(state="not proven", evidence="the model has no chat template")
+        )
     asked = dict.fromkeys(questions(plan), Ability(evidence=why))
     tools = Ability(state="not proven", evidence=plan.tool_parser.reason)
     reasoning = Ability(state="not proven", evidence=plan.reasoning_parser.reason)
@@ -179,7 +183,7 @@ def earlier(attempt: Attempt, history: Iterable[Attempt], since: float) -> Abili
             return one.abilities
         if ended_by_asking(one) and one.plan.engine == attempt.plan.engine:
             why = f"attempt {one.id} ended when it was asked"
-            return Abilities.all(Ability(state="not proven", evidence=why))
+            return Abilities.uniform(Ability(state="not proven", evidence=why))
     return None
 
 

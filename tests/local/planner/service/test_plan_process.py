@@ -330,7 +330,7 @@ async def test_who_leaves_while_a_large_answer_comes_ends_it_too(
         made.append(await asyncio.create_subprocess_exec(sys.executable, "-c", flood, **pipes))  # type: ignore[arg-type]
         return made[0]
 
-    monkeypatch.setattr(plan_process, "started", floods)
+    monkeypatch.setattr(plan_process, "spawn", floods)
     async with planning(tmp_path) as planner:
         asked = asyncio.create_task(planned(planner, tmp_path))
         # asyncio stops to read where so much waits to be taken.

@@ -1,4 +1,4 @@
-from gateway.diagnosis.facts.learn import excused, learn, proved
+from gateway.diagnosis.facts.learn import excuse, learn, prove_success
 from gateway.domain import Attempt, Failure
 from gateway.domain.units import GIB
 from gateway.profiles.profiles import Profiles
@@ -22,7 +22,9 @@ def test_what_nvml_says_beside_the_share_is_what_the_next_plan_leaves_free() -> 
     first = decide(models[0], here, engines, wish(), rules=rules).plans[0]
     one: Attempt = attempt(plan=first)
     taken = first.memory.promised_bytes + 2 * GIB
-    (fact,) = (fact for fact in proved(one, 1.0, None, taken) if fact.kind == "beside_memory")
+    (fact,) = (
+        fact for fact in prove_success(one, 1.0, None, taken) if fact.kind == "beside_memory"
+    )
     assert (fact.value, set(fact.scope)) == (
         2 * GIB,
         {"engine", "device", "tensor_parallel", "pipeline_parallel"},
@@ -39,19 +41,19 @@ def test_what_nvml_says_beside_the_share_is_what_the_next_plan_leaves_free() -> 
     )
     assert not [
         fact
-        for fact in proved(one, 1.0, None, first.memory.promised_bytes)
+        for fact in prove_success(one, 1.0, None, first.memory.promised_bytes)
         if fact.kind == "beside_memory"
     ]
 
 
 def test_a_disturbed_start_teaches_nothing_and_a_disturbed_engine_nothing_of_memory() -> None:
     starts, serves = attempt(), attempt(state="ready", ready_at=1.0)
-    assert learn(starts, excused(starts, OOM, ""), 2.0)
-    assert not learn(starts, excused(starts, OOM, "b came to its end"), 2.0)
-    assert not learn(serves, excused(serves, OOM, "b came to its end"), 2.0)
+    assert learn(starts, excuse(starts, OOM, ""), 2.0)
+    assert not learn(starts, excuse(starts, OOM, "b came to its end"), 2.0)
+    assert not learn(serves, excuse(serves, OOM, "b came to its end"), 2.0)
     kernel = OOM.evolve(kind="kernel_runtime", proves="plan", culprit={})
-    assert learn(serves, excused(serves, kernel, "b came to its end"), 2.0)
-    assert not learn(starts, excused(starts, kernel, "b came to its end"), 2.0)
+    assert learn(serves, excuse(serves, kernel, "b came to its end"), 2.0)
+    assert not learn(starts, excuse(starts, kernel, "b came to its end"), 2.0)
 
 
 def test_what_is_learned_says_what_the_engine_said_and_not_when() -> None:

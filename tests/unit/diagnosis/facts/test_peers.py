@@ -9,7 +9,7 @@ import pytest
 
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.ending import environmental
-from gateway.diagnosis.facts.learn import judged, learn
+from gateway.diagnosis.facts.learn import judge, learn
 from gateway.domain import Decision, Fact, Failure
 from gateway.planner.explain import changes
 from gateway.profiles.profiles import Profiles
@@ -139,32 +139,32 @@ def test_of_one_gpu_such_a_failure_rules_out_the_plan() -> None:
 def test_the_second_hang_of_a_plan_is_the_plans() -> None:
     plan = searched("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
     first = attempt(1, "failed", plan=plan, ended_at=10.0, failure=HANG)
-    assert environmental(judged(first, HANG, (), 10.0))
-    assert learn(first, judged(first, HANG, (), 10.0), 10.0) == ()
-    again = judged(attempt(2, plan=plan, ready_at=20.0), HANG, (first,), 100.0)
+    assert environmental(judge(first, HANG, (), 10.0))
+    assert learn(first, judge(first, HANG, (), 10.0), 10.0) == ()
+    again = judge(attempt(2, plan=plan, ready_at=20.0), HANG, (first,), 100.0)
     assert not environmental(again)
     assert {fact.kind for fact in learn(attempt(2, plan=plan), again, 100.0)} == {
         "peers_fail",
         "plan_failed",
     }
     # After ten good minutes it is the first one again, and so it is of another plan.
-    assert environmental(judged(attempt(2, plan=plan, ready_at=20.0), HANG, (first,), 20.0 + 600))
+    assert environmental(judge(attempt(2, plan=plan, ready_at=20.0), HANG, (first,), 20.0 + 600))
     other = searched("llama-3.1-8b", "8xh100", "vllm==0.26.0", tensor_parallel=2).plans[0]
-    assert environmental(judged(attempt(2, plan=other), HANG, (first,), 100.0))
+    assert environmental(judge(attempt(2, plan=other), HANG, (first,), 100.0))
 
 
 def test_the_second_hang_of_one_gpu_rules_out_the_plan() -> None:
     one = attempt(1, "failed", ended_at=10.0, failure=HANG)
-    (fact,) = learn(attempt(2), judged(attempt(2), HANG, (one,), 100.0), 100.0)
+    (fact,) = learn(attempt(2), judge(attempt(2), HANG, (one,), 100.0), 100.0)
     assert fact.kind == "plan_failed"
 
 
 def test_a_start_that_falls_silent_where_the_ranks_meet_is_about_the_peers() -> None:
     plan = searched("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
     two, alone = attempt(1, plan=plan), attempt(1)
-    assert judged(two, SILENT, (), 1.0).proves == "peers"
-    assert judged(alone, SILENT, (), 1.0).proves == "plan"
-    assert judged(
+    assert judge(two, SILENT, (), 1.0).proves == "peers"
+    assert judge(alone, SILENT, (), 1.0).proves == "plan"
+    assert judge(
         two,
         SILENT.evolve(line="INFO [default_loader.py:385] Loading weights took 9.31 seconds"),
         (),

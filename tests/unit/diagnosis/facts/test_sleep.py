@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.diagnosis.facts.sleep import enough, expected, failed, proved
+from gateway.diagnosis.facts.sleep import expected_bytes, failure_fact, freed_enough, result_fact
 from tests.support.makers import attempt, plan
 
 PLAN = plan("3090")
@@ -16,20 +16,20 @@ ONE = attempt(3, "ready", plan=PLAN)
     [(1.0, "sleep_works"), (0.85, "sleep_works"), (0.75, "sleep_fails"), (0.0, "sleep_fails")],
 )
 def test_what_came_back_says_whether_it_works(share: float, kind: str) -> None:
-    fact = proved(ONE, {"GPU-0": int(share * expected(PLAN))}, 7.0)
+    fact = result_fact(ONE, {"GPU-0": int(share * expected_bytes(PLAN))}, 7.0)
     assert (fact.kind, fact.attempt, fact.at) == (kind, 3, 7.0)
     assert set(fact.scope) == {"engine", "device"}
     assert fact.under == PLAN.under
 
 
 def test_the_gpu_that_got_least_back_counts_and_what_nobody_could_read_is_nothing() -> None:
-    whole = expected(PLAN)
-    assert enough(PLAN, {"GPU-0": whole, "GPU-1": whole})
-    assert not enough(PLAN, {"GPU-0": whole, "GPU-1": whole // 2})
-    assert not enough(PLAN, {})
+    whole = expected_bytes(PLAN)
+    assert freed_enough(PLAN, {"GPU-0": whole, "GPU-1": whole})
+    assert not freed_enough(PLAN, {"GPU-0": whole, "GPU-1": whole // 2})
+    assert not freed_enough(PLAN, {})
 
 
 def test_who_did_not_wake_up_has_failed() -> None:
-    fact = failed(ONE, "did not wake up", 7.0)
+    fact = failure_fact(ONE, "did not wake up", 7.0)
     assert (fact.kind, fact.grade) == ("sleep_fails", "failed")
     assert fact.source.endswith("did not wake up")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.diagnosis.diagnose import diagnose
-from gateway.diagnosis.lines.records import said
+from gateway.diagnosis.lines.records import carried_lines
 from gateway.profiles.profiles import Profiles
 
 SIGNATURES = Profiles().signatures
@@ -36,7 +36,7 @@ RECORDS: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
 def test_a_record_carries_its_line(record: Callable[[str], str]) -> None:
     for line in LOG:
-        assert said(record(line).encode()) == [line.encode()]
+        assert carried_lines(record(line).encode()) == [line.encode()]
     # Its file names it, and its text does not.
     failure = diagnose(["\n".join(map(record, LOG)).encode()], SIGNATURES)[0]
     assert failure.kind == diagnose(["\n".join(LOG).encode()], SIGNATURES)[0].kind == "lora"
@@ -45,7 +45,7 @@ def test_a_record_carries_its_line(record: Callable[[str], str]) -> None:
 
 def test_a_record_of_many_lines_is_a_log() -> None:
     record = RECORDS["collector"]("\n".join(LOG))
-    assert said(record.encode()) == [line.encode() for line in LOG]
+    assert carried_lines(record.encode()) == [line.encode() for line in LOG]
     assert diagnose([b"INFO: x\n" + record.encode()], SIGNATURES)[0].kind == "lora"
 
 
@@ -60,10 +60,10 @@ def test_a_record_of_many_lines_is_a_log() -> None:
     ],
 )
 def test_what_is_no_record_stays_as_it_is(line: str) -> None:
-    assert said(line.encode()) == (line.encode(),)
+    assert carried_lines(line.encode()) == (line.encode(),)
 
 
 def test_a_record_that_was_cut_is_read_as_far_as_it_goes() -> None:
-    assert said(b'{"time":"t","log":"RuntimeError: CUDA out of mem') == [
+    assert carried_lines(b'{"time":"t","log":"RuntimeError: CUDA out of mem') == [
         b"RuntimeError: CUDA out of mem"
     ]

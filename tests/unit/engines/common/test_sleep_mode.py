@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
-from gateway.diagnosis.facts.sleep import failed
+from gateway.diagnosis.facts.sleep import failure_fact
 from gateway.domain import Flag
 from gateway.engines.common.sleep_mode import chosen
 from tests.support.makers import GIB, attempt, engine, plan
@@ -37,7 +37,7 @@ def test_who_may_have_to_leave_can_sleep() -> None:
     assert choice() == (True, f"{LEAVES}; from sleep it comes back in seconds")
 
 
-FAILED = KnownFacts([failed(attempt(plan=PLAN), "did not wake up", 1.0)])
+FAILED = KnownFacts([failure_fact(attempt(plan=PLAN), "did not wake up", 1.0)])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from gateway.domain import EngineRef
-from gateway.domain.units import Progress
+from gateway.domain.units import TransferProgress
 from gateway.errors import HostError
 from gateway.hosts.docker.client import available, socket_path
 from gateway.hosts.docker.container import container_name, gpu_request, image_of
@@ -100,8 +100,8 @@ def test_pull_progress_counts_the_bytes_of_all_layers() -> None:
     progress.feed(second)
     assert str(progress) == "pulling some/image:1: 3.1 of 8.2 GiB"
     told = progress.words()
-    assert isinstance(told, Progress)
-    assert round(100 * told.done / told.total) == 38
+    assert isinstance(told, TransferProgress)
+    assert round(100 * told.bytes_done / told.total) == 38
     progress.feed(events({"status": "Download complete", "id": "b"}))
     assert str(progress) == "pulling some/image:1: 7.6 of 8.2 GiB"
     progress.feed(events({"status": "Verifying Checksum", "id": "c"}))

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given as draw
 from hypothesis import strategies as st
 
-from gateway.diagnosis.facts.sleep import expected
+from gateway.diagnosis.facts.sleep import expected_bytes
 from gateway.domain import Asleep, Attempt, Hardware, Offer
 from gateway.planner.sharing.leaving import (
     Leaver,
@@ -66,7 +66,7 @@ def test_each_leaves_by_the_better_means_and_to_end_altogether_comes_last() -> N
         ("c", "stop"),
     ]
     assert (
-        0.9 * expected(PLAN)
+        0.9 * expected_bytes(PLAN)
         < found[0].gives[GPU.uuid]
         < found[4].gives[GPU.uuid]
         == PLAN.memory.promised_bytes

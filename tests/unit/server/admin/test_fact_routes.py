@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
-from gateway.diagnosis.facts.scope import gone, standing
+from gateway.diagnosis.facts.scope import stale_reason, valid_facts
 from gateway.domain import Fact
 from tests.support.makers import GIB, plan, planned
 
@@ -87,5 +87,5 @@ def test_what_a_fact_was_learned_on_may_be_gone(
     under: dict[str, str], driver: str | None, stale: bool
 ) -> None:
     one = fact("plan_failed", {"fingerprint": "x"}, under=under)
-    assert (gone(one, driver, {"engine:1"}) is not None) is stale
-    assert standing([one], driver, {"engine:1"}) == ([] if stale else [one])
+    assert (stale_reason(one, driver, {"engine:1"}) is not None) is stale
+    assert valid_facts([one], driver, {"engine:1"}) == ([] if stale else [one])

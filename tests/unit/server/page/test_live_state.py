@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.domain.units import Progress
+from gateway.domain.units import TransferProgress
 from gateway.proxy.routing.routes import Routes
 from gateway.server.page.live_state import live_machine, live_models
 from tests.support.makers import attempt, machine, wish
@@ -50,7 +50,7 @@ def test_requests_are_those_of_all_processes() -> None:
 def test_a_download_is_told_with_its_bytes_and_other_work_in_words() -> None:
     model = serving()
     model.replicas[0].attempt = None
-    model.replicas[0].progress = Progress("Downloading", 3, 9, 1.5)
+    model.replicas[0].progress = TransferProgress("Downloading", 3, 9, 1.5)
     assert live_models([model], Routes(), [])[0]["replicas"][0]["progress"] == {
         "done": 3,
         "total": 9,

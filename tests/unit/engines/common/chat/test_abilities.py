@@ -22,7 +22,7 @@ from gateway.engines.common.chat.abilities import (
 from tests.support.makers import attempt, plan
 
 CALL = json.dumps({"city": "Paris", "unit": "celsius"})
-SHOWN = Abilities.all(Ability(state="proven", evidence="seen"))
+SHOWN = Abilities.uniform(Ability(state="proven", evidence="seen"))
 
 
 def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 8192) -> Plan:

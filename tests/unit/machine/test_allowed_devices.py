@@ -10,8 +10,8 @@ import pytest
 from gateway.domain import Hardware
 from gateway.domain.units import GIB
 from gateway.errors import BadRequest, SettingsError
+from gateway.machine.allowed_devices import AllowedDevices
 from gateway.machine.gpu_watch import GpuWatch
-from gateway.machine.kept_gpus import KeptGpus
 from gateway.machine.probe import probe
 from gateway.planner.explain import machine as rows
 from gateway.profiles.profiles import Profiles
@@ -33,14 +33,14 @@ ALIKE, UNLIKE = machine("3090", "3090", "3090"), machine("3060", "3090")
 
 
 def kept(hardware: Hardware, wanted: str | None = None, **environment: str) -> list[int]:
-    marked = KeptGpus.of(hardware, wanted, environment).mark(hardware)
+    marked = AllowedDevices.by_variables(hardware, wanted, environment).mark(hardware)
     return [gpu.index for gpu in marked.gpus if gpu.kept]
 
 
 @pytest.mark.parametrize(("most", "seen"), [(None, 8), (3, 3), (9, 8)])
 def test_no_more_ram_is_seen_than_the_setting_says(most: int | None, seen: int) -> None:
     here = machine("3090").evolve(ram_total_bytes=8 * GIB, ram_available_bytes=7 * GIB)
-    marked = KeptGpus(ram_bytes=None if most is None else most * GIB).mark(here)
+    marked = AllowedDevices(ram_bytes=None if most is None else most * GIB).mark(here)
     assert (marked.ram_total_bytes, marked.ram_available_bytes) == (seen * GIB, min(7, seen) * GIB)
 
 
@@ -56,10 +56,10 @@ def test_the_setting_names_gpus_by_index_or_uuid(wanted: str, left_out: list[int
 @pytest.mark.parametrize("wanted", ["3", "all", "GPU-nonsense", "-1", FIRST[:12]])
 def test_a_gpu_that_is_not_here_is_an_error_that_names_those_that_are(wanted: str) -> None:
     with pytest.raises(SettingsError, match="no such GPU") as error:
-        KeptGpus.of(ALIKE, f"0,{wanted}", {})
+        AllowedDevices.by_variables(ALIKE, f"0,{wanted}", {})
     assert all(uuid in error.value.hint for uuid in (FIRST, SECOND, THIRD))
     with pytest.raises(SettingsError, match="no such GPU"):
-        KeptGpus.of(probe(nvml=FakeNvml([], init_error=12)), wanted, {})
+        AllowedDevices.by_variables(probe(nvml=FakeNvml([], init_error=12)), wanted, {})
 
 
 def test_a_card_that_cannot_be_read_keeps_nobody_from_the_others() -> None:
@@ -126,10 +126,15 @@ def test_mig_devices_are_named_by_their_uuids() -> None:
     here = probe(
         nvml=FakeNvml([Card(FIRST, "NVIDIA H100", (9, 0), mig=True, mig_devices=[*parts])])
     )
-    assert [gpu.uuid for gpu in KeptGpus.of(here, part, {}).mark(here).usable().gpus] == [part]
+    assert [
+        gpu.uuid for gpu in AllowedDevices.by_variables(here, part, {}).mark(here).usable().gpus
+    ] == [part]
     assert [
         gpu.uuid
-        for gpu in KeptGpus.of(here, None, {"CUDA_VISIBLE_DEVICES": other}).mark(here).usable().gpus
+        for gpu in AllowedDevices.by_variables(here, None, {"CUDA_VISIBLE_DEVICES": other})
+        .mark(here)
+        .usable()
+        .gpus
     ] == [other]
     assert kept(here, CUDA_VISIBLE_DEVICES="0") == [1, 2], (
         "which MIG device CUDA means by a number is not known"
@@ -137,7 +142,7 @@ def test_mig_devices_are_named_by_their_uuids() -> None:
 
 
 def test_nothing_is_planned_on_a_gpu_that_is_kept() -> None:
-    marked = KeptGpus.of(ALIKE, "1,2", {}).mark(ALIKE)
+    marked = AllowedDevices.by_variables(ALIKE, "1,2", {}).mark(ALIKE)
     found = decide(spec(), marked, [engine()], wish())
     assert found.plans
     assert all(FIRST not in plan.gpus for plan in found.plans)
@@ -146,12 +151,12 @@ def test_nothing_is_planned_on_a_gpu_that_is_kept() -> None:
 
 
 def test_a_machine_whose_gpus_are_all_kept_serves_on_its_processor() -> None:
-    marked = KeptGpus.of(ALIKE, None, {"CUDA_VISIBLE_DEVICES": ""}).mark(ALIKE)
+    marked = AllowedDevices.by_variables(ALIKE, None, {"CUDA_VISIBLE_DEVICES": ""}).mark(ALIKE)
     assert {one.device for one in Profiles().engines_for(marked)} == {"cpu"}
 
 
 def test_the_probe_says_what_is_kept_and_by_what() -> None:
-    marked = KeptGpus.of(ALIKE, None, {"CUDA_VISIBLE_DEVICES": "0"}).mark(ALIKE)
+    marked = AllowedDevices.by_variables(ALIKE, None, {"CUDA_VISIBLE_DEVICES": "0"}).mark(ALIKE)
     (line,) = [row for row in rows(marked) if row.name == "GPU 1"]
     assert "kept from fitserve: CUDA_VISIBLE_DEVICES leaves it out" in " ".join(line)
 
@@ -159,6 +164,6 @@ def test_the_probe_says_what_is_kept_and_by_what() -> None:
 def test_what_was_told_at_the_start_holds_by_uuid_when_a_card_drops_off() -> None:
     cards = [Card(FIRST, "A"), Card(SECOND, "A"), Card(THIRD, "A")]
     nvml = FakeNvml(cards)
-    watch = GpuWatch(nvml, kept=KeptGpus.of(probe(nvml=nvml), "1", {}))
+    watch = GpuWatch(nvml, allowed=AllowedDevices.by_variables(probe(nvml=nvml), "1", {}))
     del nvml.cards[0]
     assert [gpu.uuid for gpu in watch.hardware(Path("/")).usable().gpus] == [SECOND]

@@ -1,5 +1,4 @@
-"""One engine version told by its differences from another: what nobody described is as the nearest
-known version has it."""
+"""An engine version as its difference from a version with rules. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +12,11 @@ from gateway.domain.release import release
 from gateway.domain.value import Scalar, Value
 
 
-class Likeness(Value):
-    """What an engine version said of itself, as far as it is not what `guessed_from` has. Read from
-    `profiles/asked/`, which
-    `scripts/engine-profile KIND==VERSION` writes."""
+class ProfileDiff(Value):
+    """The difference of an engine version's own answers from the profile of `guessed_from`.
+
+    Read from `profiles/asked/`, which `scripts/engine-profile KIND==VERSION` writes.
+    """
 
     kind: str
     version: str
@@ -40,7 +40,7 @@ class Likeness(Value):
         return f"{self.kind}=={self.version}"
 
 
-# Fields of Engine by what is different in them.
+# Fields of Engine by the form of their differences.
 _NAMED = ("flags", "quantizations")
 _LISTED = ("architectures", "config_classes", "tokenizers", "user_env")
 _VALUES = (
@@ -55,10 +55,9 @@ _VALUES = (
 )
 
 
-def like(near: Engine, version: str, image: str | None = None) -> Engine:
-    """Another version of the known one's kind, as far as that can be told without asking it: how it
-    is installed and started."""
-    this, recipe = release(version), near.install
+def derive_profile(near: Engine, version: str, image: str | None = None) -> Engine:
+    """The profile of another version of `near`'s kind: installation, start, and guessed rules."""
+    new, recipe = release(version), near.install
     if recipe is not None:
         packages = tuple(
             package.replace(f"=={near.version}", f"=={version}") for package in recipe.packages
@@ -68,34 +67,31 @@ def like(near: Engine, version: str, image: str | None = None) -> Engine:
         version=version,
         image=image or near.image.replace(near.version, version),
         install=recipe,
-        # A weakness that a later version mends is in this one too; of versions before the known one
-        # nothing is known.
-        advisories=(
-            tuple(
-                one
-                for one in near.advisories
-                if one.fixed_in is None or release(one.fixed_in) > this
-            )
-            if this >= release(near.version)
-            else ()
+        # The new version still has a weakness that a later one fixes. Nothing is known of versions
+        # before the known one.
+        advisories=tuple(
+            advisory
+            for advisory in near.advisories
+            if new >= release(near.version)
+            and (advisory.fixed_in is None or release(advisory.fixed_in) > new)
         ),
         guessed_from=near.guessed_from or near.ref,
     )
 
 
-def differences(near: Engine, learned: Engine, source: str) -> Likeness:
-    """What `learned` has otherwise than `near`."""
+def diff_profiles(near: Engine, learned: Engine, source: str) -> ProfileDiff:
+    """The difference of `learned` from `near`."""
     without: dict[str, tuple[str, ...]] = {}
-    found: dict[str, Any] = {}
+    additions: dict[str, Any] = {}
     for field in _NAMED:
         old, new = getattr(near, field), getattr(learned, field)
-        found[field] = {name: value for name, value in new.items() if old.get(name) != value}
+        additions[field] = {name: value for name, value in new.items() if old.get(name) != value}
         without[field] = tuple(name for name in old if name not in new)
     for field in _LISTED:
         old, new = getattr(near, field), getattr(learned, field)
-        found[field] = tuple(name for name in new if name not in {*old})
+        additions[field] = tuple(name for name in new if name not in {*old})
         without[field] = tuple(name for name in old if name not in {*new})
-    return Likeness(
+    return ProfileDiff(
         kind=learned.kind,
         version=learned.version,
         guessed_from=near.ref,
@@ -106,28 +102,26 @@ def differences(near: Engine, learned: Engine, source: str) -> Likeness:
             for name in _VALUES
             if getattr(learned, name) != getattr(near, name)
         },
-        **found,
+        **additions,
     )
 
 
-def different(near: Engine, told: Likeness) -> Engine:
-    """The version that these are the differences of. near: the version that they are differences
-    from."""
-    changed: dict[str, Any] = dict(told.values)
+def apply_diff(near: Engine, diff: ProfileDiff) -> Engine:
+    """The profile of the version that differs from `near` by `diff`."""
+    changes: dict[str, Any] = dict(diff.values)
     for field in _NAMED:
-        changed[field] = _kept(getattr(near, field), told.without.get(field, ())) | getattr(
-            told, field
-        )
+        kept = _drop(getattr(near, field), diff.without.get(field, ()))
+        changes[field] = kept | getattr(diff, field)
     for field in _LISTED:
-        gone = {*told.without.get(field, ())}
-        changed[field] = (
-            *(name for name in getattr(near, field) if name not in gone),
-            *getattr(told, field),
+        dropped = {*diff.without.get(field, ())}
+        changes[field] = (
+            *(name for name in getattr(near, field) if name not in dropped),
+            *getattr(diff, field),
         )
-    return like(near, told.version).evolve(
-        **changed, sources={"flags": f"asked of {told.source}", "rules": f"those of {near.ref}"}
+    return derive_profile(near, diff.version).evolve(
+        **changes, sources={"flags": f"asked of {diff.source}", "rules": f"those of {near.ref}"}
     )
 
 
-def _kept(named: Mapping[str, Any], gone: tuple[str, ...]) -> dict[str, Any]:
-    return {name: value for name, value in named.items() if name not in gone}
+def _drop(named: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in named.items() if name not in names}

@@ -1,0 +1,136 @@
+"""The GPUs and the RAM that fitserve may use.
+
+FITSERVE_RAM_BYTES limits the RAM. FITSERVE_GPUS chooses GPUs, else CUDA_VISIBLE_DEVICES or
+NVIDIA_VISIBLE_DEVICES. The choice is made at the start of the gateway and kept by UUID: a card that
+drops off the bus changes the numbers of the others.
+
+CUDA numbers GPUs by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID. NVML, `fitserve probe` and
+FITSERVE_GPUS number them by PCI bus. Both orders are equal for GPUs of one name. With several names
+a number in CUDA_VISIBLE_DEVICES is ambiguous and is refused. NVIDIA_VISIBLE_DEVICES has the host's
+numbers and is for the container toolkit. If there are no more GPUs than it lists, the toolkit has
+applied it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.domain import Hardware, Value
+from gateway.errors import SettingsError
+
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+# Values of NVIDIA_VISIBLE_DEVICES that choose nothing: all GPUs, or GPUs by CDI.
+_NO_CHOICE = ("", "all", "void")
+
+
+class AllowedDevices(Value):
+    """The GPUs and RAM that may be used.
+
+    gpus: their UUIDs; None: all. variable: the one that chose them. ram_bytes: None: all.
+    """
+
+    gpus: frozenset[str] | None = None
+    variable: str = ""
+    ram_bytes: int | None = None
+
+    @classmethod
+    def by_variables(
+        cls, hardware: Hardware, gpus: str | None, environment: Mapping[str, str]
+    ) -> AllowedDevices:
+        """The choice by FITSERVE_GPUS (`gpus`) or other variables.
+
+        Raises SettingsError for a GPU that does not exist, and for an ambiguous number.
+        """
+        if gpus is not None:
+            return cls(gpus=_named(hardware, gpus), variable="FITSERVE_GPUS")
+        if (visible := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
+            in_order = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+            return cls(
+                gpus=_visible_to_cuda(hardware, visible, in_order=in_order),
+                variable="CUDA_VISIBLE_DEVICES",
+            )
+        visible = environment.get("NVIDIA_VISIBLE_DEVICES")
+        if visible is None or visible in _NO_CHOICE:
+            return cls()
+        parts = [part for part in _parts(visible) if part != "none"]
+        if len(parts) >= len(hardware.gpus):
+            return cls()
+        return cls(
+            gpus=frozenset(
+                gpu.uuid for gpu in hardware.gpus if {str(gpu.index), gpu.uuid} & set(parts)
+            ),
+            variable="NVIDIA_VISIBLE_DEVICES",
+        )
+
+    def mark(self, hardware: Hardware) -> Hardware:
+        """The machine with the allowed RAM, and with the other GPUs marked as kept."""
+        if self.ram_bytes is not None:
+            hardware = hardware.evolve(
+                ram_total_bytes=min(hardware.ram_total_bytes, self.ram_bytes),
+                ram_available_bytes=min(hardware.ram_available_bytes, self.ram_bytes),
+            )
+        allowed = self.gpus
+        if allowed is None:
+            return hardware
+        why = f"{self.variable} leaves it out"
+        gpus = tuple(gpu if gpu.uuid in allowed else gpu.evolve(kept=why) for gpu in hardware.gpus)
+        return hardware.evolve(gpus=gpus)
+
+
+def _named(hardware: Hardware, text: str) -> frozenset[str]:
+    """The UUIDs of the GPUs that FITSERVE_GPUS names."""
+    by_name = {str(gpu.index): gpu for gpu in hardware.gpus} | {
+        gpu.uuid: gpu for gpu in hardware.gpus
+    }
+    parts = _parts(text)
+    missing = [part for part in parts if part not in by_name]
+    # A card that cannot be read now may be the missing one. The gateway still uses the others.
+    if missing and not any(" is left out: " in note for note in hardware.notes):
+        present = ", ".join(f"{gpu.index} ({gpu.uuid}, {gpu.name})" for gpu in hardware.gpus)
+        raise SettingsError(
+            f"FITSERVE_GPUS names {missing[0][:80]}, and there is no such GPU here.",
+            hint=(
+                f"There are: {present}."
+                if present
+                else (
+                    "There is none:"
+                    f" {'; '.join(hardware.notes[:1]) or '`fitserve probe` shows more'}."
+                )
+            ),
+        )
+    return frozenset(by_name[part].uuid for part in parts if part in by_name)
+
+
+def _visible_to_cuda(hardware: Hardware, visible: str, *, in_order: bool) -> frozenset[str]:
+    """The UUIDs by CUDA's rules: numbers, and UUIDs or their beginnings.
+
+    CUDA ignores everything from the first invalid part on.
+    """
+    uuids: list[str] = []
+    numbered = [gpu for gpu in hardware.gpus if not gpu.uuid.startswith("MIG-")]
+    for part in _parts(visible):
+        if part.isdecimal():
+            if not in_order and len({gpu.name for gpu in hardware.gpus}) > 1:
+                raise SettingsError(
+                    f"CUDA_VISIBLE_DEVICES names GPU {part} by CUDA's number, which goes by speed,"
+                    " and the GPUs here differ.",
+                    hint=(
+                        "Name GPUs by UUID (`fitserve probe`), set CUDA_DEVICE_ORDER=PCI_BUS_ID, or"
+                        " set FITSERVE_GPUS."
+                    ),
+                )
+            matches = [gpu for gpu in numbered if gpu.index == int(part)]
+        else:
+            matches = [
+                gpu
+                for gpu in hardware.gpus
+                if part.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(part)
+            ]
+        if len(matches) != 1 or matches[0].uuid in uuids:
+            break
+        uuids.append(matches[0].uuid)
+    return frozenset(uuids)
+
+
+def _parts(text: str) -> list[str]:
+    return [part for part in (piece.strip() for piece in text.split(",")) if part]
