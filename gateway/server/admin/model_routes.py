@@ -46,7 +46,7 @@ router = APIRouter(prefix="/admin", tags=["admin"])
 _PLAN_ERRORS = (BadRequest, BadModel, NeedsRemoteCode, BadFlag, NotFound, NoPlan, HostError)
 
 
-class PlanRequest(ModelRequest):
+class PlanBody(ModelRequest):
     """A request like adding a model; `hardware` names a snapshot that replaces this machine."""
 
     name: ModelName = "plan"
@@ -181,7 +181,8 @@ async def change_model(
         planned = await plan_preview.plan_change(model, wish)
         if planned.unconfirmed_repos and "commits" in body:
             raise BadModel(
-                f"The Hub did not answer for {', '.join(planned.unconfirmed_repos)}; {name} is not changed.",
+                f"The Hub did not answer for {', '.join(planned.unconfirmed_repos)};"
+                f" {name} is not changed.",
                 hint="Try again when the Hub is reachable.",
             )
         wish = wish.evolve(commits=dict(planned.commits))
@@ -257,7 +258,7 @@ async def start_model(request: Request, name: str) -> Any:
 
 
 @router.post("/plan", response_model=Decision, responses=errors(*_PLAN_ERRORS))
-async def make_plan(request: Request, body: PlanRequest) -> Response:
+async def make_plan(request: Request, body: PlanBody) -> Response:
     """The plan for a model on this machine or on a snapshot. Nothing is started."""
     plan_preview = gateway_of(request).loop.plan_preview
     requested = ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish()
