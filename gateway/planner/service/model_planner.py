@@ -21,10 +21,7 @@ from gateway.diagnosis.facts.scope import valid_facts
 from gateway.domain import Adapter, Decision, Engine, Fact, Hardware, ModelSpec, Plan, Rival, Wish
 from gateway.domain.plan_request import PlanRequest, RunningPlan
 from gateway.engines.common.planning_input import PlanningInput
-from gateway.engines.common.speed import served
 from gateway.engines.common.speed.correction import measured
-from gateway.engines.common.speed.rival import rival
-from gateway.engines.registry import engine_kind
 from gateway.errors import FitserveError, NeedsRemoteCode
 from gateway.models.adapter import check_base
 from gateway.models.catalog.catalog import (
@@ -43,8 +40,6 @@ from gateway.planner.explain import held_by
 from gateway.planner.parallel import freed, rooms
 from gateway.planner.service.alternatives import Unplanned, with_alternatives
 from gateway.planner.service.startable import Startable
-from gateway.planner.sharing.offers import decide_with_offers
-from gateway.planner.sharing.restore import keep_if_unchanged, wish_for_restore
 from gateway.planner.sizes import needed_tokens, wanted_context
 from gateway.profiles.profiles import Profiles
 
@@ -143,6 +138,10 @@ class ModelPlanner:
         """Facts from the traffic of the running plan, compared with its expected speed."""
         if not running.traffic:
             return ()
+        # Only a gateway has running plans: a command does not pay for these imports.
+        from gateway.engines.common.speed import served
+        from gateway.engines.registry import engine_kind
+
         profiles, engine = self.profiles, self.profiles.of(running.plan.engine)
         gpu_facts = [fact for fact in known if fact.kind == "machine_speed"]
         tables = served.ClockTables(profiles.gpus, profiles.pace, gpu_facts)
@@ -205,6 +204,7 @@ class ModelPlanning:
         running, facts = self.request.running, KnownFacts(self.facts)
         if running is None:
             return None
+        from gateway.engines.common.speed.rival import rival
 
         def corrected(plan: Plan) -> Plan:
             return measured(plan, facts.of_plan(plan.fingerprint))
@@ -221,6 +221,8 @@ class ModelPlanning:
         plan = self.request.sharing.again
         if plan is None:
             return None
+        from gateway.planner.sharing.restore import keep_if_unchanged, wish_for_restore
+
         wish = wish_for_restore(self.base.wish, plan)
         try:
             engines = self.profiles.engines_for(self.base.hardware, wish.engines, wish.image)
@@ -237,6 +239,8 @@ class ModelPlanning:
         offers, given = self.base.sharing.offers, self.base
         if not offers:
             return self.decide()
+        from gateway.planner.sharing.offers import decide_with_offers
+
         wanted = wanted_context(given.spec, given.wish, {})
         return decide_with_offers(
             offers, self._with_freed, wanted, rooms(given.hardware, given.claims)
