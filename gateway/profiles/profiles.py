@@ -26,8 +26,10 @@ from gateway.domain.image_name import AllowedImages, repository
 from gateway.domain.profile_diff import ProfileDiff, apply_diff, derive_profile
 from gateway.domain.release import release
 from gateway.engines.common.candidate import EngineRules
+from gateway.engines.common.rules.check import TRUSTED
 from gateway.engines.kind_rules import rules_class
 from gateway.errors import BadRequest, NotFound, SettingsError
+from gateway.profiles.rule_sets import RuleSets
 from gateway.profiles.tables import ProfileTables, validated
 
 # What stands for a version in names of files: no way out of their folder.
@@ -69,6 +71,7 @@ class Profiles(ProfileTables):
         self._heard: dict[Path, tuple[int, Engine]] = {}
         self._heads: dict[str, dict[str, Any]] = {}
         self._known_rules: dict[str, EngineRules | None] = {}
+        self._rule_sets = RuleSets(self.documents, self._rules_folder)
 
     @cached_property
     def engine_files(self) -> dict[str, Path]:
@@ -242,13 +245,19 @@ class Profiles(ProfileTables):
             ruled = self.engine(ref).guessed_from or ref
             folder = (self.engine_files.get(ruled) or self.engine_files[ref]).with_suffix("")
             kind = rules_class(ref.partition("==")[0])
+            # Tests check the shipped files, so only a user's own files are checked at run time.
+            context = {TRUSTED: folder.is_relative_to(shipped())}
             found: dict[str, Any] = {
-                name: validated(path, file, self.document(path))
+                name: validated(folder / f"{name}.yaml", file, rules, context)
                 for name, file in kind.FILES.items()
-                if (path := folder / f"{name}.yaml").is_file()
+                if (rules := self._rule_sets.read(folder, name)) is not None
             }
             self._known_rules[ref] = kind(**found) if found else None
         return self._known_rules[ref]
+
+    def _rules_folder(self, ref: str) -> Path | None:
+        file = self.engine_files.get(ref)
+        return file.with_suffix("") if file is not None else None
 
     def install_file(self, engine: Engine) -> Path | None:
         """The lock file that the engine's recipe names, from the folder of its profile."""

@@ -14,6 +14,7 @@ hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -197,9 +198,12 @@ class ProfileTables:
         return next(iter(self.documents.read(path)), None)
 
 
-def validated(path: Path, model: type[V], data: Any) -> V:
+def validated(
+    path: Path, model: type[V], data: Any, context: Mapping[str, object] | None = None
+) -> V:
+    """The data as a value of the model. context: of pydantic's validation. Raises SettingsError."""
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, context=context)
     except ValidationError as error:
         raise SettingsError(
             f"The profile {path} is wrong at {first_problem(error)}.", hint="Correct the file."

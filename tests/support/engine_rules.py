@@ -3,13 +3,15 @@ that rules are asked about."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
 from gateway.domain import Value
 from gateway.models.scheme import Scheme
-from gateway.profiles.profiles import shipped
+from gateway.profiles.profiles import Profiles, shipped
+from gateway.profiles.rule_sets import RuleSets
 from gateway.profiles.yaml_cache import Documents
 
 V = TypeVar("V", bound=Value)
@@ -28,9 +30,21 @@ SCHEMES = st.builds(
 
 def read_rules(kind: type[V], name: str, version: str) -> V:
     """What profiles/engines/vllm/VERSION/NAME.yaml says."""
-    return kind.model_validate(
-        Documents().first(shipped() / "engines" / "vllm" / version / f"{name}.yaml")
-    )
+    profiles = Profiles()
+    engine = profiles.engine(f"vllm=={version}")
+    found = getattr(profiles.rules([engine])[engine.ref], name)
+    assert isinstance(found, kind)
+    return found
+
+
+def rule_document(kind: str, version: str, name: str) -> Any:
+    """The rules of one file as YAML data, with what the file inherits."""
+
+    def folder_of(ref: str) -> Path:
+        kind, _, version = ref.partition("==")
+        return shipped() / "engines" / kind / version
+
+    return RuleSets(Documents(), folder_of).read(folder_of(f"{kind}=={version}"), name)
 
 
 def scheme_of(question: Any) -> Scheme:

@@ -25,7 +25,7 @@ class BackendStep(Value):
     attention: str | None = None
     decode: str | None = None
     page: int | None = Field(None, description="tokens of a page, whatever the user asks for")
-    source: str
+    source: str = ""
 
 
 class BackendLimit(Value):
@@ -38,7 +38,7 @@ class BackendLimit(Value):
     refuses: tuple[str, ...] = ()
     page: int | None = Field(None, description="tokens of a page: no others")
     requires: Check = Check()
-    source: str
+    source: str = ""
 
 
 class SglangBackend(Value):
@@ -46,7 +46,7 @@ class SglangBackend(Value):
     where it has that part, and
     `named` where the option attention or decode names the backend."""
 
-    source: str
+    source: str = ""
     any_of: tuple[Check, ...] = (Check(),)
     prefill: tuple[Check, ...] = (Check(),)
     decode: tuple[Check, ...] = (Check(),)
@@ -73,7 +73,7 @@ class Replacement(Value):
     backend: str
     where: Check
     by: str
-    source: str
+    source: str = ""
 
 
 class LayerRule(Value):
@@ -91,11 +91,11 @@ class BackendRules(RuleFile):
 
     kv_dtypes: tuple[str, ...]  # of the KV cache; with any other the answer is "unknown"
     mla: tuple[str, ...]  # architectures that are computed as MLA
-    mla_source: str
+    mla_source: str = ""
     own_backends: tuple[
         str, ...
     ]  # architectures with engine settings that these rules do not describe
-    own_backends_source: str
+    own_backends_source: str = ""
     own_fields: tuple[str, ...] = ()  # of config.json, with which the same holds
     repairs: tuple[
         str, ...
@@ -108,6 +108,6 @@ class BackendRules(RuleFile):
     last_limits: tuple[BackendLimit, ...] = ()
     backends: dict[str, SglangBackend]
     recurrent: tuple[LayerRule, ...]
-    recurrent_source: str
+    recurrent_source: str = ""
     vision: tuple[LayerRule, ...]
-    vision_source: str
+    vision_source: str = ""

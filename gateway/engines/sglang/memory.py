@@ -44,7 +44,7 @@ class MemoryClass(Value):
 class MemoryRules(Value):
     """profiles/engines/sglang/VERSION/memory.yaml."""
 
-    source: str
+    source: str = ""
     classes: tuple[MemoryClass, ...] = Field(min_length=1)
     graph_batch_within_seqs: bool = Field(
         description="no graphs for more requests than --max-running-requests"

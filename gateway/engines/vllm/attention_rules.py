@@ -28,7 +28,7 @@ Trait = Literal["sinks", "multimodal_prefix", "sliding_window", "non_causal"]
 class VllmBackend(Value):
     """`validate_configuration` of one backend. A trait that `takes` does not name is refused."""
 
-    source: str
+    source: str = ""
     mla: bool = False
     sparse: bool = False
     package: str | None = None  # without which the backend cannot be imported
@@ -146,7 +146,7 @@ class ModelOverride(Value):
     if no backend is forced."""
 
     architectures: tuple[str, ...]
-    source: str
+    source: str = ""
     mixed_heads: bool = False  # only where layers differ in head size
     above_head: int = 0  # only where the largest head is larger
     steps: tuple[OverrideStep, ...]
@@ -158,20 +158,20 @@ class AttentionRules(RuleFile):
 
     packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
     asks: tuple[Trait, ...]  # the traits that selection looks at, and no others
-    asks_source: str
+    asks_source: str = ""
     kv_dtypes: tuple[str, ...]  # of the KV cache; with any other the answer is "unknown"
     orders: tuple[BackendOrder, ...]
-    orders_source: str
+    orders_source: str = ""
     backends: dict[str, VllmBackend]
     vision: tuple[VisionBackend, ...]
-    vision_source: str
+    vision_source: str = ""
     flash_versions: tuple[FlashVersion, ...]
-    flash_versions_source: str
+    flash_versions_source: str = ""
     flash_backends: tuple[str, ...]  # backends whose layers ask for a version of FlashAttention
     recurrent: dict[str, str]
-    recurrent_source: str
+    recurrent_source: str = ""
     multimodal_prefix: tuple[str, ...]  # model types
-    multimodal_prefix_source: str
+    multimodal_prefix_source: str = ""
     vision_prefix: dict[str, str] = Field(
         default_factory=dict
     )  # model type -> use_bidirectional_attention where config.json does not set it

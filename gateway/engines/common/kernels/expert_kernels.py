@@ -57,7 +57,7 @@ class Rounding(Value):
 
 
 class ExpertBackend(Value):
-    source: str
+    source: str = ""
     requires: tuple[Check, ...] = ()  # what the engine's Python asks
     then: tuple[
         Check, ...
@@ -73,7 +73,7 @@ class ExpertMethod(Value):
 
     name: str
     match: Check
-    source: str
+    source: str = ""
     backends: tuple[str, ...] = ()
     moves: tuple[Move, ...] = ()
     forced: dict[str, tuple[str, ...]] = Field(

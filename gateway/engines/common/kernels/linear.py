@@ -52,7 +52,7 @@ class Pads(Value):
 
 
 class LinearKernel(Value):
-    source: str
+    source: str = ""
     requires: tuple[Check, ...] = ()
     runs: tuple[
         Check, ...
@@ -66,7 +66,7 @@ class CodePath(Value):
     """One code path of the engine: the layers it takes and its kernels, in order of preference."""
 
     match: Check
-    source: str
+    source: str = ""
     kernels: tuple[str, ...] = ()
     activation: str = "16-bit"
     moves: tuple[Move, ...] = ()

@@ -10,12 +10,22 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from pydantic import ConfigDict, RootModel, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    ConfigDict,
+    RootModel,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from gateway.engines.common.rules.conditions import CONDITIONS, Test, Undecided
 from gateway.engines.common.rules.subject import Subject
 
-__all__ = ["Check", "Undecided", "first_refusal"]
+# Key of the validation context: the file's conditions are known to be valid.
+TRUSTED = "trusted"
+
+__all__ = ["TRUSTED", "Check", "Undecided", "first_refusal"]
 
 
 class Check(RootModel[dict[str, Any]]):
@@ -30,10 +40,12 @@ class Check(RootModel[dict[str, Any]]):
 
     @field_validator("root", mode="before")
     @classmethod
-    def _conditions_are_known(cls, written: Any) -> Any:
-        if not isinstance(written, Mapping):
-            return written
-        return {name: _value_of(str(name), wanted) for name, wanted in written.items()}
+    def _validate_conditions(cls, conditions: Any, info: ValidationInfo) -> Any:
+        if not isinstance(conditions, Mapping):
+            return conditions
+        if info.context and info.context.get(TRUSTED):
+            return {name: _immutable(value) for name, value in conditions.items()}
+        return {name: _valid(str(name), value) for name, value in conditions.items()}
 
     @cached_property
     def when(self) -> Check | None:
@@ -77,8 +89,8 @@ def _any_of(wanted: tuple[Check, ...], subject: Subject) -> str:
     return undecided or " and ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
-def _value_of(name: str, wanted: Any) -> Any:
-    """The value of one condition, validated."""
+def _valid(name: str, wanted: Any) -> Any:
+    """The value of one condition. Raises ValueError for an unknown condition or a wrong value."""
     if name not in (*_COMBINE, *CONDITIONS):
         (near,) = difflib.get_close_matches(name, [*_COMBINE, *CONDITIONS], n=1, cutoff=0)
         raise ValueError(f"there is no condition `{name}`; the nearest is `{near}`")
@@ -91,6 +103,17 @@ def _value_of(name: str, wanted: Any) -> Any:
             "msg"
         ]
         raise ValueError(f"`{name}`: {problem.removeprefix('Value error, ')}") from None
+
+
+def _immutable(value: Any) -> Any:
+    """The value of one condition of a file that is known to be valid."""
+    if isinstance(value, list):
+        return tuple(_immutable(item) for item in value)
+    if isinstance(value, Mapping):
+        return Check.model_construct(
+            root={name: _immutable(condition) for name, condition in value.items()}
+        )
+    return value
 
 
 _COMBINE: dict[str, TypeAdapter[Any]] = {

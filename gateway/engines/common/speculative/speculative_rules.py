@@ -21,7 +21,7 @@ class Targets(Value):
 
 
 class Mtp(Value):
-    source: str
+    source: str = ""
     targets: tuple[Targets, ...]
 
 
@@ -29,7 +29,7 @@ class Hidden(Value):
     """Targets that hand out the hidden states of their layers, which EAGLE3, DFlash and DSpark
     read."""
 
-    source: str
+    source: str = ""
     types: tuple[str, ...] = Field(
         (), description="a model_type has to contain one of these; empty: any"
     )

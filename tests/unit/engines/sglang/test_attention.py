@@ -7,13 +7,13 @@ from functools import cache
 from typing import Any
 
 import pytest
-import yaml
 
 from gateway.domain import AttentionGroup, Decision, LayerAttention, ModelSpec, Wish
 from gateway.engines.sglang.attention import server_attention
 from gateway.engines.sglang.attention_rules import BackendRules
 from gateway.models.rank import Rank
-from gateway.profiles.profiles import Profiles, shipped
+from gateway.profiles.profiles import Profiles
+from tests.support.engine_rules import rule_document
 from tests.support.planning import decide
 from tests.support.published import published
 from tests.support.versions import NEWEST_SGLANG, SGLANG
@@ -23,8 +23,7 @@ PROFILES = Profiles()
 
 @cache
 def rules(version: str) -> BackendRules:
-    text = (shipped() / f"engines/sglang/{version}/attention_backends.yaml").read_text()
-    return BackendRules.model_validate(yaml.safe_load(text))
+    return BackendRules.model_validate(rule_document("sglang", version, "attention_backends"))
 
 
 @cache

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +13,9 @@ from gateway.domain import AttentionGroup, Engine, Gpu, Hardware, Recurrent, Sca
 from gateway.engines.sglang.memory import MemoryRules, StaticMemory, fraction_within, kv_tokens
 from gateway.errors import BadFlag
 from gateway.planner.flags import canonical, check_args, spelled
-from gateway.profiles.profiles import Profiles, shipped
+from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
+from tests.support.engine_rules import rule_document
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.published import published
@@ -30,7 +30,7 @@ def engine(version: str) -> Engine:
 
 
 def rules(version: str, name: str) -> Any:
-    return yaml.safe_load((shipped() / f"engines/sglang/{version}/{name}.yaml").read_text())
+    return rule_document("sglang", version, name)
 
 
 MEMORY = {version: MemoryRules.model_validate(rules(version, "memory")) for version in SGLANG}

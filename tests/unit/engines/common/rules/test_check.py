@@ -13,7 +13,7 @@ from gateway.engines.common.rules.check import Check, Undecided, first_refusal
 from gateway.engines.common.rules.subject import AttentionQuery, Subject
 from gateway.errors import SettingsError
 from gateway.profiles.profiles import Profiles, shipped
-from tests.support.versions import NEWEST_VLLM, VLLM_REF
+from tests.support.versions import NEWEST_VLLM, VLLM, VLLM_REF
 
 AMPERE = Subject("8.6", attention=AttentionQuery(kind="mla", head_dim=576))
 
@@ -98,15 +98,12 @@ def test_a_profile_of_a_user_with_a_wrong_condition_names_file_place_and_nearest
 ) -> None:
     folder = tmp_path / "engines" / "vllm"
     (folder / NEWEST_VLLM).mkdir(parents=True)
-    (folder / f"{NEWEST_VLLM}.yaml").write_text(
-        (shipped() / f"engines/vllm/{NEWEST_VLLM}.yaml").read_text()
+    shipped_rules = shipped() / "engines/vllm"
+    (folder / f"{NEWEST_VLLM}.yaml").write_text((shipped_rules / f"{NEWEST_VLLM}.yaml").read_text())
+    (folder / NEWEST_VLLM / "linear.yaml").write_text(
+        f"extends: vllm=={VLLM[-2]}\n"
+        "kernels: {AutoAWQLinearMethod: {requires: [{bits: [4]}, {n_pack: true}]}}\n"
     )
-    rules = (
-        (shipped() / f"engines/vllm/{NEWEST_VLLM}/linear.yaml")
-        .read_text()
-        .replace("n_packs: true", "n_pack: true", 1)
-    )
-    (folder / NEWEST_VLLM / "linear.yaml").write_text(rules)
     profiles = Profiles(tmp_path)
     with pytest.raises(SettingsError) as error:
         profiles.rules([profiles.engine(VLLM_REF)])

@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,16 +30,14 @@ from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
 from gateway.models.read_drafter import read_drafter
 from gateway.models.tensor import Tensor
-from gateway.profiles.profiles import shipped
 from tests.conformance.speculative_questions import DRAFTERS
+from tests.support.engine_rules import rule_document
 from tests.support.examples import examples
 from tests.support.paths import MODELS
 from tests.support.versions import NEWEST_VLLM, VLLM, since, vllm_before, vllm_since
 
 RULES = {
-    version: SpeculativeRules.model_validate(
-        yaml.safe_load((shipped() / "engines/vllm" / version / "speculative.yaml").read_text())
-    )
+    version: SpeculativeRules.model_validate(rule_document("vllm", version, "speculative"))
     for version in VLLM
 }
 
@@ -198,10 +195,7 @@ def test_the_attention_rules_have_a_backend_for_it(version: str, capability: str
 
 
 def by_rules(version: str, capability: str, kv_dtype: str) -> Any:
-    path = shipped() / "engines/vllm" / version / "attention.yaml"
-    rules = AttentionRules.model_validate(
-        yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    )
+    rules = AttentionRules.model_validate(rule_document("vllm", version, "attention"))
     return lambda groups: layer_attention(
         groups, rules, Rank(tp=2, kv_dtype=kv_dtype, capability=capability), drafter=True
     )

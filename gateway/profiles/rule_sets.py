@@ -1,0 +1,134 @@
+"""Rule files of engine versions: inherited rules, changes, and sources.
+
+    extends: KIND==VERSION     the rest changes the file of the same name of that version
+    NAME: {KEY: VALUE}         a key replaces one value, or adds it, down to the fields of an entry
+    without: [KEY, ...]        keys that the mapping no longer has; "*": all
+    - same: 3-7                items 3 to 7 of the inherited list
+    - like: 3                  item 3 with the other fields replaced; `without` removes fields
+
+A list without `same` and `like` replaces the inherited one. `sources.yaml` beside the rules says
+where each was read: by file, keys, and numbers of list items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gateway.errors import SettingsError
+from gateway.profiles.yaml_cache import Documents
+
+SOURCES = "sources"
+# Levels of a file whose mappings are merged: the file, a section, an entry.
+_MERGED_LEVELS = 3
+
+
+class RuleSets:
+    """Reads rule files. folder_of: where a version's rules are, by `kind==version`."""
+
+    def __init__(self, documents: Documents, folder_of: Callable[[str], Path | None]) -> None:
+        self._documents = documents
+        self._folder_of = folder_of
+
+    def read(self, folder: Path, name: str) -> Mapping[str, Any] | None:
+        """The rules of one file with their sources; None: there is no such file.
+
+        Raises SettingsError.
+        """
+        if not (folder / f"{name}.yaml").is_file():
+            return None
+        rules = self._inherited(folder, name, ())
+        sources = folder / f"{SOURCES}.yaml"
+        known = self._documents.first(sources) if sources.is_file() else None
+        if not known or name not in known:
+            return rules
+        try:
+            found: Mapping[str, Any] = _with_sources(rules, known[name])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SettingsError(
+                f"{sources} has a source of {name} for a rule that does not exist ({error}).",
+                hint="Correct the keys and item numbers.",
+            ) from None
+        return found
+
+    def _inherited(self, folder: Path, name: str, heirs: tuple[Path, ...]) -> Mapping[str, Any]:
+        """The rules of the file, merged into those that it extends."""
+        path = folder / f"{name}.yaml"
+        rules = self._documents.first(path)
+        if not isinstance(rules, dict):
+            raise SettingsError(f"The rules {path} are not a mapping.", hint="Correct the file.")
+        if "extends" not in rules:
+            return rules
+        changes = dict(rules)
+        ref = str(changes.pop("extends"))
+        base = self._folder_of(ref)
+        if base is None or path in heirs or not (base / f"{name}.yaml").is_file():
+            raise SettingsError(
+                f"The rules {path} extend {ref}, which has no such rules.",
+                hint="Correct `extends`: KIND==VERSION of a version with this file.",
+            )
+        try:
+            found: Mapping[str, Any] = merged(self._inherited(base, name, (*heirs, path)), changes)
+        except (IndexError, ValueError, TypeError):
+            raise SettingsError(
+                f"The rules {path} change items that {ref} does not have.",
+                hint="Correct the numbers of `same` and `like`.",
+            ) from None
+        return found
+
+
+def merged(base: Any, change: Any, level: int = 0) -> Any:
+    """The inherited value with a change applied."""
+    if isinstance(base, list) and isinstance(change, list):
+        return _merged_list(base, change)
+    if isinstance(base, dict) and isinstance(change, dict) and level < _MERGED_LEVELS:
+        kept = _without(base, change)
+        return kept | {
+            key: merged(kept[key], value, level + 1) if key in kept else value
+            for key, value in change.items()
+            if key != "without"
+        }
+    return change
+
+
+def _merged_list(base: list[Any], change: list[Any]) -> list[Any]:
+    result: list[Any] = []
+    for item in change:
+        if isinstance(item, dict) and [*item] == ["same"]:
+            first, _, last = str(item["same"]).partition("-")
+            end = int(last or first)
+            if not 1 <= int(first) <= end <= len(base):
+                raise IndexError(item)
+            result += base[int(first) - 1 : end]
+        elif isinstance(item, dict) and "like" in item:
+            fields = {key: value for key, value in item.items() if key not in ("like", "without")}
+            result.append(_without(base[item["like"] - 1], item) | fields)
+        else:
+            result.append(item)
+    return result
+
+
+def _without(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    removed = change.get("without", ())
+    if removed == "*":
+        return {}
+    return {key: value for key, value in base.items() if key not in removed}
+
+
+def _with_sources(rules: Any, sources: Any) -> Any:
+    """The rules with their sources: a text is the field `source` of a rule."""
+    if isinstance(sources, str):
+        return {**rules, "source": sources}
+    if isinstance(rules, list):
+        numbered = {**dict(enumerate(rules, 1))}
+        for number, source in sources.items():
+            numbered[number] = _with_sources(numbered[number], source)
+        return [*numbered.values()]
+    result = dict(rules)
+    for key, source in sources.items():
+        if key == "source" or key.endswith("_source"):
+            result[key] = source
+        else:
+            result[key] = _with_sources(result[key], source)
+    return result
