@@ -15,7 +15,7 @@ from gateway.domain.value import Scalar, Value
 class ProfileDiff(Value):
     """The difference of an engine version's own answers from the profile of `guessed_from`.
 
-    Read from `profiles/asked/`, which `scripts/engine-profile KIND==VERSION` writes.
+    Read from `profiles/engine_diffs/`, which `scripts/engine-profile KIND==VERSION` writes.
     """
 
     kind: str

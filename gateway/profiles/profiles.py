@@ -2,7 +2,7 @@
 and extend.
 
     engines/KIND/VERSION.yaml   -> Engine
-    asked/KIND/VERSION.yaml     -> ProfileDiff: an engine version without rules, by what it has otherwise than one that has them
+    engine_diffs/KIND/VERSION.yaml     -> ProfileDiff: an engine version without rules, by what it has otherwise than one that has them
     everything else             -> gateway/profiles/tables.py
 
 A folder named by FITSERVE_PROFILES_DIR is searched first, so its files add to, or win over, the
@@ -80,11 +80,13 @@ class Profiles(ProfileTables):
         return self._files("engines")
 
     @cached_property
-    def asked_files(self) -> dict[str, Path]:
+    def diff_files(self) -> dict[str, Path]:
         """The same, of versions that are told by what they have otherwise than a known one:
         considered where they are named."""
         return {
-            ref: path for ref, path in self._files("asked").items() if ref not in self.engine_files
+            ref: path
+            for ref, path in self._files("engine_diffs").items()
+            if ref not in self.engine_files
         }
 
     def _files(self, folder: str) -> dict[str, Path]:
@@ -109,7 +111,7 @@ class Profiles(ProfileTables):
                 path = self.engine_files[ref]
                 engine = validated(path, Engine, self._merged(path))
             else:
-                path = self.asked_files[ref]
+                path = self.diff_files[ref]
                 told = validated(path, ProfileDiff, self.document(path))
                 engine = apply_diff(self.engine(told.guessed_from), told)
             if engine.ref != ref:
@@ -181,22 +183,22 @@ class Profiles(ProfileTables):
 
     @property
     def _known(self) -> list[str]:
-        return sorted([*self.engine_files, *self.asked_files], key=_version_key, reverse=True)
+        return sorted([*self.engine_files, *self.diff_files], key=_version_key, reverse=True)
 
     def describes(self, ref: str) -> bool:
         """Whether there is a profile. A gateway that runs makes one (`learned`), so it is looked
         for again."""
-        if ref not in self.engine_files and ref not in self.asked_files and self._has_come(ref):
-            for name in ("engine_files", "asked_files", "images"):
+        if ref not in self.engine_files and ref not in self.diff_files and self._has_come(ref):
+            for name in ("engine_files", "diff_files", "images"):
                 self.__dict__.pop(name, None)
-        return ref in self.engine_files or ref in self.asked_files
+        return ref in self.engine_files or ref in self.diff_files
 
     def _has_come(self, ref: str) -> bool:
         name = ref[:200].replace("==", "/", 1) + ".yaml"  # no longer than a file's name may be
         return any(
             (root / folder / name).is_file()
             for root in self.roots
-            for folder in ("engines", "asked")
+            for folder in ("engines", "engine_diffs")
         )
 
     def _likely(self, ref: str) -> Engine:
@@ -315,7 +317,7 @@ class Profiles(ProfileTables):
             if self._device(ref) == device
         ]
         kinds = {one.kind: one for one in reversed(found)}
-        for ref in self.asked_files:
+        for ref in self.diff_files:
             kind, _, version = ref.partition("==")
             if (
                 sibling := kinds.get(kind)
@@ -344,7 +346,7 @@ class Profiles(ProfileTables):
         # Versions of a kind have images of one name.
         others = {
             image.replace(ref.partition("==")[2], one.partition("==")[2])
-            for one in self.asked_files
+            for one in self.diff_files
             for ref, image in known.items()
             if ref.partition("==")[0] == one.partition("==")[0]
         }

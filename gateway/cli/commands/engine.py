@@ -84,7 +84,7 @@ def _default_engine(settings: Any, profiles: Any) -> str:
 
 def _profile_to_install(ref: str, profiles: Any) -> Any:
     """The profile of an engine; an unknown version is installed like the nearest known one."""
-    if ref in profiles.engine_files or ref in profiles.asked_files:
+    if ref in profiles.engine_files or ref in profiles.diff_files:
         return profiles.engine(ref)
     from gateway.domain.profile_diff import derive_profile
 
@@ -357,7 +357,7 @@ def engine_ls(as_json: Json = False) -> None:
     settings = load_settings()
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     rows = []
-    for ref in (*profiles.engine_files, *profiles.asked_files):
+    for ref in (*profiles.engine_files, *profiles.diff_files):
         engine = profiles.engine(ref)
         rows.append(
             {

