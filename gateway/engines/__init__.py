@@ -1,2 +1,1 @@
-"""What an engine kind does: common parts, vLLM, SGLang, and the inquiry that asks an engine's own
-code."""
+"""Engine kinds: common parts, vLLM, SGLang, and the inquiry that questions an engine's own code."""

@@ -1,2 +1,2 @@
-"""What kinds of engines do alike and differently with a variant of a model: one object for each
-kind."""
+"""Parts that engine kinds share: the contract of their rules, and models of layers, memory and
+speed."""

@@ -1,5 +1,4 @@
-"""A variant that passed the gates, before it is sized, and the contract of an engine kind's rules,
-which size it. Pure.
+"""A variant that passed the gates, and the contract of the rules that size it. Pure.
 
 Candidate -> Footprint (its bytes and its batch) -> Budget -> Memory
 """
@@ -49,9 +48,11 @@ from gateway.variables import words
 
 @dataclass(frozen=True)
 class Candidate:
-    """`args` are the user's flags by canonical names; `evidence` has the kernels and backends of
-    its layers. part: which stage of `whole` this
-    is, where stages are on unlike GPUs and are sized and timed one by one."""
+    """A variant on its GPUs, before it is sized.
+
+    args: the user's flags by canonical names. evidence: kernels and backends of the layers. part:
+    the number of this stage of `whole`, if unlike GPUs are sized one by one.
+    """
 
     given: PlanningInput
     engine: Engine
@@ -76,12 +77,12 @@ class Candidate:
 
     @cached_property
     def devices(self) -> GroupMemory:
-        """What its GPUs have."""
+        """Memory of the group's GPUs."""
         return self.given.memory_of(self.group)
 
     @property
     def usable_bytes(self) -> int:
-        """What an engine may take of each GPU."""
+        """Bytes that the engine may use on each GPU."""
         return min(free for free, _ in self.devices.room)
 
     @cached_property
@@ -96,7 +97,7 @@ class Candidate:
 
     @cached_property
     def stage(self) -> BuiltModel:
-        """What one rank's stage has of the model; all of it without pipeline parallelism."""
+        """The layers of one rank's stage; all layers without pipeline parallelism."""
         if self.variant.pp == 1:
             return self.built
         layers = self.variant.layers or layers_of(self.built, self.rules, self.variant.pp)
@@ -131,8 +132,7 @@ class Candidate:
 
     @cached_property
     def cache(self) -> KvCache:
-        """What one rank keeps of sequences: as the engine itself counted, or by the rules. Raises
-        Refused."""
+        """The KV cache of one rank, as the engine counted it, or by the rules. Raises Refused."""
         answer = self.evidence.answer
         if answer is None or self.whole is not None:
             return self.rules.cache(self)
@@ -140,7 +140,7 @@ class Candidate:
 
     @cached_property
     def scope(self) -> dict[str, str]:
-        """What a fact about its sizes is about, but for the budget."""
+        """The subject of facts about its sizes, without the budget."""
         if self.whole is not None:
             return self.whole.scope
         spec, variant, group = self.given.spec, self.variant, self.group
@@ -159,7 +159,7 @@ class Candidate:
             "quantization": variant.quantization or "as stored",
         }
         scope |= {"capability": group[0].capability} if group and group[0].capability else {}
-        # What is known of one deal of the layers says nothing of another.
+        # A fact about one split of the layers does not hold for another split.
         scope |= (
             {"layers": ",".join(map(str, variant.layers)) or "as dealt by the engine"}
             if variant.pp > 1
@@ -200,7 +200,7 @@ class Candidate:
         return stored + self.speculation.weights_bytes
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: what follows from one is remembered
+@dataclass(frozen=True, eq=False)  # compared by identity: results are cached for each object
 class Footprint:
     """A candidate with what one rank of it holds, keeps and computes: all that its memory follows
     from."""
@@ -225,11 +225,11 @@ Default = tuple[int, str, str]
 
 
 class EngineRules(EngineKind, Protocol):
-    """What differs between kinds of engines. One object for each engine version, made of the
-    version's rule files.
+    """Contract of an engine kind's rules. Each engine version has one object, made of its rule
+    files.
 
-    The planner knows a kind by this contract alone; registry.py lists the kinds. Methods raise
-    Refused for what the rules do not know.
+    The planner uses a kind through this contract only; registry.py lists the kinds. Methods raise
+    Refused for a case that the rules do not cover.
     """
 
     def __hash__(self) -> int:
@@ -242,15 +242,15 @@ class EngineRules(EngineKind, Protocol):
 
     @property
     def linear(self) -> LinearRules | None:
-        """Which kernels compute linear layers; None: not known."""
+        """Kernels of linear layers; None: not known."""
 
     @property
     def moe(self) -> MoeRules | None:
-        """Which kernels compute experts; None: not known."""
+        """Kernels of experts; None: not known."""
 
     @property
     def speculative(self) -> SpeculativeRules | None:
-        """What can draft tokens; None: not known."""
+        """Methods that draft tokens; None: not known."""
 
     @property
     def kv_dtypes(self) -> Collection[str] | None:
@@ -264,7 +264,7 @@ class EngineRules(EngineKind, Protocol):
         """The KV cache dtype that the engine takes over from the checkpoint; "auto": none."""
 
     def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
-        """Whether the engine's flag wins over what the checkpoint declares of its KV cache."""
+        """Whether the engine's flag overrides the KV cache dtype of the checkpoint."""
 
     def takes_media(self, spec: ModelSpec) -> bool:
         """Whether the engine takes the model for one that reads images, although nothing in its
@@ -278,8 +278,8 @@ class EngineRules(EngineKind, Protocol):
         args: Mapping[str, Scalar],
         gpu_bytes: int,
     ) -> tuple[LayerAttention, ...]:
-        """Which backend computes the attention of the model; empty: not known. `args`: flags by
-        canonical names."""
+        """The attention backend of each group; empty: not known. `args`: flags by canonical
+        names."""
 
     def drafter_attention(
         self,
@@ -292,7 +292,7 @@ class EngineRules(EngineKind, Protocol):
         """The same of layers that draft: the drafter's, or (None) the model's own."""
 
     def cache(self, candidate: Candidate) -> KvCache:
-        """What one rank of the candidate keeps of sequences."""
+        """The KV cache of one rank."""
 
     def default_seqs(self, candidate: Candidate) -> Default:
         """Sequences that the engine computes at once."""
@@ -301,19 +301,20 @@ class EngineRules(EngineKind, Protocol):
         """Tokens of one batch."""
 
     def runner(self, candidate: Candidate) -> int:
-        """Which of the engine's model runners serves the model."""
+        """Number of the engine's model runner for this model."""
 
     def budget(self, footprint: Footprint, context: int) -> Budget:
-        """What the engine may take of each device. `context`: tokens that a user would be content
-        with, where nothing else bounds
-        the KV cache (on a CPU)."""
+        """The engine's budget on each device.
+
+        context: a sufficient number of tokens, if nothing else limits the KV cache (on a CPU).
+        """
 
     def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
-        """What it may take where its usual share is too little: all that is free. None: that is no
-        more, or nobody read what is free."""
+        """The largest possible budget: all free memory. None: that is no more, or free memory is
+        unknown."""
 
     def told(self, footprint: Footprint, share: float) -> Budget:
-        """What an engine takes that is told this share of a GPU. Of GPUs only."""
+        """The budget for a given share of a GPU. Not for CPUs."""
 
     def narrowed(
         self,

@@ -1,11 +1,11 @@
-"""The door of an engine whose endpoints for development are open: every request has to bring the
-engine's key, whatever its path. Pure text.
+"""Authentication in front of an engine with open development endpoints: every path needs the
+engine's key. Pure.
 
-vLLM's /sleep and /wake_up exist with VLLM_SERVER_DEV_MODE=1 alone, which opens /collective_rpc and
-others beside them, and vLLM asks for its key below /v1 only. So the engine's program begins with
-this one, which is the outermost of vLLM's layers (`--middleware`) and needs no file: a process, a
-container and an agent's container start alike. The key comes in the environment, as ever; without
-one the engine does not start.
+vLLM has /sleep and /wake_up only with VLLM_SERVER_DEV_MODE=1. The same mode opens /collective_rpc
+and others, and vLLM checks its key only below /v1. So this program starts the engine, and becomes
+the outermost layer of its server (`--middleware`). The program needs no file, so processes,
+containers and agents start alike. The key comes in the environment; without a key the engine does
+not start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from gateway.domain import Plan
 
-# What plans have only where the endpoints are open.
+# Only plans with open development endpoints have this variable.
 _OPEN = ("--enable-sleep-mode", "--no-log-error-stack")
 DEV_MODE = ("VLLM_SERVER_DEV_MODE", "1")
 _MIDDLEWARE = "fitserve_door.Door"
@@ -59,8 +59,8 @@ def behind(command: tuple[str, ...], key_env: str | None) -> tuple[str, ...]:
 
 
 def closed(plan: Plan) -> Plan:
-    """The plan for whoever starts its engine without a gateway: nobody would put that to sleep, so
-    it opens nothing and needs no key."""
+    """The plan for a start without a gateway: without sleep mode, so without development endpoints
+    and key."""
     if not needed(plan.env):
         return plan
     argv = tuple(item for item in plan.argv if item not in _OPEN)

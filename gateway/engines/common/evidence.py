@@ -1,4 +1,4 @@
-"""What was computed of a variant until it became a plan or was refused. Pure."""
+"""Intermediate results of a variant, until it becomes a plan or is refused. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from gateway.domain import EngineAnswer, LayerAttention, LayerKernel, Memory
 
 
 class Evidence(NamedTuple):
-    """`method`: of quantization, by the engine's own name. `answer`: what the engine's own code
-    said of the variant."""
+    """Results so far. method: of quantization, by the engine's own name. answer: the engine's own
+    answer about the variant."""
 
     kernels: tuple[LayerKernel, ...] = ()
     attention: tuple[LayerAttention, ...] = ()

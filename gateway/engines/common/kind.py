@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class EngineKind(Protocol):
-    """Conventions of an engine kind, whatever the version."""
+    """Conventions of an engine kind that hold for every version."""
 
     @property
     def env_prefixes(self) -> tuple[str, ...]:

@@ -1,8 +1,7 @@
-"""What an admin call may reach of an engine: which of its flags users may set.
+"""Flags of an engine that users may set.
 
-The engine says which flags there are and what they take; these tables say which are closed, and
-why. Any flag with an open value is closed until somebody has looked, so that a new version's flags
-open no door.
+The engine lists its flags and their values; these tables list the closed flags with reasons. A flag
+with a free text value is closed until it was reviewed, so a new version's flags stay closed.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 import fnmatch
 from typing import Any
 
-# Flags that users may not give: reason -> names or patterns. Through a flag, an admin call must not
-# read or write files, load code, open ports, reach other machines, or contradict what the gateway
-# and the plan have set themselves.
+# Closed flags: reason -> names or patterns. A flag must not let an admin call read or write files,
+# load code, open ports, or reach other machines. It must not contradict settings of the gateway and
+# the plan.
 OURS = {
     "the gateway sets it: what is served, under which name, where and on which devices": (
         "host port uds model tokenizer served-model-name device-ids device base-gpu-id gpu-id-step"
@@ -84,7 +83,7 @@ NARROWED = {
 }
 
 
-# What to do instead, for flags that an option of ours stands for.
+# Hints for flags that have an option of fitserve.
 INSTEAD = {
     "--chat-template": "chat-template",
     "--lora NAME=SOURCE": "lora-modules lora-paths",
@@ -114,7 +113,7 @@ def _matches(name: str, patterns: str) -> bool:
 
 
 def flag(name: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """What the profile says of one flag. Another name of a flag is closed where that flag is
+    """The profile's entry for one flag. An alias is closed together with its flag
     (gateway/planner/flags.py)."""
     if "same_as" in asked:
         return asked

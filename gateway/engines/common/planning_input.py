@@ -1,4 +1,4 @@
-"""What the planner decides from, for all engine versions alike. Pure."""
+"""Input of the planner for all engine versions. Pure."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from gateway.engines.common.speed.measured import Measured
 from gateway.models.drafter import Drafter
 from gateway.variables import words
 
-# What the driver keeps of a card: 615 MiB of an H200. CUDA's total, of which the engine takes its
-# share, is NVML's less this.
+# Memory that the driver keeps: 615 MiB of an H200. CUDA's total is NVML's total less this; the
+# engine's share refers to CUDA's total.
 _DRIVER = 640 * MIB
 _DRIVER_SHARE = 50
 # Free bytes left alone on each GPU: what other processes and the driver may take between our look
@@ -44,11 +44,11 @@ HEADROOM = 256 * MIB
 
 
 class GroupMemory(NamedTuple):
-    """Bytes of the GPUs of a group. least: what the smallest has, of a CPU its RAM. seen: what CUDA
-        says that the smallest of them has, which is
-    less than NVML says. room: of each what an engine may take, and all that it has; of GPUs that
-        are alike in that it is there once. read: what is free was read, of memory that is the GPUs'
-        own.
+    """Memory of a group of GPUs, in bytes.
+
+    least: of the smallest GPU; on a CPU the RAM. seen: CUDA's total of the smallest GPU, which is
+    below NVML's. room: usable and total bytes of each; equal GPUs are listed once. read: the free
+    bytes were measured, on dedicated memory.
     """
 
     least: int
@@ -86,7 +86,7 @@ class PlanningInput:
     adapters: tuple[Adapter, ...] = ()
     drafter: Drafter | None = None
     hardware_name: str = "this machine"
-    # What was timed once, by work and GPUs: the Clocks of planner/copies.py.
+    # Clocks of planner/copies.py, by work and GPUs.
     clocks: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
     _groups: dict[tuple[int, ...], GroupMemory] = field(
         default_factory=dict, repr=False, compare=False
@@ -120,7 +120,7 @@ class PlanningInput:
         return {gpu.uuid: available_bytes(gpu, self.claims) for gpu in self.hardware.gpus}
 
     def memory_of(self, group: tuple[Gpu, ...]) -> GroupMemory:
-        """What these GPUs have, looked up once for all engine versions."""
+        """Memory of these GPUs, looked up once for all engine versions."""
         key = tuple([gpu.index for gpu in group])
         if key not in self._groups:
             least = min(
@@ -164,7 +164,7 @@ class PlanningInput:
 
     @cached_property
     def model(self) -> ModelRef:
-        """What plans call the model."""
+        """The model's name in plans."""
         spec, chat = self.spec, self.template.text is not None
         return ModelRef(
             source=spec.source,
@@ -203,8 +203,7 @@ class PlanningInput:
 
 
 def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
-    """Bytes that a new engine may count on: what is free now, less what our engines were promised
-    and may not use yet."""
+    """Bytes that a new engine may use: free bytes, less the unused promises to other engines."""
     total = gpu.total_bytes or 0
     free = total if gpu.free_bytes is None else gpu.free_bytes
     promised = claims.get(gpu.uuid, 0)
@@ -212,19 +211,18 @@ def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
 
 
 def available_ram(machine: Hardware, claims: Mapping[str, int]) -> int:
-    """Bytes of RAM that a new engine on the CPU may count on, of all that its cgroups allow: what
-    others of ours were promised is theirs, used or not."""
+    """Bytes of RAM that a new engine on the CPU may use. Promises to other engines count in full,
+    used or not."""
     return machine.ram_total_bytes - ram_left(machine.ram_total_bytes) - claims.get(RAM, 0)
 
 
 def room_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
-    """What an engine may take of them."""
+    """Bytes that an engine may use on the GPUs."""
     return available_bytes(gpu, claims) - HEADROOM
 
 
 def driver_bytes(gpu: Gpu) -> int:
-    """What the driver keeps for itself of a card's memory, as NVML tells that: read where the card
-    is idle, else bounded."""
+    """Memory that the driver keeps of a card, by NVML; a bound if the card is not idle."""
     total = gpu.total_bytes or 0
     most = min(_DRIVER, total // _DRIVER_SHARE)
     if gpu.memory_kind != "dedicated":

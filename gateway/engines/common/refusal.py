@@ -9,10 +9,12 @@ from gateway.engines.common.evidence import Evidence
 
 
 class Refused(Exception):
-    """A gate said no. `kernel`: the kernel that would fail; `layer`: the layer that this kernel, or
-        no kernel, computes. `dtypes`:
-    activations that would be taken instead. `cache`: a smaller KV cache could help. `evidence`:
-    what was computed until then. `question`: what the engine's own code could be asked about it."""
+    """A gate's refusal.
+
+    kernel: the kernel that would fail. layer: the layer without a working kernel. dtypes:
+    activation dtypes that would work. cache: a smaller KV cache could help. evidence: results so
+    far. question: a question that the engine's own code could answer.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""How much of its machine an engine may take beside its GPUs: RAM, processes, shared memory. Pure.
+"""Limits of an engine on its machine beside GPUs: RAM, processes, shared memory. Pure.
 
-The limits hold off what runs away: a leak, a hostile model's code. A sound engine never meets them,
-so every term is the most that was seen or can be thought of, and what RAM is used in ways that a
-plan does not know is not limited by the plan at all.
+The limits stop a leak or hostile code. A sound engine never reaches them: every term is the largest
+observed or possible value. RAM that a plan cannot know of is not limited by the plan.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ _IN_RAM = ("offload", "swap", "hicache", "cache-gb", "lmcache", "sleep", "cpu-")
 _PROGRAM_PIDS, _RANK_PIDS = 12288, 4096
 
 
-# What stays free of a machine's RAM whatever sleeps there.
+# RAM that sleeping engines must leave free.
 _RAM_LEFT, _RAM_LEFT_SHARE = 2 * GIB, 20
 
 
 def ram_left(ram_bytes: int) -> int:
-    """Of so much RAM, what engines that sleep leave to everybody else."""
+    """Bytes of RAM that sleeping engines leave to all other programs."""
     return max(_RAM_LEFT, ram_bytes // _RAM_LEFT_SHARE)
 
 
@@ -39,9 +38,10 @@ def ranks(plan: Plan) -> int:
 
 
 def cache(plan: Plan, *, remote_code: bool) -> str:
-    """Who shares compiled kernels, within one image or environment: engines on GPUs of one kind
-    that run the engine's code alone. Code of a
-    repository could leave anything there for the next engine to run, so it has a cache for itself.
+    """The name of a cache of compiled kernels that engines share, within one image or environment.
+
+    Engines on GPUs of one kind share it if they run only the engine's code. Code of a repository
+    could leave anything in the cache, so such a model has its own.
     """
     code = [plan.model.source, plan.model.revision] if remote_code else None
     return hashlib.sha256(json.dumps([plan.scope.get("device"), code]).encode()).hexdigest()[:16]
@@ -53,11 +53,11 @@ def shared_memory(plan: Plan) -> int:
 
 
 def memory(plan: Plan) -> int:
-    """Everything that the engine has on its devices once more in RAM (on a CPU, and where CPU and
-    GPU share memory, it is there),
-    the weights yet again while they are read, shared memory, and its programs.
+    """The RAM limit: a copy of all device memory, the weights again while they load, shared memory,
+    and the programs.
 
-    Pages of files that are read count too, but Linux drops them before it ends anything.
+    On a CPU, and with memory that CPU and GPU share, the first copy is the engine's own. Linux
+    drops pages of read files before it ends a program.
     """
     if any(part in item.partition("=")[0] for item in plan.argv for part in _IN_RAM):
         return MOST_BYTES

@@ -35,8 +35,10 @@ def chosen(
     *,
     adapters: bool = False,
 ) -> Choice[bool]:
-    """leaves: why the model may have to leave its GPUs; "": it does not. scope: of what is learned
-    from the plan. ram_bytes: of the host."""
+    """The choice of sleep mode. leaves: the reason that the model may leave its GPUs; "": none.
+
+    scope: of facts learned from the plan. ram_bytes: of the host.
+    """
     if not leaves and FLAG not in args:
         return _STAYS
     source = f"profile {engine.ref}"

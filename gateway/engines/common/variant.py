@@ -1,4 +1,4 @@
-"""A variant of a model on an engine: how it is laid out on GPUs, and what is changed in it. Pure.
+"""Variants of a model on an engine: the layout on GPUs, and changes of the engine's choices. Pure.
 
 plain(...)             -> the variants as the engine would run them
 given_up(variant, plan) -> the variant with what a plan gave up for memory
@@ -31,20 +31,20 @@ _COST = {
 }
 _COST |= {"quantization": 8, "layers": 0}
 
-# The source of what is given up for memory.
+# The source of changes that save memory.
 _MEMORY = "memory model"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """tp, pp: ranks of tensor and pipeline parallelism; ep: experts are split whole over the tensor
-        parallel ranks.
+    """Layout and changes of a model on an engine.
 
-    dtype, quantization: "" as the checkpoint has them. disabled: kernels for VLLM_DISABLED_KERNELS.
-    backends: engine flags that force a kernel. layers: of each stage, where the engine is told; ()
-    as the engine deals them out. small: few sequences and tokens at once. eager: no graphs.
-    conservative: both, and memory left free. because: why each of these differs from the plain
-    variant.
+    tp, pp: ranks of tensor and pipeline parallelism. ep: whole experts are spread over the tensor
+    parallel ranks. dtype, quantization: "": as in the checkpoint. disabled: kernels for
+    VLLM_DISABLED_KERNELS. backends: engine flags that force a kernel. layers: of each stage, if the
+    engine is told; (): the engine's own split. small: few sequences and tokens at once. eager: no
+    graphs. conservative: both, and memory left free. because: reasons for each difference from the
+    plain variant.
     """
 
     tp: int = 1
@@ -67,8 +67,8 @@ class Variant:
 
     @property
     def changes(self) -> int:
-        """How many things were changed in it. Stages lay it out, as tensor parallelism does, and
-        change nothing of what it computes."""
+        """Number of changes. Pipeline stages are a layout, as tensor parallelism is, so they do not
+        count."""
         return len(self.because.keys() - {"layers", "pp"})
 
     @property
@@ -87,7 +87,7 @@ class Variant:
         return dict(self.backends).get(flag)
 
     def changed(self, name: str, value: object, reason: str, source: str) -> Variant:
-        """This variant with one thing changed, and why."""
+        """The variant with one more change and its reason."""
         return Variant(
             **{**vars(self), "because": {**self.because, name: (reason, source)}, name: value}
         )
@@ -100,8 +100,8 @@ def plain(
     tensor_parallel: int | None,
     kv_dtype: str = "auto",
 ) -> tuple[Variant, ...]:
-    """The variants with nothing changed but what the user set (`args` are flags by their canonical
-    names). kv_dtype: the checkpoint's."""
+    """The variants with no change beyond the user's flags (`args`, by canonical names). kv_dtype:
+    the checkpoint's."""
     set_by_user = Variant(
         pp=int(args.get("pipeline-parallel-size", 1)),
         ep=bool(args.get("enable-expert-parallel", False)),

@@ -1,2 +1,1 @@
-"""The engine is asked: what one version of an engine has, and what it makes of a model, by its own
-code, without weights."""
+"""Questions to an engine's own code, about a version and about models, without weights."""

@@ -1,5 +1,5 @@
-"""Answers that were given before, in DATA/answers/: by engine, image, GPU, model and command line.
-What is lost is asked again."""
+"""Earlier answers in DATA/answers/, by engine, image, GPU, model and command line; lost answers are
+requested again."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _MOST_FILES = 2000
 
 
 class AnswerCache:
-    """`source` names what answered: an image's digest, or an environment; with another one nothing
-    is known. gaps: what the answers contradicted."""
+    """Cache of answers. source: the image's digest or the environment; each has its own answers.
+
+    gaps: contradictions of the rules by answers.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.gaps = GapBook(folder / "gaps")

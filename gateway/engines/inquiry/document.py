@@ -1,4 +1,4 @@
-"""The one JSON document of questions, and what comes back, read strictly: an image may answer
+"""The JSON document of questions, and a strict reader of its answers: an image may answer
 anything."""
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ MOST_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What an inquiry gets of a model: never weights, never code. headers: a safetensors file
-    without its data; None: no such file."""
+    """The parts of a model that an inquiry gets: neither weights nor code.
+
+    headers: a safetensors file without its data; None: no such file.
+    """
 
     config: bytes
     headers: bytes | None = None
@@ -31,8 +33,8 @@ class ModelFiles:
 
 @dataclass(frozen=True)
 class StatedGpus:
-    """Equal GPUs that the engine is to answer for. They are stated, not used: a GPU that serves is
-    not disturbed by a question."""
+    """Equal GPUs that the engine answers for. They are stated, not used: a question does not
+    disturb a serving GPU."""
 
     capability: str
     memory_bytes: int
@@ -41,7 +43,7 @@ class StatedGpus:
 
     @classmethod
     def of(cls, machine: Hardware, capability: str) -> StatedGpus:
-        """Those of the machine's GPUs that have this capability."""
+        """The machine's GPUs that have this capability."""
         same = [gpu for gpu in machine.gpus if gpu.capability == capability]
         return cls(
             capability, min(gpu.total_bytes or 0 for gpu in same), len(machine.gpus), same[0].name
@@ -60,8 +62,11 @@ def document(
     model: ModelFiles | None = None,
     questions: Sequence[Question] = (),
 ) -> bytes:
-    """What `inside/__main__.py` reads. The questions are about `model`, and all of one environment:
-    engines read theirs once."""
+    """The document that `inside/__main__.py` reads.
+
+    The questions are about `model`, and share one environment, because an engine reads its
+    environment once.
+    """
     asked: dict[str, Any] = {
         "kind": kind,
         "version": version,
@@ -84,11 +89,11 @@ def document(
 
 
 class BadAnswer(Exception):
-    """What came back is not what an inquiry says."""
+    """The output is no answer of an inquiry."""
 
 
 def read_version(line: bytes) -> Mapping[str, Any] | None:
-    """What the engine said of its version, where the line says that. Raises BadAnswer."""
+    """The engine's description of its version; None: the line has none. Raises BadAnswer."""
     said = _object(line).get("version")
     if said is not None and not isinstance(said, dict):
         raise BadAnswer("the version is no object")

@@ -1,4 +1,4 @@
-"""Asks an engine on a host, within limits, and remembers what it said."""
+"""Inquiries on a host, within limits, with a cache of answers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from gateway.engines.inquiry.document import (
 )
 from gateway.errors import HostError
 
-# One for each question, which are some dozen.
+# One line per question; a version has dozens of questions.
 _MOST_LINES = 10_000
 
 
 class AskedHost(Protocol):
-    """What an inquiry needs of a `gateway.hosts.host.Host`."""
+    """The methods of `gateway.hosts.host.Host` that an inquiry needs."""
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
         """The engine with the digest of its image, whose name may move. Raises HostError where it
@@ -35,8 +35,8 @@ class AskedHost(Protocol):
         ...
 
     async def identity(self, engine: EngineRef) -> str:
-        """What would answer: another image or environment has another identity. Raises HostError
-        where the engine is not here."""
+        """Identity of the image or environment that would answer. Raises HostError for an engine
+        that is not here."""
         ...
 
     def inquire(
@@ -48,22 +48,22 @@ class AskedHost(Protocol):
 
 
 class Inquirer:
-    """One host's engines. Whatever goes wrong is a HostError: the forecast by the rules stays."""
+    """Inquiries to one host's engines. Every failure is a HostError; the forecast by the rules
+    stays."""
 
     def __init__(self, host: AskedHost, cache: AnswerCache) -> None:
         self._host = host
         self._cache = cache
-        # One at a time: an import of an engine takes a core and gigabytes, beside engines that
-        # serve.
+        # One at a time: an import of an engine takes a core and gigabytes beside serving engines.
         self._turn = asyncio.Lock()
 
     async def exact(self, engine: EngineRef) -> EngineRef:
-        """What this engine's name means on the host now; to be asked, and started. Raises HostError
-        where it is not here."""
+        """The engine that this reference means on the host now, for questions and starts. Raises
+        HostError if it is not here."""
         return await self._host.resolve(engine)
 
     async def identified(self, engine: EngineRef) -> tuple[EngineRef, str]:
-        """The same, and what its answers are kept under."""
+        """The engine as `exact` gives it, and the identity that its answers are stored under."""
         engine = await self.exact(engine)
         return engine, await self._host.identity(engine)
 
@@ -75,9 +75,10 @@ class Inquirer:
         questions: Sequence[Question],
         limit_s: float,
     ) -> dict[Question, EngineAnswer]:
-        """What is known of the questions after at most `limit_s`: answers that came late are
-        missing, and those behind a failure. Raises
-        HostError where there is none because of a failure."""
+        """Answers within `limit_s`; late answers, and answers behind a failure, are missing.
+
+        Raises HostError if a failure left no answer.
+        """
         engine = await self.exact(engine)
         source = await self._host.identity(engine)
         found = await asyncio.to_thread(self._cache.known, questions, source, gpus, model)
@@ -105,13 +106,13 @@ class Inquirer:
         return found
 
     async def contradicted(self, gaps: Iterable[RuleGap]) -> None:
-        """Remember where answers were not what the rules said."""
+        """Remember contradictions between answers and rules."""
         await asyncio.to_thread(self._cache.gaps.keep, gaps)
 
     async def version(
         self, engine: EngineRef, gpus: StatedGpus | None, limit_s: float
     ) -> tuple[Mapping[str, Any], str]:
-        """What the engine says of its version, and the identity of what said it. Raises
+        """The engine's description of its version, and the identity of the source. Raises
         HostError."""
         engine = await self.exact(engine)
         source = await self._host.identity(engine)
@@ -130,8 +131,7 @@ class Inquirer:
         return said, source
 
     async def held(self, engine: EngineRef, limit_s: float) -> EngineRef:
-        """The engine that this one's image holds, by what is installed there, whatever it was taken
-        for. Raises HostError."""
+        """The engine in this image, by its installed packages. Raises HostError."""
         engine = await self.exact(engine)
         lines, problem = await self._lines(engine, WHICH, limit_s)
         try:
@@ -157,7 +157,7 @@ class Inquirer:
     async def _lines(
         self, engine: EngineRef, asked: bytes, limit_s: float
     ) -> tuple[list[bytes], HostError | None]:
-        """What was said until the limit, or until something went wrong."""
+        """The lines until the limit or a failure."""
         found: list[bytes] = []
         problem: HostError | None = None
         try:
@@ -172,7 +172,7 @@ class Inquirer:
                         problem = _nonsense(engine, BadAnswer("its lines have no end"))
                         break
         except TimeoutError:
-            pass  # also while the host removed what was asked: what was wrong stays wrong
+            pass  # also while the host removed the process: the failure stays
         except HostError as error:
             problem = problem or error
         return found, problem

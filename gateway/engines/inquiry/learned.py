@@ -1,5 +1,5 @@
-"""The profile of an engine version that nobody described: what the version says of itself, and the
-rest as the nearest known one has it."""
+"""Profile of an undescribed engine version: its own answers, and the rest from the nearest known
+version."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gateway.store import atomic_file
 # The oldest driver that runs a CUDA version, by its major number:
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1.
 _DRIVERS = {"12": "525", "13": "580"}
-# What a version says of itself beside its flags, by the names of Engine.
+# Answers of a version beside its flags, by the names of Engine.
 _OWN = (
     "default_utilization",
     "default_batched_tokens",
@@ -36,10 +36,12 @@ _OWN = (
 def profile_of(
     near: Engine, version: str, image: str | None, said: Mapping[str, Any], identity: str
 ) -> Engine:
-    """near: the known version of the kind that is nearest. said: `Inquirer.version`. identity: what
-    said it.
+    """Profile of a version from its answers.
 
-    Raises HostError for what is no engine's answer.
+    near: the nearest known version of the kind. said: `Inquirer.version`. identity: the source of
+    the answers.
+
+    Raises HostError for answers that no engine gives.
     """
     try:
         asked = {
@@ -57,7 +59,7 @@ def profile_of(
                 **asked,
                 "cuda": cuda,
                 "min_driver": _DRIVERS.get(str(cuda).partition(".")[0]),
-                # What its own extensions hold says more than a limit that somebody read of another
+                # The content of its own extensions is more exact than a limit read of another
                 # version.
                 **(
                     {"compiled": said["compiled"], "min_capability": None}
@@ -90,8 +92,10 @@ def _cuda(near: Engine, said: Mapping[str, Any]) -> str | None:
 async def learn(
     inquirer: Inquirer, near: Engine, engine: EngineRef, folder: Path, limit_s: float
 ) -> tuple[Engine, str, Path]:
-    """Ask a version what it is, and keep its profile. Returns the profile, what said it, and where
-    it is kept. Raises HostError."""
+    """Ask a version about itself, and store its profile.
+
+    Returns the profile, the identity of its source, and its path. Raises HostError.
+    """
     # Flags and registries are the same on any GPU; a small one is stated.
     gpus = StatedGpus("8.6", 24 << 30, 1, "GPU") if near.device == "cuda" else None
     said, identity = await inquirer.version(engine, gpus, limit_s)

@@ -1,9 +1,8 @@
-"""The inquiry as one command for any Python of 3.9 or later: what runs inside the engine comes in
-on standard input.
+"""An inquiry as one command for any Python from 3.9 on, with the code on standard input.
 
-Nothing is mounted or copied, so a container, a process and a gateway that is itself in a container
-ask alike. Standard input stays open as long as whoever asked is there: its end ends the inquiry, so
-a gateway that is killed leaves none behind.
+Nothing is mounted or copied, so containers, processes and a gateway in a container ask alike.
+Standard input stays open as long as the caller lives. Its end ends the inquiry, so a killed gateway
+leaves none behind.
 """
 
 from __future__ import annotations
@@ -17,11 +16,13 @@ _GATEWAY = Path(__file__).parents[2]
 _INSIDE = ("engines/inside", "engines/*/inside", "measuring/inside")
 
 MOST_MEMORY = 8 << 30
-"""Bytes: a model that is built without weights takes 2 GiB, and most of that is the engine's
-import. A process gets twice as much, since
-its limit counts what is only reserved, such as the stacks of a thread for each core."""
+"""Bytes: a model without weights takes 2 GiB, mostly for the engine's import.
+
+A process gets twice as much, since its limit counts reserved memory too, such as the stack of a
+thread for each core.
+"""
 LONGEST_S = 600
-"""An inquiry ends itself then, whatever has become of whoever asked."""
+"""An inquiry ends itself after these seconds, even if its caller is gone."""
 
 # Reads `inside`, then the document of questions, then runs. Where memory is short, an inquiry is
 # what Linux ends first; engines that serve go before it.
@@ -52,20 +53,20 @@ runpy.run_module("inside.engines.inside", run_name="__main__", alter_sys=True)
 
 
 def command(python: str) -> tuple[str, ...]:
-    """What a host runs, without a shell, in a session of its own. It gets `given` on standard
-    input, which then stays open."""
+    """The command that a host runs, without a shell, in its own session. Standard input gets
+    `given`, and stays open."""
     return (python, "-c", _BEGIN)
 
 
 def given(asked: bytes) -> bytes:
-    """What runs inside, and the document of questions, each behind its length."""
+    """The code and the document of questions, each behind its length."""
     return packed() + b"%d\n" % len(asked) + asked
 
 
 @cache
 def packed() -> bytes:
-    """The length of what runs inside on a line of its own, then that many bytes: a zip file, from
-    which Python imports."""
+    """The length of the code on its own line, then that many bytes of a zip file that Python
+    imports from."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(inside().items()):

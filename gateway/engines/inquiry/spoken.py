@@ -1,4 +1,4 @@
-"""What an inquiry says, within limits: an image may say anything, and for ever."""
+"""Output of an inquiry, within limits: an image may print anything, without end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Runs inside an engine's image or environment, with the engine's own Python: it imports the
-standard library and what is there.
+"""Code that runs inside an engine's image or environment, in the engine's own Python.
 
-Nothing here imports the gateway, so that a host can mount this folder alone, read-only, and run
-`python -m inside`. The same code asks the engines' bare sources on a machine without a GPU, which
-is how tests/conformance gets its answers.
+Only the standard library and packages of the engine are imported. Nothing here imports the gateway,
+so a host can mount this folder alone, read-only, and run `python -m inside`. On a machine without a
+GPU the same code questions the engines' bare sources; tests/conformance gets its answers so.
 """

@@ -100,8 +100,8 @@ def _described(gpu: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
-    """Every question about one model. An engine's refusal is an answer, whatever it raises. Raises
-    what lines of ours do."""
+    """Answer every question about one model. A refusal of the engine is an answer, whatever it
+    raises. Raises errors of this package."""
     files = {name: base64.b64decode(text) for name, text in model["files"].items()}
     for number, question in enumerate(model["questions"]):
         place = {"model": index, "question": number}
@@ -118,9 +118,8 @@ def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
 
 
 def of_this_package(error: Exception) -> bool:
-    """Whether a line of ours failed, or an object of ours lacks what the engine asks: this version
-    is not built like those that are known
-    here."""
+    """Whether a line of this package failed, or an object of it lacks an attribute that the engine
+    reads: then this version is built differently from the known ones."""
     if not isinstance(error, (AttributeError, TypeError, ImportError)):
         return False
     if isinstance(error, AttributeError) and type(
@@ -139,8 +138,8 @@ def of_this_package(error: Exception) -> bool:
 
 
 def words(error: BaseException) -> str:
-    """What the engine said, on one line, without what pydantic adds; of an assertion without words,
-    what it asserts."""
+    """The engine's message on one line, without additions of pydantic; of an assertion without a
+    message, its code."""
     said = str(error) or next(
         (frame.line or "" for frame in reversed(traceback.extract_tb(error.__traceback__))), ""
     )

@@ -1,7 +1,6 @@
-"""The GPU architectures that an engine's extensions hold code for, read in their files: no driver,
-no CUDA, nothing is loaded.
+"""GPU architectures of an engine's extensions, read in their files without a driver or CUDA.
 
-A section .nv_fatbin is a row of fat binaries, and each of these a row of entries, one for a kernel
+A section .nv_fatbin is a row of fat binaries. Each of these is a row of entries, one for a kernel
 file and an architecture. cuobjdump --list-elf and --list-ptx print the same.
 """
 
@@ -22,9 +21,11 @@ _MOST_ENTRIES = 100_000
 
 
 def compiled(folder: Path) -> dict[str, list[str]]:
-    """Extension of this package -> what it holds: sm_90a is code for a GPU, compute_80 is PTX,
-    which later GPUs compile for themselves.
-    Extensions without code for GPUs are left out."""
+    """Extension of this package -> architectures of its code.
+
+    sm_90a is code for a GPU; compute_80 is PTX, which later GPUs compile for themselves. Extensions
+    without code for GPUs are left out.
+    """
     found = {}
     for path in sorted(folder.rglob("*.so")):
         if held := sorted(_held(path), key=lambda one: (one[0], int(re.sub(r"\D", "", one)), one)):
@@ -33,7 +34,7 @@ def compiled(folder: Path) -> dict[str, list[str]]:
 
 
 def common(extensions: Iterable[list[str]]) -> list[str]:
-    """What every one of these holds; nothing where there is none."""
+    """The architectures that every extension has."""
     found = [*extensions]
     return [one for one in found[0] if all(one in held for held in found)] if found else []
 

@@ -1,5 +1,5 @@
-"""What is installed beside the engine: Python, packages, torch, CUDA, and what transformers has
-classes for."""
+"""Installed versions beside the engine: Python, packages, torch, CUDA, and classes of
+transformers."""
 
 from __future__ import annotations
 
@@ -45,12 +45,13 @@ def engine() -> dict[str, str] | None:
 
 
 def config_classes(registered: Mapping[str, str]) -> dict[str, list[str]]:
-    """Model types whose configuration class is the engine's own or transformers', and those of them
-    whose tokenizer is too: of these
-    no code of a repository is needed. registered: the engine's own, by the names of their classes.
+    """Model types with a configuration class of the engine or of transformers, and those with such
+    a tokenizer too: these need no code of a repository.
 
-    Source: AutoConfig.from_pretrained and AutoTokenizer.from_pretrained, which take code of their
-    own first (`has_local_code`).
+    registered: the engine's own, by the names of their classes.
+
+    Source: AutoConfig.from_pretrained and AutoTokenizer.from_pretrained, which prefer code of their
+    own (`has_local_code`).
     """
     auto: Any = importlib.import_module("transformers.models.auto.configuration_auto")
     tokenizers: Any = importlib.import_module("transformers.models.auto.tokenization_auto")

@@ -1,6 +1,5 @@
-"""Building without memory, weights and other processes: a folder of a few files, the meta device,
-groups of ranks of which only the
-size is real, and the stages of a pipeline one after the other."""
+"""Models built without memory, weights and other processes, on the meta device, for any rank and
+stage."""
 
 from __future__ import annotations
 
@@ -21,13 +20,14 @@ def fit(target: Any, /, **kwargs: Any) -> Any:
 
 
 class StandIn(types.SimpleNamespace):
-    """Stands for an object of the engine, with the attributes that it was asked for when this was
-    written. What it lacks is not taken for a
-    refusal (`__main__.of_this_package`)."""
+    """Stands for an object of the engine, with the attributes that known versions read.
+
+    A missing attribute does not count as a refusal (`__main__.of_this_package`).
+    """
 
 
 class _Ranks:
-    """A torch process group: what the rank and size of a `Group` are, asked as functions."""
+    """A torch process group: rank and size of a `Group` as functions."""
 
     def __init__(self, size: int, rank: int) -> None:
         self._size = size
@@ -40,8 +40,8 @@ class _Ranks:
         return self._size
 
     def allreduce(self, _tensors: Any, _options: Any) -> Any:
-        """What this rank knows is what all agree on: every stage is asked, and `of_stages` takes
-        the least."""
+        """The value of this rank counts as agreed: every stage is asked, and `of_stages` takes the
+        least."""
         return StandIn(wait=lambda: None)
 
 
@@ -68,9 +68,12 @@ class Group:
 
 
 def meta_mode() -> Any:
-    """While it is entered, an explicit device="cuda" means the meta device, and whoever reads a
-    value of a tensor there reads zero: classes
-    note values of their weights before these are loaded (slopes, factors of activations)."""
+    """Within this context device="cuda" means the meta device, and a value read from a meta tensor
+    is zero.
+
+    Model classes note values of their weights before these are loaded (slopes, factors of
+    activations).
+    """
     torch: Any = importlib.import_module("torch")
 
     def fixed(value: Any) -> Any:
@@ -113,9 +116,8 @@ def folder_of(files: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def of_stages(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One answer of those of all stages: kernels and backends are those of all, bytes those of the
-    largest, the cache that of the stage that
-    keeps most of a request, since all keep the same tokens."""
+    """One answer from the answers of all stages: all kernels and backends, bytes of the largest
+    stage, and the cache of the stage with the most per request, since all keep the same tokens."""
     largest = max(stages, key=lambda one: int(one["weights"]))
     caches = [one["kv"] for one in stages if one["kv"] and one["kv"]["needed"]]
     kept = max(caches, key=lambda kv: kv["needed"][-1][1], default=largest["kv"])

@@ -1,8 +1,7 @@
-"""What lets an engine be imported without a GPU: stand-ins for packages and extensions, and a faked
-`torch.cuda`.
+"""Stand-ins for packages, extensions and `torch.cuda` that let an engine be imported without a GPU.
 
-No engine rule lives here. A package listed as present becomes a module that has every attribute;
-one listed as absent is not found, even where it is installed.
+No engine rule lives here. A package listed as present becomes a module with every attribute. One
+listed as absent is not found, even where it is installed.
 """
 
 from __future__ import annotations
@@ -197,7 +196,7 @@ def install(present: set[str], absent: set[str]) -> None:
 
 
 def fake_triton() -> None:
-    """Triton has a driver, for whoever looks before a kernel is compiled."""
+    """Triton has a driver, for code that checks before it compiles a kernel."""
     runtime: Any = importlib.import_module("triton.runtime")
     limits = {"multiprocessor_count": 80, "max_shared_mem": 101376}
     runtime.driver = types.SimpleNamespace(

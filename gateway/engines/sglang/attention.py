@@ -1,12 +1,12 @@
-"""Which attention backends SGLang takes: one version's rules (attention_backends.yaml, data)
-applied to a model. Pure.
+"""Choice of attention backends in SGLang, by the rules of one version (attention_backends.yaml).
+Pure.
 
-    BackendRules + Subject (the whole model on a GPU) + ForcedBackends -> Selection
-    BackendRules + AttentionGroups of a model -> one LayerAttention for each
+BackendRules + Subject (the whole model on a GPU) + ForcedBackends -> Selection
+BackendRules + AttentionGroups of a model -> one LayerAttention for each
 
-SGLang decides once for the whole model, not for each layer: what its model needs, else what suits
-the GPU, for the prefill and for decoding; then the tokens of a page. What the user forces wins, and
-is checked like its own choice. So does `select`.
+SGLang decides once for the whole model, not for each layer: by needs of the model, else by the GPU,
+for prefill and for decoding; then the tokens of a page. A forced backend wins, and is checked like
+the engine's own choice. `select` does the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gateway.engines.sglang.attention_rules import (
 )
 from gateway.models.rank import Rank
 
-# What the user forces -> by which flag.
+# Forced option -> its flag.
 _FLAGS = {
     "attention": "attention-backend",
     "prefill": "prefill-attention-backend",
@@ -37,7 +37,7 @@ _FLAGS = {
 
 
 class ForcedBackends(Value):
-    """What the user forces: --attention-backend, --prefill-attention-backend,
+    """Options that the user forces: --attention-backend, --prefill-attention-backend,
     --decode-attention-backend, --page-size."""
 
     attention: str | None = None
@@ -58,7 +58,7 @@ class Selection(Value):
 
 @lru_cache(maxsize=1024)  # the same model is judged for every number of ranks
 def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selection:
-    """What the engine takes for this model on this GPU."""
+    """The engine's selection for this model on this GPU."""
     query = _query(model)
     if numbers(model.capability) is None:
         return _unknown(f"{model.capability!r} is not a compute capability")
@@ -126,8 +126,7 @@ def server_attention(
     """One row for each group. A backend that differs for prefill and decoding is named
     prefill/decode.
 
-    config: config.json. gpu_bytes: of the smallest GPU. args: what the user gave, by the planner's
-    names.
+    config: config.json. gpu_bytes: of the smallest GPU. args: the user's flags by canonical names.
     """
     chunk = int(args.get("max-num-batched-tokens", 0))
     model = model_of(groups, architecture, rank.kv_dtype, rank.capability, gpu_bytes, chunk)

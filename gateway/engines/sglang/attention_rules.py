@@ -1,4 +1,4 @@
-"""What one SGLang version says of attention backends: attention_backends.yaml, data. Pure.
+"""Rules of one SGLang version for attention backends: attention_backends.yaml. Pure.
 
 Check (from a profile) + Model + compute capability -> why it does not hold; "": it does
 """
@@ -17,8 +17,8 @@ BackendOption = Literal["attention", "prefill", "decode"]
 
 
 class BackendStep(Value):
-    """What the engine sets where this holds; a backend only if the user and the steps before left
-    all of `unset` open."""
+    """Options that the engine sets if `where` holds; a backend only if the user and earlier steps
+    left all of `unset` open."""
 
     where: Check = Check()
     unset: tuple[BackendOption, ...] = ("attention", "prefill", "decode")
@@ -29,8 +29,7 @@ class BackendStep(Value):
 
 
 class BackendLimit(Value):
-    """What the engine refuses of a model. `of`: the options that are limited; `attention` may still
-    be open."""
+    """A restriction of the engine. `of`: the limited options; `attention` may still be open."""
 
     where: Check
     of: tuple[BackendOption, ...] = ("prefill", "decode")
@@ -42,9 +41,8 @@ class BackendLimit(Value):
 
 
 class SglangBackend(Value):
-    """One check of `any_of` must hold for every use of the backend, one of `prefill` and `decode`
-    where it has that part, and
-    `named` where the option attention or decode names the backend."""
+    """A backend's checks. One check of `any_of` must hold for every use, one of `prefill` and
+    `decode` for that part, and `named` if the option attention or decode names the backend."""
 
     source: str = ""
     any_of: tuple[Check, ...] = (Check(),)

@@ -1,5 +1,5 @@
-"""What SGLang does with a candidate: one attention backend for all layers, pools of tokens, a
-static share of each GPU. Pure."""
+"""SGLang's rules for a candidate: one attention backend, pools of tokens, a static share of each
+GPU. Pure."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ from gateway.models.rank import Rank
 
 @dataclass(frozen=True, eq=False)  # compared by identity: answers are remembered for each
 class SglangRules(SglangKind):
-    """The files of profiles/engines/sglang/VERSION/, each of which may be missing: then what it
-    decides is not known."""
+    """The files of profiles/engines/sglang/VERSION/. Without a file its decisions are unknown."""
 
     FILES: ClassVar[Mapping[str, type[Value]]] = {
         "linear": LinearRules,
@@ -74,7 +73,7 @@ class SglangRules(SglangKind):
         return self.attention_backends.repairs if self.attention_backends else ()
 
     def declared_kv_dtype(self, quant: Quant | None, engine: Engine) -> str:
-        """It heeds its own flag alone."""
+        """SGLang reads only its own flag."""
         return "auto"
 
     def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
@@ -150,7 +149,7 @@ class SglangRules(SglangKind):
     def runner(self, candidate: Candidate) -> int:
         return 1
 
-    # --- memory: a share for weights and pools, and what it reserves for everything else ---
+    # --- memory: a share for weights and pools; the reserve covers everything else ---
 
     def budget(self, footprint: Footprint, context: int) -> Budget:
         candidate = footprint.candidate
@@ -160,7 +159,7 @@ class SglangRules(SglangKind):
         return self.told(footprint, fraction_within(self._static(footprint), free))
 
     def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
-        """None: its share follows from what it reserves, which it may need."""
+        """None: the share follows from the reserve, which the engine may need."""
         return None
 
     def told(self, footprint: Footprint, share: float) -> Budget:
@@ -216,7 +215,7 @@ class SglangRules(SglangKind):
 
     @lru_cache(maxsize=16)  # noqa: B019 - asked for each budget that is tried; rules live as long as the process
     def _static(self, footprint: Footprint) -> StaticMemory:
-        """What SGLang itself would choose on these GPUs, or said that it chooses."""
+        """SGLang's own choice on these GPUs, or its answer about it."""
         candidate, load = footprint.candidate, footprint.load
         forecast = static_memory(
             self._memory_rules(candidate),

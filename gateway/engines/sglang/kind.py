@@ -16,7 +16,7 @@ class SglangKind:
         return range(stages - extra, stages)
 
     def adapter_slots(self, adapters: int) -> int:
-        """One slot for each adapter, and one for the bare model."""
+        """One slot for each adapter, and an extra slot for the bare model."""
         return adapters + 1
 
     def adapter_name(self, model: str, adapter: str, /) -> str:

@@ -11,14 +11,14 @@ from typing import Any
 from gateway.domain import AttentionGroup, ModelSpec
 from gateway.engines.sglang.memory import MemoryRules, ModelTraits, kv_tokens
 
-# Bytes that are asked about to learn what a token costs: enough that roundings vanish.
+# Bytes for the measurement of a token's cost: enough that rounding vanishes.
 _PROBE = 1 << 50
 
 
 @dataclass(frozen=True)
 class TokenPool:
-    """What one rank keeps of sequences: a pool of tokens in pages, beside one of states that is a
-    share of its bytes."""
+    """The KV cache of one rank: a pool of tokens in pages, and a pool of states with a share of its
+    bytes."""
 
     rules: MemoryRules
     attention: tuple[AttentionGroup, ...]
@@ -61,7 +61,7 @@ def whole(attention: tuple[AttentionGroup, ...]) -> tuple[AttentionGroup, ...]:
 
 
 def model_of(spec: ModelSpec) -> ModelTraits:
-    """What SGLang's memory settings depend on."""
+    """Properties of the model that SGLang's memory settings depend on."""
     vision = spec.config.get("vision_config")
     sizes: Mapping[str, Any] = vision if isinstance(vision, Mapping) else {}
     layers, hidden = sizes.get("num_hidden_layers"), sizes.get("hidden_size")

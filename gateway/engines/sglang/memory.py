@@ -1,12 +1,11 @@
-"""The sizes that SGLang chooses by itself, and what its memory settings mean. Pure.
+"""SGLang's default sizes, and the effect of its memory settings. Pure.
 
-    MemoryRules (profiles/engines/sglang/VERSION/memory.yaml) + GPU + model -> StaticMemory -> bytes
-    and tokens of KV cache
+MemoryRules (profiles/engines/sglang/VERSION/memory.yaml) + GPU + model -> StaticMemory -> bytes and
+tokens of KV cache
 
-SGLang divides a GPU otherwise than vLLM does: `--mem-fraction-static` is the share for weights and
-KV cache alone, and what activations and graphs take must fit into the rest. Left to itself it takes
-what these functions say (0.5.10.post1: srt/server_args.py:1141, 0.5.23:
-srt/arg_groups/memory_hook.py:46).
+`--mem-fraction-static` is the share for only weights and KV cache; activations and graphs must fit
+into the rest. By default SGLang takes the results of these functions (0.5.10.post1:
+srt/server_args.py:1141, 0.5.23: srt/arg_groups/memory_hook.py:46).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _VIT_LAYERS, _VIT_HIDDEN = 24, 1024
 
 
 class MemoryClass(Value):
-    """What SGLang chooses for GPUs with less than `below_gib` of memory (None: for all larger
+    """SGLang's defaults for GPUs with less than `below_gib` of memory (None: for all larger
     ones)."""
 
     below_gib: int | None
@@ -72,8 +71,8 @@ class MemoryRules(Value):
 
 
 class ModelTraits(Value):
-    """What these settings depend on. `towers`: config.json has a text_config, that is, the model is
-    not text alone."""
+    """Properties that these settings depend on. `towers`: config.json has a text_config, so the
+    model is more than text."""
 
     architecture: str
     mla: bool = False
@@ -106,9 +105,10 @@ def static_memory(
     chunked_prefill: int | None = None,
     eager: bool = False,
 ) -> StaticMemory:
-    """The engine's own choice for a GPU of `gpu_mib` (the smallest, as nvidia-smi says it). `seqs`
-    and `chunked_prefill` are
-    what is set by flags, `eager` is --disable-cuda-graph."""
+    """The engine's own choice for a GPU of `gpu_mib` (the smallest, as nvidia-smi prints it).
+
+    `seqs` and `chunked_prefill` are set by flags; `eager` is --disable-cuda-graph.
+    """
     size = next(
         c for c in rules.classes if c.below_gib is None or gpu_mib < c.below_gib * _GIB_IN_MIB
     )
@@ -167,8 +167,8 @@ def _vision_factor(model: ModelTraits) -> float:
 
 
 def process_bytes(ranks: int) -> int:
-    """What a rank's process takes of its GPU before SGLang looks how much is free, of which the
-    static fraction is a share."""
+    """Bytes that a rank's process takes of its GPU before SGLang reads the free memory, which the
+    static fraction refers to."""
     return _PROCESS + (_NCCL if ranks > 1 else 0)
 
 

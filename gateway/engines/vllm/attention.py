@@ -1,12 +1,12 @@
-"""Which backend computes each attention layer: one engine version's rules (attention.yaml, data)
-applied to layers. Pure.
+"""Choice of the backend for each attention layer, by the rules of one engine version
+(attention.yaml). Pure.
 
-    AttentionRules + AttentionQuery (per rank) + compute capability -> BackendChoice
-    AttentionRules + AttentionGroups of a model -> one LayerAttention for each
+AttentionRules + AttentionQuery (per rank) + compute capability -> BackendChoice
+AttentionRules + AttentionGroups of a model -> one LayerAttention for each
 
-The engine walks an ordered list of backends and takes the first that accepts the layer. So does
-`choose_backend`, and it keeps every reason for which each backend before that one refused. What the
-rules do not describe is "unknown".
+The engine walks an ordered list of backends and takes the first that accepts the layer.
+`choose_backend` does the same, and keeps every reason of each refusal. An undescribed layer is
+"unknown".
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def choose_backend(
 ) -> BackendChoice:
     """The backend of this layer on a GPU of this capability ("8.6").
 
-    packages: importable where the engine runs; None: what its official image has. forced:
-    --attention-backend, which is not for vision towers and recurrent layers.
+    packages: importable beside the engine; None: those of its official image. forced:
+    --attention-backend, which does not apply to vision towers and recurrent layers.
     """
     subject = Subject(
         capability, frozenset(rules.packages) if packages is None else packages, attention=query
@@ -103,12 +103,12 @@ def layer_attention(
     architecture: str = "",
     config: Mapping[str, Any] | None = None,
 ) -> tuple[LayerAttention, ...]:
-    """One row for each group, judged with its own head size.
+    """One row for each group, by its own head size.
 
-    block_size: only where --block-size names a block. drafter: the layers are a drafter's, which
-    reads text alone and takes no backend over from its target; if any layer of a drafter sees
-    ahead, the engine asks every layer's backend for layers that do. config: config.json, for the
-    sizes that a group does not carry.
+    block_size: the value of --block-size, if set. drafter: the layers are a drafter's, which reads
+    only text and takes no backend over from its target. If any layer of a drafter sees ahead, the
+    engine asks every layer's backend for such layers. config: config.json, for sizes that a group
+    lacks.
     """
     forced = _named(forced)
     ahead = drafter and not all(group.causal for group in groups)
@@ -220,7 +220,8 @@ def _step(
     architecture: str,
     forced: str | None,
 ) -> OverrideStep | None:
-    """What this version sets for the architecture before it selects a backend; None: nothing."""
+    """The backend or block that this version sets for the architecture before selection; None:
+    nothing."""
     model = next((one for one in rules.models if architecture in one.architectures), None)
     decoders = [query for query in queries if query.kind in ("full", "sliding")]
     if model is None or not decoders:

@@ -1,4 +1,4 @@
-"""What each attention backend of one engine version says to a layer: attention.yaml, data. Pure.
+"""Requirements of the attention backends of one engine version: attention.yaml. Pure.
 
     VllmBackend (from a profile) + Subject (one layer on one rank) -> every criterion that the
     backend fails, with the reason
@@ -42,7 +42,7 @@ class VllmBackend(Value):
     combination: tuple[Check, ...] = ()
     starts: Check = (
         Check()
-    )  # what it refuses once it is selected: in its constructor, or as its kernels are compiled
+    )  # refusals after selection: in its constructor, or as its kernels are compiled
     starts_source: str = ""
 
 
@@ -130,7 +130,7 @@ class FlashVersion(Value):
 
 
 class OverrideStep(Value):
-    """What the engine sets where `match` holds of the layer with the largest head; neither field:
+    """Settings of the engine if `match` holds for the layer with the largest head; neither field:
     nothing."""
 
     match: Check = Check()
@@ -142,8 +142,8 @@ class OverrideStep(Value):
 
 
 class ModelOverride(Value):
-    """What the engine sets for these architectures before it selects: the first step that matches,
-    if no backend is forced."""
+    """Settings of the engine for these architectures before selection: the first matching step, if
+    no backend is forced."""
 
     architectures: tuple[str, ...]
     source: str = ""

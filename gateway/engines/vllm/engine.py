@@ -1,5 +1,4 @@
-"""What vLLM does with a candidate: attention by layer, a paged KV cache, a share of each GPU for
-everything. Pure."""
+"""vLLM's rules for a candidate: attention by layer, a paged KV cache, a share of each GPU. Pure."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ from gateway.models.rank import Rank
 # The part of its share that a conservative plan leaves free, because the plan that failed may have
 # lacked it.
 _CONSERVATIVE = 0.05
-# Of what a model without a KV cache needs, so much more is promised to it: its activations are an
-# estimate.
+# The extra share for a model without a KV cache: its activations are an estimate.
 _ENCODER_SPARE = 4
 # The largest share of a GPU that is taken, where all of the GPU is free.
 _MOST = 0.97
@@ -54,10 +52,9 @@ _DEFAULTS = "vllm/engine/arg_utils.py get_batch_defaults"
 
 @dataclass(frozen=True, eq=False)  # compared by identity: answers are remembered for each
 class VllmRules(VllmKind):
-    """The files of profiles/engines/vllm/VERSION/, each of which may be missing: then what it
-    decides is not known.
+    """The files of profiles/engines/vllm/VERSION/. Without a file its decisions are unknown.
 
-    Without any, an engine is sized like this too: a version that somebody wrote a profile for, and
+    Without any file an engine is sized by these methods too: a version with a user's profile, and
     no rules.
     """
 
@@ -168,7 +165,7 @@ class VllmRules(VllmKind):
             )
         return kept
 
-    # --- batch: the engine's own defaults, which are what its authors measured ---
+    # --- batch: the engine's own defaults, which its authors measured ---
 
     def default_seqs(self, candidate: Candidate) -> Default:
         if _big(candidate, 70):
@@ -268,7 +265,7 @@ class VllmRules(VllmKind):
         )
 
     def _share(self, footprint: Footprint, most: float) -> float:
-        """The part of each GPU that is free beside what the engine takes beside its share, in
+        """The part of each GPU that is free beside the engine's memory outside its share, in
         hundredths; `most` at most."""
         candidate, beside = footprint.candidate, _beside(footprint)
         room = min((free - beside) * 100 // total for free, total in candidate.devices.room)
@@ -295,9 +292,9 @@ class VllmRules(VllmKind):
         return used + (memory.graph_bytes if counted else 0)
 
     def _of_ram(self, footprint: Footprint, context: int) -> Budget:
-        """Weights and activations, and a KV cache for four requests of the wanted length within
-        half of the RAM that engines may have, or for
-        one within all of it that others leave."""
+        """Budget in RAM: weights, activations, and a KV cache for four requests of the wanted
+        length within half of the RAM for engines, or for one within all that other engines
+        leave."""
         candidate = footprint.candidate
         hardware = candidate.given.hardware
         free = available_ram(hardware, candidate.given.claims)
@@ -361,8 +358,8 @@ def _big(candidate: Candidate, least_gib: int) -> bool:
 
 @lru_cache(maxsize=16)  # asked for each budget that is tried
 def _beside(footprint: Footprint) -> int:
-    """What the engine takes of each GPU beside its share, with what starts of this version on this
-    kind of GPU have shown."""
+    """Bytes of the engine on each GPU outside its share, corrected by starts of this version on
+    this kind of GPU."""
     candidate = footprint.candidate
     known = vllm_memory.beside_bytes(
         candidate.given.spec,

@@ -16,7 +16,7 @@ class VllmKind:
         return range(stages - 1 - extra, stages - 1)
 
     def adapter_slots(self, adapters: int) -> int:
-        """One slot for each adapter."""
+        """As many slots as adapters."""
         return adapters
 
     def adapter_name(self, _model: str, adapter: str, /) -> str:

@@ -1,5 +1,5 @@
-"""What an engine keeps of a sequence in its layers: keys and values, latents, recurrent states; and
-how many sequences fit.
+"""vLLM's cache of a sequence: keys and values, latents, recurrent states; and the number of
+sequences that fit.
 
 vLLM gives every layer pages of one size from one pool. Layers that keep the same are dealt into
 groups of one size; a block of the pool is one page in every layer of a group, and each group has
@@ -34,7 +34,7 @@ from gateway.engines.common.memory.kv_cache import ITEM_BYTES, longest
 from gateway.models.rank import Rank
 
 # One token in the layout of FlashMLA's sparse kernels: 512 bytes of fp8, 4 float32 scales, 64
-# rotary values of 2 bytes. vllm/v1/kv_cache_interface.py, MLAAttentionSpec;
+# rotary values of 2 bytes. Sources: MLAAttentionSpec in vllm/v1/kv_cache_interface.py;
 # vllm/v1/attention/backends/mla/flashmla_sparse.py
 _DS_MLA_BYTES = 656
 # FlashInfer's delta rule can leave a state at multiples of so many tokens. vllm 0.33.0,
@@ -44,10 +44,10 @@ _DELTA_STEP = 64
 
 @dataclass(frozen=True)
 class BlockTable:
-    """Layers that keep the same: `count` tables of blocks, each for one group of layers.
+    """Layers with equal content: `count` tables of blocks, each for one group of layers.
 
-    A full layer keeps every token; a sliding one its window and what is in flight; a state is one
-    block, `states` times, or (0) one for every block of tokens.
+    A full layer keeps every token; a sliding one keeps its window and the tokens in flight. A state
+    is one block, `states` times, or (0) one for every block of tokens.
     """
 
     kind: Literal["full", "sliding", "state"]
@@ -70,7 +70,7 @@ class BlockTable:
 
 @dataclass(frozen=True)
 class Cache:
-    """What one rank keeps of sequences. `refused` says why this version cannot hold these layers in
+    """The KV cache of one rank. `refused`: the reason that this version cannot hold these layers in
     one pool."""
 
     block_tokens: int
@@ -82,15 +82,15 @@ class Cache:
 
     @property
     def bytes_per_token(self) -> int:
-        """What one more token costs in a long request, or within the window where every layer has
-        one; 0: nothing grows."""
+        """Bytes of one more token in a long request, or within the window if every layer has one;
+        0: no growth."""
         growing = [table for table in self.tables if table.kind != "sliding" and not table.states]
         growing = growing or [table for table in self.tables if table.kind == "sliding"]
         return sum([-(-table.count * self.block_bytes // table.block) for table in growing])
 
     @property
     def state_bytes(self) -> int:
-        """What a sequence costs before its first token."""
+        """Bytes of a sequence before its first token."""
         return sum(table.count * table.states for table in self.tables) * self.block_bytes
 
     def blocks_for(self, length: int, batched_tokens: int) -> int:
@@ -142,8 +142,8 @@ def cache(
 ) -> Cache:
     """The cache of these layers, which are those of one stage of `rank.pp`.
 
-    rank.kv_dtype: auto (as `dtype`), fp8 and its kinds, or fp8_ds_mla where the backend stores
-    that. block: tokens of a block that the attention backend prefers. prefixes: prefix caching;
+    rank.kv_dtype: auto (as `dtype`), fp8 and its kinds, or fp8_ds_mla for backends with that
+    layout. block: tokens of a block that the attention backend prefers. prefixes: prefix caching;
     None: the version's default.
     """
     tp, dtype = rank.tp, rank.dtype
@@ -188,9 +188,8 @@ def cache(
 def _attention(
     attention: Sequence[AttentionGroup], tp: int, dtype: str, kv_dtype: str, block: int
 ) -> list[BlockTable]:
-    """Tables of what grows: keys and values of one rank's heads (one head, repeated, where heads
-    are fewer than ranks), or a
-    latent and the indexer's keys, whole on every rank."""
+    """Tables of growing content: keys and values of one rank's heads (one repeated head, if heads
+    are fewer than ranks), or a latent and the indexer's keys, whole on every rank."""
     item = 1 if kv_dtype.startswith("fp8") else ITEM_BYTES[dtype]
     kept = []
     for group in attention:
@@ -280,7 +279,7 @@ def _flashinfer_delta(recurrent: Recurrent, capability: str) -> bool:
 
 
 def _merged(kept: Sequence[BlockTable]) -> tuple[BlockTable, ...]:
-    """Layers that keep the same are one kind, whatever else tells them apart."""
+    """Layers with equal content are one kind, even if they differ otherwise."""
     if len(kept) < 2:
         return tuple(kept)
     found: dict[BlockTable, int] = {}

@@ -34,7 +34,7 @@ def declared(quant: Quant | None, engine: Engine) -> str:
 
 
 def flag_wins(quant: Quant | None, engine: Engine) -> bool:
-    """Whether the flag wins over what the checkpoint declares: over ModelOpt's always
+    """Whether the flag overrides the checkpoint's dtype; it always overrides ModelOpt's
     (resolve_kv_cache_dtype_string)."""
     return quant is not None and (quant.method.startswith("modelopt") or FLAG_WINS in engine.traits)
 

@@ -1,11 +1,11 @@
-"""What fills a GPU: weights per rank, KV cache, and what an engine needs beside them.
+"""Memory on a GPU: weights per rank, KV cache, and the engine's other needs.
 
 Weights and KV cache follow from shapes (engines/common/layers/weights.py,
-engines/vllm/kv_cache.py); activations, graphs and overhead are estimates, which is why a Memory has
-a band (`low`, `high`) around everything but the KV cache.
+engines/vllm/kv_cache.py). Activations, graphs and overhead are estimates, so a Memory has a band
+(`low`, `high`) around everything but the KV cache.
 
 The constants were read in 33 starts of vLLM 0.26.0 (CUDA 13.0, dummy weights) on H200 GPUs, driver
-580.159.04, on 2026-11-21; tests/unit/engines/vllm/measured_memory.json has each start's own
+580.159.04, on 2026-11-21. tests/unit/engines/vllm/measured_memory.json has each start's own
 figures, benchmarks/notebook/performance.md the comparison.
 """
 
@@ -20,50 +20,49 @@ from gateway.engines.common.layers.built_model import BuiltModel, per_rank
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES, KvCache
 from gateway.models.workload import Workload
 
-# What the engine counts as non-torch memory: cuBLAS workspaces and kernels loaded during its
-# profile run. 0.22 to 0.24 GiB with one rank; 0.07 to 0.10 with two, where NCCL takes most of it
-# before the engine begins to count. And what the rounding of allocations adds to the weights: 0.01
-# to 0.08 GiB.
+# Non-torch memory by the engine's count: cuBLAS workspaces and kernels loaded during its profile
+# run. With one rank 0.22 to 0.24 GiB; with two 0.07 to 0.10, as NCCL takes most of it before the
+# count. Rounding of allocations adds 0.01 to 0.08 GiB to the weights.
 _OVERHEAD = round(0.30 * GIB)
 _OVERHEAD_OF_RANKS = round(0.18 * GIB)
 # Taken before the engine begins to count, so beside its budget: the CUDA context (0.51 GiB), and
 # NCCL with its peers.
 _CONTEXT = round(0.51 * GIB)
 _NCCL = 2 * GIB
-# Where the GPUs meet in the host's memory alone, NCCL keeps its buffers there: context and NCCL
-# took about 0.4 GiB of each of eight 3090 (github.com/Sandermage/genesis-vllm-patches/issues/24),
-# 0.25 GiB of each of two 4090 (github.com/vllm-project/vllm/issues/13061).
+# If GPUs meet only in the host's memory, NCCL keeps its buffers there. Context and NCCL took about
+# 0.4 GiB of each of eight 3090 (github.com/Sandermage/genesis-vllm-patches/issues/24), and 0.25 GiB
+# of each of two 4090 (github.com/vllm-project/vllm/issues/13061).
 _NCCL_THROUGH_HOST = GIB // 2
-# Ranks that fuse an all-reduce with the norm after it have FlashInfer's workspace for that:
-# enable_allreduce_rms_fusion (vllm/config/vllm.py:131 of 0.26.0; the same from 0.18.0 to 0.33.0),
-# for tensors up to FI_ALLREDUCE_FUSION_MAX_SIZE_MB by capability and ranks
-# (vllm/compilation/passes/fusion/allreduce_rms_fusion.py:104). With Llama 8B on two H200 1.04 GiB
-# were seen beyond torch, and 0.21 without it (2026-11-22): 13.3 times the largest tensor. The 33
-# starts had it off.
+# Ranks that fuse an all-reduce with the next norm have FlashInfer's workspace for it:
+# enable_allreduce_rms_fusion (vllm/config/vllm.py:131 of 0.26.0; unchanged from 0.18.0 to 0.33.0).
+# Tensors may have up to FI_ALLREDUCE_FUSION_MAX_SIZE_MB by capability and ranks
+# (vllm/compilation/passes/fusion/allreduce_rms_fusion.py:104). Llama 8B on two H200 had 1.04 GiB
+# beyond torch, and 0.21 without the fusion (2026-11-22): 13.3 times the largest tensor. The 33
+# starts had the fusion off.
 _FUSED_MIB = {
     "9.0": {2: 64.0, 4: 2.0, 8: 0.5},
     "10.0": {2: 64.0, 4: 32.0, 8: 1.0},
     "10.3": {2: 64.0, 4: 64.0, 8: 2.0},
 }
 _FUSED_TIMES = 13.3
-# Graphs of one layer, all batch sizes together: the engine's own estimate where it makes one (0.009
-# to 0.024 GiB), and what capturing really took (0.009 to 0.044; of dense models in 16 bits 0.031,
-# as 0.98 GiB of Llama 8B).
+# Graphs of one layer, all batch sizes together. The engine's own estimate, if it makes one: 0.009
+# to 0.024 GiB. Real captures: 0.009 to 0.044; of dense models in 16 bits 0.031, as 0.98 GiB of
+# Llama 8B.
 _GRAPH_OF_LAYER = round(0.017 * GIB)
 _CAPTURED_OF_LAYER = round(0.031 * GIB)
 _MOST_GRAPH_OF_LAYER = round(0.045 * GIB)
-# Sizes of batches that get a graph: _set_cudagraph_sizes in vllm/config/vllm.py of 0.18.0 to
-# 0.33.0. Graphs of 16 layers took 0.45 GiB with all sizes and 0.15 with the 19 of 64 requests
-# (benchmarks/speed/results/vllm-0.26.0-h200-twice.jsonl, --max-num-seqs=64), which is less than
-# their part; what the first of them holds for all is counted as three more.
+# Batch sizes that get a graph: _set_cudagraph_sizes in vllm/config/vllm.py of 0.18.0 to 0.33.0.
+# Graphs of 16 layers took 0.45 GiB with all sizes, and 0.15 with the 19 of 64 requests
+# (benchmarks/speed/results/vllm-0.26.0-h200-twice.jsonl, --max-num-seqs=64). The first graph's
+# shared memory counts as three more graphs.
 _LARGEST_GRAPH = 512
 _FIRST_GRAPHS = 3
-# Bytes for each logit of the sampler's dummy run. The first runner samples with top-k and top-p,
-# 3.7 copies in float32 (gpt-oss-20b); the second does neither (gemma-3-1b), and takes up to 27 once
-# it warms up, which its budget does not know.
+# Bytes for each logit of the sampler's dummy run. The first runner samples with top-k and top-p:
+# 3.7 copies in float32 (gpt-oss-20b). The second does neither (gemma-3-1b), and takes up to 27 in
+# its warm-up, which its budget ignores.
 _LOGIT = {1: 14.8, 2: 2.2}
 _LOGIT_WARM = 27
-# Seen beside all else with DeepSeek-V2-Lite, whatever the batch.
+# Observed beside everything else with DeepSeek-V2-Lite, for every batch.
 _LATENT = round(0.15 * GIB)
 # Of a family that is not known only the files' tensors are: engines may fuse, pad and cast them
 # otherwise.
@@ -86,7 +85,7 @@ _SECOND_RUNNER = frozenset(
 
 
 def runner_of(spec: ModelSpec, built: BuiltModel, traits: Collection[str]) -> int:
-    """Which of vLLM's two model runners serves this model by default."""
+    """Number of vLLM's model runner that serves this model by default."""
     if DENSE_SECOND_RUNNER not in traits or spec.task != "generate":
         return 1
     if any(group.kind in ("recurrent", "encoder") for group in built.attention):
@@ -112,8 +111,8 @@ def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
     """Peak of the engine's profile run: the widest of a full batch's forward pass, of sampling, and
     of compiling.
 
-    Hidden states, the widest MLP and its halves; each expert's inputs and outputs, which stay until
-    the end (workspace_shapes of TritonExperts, vllm/model_executor/layers/fused_moe); the logits;
+    Hidden states, the widest MLP and its halves. Each expert's inputs and outputs, which stay until
+    the end (workspace_shapes of TritonExperts, vllm/model_executor/layers/fused_moe). The logits,
     and one more embedding, which the compiler copies.
     """
     item, tokens = ITEM_BYTES[load.rank.dtype], load.batched_tokens
@@ -167,10 +166,10 @@ def beside_bytes(
     graphs_in_budget: bool = True,
     through_host: bool = False,
 ) -> int:
-    """What an engine takes of a GPU beside its share: the CUDA context, NCCL, and graphs and
-    sampling it does not count.
+    """Bytes of an engine on a GPU outside its share: the CUDA context, NCCL, and uncounted graphs
+    and sampling.
 
-    through_host: its GPUs reach each other through the host's memory alone.
+    through_host: the GPUs reach each other only through the host's memory.
     """
     nccl = _NCCL_THROUGH_HOST if through_host else _NCCL
     beside = _CONTEXT + (nccl if load.rank.tp * load.rank.pp > 1 else 0)
@@ -226,12 +225,11 @@ def memory(
     beside_bytes: int = 0,
     graphs_in_budget: bool = True,
 ) -> Memory:
-    """The Memory of one rank under a budget; `kv_bytes` is what the expected case leaves, 0 when it
-    leaves nothing.
+    """The Memory of one rank under a budget. `kv_bytes` is the expected rest, 0 if nothing is left.
 
     graphs_in_budget: the engine keeps graphs within its budget. Versions before 0.21 capture them
-    beside it, and so does the second runner of 0.26.0, whose profile_cudagraph_memory is 0
-    (vllm/v1/worker/gpu/model_runner.py). beside_bytes: as that function gives them.
+    beside it. So does the second runner of 0.26.0, whose profile_cudagraph_memory is 0
+    (vllm/v1/worker/gpu/model_runner.py). beside_bytes: result of the function with this name.
     """
     activation, ranks = activation_bytes(spec, built, load), load.rank.tp * load.rank.pp
     overhead, beside = 2 * GIB, GIB // 2

@@ -1,6 +1,5 @@
-"""What apps count on beside plain answers: tool calls, thoughts apart from the answer, answers that
-fit a schema. What engines are asked to show it,
-and what an answer proves. Pure."""
+"""Abilities beyond plain answers (tool calls, reasoning, schemas): the requests that test them, and
+the verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -47,8 +46,8 @@ _ASKED = "the engine was asked, and has not answered"
 
 
 class Said(NamedTuple):
-    """What is read of an answer. calls: names and arguments. whole: the answer did not end at its
-    last allowed token."""
+    """Content of an answer. calls: names and arguments. whole: the answer ended before its token
+    limit."""
 
     content: str
     thoughts: str
@@ -86,7 +85,7 @@ def _ask(text: str, most: int) -> dict[str, Any]:
 
 
 def unasked(plan: Plan, why: str = _ASKED) -> Abilities:
-    """Of an engine that did not answer yet: what it is not asked about is settled by its plan."""
+    """Abilities that need no request, because the plan decides them."""
     if plan.model.task != "generate":
         return Abilities.uniform(
             Ability(state="not proven", evidence="the model does not generate")
@@ -104,7 +103,7 @@ def unasked(plan: Plan, why: str = _ASKED) -> Abilities:
 
 
 def judged(name: str, said: Said) -> Ability:
-    """What an answer proves of the ability of that name."""
+    """The verdict on one ability."""
     if name in ("tools", "required_tools"):
         problem = _call(said)
         proof = f"it called {TOOL} with arguments that fit"
@@ -133,7 +132,7 @@ def judged(name: str, said: Said) -> Ability:
 
 
 def _call(said: Said) -> str:
-    """What is wrong with a tool call; "" where nothing is."""
+    """The fault of a tool call; "": none."""
     if not said.calls:
         return f"it called no tool, and said: {_begin(said.content)}"
     name, arguments = said.calls[0]
@@ -173,9 +172,11 @@ def _begin(text: str) -> str:
 
 
 def earlier(attempt: Attempt, history: Iterable[Attempt], since: float) -> Abilities | None:
-    """What is known of an attempt by those before it, made after `since`: the same plan shows the
-    same again. An engine that ended when it was
-    asked is not asked again, whichever its plan was. None: nothing is known."""
+    """Verdicts of earlier attempts since `since`; None: no verdict.
+
+    An attempt with the same plan has the same verdicts. An engine that ended during these requests
+    is not tested again, whatever its plan.
+    """
     for one in reversed(
         [past for past in history if past.started_at > since and past.abilities is not None]
     ):

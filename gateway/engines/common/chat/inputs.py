@@ -1,11 +1,11 @@
-"""What a model takes beside text, by its config. Pure."""
+"""Inputs of a model beside text, by its config. Pure."""
 
 from __future__ import annotations
 
 from gateway.domain import ModelSpec
 
-# What configs of transformers 5 hold for each kind (tests/models has some of them). Where none
-# stands, the model reads text alone.
+# Keys of the configs of transformers 5 for each kind of input (tests/models has some). A model
+# without such a key reads only text.
 _HELD = {
     "image": ("vision_config", "image_token_id", "image_token_index"),
     "video": ("video_token_id", "video_token_index", "video_placeholder"),
@@ -14,7 +14,7 @@ _HELD = {
 
 
 def inputs(spec: ModelSpec) -> tuple[str, ...]:
-    """Kinds of what a message may hold."""
+    """Kinds of content that a message may have."""
     return (
         "text",
         *(

@@ -1,5 +1,4 @@
-"""Which of an engine's parsers reads what a model writes when it calls a tool or thinks: told by
-the model's chat template. Pure."""
+"""Parsers for tool calls and reasoning, chosen by the model's chat template. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ _PROMPT = "add_generation_prompt"
 
 
 class Dialect(Value):
-    """One way in which models write: what a chat template holds that teaches it, and the parsers
-    that read it."""
+    """One format of tool calls or reasoning: the text of a chat template that shows it, and its
+    parsers."""
 
     holds: tuple[str, ...] = Field((), description="all of these stand in the template")
     lacks: tuple[str, ...] = Field((), description="none of these stands in it")
@@ -83,8 +82,7 @@ class Writing:
         return self._parser(self.tools, engine, TOOLS, "tool calls")
 
     def reasoning_parser(self, engine: Engine) -> Choice[str]:
-        """The parser that tells what a model thinks from what it answers, or "none" with the
-        reason."""
+        """The parser that separates reasoning from the answer, or "none" with the reason."""
         return self._parser(self.reasoning, engine, REASONING, "thoughts")
 
     def _parser(self, dialect: Dialect | None, engine: Engine, flag: str, what: str) -> Choice[str]:

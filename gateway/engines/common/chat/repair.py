@@ -19,8 +19,8 @@ class Edit(Value):
 
 
 class Repair(Value):
-    """One fault of published templates. Edits of the published text, so that all else stays as its
-    authors wrote it."""
+    """One fault of published templates, with the edits that repair it. The rest of the text stays
+    unchanged."""
 
     name: str
     about: str = Field(description="the models whose template has the fault")

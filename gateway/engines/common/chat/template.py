@@ -1,5 +1,5 @@
-"""Which chat template a model is served with: the user's, else the one that comes with it, repaired
-where it is known to be broken. Pure."""
+"""The chat template of a model: the user's, or its own, repaired if it is known to be broken.
+Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _FILE = re.compile(r"([0-9a-f]{64})\.jinja")
 
 
 class Chosen(NamedTuple):
-    """text: what the parsers are told by; None: there is no template. digest: of a text that the
-    engine is given; None: it takes the model's own."""
+    """A chat template. text: for the choice of parsers; None: there is no template.
+
+    digest: of the text that the engine is given; None: the engine uses the model's own.
+    """
 
     choice: Choice[str]
     text: str | None
@@ -54,9 +56,11 @@ def chosen(spec: ModelSpec, given: ChatTemplate | None, repairs: Iterable[Repair
 
 
 def file_name(digest: str) -> str:
-    """What a plan calls the file; the launch puts its folder before it. Both kinds of engines know
-    Jinja by the ending
-    (sglang 0.5.23 srt/managers/template_manager.py: _load_explicit_chat_template)."""
+    """The file's name in a plan; the launch adds the folder.
+
+    Both kinds of engines recognise Jinja by the suffix (sglang 0.5.23
+    srt/managers/template_manager.py: _load_explicit_chat_template).
+    """
     return f"{digest}.jinja"
 
 

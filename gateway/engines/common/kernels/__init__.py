@@ -1,1 +1,1 @@
-"""Which kernel each linear layer and each layer of experts gets."""
+"""Kernels of linear layers and of experts."""

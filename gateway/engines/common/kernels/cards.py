@@ -1,5 +1,4 @@
-"""What the data sheet of a card promises (profiles/cards.yaml): bandwidth, peaks of its tensor
-cores, links. Pure."""
+"""Data sheets of cards (profiles/cards.yaml): bandwidth, peaks of the tensor cores, links. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +11,10 @@ _SAME_MEMORY = 0.1
 
 
 class Card(Value):
-    """One card as NVML names it. Peaks are dense, with sums in 32 bits; None: the hardware does not
-    multiply the format, or nobody said."""
+    """One card by its NVML name. Peaks are dense, with 32-bit sums.
+
+    None: the hardware does not multiply the format, or the peak is not published.
+    """
 
     name: str
     capability: str = Field(pattern=r"^[0-9]{1,2}\.[0-9]$")

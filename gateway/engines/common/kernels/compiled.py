@@ -1,4 +1,4 @@
-"""Whether what an engine was compiled for runs on a GPU. Pure.
+"""Compatibility of compiled kernels with GPUs. Pure.
 
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#binary-compatibility, and
 #family-specific-features for the letters.

@@ -1,12 +1,11 @@
-"""Which backend the experts of a layer get: one engine version's rules (moe.yaml, data) applied to
-    one layer. Pure.
+"""Choice of the backend for experts, by the rules of one engine version (moe.yaml). Pure.
 
-    MoeRules + MoeShape (per rank) + compute capability -> KernelChoice
+MoeRules + MoeShape (per rank) + compute capability -> KernelChoice
 
-As in linear.py the first backend of an ordered list that accepts the layer wins, and why each
-before it refused is kept. The quantization method that takes the layer decides the list. A backend
-may be chosen that then cannot compute the layer, because nothing asks its CUDA code beforehand:
-that is "crash".
+The first backend of an ordered list that accepts the layer wins; the refusals of those before it
+are kept. The quantization method that accepts the layer determines the list. The engine may choose
+a backend that cannot compute the layer, because nothing checks its CUDA code beforehand: that is
+"crash".
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Rounding(Value):
 
 class ExpertBackend(Value):
     source: str = ""
-    requires: tuple[Check, ...] = ()  # what the engine's Python asks
+    requires: tuple[Check, ...] = ()  # checks in the engine's Python
     then: tuple[
         Check, ...
     ] = ()  # asked once the backend is chosen: if refused, the engine tries no other backend
@@ -68,7 +67,7 @@ class ExpertBackend(Value):
 
 
 class ExpertMethod(Value):
-    """One quantization method of the engine: the layers it takes and its backends, in order of
+    """One quantization method of the engine: its layers, and its backends in order of
     preference."""
 
     name: str
@@ -82,7 +81,7 @@ class ExpertMethod(Value):
     ignores: tuple[
         str, ...
     ] = ()  # values of --moe-backend that leave the choice automatic; "*": all
-    requires: tuple[Check, ...] = ()  # whatever the backend
+    requires: tuple[Check, ...] = ()  # for every backend
     refuses: str = ""  # why the engine turns layers that match away
 
 
@@ -138,7 +137,7 @@ def choose_moe(
 ) -> MoeChoice:
     """The backend of these experts on a GPU of this capability ("8.6").
 
-    packages: importable where the engine runs; None: what its official image has. forced:
+    packages: importable beside the engine; None: those of its official image. forced:
     --moe-backend. variables: environment variables that are on.
     """
     if not shape.routing:

@@ -1,5 +1,4 @@
-"""What follows from a GPU's compute capability (profiles/gpus.yaml): the formats that it
-multiplies. Pure."""
+"""Formats that a GPU multiplies, by its compute capability (profiles/gpus.yaml). Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class GpuTable(Value):
     )
 
     def traits(self, capability: str | None) -> GpuTraits | None:
-        """None: nobody has written down what this capability has."""
+        """Traits of the capability; None: it is in no table."""
         return self.capabilities.get(capability or "")
 
     def multiplied(self, capability: str | None) -> frozenset[tuple[str, str]]:

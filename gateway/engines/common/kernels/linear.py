@@ -1,11 +1,11 @@
-"""Which kernel a dense linear layer gets: one engine version's rules (linear.yaml, data) applied to
-one layer. Pure.
+"""Choice of the kernel for a dense linear layer, by the rules of one engine version (linear.yaml).
+Pure.
 
-    LinearRules + LinearShape (per rank) + compute capability -> KernelChoice
+LinearRules + LinearShape (per rank) + compute capability -> KernelChoice
 
-The engine walks an ordered list of kernels and takes the first that accepts the layer. So does
-`choose`, and it keeps why each kernel before that one refused. A layer that the rules do not
-describe is "unknown", never a guess.
+The engine walks an ordered list of kernels and takes the first that accepts the layer. `choose`
+does the same, and keeps the refusals. A layer that the rules do not describe is "unknown", never a
+guess.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LinearKernel(Value):
 
 
 class CodePath(Value):
-    """One code path of the engine: the layers it takes and its kernels, in order of preference."""
+    """One code path of the engine: its layers, and its kernels in order of preference."""
 
     match: Check
     source: str = ""
@@ -123,9 +123,9 @@ def choose(
 ) -> KernelChoice:
     """The kernel of this layer on a GPU of this capability ("8.6").
 
-    packages: importable where the engine runs; None: what its official image has. disabled:
-    VLLM_DISABLED_KERNELS. forced: --linear-backend. seen: how the engine was seen to refuse a
-    kernel for such a layer, whatever these rules say.
+    packages: importable beside the engine; None: those of its official image. disabled:
+    VLLM_DISABLED_KERNELS. forced: --linear-backend. seen: observed refusals of kernels for such a
+    layer, which override these rules.
     """
     installed = frozenset(rules.packages) if packages is None else packages
     subject = Subject(capability, installed, layer=shape, disabled=disabled)

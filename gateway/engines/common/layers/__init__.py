@@ -1,1 +1,1 @@
-"""What an engine version builds of a model: layers and their weights."""
+"""Layers of a model as an engine version builds them, and their weights."""

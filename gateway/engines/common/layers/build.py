@@ -1,12 +1,11 @@
-"""Everything that one engine version builds of a model, with the quantization scheme of every
-linear layer. Pure.
+"""Layers and parameters that one engine version builds of a model, with their quantization schemes.
+Pure.
 
-    build(spec, traits) -> BuiltModel(linears, others, attention)
+build(spec, traits) -> BuiltModel(linears, others, attention)
 
-Layers that differ only in their number are one Linear with the number as `*`; where a scheme holds
-for some numbers only, there are several. The output head is not one of them. Sources:
-vllm/model_executor/models/ of 0.18.0 to 0.33.0, held to what those build by
-tests/conformance/golden/layer-*.json.
+Layers that differ only in their number are one Linear with the number as `*`. A scheme for some of
+the numbers makes a Linear of its own. The output head is separate. Sources:
+vllm/model_executor/models/ of 0.18.0 to 0.33.0, checked by tests/conformance/golden/layer-*.json.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from gateway.models.families.blueprint import Blueprint, Built, Shard
 from gateway.models.families.registry import RENAMES, blueprint_of, varied
 from gateway.models.scheme import Scheme
 
-# A trait is what some engine versions build differently; a caller names those of its version.
-# vLLM 0.26.0 and 0.33.0: GPTQ, AWQ and AutoRound keep a Qwen3.5 in_proj_ba whole (maybe_disable_tp
-# in layers/mamba/gdn/qwen_gdn_linear_attn.py:853 of 0.33.0).
+# Traits are differences between engine versions. vLLM 0.26.0 and 0.33.0: GPTQ, AWQ and AutoRound
+# keep a Qwen3.5 in_proj_ba whole (maybe_disable_tp in layers/mamba/gdn/qwen_gdn_linear_attn.py:853
+# of 0.33.0).
 WHOLE_GATES = "whole_gates"
 # vLLM 0.18.0 keeps the A_log of gated delta nets in the model's dtype (models/qwen3_next.py:490),
 # later ones in float32.
@@ -45,8 +44,8 @@ NARROW_DECAY = "narrow_decay"
 # of 0.18.0, :428 of 0.26.0).
 CUT_PACKED_MIXERS = "cut_packed_mixers"
 
-# SGLang has no quantized router, whatever the checkpoint says: `quant_config=None` of `gate` in
-# srt/models/qwen2_moe.py:352, mixtral.py:90, minimax_m2.py:561, phimoe.py:198 of 0.5.23.
+# SGLang never quantizes a router: `quant_config=None` of `gate` in srt/models/qwen2_moe.py:352,
+# mixtral.py:90, minimax_m2.py:561, phimoe.py:198 of 0.5.23.
 PLAIN_ROUTERS = "plain_routers"
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 
@@ -57,8 +56,7 @@ _TOLERANCE = 0.005
 
 
 def asked(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
-    """Those of an engine version's traits that what it builds of this model can depend on: versions
-    that share them build alike."""
+    """The traits that this model's layers depend on: versions with the same ones build alike."""
     if varied(spec.config):
         return frozenset(traits)
     recurrent = any(group.kind == "recurrent" for group in spec.attention)
@@ -68,8 +66,8 @@ def asked(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
 
 
 def loaded_as(spec: ModelSpec, quantization: str) -> ModelSpec:
-    """The model as an engine loads it that quantizes its weights so meanwhile; what is quantized
-    already stays as it is."""
+    """The model with the quantization that the engine applies while it loads; already quantized
+    weights stay as they are."""
     if quantization != "fp8" or spec.quant is not None:
         return spec
     quant = Quant(method="fp8", config={"quant_method": "fp8", "activation_scheme": "dynamic"})
@@ -89,8 +87,8 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     headers = spec.tensors if spec.tensors_from == "headers" else ()
     if headers and (plan.guessed or (spec.quant is None and _contradicts(plan, spec, headers))):
         return BuiltModel((), spec.tensors, spec.attention, known=False)
-    # What a GPTQ or AWQ checkpoint has quantized, its headers tell where its block does not.
-    # Source: maybe_update_config in gptq_marlin.py and awq_marlin.py, which read them for that too.
+    # The headers of a GPTQ or AWQ checkpoint list the quantized layers if its block does not.
+    # Source: maybe_update_config in gptq_marlin.py and awq_marlin.py.
     packed = frozenset(
         group.name.rpartition(".")[0] for group in headers if group.dtype not in _FLOATS
     )
@@ -136,7 +134,7 @@ def _schemes(
     grouped: frozenset[str],
     read: bool,
 ) -> tuple[tuple[dict[LayerScheme, Sequence[int]], ...], Quantization]:
-    """Which numbers of each layer of the blueprint have each scheme. `read`: there were headers."""
+    """Numbers of each layer of the blueprint, by scheme. `read`: the headers were read."""
     plan = _blueprint(config, source, built)
     block = None if quant is None else Quant.model_validate_json(quant)
     quantization = parse(block, RENAMES.get(model_type, ()), packed, read, grouped)
@@ -149,7 +147,7 @@ def _schemed(
     quantization: Quantization,
     traits: Collection[str],
 ) -> tuple[Linear, ...]:
-    """One Linear for each scheme that the numbers of a layer have."""
+    """One Linear for each scheme of a layer."""
     found: list[Linear] = []
     for item, said in zip(layers, schemes, strict=True):
         plain = PLAIN_ROUTERS in traits and item.name.rpartition(".")[2] in _ROUTERS
@@ -183,7 +181,7 @@ def _schemed(
 
 
 def _numbered(item: Built, quantization: Quantization) -> dict[LayerScheme, Sequence[int]]:
-    """Which numbers of this layer have each scheme."""
+    """Numbers of this layer, by scheme."""
     if not item.quantizable:
         return {UNQUANTIZED: item.numbers}
     found: dict[LayerScheme, list[int]] = {}
@@ -205,7 +203,7 @@ def _loaded(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:
 
 
 def _held(group: TensorGroup, traits: Collection[str]) -> TensorGroup:
-    """This parameter in the dtype that the engine version holds it in."""
+    """The parameter in the dtype of the engine version."""
     narrow = NARROW_DECAY in traits and group.name.endswith(".linear_attn.A_log")
     return TensorGroup(**{**dict(group), "dtype": ""}) if narrow else group
 

@@ -1,5 +1,4 @@
-"""What one engine version builds of a model: every layer with its quantization scheme, whole and on
-one rank. Pure.
+"""Layers of a model in one engine version, with quantization schemes, whole and on one rank. Pure.
 
 per_rank(linear, tp) -> (k, n)
 """
@@ -54,13 +53,12 @@ class Linear:
     frozen=True, eq=False
 )  # compared by identity: engine versions that build alike share one
 class BuiltModel:
-    """What one engine version builds of a model. `others` are the parameters that are not a linear
-    layer's.
+    """A model as one engine version builds it. `others`: parameters outside of linear layers.
 
-    Not `known`: of this family, or of a checkpoint whose shapes its config contradicts, only the
-    tensors of the headers are known; they are in `others`, and `linears` is empty. `assumed` says
-    what of the quantization config.json does not tell, `guessed` what of its layers only the names
-    of fields do.
+    Not `known`: the family is unknown, or the config contradicts the checkpoint's shapes. Then
+    `others` has the tensors of the headers, and `linears` is empty. assumed: parts of the
+    quantization that config.json leaves open. guessed: parts of the layers that only field names
+    suggest.
     """
 
     linears: tuple[Linear, ...]

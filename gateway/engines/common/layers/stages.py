@@ -1,4 +1,4 @@
-"""What one stage of a pipeline holds of a model. Pure.
+"""Layers of one pipeline stage. Pure.
 
     stage(built, engine, kind, architecture, stages) -> the fullest stage of the engine's own split
     dealt(built, layers, part, whole) -> one of those that have so many layers each      fullest(built, layers, whole)
@@ -17,7 +17,7 @@ from gateway.domain import AttentionGroup, Engine, TensorGroup
 from gateway.engines.common.kind import EngineKind
 from gateway.engines.common.layers.built_model import BuiltModel, Linear
 
-# What is dealt out, in every family; what sees or hears is elsewhere.
+# Stacks whose layers are split, in every family; towers are elsewhere.
 _STACKS = ("model.layers.", "language_model.model.layers.")
 _LAST_NORMS = ("model.norm", "language_model.model.norm")
 # In `Engine.every_stage`, instead of names.
@@ -45,14 +45,14 @@ def layers_of(built: BuiltModel, kind: EngineKind, stages: int) -> tuple[int, ..
 
 
 def repeated(engine: Engine, architecture: str) -> frozenset[str]:
-    """What of the model every stage has: embedding, head, towers."""
+    """Parts that every stage has: embedding, head, towers."""
     return frozenset(
         part for part, names in engine.every_stage.items() if architecture in names or ALL in names
     )
 
 
 def unshared(built: BuiltModel, engine: Engine, architecture: str) -> str:
-    """Which field of the engine says that it cannot make stages of the model; "": none does."""
+    """The engine's field that rules out stages for the model; "": none."""
     if architecture in engine.no_stages:
         return "no_stages"
     if architecture in engine.no_tied_stages and _tied(built):
@@ -87,11 +87,11 @@ def fullest(built: BuiltModel, layers: tuple[int, ...], whole: frozenset[str]) -
 def dealt(
     built: BuiltModel, layers: tuple[int, ...], part: int, whole: frozenset[str]
 ) -> BuiltModel:
-    """The stage `part` of those that have so many layers each.
+    """Stage number `part` of a split with this many layers each.
 
-    The embedding is on the first stage, and on the last too where the head is tied to it; head and
-    last norm are on the last; what sees or hears is on the first. `whole` is what each stage has
-    (`repeated`). Of a model of which only the tensors are known a stage has its share.
+    The first stage has the embedding and the towers; the last has head and last norm, and a tied
+    embedding. `whole`: parts that every stage has (`repeated`). If only the tensors of a model are
+    known, a stage has its share of them.
     """
     return _part(
         built,
@@ -150,7 +150,7 @@ def _at_end(
 def _numbers(
     layer: Linear, layers: Sequence[int], part: int, whole: frozenset[str]
 ) -> Sequence[int]:
-    """Which numbers of this layer the stage has."""
+    """Numbers of this layer that the stage has."""
     if not layer.name.startswith(_STACKS):
         return layer.numbers if part == 0 or "towers" in whole else ()
     return _within(layer.numbers, layers, part)
@@ -215,9 +215,8 @@ def _depth(built: BuiltModel) -> int:
 def _bits(
     built: BuiltModel,
 ) -> tuple[tuple[tuple[Sequence[int], float], ...], float, tuple[tuple[TensorGroup, int], ...]]:
-    """Of weights: those that the same layers have, of one such layer, with which these are; those
-    of all towers; those of each parameter that is
-    in no layer."""
+    """Weights in three groups: by the set of layers that have them, for one such layer; of all
+    towers; by parameter, outside of layers."""
     stacked: dict[Sequence[int], float] = {}
     towers = 0.0
     for layer in built.linears:

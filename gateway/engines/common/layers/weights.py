@@ -1,14 +1,14 @@
-"""Bytes of the parameters that one rank holds, layer by layer, as the engine's `create_weights`
-makes them. Pure.
+"""Bytes of parameters on one rank, layer by layer, as the engine's `create_weights` allocates them.
+Pure.
 
-    weights_bytes(built, rank) -> bytes on one rank; None: the model cannot be cut so, or a scheme
-    is not known linear_bytes(layer, rank) -> the same of all layers of one kind;
-    other_bytes(tensor, tp, dtype) -> of what is no layer
+weights_bytes(built, rank) -> bytes on one rank; None: impossible split, or unknown scheme
+linear_bytes(layer, rank) -> bytes of all layers of one kind; other_bytes(tensor, tp, dtype) ->
+bytes of other parameters
 
-Scales of whole tensors (a few bytes a matrix) are left out. What a kernel drops once a checkpoint
-is loaded (zero points and orders that it has no use for, below 1 %) is counted, since it is there
-while loading. Sources: vllm/model_executor/layers/ of 0.18.0 to 0.33.0, the file named at each
-rule; held to what those build by tests/conformance/golden/weight-*.json.
+Scales of whole tensors (a few bytes per matrix) are left out. Tensors that a kernel drops after
+loading (below 1 %) are counted, since they exist while loading. Sources:
+vllm/model_executor/layers/ of 0.18.0 to 0.33.0, named at each rule; checked by
+tests/conformance/golden/weight-*.json.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CHANNEL_SCALES = "channel_scales"
 # vLLM 0.33.0: experts in FP8 blocks that a cut would split get finer blocks
 # (fused_moe/oracle/fp8.py:292).
 FINER_BLOCKS = "finer_blocks"
-# Those that make a difference to the size of weights.
+# Traits that change the size of weights.
 TRAITS = frozenset(
     {NO_GROUP_INDEX, NARROW_EXPERT_TILES, PADDED_EXPERTS, CHANNEL_SCALES, FINER_BLOCKS}
 )
@@ -54,7 +54,7 @@ _STORED = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2
 _DECAY = (
     ".mamba.A_log",
     ".mixer.A_log",
-)  # float32 whatever the model's dtype: mamba_mixer.py, mamba_mixer2.py of layers/mamba/
+)  # float32 in every dtype of the model: mamba_mixer.py, mamba_mixer2.py of layers/mamba/
 _FLOAT_SCALE = 4  # scales of FP8 and INT8 are float32
 _BNB_BLOCK = (
     64  # weights that share a float32 (bitsandbytes' default, which checkpoints do not change)
@@ -67,7 +67,7 @@ def weights_bytes(
     traits: Collection[str] = (),
     padded: Mapping[Linear, tuple[int, int]] | None = None,
 ) -> int | None:
-    """Bytes of all parameters on one rank; linear_bytes says what the arguments are."""
+    """Bytes of all parameters on one rank; `linear_bytes` explains the arguments."""
     if padded:
         return _held(built, rank, traits, padded)
     return _plain(built, rank.computing, frozenset(traits) & TRAITS)
@@ -106,16 +106,15 @@ def _held(
 def linears_bytes(
     built: BuiltModel, rank: Rank, traits: frozenset[str] = frozenset()
 ) -> tuple[int | None, ...]:
-    """Of each of its layers, for whoever asks: what they weigh, and how long they take to read.
-    rank: as far as weights go (`computing`)."""
+    """Bytes of each of the layers. rank: reduced to the fields that matter (`computing`)."""
     return tuple([linear_bytes(layer, rank, traits) for layer in built.linears])
 
 
 def other_bytes(tensor: TensorGroup, tp: int, dtype: str, kv_heads: int | None = None) -> int:
-    """Bytes of these parameters on one rank. The dtype of the tensor is what the engine holds.
+    """Bytes of these parameters on one rank. The engine keeps the dtype of the tensor.
 
-    kv_heads: the tensor is a checkpoint's own, whose floats the engine casts to `dtype`; where
-    ranks outnumber KV heads, each holds one head.
+    kv_heads: for a checkpoint's own tensor, whose floats the engine casts to `dtype`; ranks beyond
+    the number of KV heads hold one head each.
     """
     cast = not tensor.dtype or (kv_heads and tensor.dtype in _FLOATS)
     item = _ITEM[dtype] if cast else _STORED.get(tensor.dtype, 1)
@@ -141,10 +140,9 @@ def linear_bytes(
 ) -> int | None:
     """Bytes of all `layer.count` layers of this kind on one rank.
 
-    Of ranks to which experts are dealt whole, the first has the most (determine_expert_map in
-    fused_moe/layer.py, expert_map_manager.py of 0.33.0). padded_to: (k, n) to which the chosen
-    kernel grows the layer on a rank; where it is not given, the size of gpt-oss's experts depends
-    on the capability.
+    Of whole experts the first rank holds the most (determine_expert_map in fused_moe/layer.py,
+    expert_map_manager.py of 0.33.0). padded_to: (k, n) to which the kernel pads the layer; by
+    default the size of gpt-oss's experts depends on the capability.
     """
     scheme = layer.scheme
     if isinstance(scheme, UnknownScheme):
@@ -164,7 +162,7 @@ def linear_bytes(
 
 
 def undivided(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str] = ()) -> str:
-    """Which scale would belong to two ranks, where create_weights asks for that; "": none would."""
+    """The scale that two ranks would share, if create_weights rejects that; "": none."""
     group = scheme.group
     if scheme.kind in ("wna16", "w4a8", "mxfp8"):
         # GPTQ leaves it to the kernel to refuse the layer.

@@ -11,14 +11,14 @@ from gateway.engines.common.memory.kv_cache import longest
 
 @dataclass(frozen=True)
 class CountedCache:
-    """A `KvCache` of what was asked: exact for the lengths that were, between them on a straight
-    line, in whole blocks."""
+    """A `KvCache` of the engine's own answer: exact for the lengths in it, linear between them, in
+    whole blocks."""
 
     asked: AskedCache
 
     @property
     def bytes_per_token(self) -> int:
-        """What one more token of a long request costs."""
+        """Bytes of one more token of a long request."""
         # Of long requests, where windows are full and states are paid; the last point is the
         # longest request, no whole block.
         points = self.asked.needed[len(self.asked.needed) // 2 : -1] or self.asked.needed

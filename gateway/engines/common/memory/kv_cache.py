@@ -1,4 +1,4 @@
-"""The contract of what an engine keeps of sequences. Pure."""
+"""The contract of an engine's KV cache. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class KvCache(Protocol):
-    """What one rank keeps of sequences."""
+    """The KV cache of one rank."""
 
     @property
     def bytes_per_token(self) -> int:
-        """What one more token of a long request costs; 0: nothing grows."""
+        """Bytes of one more token of a long request; 0: the cache does not grow."""
 
     def bytes_for(self, length: int, batched_tokens: int, /) -> int:
         """Bytes of one request of `length` tokens."""
@@ -27,8 +27,8 @@ class KvCache(Protocol):
 
 
 def longest(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest length up to `limit` that fits; 0 when not even one token does. What fits, fits
-    shorter too."""
+    """The largest fitting length up to `limit`; 0: not even one token fits. Every shorter length
+    fits too."""
     if fits(limit):
         return limit
     low, high = 0, limit - 1

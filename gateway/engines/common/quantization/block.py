@@ -1,5 +1,5 @@
-"""The quantization block of a checkpoint, and the scheme that it gives to each layer, or why that
-scheme is not known. Pure."""
+"""The quantization block of a checkpoint, and each layer's scheme, or the reason that it is
+unknown. Pure."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ class Quantization:
 class Block:
     """The quantization block of a checkpoint.
 
-    `renames` are (checkpoint, engine) module paths, as the engine's model class has them; `packed`
-    are the checkpoint's modules that hold packed integers, where its headers were `read` (their
-    layer numbers may be `*`); `traits` are those of the engine version.
+    renames: (checkpoint, engine) module paths of the engine's model class. packed: the checkpoint's
+    modules with packed integers, if its headers were `read` (layer numbers may be `*`). traits: of
+    the engine version.
     """
 
     config: Mapping[str, Any]

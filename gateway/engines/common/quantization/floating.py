@@ -167,7 +167,7 @@ _MXFP4 = of("mxfp4", 4, 32, weight_only=True, layout="mxfp4")
 
 
 def mxfp4(_: Block) -> Quantization:
-    """mxfp4.py: only experts, whatever the block lists."""
+    """mxfp4.py: only experts, even if the block lists others."""
     return Quantization(lambda layer: _MXFP4 if layer.experts else UNQUANTIZED)
 
 
@@ -233,7 +233,7 @@ def modelopt(block: Block) -> Quantization:
                 "whether its `*` exclusions mean this layer depends on the engine version"
             )
         if base is not None:
-            # Experts have one FP8 method, whatever the algorithm: ModelOptFp8MoEMethod.
+            # Experts have one FP8 method for every algorithm: ModelOptFp8MoEMethod.
             fp8 = (
                 layer.experts
                 and isinstance(base, Scheme)

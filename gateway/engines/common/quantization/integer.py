@@ -30,7 +30,7 @@ def _integers(
     layout: str, bits: object, group: object, symmetric: object, act_order: object = False
 ) -> Scheme:
     group = number(group, -1)
-    # One group per channel: the order of its rows makes no difference. Source: gptq_marlin.py.
+    # With one group per channel the order of rows makes no difference. Source: gptq_marlin.py.
     ordered = bool(act_order) and group != -1
     return of(
         "wna16", number(bits), group, symmetric=bool(symmetric), act_order=ordered, layout=layout

@@ -1,9 +1,9 @@
-"""From the quantization block of a checkpoint to the scheme of each layer. Pure.
+"""Schemes of layers by the quantization block of a checkpoint. Pure.
 
-`parse` never raises: a block that these rules do not understand gives layers of kind "unknown" with
-the reason, because a guessed scheme is a guessed kernel. Layer names are those of the engine
-(`model.layers.0.self_attn.qkv_proj`); a fused layer comes with the last names of the checkpoint's
-modules it is made of, since blocks speak of those.
+`parse` never raises: a block that these rules do not cover gives "unknown" layers with the reason,
+because a guessed scheme is a guessed kernel. Layer names are the engine's
+(`model.layers.0.self_attn.qkv_proj`). A fused layer also has the last names of its checkpoint
+modules, which blocks use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def parse(
     read: bool = False,
     traits: frozenset[str] = frozenset(),
 ) -> Quantization:
-    """The schemes that `quant` gives; Block says what the other arguments are.
+    """The schemes that `quant` gives; Block explains the other arguments.
 
     Online quantization (`--quantization fp8` of an unquantized checkpoint) is Quant(method="fp8")
     without a block.
@@ -59,13 +59,12 @@ def parse(
         return Quantization(lambda _: unknown(reason))
 
 
-# What can tell layers by their number: a number between dots, as far as an entry goes, or a
-# pattern. An entry without either is compared with the text before or after the number, which all
-# layers share.
+# Entries that distinguish layers by number: a number between dots, or a pattern. Any other entry is
+# compared with the text before or after the number, which all layers share.
 _NUMBERED = re.compile(r"(^|\.)\d+(\.|$)|^re:|[\\\[\](){}*?+^$|]")
-# Nor can a pattern of letters, dots between them and `.*`, as `re:.*mlp.gate$`: it has a number,
-# which stands between dots, only within `.*`, which takes any other too. Most checkpoints have no
-# others, and their layers need not be asked for one by one.
+# A pattern of letters, dots and `.*`, as `re:.*mlp.gate$`, does not distinguish layers: the number
+# can only be within `.*`. Most checkpoints have no other patterns, so their layers share one
+# answer.
 _ANY_NUMBER = re.compile(r"re:\^?(?:[A-Za-z_]|\\\.|\.\*|(?<=[A-Za-z_])\.(?=[A-Za-z_]))*\$?")
 
 

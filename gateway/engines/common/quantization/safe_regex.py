@@ -18,7 +18,7 @@ _MOST_STEPS = 2**17
 _NAME, _DIGITS = 64, 4
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 _REPEATS = "*+{"
-# What a repeat of these matches in a name is short.
+# A repeat of these characters matches only a short part of a name.
 _SHORT = re.compile(r"\\d|\[0-9\]|\\[^wWsSdD]|[^\\.\[(]")
 
 

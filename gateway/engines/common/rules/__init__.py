@@ -1,2 +1,1 @@
-"""What the rules of every engine version are made of: conditions, and the subject that they are
-asked of."""
+"""Conditions of rules, and the subjects that they are tested on."""

@@ -1,8 +1,7 @@
-"""Every condition that a rule may ask for, under one name each: the type of its value, and its
-answer in words. Pure.
+"""Conditions of rules by name: the type of the value, and a test with a reason. Pure.
 
-    CONDITIONS[name].test(what is wanted, Subject) -> why it does not hold, with the numbers; "": it
-    holds
+CONDITIONS[name].test(value, Subject) -> the reason that it does not hold, with numbers; "": it
+holds
 
 A profile writes conditions by name: {schemes: [wna16], min_capability: "8.0", n_multiple: 64}.
 """
@@ -26,7 +25,7 @@ Read = Callable[[Subject], Any]  # None: not known
 
 
 class Undecided(str):
-    """Not a refusal: what the condition asks for is not known of this subject."""
+    """No refusal: the subject lacks a value that the condition tests."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def _attention(read: Callable[[AttentionQuery], Any]) -> Read:
 
 
 def _compared(words: str, read: Read, reason: Callable[[Any, Any], str]) -> Test:
-    """`reason` has the value and what is wanted."""
+    """A test of one value. `reason` gets this value and the rule's."""
 
     def test(wanted: Any, subject: Subject) -> str:
         value = read(subject)
@@ -299,7 +298,7 @@ def _block_multiple(wanted: int, subject: Subject) -> str:
 # --- the table ---
 
 CONDITIONS: dict[str, Condition] = {
-    # The GPU and what is installed.
+    # The GPU and the installed packages.
     "capabilities": Condition(_NAMES, _capabilities),  # "9.0", or "12.*" for a family
     "min_capability": Condition(_NAME, _min_capability),
     "below_capability": Condition(_NAME, _below_capability),
@@ -309,7 +308,7 @@ CONDITIONS: dict[str, Condition] = {
     "enabled": Condition(
         _NAME, _enabled
     ),  # a kernel on which the engine insists beside the chosen one
-    # What the model computes in.
+    # The dtype of the computation.
     "dtypes": Condition(_NAMES, _dtypes),
     # How the weights of a layer are quantized: dense ones and experts.
     "schemes": _one_of("schemes", _layer(lambda s: s.scheme.kind), TypeAdapter(tuple[Kind, ...])),
@@ -325,7 +324,9 @@ CONDITIONS: dict[str, Condition] = {
     "activations": _one_of(
         "activations", lambda subject: subject.activation
     ),  # how the code path quantizes them
-    "origins": _one_of("checkpoints of", _origins),  # who quantized: quant_method, or "online"
+    "origins": _one_of(
+        "checkpoints of", _origins
+    ),  # the quantizing program: quant_method, or "online"
     "layouts": _one_of("weights packed as", _layer(lambda s: s.scheme.layout)),
     "act_order": _of_layer(_act_order, TypeAdapter(Literal["no", "yes", "unsharded"])),
     "groups": _one_of(

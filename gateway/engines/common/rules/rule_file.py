@@ -1,4 +1,4 @@
-"""What the rule files of an engine version have in common. Pure."""
+"""The base of the rule files of an engine version. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from gateway.domain import Value
 
 
 class RuleFile(Value):
-    """One rule file of an engine version. Compared by identity: the file is read once, and answers
-    are remembered for it."""
+    """One rule file of an engine version, compared by identity: a file is read once, and results
+    are cached for it."""
 
     def __hash__(
         self,

@@ -1,5 +1,4 @@
-"""What conditions are asked of: a layer or a model, the GPU, and the installation that computes it.
-Pure."""
+"""Subjects of conditions: a layer or a model, its GPU, and the installation. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +11,11 @@ AttentionRole = Literal["decoder", "encoder", "encoder_only", "encoder_decoder"]
 
 
 class AttentionQuery(NamedTuple):
-    """Attention of one layer as one rank holds it (vLLM), or of a whole model (SGLang). None: not
-    known.
+    """Attention of one layer on one rank (vLLM), or of a whole model (SGLang). None: not known.
 
     mla: `head_dim` is latent_dim + rope_dim; `nope_dim`, `value_dim` are of the uncompressed heads.
-    encoder: `role` says which. causal False: a decoder layer that sees ahead, as the layers of a
-    DFlash drafter do.
+    encoder: `role` distinguishes them. causal False: a decoder layer that sees ahead, as in a
+    DFlash drafter.
     """
 
     kind: LayerKind
@@ -51,7 +49,7 @@ class AttentionQuery(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """A GPU, and of what it computes the parts that the rules are about; the others are None."""
+    """A GPU and the parts of its work that the rules test; other parts are None."""
 
     capability: str
     packages: frozenset[str] = frozenset()

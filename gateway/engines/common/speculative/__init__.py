@@ -1,1 +1,1 @@
-"""What drafts tokens, or why nothing does."""
+"""Methods that draft tokens, and reasons against each."""

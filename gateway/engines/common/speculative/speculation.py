@@ -1,4 +1,4 @@
-"""What an engine version drafts with for a model, or why with nothing. Pure."""
+"""The chosen method of speculative decoding, or the reasons against each. Pure."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Speculative decoding: which drafter an engine version runs for a model, with what settings, or
-why none. Pure.
+"""Speculative decoding: the drafter of a model in an engine version, its settings, or reasons
+against it. Pure.
 
-    SpeculativeRules (speculative.yaml) + Target + Drafter + Wish -> Speculation
+SpeculativeRules (speculative.yaml) + Target + Drafter + Wish -> Speculation
 
-A drafter that cannot run never refuses the model: it is dropped with every reason, and the model is
-served alone. Without a wish nothing is drafted, because what that gains depends on the prompts: it
-is for the user to measure.
+A drafter that cannot run never refuses the model: the model is served alone, with every reason
+listed. Nothing is drafted unless the user asks for it, because the gain depends on the prompts.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ _READ_HIDDEN_STATES = ("eagle3", "dflash", "dspark")
 
 
 class Target(NamedTuple):
-    """The model that drafted tokens are for, as one rank computes it.
+    """The target model of drafted tokens, on one rank.
 
-    build: what engines build of a model, by its config. attends: which backends compute such layers
-    of a drafter on the GPU at hand, by the attention rules of the engine version.
+    build: makes a BuiltModel of a config. attends: attention backends of drafter layers on this
+    GPU, by the rules of the engine version.
     """
 
     spec: ModelSpec
@@ -73,8 +72,7 @@ def speculate(
     engine: Engine,
     rules: SpeculativeRules | None,
 ) -> Speculation:
-    """What this engine version drafts with for the target; `drafter` is the drafter that the wish
-    names."""
+    """The engine version's speculation for the target; `drafter` is the one that the user names."""
     asked = "drafter" if drafter is not None else wish.speculative
     if asked is None:
         return _UNASKED
@@ -353,7 +351,7 @@ def _unknown(rows: tuple[LayerAttention, ...]) -> tuple[str, ...]:
 
 
 def left_out(speculation: Speculation, engine: Engine, reason: str) -> Speculation:
-    """The model alone, because of what its drafter takes beside it."""
+    """The model without its drafter, because of the drafter's memory."""
     method = speculation.method.value
     return _dropped(
         speculation.config.get("model", method),

@@ -1,4 +1,4 @@
-"""What one engine version can draft with: profiles/engines/KIND/VERSION/speculative.yaml, data.
+"""Methods of drafting in one engine version: profiles/engines/KIND/VERSION/speculative.yaml.
 Pure."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What was measured corrects what is expected, of the plan itself and of plans like it. Pure.
+"""Corrections of expected speeds by measurements, for the measured plan and for similar plans.
+Pure.
 
 Corrections(facts).ratios(about) -> by figure what to multiply an expectation with, and from what
 that follows measured(plan, facts) -> the plan with its own figures in place of expected ones
@@ -18,8 +19,8 @@ from gateway.domain import Bench, Estimate, Fact, LayerAttention, LayerKernel, P
 FIGURES = ("stream", "total", "first_token_2k_s", "first_token_32k_s")
 _WHAT = ("device", "engine", "kernel", "attention", "ranks", "basis", "figure")
 _RUNS = "; fitserve bench, "
-# What has to agree always. Another basis expects something else: what corrects data sheets is no
-# correction of measured figures.
+# Fields that must always agree. Expectations of another basis differ: corrections of data sheets do
+# not hold for measured figures.
 _SAME = ("device", "engine", "basis")
 # From the nearest to the widest: names of the scope that have to agree.
 _NEAR = (("kernel", "attention", "ranks"), ("kernel",), ())
@@ -30,7 +31,7 @@ LEAST, MOST = 0.2, 5.0
 _MEMORY = 4
 # Two runs of one plan differ by less.
 _BAND = 0.05
-# What clients were served tells of other loads too, by what is expected of these.
+# Traffic of clients corrects other loads too, relative to the expectation for each load.
 _SERVED_BAND = 0.15
 _SERVED = "; what clients were served"
 _THOUSAND = 1000
@@ -42,11 +43,13 @@ class Ratio(NamedTuple):
 
 
 class Corrections:
-    """Of one decision. The nearest measurements count: of the same kernels, attention backend and
-    ranks; else of the kernels; else of
-    the engine version, on this device. Wider ones count by their number: of one plan alone half of
-    what it was off (its geometric mean). Of those that are as near, runs of `fitserve bench` count
-    before what clients were served."""
+    """Corrections of one decision.
+
+    The nearest measurements count: with the same kernels, attention backend and ranks; else with
+    the same kernels; else of the engine version, on this device. Wider ones count by their number:
+    a single plan corrects by half of its deviation (geometric mean). Among equally near ones,
+    `fitserve bench` precedes traffic of clients.
+    """
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self._facts: dict[tuple[str | None, ...], list[Fact]] = {}
@@ -76,8 +79,7 @@ def about(
     attention: Sequence[LayerAttention],
     source: str,
 ) -> dict[str, str]:
-    """What measurements of a plan with this scope hold for. source: where the figures of the
-    machine come from that it is expected with."""
+    """The scope of measurements of a plan. source: the origin of the machine's figures."""
     return {
         "device": scope.get("device", ""),
         "engine": scope.get("engine", ""),
@@ -89,7 +91,7 @@ def about(
 
 
 def _basis(source: str) -> str:
-    """Of the source of a speed what its expectation was made from."""
+    """The basis of an expectation, read from the source of a speed."""
     return re.split(" measured here|; ", source)[0]
 
 
@@ -120,7 +122,7 @@ def _nearest(facts: list[Fact], wanted: Mapping[str, str]) -> Ratio | None:
 
 
 def _is_served(fact: Fact) -> bool:
-    """Whether it was learned from what clients were served by one plan."""
+    """Whether the fact comes from client traffic of one plan."""
     return "fingerprint" in fact.scope
 
 
@@ -164,8 +166,7 @@ def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
 
 
 def _served(plan: Plan, facts: Iterable[Fact]) -> Plan:
-    """With what it is expected to give, corrected by what its clients were served under loads of
-    their own."""
+    """The plan with its expected figures, corrected by traffic of its clients under other loads."""
     speed = plan.speed
     if speed is None:
         return plan
@@ -197,8 +198,8 @@ def _same(plan: Plan, fact: Fact) -> bool:
 
 
 def learned(plan: Plan, bench: Bench, known: Iterable[Fact], at: float) -> tuple[Fact, ...]:
-    """Of the plan itself, and of plans like it. known: what was learned before, which the new facts
-    take in."""
+    """Facts about the plan, and about similar plans. known: earlier facts, which the new ones
+    include."""
     before = {
         tuple(sorted(fact.scope.items())): fact
         for fact in known
@@ -264,8 +265,8 @@ def _fact(
     before: Mapping[tuple[tuple[str, str], ...], Fact],
     at: float,
 ) -> Fact:
-    """With what was learned before under the same driver and image: the geometric mean, in which
-    the past fades."""
+    """The fact merged with an earlier one under the same driver and image: a geometric mean that
+    favours new values."""
     old = before.get(tuple(sorted(scope.items())))
     samples = 1
     if old is not None and old.kind == kind and old.under == plan.under and old.value:
@@ -287,7 +288,7 @@ def _fact(
 
 
 def _base(speed: Speed | None) -> dict[str, float]:
-    """What was expected before any correction."""
+    """The expectation before any correction."""
     if speed is None:
         return {}
     estimates = ((figure, getattr(speed, figure)) for figure in FIGURES)

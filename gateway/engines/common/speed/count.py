@@ -1,4 +1,4 @@
-"""What one rank of a plan reads and multiplies for a token, counted layer by layer. Pure.
+"""Bytes and operations of one rank of a plan for a token, layer by layer. Pure.
 
 work_of(built, rank, kernels, ...) -> Work
 """
@@ -20,14 +20,14 @@ from gateway.engines.common.speed.work import Product, Reading, Work
 from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme, describe
 
-# What sees or hears computes nothing for a token of text.
+# Towers compute nothing for a token of text.
 _MEDIA = re.compile(
     r"^(model\.)?(visual|vision|audio|image|multi_modal|mm_|vit|perceiver|connector|encoder\.vision)"
 )
 # Heads with so many elements or fewer leave the units that multiply half empty.
 _NARROW = 64
-# Sizes of a key and of a value of one head, of all models with latents that are published:
-# qk_nope_head_dim + qk_rope_head_dim and v_head_dim of DeepSeek-V2 and -V3, Kimi-K2.
+# Sizes of a key and of a value of one head, in all published models with latents: qk_nope_head_dim
+# + qk_rope_head_dim and v_head_dim of DeepSeek-V2 and -V3, Kimi-K2.
 _MLA_HEAD = (192, 128)
 _ITEM = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -41,9 +41,8 @@ def work_with(
     traits: Iterable[str],
     table: SpeedTable,
 ) -> Work:
-    """The same for a model, the kernels of a plan, and what GPUs multiply; plans that do the same
-    work share it, also of engine versions
-    whose kernels have other names and are as fast."""
+    """The work of a model with the kernels of a plan. Plans with equal work share one object, also
+    across engine versions with equally fast kernels."""
     kernels = tuple([(row.layer, row.scheme, row.kernel or "") for row in rows])
     formats = gpus.multiplied(rank.capability) if gpus else frozenset()
     model, known = Model(spec.hidden, spec.vocab, spec.experts), frozenset(traits) & TRAITS
@@ -51,7 +50,7 @@ def work_with(
 
 
 class Model(NamedTuple):
-    """What of a model its layers do not tell."""
+    """Properties of a model that its layers do not show."""
 
     hidden: int
     vocab: int
@@ -68,9 +67,11 @@ def work_of(
     traits: frozenset[str] = frozenset(),
     names: KernelNames = NO_NAMES,
 ) -> Work:
-    """kernels: layer, scheme, kernel. formats: kind of scheme, and in which its products are made
-    on this GPU; missing: in 16 bits. names: of kernels
-    whose speed is known. What has no size is left out."""
+    """The work of one rank.
+
+    kernels: layer, scheme, kernel. formats: scheme -> format of its products on this GPU; a missing
+    one is 16-bit. names: of kernels with known speed. A layer of unknown size is left out.
+    """
     item = _ITEM[rank.dtype]
     chosen = {(layer, scheme): kernel for layer, scheme, kernel in kernels}
     made = dict(formats)
@@ -117,7 +118,7 @@ def _work(
     tp: int,
     pp: int,
 ) -> Work:
-    """One object for the same work."""
+    """The same object for equal work."""
     return Work(products, head, readings, layers, 2 * layers, hidden_bytes, tp, pp)
 
 

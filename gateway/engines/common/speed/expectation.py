@@ -1,5 +1,4 @@
-"""How fast a plan will be: its work on its GPUs, as one number for each thing that a user feels.
-Pure.
+"""Expected speed of a plan: its work on its GPUs, as the figures that a user notices. Pure.
 
 expected(load, clock, ratios) -> Speed
 for_copies(plan, count) -> the plan as so many replicas serve it
@@ -22,9 +21,11 @@ _SHORT, _LONG = 2048, 32768
 
 
 class Load(NamedTuple):
-    """What is asked of a plan. concurrency: requests at once, over all `replicas`. seqs, tokens:
-        the most of one step of a replica.
-    kv_tokens: of its cache; 0: nothing grows. context: the longest request."""
+    """The load of a plan.
+
+    concurrency: simultaneous requests, over all `replicas`. seqs, tokens: the maximum of one step
+    of a replica. kv_tokens: of its cache; 0: the cache does not grow. context: the longest request.
+    """
 
     concurrency: int
     replicas: int
@@ -41,7 +42,8 @@ def lengths(context: int) -> tuple[int, int]:
 
 
 def expected(load: Load, clock: Clock, ratios: Mapping[str, Ratio] | None = None) -> Speed:
-    """ratios: by figure what measurements of such plans say of expectations."""
+    """The expected speed. ratios: by figure, measured speed relative to expected speed of similar
+    plans."""
     most, band, ratios = load.tokens, clock.table.band, ratios or {}
     read, written = lengths(load.context)
     held = load.kv_tokens // (read + written) if load.kv_tokens else load.seqs
@@ -77,7 +79,7 @@ def expected(load: Load, clock: Clock, ratios: Mapping[str, Ratio] | None = None
 
 
 def for_copies(plan: Plan, count: int) -> Plan:
-    """What is expected, or was measured, of one replica holds for each of many."""
+    """The speed of several replicas, from the expected or measured speed of one."""
     was, speed = plan.replicas.value, plan.speed
     if was == count:
         return plan

@@ -1,11 +1,9 @@
-"""What a GPU and its links do in a second, and how much of that engines get: the inputs of a step's
-time. Pure.
+"""Speed of a GPU and its links, and the share of it that engines reach. Pure.
 
 machine_of(group, links, pace, measured, direct=...) -> Machine
 
-Parts of peaks were fitted to peaks of data sheets. What was measured on this machine takes the
-place of a peak as the data sheet would have it if this card reached as much of it as the card of
-the fit (`Reference`).
+Shares were fitted to the peaks of data sheets. A measurement on this machine replaces a peak,
+scaled to the share that the reference card reached (`Reference`).
 """
 
 from __future__ import annotations
@@ -26,9 +24,11 @@ from gateway.engines.common.speed.measured import Measured, Reduce, reach
 
 @dataclass(frozen=True)
 class Wire:
-    """How the ranks of a plan reach each other. bytes_s: one direction of the slowest GPU.
-    latency_s: of two ranks. more_s: of each rank more,
-    where messages go from rank to rank; else each reads all others at once."""
+    """The connection between the ranks of a plan.
+
+    bytes_s: one direction of the slowest GPU. latency_s: between two ranks. more_s: added by each
+    further rank, if messages pass from rank to rank.
+    """
 
     bytes_s: float
     latency_s: float
@@ -45,9 +45,11 @@ class Wire:
 
 @dataclass(frozen=True)
 class Machine:
-    """One GPU of a group of alike ones. memory: bytes/s. flops: FLOP/s by format, without sparsity.
-    source: where these stand. launch: how
-    many times as long as where the engines were timed its CPU takes to launch a kernel."""
+    """One GPU of a group of equal ones.
+
+    memory: bytes/s. flops: FLOP/s by format, without sparsity. source: origin of the figures.
+    launch: the CPU's time to launch a kernel, relative to the reference machine.
+    """
 
     memory: float
     flops: Mapping[str, float]
@@ -77,8 +79,8 @@ class Graphs(NamedTuple):
 
 
 class WirePart(Value):
-    """What an all-reduce gets of a kind of link: the part of its bytes/s, and what it costs of two
-    GPUs even where there is little to send."""
+    """Efficiency of an all-reduce over a kind of link: the share of its bytes/s, and the fixed cost
+    between two GPUs."""
 
     part: float = Field(gt=0, le=1)
     latency_s: float = Field(gt=0)
@@ -86,9 +88,10 @@ class WirePart(Value):
 
 
 class Reference(Value):
-    """What `fitserve calibrate` measures where the parts were fitted. memory, flops by format,
-    nvlink: the part of the data sheet.
-    launch_s: of one operation."""
+    """Results of `fitserve calibrate` on the reference machine.
+
+    memory, flops by format, nvlink: share of the data sheet. launch_s: of one operation.
+    """
 
     source: str
     memory: float = Field(gt=0, le=1)
@@ -105,8 +108,8 @@ class Reference(Value):
 
 
 class KernelNames(NamedTuple):
-    """By which kernels are told apart: what has none of these in its name is as fast as all others.
-    experts: of products of experts."""
+    """Groups of kernels by name; a name in no group has the common speed. experts: for products of
+    experts."""
 
     dense: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
@@ -122,23 +125,28 @@ NO_NAMES = KernelNames()
 
 
 class SpeedTable(Value):
-    """What engines reach of the peaks of GPUs (profiles/speed.yaml), fitted to measurements.
+    """Shares of the peaks of GPUs that engines reach (profiles/speed.yaml), fitted to measurements.
 
-    kernels: by a part of the kernel's name; the first that matches counts. experts: of products of
-    experts, by the same. layer_s: what one layer costs beside its products with CUDA graphs,
-    eager_layer_s without, if it has no experts. graph_tokens_of: of kinds of engines whose graphs
-    are for all batches up to so many tokens, at most twice the requests in a step.
-    prompt_graphs_since: of kinds whose graphs of prompts are for any batch, since which version;
-    others compute prompts without. step_s, request_s: of the engine's own programs for each step,
-    for each request in the batch; step_of: the first of them, of kinds of engines with a time of
-    their own. separate_of: kinds of engines whose steps compute prompts or decode, never both.
-    first_s: of a request before its prompt is computed; admit_s: of each of several, which begin
-    behind each other. small_cache: of attention that reads a KV cache in 8 bits. narrow: the part
-    of its FLOP/s with heads of 64 elements or fewer. stage_s: of a message to the next stage.
-    stage_wait: the part by which stages that work at once are slower than each alone. band: the
-    part by which a number
-    and a measurement may differ; docs/speed.md says how many do by less. reference: without one,
-    what is measured of a GPU is not comparable.
+    kernels: by a part of the kernel's name; the first match counts. experts: the same for products
+    of experts.
+
+    layer_s: cost of one layer beside its products with CUDA graphs; eager_layer_s: without graphs,
+    without experts.
+
+    graph_tokens_of: kinds of engines with graphs for all batches up to this many tokens, at most
+    twice the requests of a step. prompt_graphs_since: first versions with graphs of prompts.
+
+    step_s, request_s: time of the engine's own programs for each step, and for each request of the
+    batch. step_of: step_s of kinds with another value. separate_of: kinds with steps of only
+    prompts or only decoding.
+
+    first_s: of a request before its prompt is computed. admit_s: of each of several requests that
+    begin together. small_cache: for attention on an 8-bit KV cache. narrow: share of FLOP/s with
+    heads of 64 elements or fewer.
+
+    stage_s: of a message to the next stage. stage_wait: slowdown of stages that work together.
+    band: relative error of the figures; docs/speed.md has the distribution. reference: if missing,
+    measurements of a GPU are not comparable.
     """
 
     source: str
@@ -198,7 +206,7 @@ class SpeedTable(Value):
 
 @dataclass(frozen=True, eq=False)
 class Pace:
-    """What is known of how fast GPUs and engines are."""
+    """Knowledge of the speed of GPUs and engines."""
 
     cards: CardTable
     table: SpeedTable
@@ -217,7 +225,7 @@ def machine_of(
 ) -> Machine | None:
     """The slowest of the GPUs: ranks wait for each other. direct: they read each other's memory.
     None: of one of them nobody knows the speed."""
-    # What was not measured one by one is the same of all cards of a kind.
+    # Without a measurement of each card, cards of one model count as equal.
     kinds: dict[tuple[str, int | None], Gpu] = {}
     for gpu in group:
         kinds.setdefault((gpu.name, gpu.total_bytes), gpu)
@@ -267,7 +275,7 @@ class _Peaks:
     measured: Mapping[str, str]
 
 
-# What is measured, and which formats are multiplied as fast.
+# Measured formats, and the formats that are multiplied equally fast.
 _FORMATS: Mapping[str, tuple[str, ...]] = {
     "memory": (),
     "bfloat16": ("bfloat16", "float16"),
@@ -313,7 +321,7 @@ def _promised(card: Card) -> dict[str, float]:
 
 
 def _source(peaks: _Peaks, days: Mapping[str, str], wire: Wire | None) -> str:
-    """In words: what was measured here and when, and where the rest stands."""
+    """The origin of the figures in words: date of the measurement, and sources of the rest."""
     sheet = f"data sheet of {peaks.card.name}" if peaks.card else ""
     if not days:
         return sheet
@@ -340,8 +348,8 @@ def _wire(
             reduce.latency_s / of.latency_s * table.nvlink.latency_s,
         )
     if reduce is not None:  # there engines have NCCL's all-reduce, which is what was measured
-        # What was measured is of the whole group; of fewer ranks it is less, as over the host's
-        # memory elsewhere.
+        # The measurement is of the whole group. Fewer ranks reach less, as elsewhere over the
+        # host's memory.
         more = 0.0 if direct else table.host.more_s / table.host.latency_s
         latency = reduce.latency_s / (1 + more * (len(group) - 2))
         return Wire(reduce.bytes_s, latency, more * latency)

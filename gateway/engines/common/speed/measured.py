@@ -1,4 +1,4 @@
-"""What was measured of this machine's GPUs (`fitserve calibrate`), as its facts say. Pure.
+"""Measurements of this machine's GPUs (`fitserve calibrate`), read from facts. Pure.
 
 measured = Measured(facts)
 measured.number(gpu, what)          of one GPU; None: it was not measured
@@ -76,7 +76,7 @@ class Measured:
 
 
 SECONDS = ("all_reduce", "launch", "peer_latency")
-"""What is measured in seconds; all else is in bytes/s or FLOP/s."""
+"""Quantities in seconds; all others are in bytes/s or FLOP/s."""
 
 
 def fitted(sizes: Mapping[int, Number], count: int) -> Reduce | None:
@@ -101,7 +101,7 @@ def cards(group: Iterable[Gpu]) -> str:
 
 
 def reach(group: Sequence[Gpu], links: Mapping[frozenset[int], Link]) -> str:
-    """How the GPUs reach each other, as far as it decides what they send in a second."""
+    """The connection between GPUs, as far as it determines their bandwidth."""
     return " + ".join(
         sorted(
             {

@@ -1,4 +1,4 @@
-"""Which of several plans is worth most, for what it is wanted for. Pure.
+"""Score of plans for a goal. Pure.
 
 worth(outcome, goal, share) -> a number; of two plans the larger is better
 rating(worth, demerits) -> the same with what else is known of them
@@ -16,20 +16,19 @@ from gateway.domain.wish import Goal
 ALONE = 0.15
 # Beside other models a plan is as good as what each of its GPUs gives.
 SHARED = 1.0
-# By which part each of these lowers what a plan is worth. The estimate tells plans that differ by a
-# tenth apart no better than this does.
+# Reduction of a plan's score by each penalty. Differences below a tenth are within the error of the
+# estimate.
 _WEAK, _CHANGE, _OLDER, _OLDEST = 0.1, 0.03, 0.02, 0.1
 # Copies: requests are never dealt quite evenly, and each copy computes and keeps the prefixes that
 # requests share by itself.
 _COPIES = 0.02
-# What counts how much where a model is wanted for all: answers of one user, of many, and room for
-# their contexts.
+# Weights for a balanced goal: speed for one user, throughput of many, and room for their contexts.
 _BALANCE = (0.4, 0.4, 0.2)
 
 
 class Outcome(NamedTuple):
-    """What a plan gives, with all its copies. kept: tokens of context that have room at once, as
-    far as somebody needs them."""
+    """Results of a plan with all its replicas. kept: tokens of context that fit at once, up to the
+    needed number."""
 
     speed: Speed | None
     context: int
@@ -40,8 +39,8 @@ class Outcome(NamedTuple):
 def outcome(
     memory: Memory, speed: Speed | None, context: int, gpus: int, count: int, needed: int
 ) -> Outcome:
-    """What `count` copies of a plan give. gpus: of one copy. needed: tokens of KV cache, more than
-    which helps nobody."""
+    """Results of `count` replicas of a plan. gpus: of one replica. needed: useful tokens of KV
+    cache; more do not count."""
     kept = min(memory.kv_tokens * count, needed) if memory.kv_bytes_per_token else needed
     return Outcome(speed, context, kept, gpus * count)
 
@@ -58,8 +57,8 @@ def concurrency(wish: Wish) -> int:
 
 
 def share(gpus: object) -> float:
-    """By how much a plan's worth falls with the GPUs that it takes, by what a wish says of them:
-    None, few, or how many or which."""
+    """Discount of a plan's score for each GPU, by the GPUs that the user asks for: None, few, or a
+    number or a list."""
     if gpus is None:
         return ALONE
     return SHARED if gpus == "few" else 0.0
@@ -85,10 +84,11 @@ def worth(outcome: Outcome, goal: Goal, cost: float) -> float:
 
 
 class Demerits(NamedTuple):
-    """What speaks against a plan beside its speed. weak: its engine version has published
-    weaknesses. changes: how much of the engine's own
-    choices was changed. older: places of its engine version behind the first. copies: several
-    engines serve it.
+    """Arguments against a plan beside its speed.
+
+    weak: the engine version has published weaknesses. changes: number of changes of the engine's
+    own choices. older: position of the engine version behind the newest. copies: several engines
+    serve it.
     """
 
     weak: bool

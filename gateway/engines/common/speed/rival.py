@@ -1,6 +1,4 @@
-"""Whether another plan should be better than what runs: by what was measured of the one, or served
-by it, and what is expected of the
-other. Pure."""
+"""A better plan than the running one, by measurements, traffic and expectations. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +7,8 @@ from collections.abc import Iterable
 from gateway.domain import Plan, Rival, Wish
 from gateway.engines.common.speed.objective import outcome, share, worth
 
-# What runs stays unless another plan is worth so many times as much: less is within what
-# expectations are off.
+# Another plan must score this many times higher: smaller differences are within the error of
+# expectations.
 EXPECTED_GAIN = 1.15
 # The same where both were measured.
 MEASURED_GAIN = 1.05
@@ -19,12 +17,11 @@ _CONTEXT = 32768
 
 
 def rival(running: Plan, plans: Iterable[Plan], wish: Wish, needed: int) -> Rival | None:
-    """The best of the plans that should be better than the running one; None too where nothing was
-    measured of that one, nor served by it.
+    """The best plan that should beat the running one; None: no such plan, or no measurement of the
+    running one.
 
-    Only what makes nothing else worse is a rival: the weights as they are, as much context as is
-    wanted, sound kernels, no known weakness. needed: tokens of KV cache, more than which helps
-    nobody.
+    A rival makes nothing worse: it has the same weights, the wanted context, sound kernels, and no
+    known weakness. needed: useful tokens of KV cache.
     """
     if running.speed is None or running.speed.grade == "predicted":
         return None

@@ -1,5 +1,4 @@
-"""What an engine's counters say of what its clients were served, and what that says of
-expectations. Pure.
+"""Traffic of clients by an engine's counters, and the facts that follow about expectations. Pure.
 
 counted(text, names) -> Counts                        what /metrics says now
 between(before, after) -> Served                      a stretch of time
@@ -25,7 +24,7 @@ from gateway.engines.common.speed.measured import Measured
 from gateway.engines.common.speed.step import Clock
 from gateway.models.rank import Rank
 
-# By the names of Engine.counters. What an engine has counted nothing of yet some engines leave out.
+# By the names of Engine.counters. Some engines omit a counter until its first count.
 Counts = Mapping[str, float]
 # Many more than an engine has of one name: a series for each of its ranks and each kind of request.
 _MOST_SERIES = 256
@@ -41,7 +40,7 @@ _ALONE = 1.5
 _LEAST_PROMPT, _LONG_PROMPT = 1024, 8192
 # Where a tenth of the prompt was in a cache, reading took less than is expected of it.
 _MOST_CACHED = 0.1
-# What was known is written anew where it differs by so much.
+# A known fact is replaced if its value changed by this factor.
 _CHANGED = 0.03
 _THOUSAND = 1000
 
@@ -160,10 +159,11 @@ def clock_of(
 def learned(
     plan: Plan, seen: Sequence[Served], clock: Clock, known: Iterable[Fact], at: float
 ) -> tuple[Fact, ...]:
-    """What is served is a part of what is expected under the same load: the median of the
-    stretches, where they agree. known: what was
-    learned before. Nothing is learned of plans that draft: what is accepted depends on what clients
-    ask for.
+    """Facts from traffic: the median of measured relative to expected speed over the stretches, if
+    they agree.
+
+    known: earlier facts. Plans that draft tokens teach nothing, because acceptance depends on the
+    prompts.
     """
     if plan.speed is None or plan.speculation.value != "none":
         return ()
@@ -204,7 +204,7 @@ def learned(
 
 
 def ratios(plan: Plan, served: Served, clock: Clock) -> dict[str, float]:
-    """By figure of Speed what was served, as a part of what is expected of this very load."""
+    """By figure of Speed, measured speed relative to the expectation for this load."""
     most, at_once = plan.max_num_batched_tokens.value, served.at_once
     length, fresh = (
         served.prompt / served.requests,

@@ -1,5 +1,5 @@
-"""Seconds of an engine's steps, and of requests, from first principles: bytes over bandwidth,
-products over peaks. Pure.
+"""Seconds of an engine's steps and requests, from bytes over bandwidth and products over peaks.
+Pure.
 
 clock = Clock(work, machine, table)
 clock.decode_s(requests, context)          between two tokens of a request, of so many at once
@@ -19,15 +19,15 @@ from gateway.engines.common.speed.work import Product, Reading, Work
 
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """How long the work of a rank takes on a machine. graphs: which batches need not wait for the
-    CPU. beside: of the other stages, where stages are unlike."""
+    """Duration of a rank's work on a machine. graphs: batches that need not wait for the CPU.
+    beside: clocks of the other stages, if stages are unlike."""
 
     work: Work
     machine: Machine
     table: SpeedTable
     graphs: Graphs = Graphs()
     beside: tuple[Clock, ...] = ()
-    # What was told of it before: engines/common/speed/expectation.py.
+    # Cached expectations of engines/common/speed/expectation.py.
     told: dict[tuple[float, ...], Speed] = field(default_factory=dict, init=False, repr=False)
     _known: dict[tuple[float, ...], float] = field(default_factory=dict, init=False, repr=False)
 
@@ -61,8 +61,8 @@ class Clock:
         stages = self.work.pp
         part = max(1.0, requests / stages)
         each = [clock.step_s(part, context) for clock in (self, *self.beside)]
-        # One request passes through all stages; of several that are at work at once the slowest
-        # sets the pace.
+        # One request passes through all stages; with several requests the slowest stage sets the
+        # pace.
         alone = sum(each) if self.beside else stages * each[0]
         passed = stages * max(each) * self._waiting if requests > 1 else alone
         return passed + (stages - 1) * self.table.stage_s

@@ -1,5 +1,4 @@
-"""What one rank of a plan reads and multiplies for a token: the values. Pure; count.py makes
-them."""
+"""Values that describe the work of one rank for a token; count.py makes them. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +9,13 @@ from typing import NamedTuple
 
 
 class Product(NamedTuple):
-    """All linear layers of one kind on one rank. layers: how many they are. bytes: of their
-    weights. flops, passed: FLOP, and bytes of inputs and outputs, of one
-    token. experts: of them each token takes `per_token`; 0: all tokens take all weights. dealt:
-    over how many ranks whole experts are; 1: each is cut. multiplied: the format in which. kernel:
-    as KernelNames has it."""
+    """All linear layers of one kind on one rank.
+
+    layers: their number. bytes: of their weights. flops, passed: FLOP, and bytes of inputs and
+    outputs, of one token. experts: each token uses `per_token` of them; 0: all weights. dealt:
+    number of ranks over which whole experts are spread; 1: each is split. multiplied: the format.
+    kernel: as in KernelNames.
+    """
 
     layers: int
     bytes: float
@@ -27,8 +28,8 @@ class Product(NamedTuple):
     dealt: int = 1
 
     def busiest(self, tokens: float) -> float:
-        """How many times the mean of all ranks the one has to do that most of these tokens' experts
-        are on: of so many draws at random."""
+        """Work of the busiest rank relative to the mean of all ranks, for this many random choices
+        of experts."""
         drawn = tokens * self.per_token / self.dealt
         return 1 + math.sqrt(2 * math.log(self.dealt) / drawn) if self.dealt > 1 and drawn else 1.0
 
@@ -42,11 +43,13 @@ class Product(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Attention layers of one kind on one rank. token_bytes: of the KV cache for each token of
-    context, of which `window` count.
-    state_bytes: what is read and written for each request, however long. small: the cache is kept
-    in 8 bits. narrow: heads have 64 elements or fewer. flops: of one token with one token of its
-    context; of a prompt's, where they differ, `prompt_flops`."""
+    """Attention layers of one kind on one rank.
+
+    token_bytes: of the KV cache for each token of context; `window` tokens count. state_bytes: read
+    and written for each request of any length. small: the cache has 8 bits. narrow: heads have 64
+    elements or fewer. flops: of one token with one token of its context; `prompt_flops`: of a
+    prompt, if they differ.
+    """
 
     token_bytes: float
     flops: float
@@ -67,9 +70,11 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, eq=False)  # compared by identity: plans share one
 class Work:
-    """What one rank of the fullest stage does. head: the product that makes logits, for the last
-    token of a request alone. reduces: how
-    often all ranks add up `hidden_bytes` for each token."""
+    """Work of one rank of the fullest stage.
+
+    head: the product for logits, only for the last token of a request. reduces: number of
+    all-reduces of `hidden_bytes` for each token.
+    """
 
     products: tuple[Product, ...]
     head: Product

@@ -1,9 +1,9 @@
-"""What SGLang makes of a model on one rank: kernels, attention backends, bytes, pools, and what it
-settled by itself.
+"""SGLang's answer about a model on one rank: kernels, attention backends, bytes, pools, resolved
+settings.
 
-An answer has the fields of vllm_answers.py. `kernels` name the function that multiplies, and of
-experts the runner; `needed` is for a pool of so many tokens, which its requests share; `fixed` are
-bytes beside it that no token gets.
+An answer has the fields of vllm_answers.py. `kernels` name the multiplying function, and for
+experts the runner. `needed` is for a pool of this many tokens, which its requests share. `fixed`
+are bytes beside the pool.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def asked(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
-    """What the engine makes of a model of these files, started with this command line. Raises what
-    the engine raises.
+    """The engine's answer for a model of these files with this command line. Raises the engine's
+    errors.
 
-    Of pipeline stages all are built.
+    All pipeline stages are built.
     """
     record_backends()
     with folder_of(files) as folder:
@@ -78,10 +78,9 @@ def settled(made: Configured, dtype: str) -> dict[str, Any]:
 
 def kernels(whole: Any, dtype: str) -> list[dict[str, Any]]:
     """Kernel, inputs, outputs and number of experts on this rank of every linear layer; of experts
-    the model's width and one expert's.
+    the width of the model and of one expert.
 
-    Weights are prepared on the way, so their bytes were counted before. Raises what the engine
-    refuses.
+    The weights are prepared here, so their bytes were counted before. Raises the engine's refusals.
     """
     base: Any = importlib.import_module("sglang.srt.layers.linear").LinearBase
     rows: collections.Counter[tuple[str, str, int, int, int]] = collections.Counter()

@@ -1,8 +1,8 @@
-"""Which attention backends SGLang takes for a model: what ServerArgs resolved, then the functions
-that make the backends.
+"""SGLang's attention backends for a model: resolved ServerArgs, then the functions that make the
+backends.
 
-They make classes that only remember what they are. What a backend refuses when it is made, or in
-its kernels, is not asked.
+These functions make classes that only remember their names. Refusals in a backend's constructor or
+kernels are not tested.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def record_backends() -> None:
 
 
 def backends_of(arguments: Any, model: Any) -> Backends:
-    """Of ServerArgs and ModelConfig, resolved and published. Raises what the engine raises."""
+    """Backends of resolved and published ServerArgs and ModelConfig. Raises the engine's errors."""
     return (
         _resolved(arguments, model)
         if hasattr(arguments, "resolve_once")
@@ -79,7 +79,7 @@ def _filled(arguments: Any, model: Any) -> Backends:
 
 
 def _resolved(arguments: Any, model: Any) -> Backends:
-    """Later versions: ServerArgs stays as it was given, and has a view of what follows."""
+    """Later versions: ServerArgs stays as given, and has a view of the resolved values."""
     setup: Any = importlib.import_module(
         "sglang.srt.model_executor.model_runner_components.attention_backend_setup"
     )

@@ -1,6 +1,6 @@
-"""Boots one SGLang version's Python sources for one imaginary NVIDIA GPU.
+"""Boot of one SGLang version's Python sources for an imaginary NVIDIA GPU.
 
-What the official image has installed is an assumption of the lists below.
+The lists below assume the packages of the official image.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ UNASKED = {
     ),
 }
 OPS = {"sgl_kernel", "_C", "vllm"}
-# What of a package is asked for, where more can be missing than the package itself.
+# Names imported from a package that may have parts missing.
 PARTS = {"cutlass": "cutlass.cute", "cuda": "cuda.bindings.driver"}
 
 
@@ -174,11 +174,11 @@ def boot_installed(
     count: int = 8,
     name: str = "GPU",
 ) -> None:
-    """Make the SGLang that is installed here answer for `count` GPUs of this capability; None: for
-    the machine as it is.
+    """Make the installed SGLang answer for `count` GPUs of this capability; None: for the machine
+    as it is.
 
-    What is installed and cannot be imported without a driver is a stand-in; every other package is
-    the one that is installed.
+    An installed module that cannot be imported without a driver is a stand-in; every other package
+    is the real one.
     """
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     if capability is None:
@@ -211,9 +211,9 @@ def _fails(name: str) -> bool:
 
 
 def _ready(memory_bytes: int) -> None:
-    """What SGLang asks as it is imported, once its GPUs are stated."""
-    # Older transformers have AutoImageProcessor only where torchvision is; SGLang registers classes
-    # with it, whatever the model.
+    """Values that SGLang reads at import, once its GPUs are stated."""
+    # Older transformers have AutoImageProcessor only with torchvision; SGLang registers classes
+    # with it for every model.
     dummy: Any = importlib.import_module("transformers.utils.import_utils").DummyObject
     dummy.__getattribute__ = lambda cls, name: (
         type.__getattribute__(cls, name) if name[0] == "_" else stubs.Anything(name)
@@ -224,6 +224,6 @@ def _ready(memory_bytes: int) -> None:
 
 
 def state_memory(mib: float) -> None:
-    """What `nvidia-smi` says a GPU has, from now on."""
+    """GPU memory as `nvidia-smi` would print it, from now on."""
     common: Any = importlib.import_module("sglang.srt.utils.common")
     common.get_nvgpu_memory_capacity = lambda: float(mib)

@@ -1,8 +1,6 @@
-"""What SGLang makes of so many bytes for KV cache and states: its own count of the tokens that its
-pools hold, asked backwards.
+"""SGLang's KV cache: its own count of tokens in a pool of given bytes, inverted.
 
-A runner, or what stands for one, has the model and the arguments; only the memory that is free is
-stated.
+A runner, or its stand-in, has the model and the arguments; only the free memory is stated.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from ...inside.meta import StandIn, fit
 from .model import Configured, bare_runner, said
 
 _GIB = 1 << 30
-# More than any GPU has: what does not fit into this is refused for another reason.
+# More than any GPU has: a refusal at this size has another reason.
 _MOST = 1 << 50
-# What the engine raises where nothing fits.
+# Errors of the engine if nothing fits.
 _TOO_SMALL = (ValueError, RuntimeError, AssertionError, ZeroDivisionError)
 
 
@@ -33,7 +31,7 @@ def cache(made: Configured, whole: Any, memory_bytes: int) -> dict[str, Any]:
         return _least(lambda size: _held(count, size) >= tokens)
 
     pages = max(1, -(-longest // page))
-    # Of two long pools, where windows are full and whatever is kept beside tokens is paid.
+    # Of two long pools, so that windows are full and fixed costs are paid.
     few, many = needed(pages * page), needed(2 * pages * page)
     block = max(1, math.ceil((many - few) / pages))
     fixed = max(0, few - pages * block)
@@ -58,7 +56,7 @@ def _held(count: Callable[[int], int], size: int) -> int:
 
 
 def _least(enough: Callable[[int], bool]) -> int:
-    """The least number of bytes that is enough. Raises what the engine raises where nothing is."""
+    """The least number of bytes that is enough. Raises the engine's errors if no number is."""
     low, high = 0, 1 << 20
     while high < _MOST and not enough(high):
         low, high = high, high * 2
@@ -84,7 +82,7 @@ def _slack(made: Configured, memory_bytes: int) -> float:
 
 
 def _state(module: Any, memory: float) -> None:
-    """This much is free, in GiB, and there is no garbage to collect first."""
+    """State the free memory in GiB; there is no garbage to collect first."""
     module.get_available_gpu_memory = lambda *_, **__: memory
     module.gc = types.SimpleNamespace(collect=lambda: 0)
 

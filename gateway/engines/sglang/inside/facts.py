@@ -1,8 +1,7 @@
-"""What one version of SGLang says of itself: flags, architectures, quantization methods,
-environment, packages.
+"""One SGLang version's own description: flags, architectures, quantization methods, environment,
+packages.
 
-The engine's own parser and registries are imported and asked; the names of its model classes are
-read in their source.
+The engine's own parser and registries are imported; names of model classes are read in its source.
 """
 
 from __future__ import annotations
@@ -67,10 +66,10 @@ def _configs() -> dict[str, str]:
 
 
 def _method(name: str, kind: Any) -> dict[str, Any]:
-    """What the loader asks of a method as a whole (_get_quantization_config in
+    """Requirements of a quantization method as a whole (_get_quantization_config in
     srt/model_loader/loader.py).
 
-    Some classes answer as instances only: of one that was never initialised, and stands for `name`.
+    Some classes answer only as instances: of an uninitialised one that stands for `name`.
     """
     one = object.__new__(kind)
     one.use_mxfp8 = name == "mxfp8"

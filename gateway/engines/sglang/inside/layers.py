@@ -1,9 +1,8 @@
-"""One layer as SGLang builds and computes it, on the meta device, up to the function that would
-multiply.
+"""One layer as SGLang builds and computes it on the meta device, up to the multiplying function.
 
 `configured` resolves an engine's arguments for a config.json. `product` prepares the weights of a
-dense layer, calls it, and says which function of DENSE it comes to; `experts` says which runner
-those of a model get.
+dense layer, calls it, and returns the function of DENSE that it reaches. `experts` returns the
+runner of a model's experts.
 """
 
 from __future__ import annotations
@@ -81,8 +80,8 @@ def _raising(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _stand_ins() -> dict[str, Callable[..., Any]]:
-    """The functions to replace: products raise, what quantizes or repacks gives a tensor of the
-    right size."""
+    """The functions to replace: products raise; quantizing and repacking functions give a tensor of
+    the right size."""
     torch: Any = importlib.import_module("torch")
 
     def eight(x: Any, scales: Any, dtype: Any = None) -> tuple[Any, Any]:
@@ -178,8 +177,8 @@ def configured(
     ep: int = 1,
     arguments: Mapping[str, Any] | None = None,
 ) -> Configured:
-    """Resolve and publish the arguments for this config.json, as a scheduler does. Raises what the
-    engine raises."""
+    """Resolve and publish the arguments for this config.json, as a scheduler does. Raises the
+    engine's errors."""
     server: Any = importlib.import_module("sglang.srt.server_args")
     given = server.ServerArgs(
         model_path=_folder(json.dumps(config)), tp_size=tp, ep_size=ep, dtype=dtype, device="cuda", skip_tokenizer_init=True,
@@ -231,7 +230,7 @@ def of_a_stand_in(error: BaseException) -> bool:
 
 
 def refused(answer: str, error: BaseException) -> str:
-    """The answer for what the engine refuses."""
+    """The answer for a refusal of the engine."""
     if of_a_stand_in(error):
         raise error
     return answer

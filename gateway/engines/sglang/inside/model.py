@@ -1,8 +1,7 @@
-"""A model as SGLang builds it, on the meta device, for one rank of groups of which only the size is
-real.
+"""A model as SGLang builds it on the meta device, for one rank of groups with only a size.
 
-`arguments_of` reads a command line as the server does, `configured_of` resolves and publishes what
-it says as a scheduler does.
+`arguments_of` reads a command line as the server does. `configured_of` resolves and publishes the
+arguments as a scheduler does.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from typing import Any, NamedTuple
 
 from ...inside.meta import Group, meta_mode
 
-# What the inquiry says itself: no weights and no tokenizer.
+# Flags of every inquiry: no weights and no tokenizer.
 _WITHOUT_WEIGHTS = ("--load-format=dummy", "--skip-tokenizer-init", "--device=cuda")
-# What is kept of a layer's method once its weights are to be prepared, and is imported from the
-# modules that choose it.
+# Modules that import a layer's method before its weights are prepared.
 _STARTS = {
     "moe.utils": "moe",
     "quantization.fp8_utils": "fp8_gemm",
@@ -49,23 +47,23 @@ def _parser() -> ArgumentParser:
 
 
 def arguments_of(folder: str, argv: Sequence[str]) -> Any:
-    """ServerArgs of a command line, as the engine's own parser and constructor make them. Raises
-    what they raise."""
+    """ServerArgs of a command line, by the engine's own parser and constructor. Raises their
+    errors."""
     given = _parser().parse_args([*argv, f"--model-path={folder}", *_WITHOUT_WEIGHTS])
     return importlib.import_module("sglang.srt.server_args").ServerArgs.from_cli_args(given)
 
 
 def said(arguments: Any, name: str) -> Any:
-    """What an argument was resolved to: up to 0.5.10 ServerArgs fills itself, since then it stays
-    as it was given."""
+    """The resolved value of an argument. Up to 0.5.10 ServerArgs resolves itself; later versions
+    keep it as given."""
     if hasattr(arguments, "resolved_dict"):
         return arguments.resolved_dict()[name]
     return getattr(arguments, name)
 
 
 def publish(given: Any) -> None:
-    """Resolve ServerArgs, and let the engine's code find them, as a scheduler does. Raises what the
-    engine raises."""
+    """Resolve ServerArgs and publish them to the engine's code, as a scheduler does. Raises the
+    engine's errors."""
     if hasattr(given, "resolve_once"):
         given.resolve_once()
         importlib.import_module("sglang.srt.runtime_context").get_parallel().clear_stamp()
@@ -73,7 +71,8 @@ def publish(given: Any) -> None:
 
 
 def configured_of(given: Any, stage: int = 0) -> Configured:
-    """Publish ServerArgs, and what follows for one of the stages. Raises what the engine raises."""
+    """Publish ServerArgs and their consequences for one of the stages. Raises the engine's
+    errors."""
     publish(given)
     model = importlib.import_module("sglang.srt.configs.model_config").ModelConfig.from_server_args(
         given
@@ -136,9 +135,10 @@ def _ranks(tp: int, ep: int, pp: int, stage: int) -> None:
 
 
 def bare_runner() -> Any:
-    """A ModelRunner that was not made: it has no GPU, and of its attributes those that are set. Its
-    class is one of this module, so that what
-    it lacks is not taken for a refusal."""
+    """An uninitialised ModelRunner: without a GPU, and with only the attributes that are set.
+
+    Its class is one of this module, so a missing attribute does not count as a refusal.
+    """
     runners: Any = importlib.import_module("sglang.srt.model_executor.model_runner")
 
     class Runner(runners.ModelRunner):  # type: ignore[misc]
@@ -159,7 +159,7 @@ def load() -> Any:
 
 
 def _values() -> Any:
-    """Tensors on the meta device have no values: what is asked of one is taken for a scale of 1."""
+    """Tensors on the meta device have no values: a value read from one is a scale of 1."""
     torch: Any = importlib.import_module("torch")
 
     class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
@@ -190,7 +190,7 @@ def meta(dtype: str) -> Iterator[None]:
 
 
 def model_of(made: Configured) -> Any:
-    """The whole model; call it within `meta`. Raises what the engine raises."""
+    """The whole model; call this within `meta`. Raises the engine's errors."""
     whole = loader()._initialize_model(made.model, load(), made.quantization)
     staged = int(said(made.arguments, "pp_size")) > 1
     if staged and "pp_proxy_tensors" not in inspect.signature(whole.forward).parameters:

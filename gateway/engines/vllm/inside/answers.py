@@ -1,5 +1,5 @@
-"""What vLLM makes of a model on one rank: kernels, attention backends, bytes, KV cache, and what it
-settled by itself.
+"""vLLM's answer about a model on one rank: kernels, attention backends, bytes, KV cache, resolved
+settings.
 
 An answer:
 
@@ -35,8 +35,7 @@ _VISION = ("MMEncoderAttention", "MultiHeadAttention")
 
 
 class _GemmType(enum.Enum):
-    """What the package humming calls the kinds of products, which selection compares with names of
-    its own."""
+    """Kinds of products by the names of the package humming, which selection compares."""
 
     INDEXED = "indexed"
     GROUPED_CONTIGUOUS = "grouped_contiguous"
@@ -44,7 +43,7 @@ class _GemmType(enum.Enum):
 
 
 def stand_in_for_packages() -> None:
-    """What selection compares with of packages that are only stand-ins: see `stubs`."""
+    """Values of stand-in packages that selection compares: see `stubs`."""
     for name in (
         "humming.schema",
         "vllm.utils.humming",
@@ -141,14 +140,14 @@ def kernels(whole: Any, dtype: str) -> dict[str, tuple[str, int, int, int]]:
 
 
 def kernel_of(method: Any, k: int, n: int, dtype: str) -> str:
-    """What computes the layer: a kernel object, a backend, or the method itself; torch, where it is
-    not quantized."""
+    """The computing object of the layer: a kernel, a backend, or the method itself; torch for an
+    unquantized one."""
     scheme = getattr(method, "scheme", None)  # of INCLinearMethod
     inner = getattr(scheme, "linear_method", None) or getattr(scheme, "inner_method", None)
     for owner in (method, inner):
         held = vars(owner) if owner is not None else {}
         if held.get("use_marlin") and "Marlin" not in type(held.get("fp8_linear")).__name__:
-            return "Marlin"  # whatever kernel it made besides
+            return "Marlin"  # for every kernel that it made besides
         if type(held.get("w8a8_block_fp8_linear")).__name__.endswith("LinearOp"):
             return block_fp8(k, n, dtype)
         for name in ("kernel", "linear_kernel", "w8a8_block_fp8_linear", "fp8_linear"):
@@ -238,8 +237,8 @@ def planner() -> Any:
 
 
 def specs(made: Any) -> dict[str, Any]:
-    """What every layer keeps, once the engine has settled the block size, as its workers do after
-    loading."""
+    """The KV cache specs of all layers, once the engine has settled the block size, as its workers
+    do after loading."""
     importlib.import_module("vllm.platforms").current_platform.update_block_size_for_backend(made)
     layers = made.compilation_config.static_forward_context
     found = {
@@ -258,7 +257,7 @@ def specs(made: Any) -> dict[str, Any]:
 
 
 def groups_of(plans: Any, made: Any, kept: dict[str, Any]) -> Any:
-    """The groups into which `plans`, the engine's own planner, puts what its layers keep."""
+    """The groups into which `plans`, the engine's own planner, puts the layers' specs."""
     managers: Any = importlib.import_module("vllm.v1.core.single_type_kv_cache_manager")
     if hasattr(managers, "register_all_kvcache_specs"):
         managers.register_all_kvcache_specs(made)
@@ -323,7 +322,7 @@ def planned(plans: Any, made: Any, kept: dict[str, Any], groups: Any, memory: in
 
 
 def block_bytes(groups: Any) -> int:
-    """One block of the pool: a page in every layer of a group."""
+    """Bytes of one block of the pool: a page in every layer of a group."""
     one = groups[0]
     mixed = (
         type(one.kv_cache_spec).__name__ == "UniformTypeKVCacheSpecs"
@@ -344,10 +343,9 @@ def bytes_needed(plans: Any, made: Any, groups: Any, length: int) -> int:
 
 
 def asked(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
-    """`answer` for a model of these files, started with this command line. Raises what the engine
-    raises.
+    """`answer` for a model of these files with this command line. Raises the engine's errors.
 
-    Of pipeline stages all are built: kernels and backends are those of all, bytes those of the
+    All pipeline stages are built: kernels and backends are those of all, bytes those of the
     largest.
     """
     prepare()

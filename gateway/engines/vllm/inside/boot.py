@@ -20,8 +20,8 @@ from typing import Any
 from ...inside import stubs
 
 GIB = 1 << 30
-# Optional packages that no version's wheel requires. In the image there may be more: what moves
-# experts between GPUs, say.
+# Optional packages that no version's wheel requires. The image may have more, such as packages that
+# move experts between GPUs.
 UNREQUIRED = {
     "helion",
     "aiter",
@@ -32,7 +32,8 @@ UNREQUIRED = {
     "arctic_inference",
     "pplx_kernels",
 }
-# What selection asks for by name: "all" of these are installed, or "none", or what the image has.
+# Packages that selection looks for by name: "all" of these are installed, or "none", or those of
+# the image.
 OPTIONAL = {
     "flashinfer",
     "flashinfer_cubin",
@@ -127,8 +128,8 @@ HOST = {
 }
 
 
-# What a wheel requires, and the modules that selection looks for which come with it. That the image
-# has downloaded FlashInfer's kernels (flashinfer_cubin) is assumed.
+# Requirements of a wheel -> modules that come with them and that selection looks for. The image is
+# assumed to have FlashInfer's kernels (flashinfer_cubin).
 BROUGHT = {
     "torch": {"triton"},
     "flashinfer-python": {"flashinfer", "flashinfer_cubin", "tvm_ffi"},
@@ -145,8 +146,8 @@ _B12X_SINCE = (0, 7, 2)
 
 
 def required(sources: str) -> set[str]:
-    """Optional packages that an installation of these sources has beside it, by what the wheel
-    requires and contains."""
+    """Optional packages beside an installation of these sources, by the wheel's requirements and
+    content."""
     found = set()
     metadata = next(Path(sources).glob("vllm-*.dist-info/METADATA")).read_text()
     for name, version in re.findall(

@@ -1,8 +1,7 @@
-"""What one version of vLLM says of itself: flags, architectures, quantization methods, environment,
+"""One vLLM version's own description: flags, architectures, quantization methods, environment,
 defaults, packages.
 
-The engine's own parser and registries are imported and asked; only the load formats are read in its
-source.
+The engine's own parser and registries are imported; only the load formats are read in its source.
 """
 
 from __future__ import annotations
@@ -61,11 +60,9 @@ def facts() -> dict[str, Any]:
 
 
 def _method(name: str) -> dict[str, Any]:
-    """What a quantization method asks for as a whole (VllmConfig._get_quantization_config,
-    ModelConfig._verify_quantization),
-    and whether it takes weights that are not quantized (get_quant_config finds no file that it
-    needs in an empty folder).
-    """
+    """Requirements of a quantization method as a whole (VllmConfig._get_quantization_config,
+    ModelConfig._verify_quantization), and whether it takes unquantized weights (get_quant_config
+    finds no file in an empty folder)."""
     methods: Any = import_module("vllm.model_executor.layers.quantization")
     kind = methods.get_quantization_config(name)
     least = kind.get_min_capability()
@@ -100,8 +97,7 @@ def _dtypes(kind: Any) -> list[Any]:
 
 
 def _online(name: str) -> Any:
-    """What the engine makes of the method for weights that are not quantized; None where it
-    refuses."""
+    """The method for unquantized weights, as the engine resolves it; None: the engine refuses."""
     load = import_module("vllm.model_executor.model_loader.weight_utils").get_quant_config
     # early versions have no names for this: 0.20 has the module without the function, 0.18 neither
     try:

@@ -1,5 +1,4 @@
-"""A whole model as vLLM builds it, on the meta device, for one rank of a group of which only the
-size is real.
+"""A whole model as vLLM builds it on the meta device, for one rank of a group with only a size.
 
 Every `create_weights` of the model's own class runs with its real sizes; nothing is allocated.
 config.json is enough.
@@ -17,7 +16,7 @@ from typing import Any
 
 from ...inside.meta import Group, folder_of, meta_mode
 
-# What the inquiry says itself: no weights, no tokenizer, and no process beside this one.
+# Flags of every inquiry: no weights, no tokenizer, and no other process.
 _WITHOUT_WEIGHTS = {
     "load_format": "dummy",
     "skip_tokenizer_init": True,
@@ -25,7 +24,7 @@ _WITHOUT_WEIGHTS = {
 }
 
 
-@functools.cache  # what it reads of every configuration takes most of a second
+@functools.cache  # reading the configurations takes most of a second
 def parser() -> Any:
     """The parser of `vllm serve`, wherever this version has it."""
     made = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
@@ -58,7 +57,8 @@ def group_up(tp: int, pp: int = 1, stage: int = 0) -> None:
 
 
 def prepare() -> None:
-    """What the engine does before it builds a model, or its dependencies did when it was made."""
+    """Steps of the engine before it builds a model, or of its dependencies when the model was
+    made."""
     with suppress(ModuleNotFoundError, AttributeError):
         importlib.import_module("vllm.v1.worker.workspace").init_workspace_manager(
             importlib.import_module("torch").device("meta")
@@ -88,8 +88,8 @@ def _refuse(message: str) -> None:
 
 
 def arguments_of(folder: str, argv: Sequence[str]) -> Any:
-    """EngineArgs of a command line, as the engine's own parser and constructor make them. Raises
-    what they raise."""
+    """EngineArgs of a command line, by the engine's own parser and constructor. Raises their
+    errors."""
     engine: Any = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
     parses = parser()
     parses.error = _refuse
@@ -103,7 +103,7 @@ def arguments_of(folder: str, argv: Sequence[str]) -> Any:
 @contextmanager
 def built_of(arguments: Any, stage: int = 0, *, served: bool = True) -> Iterator[tuple[Any, Any]]:
     """(VllmConfig, model) of these EngineArgs; that configuration is the current one inside. Raises
-    what the engine raises.
+    the engine's errors.
 
     served: by its API server, whose batches have other defaults.
     """
