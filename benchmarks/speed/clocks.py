@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gateway.domain import Hardware, ModelSpec, Plan, Wish
-from gateway.engines.common.layers.build import asked, build
+from gateway.engines.common.layers.build import build, relevant_traits
 from gateway.engines.common.layers.stages import stage
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.speed.count import work_with
 from gateway.engines.common.speed.machine import Machine, SpeedTable, machine_of
-from gateway.engines.common.speed.step import Clock
+from gateway.engines.common.speed.step import StepClock
 from gateway.engines.common.speed.work import Work
 from gateway.engines.registry import engine_kind
 from gateway.models.rank import Rank
@@ -29,14 +29,14 @@ class Timed(NamedTuple):
     work: Work
     machine: Machine
 
-    def clock(self, table: SpeedTable, version: str | None = None) -> Clock:
+    def clock(self, table: SpeedTable, version: str | None = None) -> StepClock:
         """version: of the engine that was measured, where it is not the plan's."""
         plan = self.plan
         kind, seqs = plan.engine.kind, plan.max_num_seqs.value
         graphs = table.graphs(
             kind, version or plan.engine.version, seqs, eager=plan.enforce_eager.value
         )
-        return Clock(self.work, self.machine, table.of(kind), graphs)
+        return StepClock(self.work, self.machine, table.for_kind(kind), graphs)
 
 
 def timed(
@@ -68,7 +68,7 @@ def _timed(plan: Plan, spec: ModelSpec, hardware: Hardware) -> Timed | None:
     ep = tp if plan.expert_parallel.value else 1
     rank = Rank(tp, pp, ep, plan.dtype.value, plan.kv_cache_dtype.value, group[0].capability or "")
     built = stage(
-        build(spec, asked(spec, engine.traits)),
+        build(spec, relevant_traits(spec, engine.traits)),
         engine,
         engine_kind(engine.kind),
         spec.architecture,

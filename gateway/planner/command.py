@@ -14,7 +14,7 @@ from gateway.diagnosis.facts.peers import P2P_OFF
 from gateway.domain import Engine, Scalar
 from gateway.domain.value import served_name
 from gateway.domain.wish import NAME_PATTERN
-from gateway.engines.common import engine_auth as door
+from gateway.engines.common import engine_auth
 from gateway.engines.common.chat import template
 from gateway.engines.common.lora.adapter_flags import LIST_FLAGS
 from gateway.errors import BadFlag
@@ -39,9 +39,9 @@ def check_command(
     own: the weights below `folder`, the name, and the address. env: of the engine; it decides
     whether the engine needs authentication.
     """
-    opened = door.needed(env) and engine.sleeps
+    opened = engine_auth.needs_auth(env) and engine.sleeps
     program = (
-        door.behind(engine.container_command, engine.key_env)
+        engine_auth.wrap_command(engine.container_command, engine.key_env)
         if opened
         else engine.container_command
     )
@@ -120,7 +120,7 @@ def check_environment(engine: Engine, env: Mapping[str, str]) -> None:
             or (name, value) == P2P_OFF
         )
         # Its endpoints for development are behind a door then.
-        planned |= (name, value) == door.DEV_MODE and engine.sleeps
+        planned |= (name, value) == engine_auth.DEV_MODE and engine.sleeps
         if not planned:
             variables.check(engine, name, value)
 

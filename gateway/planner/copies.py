@@ -10,12 +10,12 @@ from dataclasses import replace
 from gateway.domain import Choice, Speed, int_choice
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.planning_input import PlanningInput
-from gateway.engines.common.speed.correction import about
+from gateway.engines.common.speed.correction import measurement_scope
 from gateway.engines.common.speed.count import work_with
 from gateway.engines.common.speed.expectation import Load, expected
 from gateway.engines.common.speed.machine import Pace, SpeedTable, machine_of
 from gateway.engines.common.speed.objective import concurrency, outcome, share, worth
-from gateway.engines.common.speed.step import Clock
+from gateway.engines.common.speed.step import StepClock
 from gateway.planner.parallel import spare_groups
 from gateway.planner.sizes import Sizes, needed_tokens
 
@@ -34,7 +34,7 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     wish, clock = given.wish, _clock(candidate, sizes, direct=direct)
     evidence, known = candidate.evidence, given.corrections
     near = (
-        about(candidate.scope, evidence.kernels, evidence.attention, clock.machine.source)
+        measurement_scope(candidate.scope, evidence.kernels, evidence.attention, clock.machine.source)
         if known and clock
         else {}
     )
@@ -69,7 +69,7 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     return int_choice(most, reason, "speed model"), many
 
 
-def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> Clock | None:
+def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | None:
     """The clock of the work on these GPUs, shared by engine versions: it remembers its results."""
     given, group, pace, rows = (
         candidate.given,
@@ -109,14 +109,14 @@ def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> Clock | None:
             )
         machine = given.clocks[place]
         given.clocks[key] = (
-            Clock(work, machine, _table(given, pace, engine.kind), graphs) if machine else None
+            StepClock(work, machine, _table(given, pace, engine.kind), graphs) if machine else None
         )
-    clock: Clock | None = given.clocks[key]
+    clock: StepClock | None = given.clocks[key]
     return clock
 
 
 def _table(given: PlanningInput, pace: Pace, kind: str) -> SpeedTable:
     if ("table", kind) not in given.clocks:
-        given.clocks["table", kind] = pace.table.of(kind)
+        given.clocks["table", kind] = pace.table.for_kind(kind)
     table: SpeedTable = given.clocks["table", kind]
     return table

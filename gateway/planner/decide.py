@@ -15,7 +15,13 @@ from gateway.domain.plan import ALONE
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.refusal import Refused
-from gateway.engines.common.speed.objective import Demerits, outcome, rating, share, worth
+from gateway.engines.common.speed.objective import (
+    Penalties,
+    gpu_discount,
+    plan_outcome,
+    rating,
+    score,
+)
 from gateway.engines.common.variant import Variant
 from gateway.engines.kind_rules import rules_without_files
 from gateway.errors import BadFlag, BadRequest
@@ -84,7 +90,7 @@ def _search(
             rejected.append(rejection(engine, Variant(tp=wish.tensor_parallel or 1), refusal))
             continue
         known_rules = rules.get(engine.ref) or rules_without_files(engine.kind)
-        search = Search(given.under(env), engine, known_rules, args, env, layouts)
+        search = Search(given.with_env(env), engine, known_rules, args, env, layouts)
         search.run()
         plans += search.plans
         rejected += search.rejected
@@ -135,7 +141,7 @@ def _ranked(
     longest = wanted_context(given.spec, wish, {})
     wanted = _context_goal(plans, order, longest)
     useful = _context_goal(plans, order, min(LEAST_USEFUL, longest))
-    cost, needed = share(wish.gpus), needed_tokens(wish, given.spec)
+    cost, needed = gpu_discount(wish.gpus), needed_tokens(wish, given.spec)
     restored = given.sharing.again.fingerprint if given.sharing.again is not None else None
 
     def key(plan: Plan) -> tuple[Any, ...]:
@@ -143,10 +149,12 @@ def _ranked(
         crowded = size * count > len(given.hardware.gpus) and size > 0
         # Of plans with too little context the longer one is better.
         goal = wish.goal if context >= wanted else "context"
-        value = worth(outcome(plan.memory, plan.speed, context, size, count, needed), goal, cost)
+        value = score(
+            plan_outcome(plan.memory, plan.speed, context, size, count, needed), goal, cost
+        )
         weak, age = order.get(str(plan.engine), (False, 0))
         value = value / _LONGER if weak and goal == "context" else value
-        rated = rating(value, Demerits(weak, plan.cost, age, count > 1))
+        rated = rating(value, Penalties(weak, plan.cost, age, count > 1))
         return (
             restored is not None and plan.fingerprint != restored,
             crowded,

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.domain import Engine, Flag, LaunchSpec, Mount, Plan, Scalar
 from gateway.domain.value import served_name
-from gateway.engines.common import engine_auth as door
-from gateway.engines.common import resources
+from gateway.engines.common import engine_auth, resources
 from gateway.engines.common.chat import template
 from gateway.engines.common.lora.adapter_flags import list_arguments
 from gateway.engines.common.open_flags import why_closed
@@ -135,7 +134,11 @@ def launch_spec(
     remote_code: code of the model's repository may run.
     """
     program = engine.container_command if environment is None else engine.process_command
-    program = door.behind(program, engine.key_env) if door.needed(plan.env) else program
+    program = (
+        engine_auth.wrap_command(program, engine.key_env)
+        if engine_auth.needs_auth(plan.env)
+        else program
+    )
     argv = tuple(part.replace("{env}", environment or "") for part in program)
     # Inside a container the engine must listen on its only address; as a process only loopback may
     # reach it.

@@ -487,7 +487,7 @@ def gate_dtype(
         reason, source = without[wanted]
         raise Refused("no_kernel", reason, source)
     if variant.dtype:
-        reason, source = variant.because["dtype"]
+        reason, source = variant.reasons["dtype"]
         return str_choice(variant.dtype, reason, source)
     if wanted != "auto":
         return str_choice(wanted, "set by the user", "user")

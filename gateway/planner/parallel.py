@@ -45,7 +45,7 @@ def illegal(
                 f"{layer.name} ({layer.k} inputs, {layer.n} outputs) cannot be cut for {tp} GPUs",
                 layer.name,
             )
-    if built.known:
+    if built.is_known:
         return None
     for tensor in built.others:
         fused = len(tensor.shape) == 3 and tensor.shard.startswith("expert")

@@ -201,7 +201,7 @@ def _drafter(candidate: Candidate) -> ModelRef | None:
 
 def _degraded(candidate: Candidate) -> bool:
     rows = candidate.evidence.kernels
-    guessed = bool(candidate.given.spec.guessed) or not candidate.built.known
+    guessed = bool(candidate.given.spec.guessed) or not candidate.built.is_known
     unread = guessed and candidate.evidence.answer is None
     unsure = candidate.variant.conservative or bool(_replaced(candidate)) or unread
     return unsure or any(row.status == "unknown" or row.note for row in rows)
@@ -229,7 +229,7 @@ def _layers_without(candidate: Candidate, kernel: str) -> int:
 
 def _replaced(candidate: Candidate) -> str:
     """Why the engine is kept from the kernel that it would choose."""
-    because = candidate.variant.because
+    because = candidate.variant.reasons
     return "; ".join(because[name][0] for name in ("disabled", "backends") if name in because)
 
 
@@ -265,13 +265,13 @@ def _rule_warnings(candidate: Candidate) -> list[str]:
     """The warnings about guesses and missing rules."""
     spec, evidence, built = candidate.given.spec, candidate.evidence, candidate.built
     warnings = []
-    if (spec.guessed or not built.known) and evidence.answer is None:
+    if (spec.guessed or not built.is_known) and evidence.answer is None:
         guessed = (
             f"{', '.join(spec.guessed)} are guessed from the names of fields in config.json"
             if spec.guessed
             else ""
         )
-        files = "" if built.known else "sizes are those of its files, kernels are not predicted"
+        files = "" if built.is_known else "sizes are those of its files, kernels are not predicted"
         details = "; ".join(part for part in (guessed, files) if part)
         warnings.append(
             f"Layers of {spec.model_type} as these are not known here: {details}. --check asks the"
@@ -355,7 +355,7 @@ def _why(candidate: Candidate, name: str, flag: str, plain: str) -> tuple[str, s
     """Reason and source of a value that a variant may change by `name`, and a user by `flag`."""
     if flag in candidate.args:
         return "set by the user", "user"
-    return candidate.variant.because.get(name, (plain, "planner"))
+    return candidate.variant.reasons.get(name, (plain, "planner"))
 
 
 def _tensor_parallel(candidate: Candidate) -> Choice[int]:
@@ -386,7 +386,7 @@ def _quantization(candidate: Candidate) -> Choice[str]:
     if "quantization" in candidate.args:
         return str_choice(variant.quantization, "set by the user", "user")
     if variant.quantization:
-        reason, source = variant.because["quantization"]
+        reason, source = variant.reasons["quantization"]
         return str_choice(variant.quantization, reason, source)
     if quant is None:
         return str_choice("none", "the weights are not quantized", "config.json")
@@ -408,9 +408,9 @@ def _variables(
         )
     for name, value in env.items():
         if name == candidate.rules.stage_layers_env and candidate.variant.layers:
-            reason, source = candidate.variant.because["layers"]
+            reason, source = candidate.variant.reasons["layers"]
         elif own.get(name) != value:
-            reason, source = candidate.variant.because.get(
+            reason, source = candidate.variant.reasons.get(
                 "disabled", ("kernels that the engine is kept from", "planner")
             )
         elif everywhere.get(name) == value:
@@ -515,7 +515,7 @@ def _overrides(candidate: Candidate) -> Choice[str]:
         f"--{flag}={value}" for flag, value in variant.backends
     ]
     reasons = [
-        variant.because[name] for name in ("disabled", "backends") if name in variant.because
+        variant.reasons[name] for name in ("disabled", "backends") if name in variant.reasons
     ]
     if not words:
         return _NO_OVERRIDES

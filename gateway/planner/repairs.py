@@ -70,7 +70,7 @@ def repairs(
         return
     refused = _RefusedVariant(variant, refusal, engine, rules, gpus, args, quantized)
     backend = "moe-backend" if refused.of_experts else "linear-backend"
-    forced = variant.backend(backend) if "backends" in variant.because else None
+    forced = variant.backend(backend) if "backends" in variant.reasons else None
     if forced and refusal.layer and refusal.verdict in ("no_kernel", "known_bad", "runtime_fail"):
         return  # this replacement of a kernel does not compute the layer; another one may
     yield from _kernel_repairs(refused)
@@ -233,7 +233,7 @@ def smaller(variant: Variant, engine: Engine, args: Collection[str], why: str) -
 
     Flags of the user stay.
     """
-    if engine.device != "cuda" or variant.conservative or "quantization" in variant.because:
+    if engine.device != "cuda" or variant.conservative or "quantization" in variant.reasons:
         return
     if not variant.small and "max-num-seqs" not in args:
         yield variant.changed(
@@ -312,7 +312,7 @@ def _other_kernel(
 ) -> Iterator[Variant]:
     """The same variant without this kernel, by the flags and variables that the engine version has
     for that."""
-    if not rules.known:
+    if not rules.has_rules:
         return
     if (
         not experts

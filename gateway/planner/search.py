@@ -29,13 +29,13 @@ from gateway.domain import (
 )
 from gateway.engines.common.candidate import Candidate, EngineRules
 from gateway.engines.common.evidence import Evidence
-from gateway.engines.common.layers.build import asked, build, loaded_as
+from gateway.engines.common.layers.build import build, loaded_as, relevant_traits
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.quantization.block import UnknownScheme
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.speculative.speculation import Speculation
-from gateway.engines.common.speculative.speculative import Target, left_out, speculate
+from gateway.engines.common.speculative.speculative import DraftTarget, left_out, speculate
 from gateway.engines.common.speed.correction import measured
 from gateway.engines.common.speed.expectation import READ, WRITTEN
 from gateway.engines.common.speed.objective import concurrency
@@ -149,7 +149,7 @@ class Search:
         self.given, self.engine, self.rules = given, engine, rules
         self.env, self.layouts = env, layouts
         self.canonical = canonical(engine, args)
-        self.traits = asked(given.spec, engine.traits)
+        self.traits = relevant_traits(given.spec, engine.traits)
         self.plans: list[Plan] = []
         self.rejected: list[Rejected] = []
         self.gaps: list[RuleGap] = []
@@ -240,7 +240,7 @@ class Search:
         if self._same_kernels_seen(variant, evidence.kernels, evidence.attention):
             return []
         # The refusal of the unchanged variant tells what the change could not cure.
-        if not variant.because or refusal.verdict == "known_bad":
+        if not variant.reasons or refusal.verdict == "known_bad":
             self.rejected.append(rejection(engine, variant, refusal))
         quantized = self.given.spec.quant is not None
         changed = [
@@ -253,7 +253,7 @@ class Search:
         if refusal.verdict == "known_bad" and evidence.memory is not None:
             reach = evidence.memory.kv_tokens
             self._satisfied |= reach >= self._wanted and not (
-                variant.conservative or "quantization" in variant.because
+                variant.conservative or "quantization" in variant.reasons
             )
             # A failure with a short context says nothing about a longer one.
             changed += lengthened(variant, reach, self._wanted, engine, gpus, self._user_flags)
@@ -286,7 +286,7 @@ class Search:
         """
         declared = (
             variant.kv_dtype != "auto"
-            and "kv_dtype" not in variant.because
+            and "kv_dtype" not in variant.reasons
             and "kv-cache-dtype" not in self._user_flags
         )
         if (
@@ -353,7 +353,7 @@ class Search:
             if answer is None:
                 raise refusal.open(open_question) from None
             if answer.refused:
-                raise refusal.said(answer) from None
+                raise refusal.in_engine_words(answer) from None
 
     def _plan(self, variant: Variant) -> Plan:
         """The plan of the variant, through all gates.
@@ -386,7 +386,7 @@ class Search:
                 raise error.open(ask()) from None
             if answer is None or error.verdict not in _KERNEL_VERDICTS:
                 raise
-            raise error.said(answer) from None
+            raise error.in_engine_words(answer) from None
         if answer is not None:
             raise Refused(
                 "engine_refuses", answer.refused, answer.source, evidence=candidate.evidence
@@ -448,7 +448,7 @@ class Search:
         self._check_schemes(built, variant)
         gate_kv(engine, rules, variant.kv_dtype)
         rank = placed.rank
-        target = Target(
+        target = DraftTarget(
             given.spec,
             rank,
             build,
@@ -456,7 +456,7 @@ class Search:
         )
         speculation = speculate(target, given.drafter, given.wish, engine, rules.speculative)
         evidence = Evidence(method=method)
-        if rules.known and group:
+        if rules.has_rules and group:
             if not capability:
                 reason = "the compute capability, which decides the kernels, could not be read"
                 raise Refused("unknown_capability", reason, "probe")
@@ -507,7 +507,7 @@ class Search:
         method = self.given.spec.quant.method if self.given.spec.quant else variant.quantization
         if not method:
             return
-        if not self.rules.known:
+        if not self.rules.has_rules:
             reason = (
                 f"the weights are quantized ({method}), and which kernel {engine.ref} would use for"
                 " them is not known"

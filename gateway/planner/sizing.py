@@ -87,7 +87,7 @@ def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | 
     if _neighbours(candidate) and candidate.given.wish.goal != "context":
         yield _needed_budget(footprint, batch, usual), None
     yield usual, None
-    most = rules.most(footprint, usual)
+    most = rules.largest_budget(footprint, usual)
     if most is not None:
         yield most, None
 
@@ -149,7 +149,9 @@ def _former_budget(footprint: Footprint, bounds: Budget, before: Plan) -> Budget
     flag = f"--{candidate.engine.spelling.get(_SHARE, _SHARE)}="
     share = next((item.removeprefix(flag) for item in before.argv if item.startswith(flag)), None)
     if share is not None and beside == before.memory.beside_bytes:
-        return rules.told(footprint, float(share))._replace(bytes=before.memory.budget_bytes)
+        return rules.budget_of_share(footprint, float(share))._replace(
+            bytes=before.memory.budget_bytes
+        )
     return rules.narrowed(
         footprint, bounds._replace(flags={_SHARE: 1.0}), promised - beside, rounded=math.floor
     )
@@ -194,7 +196,8 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
     footprints = [_footprint(part, batch) for part in candidate.parts]
     usual = [rules.budget(footprint, context) for footprint in footprints]
     most = [
-        rules.most(footprint, one) or one for footprint, one in zip(footprints, usual, strict=True)
+        rules.largest_budget(footprint, one) or one
+        for footprint, one in zip(footprints, usual, strict=True)
     ]
     wanted, kept = (
         wanted_context(candidate.given.spec, candidate.given.wish, candidate.args),
@@ -396,7 +399,7 @@ def _sized(candidate: Candidate, flag: str, default: int, reason: str, source: s
     if flag in candidate.args:
         return int_choice(int(candidate.args[flag]), "set by the user", "user")
     if candidate.variant.small and flag == "max-num-seqs" and default > _FEW_SEQS:
-        why, source = candidate.variant.because["small"]
+        why, source = candidate.variant.reasons["small"]
         return int_choice(_FEW_SEQS, why, source)
     if candidate.variant.conservative and flag == "max-num-seqs":
         why = "a smaller batch, because the plan with the usual one failed"
@@ -412,7 +415,7 @@ def _eager(candidate: Candidate) -> Choice[bool]:
             True, "compiling for the CPU costs minutes at every start", candidate.source
         )
     if candidate.variant.eager:
-        why, source = candidate.variant.because["eager"]
+        why, source = candidate.variant.reasons["eager"]
         return bool_choice(True, why, source)
     if candidate.variant.conservative:
         return bool_choice(True, "no graphs, because the plan with them failed", "fact")
@@ -437,7 +440,7 @@ def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
             "fact",
         )
     if fewer and variant.small and value > _LEAST_TOKENS:
-        value, (reason, source) = _LEAST_TOKENS, variant.because["small"]
+        value, (reason, source) = _LEAST_TOKENS, variant.reasons["small"]
     # Drafted tokens take their places in the batch first; the engine refuses to start when nothing
     # is left beside them.
     drafted = candidate.speculation.slots * seqs

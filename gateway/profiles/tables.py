@@ -27,7 +27,7 @@ from gateway.engines.common.chat.parsers import ParserTable
 from gateway.engines.common.chat.repair import RepairTable
 from gateway.engines.common.kernels.cards import CardTable
 from gateway.engines.common.kernels.gpus import GpuTable
-from gateway.engines.common.speed.machine import Pace, SpeedTable
+from gateway.engines.common.speed.machine import SpeedKnowledge, SpeedTable
 from gateway.errors import BadRequest, NotFound, SettingsError
 from gateway.profiles.yaml_cache import Documents
 
@@ -126,11 +126,11 @@ class ProfileTables:
         )
 
     @cached_property
-    def pace(self) -> Pace:
+    def pace(self) -> SpeedKnowledge:
         """How fast GPUs and engines are; of the table of what engines reach a user's file wins over
         ours."""
         path = next(path for root in self.roots if (path := root / "speed.yaml").is_file())
-        return Pace(self.cards, validated(path, SpeedTable, self.document(path)))
+        return SpeedKnowledge(self.cards, validated(path, SpeedTable, self.document(path)))
 
     @cached_property
     def parsers(self) -> ParserTable:

@@ -86,7 +86,7 @@ def spec(family: str) -> ModelSpec:
 
 def given(profiles: Profiles, family: str) -> list[str]:
     """Tools and thoughts, by engine version; - for none."""
-    writing = profiles.parsers.of(spec(family))
+    writing = profiles.parsers.writing(spec(family))
     found = []
     for ref in VERSIONS:
         engine = profiles.engine(ref)

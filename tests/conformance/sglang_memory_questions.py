@@ -88,11 +88,11 @@ def _answer(folder: Path, question: tuple[str, int, int, int | None, bool]) -> A
         )
         if hasattr(resolved, "resolve_once"):
             resolved.resolve_once()
-            batch = sglang_model.said(resolved, "cuda_graph_config")["decode"]["max_bs"]
+            batch = sglang_model.resolved(resolved, "cuda_graph_config")["decode"]["max_bs"]
         else:
             batch = resolved.cuda_graph_max_bs
         chunk, share = (
-            sglang_model.said(resolved, name)
+            sglang_model.resolved(resolved, name)
             for name in ("chunked_prefill_size", "mem_fraction_static")
         )
         return [chunk, batch, round(share, 6)]

@@ -87,7 +87,7 @@ def _answer(model: str, quant: str) -> list[Any]:
 def _of_rank(model: str, quant: str, tp: int) -> Any:
     files = {"config.json": json.dumps(config_of(model, quant)).encode()}
     try:
-        said = sglang_answers.asked(files, argv(model, quant, tp))
+        said = sglang_answers.answer_of(files, argv(model, quant, tp))
     except Exception as error:  # an engine's refusal is an answer
         return words(error)[:160]
     kv = said["kv"]

@@ -45,7 +45,7 @@ def _answer(start: Start) -> dict[str, Any]:
         "--enforce-eager",
     ]
     try:
-        said = vllm_answers.asked(files, argv)
+        said = vllm_answers.answer_of(files, argv)
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": words(error)[:200]}
     backends = sorted({row["backend"] for row in said["attention"]})

@@ -106,7 +106,7 @@ def test_the_parser_reads_what_the_template_writes(version: str) -> None:
         if dialect.calls is None:
             continue
         mine, theirs = (
-            PROFILES.parsers.of(spec(dialect)).tool_parser(engine).value,
+            PROFILES.parsers.writing(spec(dialect)).tool_parser(engine).value,
             read[dialect.name, dialect.calls],
         )
         if mine not in (NONE, *UNTRIED, *theirs) and (version, dialect.name) not in UNREAD:
@@ -122,7 +122,7 @@ def test_a_family_that_calls_tools_has_a_parser(family: str, ref: str) -> None:
     if ref.startswith("sglang") and family == "ByteDance-Seed":
         pytest.skip(f"SGLang {NEWEST_SGLANG} has no parser for Seed-OSS")
     assert NONE not in {
-        PROFILES.parsers.of(spec(one)).tool_parser(PROFILES.engine(ref)).value for one in found
+        PROFILES.parsers.writing(spec(one)).tool_parser(PROFILES.engine(ref)).value for one in found
     }
 
 
@@ -132,7 +132,7 @@ def test_sglangs_parser_reads_what_the_template_writes(version: str) -> None:
     wrong = set()
     for question, read in pairs(sglang_parser_questions, version, "9.0"):
         model = spec(templates[question.model]).evolve(added_tokens=("<think>", "</think>"))
-        writing = PROFILES.parsers.of(model)
+        writing = PROFILES.parsers.writing(model)
         mine = (
             writing.tool_parser(engine)
             if question.about == "calls"

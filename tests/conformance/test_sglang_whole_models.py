@@ -26,7 +26,7 @@ PROFILES = Profiles()
 ENGINES = {version: PROFILES.engine(f"sglang=={version}") for version in SGLANG}
 RULES = PROFILES.rules(list(ENGINES.values()))
 _ROW = re.compile(r"\S+ (.+) (\d+x\d+) (\d+)( \d+)?")
-Outcome = Plan | Rejected
+PlanOutcome = Plan | Rejected
 
 
 def machine(capability: str) -> Hardware:
@@ -60,12 +60,12 @@ def decision(model: str, quant: str, capability: str, tp: int) -> Decision:
     )
 
 
-def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> Outcome:
+def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> PlanOutcome:
     """What became of the way in which nothing is changed."""
     decided = decision(model, quant, capability, tp)
     plain = [plan for plan in decided.plans if plan.engine.version == version and plan.cost == 0]
     refused = [one for one in decided.rejected if one.engine.version == version]
-    found: list[Outcome] = [*plain, *refused]
+    found: list[PlanOutcome] = [*plain, *refused]
     return found[0]
 
 
@@ -81,7 +81,7 @@ def products_of(answer: dict[str, Any]) -> Counter[str]:
     return found
 
 
-def products_ours(mine: Outcome) -> Counter[str]:
+def products_ours(mine: PlanOutcome) -> Counter[str]:
     found: Counter[str] = Counter()
     for row in mine.kernels:
         if row.layer.endswith(".w13"):
@@ -94,7 +94,7 @@ def products_ours(mine: Outcome) -> Counter[str]:
     return found
 
 
-def attention_ours(mine: Outcome) -> list[str]:
+def attention_ours(mine: PlanOutcome) -> list[str]:
     found: Counter[tuple[str, int, str]] = Counter()
     for row in mine.attention:
         found[

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import ModelSpec
-from gateway.engines.common.layers.build import asked, build
+from gateway.engines.common.layers.build import build, relevant_traits
 from gateway.engines.common.layers.stages import dealt, layers_of, repeated, unshared
 from gateway.engines.common.layers.weights import weights_bytes
 from gateway.engines.registry import engine_kind
@@ -72,7 +72,10 @@ def ours(ref: str, one: Stages) -> list[list[int]] | None:
     """Of each stage the bytes of weights, and its layers; None: the planner makes no stages of
     it."""
     spec, engine = spec_of(one), PROFILES.engine(ref)
-    built, whole = build(spec, asked(spec, engine.traits)), repeated(engine, spec.architecture)
+    built, whole = (
+        build(spec, relevant_traits(spec, engine.traits)),
+        repeated(engine, spec.architecture),
+    )
     if unshared(built, engine, spec.architecture):
         return None
     rank = Rank(

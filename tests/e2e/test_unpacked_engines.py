@@ -66,7 +66,7 @@ class Unpacked:
         return ask(self._python, self._folder, json.dumps(document).encode())
 
 
-class Said(NamedTuple):
+class ParsedAnswer(NamedTuple):
     """By engine: what it answered for each size of tensor parallelism. And what the version without
     rules says of itself."""
 
@@ -94,7 +94,7 @@ def questions(engine: str, sizes: Sequence[int]) -> list[Question]:
 
 
 @pytest.fixture(scope="module")
-def said(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> Said:
+def said(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> ParsedAnswer:
     """Everything is asked at once, two engines at a time: an import takes a core for 15 s."""
     folder, kept = tmp_path_factory.mktemp("asked"), Kept(ROOT / ".cache/engines")
     with ThreadPoolExecutor(3) as pool:
@@ -124,7 +124,7 @@ def said(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> Said:
         return version, answers
 
     version, answers = asyncio.run(all_of_it())
-    return Said(dict(zip(ASKED, answers, strict=True)), version, Inquirer(host, cache))
+    return ParsedAnswer(dict(zip(ASKED, answers, strict=True)), version, Inquirer(host, cache))
 
 
 def kernels(answer: EngineAnswer) -> set[str]:
@@ -132,7 +132,7 @@ def kernels(answer: EngineAnswer) -> set[str]:
     return {row.kernel for row in answer.kernels}
 
 
-def test_0_19_1_has_no_kernel_for_half_of_a_layer(said: Said) -> None:
+def test_0_19_1_has_no_kernel_for_half_of_a_layer(said: ParsedAnswer) -> None:
     halves, whole = said.answers["vllm==0.19.1"][2], said.answers["vllm==0.19.1"][1]
     assert "Failed to find a kernel that can implement the WNA16 linear layer" in halves.refused
     assert (
@@ -143,17 +143,17 @@ def test_0_19_1_has_no_kernel_for_half_of_a_layer(said: Said) -> None:
 
 
 @pytest.mark.parametrize("engine", ["vllm==0.26.0", VLLM_REF])
-def test_later_versions_have_one(said: Said, engine: str) -> None:
+def test_later_versions_have_one(said: ParsedAnswer, engine: str) -> None:
     assert {"MarlinLinearKernel", "MARLIN"} < kernels(said.answers[engine][2])
 
 
-def test_sglang_answers_for_one_gpu(said: Said) -> None:
+def test_sglang_answers_for_one_gpu(said: ParsedAnswer) -> None:
     """That its repacking refuses half of the layer is said in CUDA, which nobody is asked."""
     assert "apply_gptq_marlin_linear" in kernels(said.answers[SGLANG_REF][1])
 
 
 def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(
-    said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: ParsedAnswer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its forecast is a guess, and its own code then says that both GPUs together will do."""
     monkeypatch.setattr(offline, "LIMIT_S", ENOUGH_S)  # a busy machine is no reason

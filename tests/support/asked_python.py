@@ -23,7 +23,10 @@ def asked_in(
     async def run() -> tuple[list[bytes], str]:
         found: list[bytes] = []
         lines = child.lines_of(
-            script.command(python), script.given(document), cwd=Path(tempfile.gettempdir()), env=env
+            script.command(python),
+            script.input_bytes(document),
+            cwd=Path(tempfile.gettempdir()),
+            env=env,
         )
         try:
             async with asyncio.timeout(limit_s), contextlib.aclosing(lines):

@@ -326,7 +326,7 @@ def engine_gaps(as_json: Json = False) -> None:
     from gateway.settings import load_settings
     from gateway.version import __version__
 
-    gaps = GapBook(load_settings().data / "answers/gaps").known()
+    gaps = GapBook(load_settings().data / "answers/gaps").load()
     if as_json:
         say(json.dumps([gap.model_dump(mode="json") for gap in gaps], indent=2))
         return

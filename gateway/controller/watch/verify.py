@@ -27,7 +27,7 @@ from gateway.controller.watch.engine_client import (
 )
 from gateway.domain import Abilities, Ability, Failure, Plan
 from gateway.engines.common.chat import abilities
-from gateway.engines.common.chat.abilities import Said
+from gateway.engines.common.chat.abilities import ParsedAnswer
 from gateway.engines.registry import engine_kind
 
 T = TypeVar("T")
@@ -175,7 +175,8 @@ async def _able(client: EngineClient, url: str, body: dict[str, Any], ability: s
     )
     thoughts = said.reasoning or said.reasoning_content or ""
     return abilities.judged(
-        ability, Said(said.content or "", thoughts, calls, choices[0].finish_reason != "length")
+        ability,
+        ParsedAnswer(said.content or "", thoughts, calls, choices[0].finish_reason != "length"),
     )
 
 

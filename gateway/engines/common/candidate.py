@@ -90,7 +90,7 @@ class Candidate:
         """As was read, no two of its GPUs reach each other but through the host's memory."""
         if self.whole is not None:
             return self.whole.through_host
-        pairs = self.given.between(self.group)
+        pairs = self.given.links_between(self.group)
         return bool(pairs) and all(
             link is not None and link.p2p is False and not link.nvlinks for _, _, link in pairs
         )
@@ -236,7 +236,7 @@ class EngineRules(EngineKind, Protocol):
         """By identity: answers are remembered for each."""
 
     @property
-    def known(self) -> bool:
+    def has_rules(self) -> bool:
         """Whether there are rules of this version at all. Without them no kernel is predicted, and
         quantized weights are refused."""
 
@@ -309,11 +309,11 @@ class EngineRules(EngineKind, Protocol):
         context: a sufficient number of tokens, if nothing else limits the KV cache (on a CPU).
         """
 
-    def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
+    def largest_budget(self, footprint: Footprint, usual: Budget) -> Budget | None:
         """The largest possible budget: all free memory. None: that is no more, or free memory is
         unknown."""
 
-    def told(self, footprint: Footprint, share: float) -> Budget:
+    def budget_of_share(self, footprint: Footprint, share: float) -> Budget:
         """The budget for a given share of a GPU. Not for CPUs."""
 
     def narrowed(

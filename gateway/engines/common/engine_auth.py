@@ -38,13 +38,13 @@ runpy.run_module("{module}", run_name="__main__", alter_sys=True)
 """
 
 
-def needed(env: Mapping[str, str]) -> bool:
+def needs_auth(env: Mapping[str, str]) -> bool:
     """Whether an engine with this environment opens what only the gateway may reach."""
     name, _ = DEV_MODE
     return name in env
 
 
-def behind(command: tuple[str, ...], key_env: str | None) -> tuple[str, ...]:
+def wrap_command(command: tuple[str, ...], key_env: str | None) -> tuple[str, ...]:
     """The command of an engine, `PYTHON -m MODULE`, behind the door. Raises ValueError for any
     other, and for an engine without a key."""
     python, option, module = command
@@ -58,10 +58,10 @@ def behind(command: tuple[str, ...], key_env: str | None) -> tuple[str, ...]:
     return python, "-c", _PROGRAM.format(key=key_env, module=module), f"--middleware={_MIDDLEWARE}"
 
 
-def closed(plan: Plan) -> Plan:
+def without_dev_endpoints(plan: Plan) -> Plan:
     """The plan for a start without a gateway: without sleep mode, so without development endpoints
     and key."""
-    if not needed(plan.env):
+    if not needs_auth(plan.env):
         return plan
     argv = tuple(item for item in plan.argv if item not in _OPEN)
     return plan.evolve(

@@ -29,7 +29,7 @@ from gateway.engines.common.chat.template import Chosen, chosen
 from gateway.engines.common.kernels.gpus import GpuTable
 from gateway.engines.common.resources import ram_left
 from gateway.engines.common.speed.correction import Corrections
-from gateway.engines.common.speed.machine import Pace
+from gateway.engines.common.speed.machine import SpeedKnowledge
 from gateway.engines.common.speed.measured import Measured
 from gateway.models.drafter import Drafter
 from gateway.variables import words
@@ -79,7 +79,7 @@ class PlanningInput:
     claims: Mapping[str, int] = field(default_factory=dict)
     gpus: GpuTable | None = None
     answers: Mapping[Question, EngineAnswer] = field(default_factory=dict)
-    pace: Pace | None = None
+    pace: SpeedKnowledge | None = None
     parsers: ParserTable | None = None
     global_env: Mapping[str, str] = field(default_factory=dict)
     sharing: Sharing = ALONE
@@ -91,7 +91,7 @@ class PlanningInput:
     _groups: dict[tuple[int, ...], GroupMemory] = field(
         default_factory=dict, repr=False, compare=False
     )
-    _between: dict[tuple[int, ...], list[tuple[Gpu, Gpu, Link | None]]] = field(
+    _links: dict[tuple[int, ...], list[tuple[Gpu, Gpu, Link | None]]] = field(
         default_factory=dict, repr=False, compare=False
     )
     _apart: dict[tuple[int, ...], tuple[int, int] | None] = field(
@@ -100,9 +100,9 @@ class PlanningInput:
 
     def changed(self, **fields: Any) -> PlanningInput:
         """A copy with other fields, without the values that were computed from the old ones."""
-        return replace(self, **fields, clocks={}, _groups={}, _between={}, _apart={})
+        return replace(self, **fields, clocks={}, _groups={}, _links={}, _apart={})
 
-    def under(self, env: Mapping[str, str]) -> PlanningInput:
+    def with_env(self, env: Mapping[str, str]) -> PlanningInput:
         """For an engine with these variables, the gateway's among them."""
         facts = self.facts.for_env(words(env))
         if facts is self.facts and env == self.wish.env:
@@ -138,16 +138,16 @@ class PlanningInput:
             self._groups[key] = GroupMemory(least, seen, room, read)
         return self._groups[key]
 
-    def between(self, group: tuple[Gpu, ...]) -> list[tuple[Gpu, Gpu, Link | None]]:
+    def links_between(self, group: tuple[Gpu, ...]) -> list[tuple[Gpu, Gpu, Link | None]]:
         """How each two of these GPUs reach each other, looked up once for all engine versions;
         None: nobody read it."""
         key = tuple([gpu.index for gpu in group])
-        if key not in self._between:
+        if key not in self._links:
             links = self.links
-            self._between[key] = [
+            self._links[key] = [
                 (a, b, links.get(frozenset((a.index, b.index)))) for a, b in combinations(group, 2)
             ]
-        return self._between[key]
+        return self._links[key]
 
     def apart(self, group: tuple[Gpu, ...]) -> tuple[int, int] | None:
         """The first two of these GPUs for which neither NVLink nor working peer-to-peer access was
@@ -156,7 +156,7 @@ class PlanningInput:
         if key not in self._apart:
             found = (
                 (a.index, b.index)
-                for a, b, link in self.between(group)
+                for a, b, link in self.links_between(group)
                 if link is None or not (link.nvlinks or link.p2p)
             )
             self._apart[key] = next(found, None)
@@ -179,7 +179,7 @@ class PlanningInput:
     def writing(self) -> Writing | None:
         """How the model writes tool calls and thoughts; None: no table of dialects is at hand."""
         return (
-            self.parsers.of(self.spec.evolve(chat_template=self.template.text))
+            self.parsers.writing(self.spec.evolve(chat_template=self.template.text))
             if self.parsers
             else None
         )

@@ -46,17 +46,17 @@ class Refused(Exception):
 
     def knowing(self, evidence: Evidence) -> Refused:
         """The same refusal, with this evidence."""
-        return self._with(evidence=evidence)
+        return self._changed(evidence=evidence)
 
     def open(self, question: Question) -> Refused:
         """The same refusal, which the engine's answer to the question may overrule."""
-        return self._with(question=question)
+        return self._changed(question=question)
 
-    def said(self, answer: EngineAnswer) -> Refused:
+    def in_engine_words(self, answer: EngineAnswer) -> Refused:
         """The same refusal, in the engine's own words."""
-        return self._with(reason=answer.refused, source=answer.source)
+        return self._changed(reason=answer.refused, source=answer.source)
 
-    def _with(self, **changed: Any) -> Refused:
+    def _changed(self, **changed: Any) -> Refused:
         held = {
             name: getattr(self, name)
             for name in ("layer", "kernel", "dtypes", "cache", "evidence", "question")

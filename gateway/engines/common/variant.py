@@ -43,7 +43,7 @@ class Variant:
     parallel ranks. dtype, quantization: "": as in the checkpoint. disabled: kernels for
     VLLM_DISABLED_KERNELS. backends: engine flags that force a kernel. layers: of each stage, if the
     engine is told; (): the engine's own split. small: few sequences and tokens at once. eager: no
-    graphs. conservative: both, and memory left free. because: reasons for each difference from the
+    graphs. conservative: both, and memory left free. reasons: for each difference from the
     plain variant.
     """
 
@@ -59,23 +59,23 @@ class Variant:
     small: bool = False
     eager: bool = False
     conservative: bool = False
-    because: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, hash=False)
+    reasons: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, hash=False)
 
     @property
     def cost(self) -> int:
-        return sum(_COST[name] for name in self.because)
+        return sum(_COST[name] for name in self.reasons)
 
     @property
     def changes(self) -> int:
         """Number of changes. Pipeline stages are a layout, as tensor parallelism is, so they do not
         count."""
-        return len(self.because.keys() - {"layers", "pp"})
+        return len(self.reasons.keys() - {"layers", "pp"})
 
     @property
     def gives_up(self) -> bool:
         """Something that is missed while it serves, for memory: requests at once, precision of the
         KV cache, graphs."""
-        return bool({"small", "kv_dtype", "eager"} & self.because.keys())
+        return bool({"small", "kv_dtype", "eager"} & self.reasons.keys())
 
     def rank(self, dtype: str, capability: str | None) -> Rank:
         """One of its ranks, with activations in `dtype`."""
@@ -89,7 +89,7 @@ class Variant:
     def changed(self, name: str, value: object, reason: str, source: str) -> Variant:
         """The variant with one more change and its reason."""
         return Variant(
-            **{**vars(self), "because": {**self.because, name: (reason, source)}, name: value}
+            **{**vars(self), "reasons": {**self.reasons, name: (reason, source)}, name: value}
         )
 
 

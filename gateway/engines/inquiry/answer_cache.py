@@ -32,7 +32,7 @@ class AnswerCache:
         self._folder = folder
         self._script = hashlib.sha256(packed()).hexdigest()
 
-    def known(
+    def load(
         self, questions: Iterable[Question], source: str, gpus: StatedGpus | None, model: ModelFiles
     ) -> dict[Question, EngineAnswer]:
         found = {}

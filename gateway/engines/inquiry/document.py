@@ -42,7 +42,7 @@ class StatedGpus:
     name: str
 
     @classmethod
-    def of(cls, machine: Hardware, capability: str) -> StatedGpus:
+    def from_machine(cls, machine: Hardware, capability: str) -> StatedGpus:
         """The machine's GPUs that have this capability."""
         same = [gpu for gpu in machine.gpus if gpu.capability == capability]
         return cls(

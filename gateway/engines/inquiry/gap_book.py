@@ -33,7 +33,7 @@ class GapBook:
         except OSError:
             return
 
-    def known(self) -> list[RuleGap]:
+    def load(self) -> list[RuleGap]:
         """The oldest first; what cannot be read is left out."""
         found = []
         for path in self._files():

@@ -81,7 +81,7 @@ class Inquirer:
         """
         engine = await self.exact(engine)
         source = await self._host.identity(engine)
-        found = await asyncio.to_thread(self._cache.known, questions, source, gpus, model)
+        found = await asyncio.to_thread(self._cache.load, questions, source, gpus, model)
         end = time.monotonic() + limit_s
         problem: HostError | None = None
         # A process for each environment: engines read theirs once.
@@ -130,7 +130,7 @@ class Inquirer:
             )
         return said, source
 
-    async def held(self, engine: EngineRef, limit_s: float) -> EngineRef:
+    async def installed_engine(self, engine: EngineRef, limit_s: float) -> EngineRef:
         """The engine in this image, by its installed packages. Raises HostError."""
         engine = await self.exact(engine)
         lines, problem = await self._lines(engine, WHICH, limit_s)

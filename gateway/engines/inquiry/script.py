@@ -58,7 +58,7 @@ def command(python: str) -> tuple[str, ...]:
     return (python, "-c", _BEGIN)
 
 
-def given(asked: bytes) -> bytes:
+def input_bytes(asked: bytes) -> bytes:
     """The code and the document of questions, each behind its length."""
     return packed() + b"%d\n" % len(asked) + asked
 

@@ -106,7 +106,7 @@ def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
     for number, question in enumerate(model["questions"]):
         place = {"model": index, "question": number}
         try:
-            say(out, **place, answer=answers.asked(files, question["argv"]))
+            say(out, **place, answer=answers.answer_of(files, question["argv"]))
         except Exception as error:
             if of_this_package(
                 error

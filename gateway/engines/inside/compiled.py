@@ -28,7 +28,9 @@ def compiled(folder: Path) -> dict[str, list[str]]:
     """
     found = {}
     for path in sorted(folder.rglob("*.so")):
-        if held := sorted(_held(path), key=lambda one: (one[0], int(re.sub(r"\D", "", one)), one)):
+        if held := sorted(
+            _architectures(path), key=lambda one: (one[0], int(re.sub(r"\D", "", one)), one)
+        ):
             found[str(path.relative_to(folder)).partition(".")[0]] = held
     return found
 
@@ -48,7 +50,7 @@ def cuda_major(folder: Path) -> int | None:
     return None
 
 
-def _held(path: Path) -> set[str]:
+def _architectures(path: Path) -> set[str]:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return {

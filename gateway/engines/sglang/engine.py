@@ -61,7 +61,7 @@ class SglangRules(SglangKind):
     memory: MemoryRules | None = None
 
     @property
-    def known(self) -> bool:
+    def has_rules(self) -> bool:
         return any((self.linear, self.moe, self.attention_backends, self.speculative, self.memory))
 
     @property
@@ -154,16 +154,16 @@ class SglangRules(SglangKind):
     def budget(self, footprint: Footprint, context: int) -> Budget:
         candidate = footprint.candidate
         if "gpu-memory-utilization" in candidate.args:
-            return self.told(footprint, float(candidate.args["gpu-memory-utilization"]))
-        _, free, _ = self._taken(footprint)
-        return self.told(footprint, fraction_within(self._static(footprint), free))
+            return self.budget_of_share(footprint, float(candidate.args["gpu-memory-utilization"]))
+        _, free, _ = self._memory_parts(footprint)
+        return self.budget_of_share(footprint, fraction_within(self._static(footprint), free))
 
-    def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
+    def largest_budget(self, footprint: Footprint, usual: Budget) -> Budget | None:
         """None: the share follows from the reserve, which the engine may need."""
         return None
 
-    def told(self, footprint: Footprint, share: float) -> Budget:
-        begins, free, reserved = self._taken(footprint)
+    def budget_of_share(self, footprint: Footprint, share: float) -> Budget:
+        begins, free, reserved = self._memory_parts(footprint)
         return Budget(
             begins + int(free * share) + reserved,
             {"gpu-memory-utilization": share},
@@ -178,13 +178,13 @@ class SglangRules(SglangKind):
         *,
         rounded: Callable[[float], int] = math.ceil,
     ) -> Budget:
-        begins, free, reserved = self._taken(footprint)
+        begins, free, reserved = self._memory_parts(footprint)
         steps = max(0, count - begins - reserved) * 1000 / free
-        return self.told(
+        return self.budget_of_share(
             footprint, min(float(budget.flags["gpu-memory-utilization"]), rounded(steps) / 1000)
         )
 
-    def _taken(self, footprint: Footprint) -> tuple[int, int, int]:
+    def _memory_parts(self, footprint: Footprint) -> tuple[int, int, int]:
         """Bytes that its processes take, that are free as it finds them before it loads, and that
         it reserves."""
         begins = process_bytes(footprint.load.rank.tp * footprint.load.rank.pp)

@@ -71,7 +71,7 @@ class VllmRules(VllmKind):
     speculative: SpeculativeRules | None = None
 
     @property
-    def known(self) -> bool:
+    def has_rules(self) -> bool:
         return any((self.linear, self.moe, self.attention, self.speculative))
 
     @property
@@ -222,9 +222,9 @@ class VllmRules(VllmKind):
             share = min(
                 share, math.ceil((used + used // _ENCODER_SPARE) * 100 / max(1, seen)) / 100
             )
-        return self.told(footprint, share)
+        return self.budget_of_share(footprint, share)
 
-    def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
+    def largest_budget(self, footprint: Footprint, usual: Budget) -> Budget | None:
         candidate = footprint.candidate
         if (
             not candidate.devices.read
@@ -245,7 +245,7 @@ class VllmRules(VllmKind):
             round(candidate.devices.seen * share), flags, f"utilization {share:.2f}", warning
         )
 
-    def told(self, footprint: Footprint, share: float) -> Budget:
+    def budget_of_share(self, footprint: Footprint, share: float) -> Budget:
         seen = footprint.candidate.devices.seen
         return Budget(
             round(seen * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}"
@@ -260,14 +260,14 @@ class VllmRules(VllmKind):
         rounded: Callable[[float], int] = math.ceil,
     ) -> Budget:
         steps = count * 100 / max(1, footprint.candidate.devices.seen)
-        return self.told(
+        return self.budget_of_share(
             footprint, min(float(budget.flags["gpu-memory-utilization"]), rounded(steps) / 100)
         )
 
     def _share(self, footprint: Footprint, most: float) -> float:
         """The part of each GPU that is free beside the engine's memory outside its share, in
         hundredths; `most` at most."""
-        candidate, beside = footprint.candidate, _beside(footprint)
+        candidate, beside = footprint.candidate, _beside_bytes(footprint)
         room = min((free - beside) * 100 // total for free, total in candidate.devices.room)
         spared = math.ceil(_spared(candidate) * 100 / max(1, candidate.devices.seen))
         return max(0.0, (min(math.floor(most * 100), room) - spared) / 100)
@@ -282,7 +282,7 @@ class VllmRules(VllmKind):
             weights_bytes=footprint.weights_bytes,
             device_bytes=candidate.devices.least,
             budget_bytes=budget_bytes,
-            beside_bytes=_beside(footprint) if candidate.engine.device == "cuda" else 0,
+            beside_bytes=_beside_bytes(footprint) if candidate.engine.device == "cuda" else 0,
             graphs_in_budget=_counts_graphs(candidate),
         )
 
@@ -357,7 +357,7 @@ def _big(candidate: Candidate, least_gib: int) -> bool:
 
 
 @lru_cache(maxsize=16)  # asked for each budget that is tried
-def _beside(footprint: Footprint) -> int:
+def _beside_bytes(footprint: Footprint) -> int:
     """Bytes of the engine on each GPU outside its share, corrected by starts of this version on
     this kind of GPU."""
     candidate = footprint.candidate

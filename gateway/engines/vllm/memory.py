@@ -118,7 +118,7 @@ def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
     item, tokens = ITEM_BYTES[load.rank.dtype], load.batched_tokens
     hidden = spec.hidden * item * tokens
     widest = _widest(built, load.rank.tp)
-    if not built.known:
+    if not built.is_known:
         columns = [
             t.shape[0]
             for t in built.others
@@ -247,7 +247,7 @@ def memory(
     used = weights_bytes + activation + overhead + (graph if counted else 0)
     grows = cache.bytes_for(1, load.batched_tokens) > 0
     kv, per_token = max(0, budget_bytes - used) if grows else 0, cache.bytes_per_token
-    unsure = 0 if built.known and not built.guessed else round(weights_bytes * _UNKNOWN_FAMILY)
+    unsure = 0 if built.is_known and not built.guessed else round(weights_bytes * _UNKNOWN_FAMILY)
     warm = _warm_bytes(spec, load) if spec.task == "generate" else 0
     most = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation
     most += _graphs(built, load, _MOST_GRAPH_OF_LAYER) if load.graphs else 0

@@ -184,7 +184,7 @@ class DockerHost:
             ):
                 await self._docker.call(partial(_start_inquiry, container, image), _SLOW_S)
                 # The input is written while output is read.
-                told.write(script.given(asked))
+                told.write(script.input_bytes(asked))
                 frames = bytearray()
                 while chunk := await said.read(CHUNK):
                     frames += chunk

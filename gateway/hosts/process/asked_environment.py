@@ -23,7 +23,10 @@ async def ask(python: Path, folder: Path, asked: bytes) -> AsyncGenerator[bytes,
         environment = {**variables(str(python), Path(place)), "TMPDIR": place}
         async with aclosing(
             child.lines_of(
-                script.command(str(python)), script.given(asked), cwd=Path(place), env=environment
+                script.command(str(python)),
+                script.input_bytes(asked),
+                cwd=Path(place),
+                env=environment,
             )
         ) as lines:
             async for line in lines:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.watch.engine_client import NoAnswerError
 from gateway.domain import Attempt, Engine, EngineRef, Served
-from gateway.engines.common.speed.served import LEAST_STRETCHES, Counts, between, counted
+from gateway.engines.common.speed.served import LEAST_STRETCHES, Counts, counted, traffic_between
 from gateway.errors import FitserveError
 
 # Seconds between two reads of an engine's counters.
@@ -113,7 +113,7 @@ class ServedTraffic:
         )
         cold = time.time() - (attempt.ready_at or 0.0) < _COLD_S
         if counts is not None and readings.counts is not None and undisturbed:
-            stretch = between(readings.counts, counts)
+            stretch = traffic_between(readings.counts, counts)
             if stretch is not None:
                 readings.stretches.append(stretch)
                 readings.new_stretches += 1

@@ -44,7 +44,7 @@ async def with_engine_of_image(
     # An agent requires an engine kind, which is not known yet: any kind will do.
     newest = next(iter(profiles.engine_files)).partition("==")
     try:
-        engine_ref = await inquirer.held(
+        engine_ref = await inquirer.installed_engine(
             EngineRef(kind=newest[0], version=newest[2], image=wish.image), _NAME_S
         )
     except HostError as error:

@@ -63,7 +63,7 @@ class ToyRules(ToyKind, VllmRules):  # type: ignore[misc,valid-type]
         half = footprint.candidate.devices.least // 2
         return Budget(half, {"gpu-memory-utilization": 0.5}, "one half")
 
-    def most(self, footprint: Footprint, usual: Budget) -> None:
+    def largest_budget(self, footprint: Footprint, usual: Budget) -> None:
         return None
 
 
@@ -126,4 +126,4 @@ def test_a_kind_that_is_not_registered_is_planned_like_vllm(tmp_path: Path) -> N
 def test_every_line_of_the_registry_names_rules_of_the_same_conventions(name: str) -> None:
     rules = rules_class(name)()
     assert isinstance(rules, type(engine_kind(name)))
-    assert not rules.known
+    assert not rules.has_rules

@@ -175,17 +175,17 @@ def from_headers(model: str, headers: dict[str, Tensor], **changes: Any) -> Mode
 
 def test_headers_that_agree_leave_the_config_in_charge() -> None:
     found = build(from_headers("qwen3-8b", headers_of("qwen3-8b")))
-    assert (found.known, found.linears) == (True, build(published("qwen3-8b")).linears)
+    assert (found.is_known, found.linears) == (True, build(published("qwen3-8b")).linears)
 
 
 def test_headers_that_contradict_the_config_win() -> None:
     spec = from_headers("qwen3-8b", headers_of("qwen3-8b"), intermediate_size=24576)
     found = build(spec)
-    assert (found.known, found.linears, found.others) == (False, (), spec.tensors)
+    assert (found.is_known, found.linears, found.others) == (False, (), spec.tensors)
     packed = from_headers(
         "qwen3-8b", headers_of("qwen3-8b"), quantization_config={"quant_method": "fp8"}
     )
-    assert build(packed).known
+    assert build(packed).is_known
 
 
 def test_a_family_that_is_not_known_is_its_headers() -> None:
@@ -196,7 +196,7 @@ def test_a_family_that_is_not_known_is_its_headers() -> None:
         architectures=["UnheardForCausalLM"],
     )
     found = build(spec)
-    assert (found.known, found.linears, found.others, found.attention) == (
+    assert (found.is_known, found.linears, found.others, found.attention) == (
         False,
         (),
         spec.tensors,
@@ -223,7 +223,7 @@ def test_layers_that_only_draft_are_not_of_the_model(
     headers = headers_of(model) | tensors({drafting: (2**20, 2**14)})
     spec = from_headers(model, headers, **changes)
     assert spec.tensors == from_headers(model, headers_of(model), **changes).tensors
-    assert build(spec).known
+    assert build(spec).is_known
 
 
 def test_what_the_quantization_block_does_not_tell_is_said() -> None:
@@ -242,7 +242,7 @@ def test_any_config_has_a_body_or_is_a_bad_model(fields: dict[str, Any]) -> None
     except BadModel:
         return
     assert plan is not None
-    assert found.known
+    assert found.is_known
     assert found.attention
     assert all(layer.count >= 1 and min(layer.k, layer.n) >= 1 for layer in found.linears)
     assert all(other.count >= 1 and min(other.shape) >= 1 for other in found.others)

@@ -125,7 +125,7 @@ def test_headers_and_config_say_the_same_bytes(family: str) -> None:
     fields, headers = FAMILIES[family]
     alone, both = read(SMALL | fields), read(SMALL | fields, headers)
     assert both.tensors == group_tensors(headers)
-    assert build(both).known
+    assert build(both).is_known
     for tp in (1, 2):
         stored = sum(other_bytes(tensor, tp, "bfloat16", 2) for tensor in both.tensors)
         assert (

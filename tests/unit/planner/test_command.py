@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain import Engine, Flag
-from gateway.engines.common.engine_auth import DEV_MODE, behind
+from gateway.engines.common.engine_auth import DEV_MODE, wrap_command
 from gateway.errors import BadFlag
 from gateway.planner.command import check_command, check_environment
 from gateway.planner.flags import arguments
@@ -185,7 +185,7 @@ def test_what_keeps_an_engine_quiet_is_known_whole_and_nothing_else_of_it() -> N
 def test_an_engine_whose_endpoints_for_development_are_open_is_behind_its_door() -> None:
     sleeps = SMALL.evolve(key_env="KEY", sleeps=True)
     env = dict([DEV_MODE])
-    closed, opened = sleeps.container_command, behind(sleeps.container_command, "KEY")
+    closed, opened = sleeps.container_command, wrap_command(sleeps.container_command, "KEY")
 
     def check_behind(argv: tuple[str, ...], env: dict[str, str]) -> None:
         check_command(sleeps, (*argv, *OWN), env, model="m", port=8000, folder="/models")

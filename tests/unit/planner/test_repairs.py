@@ -46,7 +46,7 @@ def cures(
 
 
 def changes(variants: list[Variant]) -> list[str]:
-    return [name for variant in variants for name in variant.because]
+    return [name for variant in variants for name in variant.reasons]
 
 
 # --- plain variants ---
@@ -85,7 +85,7 @@ def test_a_change_says_why_and_costs() -> None:
         .changed("kv_dtype", "fp8", "still short", "memory model")
     )
     assert (variant.tp, variant.pp, variant.kv_dtype) == (2, 2, "fp8")
-    assert variant.because == {
+    assert variant.reasons == {
         "pp": ("short of memory", "memory model"),
         "kv_dtype": ("still short", "memory model"),
     }
@@ -110,7 +110,7 @@ def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
     )
     found = cures(refusal)
     assert [(variant.disabled, variant.backends) for variant in found] == [(("Marlin",), ())]
-    assert "Marlin" in found[0].because["disabled"][0]
+    assert "Marlin" in found[0].reasons["disabled"][0]
     # Of the backends those that do not lead to the same kernel, once the engine does not heed that
     # or has no other kernel by itself.
     for second in (
@@ -122,7 +122,7 @@ def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
             (("linear-backend", "cutlass"),),
             (("linear-backend", "triton"),),
         ]
-        assert all(variant.because["backends"][0].startswith("Marlin") for variant in forced)
+        assert all(variant.reasons["backends"][0].startswith("Marlin") for variant in forced)
         # What was to stand in and does not is not repaired: the other one is looked at anyway.
         assert not any(cures(second, variant) for variant in forced)
     again = cures(
@@ -181,12 +181,12 @@ def test_of_stages_those_are_tried_that_may_hold_the_weights_and_all() -> None:
     refusal = Refused(
         "no_memory", "200 are needed", "memory model", evidence=Evidence(memory=memory)
     )
-    assert [variant.pp for variant in cures(refusal, gpus=8) if "pp" in variant.because] == [
+    assert [variant.pp for variant in cures(refusal, gpus=8) if "pp" in variant.reasons] == [
         4,
         5,
         8,
     ]
-    assert [variant.pp for variant in cures(refusal, gpus=3) if "pp" in variant.because] == [3]
+    assert [variant.pp for variant in cures(refusal, gpus=3) if "pp" in variant.reasons] == [3]
 
 
 def test_repairs_end() -> None:
@@ -223,7 +223,7 @@ def longer(
 ) -> list[str]:
     """What each variant changes that may have a longer context than this one."""
     found = lengthened(variant, context, 32_768, on, gpus, args)
-    return [name for other in found for name in other.because if name not in variant.because]
+    return [name for other in found for name in other.reasons if name not in variant.reasons]
 
 
 def test_a_longer_context_costs_one_feature_after_the_other_and_a_long_one_none() -> None:

@@ -45,7 +45,7 @@ _THINKING = {"enable_thinking": True, "thinking": True}
 _ASKED = "the engine was asked, and has not answered"
 
 
-class Said(NamedTuple):
+class ParsedAnswer(NamedTuple):
     """Content of an answer. calls: names and arguments. whole: the answer ended before its token
     limit."""
 
@@ -102,7 +102,7 @@ def unasked(plan: Plan, why: str = _ASKED) -> Abilities:
     )
 
 
-def judged(name: str, said: Said) -> Ability:
+def judged(name: str, said: ParsedAnswer) -> Ability:
     """The verdict on one ability."""
     if name in ("tools", "required_tools"):
         problem = _call(said)
@@ -131,7 +131,7 @@ def judged(name: str, said: Said) -> Ability:
     return Ability(state="not proven", evidence=problem)
 
 
-def _call(said: Said) -> str:
+def _call(said: ParsedAnswer) -> str:
     """The fault of a tool call; "": none."""
     if not said.calls:
         return f"it called no tool, and said: {_begin(said.content)}"

@@ -53,7 +53,7 @@ class ParserTable(Value):
     reasoning: tuple[Dialect, ...]
     repairs: tuple[Repair, ...] = ()
 
-    def of(self, spec: ModelSpec) -> Writing:
+    def writing(self, spec: ModelSpec) -> Writing:
         """How the model writes: its template is searched here, once for all engines."""
         template = spec.chat_template
         if template is None:

@@ -14,7 +14,7 @@ class Edit(Value):
     find: str = Field(description="empty: the beginning of the template")
     replace: str
 
-    def of(self, text: str) -> str:
+    def apply(self, text: str) -> str:
         return text.replace(self.find, self.replace) if self.find else self.replace + text
 
 
@@ -35,9 +35,9 @@ class Repair(Value):
         there = all(part in text for part in (*self.holds, *(edit.find for edit in self.edits)))
         return there and not any(part in text for part in self.lacks)
 
-    def of(self, text: str) -> str:
+    def apply(self, text: str) -> str:
         for edit in self.edits:
-            text = edit.of(text)
+            text = edit.apply(text)
         return text
 
 
@@ -49,5 +49,5 @@ def repaired(text: str, repairs: Iterable[Repair]) -> tuple[str, tuple[Repair, .
     """The template without the faults that are known of it, and those."""
     found = tuple(one for one in repairs if one.applies(text))
     for one in found:
-        text = one.of(text)
+        text = one.apply(text)
     return text, found

@@ -117,7 +117,7 @@ class MoeRules(RuleFile):
                     f"{method.name} lists {', '.join(unknown)}, which `backends` does not describe"
                 )
             for move in method.moves:
-                if not move.within(method.backends):
+                if not move.has_both(method.backends):
                     raise ValueError(
                         f"{method.name} moves {move.name} but does not list it and where it goes"
                     )
@@ -154,7 +154,7 @@ def choose_moe(
             f"these rules have no path for {shape.scheme.kind} experts{made} like these"
         )
     if method.refuses:
-        return _none(method, Refusal(kernel="", reason=method.refuses))
+        return _no_backend(method, Refusal(kernel="", reason=method.refuses))
     names = preferred(method.backends, method.moves, subject)
     if forced and forced != "auto" and forced not in method.ignores and "*" not in method.ignores:
         if not method.forced:
@@ -163,7 +163,7 @@ def choose_moe(
             )
         if forced not in method.forced:
             reason = f"is not a choice for {shape.scheme.kind} experts"
-            return _none(method, Refusal(kernel=f"--moe-backend {forced}", reason=reason))
+            return _no_backend(method, Refusal(kernel=f"--moe-backend {forced}", reason=reason))
         names = list(method.forced[forced])
     refused: list[Refusal] = []
     for name in names:
@@ -173,10 +173,10 @@ def choose_moe(
         if why is None:
             whole = first_refusal((*method.requires, *backend.then), subject)
             if whole:
-                return _none(method, *refused, Refusal(kernel=shown, reason=whole))
-            return _taken(method, backend, shown, shape, subject, tuple(refused))
+                return _no_backend(method, *refused, Refusal(kernel=shown, reason=whole))
+            return _chosen(method, backend, shown, shape, subject, tuple(refused))
         refused.append(Refusal(kernel=shown, reason=why))
-    return _none(method, *refused)
+    return _no_backend(method, *refused)
 
 
 _ROUTINGS = ("renormalize", "default", "sigmoid", "minimax", "deepseek")
@@ -194,7 +194,7 @@ def _whatever_the_routing(rules: MoeRules, shape: MoeShape, *asked: Any) -> MoeC
     return choices[0]
 
 
-def _taken(
+def _chosen(
     method: ExpertMethod,
     backend: ExpertBackend,
     name: str,
@@ -236,7 +236,7 @@ def _padded(
     return None if grown == (shape.hidden, shape.intermediate) else grown
 
 
-def _none(method: ExpertMethod, *refused: Refusal) -> MoeChoice:
+def _no_backend(method: ExpertMethod, *refused: Refusal) -> MoeChoice:
     return MoeChoice(kernel=None, method=method.name, refused=refused, status="none")
 
 

@@ -102,7 +102,7 @@ class LinearRules(RuleFile):
                     f"a path lists {', '.join(unknown)}, which `kernels` does not describe"
                 )
             for move in path.moves:
-                if not move.within(path.kernels):
+                if not move.has_both(path.kernels):
                     raise ValueError(
                         f"a path moves {move.name} before {move.before} but does not list both"
                     )
@@ -143,13 +143,13 @@ def choose(
     if path is None:
         return _unknown("", f"these rules have no path for {shape.scheme.kind} layers like this")
     if path.refuses:
-        return _none(Refusal(kernel="", reason=path.refuses))
+        return _no_kernel(Refusal(kernel="", reason=path.refuses))
     names = preferred(path.kernels, path.moves, subject)
     if forced:
         chosen = [name for name in names if name in rules.backends[forced]]
         if not chosen and rules.backend_without_kernel == "refuse":
             reason = f"has no kernel for {shape.scheme.kind} layers"
-            return _none(Refusal(kernel=f"--linear-backend {forced}", reason=reason))
+            return _no_kernel(Refusal(kernel=f"--linear-backend {forced}", reason=reason))
         names = chosen or names
     subject = Subject(
         capability, installed, layer=shape, disabled=disabled, activation=path.activation
@@ -173,10 +173,10 @@ def choose(
                 note=f"K={shape.k}, N={shape.n}: {fails}" if fails else kernel.slow,
             )
         refused.append(Refusal(kernel=name, reason=why, at_start=at_start and why != DISABLED))
-    return _none(*refused)
+    return _no_kernel(*refused)
 
 
-def _none(*refused: Refusal) -> KernelChoice:
+def _no_kernel(*refused: Refusal) -> KernelChoice:
     return KernelChoice(kernel=None, refused=refused, status="none")
 
 

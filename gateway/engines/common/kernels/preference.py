@@ -18,7 +18,7 @@ class Move(Value):
     before: str = ""
     to: Literal["", "front", "back"] = ""
 
-    def within(self, names: Iterable[str]) -> bool:
+    def has_both(self, names: Iterable[str]) -> bool:
         """Whether the list has both kernels."""
         return {self.name, self.before or self.name} <= set(names)
 

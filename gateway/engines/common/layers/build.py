@@ -55,7 +55,7 @@ _FLOATS = {"F16", "BF16", "F32"}
 _TOLERANCE = 0.005
 
 
-def asked(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
+def relevant_traits(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
     """The traits that this model's layers depend on: versions with the same ones build alike."""
     if varied(spec.config):
         return frozenset(traits)
@@ -81,12 +81,12 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
         _frozen(spec.config, spec.source),
         spec.quant and _frozen(spec.quant.model_dump(), spec.source),
     )
-    traits = asked(spec, traits)
+    traits = relevant_traits(spec, traits)
     built = traits if varied(spec.config) else frozenset()
     plan = _blueprint(config, spec.source, built)
     headers = spec.tensors if spec.tensors_from == "headers" else ()
     if headers and (plan.guessed or (spec.quant is None and _contradicts(plan, spec, headers))):
-        return BuiltModel((), spec.tensors, spec.attention, known=False)
+        return BuiltModel((), spec.tensors, spec.attention, is_known=False)
     # The headers of a GPTQ or AWQ checkpoint list the quantized layers if its block does not.
     # Source: maybe_update_config in gptq_marlin.py and awq_marlin.py.
     packed = frozenset(
@@ -100,8 +100,8 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     if headers and any(
         isinstance(layer.scheme, UnknownScheme) and layer.scheme.foreign for layer in linears
     ):
-        return BuiltModel((), spec.tensors, spec.attention, known=False)
-    others = tuple(_held(group, traits) for group in _loaded(plan, spec))
+        return BuiltModel((), spec.tensors, spec.attention, is_known=False)
+    others = tuple(_narrow_dtype(group, traits) for group in _loaded(plan, spec))
     return BuiltModel(
         linears, others, plan.attention, assumed=quantization.assumed, guessed=plan.guessed
     )
@@ -202,7 +202,7 @@ def _loaded(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:
     )
 
 
-def _held(group: TensorGroup, traits: Collection[str]) -> TensorGroup:
+def _narrow_dtype(group: TensorGroup, traits: Collection[str]) -> TensorGroup:
     """The parameter in the dtype of the engine version."""
     narrow = NARROW_DECAY in traits and group.name.endswith(".linear_attn.A_log")
     return TensorGroup(**{**dict(group), "dtype": ""}) if narrow else group

@@ -41,7 +41,7 @@ class Linear:
     exact: bool = False
     numbers: Sequence[int] = field(default=(), compare=False)
 
-    def of(self, numbers: Sequence[int]) -> Linear:
+    def part(self, numbers: Sequence[int]) -> Linear:
         """The same in these of the model's layers alone. The constructor of a frozen value would
         set field by field."""
         part = object.__new__(Linear)
@@ -64,7 +64,7 @@ class BuiltModel:
     linears: tuple[Linear, ...]
     others: tuple[TensorGroup, ...]
     attention: tuple[AttentionGroup, ...]
-    known: bool = True
+    is_known: bool = True
     assumed: str = ""
     guessed: tuple[str, ...] = ()
 

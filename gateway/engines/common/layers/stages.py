@@ -80,7 +80,9 @@ def fullest(built: BuiltModel, layers: tuple[int, ...], whole: frozenset[str]) -
     else:
         largest = list(parts)
     part = max(largest, key=lambda part: _size(built, layers, part, whole))
-    return _part(built, layers, part, whole, [_most(group, layers) for group in built.attention])
+    return _part(
+        built, layers, part, whole, [_most_layers(group, layers) for group in built.attention]
+    )
 
 
 @lru_cache(maxsize=256)
@@ -98,7 +100,7 @@ def dealt(
         layers,
         part,
         whole,
-        [_there(group, layers, part, whole) for group in built.attention],
+        [_layers_on_stage(group, layers, part, whole) for group in built.attention],
     )
 
 
@@ -114,19 +116,22 @@ def _part(
     for layer in built.linears:
         numbers = _numbers(layer, layers, part, whole)
         if numbers:
-            linears.append(layer.of(numbers))
+            linears.append(layer.part(numbers))
     tied = _tied(built)
     for tensor in built.others:
-        if tensor.shard != "vocab" and (tensor.name.startswith(_STACKS) or not built.known):
+        if tensor.shard != "vocab" and (tensor.name.startswith(_STACKS) or not built.is_known):
             changed = tensor.evolve(count=_share(tensor.count, layers, part))
             others.append(changed)
         elif _at_end(tensor, layers, part, whole, tied):
             others.append(tensor)
     attention = tuple(
-        [_of(group, count) for group, count in zip(built.attention, attending, strict=True)]
+        [
+            _with_layers(group, count)
+            for group, count in zip(built.attention, attending, strict=True)
+        ]
     )
     return BuiltModel(
-        tuple(linears), tuple(others), attention, built.known, built.assumed, built.guessed
+        tuple(linears), tuple(others), attention, built.is_known, built.assumed, built.guessed
     )
 
 
@@ -153,30 +158,32 @@ def _numbers(
     """Numbers of this layer that the stage has."""
     if not layer.name.startswith(_STACKS):
         return layer.numbers if part == 0 or "towers" in whole else ()
-    return _within(layer.numbers, layers, part)
+    return _numbers_of_stage(layer.numbers, layers, part)
 
 
-def _there(group: AttentionGroup, layers: Sequence[int], part: int, whole: frozenset[str]) -> int:
+def _layers_on_stage(
+    group: AttentionGroup, layers: Sequence[int], part: int, whole: frozenset[str]
+) -> int:
     """How many layers of this kind the stage has."""
     if group.kind == "vision":
         return group.layers if part == 0 or "towers" in whole else 0
     return (
-        len(_within(group.numbers, layers, part))
+        len(_numbers_of_stage(group.numbers, layers, part))
         if group.numbers
         else _share(group.layers, layers, part)
     )
 
 
-def _most(group: AttentionGroup, layers: Sequence[int]) -> int:
+def _most_layers(group: AttentionGroup, layers: Sequence[int]) -> int:
     """How many layers of this kind any stage has at most."""
     if group.kind == "vision":
         return group.layers
     longest = max(range(len(layers)), key=layers.__getitem__)
     parts = range(len(layers)) if group.numbers else (longest,)
-    return max(_there(group, layers, part, frozenset()) for part in parts)
+    return max(_layers_on_stage(group, layers, part, frozenset()) for part in parts)
 
 
-def _within(numbers: Sequence[int], layers: Sequence[int], part: int) -> Sequence[int]:
+def _numbers_of_stage(numbers: Sequence[int], layers: Sequence[int], part: int) -> Sequence[int]:
     start = sum(layers[:part])
     return numbers[bisect_left(numbers, start) : bisect_left(numbers, start + layers[part])]
 
@@ -187,7 +194,7 @@ def _share(count: int, layers: Sequence[int], part: int) -> int:
     return -(-count * layers[part] // sum(layers))
 
 
-def _of(group: AttentionGroup, layers: int) -> AttentionGroup:
+def _with_layers(group: AttentionGroup, layers: int) -> AttentionGroup:
     changed = group.evolve(layers=layers)
     return group if layers == group.layers else changed
 
@@ -197,7 +204,7 @@ def _size(built: BuiltModel, layers: Sequence[int], part: int, whole: frozenset[
     stacked, towers, ends = _bits(built)
     size = towers if part == 0 or "towers" in whole else 0
     for numbers, bits in stacked:
-        size += bits * len(_within(numbers, layers, part))
+        size += bits * len(_numbers_of_stage(numbers, layers, part))
     tied = _tied(built)
     return size + sum(bits for tensor, bits in ends if _at_end(tensor, layers, part, whole, tied))
 

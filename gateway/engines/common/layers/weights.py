@@ -69,17 +69,17 @@ def weights_bytes(
 ) -> int | None:
     """Bytes of all parameters on one rank; `linear_bytes` explains the arguments."""
     if padded:
-        return _held(built, rank, traits, padded)
+        return _total_bytes(built, rank, traits, padded)
     return _plain(built, rank.computing, frozenset(traits) & TRAITS)
 
 
 @lru_cache(maxsize=256)
 def _plain(built: BuiltModel, rank: Rank, traits: frozenset[str]) -> int | None:
     """Engine versions and KV caches that make no difference to weights share the sum."""
-    return _held(built, rank, traits, {})
+    return _total_bytes(built, rank, traits, {})
 
 
-def _held(
+def _total_bytes(
     built: BuiltModel, rank: Rank, traits: Collection[str], padded: Mapping[Linear, tuple[int, int]]
 ) -> int | None:
     attending = [
@@ -90,7 +90,7 @@ def _held(
     kv_heads = min(attending, default=1)
     total = 0
     for tensor in built.others:
-        total += other_bytes(tensor, rank.tp, rank.dtype, None if built.known else kv_heads)
+        total += other_bytes(tensor, rank.tp, rank.dtype, None if built.is_known else kv_heads)
     plain = linears_bytes(built, rank.computing, frozenset(traits) & TRAITS)
     for layer, size in zip(built.linears, plain, strict=True):
         grown = (

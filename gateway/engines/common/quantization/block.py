@@ -28,7 +28,7 @@ LayerScheme = Scheme | UnknownScheme
 UNQUANTIZED = Scheme(kind="unquantized", bits=16)
 
 
-def of(kind: Kind, bits: int, group: int = -1, **more: Any) -> Scheme:
+def make_scheme(kind: Kind, bits: int, group: int = -1, **more: Any) -> Scheme:
     return Scheme(kind=kind, bits=bits, group=group, **more)
 
 

@@ -17,8 +17,8 @@ from gateway.engines.common.quantization.block import (
     Mixed,
     Quantization,
     all_or_none,
+    make_scheme,
     number,
-    of,
     unknown,
     words,
 )
@@ -109,13 +109,13 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
     if strategy is None:
         strategy = "group" if group != -1 else "tensor"
     if kind == "float" and bits == 4 and group == 16 and strategy == "tensor_group":
-        return of("nvfp4", 4, 16, weight_only=acts is None)
+        return make_scheme("nvfp4", 4, 16, weight_only=acts is None)
     if kind == "float" and bits == 4 and group == 32 and strategy == "group":
-        return of("mxfp4", 4, 32, weight_only=acts is None)
+        return make_scheme("mxfp4", 4, 32, weight_only=acts is None)
     if kind == "float" and bits == 8 and strategy == "group" and group == 32:
-        return of("mxfp8", 8, 32)
+        return make_scheme("mxfp8", 8, 32)
     if kind == "int" and acts is None and strategy in ("group", "channel"):
-        return of(
+        return make_scheme(
             "wna16",
             number(bits),
             number(group, -1),
@@ -135,35 +135,35 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
             and act_bits == 8
             and strategy == "group"
         ):
-            return of("w4a8", 4, number(group, -1), symmetric=symmetric)
+            return make_scheme("w4a8", 4, number(group, -1), symmetric=symmetric)
         if (
             kind == act_kind == "float"
             and bits == act_bits == 8
             and strategy in ("tensor", "channel", "block")
         ):
             size = number(weights["block_structure"][1]) if strategy == "block" else -1
-            return of(_FP8[strategy], 8, size, static_activation=not dynamic)
+            return make_scheme(_FP8[strategy], 8, size, static_activation=not dynamic)
         integers = (
             kind == act_kind == "int"
             and bits == act_bits == 8
             and strategy in ("tensor", "channel")
         )
         if integers and act_strategy == ("token" if dynamic else "tensor"):
-            return of("int8", 8, static_activation=not dynamic)
+            return make_scheme("int8", 8, static_activation=not dynamic)
     elif kind == "float" and bits == 8 and strategy in ("tensor", "channel", "block"):
         size = number(weights["block_structure"][1]) if strategy == "block" else -1
-        return of(_FP8[strategy], 8, size, weight_only=True)
+        return make_scheme(_FP8[strategy], 8, size, weight_only=True)
     return unknown(
-        f"no rules for compressed-tensors {form[:40]} with {_shown(bits)}-bit {str(kind)[:10]}"
+        f"no rules for compressed-tensors {form[:40]} with {_bits_or_unknown(bits)}-bit {str(kind)[:10]}"
         " weights"
     )
 
 
-def _shown(bits: object) -> str:
+def _bits_or_unknown(bits: object) -> str:
     return str(bits) if isinstance(bits, int) and 0 < bits < 100 else "?"
 
 
-_MXFP4 = of("mxfp4", 4, 32, weight_only=True, layout="mxfp4")
+_MXFP4 = make_scheme("mxfp4", 4, 32, weight_only=True, layout="mxfp4")
 
 
 def mxfp4(_: Block) -> Quantization:
@@ -171,7 +171,7 @@ def mxfp4(_: Block) -> Quantization:
     return Quantization(lambda layer: _MXFP4 if layer.experts else UNQUANTIZED)
 
 
-def _like(name: str, pattern: str) -> bool:
+def _matches_wildcard(name: str, pattern: str) -> bool:
     """Whether `name` is `pattern`, in which `*` stands for anything."""
     first, *rest = pattern.split("*")
     if not rest:
@@ -222,7 +222,7 @@ def modelopt(block: Block) -> Quantization:
         return (
             all_or_none(names, lambda name: name in skipped)
             or any(entry in layer.name for entry in skipped)
-            or any("*" in entry and _like(layer.name, entry) for entry in skipped)
+            or any("*" in entry and _matches_wildcard(layer.name, entry) for entry in skipped)
         )
 
     def rule(layer: Layer) -> LayerScheme:
@@ -239,7 +239,7 @@ def modelopt(block: Block) -> Quantization:
                 and isinstance(base, Scheme)
                 and base.kind in ("fp8_token", "fp8_block")
             )
-            return of("fp8_tensor", 8, static_activation=True) if fp8 else base
+            return make_scheme("fp8_tensor", 8, static_activation=True) if fp8 else base
         found = {each.get(layer.name) or each.get(name, UNQUANTIZED) for name in layer.modules}
         if len(found) > 1:
             raise Mixed
@@ -250,18 +250,18 @@ def modelopt(block: Block) -> Quantization:
 
 def _algorithm(name: str, group: object) -> LayerScheme:
     schemes: dict[str, Scheme] = {
-        "FP8": of("fp8_tensor", 8, static_activation=True),
-        "FP8_PER_CHANNEL_PER_TOKEN": of("fp8_token", 8),
-        "FP8_PB_WO": of("fp8_block", 8, 128),
-        "NVFP4": of("nvfp4", 4, 16),
-        "W4A16_NVFP4": of("nvfp4", 4, 16, weight_only=True),
-        "MXFP8": of("mxfp8", 8, 32),
+        "FP8": make_scheme("fp8_tensor", 8, static_activation=True),
+        "FP8_PER_CHANNEL_PER_TOKEN": make_scheme("fp8_token", 8),
+        "FP8_PB_WO": make_scheme("fp8_block", 8, 128),
+        "NVFP4": make_scheme("nvfp4", 4, 16),
+        "W4A16_NVFP4": make_scheme("nvfp4", 4, 16, weight_only=True),
+        "MXFP8": make_scheme("mxfp8", 8, 32),
     }
     scheme = schemes.get(name)
     if scheme is None:
         return unknown(f"no rules for ModelOpt {name[:40]}")
     return (
-        of("nvfp4", 4, number(group), weight_only=scheme.weight_only)
+        make_scheme("nvfp4", 4, number(group), weight_only=scheme.weight_only)
         if scheme.kind == "nvfp4" and group
         else scheme
     )
@@ -276,9 +276,9 @@ def fp8(block: Block) -> Quantization:
     blocks = config.get("weight_block_size")
     static = config.get("activation_scheme") == "static"
     base = (
-        of("fp8_block", 8, number(blocks[1]))
+        make_scheme("fp8_block", 8, number(blocks[1]))
         if blocks
-        else of("fp8_tensor", 8, static_activation=static)
+        else make_scheme("fp8_tensor", 8, static_activation=static)
     )
 
     def rule(layer: Layer) -> LayerScheme:

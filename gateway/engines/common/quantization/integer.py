@@ -17,8 +17,8 @@ from gateway.engines.common.quantization.block import (
     Mixed,
     Quantization,
     all_or_none,
+    make_scheme,
     number,
-    of,
     unknown,
     words,
 )
@@ -32,7 +32,7 @@ def _integers(
     group = number(group, -1)
     # With one group per channel the order of rows makes no difference. Source: gptq_marlin.py.
     ordered = bool(act_order) and group != -1
-    return of(
+    return make_scheme(
         "wna16", number(bits), group, symmetric=bool(symmetric), act_order=ordered, layout=layout
     )
 
@@ -200,7 +200,7 @@ def auto_round(block: Block) -> Quantization:
                     continue
         return None
 
-    def scheme(changes: Mapping[str, Any], quantized: bool) -> LayerScheme:
+    def scheme_after(changes: Mapping[str, Any], quantized: bool) -> LayerScheme:
         width = number(changes.get("bits", bits if quantized else 16))
         if width >= 16:
             return UNQUANTIZED
@@ -210,21 +210,21 @@ def auto_round(block: Block) -> Quantization:
                 layout, width, size, changes.get("sym", symmetric if quantized else True)
             )
         if "mx_fp" in data and width in (4, 8):
-            return of("mxfp4" if width == 4 else "mxfp8", width, 32)
+            return make_scheme("mxfp4" if width == 4 else "mxfp8", width, 32)
         if data in ("fp", "fp8") and width == 8 and isinstance(size, list) and len(size) == 2:
-            return of("fp8_block", 8, number(size[1]))
+            return make_scheme("fp8_block", 8, number(size[1]))
         return unknown(f"no rules for AutoRound with data_type {data[:40]}")
 
     def rule(layer: Layer) -> LayerScheme:
         if layer.name in extra:
-            return scheme(extra[layer.name], True)
+            return scheme_after(extra[layer.name], True)
         quantized = not layer.name.endswith("lm_head")
         if blocks:
             quantized = any(layer.name.startswith(block) for block in blocks)
         names = layer.modules
         if layer.experts:
             names = tuple(name for name in extra if name.startswith(layer.name)) or (layer.name,)
-        found = {scheme(special(name) or {}, quantized) for name in names}
+        found = {scheme_after(special(name) or {}, quantized) for name in names}
         if len(found) > 1:
             raise Mixed
         return found.pop()
@@ -239,14 +239,14 @@ def bitsandbytes(block: Block) -> Quantization:
 
     def rule(layer: Layer) -> LayerScheme:
         if layer.experts:
-            return unknown("bitsandbytes has no 8-bit experts") if eight else of("bnb", 4)
+            return unknown("bitsandbytes has no 8-bit experts") if eight else make_scheme("bnb", 4)
         path = layer.name.split(".")
         # is_layer_skipped_bnb: an entry is one part of the path, or its beginning.
         whole = {".".join(path[: end + 1]) for end in range(len(path))}
         return (
             UNQUANTIZED
             if skipped & (whole | set(path)) or path[-1] == "lm_head"
-            else of("bnb", 8 if eight else 4)
+            else make_scheme("bnb", 8 if eight else 4)
         )
 
     return Quantization(rule)

@@ -72,7 +72,9 @@ def _compared(words: str, read: Read, reason: Callable[[Any, Any], str]) -> Test
 def _one_of(words: str, read: Read, takes: TypeAdapter[Any] = _NAMES) -> Condition:
     def reason(value: Any, wanted: tuple[Any, ...]) -> str:
         return (
-            "" if value in wanted else f"takes {words} {_or(wanted) or 'of its own'}, not {value}"
+            ""
+            if value in wanted
+            else f"takes {words} {_alternatives(wanted) or 'of its own'}, not {value}"
         )
 
     return Condition(takes, _compared(words, read, reason))
@@ -115,7 +117,7 @@ def _at_most(words: str, read: Read, shown: str = "{} {} is above {}") -> Condit
 
 
 @lru_cache(maxsize=1024)
-def _or(wanted: tuple[Any, ...]) -> str:
+def _alternatives(wanted: tuple[Any, ...]) -> str:
     return " or ".join(map(str, wanted))
 
 
@@ -141,7 +143,7 @@ def _capabilities(wanted: tuple[str, ...], subject: Subject) -> str:
     return (
         ""
         if here
-        else f"runs on compute capability {_or(wanted)}, this GPU has {subject.capability}"
+        else f"runs on compute capability {_alternatives(wanted)}, this GPU has {subject.capability}"
     )
 
 
@@ -235,7 +237,7 @@ def _block_groups(layer: LinearShape, allowed: tuple[int, ...]) -> str:
         return ""
     return (
         f"a block of {block} of K={layer.k} has {block // group} groups of {group}, and the kernel"
-        f" takes {_or(allowed)}"
+        f" takes {_alternatives(allowed)}"
     )
 
 

@@ -1,7 +1,7 @@
 """Speculative decoding: the drafter of a model in an engine version, its settings, or reasons
 against it. Pure.
 
-SpeculativeRules (speculative.yaml) + Target + Drafter + Wish -> Speculation
+SpeculativeRules (speculative.yaml) + DraftTarget + Drafter + Wish -> Speculation
 
 A drafter that cannot run never refuses the model: the model is served alone, with every reason
 listed. Nothing is drafted unless the user asks for it, because the gain depends on the prompts.
@@ -41,7 +41,7 @@ _NGRAM = 5
 _READ_HIDDEN_STATES = ("eagle3", "dflash", "dspark")
 
 
-class Target(NamedTuple):
+class DraftTarget(NamedTuple):
     """The target model of drafted tokens, on one rank.
 
     build: makes a BuiltModel of a config. attends: attention backends of drafter layers on this
@@ -54,19 +54,19 @@ class Target(NamedTuple):
     attends: Callable[[tuple[AttentionGroup, ...]], tuple[LayerAttention, ...]]
 
 
-def _none(reason: str, source: str, refused: tuple[Refusal, ...] = ()) -> Speculation:
+def _no_speculation(reason: str, source: str, refused: tuple[Refusal, ...] = ()) -> Speculation:
     return Speculation(
         method=StrChoice(value="none", reason=reason, source=source), refused=refused
     )
 
 
-_UNASKED = _none(
+_UNASKED = _no_speculation(
     "nobody asked for it, and what it gains depends on the prompts: measure it", "planner"
 )
 
 
 def speculate(
-    target: Target,
+    target: DraftTarget,
     drafter: Drafter | None,
     wish: Wish,
     engine: Engine,
@@ -77,7 +77,7 @@ def speculate(
     if asked is None:
         return _UNASKED
     if asked == "off":
-        return _none("set by the user", "user")
+        return _no_speculation("set by the user", "user")
     if rules is None:
         return _dropped(
             asked, engine, [_refusal(asked, f"what {engine.ref} can draft with is not known here")]
@@ -111,7 +111,7 @@ def _with_ngrams(wish: Wish, engine: Engine, rules: SpeculativeRules) -> Specula
 
 
 def _with_own_layers(
-    target: Target, wish: Wish, engine: Engine, rules: SpeculativeRules
+    target: DraftTarget, wish: Wish, engine: Engine, rules: SpeculativeRules
 ) -> Speculation:
     """MTP: layers of the target's own checkpoint draft."""
     spec = target.spec
@@ -141,7 +141,7 @@ def _with_own_layers(
             )
         ]
     if failed and wish.speculative == "auto":
-        return _none(
+        return _no_speculation(
             "; ".join(refusal.reason for refusal in failed), rules.mtp.source, tuple(failed)
         )
     if failed:
@@ -182,7 +182,7 @@ def _with_own_layers(
 
 
 def _with_drafter(
-    target: Target, drafter: Drafter, wish: Wish, engine: Engine, rules: SpeculativeRules
+    target: DraftTarget, drafter: Drafter, wish: Wish, engine: Engine, rules: SpeculativeRules
 ) -> Speculation:
     spec = target.spec
     tokens = _tokens(

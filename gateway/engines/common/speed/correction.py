@@ -73,7 +73,7 @@ class Corrections:
         return self._known[key]
 
 
-def about(
+def measurement_scope(
     scope: Mapping[str, str],
     kernels: Sequence[LayerKernel],
     attention: Sequence[LayerAttention],
@@ -135,7 +135,7 @@ def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
     found = {
         fact.scope["figure"]: fact
         for fact in facts
-        if fact.kind == "speed_measured" and _same(plan, fact)
+        if fact.kind == "speed_measured" and _is_same_load(plan, fact)
     }
     if not {"stream", "total", "first_token_2k_s"} <= found.keys():
         return _served(plan, facts)
@@ -188,7 +188,7 @@ def _served(plan: Plan, facts: Iterable[Fact]) -> Plan:
     )
 
 
-def _same(plan: Plan, fact: Fact) -> bool:
+def _is_same_load(plan: Plan, fact: Fact) -> bool:
     if fact.scope.get("figure") not in FIGURES or not fact.value:
         return False
     here = {"replicas": str(plan.replicas.value)}
@@ -220,7 +220,9 @@ def learned(plan: Plan, bench: Bench, known: Iterable[Fact], at: float) -> tuple
         for figure, value in values.items()
     ]
     base = _base(plan.speed)
-    where = about(plan.scope, plan.kernels, plan.attention, plan.speed.source if plan.speed else "")
+    where = measurement_scope(
+        plan.scope, plan.kernels, plan.attention, plan.speed.source if plan.speed else ""
+    )
     facts += [
         _fact(
             plan,

@@ -16,7 +16,7 @@ from gateway.engines.common.kernels.gpus import GpuTable
 from gateway.engines.common.layers.built_model import BuiltModel, Linear, padded_vocab, per_rank
 from gateway.engines.common.layers.weights import TRAITS, linears_bytes
 from gateway.engines.common.speed.machine import NO_NAMES, KernelNames, SpeedTable
-from gateway.engines.common.speed.work import Product, Reading, Work
+from gateway.engines.common.speed.work import AttentionWork, Product, Work
 from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme, describe
 
@@ -85,7 +85,7 @@ def work_of(
         and (product := _product(layer, size, rank, chosen, made, per_token, item, names))
         is not None
     ]
-    if not stage.known:
+    if not stage.is_known:
         products += [
             _tensor(tensor, model.experts, rank, item)
             for tensor in stage.others
@@ -112,7 +112,7 @@ def work_of(
 def _work(
     products: tuple[Product, ...],
     head: Product,
-    readings: tuple[Reading, ...],
+    readings: tuple[AttentionWork, ...],
     layers: int,
     hidden_bytes: int,
     tp: int,
@@ -146,7 +146,7 @@ def _product(
         flops=2.0 * k * n * layer.count * taken,
         passed=float((k + n) * item * layer.count * taken),
         multiplied=multiplied(scheme, kernel, formats, rank.dtype),
-        kernel=names.of(f"{kernel} {scheme.kind}", experts=layer.experts > 0),
+        kernel=names.group(f"{kernel} {scheme.kind}", experts=layer.experts > 0),
         experts=layer.experts,
         per_token=per_token if layer.experts else 0,
         dealt=rank.ep if dealt else 1,
@@ -184,26 +184,26 @@ def _head(model: Model, tp: int, item: int) -> Product:
     return Product(1, size * item, 2.0 * size, 0, "bfloat16", "")
 
 
-def _reading(group: AttentionGroup, rank: Rank, item: int) -> Reading:
+def _reading(group: AttentionGroup, rank: Rank, item: int) -> AttentionWork:
     """Source of the sizes: AttentionGroup; of which ranks hold what: engines/vllm/kv_cache.py."""
     stored = 1 if rank.kv_dtype.startswith("fp8") else item
     heads = max(1, group.heads // rank.tp)
     if group.kind == "recurrent" and group.recurrent is not None:
         state = group.recurrent
         kept = state.heads * state.rows * state.columns / rank.tp * 4
-        return Reading(0, 0, state_bytes=2.0 * group.layers * kept)
+        return AttentionWork(0, 0, state_bytes=2.0 * group.layers * kept)
     value = group.value_dim or group.head_dim
     if group.kind == "mla":
         # Prompts are computed with keys and values taken out of the latents.
         taken_out = 2.0 * group.layers * heads * sum(_MLA_HEAD)
-        return Reading(
+        return AttentionWork(
             group.layers * group.head_dim * stored,
             2.0 * group.layers * heads * (group.head_dim + value),
             small=stored == 1,
             prompt_flops=taken_out,
         )
     kv_heads = max(1, group.kv_heads // rank.tp)
-    return Reading(
+    return AttentionWork(
         group.layers * kv_heads * (group.head_dim + value) * stored,
         2.0 * group.layers * heads * (group.head_dim + value),
         group.window,

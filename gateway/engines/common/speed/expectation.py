@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from gateway.domain import Estimate, Plan, Speed
 from gateway.engines.common.speed.correction import Ratio, banded
-from gateway.engines.common.speed.step import Clock
+from gateway.engines.common.speed.step import StepClock
 
 # Tokens that a request of the many reads and writes: a chat with some history, an agent's step.
 READ, WRITTEN = 1024, 256
 _SHORT, _LONG = 2048, 32768
 
 
-class Load(NamedTuple):
+class PlanLoad(NamedTuple):
     """The load of a plan.
 
     concurrency: simultaneous requests, over all `replicas`. seqs, tokens: the maximum of one step
@@ -41,7 +41,7 @@ def lengths(context: int) -> tuple[int, int]:
     return read, max(1, min(WRITTEN, context - read))
 
 
-def expected(load: Load, clock: Clock, ratios: Mapping[str, Ratio] | None = None) -> Speed:
+def expected(load: PlanLoad, clock: StepClock, ratios: Mapping[str, Ratio] | None = None) -> Speed:
     """The expected speed. ratios: by figure, measured speed relative to expected speed of similar
     plans."""
     most, band, ratios = load.tokens, clock.table.band, ratios or {}

@@ -114,7 +114,7 @@ class KernelNames(NamedTuple):
     dense: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
 
-    def of(self, kernel: str, *, experts: bool) -> str:
+    def group(self, kernel: str, *, experts: bool) -> str:
         """The first of them that stands in the kernel's own name; "": none does."""
         return next(
             (name for name in (self.experts if experts else self.dense) if name in kernel), ""
@@ -176,7 +176,7 @@ class SpeedTable(Value):
     band: float
     reference: Reference | None = None
 
-    def of(self, kind: str) -> SpeedTable:
+    def for_kind(self, kind: str) -> SpeedTable:
         """As it is for this kind of engine."""
         return self.evolve(
             step_s=self.step_of.get(kind, self.step_s), separate=kind in self.separate_of
@@ -205,7 +205,7 @@ class SpeedTable(Value):
 
 
 @dataclass(frozen=True, eq=False)
-class Pace:
+class SpeedKnowledge:
     """Knowledge of the speed of GPUs and engines."""
 
     cards: CardTable
@@ -218,7 +218,7 @@ NOTHING = Measured()
 def machine_of(
     group: Sequence[Gpu],
     links: Mapping[frozenset[int], Link],
-    pace: Pace,
+    pace: SpeedKnowledge,
     measured: Measured = NOTHING,
     *,
     direct: bool,
@@ -285,7 +285,7 @@ _FORMATS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _peaks(gpu: Gpu, pace: Pace, measured: Measured) -> _Peaks | None:
+def _peaks(gpu: Gpu, pace: SpeedKnowledge, measured: Measured) -> _Peaks | None:
     card, reference = pace.cards.card(gpu.name, gpu.total_bytes), pace.table.reference
     flops = _promised(card) if card else {}
     days: dict[str, str] = {}

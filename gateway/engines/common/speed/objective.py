@@ -1,6 +1,6 @@
 """Score of plans for a goal. Pure.
 
-worth(outcome, goal, share) -> a number; of two plans the larger is better
+score(outcome, goal, share) -> a number; of two plans the larger is better
 rating(worth, demerits) -> the same with what else is known of them
 """
 
@@ -26,7 +26,7 @@ _COPIES = 0.02
 _BALANCE = (0.4, 0.4, 0.2)
 
 
-class Outcome(NamedTuple):
+class PlanOutcome(NamedTuple):
     """Results of a plan with all its replicas. kept: tokens of context that fit at once, up to the
     needed number."""
 
@@ -36,13 +36,13 @@ class Outcome(NamedTuple):
     gpus: int
 
 
-def outcome(
+def plan_outcome(
     memory: Memory, speed: Speed | None, context: int, gpus: int, count: int, needed: int
-) -> Outcome:
+) -> PlanOutcome:
     """Results of `count` replicas of a plan. gpus: of one replica. needed: useful tokens of KV
     cache; more do not count."""
     kept = min(memory.kv_tokens * count, needed) if memory.kv_bytes_per_token else needed
-    return Outcome(speed, context, kept, gpus * count)
+    return PlanOutcome(speed, context, kept, gpus * count)
 
 
 # Requests that have their whole context at the same time.
@@ -56,7 +56,7 @@ def concurrency(wish: Wish) -> int:
     return wish.concurrency or _CONCURRENCY[wish.goal]
 
 
-def share(gpus: object) -> float:
+def gpu_discount(gpus: object) -> float:
     """Discount of a plan's score for each GPU, by the GPUs that the user asks for: None, few, or a
     number or a list."""
     if gpus is None:
@@ -64,7 +64,7 @@ def share(gpus: object) -> float:
     return SHARED if gpus == "few" else 0.0
 
 
-def worth(outcome: Outcome, goal: Goal, cost: float) -> float:
+def score(outcome: PlanOutcome, goal: Goal, cost: float) -> float:
     """cost: what `share` says. Worth falls with that power of the GPUs that a plan takes."""
     gpus, speed = max(1, outcome.gpus), outcome.speed
     if goal == "context":
@@ -83,7 +83,7 @@ def worth(outcome: Outcome, goal: Goal, cost: float) -> float:
     return gain / math.pow(gpus, cost)
 
 
-class Demerits(NamedTuple):
+class Penalties(NamedTuple):
     """Arguments against a plan beside its speed.
 
     weak: the engine version has published weaknesses. changes: number of changes of the engine's
@@ -97,7 +97,7 @@ class Demerits(NamedTuple):
     copies: bool = False
 
 
-def rating(worth: float, demerits: Demerits) -> float:
+def rating(worth: float, demerits: Penalties) -> float:
     """Each plan is rated by itself, so that which of two comes first never depends on a third."""
     lost = (
         _WEAK * demerits.weak + _CHANGE * demerits.changes + min(_OLDER * demerits.older, _OLDEST)

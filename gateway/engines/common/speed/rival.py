@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gateway.domain import Plan, Rival, Wish
-from gateway.engines.common.speed.objective import outcome, share, worth
+from gateway.engines.common.speed.objective import gpu_discount, plan_outcome, score
 
 # Another plan must score this many times higher: smaller differences are within the error of
 # expectations.
@@ -53,6 +53,8 @@ def _no_worse(plan: Plan, running: Plan, wish: Wish) -> bool:
 
 def _worth(plan: Plan, wish: Wish, needed: int) -> float:
     context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
-    return worth(
-        outcome(plan.memory, plan.speed, context, size, count, needed), wish.goal, share(wish.gpus)
+    return score(
+        plan_outcome(plan.memory, plan.speed, context, size, count, needed),
+        wish.goal,
+        gpu_discount(wish.gpus),
     )

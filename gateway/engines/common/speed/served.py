@@ -1,8 +1,8 @@
 """Traffic of clients by an engine's counters, and the facts that follow about expectations. Pure.
 
 counted(text, names) -> Counts                        what /metrics says now
-between(before, after) -> Served                      a stretch of time
-clock_of(plan, spec, engine, machine, ...) -> Clock   how long the work of a plan that runs should take
+traffic_between(before, after) -> Served                      a stretch of time
+clock_of(plan, spec, engine, machine, ...) -> StepClock   how long the work of a plan that runs should take
 learned(plan, seen, clock, known, at) -> facts        each stretch is compared with what is expected under its own load
 """
 
@@ -15,13 +15,13 @@ from typing import NamedTuple
 from gateway.domain import Engine, Fact, Hardware, ModelSpec, Plan, Served
 from gateway.engines.common.kernels.gpus import GpuTable
 from gateway.engines.common.kind import EngineKind
-from gateway.engines.common.layers.build import asked, build, loaded_as
+from gateway.engines.common.layers.build import build, loaded_as, relevant_traits
 from gateway.engines.common.layers.stages import stage
-from gateway.engines.common.speed.correction import about, bounded
+from gateway.engines.common.speed.correction import bounded, measurement_scope
 from gateway.engines.common.speed.count import work_with
-from gateway.engines.common.speed.machine import Pace, machine_of
+from gateway.engines.common.speed.machine import SpeedKnowledge, machine_of
 from gateway.engines.common.speed.measured import Measured
-from gateway.engines.common.speed.step import Clock
+from gateway.engines.common.speed.step import StepClock
 from gateway.models.rank import Rank
 
 # By the names of Engine.counters. Some engines omit a counter until its first count.
@@ -87,7 +87,7 @@ def _values(text: bytes, name: bytes) -> list[float]:
     return values
 
 
-def between(before: Counts, after: Counts) -> Served | None:
+def traffic_between(before: Counts, after: Counts) -> Served | None:
     """None where too little happened to tell a pace, or where the engine began to count anew."""
     past = {what: value - before.get(what, 0.0) for what, value in after.items()}
     if any(value < 0 for value in past.values()) or any(what not in after for what in before):
@@ -114,7 +114,7 @@ class ClockTables(NamedTuple):
     """Knowledge that the expected duration of a plan's work follows from."""
 
     gpus: GpuTable
-    pace: Pace
+    pace: SpeedKnowledge
     facts: Sequence[Fact]
 
 
@@ -125,7 +125,7 @@ def clock_of(
     kind: EngineKind,
     machine: Hardware,
     tables: ClockTables,
-) -> Clock | None:
+) -> StepClock | None:
     """The planner's clock for the plan; None for GPUs of different models or of unknown speed.
 
     Raises BadModel.
@@ -145,7 +145,9 @@ def clock_of(
     rank = Rank(
         tp, pp, ep, plan.dtype.value, plan.scope["kv_cache_dtype"], group[0].capability or ""
     )
-    built = build(loaded_as(spec, plan.scope.get("quantization", "")), asked(spec, engine.traits))
+    built = build(
+        loaded_as(spec, plan.scope.get("quantization", "")), relevant_traits(spec, engine.traits)
+    )
     one = stage(built, engine, kind, spec.architecture, pp)
     work = work_with(spec, one, rank, plan.kernels, gpus, engine.traits, pace.table)
     links = {frozenset((link.a, link.b)): link for link in machine.links}
@@ -153,11 +155,11 @@ def clock_of(
     graphs = pace.table.graphs(
         engine.kind, engine.version, plan.max_num_seqs.value, eager=plan.enforce_eager.value
     )
-    return Clock(work, here, pace.table.of(engine.kind), graphs) if here else None
+    return StepClock(work, here, pace.table.for_kind(engine.kind), graphs) if here else None
 
 
 def learned(
-    plan: Plan, seen: Sequence[Served], clock: Clock, known: Iterable[Fact], at: float
+    plan: Plan, seen: Sequence[Served], clock: StepClock, known: Iterable[Fact], at: float
 ) -> tuple[Fact, ...]:
     """Facts from traffic: the median of measured relative to expected speed over the stretches, if
     they agree.
@@ -171,7 +173,7 @@ def learned(
         tuple(sorted(fact.scope.items())): fact for fact in known if fact.kind == "speed_ratio"
     }
     where = {
-        **about(plan.scope, plan.kernels, plan.attention, clock.machine.source),
+        **measurement_scope(plan.scope, plan.kernels, plan.attention, clock.machine.source),
         "fingerprint": plan.fingerprint,
     }
     found: dict[str, list[float]] = {}
@@ -203,7 +205,7 @@ def learned(
     return tuple(facts)
 
 
-def ratios(plan: Plan, served: Served, clock: Clock) -> dict[str, float]:
+def ratios(plan: Plan, served: Served, clock: StepClock) -> dict[str, float]:
     """By figure of Speed, measured speed relative to the expectation for this load."""
     most, at_once = plan.max_num_batched_tokens.value, served.at_once
     length, fresh = (

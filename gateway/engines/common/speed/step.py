@@ -14,11 +14,11 @@ from functools import cached_property
 
 from gateway.domain import Speed
 from gateway.engines.common.speed.machine import Graphs, Machine, SpeedTable
-from gateway.engines.common.speed.work import Product, Reading, Work
+from gateway.engines.common.speed.work import AttentionWork, Product, Work
 
 
 @dataclass(frozen=True, eq=False)
-class Clock:
+class StepClock:
     """Duration of a rank's work on a machine. graphs: batches that need not wait for the CPU.
     beside: clocks of the other stages, if stages are unlike."""
 
@@ -26,7 +26,7 @@ class Clock:
     machine: Machine
     table: SpeedTable
     graphs: Graphs = Graphs()
-    beside: tuple[Clock, ...] = ()
+    beside: tuple[StepClock, ...] = ()
     # Cached expectations of engines/common/speed/expectation.py.
     told: dict[tuple[float, ...], Speed] = field(default_factory=dict, init=False, repr=False)
     _known: dict[tuple[float, ...], float] = field(default_factory=dict, init=False, repr=False)
@@ -81,10 +81,10 @@ class Clock:
                 self.machine.memory
                 * (self.table.small_cache if reading.small else self.table.attention).memory
             )
-            read = reading.token_bytes * reading.seen(context) + reading.state_bytes
+            read = reading.token_bytes * reading.visible_tokens(context) + reading.state_bytes
             seconds += requests * max(
                 read / memory,
-                reading.flops * reading.seen(context) / self._attention_flops(reading),
+                reading.flops * reading.visible_tokens(context) / self._attention_flops(reading),
             )
         # The engine's own programs prepare a step while the GPU computes the one before.
         return max(seconds, self.table.step_s + self.table.request_s * requests)
@@ -150,7 +150,7 @@ class Clock:
         return self.table.first_s + self.prompts_s(1, prompt, most)
 
     def _products_s(self, tokens: float, logits: float) -> float:
-        """Of all but attention, in one stage. Reading and multiplying overlap, so that the longer
+        """Of all but attention, in one stage. AttentionWork and multiplying overlap, so that the longer
         of both counts. logits: tokens whose
         successor is wanted."""
         work, table = self.work, self.table
@@ -199,7 +199,7 @@ class Clock:
     def _head_rates(self) -> tuple[float, float, float]:
         return self._rates(self.work.head)
 
-    def _attention_flops(self, reading: Reading) -> float:
+    def _attention_flops(self, reading: AttentionWork) -> float:
         part = (self.table.small_cache if reading.small else self.table.attention).flops
         return (
             self.machine.flops["bfloat16"] * part * (self.table.narrow if reading.narrow else 1.0)

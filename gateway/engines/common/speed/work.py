@@ -42,7 +42,7 @@ class Product(NamedTuple):
         return self.bytes * min(1.0, (1 - left) * self.busiest(tokens))
 
 
-class Reading(NamedTuple):
+class AttentionWork(NamedTuple):
     """Attention layers of one kind on one rank.
 
     token_bytes: of the KV cache for each token of context; `window` tokens count. state_bytes: read
@@ -59,12 +59,12 @@ class Reading(NamedTuple):
     narrow: bool = False
     prompt_flops: float = 0
 
-    def seen(self, context: float) -> float:
+    def visible_tokens(self, context: float) -> float:
         return context if self.window is None else min(context, float(self.window))
 
     def pairs(self, prompt: float) -> float:
         """Of a whole prompt's tokens, each with all that it sees."""
-        window = self.seen(prompt)
+        window = self.visible_tokens(prompt)
         return window * window / 2 + (prompt - window) * window
 
 
@@ -78,7 +78,7 @@ class Work:
 
     products: tuple[Product, ...]
     head: Product
-    readings: tuple[Reading, ...]
+    readings: tuple[AttentionWork, ...]
     layers: int
     reduces: int
     hidden_bytes: int

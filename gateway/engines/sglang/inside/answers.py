@@ -18,12 +18,12 @@ from ...inside.meta import folder_of, of_stages
 from . import layers as sglang_layers
 from .attention import Backends, backends_of, record_backends
 from .cache import cache
-from .model import Configured, arguments_of, configured_of, meta, model_of, said
+from .model import Configured, arguments_of, configured_of, meta, model_of, resolved
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def asked(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
+def answer_of(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
     """The engine's answer for a model of these files with this command line. Raises the engine's
     errors.
 
@@ -32,7 +32,7 @@ def asked(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
     record_backends()
     with folder_of(files) as folder:
         stages = []
-        for stage in range(int(said(arguments_of(folder, argv), "pp_size"))):
+        for stage in range(int(resolved(arguments_of(folder, argv), "pp_size"))):
             made = configured_of(arguments_of(folder, argv), stage)
             stages.append(answer(made))
     return of_stages(stages)
@@ -63,13 +63,13 @@ def settled(made: Configured, dtype: str) -> dict[str, Any]:
         "architecture": model.hf_config.architectures[0],
         "dtype": dtype,
         "quantization": model.quantization or "",
-        "kv_cache_dtype": said(arguments, "kv_cache_dtype"),
+        "kv_cache_dtype": resolved(arguments, "kv_cache_dtype"),
         "max_model_len": model.context_len,
-        "max_num_seqs": said(arguments, "max_running_requests") or 0,
-        "max_num_batched_tokens": said(arguments, "chunked_prefill_size") or 0,
-        "enforce_eager": bool(said(arguments, "disable_cuda_graph")),
+        "max_num_seqs": resolved(arguments, "max_running_requests") or 0,
+        "max_num_batched_tokens": resolved(arguments, "chunked_prefill_size") or 0,
+        "enforce_eager": bool(resolved(arguments, "disable_cuda_graph")),
         "runner": "generate" if model.is_generation else "pooling",
-        "static_fraction": said(arguments, "mem_fraction_static"),
+        "static_fraction": resolved(arguments, "mem_fraction_static"),
     }
 
 

@@ -12,7 +12,7 @@ import pkgutil
 from typing import Any, NamedTuple
 
 from ...inside.meta import StandIn
-from .model import bare_runner, said
+from .model import bare_runner, resolved
 
 
 class Backends(NamedTuple):
@@ -99,8 +99,8 @@ def _resolved(arguments: Any, model: Any) -> Backends:
     made = setup.get_attention_backend(model_runner=runner)
     linear = getattr(runner, "linear_attn_backends", None)
     kernels = [linear.prefill.value, linear.decode.value] if linear else []
-    recurrent = _recurrent(made, kernels, said(arguments, "mamba_backend"))
-    return Backends(prefill, decode, said(arguments, "page_size"), recurrent, hybrid or None)
+    recurrent = _recurrent(made, kernels, resolved(arguments, "mamba_backend"))
+    return Backends(prefill, decode, resolved(arguments, "page_size"), recurrent, hybrid or None)
 
 
 def _recurrent(made: Recorded, kernels: list[str], mamba: str | None) -> list[str] | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...inside.meta import StandIn, fit
-from .model import Configured, bare_runner, said
+from .model import Configured, bare_runner, resolved
 
 _GIB = 1 << 30
 # More than any GPU has: a refusal at this size has another reason.
@@ -24,15 +24,15 @@ _TOO_SMALL = (ValueError, RuntimeError, AssertionError, ZeroDivisionError)
 def cache(made: Configured, whole: Any, memory_bytes: int) -> dict[str, Any]:
     """The answer's `kv`: bytes of a page of tokens, bytes that no token gets, and bytes for a pool
     of so many tokens."""
-    page, longest = int(said(made.arguments, "page_size")), int(made.model.context_len)
+    page, longest = int(resolved(made.arguments, "page_size")), int(made.model.context_len)
     count = _counter(made, whole, memory_bytes)
 
-    def needed(tokens: int) -> int:
-        return _least(lambda size: _held(count, size) >= tokens)
+    def bytes_for(tokens: int) -> int:
+        return _least_bytes(lambda size: _pool_tokens(count, size) >= tokens)
 
     pages = max(1, -(-longest // page))
     # Of two long pools, so that windows are full and fixed costs are paid.
-    few, many = needed(pages * page), needed(2 * pages * page)
+    few, many = bytes_for(pages * page), bytes_for(2 * pages * page)
     block = max(1, math.ceil((many - few) / pages))
     fixed = max(0, few - pages * block)
     doubled = sorted(
@@ -41,11 +41,11 @@ def cache(made: Configured, whole: Any, memory_bytes: int) -> dict[str, Any]:
     return {
         "block_bytes": block,
         "fixed": fixed,
-        "needed": [(n, max(needed(n) - fixed, 1)) for n in doubled],
+        "needed": [(n, max(bytes_for(n) - fixed, 1)) for n in doubled],
     }
 
 
-def _held(count: Callable[[int], int], size: int) -> int:
+def _pool_tokens(count: Callable[[int], int], size: int) -> int:
     """Tokens that a pool of these bytes has; none, where the engine says that it is too small."""
     try:
         return count(size)
@@ -55,7 +55,7 @@ def _held(count: Callable[[int], int], size: int) -> int:
         return 0
 
 
-def _least(enough: Callable[[int], bool]) -> int:
+def _least_bytes(enough: Callable[[int], bool]) -> int:
     """The least number of bytes that is enough. Raises the engine's errors if no number is."""
     low, high = 0, 1 << 20
     while high < _MOST and not enough(high):
@@ -78,7 +78,7 @@ def _counter(made: Configured, whole: Any, memory_bytes: int) -> Callable[[int],
 
 def _slack(made: Configured, memory_bytes: int) -> float:
     """GiB that the share of memory leaves free."""
-    return float(memory_bytes / _GIB * (1 - said(made.arguments, "mem_fraction_static")))
+    return float(memory_bytes / _GIB * (1 - resolved(made.arguments, "mem_fraction_static")))
 
 
 def _state(module: Any, memory: float) -> None:
@@ -148,7 +148,7 @@ def _of_configurator(
         "sglang.srt.speculative.spec_info"
     ).SpeculativeAlgorithm
     dtypes: Any = importlib.import_module("sglang.srt.mem_cache.kv_cache_dtype")
-    asked = said(arguments, "kv_cache_dtype")
+    asked = resolved(arguments, "kv_cache_dtype")
     named, dtype = fit(
         dtypes.configure_kv_cache_dtype,
         server_args_kv_cache_dtype=asked, model=whole, model_dtype=model.dtype, is_draft_worker=False, is_dflash=False,
@@ -165,7 +165,7 @@ def _of_configurator(
     known = {
         "device": "cuda", "gpu_id": 0, "attn_dp_size": 1, "pp_size": 1, "pp_group": None, "model": whole, "model_config": model,
         "server_args": arguments, "kv_cache_dtype": dtype, "kv_cache_dtype_str": named or asked, "model_dtype": model.dtype,
-        "page_size": said(arguments, "page_size"), "sliding_window_size": window, "spec_algorithm": plain,
+        "page_size": resolved(arguments, "page_size"), "sliding_window_size": window, "spec_algorithm": plain,
         "is_draft_worker": False, "spec_aux_config": StandIn(draft_model_config=None, dflash_draft_num_layers=None),
         "post_capture_kv_active": fit(
             runtimes.is_post_capture_kv_active, server_args=arguments, is_draft_worker=False, spec_algorithm=plain, token_to_kv_pool_allocator=None

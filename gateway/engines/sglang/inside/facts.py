@@ -73,9 +73,9 @@ def _method(name: str, kind: Any) -> dict[str, Any]:
     """
     one = object.__new__(kind)
     one.use_mxfp8 = name == "mxfp8"
-    least = _asked(kind.get_min_capability, one)
+    least = _called(kind.get_min_capability, one)
     dtypes = sorted(
-        str(dtype).removeprefix("torch.") for dtype in _asked(kind.get_supported_act_dtypes, one)
+        str(dtype).removeprefix("torch.") for dtype in _called(kind.get_supported_act_dtypes, one)
     )
     said: dict[str, Any] = {"min_capability": f"{least // 10}.{least % 10}"} if least > 0 else {}
     said["dtypes"] = [dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32")]
@@ -101,7 +101,7 @@ def _online(name: str) -> bool:
             return False
 
 
-def _asked(function: Any, one: Any) -> Any:
+def _called(function: Any, one: Any) -> Any:
     try:
         return function()
     except TypeError:

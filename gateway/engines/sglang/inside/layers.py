@@ -101,7 +101,7 @@ def _stand_ins() -> dict[str, Callable[..., Any]]:
         scales = torch.empty(x.shape[0], x.shape[1] // 16, dtype=torch.float8_e4m3fn)
         return torch.empty(x.shape[0], x.shape[1] // 2, dtype=torch.uint8), scales
 
-    def same(*weights: Any, **named: Any) -> Any:
+    def unchanged(*weights: Any, **named: Any) -> Any:
         return weights[0] if weights else named["b_q_weight"]
 
     return {name: _raising(name) for name in DENSE} | {
@@ -122,11 +122,11 @@ def _stand_ins() -> dict[str, Callable[..., Any]]:
         ),
         "requant_block_scale_ue8m0_for_deepgemm": lambda *_, **__: None,
         "requant_weight_ue8m0_inplace": lambda *_, **__: None,
-        "gptq_marlin_repack": same,
-        "awq_marlin_repack": same,
-        "marlin_zero_points": same,
-        "awq_to_marlin_zero_points": same,
-        "unpack_cols": same,
+        "gptq_marlin_repack": unchanged,
+        "awq_marlin_repack": unchanged,
+        "marlin_zero_points": unchanged,
+        "awq_to_marlin_zero_points": unchanged,
+        "unpack_cols": unchanged,
     }
 
 

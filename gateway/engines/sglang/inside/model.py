@@ -53,7 +53,7 @@ def arguments_of(folder: str, argv: Sequence[str]) -> Any:
     return importlib.import_module("sglang.srt.server_args").ServerArgs.from_cli_args(given)
 
 
-def said(arguments: Any, name: str) -> Any:
+def resolved(arguments: Any, name: str) -> Any:
     """The resolved value of an argument. Up to 0.5.10 ServerArgs resolves itself; later versions
     keep it as given."""
     if hasattr(arguments, "resolved_dict"):
@@ -77,7 +77,9 @@ def configured_of(given: Any, stage: int = 0) -> Configured:
     model = importlib.import_module("sglang.srt.configs.model_config").ModelConfig.from_server_args(
         given
     )
-    _ranks(said(given, "tp_size"), said(given, "ep_size"), said(given, "pp_size"), stage)
+    _ranks(
+        resolved(given, "tp_size"), resolved(given, "ep_size"), resolved(given, "pp_size"), stage
+    )
     for module, name in _STARTS.items():
         start = getattr(
             importlib.import_module(f"sglang.srt.layers.{module}"),
@@ -192,7 +194,7 @@ def meta(dtype: str) -> Iterator[None]:
 def model_of(made: Configured) -> Any:
     """The whole model; call this within `meta`. Raises the engine's errors."""
     whole = loader()._initialize_model(made.model, load(), made.quantization)
-    staged = int(said(made.arguments, "pp_size")) > 1
+    staged = int(resolved(made.arguments, "pp_size")) > 1
     if staged and "pp_proxy_tensors" not in inspect.signature(whole.forward).parameters:
         raise AssertionError(
             "Pipeline Parallel is not compatible with this model."

@@ -342,7 +342,7 @@ def bytes_needed(plans: Any, made: Any, groups: Any, length: int) -> int:
     return needed
 
 
-def asked(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
+def answer_of(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
     """`answer` for a model of these files with this command line. Raises the engine's errors.
 
     All pipeline stages are built: kernels and backends are those of all, bytes those of the

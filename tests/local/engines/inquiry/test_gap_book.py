@@ -26,10 +26,10 @@ GAP = RuleGap(
 
 def test_a_gap_is_kept_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     book = GapBook(tmp_path / "gaps")
-    assert book.known() == []
+    assert book.load() == []
     book.keep([GAP, GAP])
     book.keep([GAP])
-    assert GapBook(tmp_path / "gaps").known() == [GAP]
+    assert GapBook(tmp_path / "gaps").load() == [GAP]
     (path,) = (tmp_path / "gaps").iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -40,12 +40,12 @@ def test_the_oldest_are_forgotten_and_what_cannot_be_read_is_left_out(
     monkeypatch.setattr(gap_book, "_MOST_FILES", 3)
     book = GapBook(tmp_path)
     book.keep(GAP.evolve(about=f"kernel of {number}") for number in range(5))
-    assert len(book.known()) == 3
+    assert len(book.load()) == 3
     next(tmp_path.glob("*.json")).write_text("{")
-    assert len(book.known()) == 2
+    assert len(book.load()) == 2
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     GapBook(tmp_path / "file").keep([GAP])
-    assert GapBook(tmp_path / "file").known() == []
+    assert GapBook(tmp_path / "file").load() == []

@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.common.engine_auth import DEV_MODE, behind, closed, needed
+from gateway.engines.common.engine_auth import (
+    DEV_MODE,
+    needs_auth,
+    without_dev_endpoints,
+    wrap_command,
+)
 from tests.support.makers import plan
 
 KEY = "0123abcd"
@@ -23,7 +28,7 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("KEY", KEY)
     monkeypatch.setattr(runpy, "run_module", lambda name, **_: begun.append(name))
     monkeypatch.setitem(sys.modules, "fitserve_door", None)
-    python, option, program, flag = behind(("python3", "-m", "some.server_2"), "KEY")
+    python, option, program, flag = wrap_command(("python3", "-m", "some.server_2"), "KEY")
     assert (python, option, flag) == ("python3", "-c", "--middleware=fitserve_door.Door")
     assert KEY not in program
     found: dict[str, Any] = {}
@@ -72,7 +77,7 @@ def test_who_brings_the_key_comes_in_and_nobody_else(door: Any) -> None:
 def test_an_engine_without_a_key_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KEY", raising=False)
     with pytest.raises(KeyError):
-        exec(behind(("python3", "-m", "server"), "KEY")[2], {})
+        exec(wrap_command(("python3", "-m", "server"), "KEY")[2], {})
 
 
 @pytest.mark.parametrize(
@@ -80,14 +85,14 @@ def test_an_engine_without_a_key_does_not_start(monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_command_that_is_no_module_has_no_door(command: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="no place for a door"):
-        behind(command, "KEY")
+        wrap_command(command, "KEY")
     with pytest.raises(ValueError, match="no place for a door"):
-        behind(("python3", "-m", "server"), None)
+        wrap_command(("python3", "-m", "server"), None)
 
 
 def test_it_is_needed_where_the_endpoints_are_open() -> None:
-    assert needed({"VLLM_SERVER_DEV_MODE": "1"})
-    assert not needed({})
+    assert needs_auth({"VLLM_SERVER_DEV_MODE": "1"})
+    assert not needs_auth({})
 
 
 def test_who_starts_the_engine_without_a_gateway_opens_nothing() -> None:
@@ -96,5 +101,5 @@ def test_who_starts_the_engine_without_a_gateway_opens_nothing() -> None:
         argv=(*plain.argv, "--enable-sleep-mode", "--no-log-error-stack"),
         env={**plain.env, **dict([DEV_MODE])},
     )
-    assert closed(opened) == plain
-    assert closed(plain) is plain
+    assert without_dev_endpoints(opened) == plain
+    assert without_dev_endpoints(plain) is plain

@@ -30,7 +30,7 @@ def line(**said: Any) -> bytes:
 
 
 def test_a_document_holds_files_as_they_are_and_no_others() -> None:
-    gpus = StatedGpus.of(machine("2x3090"), "8.6")
+    gpus = StatedGpus.from_machine(machine("2x3090"), "8.6")
     asked = json.loads(document("vllm", gpus, model=ModelFiles(b"{}", b"\0\1"), questions=[ONE]))
     assert asked["gpu"] == {
         "capability": "8.6",

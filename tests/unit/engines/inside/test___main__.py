@@ -12,7 +12,7 @@ import pytest
 
 from gateway.engines.inside.__main__ import ask
 from gateway.engines.inside.meta import StandIn
-from gateway.engines.sglang.inside.model import said
+from gateway.engines.sglang.inside.model import resolved
 
 MODEL: dict[str, Any] = {"files": {}, "questions": [{"argv": []}]}
 
@@ -47,4 +47,4 @@ def test_what_a_stand_in_lacks_is_no_refusal() -> None:
 def test_a_version_that_is_built_otherwise_refuses_nothing() -> None:
     """Then a line of ours fails, which says nothing of the model."""
     with pytest.raises(AttributeError):
-        told(lambda *_: said(object(), "tp_size"))
+        told(lambda *_: resolved(object(), "tp_size"))

@@ -185,7 +185,7 @@ def test_a_family_that_is_not_known_has_a_wider_band() -> None:
         "o", None, {**fields, "num_hidden_layers": 1, "vocab_size": 1024}, shapes, None, (), None
     )
     built = build(spec)
-    assert not built.known
+    assert not built.is_known
     narrow = memory(
         spec, BuiltModel((), built.others, built.attention), kept(built, 1),
         Workload("cuda", Rank(), 2048, 256, graphs=True),

@@ -11,7 +11,7 @@ from gateway.domain import Abilities, Ability, Plan, StrChoice
 from gateway.engines.common.chat.abilities import (
     ANSWER,
     TOOL,
-    Said,
+    ParsedAnswer,
     earlier,
     ended_by_asking,
     fits,
@@ -37,32 +37,32 @@ def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 819
 @pytest.mark.parametrize(
     ("name", "said", "state", "evidence"),
     [
-        ("tools", Said("", "", ((TOOL, CALL),), True), "proven", "arguments that fit"),
-        ("required_tools", Said("", "thought", ((TOOL, CALL), (TOOL, CALL)), False), "proven",
+        ("tools", ParsedAnswer("", "", ((TOOL, CALL),), True), "proven", "arguments that fit"),
+        ("required_tools", ParsedAnswer("", "thought", ((TOOL, CALL), (TOOL, CALL)), False), "proven",
             "arguments that fit"),
-        ("tools", Said("It rains.", "", (), True), "not proven",
+        ("tools", ParsedAnswer("It rains.", "", (), True), "not proven",
             "called no tool, and said: 'It rains.'"),
-        ("tools", Said("", "", ((TOOL, '{"city": "Rome", "unit": "celsius"}'),), True),
+        ("tools", ParsedAnswer("", "", ((TOOL, '{"city": "Rome", "unit": "celsius"}'),), True),
             "not proven", "do not fit"),
-        ("tools", Said("", "", ((TOOL, '{"city": "Paris"'),), False), "unknown", "cut off"),
-        ("tools", Said("", "", (("rm", CALL),), True), "not proven", "not offered"),
-        ("reasoning", Said("9.8", "Well.", (), True), "proven", "5 characters of thoughts"),
-        ("reasoning", Said("<think>Well.</think>9.8", "", (), True), "not proven",
+        ("tools", ParsedAnswer("", "", ((TOOL, '{"city": "Paris"'),), False), "unknown", "cut off"),
+        ("tools", ParsedAnswer("", "", (("rm", CALL),), True), "not proven", "not offered"),
+        ("reasoning", ParsedAnswer("9.8", "Well.", (), True), "proven", "5 characters of thoughts"),
+        ("reasoning", ParsedAnswer("<think>Well.</think>9.8", "", (), True), "not proven",
             "without thoughts apart"),
-        ("reasoning", Said("", "Well,", (), False), "unknown", "no answer; the answer was cut off"),
-        ("reasoning", Said(" ", "Well.", (), True), "not proven", "and no answer"),
-        ("json_schema", Said('{"city": "Paris", "capital": true}', "", (), True), "proven", "fits"),
-        ("json_schema", Said('{"city": "Paris", "capital": 1}', "", (), True), "not proven",
+        ("reasoning", ParsedAnswer("", "Well,", (), False), "unknown", "no answer; the answer was cut off"),
+        ("reasoning", ParsedAnswer(" ", "Well.", (), True), "not proven", "and no answer"),
+        ("json_schema", ParsedAnswer('{"city": "Paris", "capital": true}', "", (), True), "proven", "fits"),
+        ("json_schema", ParsedAnswer('{"city": "Paris", "capital": 1}', "", (), True), "not proven",
             "does not fit"),
-        ("json_schema", Said('{"city": "Paris", "capital": true, "x": 1}', "", (), True),
+        ("json_schema", ParsedAnswer('{"city": "Paris", "capital": true, "x": 1}', "", (), True),
             "not proven", "does not fit"),
-        ("json_schema", Said('```json\n{"city": "Paris", "capital": true}\n```', "", (), True),
+        ("json_schema", ParsedAnswer('```json\n{"city": "Paris", "capital": true}\n```', "", (), True),
             "not proven", "```json"),
-        ("json_schema", Said("[" * 100_000, "", (), True), "not proven", "does not fit"),
-        ("json_schema", Said("", "", (), False), "unknown", "nothing; the answer was cut off"),
+        ("json_schema", ParsedAnswer("[" * 100_000, "", (), True), "not proven", "does not fit"),
+        ("json_schema", ParsedAnswer("", "", (), False), "unknown", "nothing; the answer was cut off"),
     ],
 )  # fmt: skip
-def test_an_answer_proves_what_it_holds(name: str, said: Said, state: str, evidence: str) -> None:
+def test_an_answer_proves_what_it_holds(name: str, said: ParsedAnswer, state: str, evidence: str) -> None:
     found = judged(name, said)
     assert (found.state, evidence in found.evidence) == (state, True), found
 

@@ -53,8 +53,8 @@ def test_tool_calls_are_told_by_the_template(
     template: str, model_type: str, vllm: str, sglang: str
 ) -> None:
     model = taught(template, model_type)
-    assert TABLE.of(model).tool_parser(PROFILES.engine(VLLM_REF)).value == vllm
-    assert TABLE.of(model).tool_parser(PROFILES.engine(SGLANG_REF)).value == sglang
+    assert TABLE.writing(model).tool_parser(PROFILES.engine(VLLM_REF)).value == vllm
+    assert TABLE.writing(model).tool_parser(PROFILES.engine(SGLANG_REF)).value == sglang
 
 
 @pytest.mark.parametrize(
@@ -68,29 +68,33 @@ def test_tool_calls_are_told_by_the_template(
     ],
 )
 def test_thoughts_are_told_by_the_template(template: str, parser: str) -> None:
-    assert TABLE.of(taught(template)).reasoning_parser(PROFILES.engine(VLLM_REF)).value == parser
+    assert (
+        TABLE.writing(taught(template)).reasoning_parser(PROFILES.engine(VLLM_REF)).value == parser
+    )
 
 
 def test_a_parser_that_the_version_does_not_have_is_not_taken() -> None:
     model = taught("<|open|>tools<|close|>")
-    assert TABLE.of(model).tool_parser(PROFILES.engine(VLLM_REF)).value == "kimi_k3"
-    old = TABLE.of(model).tool_parser(PROFILES.engine("vllm==0.18.0"))
+    assert TABLE.writing(model).tool_parser(PROFILES.engine(VLLM_REF)).value == "kimi_k3"
+    old = TABLE.writing(model).tool_parser(PROFILES.engine("vllm==0.18.0"))
     assert (old.value, old.reason) == (NONE, "vllm==0.18.0 has no parser kimi_k3")
 
 
 def test_thoughts_are_left_in_the_answer_where_the_parser_would_break_it() -> None:
-    found = TABLE.of(taught("</think>{% if enable_thinking %}", tokens=())).reasoning_parser(
+    found = TABLE.writing(taught("</think>{% if enable_thinking %}", tokens=())).reasoning_parser(
         PROFILES.engine(VLLM_REF)
     )
     assert (found.value, "<think> as a token of its own" in found.reason) == (NONE, True)
     assert (
-        TABLE.of(taught("[THINK]", "mistral3")).reasoning_parser(PROFILES.engine(VLLM_REF)).value
+        TABLE.writing(taught("[THINK]", "mistral3"))
+        .reasoning_parser(PROFILES.engine(VLLM_REF))
+        .value
         == NONE
     )
 
 
 def test_gemma_3_has_a_parser_only_with_a_template_that_tells_it_of_tools() -> None:
-    own = TABLE.of(taught("{{ '<start_of_turn>' + role }}", "gemma3")).tool_parser(
+    own = TABLE.writing(taught("{{ '<start_of_turn>' + role }}", "gemma3")).tool_parser(
         PROFILES.engine(VLLM_REF)
     )
     assert (own.value, "give it with --chat-template FILE" in own.reason) == (NONE, True)
@@ -98,12 +102,12 @@ def test_gemma_3_has_a_parser_only_with_a_template_that_tells_it_of_tools() -> N
 
 def test_a_model_without_template_or_words_has_none() -> None:
     assert (
-        TABLE.of(taught(None)).tool_parser(PROFILES.engine(VLLM_REF)).reason
+        TABLE.writing(taught(None)).tool_parser(PROFILES.engine(VLLM_REF)).reason
         == "the model has no chat template"
     )
     embeds = taught(HERMES).evolve(task="embed")
     assert (
-        TABLE.of(embeds).tool_parser(PROFILES.engine(VLLM_REF)).reason
+        TABLE.writing(embeds).tool_parser(PROFILES.engine(VLLM_REF)).reason
         == "the model does not generate"
     )
 

@@ -21,7 +21,7 @@ from gateway.domain import (
 )
 from gateway.engines.common.layers.build import build
 from gateway.engines.common.speculative.speculation import Speculation
-from gateway.engines.common.speculative.speculative import Target, drafter_bytes, speculate
+from gateway.engines.common.speculative.speculative import DraftTarget, drafter_bytes, speculate
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
 from gateway.engines.vllm.attention import layer_attention
 from gateway.engines.vllm.attention_rules import AttentionRules
@@ -119,7 +119,7 @@ def speculated(
     attends: Any,
     rank: Rank,
 ) -> Speculation:
-    return speculate(Target(spec, rank, build, attends), drafter, asked, engine, rules)
+    return speculate(DraftTarget(spec, rank, build, attends), drafter, asked, engine, rules)
 
 
 def drafter(name: str, spec: ModelSpec | None = None) -> Drafter:

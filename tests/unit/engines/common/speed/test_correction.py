@@ -9,7 +9,7 @@ import pytest
 
 from gateway.domain import Bench, BenchLevel, Decision, Fact, Plan
 from gateway.engines.common.speed.correction import learned as learn
-from gateway.engines.common.speed.machine import Pace
+from gateway.engines.common.speed.machine import SpeedKnowledge
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine, machine, spec, wish
 from tests.support.planning import decide
@@ -20,7 +20,7 @@ PROFILES = Profiles()
 def decided(
     facts: tuple[Fact, ...] = (),
     version: str = "9.9.0",
-    pace: Pace | None = PROFILES.pace,
+    pace: SpeedKnowledge | None = PROFILES.pace,
     **fields: Any,
 ) -> Decision:
     wanted = wish(**{"gpus": 1, "replicas": 1, **fields})

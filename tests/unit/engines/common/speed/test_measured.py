@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from gateway.domain import Fact, Gpu, Hardware
-from gateway.engines.common.speed.machine import Machine, Pace, Reference, WirePart, machine_of
+from gateway.engines.common.speed.machine import (
+    Machine,
+    Reference,
+    SpeedKnowledge,
+    WirePart,
+    machine_of,
+)
 from gateway.engines.common.speed.measured import Measured, cards, reach, uuids
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine
@@ -24,7 +30,7 @@ REFERENCE = Reference(
     launch_s=4e-6,
 )
 PROFILES = Profiles()
-PACE = Pace(PROFILES.cards, PROFILES.pace.table.evolve(reference=REFERENCE))
+PACE = SpeedKnowledge(PROFILES.cards, PROFILES.pace.table.evolve(reference=REFERENCE))
 DAY = 1_795_000_000.0
 H100, GEFORCE = machine("8xh100"), machine("2x3090")
 
@@ -154,7 +160,7 @@ def test_what_was_measured_with_p2p_says_nothing_of_ranks_without() -> None:
 
 
 def test_without_a_reference_only_what_needs_none_is_taken() -> None:
-    pace = Pace(PROFILES.cards, PACE.table.evolve(reference=None))
+    pace = SpeedKnowledge(PROFILES.cards, PACE.table.evolve(reference=None))
     facts = [
         *reduced(GEFORCE, list(GEFORCE.gpus), b16384=30_000, b67108864=10_030_000),
         fact("memory", GEFORCE.gpus[:1], 1e9),

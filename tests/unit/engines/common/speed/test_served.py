@@ -14,14 +14,14 @@ from gateway.engines.common.speed.correction import measured
 from gateway.engines.common.speed.rival import rival
 from gateway.engines.common.speed.served import (
     ClockTables,
-    between,
     clock_of,
     counted,
     highest,
     learned,
     ratios,
+    traffic_between,
 )
-from gateway.engines.common.speed.step import Clock
+from gateway.engines.common.speed.step import StepClock
 from gateway.engines.registry import engine_kind
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine, machine, spec, wish
@@ -36,7 +36,7 @@ TABLES = ClockTables(PROFILES.gpus, PROFILES.pace, ())
 PLAN = decided(concurrency=32).plans[0]
 
 
-def clock(plan: Plan = PLAN) -> Clock:
+def clock(plan: Plan = PLAN) -> StepClock:
     found = clock_of(plan, spec(), engine("cuda"), KIND, machine("2x3090"), TABLES)
     assert found is not None
     return found
@@ -83,7 +83,7 @@ def serve(
         done = [one for one in writing if one[0] <= 0]
         writing = [one for one in writing if one[0] > 0]
         waiting += [(now + spread * 10 * dice.random(), prompt) for _ in done]
-    found = between({}, sums)
+    found = traffic_between({}, sums)
     assert found is not None
     return found
 
@@ -96,7 +96,7 @@ def test_the_text_of_a_real_engine_is_read() -> None:
     assert counts["requests"] == 6
     assert counts["written"] == 600
     assert counts["prompt"] == 90
-    seen = between({}, counts)
+    seen = traffic_between({}, counts)
     assert seen is not None
     assert seen.at_once == pytest.approx(6, rel=0.02)
 
@@ -154,11 +154,11 @@ def test_series_of_one_name_are_added_up() -> None:
 
 def test_an_engine_that_counts_anew_or_did_little_tells_nothing() -> None:
     whole = {"requests": 4.0, "between": 996.0, "between_s": 9.0, "written": 1000.0, "steps": 500.0}
-    assert between({}, whole) is not None
-    assert between({"requests": 5.0}, whole) is None
-    assert between({"cached": 0.0}, whole) is None
+    assert traffic_between({}, whole) is not None
+    assert traffic_between({"requests": 5.0}, whole) is None
+    assert traffic_between({"cached": 0.0}, whole) is None
     for little in ({"written": 10.0}, {"requests": 0.0}, {"steps": 3.0}):
-        assert between({}, {**whole, **little}) is None
+        assert traffic_between({}, {**whole, **little}) is None
 
 
 @pytest.mark.parametrize("part", [1.0, 0.5])

@@ -11,7 +11,7 @@ from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.stages import stage
 from gateway.engines.common.speed.count import Model, work_of
 from gateway.engines.common.speed.machine import Graphs, Machine, Part, Wire
-from gateway.engines.common.speed.step import Clock
+from gateway.engines.common.speed.step import StepClock
 from gateway.engines.common.speed.work import Work
 from gateway.engines.registry import engine_kind
 from gateway.models.rank import Rank
@@ -41,14 +41,14 @@ def test_one_request_reads_every_weight_once() -> None:
     """Where nothing but memory took time, a token of 8B in 16 bits would take 15 GB over the
     bandwidth."""
     free = TABLE.evolve(layer_s=0.0, step_s=0.0, request_s=0.0, dense=WHOLE, attention=WHOLE)
-    assert Clock(work("llama-3.1-8b"), H100, free).decode_s(1, 0) == pytest.approx(
+    assert StepClock(work("llama-3.1-8b"), H100, free).decode_s(1, 0) == pytest.approx(
         15.0e9 / 3.35e12, rel=0.01
     )
 
 
 def test_a_prompt_takes_as_long_as_its_products() -> None:
     free = TABLE.evolve(layer_s=0.0, step_s=0.0, first_s=0.0, dense=WHOLE, attention=WHOLE)
-    seconds = Clock(work("llama-3.1-8b"), H100, free).first_token_s(8192, 8192)
+    seconds = StepClock(work("llama-3.1-8b"), H100, free).first_token_s(8192, 8192)
     assert seconds == pytest.approx(2 * 7.0e9 * 8192 / 989e12, rel=0.2)
 
 
@@ -74,28 +74,28 @@ def test_few_requests_read_few_experts() -> None:
 )
 def test_more_of_anything_takes_longer(name: str) -> None:
     whole = work(name)
-    clock = Clock(whole, H100, TABLE)
+    clock = StepClock(whole, H100, TABLE)
     base, prompt = clock.decode_s(32, 1000), clock.prompts_s(1, 4000, 8192)
     assert clock.decode_s(64, 1000) > base
     assert clock.decode_s(32, 16000) > base
     assert clock.prompts_s(1, 8000, 8192) > prompt
     assert clock.prompts_s(1, 4000, 512) >= prompt
-    assert Clock(whole, H100, TABLE, NONE).decode_s(32, 1000) > base
-    assert Clock(whole, replace(H100, memory=H100.memory / 2), TABLE).decode_s(32, 1000) > base
+    assert StepClock(whole, H100, TABLE, NONE).decode_s(32, 1000) > base
+    assert StepClock(whole, replace(H100, memory=H100.memory / 2), TABLE).decode_s(32, 1000) > base
     assert clock.total_per_s(64, 1024, 256, 8192) > clock.total_per_s(8, 1024, 256, 8192)
 
 
 def test_ranks_that_reach_each_other_badly_gain_little() -> None:
-    alone, both = Clock(work("llama-3.1-8b"), H100, TABLE), work("llama-3.1-8b", tp=2)
-    near = Clock(both, H100, TABLE).decode_s(1, 1000)
-    far = Clock(both, replace(H100, wire=Wire(5e9, 100e-6)), TABLE).decode_s(1, 1000)
+    alone, both = StepClock(work("llama-3.1-8b"), H100, TABLE), work("llama-3.1-8b", tp=2)
+    near = StepClock(both, H100, TABLE).decode_s(1, 1000)
+    far = StepClock(both, replace(H100, wire=Wire(5e9, 100e-6)), TABLE).decode_s(1, 1000)
     assert near < alone.decode_s(1, 1000) < far
 
 
 def test_stages_help_many_requests_and_never_one() -> None:
     alone, staged = (
-        Clock(work("llama-3.1-8b"), H100, TABLE),
-        Clock(work("llama-3.1-8b", pp=2), H100, TABLE),
+        StepClock(work("llama-3.1-8b"), H100, TABLE),
+        StepClock(work("llama-3.1-8b", pp=2), H100, TABLE),
     )
     assert staged.decode_s(1, 1000) > alone.decode_s(1, 1000)
     totals = [one.total_per_s(256, 1024, 256, 8192) for one in (alone, staged)]
@@ -104,8 +104,8 @@ def test_stages_help_many_requests_and_never_one() -> None:
 
 def test_a_window_is_all_that_a_long_context_costs() -> None:
     sliding = next(one for one in work("gpt-oss-20b").readings if one.window)
-    assert sliding.seen(10) == 10
-    assert sliding.seen(100_000) == sliding.window == 128
+    assert sliding.visible_tokens(10) == 10
+    assert sliding.visible_tokens(100_000) == sliding.window == 128
     assert sliding.pairs(100_000) == pytest.approx(128 * 100_000, rel=0.01)
 
 
@@ -114,8 +114,8 @@ def test_of_unlike_stages_one_request_takes_the_sum_and_many_the_pace_of_the_slo
     slow = replace(
         H100, memory=H100.memory / 2, flops={name: peak / 2 for name, peak in H100.flops.items()}
     )
-    quick, late = (Clock(whole, machine, TABLE) for machine in (H100, slow))
-    both = Clock(whole, H100, TABLE, beside=(late,))
+    quick, late = (StepClock(whole, machine, TABLE) for machine in (H100, slow))
+    both = StepClock(whole, H100, TABLE, beside=(late,))
     assert both.decode_s(1, 0) == pytest.approx((quick.decode_s(1, 0) + late.decode_s(1, 0)) / 2)
     assert both.decode_s(64, 0) == pytest.approx(late.decode_s(64, 0))
     assert (
@@ -123,19 +123,19 @@ def test_of_unlike_stages_one_request_takes_the_sum_and_many_the_pace_of_the_slo
         < both.first_token_s(2048, 2048)
         < late.first_token_s(2048, 2048)
     )
-    assert Clock(whole, H100, TABLE, beside=(quick,)).decode_s(1, 0) == pytest.approx(
+    assert StepClock(whole, H100, TABLE, beside=(quick,)).decode_s(1, 0) == pytest.approx(
         quick.decode_s(1, 0)
     )
 
 
 def test_a_prompt_that_is_larger_than_any_graph_waits_for_the_cpu() -> None:
     slow = TABLE.evolve(experts=TABLE.experts.evolve(launch_s=0.1))
-    clock = Clock(work("qwen3-30b-a3b"), H100, slow, Graphs(512, 512))
+    clock = StepClock(work("qwen3-30b-a3b"), H100, slow, Graphs(512, 512))
     assert clock.prompts_s(1, 513, 8192) == pytest.approx(48 * 0.1, rel=0.1)
     assert clock.prompts_s(1, 512, 8192) < 0.1
     assert clock.prompts_s(1, 1024, 512) < 0.1  # in two batches
     dense = [
-        Clock(work("llama-3.1-8b"), H100, table, Graphs(512, 512)).prompts_s(1, 513, 8192)
+        StepClock(work("llama-3.1-8b"), H100, table, Graphs(512, 512)).prompts_s(1, 513, 8192)
         for table in (TABLE, slow)
     ]
     assert dense[0] == dense[1]
@@ -143,7 +143,7 @@ def test_a_prompt_that_is_larger_than_any_graph_waits_for_the_cpu() -> None:
 
 def test_a_step_of_more_requests_than_any_graph_waits_for_the_cpu() -> None:
     slow = TABLE.evolve(experts=TABLE.experts.evolve(launch_s=0.1))
-    clock = Clock(work("qwen3-30b-a3b"), H100, slow, Graphs(64, 64))
+    clock = StepClock(work("qwen3-30b-a3b"), H100, slow, Graphs(64, 64))
     assert clock.decode_s(65, 512) == pytest.approx(48 * 0.1, rel=0.01)
     assert clock.decode_s(64, 512) < 0.1
 
@@ -151,9 +151,11 @@ def test_a_step_of_more_requests_than_any_graph_waits_for_the_cpu() -> None:
 def test_without_graphs_the_cpu_and_the_gpu_take_turns() -> None:
     slow = TABLE.evolve(experts=TABLE.experts.evolve(launch_s=0.1))
     experts, dense = work("qwen3-30b-a3b"), work("llama-3.1-8b")
-    graphs = Clock(experts, H100, slow).decode_s(64, 512)
-    assert Clock(experts, H100, slow, NONE).decode_s(64, 512) == pytest.approx(48 * 0.1 + graphs)
-    plain = [Clock(dense, H100, table, NONE).decode_s(1, 512) for table in (TABLE, slow)]
+    graphs = StepClock(experts, H100, slow).decode_s(64, 512)
+    assert StepClock(experts, H100, slow, NONE).decode_s(64, 512) == pytest.approx(
+        48 * 0.1 + graphs
+    )
+    plain = [StepClock(dense, H100, table, NONE).decode_s(1, 512) for table in (TABLE, slow)]
     assert plain[0] == plain[1]
 
 
@@ -169,7 +171,7 @@ def test_a_step_that_waits_for_the_cpu_decodes_beside_the_prompt() -> None:
     """The GPU has the time."""
     slow = TABLE.evolve(experts=TABLE.experts.evolve(launch_s=0.01))
     waiting, graphs = (
-        Clock(work("qwen3-30b-a3b"), H100, slow, one) for one in (Graphs(64, 64), Graphs())
+        StepClock(work("qwen3-30b-a3b"), H100, slow, one) for one in (Graphs(64, 64), Graphs())
     )
     assert graphs.decode_s(64, 576) < 48 * 0.01
     seconds = 64 * 128 / waiting.apart_per_s(64, 512, 128, 8192)
@@ -186,7 +188,9 @@ def test_a_cache_of_eight_bits_is_read_sooner_but_not_twice_as_soon() -> None:
             Model(spec.hidden, spec.vocab, spec.experts),
             Rank(kv_dtype=kv_dtype, capability="9.0"),
         )
-        clock = Clock(work_of(model, build(spec, frozenset()), rank, (), frozenset()), H100, free)
+        clock = StepClock(
+            work_of(model, build(spec, frozenset()), rank, (), frozenset()), H100, free
+        )
         return clock.decode_s(64, 4096) - clock.decode_s(64, 0)
 
     assert 0.5 * attention_s("auto") < attention_s("fp8") < attention_s("auto")
@@ -196,23 +200,23 @@ def test_prefill_attention_is_slower_with_narrow_heads_and_faster_with_an_8_bit_
     wide, narrow = work("llama-3.1-8b"), work("llama-3.2-1b")
     assert [any(one.narrow for one in each.readings) for each in (wide, narrow)] == [False, True]
     whole, half = TABLE.evolve(narrow=1.0), TABLE.evolve(narrow=0.5)
-    assert Clock(narrow, H100, half).pairs_s(4096) == pytest.approx(
-        2 * Clock(narrow, H100, whole).pairs_s(4096)
+    assert StepClock(narrow, H100, half).pairs_s(4096) == pytest.approx(
+        2 * StepClock(narrow, H100, whole).pairs_s(4096)
     )
-    assert Clock(wide, H100, half).pairs_s(4096) == Clock(wide, H100, whole).pairs_s(4096)
+    assert StepClock(wide, H100, half).pairs_s(4096) == StepClock(wide, H100, whole).pairs_s(4096)
     small = replace(wide, readings=tuple(one._replace(small=True) for one in wide.readings))
     quick = TABLE.evolve(small_cache=TABLE.attention.evolve(flops=2 * TABLE.attention.flops))
-    assert Clock(small, H100, quick).pairs_s(4096) == pytest.approx(
-        Clock(wide, H100, quick).pairs_s(4096) / 2
+    assert StepClock(small, H100, quick).pairs_s(4096) == pytest.approx(
+        StepClock(wide, H100, quick).pairs_s(4096) / 2
     )
 
 
 def test_requests_that_come_together_begin_one_behind_the_other() -> None:
     whole, late = work("llama-3.1-8b"), TABLE.evolve(admit_s=1.0)
     assert (
-        Clock(whole, H100, late).prompts_s(8, 512, 8192)
+        StepClock(whole, H100, late).prompts_s(8, 512, 8192)
         > 8
-        > Clock(whole, H100, TABLE).prompts_s(8, 512, 8192)
+        > StepClock(whole, H100, TABLE).prompts_s(8, 512, 8192)
     )
 
 
@@ -221,7 +225,9 @@ def test_prompts_that_come_one_by_one_cost_most_where_they_have_steps_of_their_o
     name: str,
 ) -> None:
     """A step of vLLM that computes a prompt decodes too."""
-    mixed, separate = (Clock(work(name), H100, TABLE.of(kind)) for kind in ("vllm", "sglang"))
-    alike = Clock(work(name), H100, TABLE.of("vllm").evolve(separate=True))
+    mixed, separate = (
+        StepClock(work(name), H100, TABLE.for_kind(kind)) for kind in ("vllm", "sglang")
+    )
+    alike = StepClock(work(name), H100, TABLE.for_kind("vllm").evolve(separate=True))
     assert alike.apart_per_s(64, 512, 128, 8192) < mixed.apart_per_s(64, 512, 128, 8192)
     assert separate.apart_per_s(64, 512, 128, 8192) < separate.total_per_s(64, 512, 128, 8192)
