@@ -100,9 +100,9 @@ INSTEAD = {
 
 def why_closed(name: str) -> tuple[str, str]:
     """Why users may not give a flag that is closed, and what to do instead."""
-    found = (why for why, patterns in OURS.items() if _matches(name, patterns))
+    result = (why for why, patterns in OURS.items() if _matches(name, patterns))
     why = next(
-        found, "it takes any text, and nobody has looked yet at what that reaches in this version"
+        result, "it takes any text, and nobody has looked yet at what that reaches in this version"
     )
     option = next((option for option, patterns in INSTEAD.items() if _matches(name, patterns)), "")
     return why, f"Use {option}." if option else "Leave it out."

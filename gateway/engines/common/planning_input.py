@@ -154,12 +154,12 @@ class PlanningInput:
         read, by their indices."""
         key = tuple([gpu.index for gpu in group])
         if key not in self._apart:
-            found = (
+            result = (
                 (a.index, b.index)
                 for a, b, link in self.links_between(group)
                 if link is None or not (link.nvlinks or link.p2p)
             )
-            self._apart[key] = next(found, None)
+            self._apart[key] = next(result, None)
         return self._apart[key]
 
     @cached_property
@@ -224,9 +224,9 @@ def room_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
 def driver_bytes(gpu: Gpu) -> int:
     """Memory that the driver keeps of a card, by NVML; a bound if the card is not idle."""
     total = gpu.total_bytes or 0
-    most = min(_DRIVER, total // _DRIVER_SHARE)
+    limit = min(_DRIVER, total // _DRIVER_SHARE)
     if gpu.memory_kind != "dedicated":
         return 0
     if gpu.processes == () and gpu.free_bytes is not None:
         return min(max(0, total - gpu.free_bytes), total // _DRIVER_SHARE)
-    return most
+    return limit

@@ -118,8 +118,8 @@ def plain(
         return (replace(set_by_user, tp=int(wanted)),)
     if engine.device == "cpu":
         return (set_by_user,)
-    most = max(1, gpus // set_by_user.pp)
-    return tuple(replace(set_by_user, tp=size) for size in SIZES if size <= most)
+    limit = max(1, gpus // set_by_user.pp)
+    return tuple(replace(set_by_user, tp=size) for size in SIZES if size <= limit)
 
 
 def given_up(variant: Variant, plan: Plan) -> Variant:

@@ -35,15 +35,15 @@ class AnswerCache:
     def load(
         self, questions: Iterable[Question], source: str, gpus: StatedGpus | None, model: ModelFiles
     ) -> dict[Question, EngineAnswer]:
-        found = {}
+        result = {}
         for question in questions:
             try:
-                found[question] = EngineAnswer.model_validate_json(
+                result[question] = EngineAnswer.model_validate_json(
                     self._path(question, source, gpus, model).read_bytes()
                 )
             except (OSError, ValidationError):
                 continue
-        return found
+        return result
 
     def keep(
         self,

@@ -94,57 +94,57 @@ class BadAnswer(Exception):
 
 def read_version(line: bytes) -> Mapping[str, Any] | None:
     """The engine's description of its version; None: the line has none. Raises BadAnswer."""
-    said = _object(line).get("version")
-    if said is not None and not isinstance(said, dict):
+    answer = _object(line).get("version")
+    if answer is not None and not isinstance(answer, dict):
         raise BadAnswer("the version is no object")
-    return said
+    return answer
 
 
 def read_engine(line: bytes) -> tuple[str, str]:
     """Kind and version of the engine that is installed; both are empty where there is none. Raises
     BadAnswer."""
-    said = _object(line).get("engine")
-    if said is None:
+    answer = _object(line).get("engine")
+    if answer is None:
         return "", ""
-    found = (said.get("kind"), said.get("version")) if isinstance(said, dict) else ()
-    if len(found) != 2 or not all(
-        isinstance(one, str) and re.fullmatch(r"[\w.+-]{1,60}", one) for one in found
+    result = (answer.get("kind"), answer.get("version")) if isinstance(answer, dict) else ()
+    if len(result) != 2 or not all(
+        isinstance(item, str) and re.fullmatch(r"[\w.+-]{1,60}", item) for item in result
     ):
         raise BadAnswer("an engine without kind and version")
-    return str(found[0]), str(found[1])
+    return str(result[0]), str(result[1])
 
 
 def read_answers(
     lines: Iterable[bytes], questions: Sequence[Question], source: str
 ) -> dict[Question, EngineAnswer]:
     """The answers of whole lines, by question. Raises BadAnswer."""
-    found = {}
+    result = {}
     for line in lines:
-        said = _object(line)
-        if "question" not in said:
+        answer = _object(line)
+        if "question" not in answer:
             continue
-        number = said["question"]
+        number = answer["question"]
         if not isinstance(number, int) or not 0 <= number < len(questions):
             raise BadAnswer("an answer to a question that was not asked")
         body = (
-            said["answer"]
-            if isinstance(said.get("answer"), dict)
-            else {"refused": said.get("refused")}
+            answer["answer"]
+            if isinstance(answer.get("answer"), dict)
+            else {"refused": answer.get("refused")}
         )
         try:
-            found[questions[number]] = EngineAnswer.model_validate({**body, "source": source})
+            result[questions[number]] = EngineAnswer.model_validate({**body, "source": source})
         except ValidationError as error:
             raise BadAnswer(
                 str(error.errors(include_url=False, include_input=False)[0]["msg"])
             ) from None
-    return found
+    return result
 
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
-        said = json.loads(line)
+        answer = json.loads(line)
     except (ValueError, RecursionError):
         raise BadAnswer("a line that is not JSON") from None
-    if not isinstance(said, dict):
+    if not isinstance(answer, dict):
         raise BadAnswer("a line that is no object")
-    return said
+    return answer

@@ -35,13 +35,13 @@ class GapBook:
 
     def load(self) -> list[RuleGap]:
         """The oldest first; what cannot be read is left out."""
-        found = []
+        result = []
         for path in self._files():
             try:
-                found.append(RuleGap.model_validate_json(path.read_bytes()))
+                result.append(RuleGap.model_validate_json(path.read_bytes()))
             except (OSError, ValidationError):
                 continue
-        return found
+        return result
 
     def _files(self) -> list[Path]:
         return sorted(

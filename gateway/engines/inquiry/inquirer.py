@@ -81,13 +81,13 @@ class Inquirer:
         """
         engine = await self.exact(engine)
         source = await self._host.identity(engine)
-        found = await asyncio.to_thread(self._cache.load, questions, source, gpus, model)
+        result = await asyncio.to_thread(self._cache.load, questions, source, gpus, model)
         end = time.monotonic() + limit_s
         problem: HostError | None = None
         # A process for each environment: engines read theirs once.
         for env in dict.fromkeys(question.env for question in questions):
             unknown = [
-                question for question in questions if question.env == env and question not in found
+                question for question in questions if question.env == env and question not in result
             ]
             if not unknown or time.monotonic() >= end:
                 continue
@@ -100,10 +100,10 @@ class Inquirer:
                 problem = _nonsense(engine, error)
                 continue
             await asyncio.to_thread(self._cache.keep, fresh, source, gpus, model)
-            found |= fresh
-        if problem is not None and not found:
+            result |= fresh
+        if problem is not None and not result:
             raise problem
-        return found
+        return result
 
     async def contradicted(self, gaps: Iterable[RuleGap]) -> None:
         """Remember contradictions between answers and rules."""
@@ -120,15 +120,17 @@ class Inquirer:
             engine, document(engine.kind, gpus, version=True), limit_s
         )
         try:
-            said = next((said for line in lines if (said := read_version(line)) is not None), None)
+            answer = next(
+                (answer for line in lines if (answer := read_version(line)) is not None), None
+            )
         except BadAnswer as error:
             raise _nonsense(engine, error) from None
-        if said is None:
+        if answer is None:
             raise problem or HostError(
                 f"{engine} said nothing of itself within {limit_s:g} s.",
                 hint="Try again when the machine is idle.",
             )
-        return said, source
+        return answer, source
 
     async def installed_engine(self, engine: EngineRef, limit_s: float) -> EngineRef:
         """The engine in this image, by its installed packages. Raises HostError."""
@@ -158,7 +160,7 @@ class Inquirer:
         self, engine: EngineRef, asked: bytes, limit_s: float
     ) -> tuple[list[bytes], HostError | None]:
         """The lines until the limit or a failure."""
-        found: list[bytes] = []
+        result: list[bytes] = []
         problem: HostError | None = None
         try:
             async with (
@@ -167,15 +169,15 @@ class Inquirer:
                 contextlib.aclosing(self._host.inquire(engine, asked)) as lines,
             ):
                 async for line in lines:
-                    found.append(line)
-                    if len(found) > _MOST_LINES:
+                    result.append(line)
+                    if len(result) > _MOST_LINES:
                         problem = _nonsense(engine, BadAnswer("its lines have no end"))
                         break
         except TimeoutError:
             pass  # also while the host removed the process: the failure stays
         except HostError as error:
             problem = problem or error
-        return found, problem
+        return result, problem
 
 
 def _nonsense(engine: EngineRef, error: BadAnswer) -> HostError:

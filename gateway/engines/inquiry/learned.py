@@ -34,7 +34,7 @@ _OWN = (
 
 
 def profile_of(
-    near: Engine, version: str, image: str | None, said: Mapping[str, Any], identity: str
+    near: Engine, version: str, image: str | None, answer: Mapping[str, Any], identity: str
 ) -> Engine:
     """Profile of a version from its answers.
 
@@ -62,8 +62,8 @@ def profile_of(
                 # The content of its own extensions is more exact than a limit read of another
                 # version.
                 **(
-                    {"compiled": said["compiled"], "min_capability": None}
-                    if said.get("compiled")
+                    {"compiled": answer["compiled"], "min_capability": None}
+                    if answer.get("compiled")
                     else {}
                 ),
                 "sources": {"flags": f"asked of {identity}", "rules": f"those of {near.ref}"},
@@ -77,14 +77,15 @@ def profile_of(
         ) from None
 
 
-def _cuda(near: Engine, said: Mapping[str, Any]) -> str | None:
+def _cuda(near: Engine, answer: Mapping[str, Any]) -> str | None:
     """torch's CUDA, where the engine's extensions are for the same; else theirs, as exactly as that
     is known."""
-    runtime, torch = said.get("cuda_runtime"), said.get("cuda")
+    runtime, torch = answer.get("cuda_runtime"), answer.get("cuda")
     if runtime is None:
         return torch
     known = next(
-        (one for one in (torch, near.cuda) if one and one.partition(".")[0] == str(runtime)), None
+        (item for item in (torch, near.cuda) if item and item.partition(".")[0] == str(runtime)),
+        None,
     )
     return known or f"{runtime}.0"
 
@@ -98,8 +99,8 @@ async def learn(
     """
     # Flags and registries are the same on any GPU; a small one is stated.
     gpus = StatedGpus("8.6", 24 << 30, 1, "GPU") if near.device == "cuda" else None
-    said, identity = await inquirer.version(engine, gpus, limit_s)
-    version = str(said.get("version", engine.version))[:80]
+    answer, identity = await inquirer.version(engine, gpus, limit_s)
+    version = str(answer.get("version", engine.version))[:80]
     if version.partition("+")[0] != engine.version.partition("+")[0]:
         raise HostError(
             f"What was asked is {engine.kind} {version}, not {engine.version}.",
@@ -109,7 +110,7 @@ async def learn(
                 " again."
             ),
         )
-    profile = profile_of(near, engine.version, engine.image, said, identity)
+    profile = profile_of(near, engine.version, engine.image, answer, identity)
     try:
         return profile, identity, await asyncio.to_thread(keep, profile, folder)
     except OSError as error:

@@ -53,9 +53,9 @@ class Spoken:
     def failure(self, code: int) -> HostError:
         """Of a process that ended with this exit code; below 0, by this signal."""
         if code in _KILLED:
-            most = f"{MOST_MEMORY >> 30} GiB"
+            limit = f"{MOST_MEMORY >> 30} GiB"
             return HostError(
-                f"The engine could not be asked: it was killed. It wanted more than {most} of"
+                f"The engine could not be asked: it was killed. It wanted more than {limit} of"
                 " memory, or the machine has none left.",
                 hint=_HINT,
             )

@@ -26,19 +26,19 @@ def compiled(folder: Path) -> dict[str, list[str]]:
     sm_90a is code for a GPU; compute_80 is PTX, which later GPUs compile for themselves. Extensions
     without code for GPUs are left out.
     """
-    found = {}
+    result = {}
     for path in sorted(folder.rglob("*.so")):
         if held := sorted(
-            _architectures(path), key=lambda one: (one[0], int(re.sub(r"\D", "", one)), one)
+            _architectures(path), key=lambda item: (item[0], int(re.sub(r"\D", "", item)), item)
         ):
-            found[str(path.relative_to(folder)).partition(".")[0]] = held
-    return found
+            result[str(path.relative_to(folder)).partition(".")[0]] = held
+    return result
 
 
 def common(extensions: Iterable[list[str]]) -> list[str]:
     """The architectures that every extension has."""
-    found = [*extensions]
-    return [one for one in found[0] if all(one in held for held in found)] if found else []
+    result = [*extensions]
+    return [item for item in result[0] if all(item in held for held in result)] if result else []
 
 
 def cuda_major(folder: Path) -> int | None:

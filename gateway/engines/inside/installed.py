@@ -14,15 +14,15 @@ from typing import Any
 
 def installed() -> dict[str, Any]:
     torch: Any = importlib.import_module("torch")
-    found: dict[str, str] = {}
-    for one in distributions():
-        if one.metadata["Name"]:  # of two the first on the search path is what is imported
-            found.setdefault(str(one.metadata["Name"]).lower().replace("_", "-"), one.version)
+    result: dict[str, str] = {}
+    for item in distributions():
+        if item.metadata["Name"]:  # of two the first on the search path is what is imported
+            result.setdefault(str(item.metadata["Name"]).lower().replace("_", "-"), item.version)
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
-        "packages": dict(sorted(found.items())),
+        "packages": dict(sorted(result.items())),
     }
 
 
@@ -39,8 +39,8 @@ def engine() -> dict[str, str] | None:
                 modules.append(importlib.import_module(f"..{name}.inside.identity", __package__))
     for module in sorted(modules, key=lambda module: module.ORDER):
         with suppress(PackageNotFoundError):
-            found: dict[str, str] = module.identity()
-            return found
+            result: dict[str, str] = module.identity()
+            return result
     return None
 
 
@@ -62,6 +62,6 @@ def config_classes(registered: Mapping[str, str]) -> dict[str, list[str]]:
     return {
         "config_classes": sorted(classes),
         "tokenizers": sorted(
-            name for name, one in classes.items() if one in spoken or name in wrong
+            name for name, item in classes.items() if item in spoken or name in wrong
         ),
     }

@@ -118,8 +118,8 @@ def folder_of(files: Mapping[str, bytes]) -> Iterator[str]:
 def of_stages(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One answer from the answers of all stages: all kernels and backends, bytes of the largest
     stage, and the cache of the stage with the most per request, since all keep the same tokens."""
-    largest = max(stages, key=lambda one: int(one["weights"]))
-    caches = [one["kv"] for one in stages if one["kv"] and one["kv"]["needed"]]
+    largest = max(stages, key=lambda item: int(item["weights"]))
+    caches = [item["kv"] for item in stages if item["kv"] and item["kv"]["needed"]]
     kept = max(caches, key=lambda kv: kv["needed"][-1][1], default=largest["kv"])
     return {
         **largest,
@@ -131,11 +131,11 @@ def of_stages(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _summed(stages: Sequence[Mapping[str, Any]], rows: str, counted: str) -> list[dict[str, Any]]:
     """Rows that are alike but for their counts, as one."""
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for row in (row for stage in stages for row in stage[rows]):
         alike = str({name: value for name, value in row.items() if name != counted})
-        if alike in found:
-            found[alike][counted] += row[counted]
+        if alike in result:
+            result[alike][counted] += row[counted]
         else:
-            found[alike] = dict(row)
-    return list(found.values())
+            result[alike] = dict(row)
+    return list(result.values())

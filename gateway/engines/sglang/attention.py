@@ -95,9 +95,9 @@ def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selec
             why := backend.named.refusal(model)
         ):
             refused.append(Refusal(kernel=name, reason=why))
-    for one in rules.instead:
-        if chosen["attention"] == one.backend and one.where.refusal(model) is None:
-            chosen["attention"] = one.by
+    for item in rules.instead:
+        if chosen["attention"] == item.backend and item.where.refusal(model) is None:
+            chosen["attention"] = item.by
     refused += _limited(rules.last_limits, chosen, page, model)
     prefill, decode = _parts(chosen)
     for name, conditions in (

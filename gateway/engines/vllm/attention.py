@@ -222,7 +222,7 @@ def _step(
 ) -> OverrideStep | None:
     """The backend or block that this version sets for the architecture before selection; None:
     nothing."""
-    model = next((one for one in rules.models if architecture in one.architectures), None)
+    model = next((item for item in rules.models if architecture in item.architectures), None)
     decoders = [query for query in queries if query.kind in ("full", "sliding")]
     if model is None or not decoders:
         return None
@@ -260,7 +260,7 @@ def _vision(rules: AttentionRules, subject: Subject) -> BackendChoice:
 
 def _flash_version(rules: AttentionRules, subject: Subject) -> int | None:
     return next(
-        (one.version for one in rules.flash_versions if one.match.refusal(subject) is None), None
+        (item.version for item in rules.flash_versions if item.match.refusal(subject) is None), None
     )
 
 

@@ -201,11 +201,11 @@ class VllmRules(VllmKind):
         seen = candidate.devices.seen
         if "gpu-memory-utilization" in candidate.args:
             share = float(candidate.args["gpu-memory-utilization"])
-            found = (
+            result = (
                 (candidate.given.available[gpu.uuid], gpu.total_bytes or seen)
                 for gpu in candidate.group
             )
-            free, total = min(found, key=lambda one: one[0] - one[1] * share)
+            free, total = min(result, key=lambda item: item[0] - item[1] * share)
             if total * share > free:  # the engine would compare the same, and end
                 reason = (
                     f"--gpu-memory-utilization={share:g} was set, which is"
@@ -264,13 +264,13 @@ class VllmRules(VllmKind):
             footprint, min(float(budget.flags["gpu-memory-utilization"]), rounded(steps) / 100)
         )
 
-    def _share(self, footprint: Footprint, most: float) -> float:
+    def _share(self, footprint: Footprint, limit: float) -> float:
         """The part of each GPU that is free beside the engine's memory outside its share, in
         hundredths; `most` at most."""
         candidate, beside = footprint.candidate, _beside_bytes(footprint)
         room = min((free - beside) * 100 // total for free, total in candidate.devices.room)
         spared = math.ceil(_spared(candidate) * 100 / max(1, candidate.devices.seen))
-        return max(0.0, (min(math.floor(most * 100), room) - spared) / 100)
+        return max(0.0, (min(math.floor(limit * 100), room) - spared) / 100)
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         candidate = footprint.candidate
@@ -309,12 +309,12 @@ class VllmRules(VllmKind):
                 )
                 raise Refused("no_memory", words, "your flag")
             return Budget(used + kv, {}, f"{gib(kv)} of KV cache")
-        one = footprint.cache.bytes_for(context, footprint.load.batched_tokens)
+        item = footprint.cache.bytes_for(context, footprint.load.batched_tokens)
         if used > free:
             return Budget(max(0, free), {}, "of RAM, beside other engines")
         half = available_ram(hardware, {}) // 2 - used
-        least = -(-one // _RAM_STEP) * _RAM_STEP
-        kv = _coarse(min(max(least, min(4 * one, half)), free - used))
+        least = -(-item // _RAM_STEP) * _RAM_STEP
+        kv = _coarse(min(max(least, min(4 * item, half)), free - used))
         return Budget(used + kv, {}, f"{gib(kv)} of KV cache")
 
 

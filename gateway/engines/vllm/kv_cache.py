@@ -282,30 +282,30 @@ def _merged(kept: Sequence[BlockTable]) -> tuple[BlockTable, ...]:
     """Layers with equal content are one kind, even if they differ otherwise."""
     if len(kept) < 2:
         return tuple(kept)
-    found: dict[BlockTable, int] = {}
+    result: dict[BlockTable, int] = {}
     for table in kept:
         kind = replace(table, layers=0)
-        found[kind] = found.get(kind, 0) + table.layers
-    return tuple(replace(kind, layers=layers) for kind, layers in found.items())
+        result[kind] = result.get(kind, 0) + table.layers
+    return tuple(replace(kind, layers=layers) for kind, layers in result.items())
 
 
 def _one_page(tables: Sequence[BlockTable], padded: bool) -> list[BlockTable]:
     """All pages as large as the largest: by more tokens in a block, or by padding.
     unify_kv_cache_spec_page_size."""
     largest = max(table.page for table in tables)
-    found = []
+    result = []
     for table in tables:
         if table.kind == "state":
-            found.append(replace(table, page=largest))
+            result.append(replace(table, page=largest))
         elif largest % table.page == 0:
-            found.append(replace(table, page=largest, block=table.block * (largest // table.page)))
+            result.append(replace(table, page=largest, block=table.block * (largest // table.page)))
         else:
-            found.append(replace(table, page=largest) if padded else table)
-    return found
+            result.append(replace(table, page=largest) if padded else table)
+    return result
 
 
 def _group_size(layers: Sequence[int]) -> int:
     """Layers in a group: the fewest of a kind, or the most where that pads less.
     _get_kv_cache_groups_uniform_page_size."""
-    fewest, most = min(layers), max(layers)
-    return most if 2 * most < 3 * fewest else fewest
+    fewest, limit = min(layers), max(layers)
+    return limit if 2 * limit < 3 * fewest else fewest

@@ -21,16 +21,16 @@ def declared(quant: Quant | None, engine: Engine) -> str:
     if quant is None:
         return AUTO
     if quant.method.startswith("modelopt"):
-        found = _modelopt(quant.config)
+        result = _modelopt(quant.config)
     else:
         # Attention.__init__ in vllm/model_executor/layers/attention/attention.py (0.18.0:230,
         # 0.33.0:287).
         compressed = (
             quant.method == "compressed-tensors" and quant.config.get("kv_cache_scheme") is not None
         )
-        found = "fp8" if compressed else AUTO
+        result = "fp8" if compressed else AUTO
     flag = engine.flags.get("kv-cache-dtype")
-    return found if flag is None or not flag.choices or found in flag.choices else AUTO
+    return result if flag is None or not flag.choices or result in flag.choices else AUTO
 
 
 def flag_wins(quant: Quant | None, engine: Engine) -> bool:

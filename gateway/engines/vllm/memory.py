@@ -185,9 +185,9 @@ def _fused_bytes(spec: ModelSpec, load: Workload) -> int:
     rank = load.rank
     if rank.pp > 1 or not load.graphs:
         return 0
-    most = _FUSED_MIB.get(rank.capability, {}).get(rank.tp, 0.0) * MIB
+    limit = _FUSED_MIB.get(rank.capability, {}).get(rank.tp, 0.0) * MIB
     return round(
-        _FUSED_TIMES * min(most, load.batched_tokens * spec.hidden * ITEM_BYTES[rank.dtype])
+        _FUSED_TIMES * min(limit, load.batched_tokens * spec.hidden * ITEM_BYTES[rank.dtype])
     )
 
 
@@ -199,9 +199,9 @@ def _warm_bytes(spec: ModelSpec, load: Workload) -> int:
 @lru_cache(maxsize=256)
 def graph_sizes(seqs: int, query: int = 1) -> int:
     """How many sizes of batches get a graph, where so many requests are computed at once."""
-    most = min(2 * seqs * query, _LARGEST_GRAPH)
-    small = sum(size <= most for size in (1, 2, 4))
-    return small + len(range(8, min(most + 1, 256), 8)) + len(range(256, most + 1, 16))
+    limit = min(2 * seqs * query, _LARGEST_GRAPH)
+    small = sum(size <= limit for size in (1, 2, 4))
+    return small + len(range(8, min(limit + 1, 256), 8)) + len(range(256, limit + 1, 16))
 
 
 def _graphs(built: BuiltModel, load: Workload, of_layer: int) -> int:
@@ -249,8 +249,8 @@ def memory(
     kv, per_token = max(0, budget_bytes - used) if grows else 0, cache.bytes_per_token
     unsure = 0 if built.is_known and not built.guessed else round(weights_bytes * _UNKNOWN_FAMILY)
     warm = _warm_bytes(spec, load) if spec.task == "generate" else 0
-    most = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation
-    most += _graphs(built, load, _MOST_GRAPH_OF_LAYER) if load.graphs else 0
+    limit = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation
+    limit += _graphs(built, load, _MOST_GRAPH_OF_LAYER) if load.graphs else 0
     return Memory(
         gpu_bytes=device_bytes,
         budget_bytes=budget_bytes,
@@ -263,5 +263,5 @@ def memory(
         kv_bytes_per_token=per_token,
         kv_tokens=kv // per_token if per_token else 0,
         low=weights_bytes - unsure + activation // 2 + overhead // 2,
-        high=weights_bytes + weights_bytes // 50 + unsure + most + overhead + beside,
+        high=weights_bytes + weights_bytes // 50 + unsure + limit + overhead + beside,
     )

@@ -61,27 +61,27 @@ def questions(plan: Plan) -> dict[str, dict[str, Any]]:
     if plan.model.task != "generate" or plan.model.chat is False:
         return {}
     thinks = plan.reasoning_parser.value != NONE
-    most = min(_THINKING_TOKENS if thinks else _TOKENS, max(1, plan.max_model_len.value // 2))
-    found: dict[str, dict[str, Any]] = {}
+    limit = min(_THINKING_TOKENS if thinks else _TOKENS, max(1, plan.max_model_len.value // 2))
+    result: dict[str, dict[str, Any]] = {}
     if plan.tool_parser.value != NONE:
-        found["required_tools"] = {
-            **_ask(_WEATHER, most),
+        result["required_tools"] = {
+            **_ask(_WEATHER, limit),
             "tools": _STRICT_TOOLS,
             "tool_choice": "required",
         }
-        found["tools"] = {**_ask(_WEATHER, most), "tools": _TOOLS, "tool_choice": "auto"}
+        result["tools"] = {**_ask(_WEATHER, limit), "tools": _TOOLS, "tool_choice": "auto"}
     if thinks:
-        found["reasoning"] = {**_ask(_THINK, most), "chat_template_kwargs": _THINKING}
+        result["reasoning"] = {**_ask(_THINK, limit), "chat_template_kwargs": _THINKING}
     wanted = {"name": "answer", "schema": ANSWER, "strict": True}
-    found["json_schema"] = {
-        **_ask(_SCHEMA, most),
+    result["json_schema"] = {
+        **_ask(_SCHEMA, limit),
         "response_format": {"type": "json_schema", "json_schema": wanted},
     }
-    return found
+    return result
 
 
-def _ask(text: str, most: int) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}], "max_tokens": most, "temperature": 0}
+def _ask(text: str, limit: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": limit, "temperature": 0}
 
 
 def unasked(plan: Plan, why: str = _ASKED) -> Abilities:
@@ -177,7 +177,7 @@ def earlier(attempt: Attempt, history: Iterable[Attempt], since: float) -> Abili
     An attempt with the same plan has the same verdicts. An engine that ended during these requests
     is not tested again, whatever its plan.
     """
-    for one in reversed(
+    for item in reversed(
         [past for past in history if past.started_at > since and past.abilities is not None]
     ):
         if one.ready_at is not None and one.fingerprint == attempt.fingerprint:
@@ -205,6 +205,6 @@ def ended() -> Failure:
 def ended_by_asking(attempt: Attempt) -> bool:
     """Whether the engine ended before it answered what only apps need."""
     asked = attempt.abilities is not None and any(
-        one.evidence == _ASKED for _, one in attempt.abilities
+        item.evidence == _ASKED for _, item in attempt.abilities
     )
     return asked and attempt.ready_at is None and attempt.state != "stopped"

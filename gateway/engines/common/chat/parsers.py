@@ -59,7 +59,7 @@ class ParserTable(Value):
         if template is None:
             return Writing(spec, None, None)
         tools, reasoning = (
-            next((one for one in rows if one.taught(spec, template)), None)
+            next((item for item in rows if item.taught(spec, template)), None)
             for rows in (self.tools, self.reasoning)
         )
         return Writing(spec, tools, reasoning)

@@ -47,7 +47,7 @@ class RepairTable(Value):
 
 def repaired(text: str, repairs: Iterable[Repair]) -> tuple[str, tuple[Repair, ...]]:
     """The template without the faults that are known of it, and those."""
-    found = tuple(one for one in repairs if one.applies(text))
-    for one in found:
-        text = one.apply(text)
-    return text, found
+    result = tuple(item for item in repairs if item.applies(text))
+    for item in result:
+        text = item.apply(text)
+    return text, result

@@ -45,7 +45,9 @@ def chosen(spec: ModelSpec, given: ChatTemplate | None, repairs: Iterable[Repair
     text, faults = repaired(spec.chat_template, repairs)
     if faults:
         made = ChatTemplate(text=text, name="repaired")
-        reason = f"the published one is known to be broken: {'; '.join(one.why for one in faults)}"
+        reason = (
+            f"the published one is known to be broken: {'; '.join(item.why for item in faults)}"
+        )
         return Chosen(
             StrChoice(value=str(made), reason=reason, source=faults[0].source), text, made.digest
         )
@@ -67,8 +69,8 @@ def file_name(digest: str) -> str:
 def digest_in(argv: Iterable[str]) -> str | None:
     """The digest of the template that a plan's engine is given."""
     values = (item.partition("=")[2] for item in argv if item.startswith(f"--{FLAG}="))
-    found = next((_FILE.fullmatch(value) for value in values), None)
-    return found[1] if found else None
+    result = next((_FILE.fullmatch(value) for value in values), None)
+    return result[1] if result else None
 
 
 def is_file_of(folder: str, path: str) -> bool:

@@ -19,22 +19,22 @@ def runs(compiled: tuple[str, ...], capability: str) -> Literal["code", "ptx", "
     """code: made for this GPU; ptx: a GPU driver makes it of an older architecture's; no: neither.
     compiled: sm_90a, compute_80, ..."""
     major, _, minor = capability.partition(".")
-    here, found = (int(major), int(minor)), {"no"}
+    here, result = (int(major), int(minor)), {"no"}
     for match in filter(None, map(_NAME.fullmatch, compiled)):
         kind, its, letter = match[1], (int(match[2]), int(match[3])), match[4]
         alone = its == here if letter == "a" else its[0] == here[0] and its <= here
         if kind == "sm" and alone:
-            found.add("code")
+            result.add("code")
         elif kind == "compute" and (alone if letter else its <= here):
-            found.add("ptx")
-    return "code" if "code" in found else "ptx" if "ptx" in found else "no"
+            result.add("ptx")
+    return "code" if "code" in result else "ptx" if "ptx" in result else "no"
 
 
 def capabilities(compiled: Sequence[str]) -> list[str]:
     """The compute capabilities that there is code for, in words of users."""
-    found = {
+    result = {
         (int(match[2]), int(match[3]))
-        for one in compiled
-        if (match := _NAME.fullmatch(one)) and match[1] == "sm"
+        for item in compiled
+        if (match := _NAME.fullmatch(item)) and match[1] == "sm"
     }
-    return [f"{major}.{minor}" for major, minor in sorted(found)]
+    return [f"{major}.{minor}" for major, minor in sorted(result)]

@@ -225,7 +225,7 @@ def _chosen(
 def _padded(
     pads: tuple[Rounding, ...], shape: MoeShape, subject: Subject
 ) -> tuple[int, int] | None:
-    rounding = next((one for one in pads if one.when.refusal(subject) is None), None)
+    rounding = next((item for item in pads if item.when.refusal(subject) is None), None)
     if rounding is None:
         return None
     group = max(shape.scheme.group, 1) if rounding.group else 1

@@ -148,7 +148,7 @@ def _schemed(
     traits: Collection[str],
 ) -> tuple[Linear, ...]:
     """One Linear for each scheme of a layer."""
-    found: list[Linear] = []
+    result: list[Linear] = []
     for item, said in zip(layers, schemes, strict=True):
         plain = PLAIN_ROUTERS in traits and item.name.rpartition(".")[2] in _ROUTERS
         schemed = {UNQUANTIZED: item.numbers} if plain else said
@@ -163,7 +163,7 @@ def _schemed(
             packed = isinstance(scheme, Scheme) and scheme.kind in ("wna16", "w4a8")
             mixer = item.shard == "qkv" and item.modules == ("in_proj",)
             heads = 1 if packed and mixer and CUT_PACKED_MIXERS not in traits else item.heads
-            found.append(
+            result.append(
                 Linear(
                     item.name,
                     len(numbers),
@@ -177,20 +177,20 @@ def _schemed(
                     numbers=numbers,
                 )
             )
-    return tuple(sorted(found, key=lambda linear: (linear.name, -linear.count)))
+    return tuple(sorted(result, key=lambda linear: (linear.name, -linear.count)))
 
 
 def _numbered(item: Built, quantization: Quantization) -> dict[LayerScheme, Sequence[int]]:
     """Numbers of this layer, by scheme."""
     if not item.quantizable:
         return {UNQUANTIZED: item.numbers}
-    found: dict[LayerScheme, list[int]] = {}
+    result: dict[LayerScheme, list[int]] = {}
     for number in item.numbers if quantization.numbered else item.numbers[:1]:
         name = item.name.replace("*", str(number), 1).removesuffix(".w13").removesuffix(".w2")
-        found.setdefault(
+        result.setdefault(
             quantization.scheme_of(name, item.modules, experts=item.experts > 0), []
         ).append(number)
-    return dict.fromkeys(found, item.numbers) if not quantization.numbered else {**found}
+    return dict.fromkeys(result, item.numbers) if not quantization.numbered else {**result}
 
 
 def _loaded(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:

@@ -234,8 +234,8 @@ def _bits(
         else:
             towers += each * len(layer.numbers)
     ends = [
-        (one, 16 * one.count * prod(one.shape))
-        for one in built.others
-        if not one.name.startswith(_STACKS)
+        (item, 16 * item.count * prod(item.shape))
+        for item in built.others
+        if not item.name.startswith(_STACKS)
     ]
     return tuple(stacked.items()), towers, tuple(ends)

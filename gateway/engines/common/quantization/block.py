@@ -125,10 +125,10 @@ class Block:
 def words(config: Mapping[str, Any], *names: str) -> list[str]:
     """The first of these lists that has entries, flattened once."""
     for name in names:
-        found = config.get(name)
-        if found:
+        result = config.get(name)
+        if result:
             flat = [
-                inner for item in found for inner in (item if isinstance(item, list) else [item])
+                inner for item in result for inner in (item if isinstance(item, list) else [item])
             ]
             if not all(isinstance(item, str) for item in flat):
                 raise TypeError(name)
@@ -143,7 +143,7 @@ def number(value: object, least: int = 1) -> int:
 
 
 def all_or_none(modules: Sequence[str], matches: Callable[[str], bool]) -> bool:
-    found = {matches(module) for module in modules}
-    if len(found) > 1:
+    result = {matches(module) for module in modules}
+    if len(result) > 1:
         raise Mixed
-    return found.pop()
+    return result.pop()

@@ -178,10 +178,10 @@ def _matches_wildcard(name: str, pattern: str) -> bool:
         return name == pattern
     position, last = len(first), rest.pop()
     for piece in rest:
-        found = name.find(piece, position)
-        if found < 0:
+        result = name.find(piece, position)
+        if result < 0:
             return False
-        position = found + len(piece)
+        position = result + len(piece)
     return name.startswith(first) and name.endswith(last) and len(name) - len(last) >= position
 
 
@@ -240,10 +240,10 @@ def modelopt(block: Block) -> Quantization:
                 and base.kind in ("fp8_token", "fp8_block")
             )
             return make_scheme("fp8_tensor", 8, static_activation=True) if fp8 else base
-        found = {each.get(layer.name) or each.get(name, UNQUANTIZED) for name in layer.modules}
-        if len(found) > 1:
+        result = {each.get(layer.name) or each.get(name, UNQUANTIZED) for name in layer.modules}
+        if len(result) > 1:
             raise Mixed
-        return found.pop()
+        return result.pop()
 
     return Quantization(rule)
 

@@ -224,10 +224,10 @@ def auto_round(block: Block) -> Quantization:
         names = layer.modules
         if layer.experts:
             names = tuple(name for name in extra if name.startswith(layer.name)) or (layer.name,)
-        found = {scheme_after(special(name) or {}, quantized) for name in names}
-        if len(found) > 1:
+        result = {scheme_after(special(name) or {}, quantized) for name in names}
+        if len(result) > 1:
             raise Mixed
-        return found.pop()
+        return result.pop()
 
     return Quantization(rule, integer_checkpoint=True)
 

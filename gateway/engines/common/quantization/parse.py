@@ -39,9 +39,9 @@ def parse(
     if reader is None:
         return Quantization(lambda _: unknown(f"no rules for the quantization method {method}"))
     try:
-        found = reader(Block(quant.config, renames, packed, read, traits))
+        result = reader(Block(quant.config, renames, packed, read, traits))
         return replace(
-            found, numbered=bool(packed) or any(map(tells_numbers, _texts(quant.config)))
+            result, numbered=bool(packed) or any(map(tells_numbers, _texts(quant.config)))
         )
     except Untamed as error:
         untamed = str(error)

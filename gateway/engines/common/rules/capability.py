@@ -18,4 +18,4 @@ def numbers(capability: str) -> tuple[int, int] | None:
 
 
 def of_family(capability: str, wanted: Iterable[str]) -> bool:
-    return any(capability == one or one == f"{capability.partition('.')[0]}.*" for one in wanted)
+    return any(capability == item or item == f"{capability.partition('.')[0]}.*" for item in wanted)

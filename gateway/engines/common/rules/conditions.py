@@ -62,34 +62,34 @@ def _attention(read: Callable[[AttentionQuery], Any]) -> Read:
 def _compared(words: str, read: Read, reason: Callable[[Any, Any], str]) -> Test:
     """A test of one value. `reason` gets this value and the rule's."""
 
-    def test(wanted: Any, subject: Subject) -> str:
+    def test(expected: Any, subject: Subject) -> str:
         value = read(subject)
-        return Undecided(f"{words} is not known") if value is None else reason(value, wanted)
+        return Undecided(f"{words} is not known") if value is None else reason(value, expected)
 
     return test
 
 
 def _one_of(words: str, read: Read, takes: TypeAdapter[Any] = _NAMES) -> Condition:
-    def reason(value: Any, wanted: tuple[Any, ...]) -> str:
+    def reason(value: Any, expected: tuple[Any, ...]) -> str:
         return (
             ""
-            if value in wanted
-            else f"takes {words} {_alternatives(wanted) or 'of its own'}, not {value}"
+            if value in expected
+            else f"takes {words} {_alternatives(expected) or 'of its own'}, not {value}"
         )
 
     return Condition(takes, _compared(words, read, reason))
 
 
 def _is(words: str, read: Read) -> Condition:
-    def reason(value: bool, wanted: bool) -> str:
-        return "" if value == wanted else f"is {'' if wanted else 'not '}for {words}"
+    def reason(value: bool, expected: bool) -> str:
+        return "" if value == expected else f"is {'' if expected else 'not '}for {words}"
 
     return Condition(_YES_NO, _compared(words, read, reason))
 
 
 def _multiple(words: str, read: Read, shown: str = "{} {} is not a multiple of {}") -> Condition:
-    def reason(value: int, wanted: int) -> str:
-        return shown.format(words, value, wanted, value % wanted) if value % wanted else ""
+    def reason(value: int, expected: int) -> str:
+        return shown.format(words, value, expected, value % expected) if value % expected else ""
 
     return Condition(_SIZE, _compared(words, read, reason))
 
@@ -100,7 +100,9 @@ def _at_least(words: str, read: Read, shown: str = "{} {} is below {}") -> Condi
         _compared(
             words,
             read,
-            lambda value, wanted: shown.format(words, value, wanted) if value < wanted else "",
+            lambda value, expected: (
+                shown.format(words, value, expected) if value < expected else ""
+            ),
         ),
     )
 
@@ -111,14 +113,16 @@ def _at_most(words: str, read: Read, shown: str = "{} {} is above {}") -> Condit
         _compared(
             words,
             read,
-            lambda value, wanted: shown.format(words, value, wanted) if value > wanted else "",
+            lambda value, expected: (
+                shown.format(words, value, expected) if value > expected else ""
+            ),
         ),
     )
 
 
 @lru_cache(maxsize=1024)
-def _alternatives(wanted: tuple[Any, ...]) -> str:
-    return " or ".join(map(str, wanted))
+def _alternatives(expected: tuple[Any, ...]) -> str:
+    return " or ".join(map(str, expected))
 
 
 # "K=64 is ...": of the sides of a product, with how much is over.
@@ -138,53 +142,53 @@ def _of_experts(reason: Callable[[MoeShape, Any], str], takes: TypeAdapter[Any])
     )
 
 
-def _capabilities(wanted: tuple[str, ...], subject: Subject) -> str:
-    here = of_family(subject.capability, wanted)
+def _capabilities(expected: tuple[str, ...], subject: Subject) -> str:
+    here = of_family(subject.capability, expected)
     return (
         ""
         if here
-        else f"runs on compute capability {_alternatives(wanted)}, this GPU has {subject.capability}"
+        else f"runs on compute capability {_alternatives(expected)}, this GPU has {subject.capability}"
     )
 
 
-def _at_least_capability(wanted: str, subject: Subject) -> bool:
-    return (numbers(subject.capability) or (0, 0)) >= (numbers(wanted) or (0, 0))
+def _at_least_capability(expected: str, subject: Subject) -> bool:
+    return (numbers(subject.capability) or (0, 0)) >= (numbers(expected) or (0, 0))
 
 
-def _min_capability(wanted: str, subject: Subject) -> str:
-    enough = _at_least_capability(wanted, subject)
+def _min_capability(expected: str, subject: Subject) -> str:
+    enough = _at_least_capability(expected, subject)
     return (
         ""
         if enough
-        else f"needs compute capability {wanted} or higher, this GPU has {subject.capability}"
+        else f"needs compute capability {expected} or higher, this GPU has {subject.capability}"
     )
 
 
-def _below_capability(wanted: str, subject: Subject) -> str:
-    above = _at_least_capability(wanted, subject)
+def _below_capability(expected: str, subject: Subject) -> str:
+    above = _at_least_capability(expected, subject)
     return (
-        f"is for GPUs below compute capability {wanted}, this one has {subject.capability}"
+        f"is for GPUs below compute capability {expected}, this one has {subject.capability}"
         if above
         else ""
     )
 
 
-def _min_gib(wanted: float, subject: Subject) -> str:
-    return "" if subject.gpu_gib >= wanted else f"the GPU has less than {wanted:g} GiB"
+def _min_gib(expected: float, subject: Subject) -> str:
+    return "" if subject.gpu_gib >= expected else f"the GPU has less than {expected:g} GiB"
 
 
-def _package(wanted: str, subject: Subject) -> str:
-    return "" if wanted in subject.packages else f"the package {wanted} is not installed"
+def _package(expected: str, subject: Subject) -> str:
+    return "" if expected in subject.packages else f"the package {expected} is not installed"
 
 
-def _variable(wanted: str, subject: Subject) -> str:
-    return "" if wanted in subject.variables else f"{wanted}=1 is not set"
+def _variable(expected: str, subject: Subject) -> str:
+    return "" if expected in subject.variables else f"{expected}=1 is not set"
 
 
-def _enabled(wanted: str, subject: Subject) -> str:
+def _enabled(expected: str, subject: Subject) -> str:
     return (
-        f"the engine also wants {wanted}, which VLLM_DISABLED_KERNELS disables"
-        if wanted in subject.disabled
+        f"the engine also wants {expected}, which VLLM_DISABLED_KERNELS disables"
+        if expected in subject.disabled
         else ""
     )
 
@@ -193,21 +197,23 @@ _DTYPE = _one_of("dtype", _attention(lambda a: a.dtype))
 _ACTIVATION_DTYPE = _one_of("activations in", _layer(lambda s: s.dtype))
 
 
-def _dtypes(wanted: tuple[str, ...], subject: Subject) -> str:
-    return (_ACTIVATION_DTYPE if subject.attention is None else _DTYPE).test(wanted, subject)
+def _dtypes(expected: tuple[str, ...], subject: Subject) -> str:
+    return (_ACTIVATION_DTYPE if subject.attention is None else _DTYPE).test(expected, subject)
 
 
 def _full_k(layer: LinearShape) -> int:
     return layer.full_k or layer.k
 
 
-def _act_order(layer: LinearShape, wanted: str) -> str:
+def _act_order(layer: LinearShape, expected: str) -> str:
     asked, full_k = layer.scheme.act_order, _full_k(layer)
-    if wanted == "yes":
+    if expected == "yes":
         return "" if asked else "is for layers with act-order"
-    if not asked or (wanted == "unsharded" and layer.k == full_k):
+    if not asked or (expected == "unsharded" and layer.k == full_k):
         return ""
-    return "cannot do act-order" + (f" on K={layer.k} of {full_k}" if wanted == "unsharded" else "")
+    return "cannot do act-order" + (
+        f" on K={layer.k} of {full_k}" if expected == "unsharded" else ""
+    )
 
 
 def _group_is_full_k(layer: LinearShape, _: bool) -> str:
@@ -215,11 +221,11 @@ def _group_is_full_k(layer: LinearShape, _: bool) -> str:
     return "" if group == full_k else f"group size {group} is not the whole K={full_k}"
 
 
-def _whole_groups(layer: LinearShape, wanted: str) -> str:
+def _whole_groups(layer: LinearShape, expected: str) -> str:
     group, full_k = layer.scheme.group, _full_k(layer)
-    if group <= 0 or (wanted == "rank unless one group" and group >= full_k):
+    if group <= 0 or (expected == "rank unless one group" and group >= full_k):
         return ""
-    value = full_k if wanted == "layer" else layer.k
+    value = full_k if expected == "layer" else layer.k
     return f"K={value} is not a multiple of the group size {group}" if value % group else ""
 
 
@@ -249,12 +255,12 @@ def _n_packs(layer: LinearShape, _: bool) -> str:
     return _OVER.format("N", layer.n, packs, over) if over else ""
 
 
-def _cut_multiple(layer: LinearShape, wanted: int) -> str:
+def _cut_multiple(layer: LinearShape, expected: int) -> str:
     sizes = [("K", layer.k)] if layer.k < _full_k(layer) else []
     if len(layer.parts) > 1 or layer.n < (layer.full_n or layer.n):
         sizes += [("N", part) for part in layer.parts or (layer.n,)]
-    odd = next(((name, size) for name, size in sizes if size % wanted), None)
-    return _OVER.format(*odd, wanted, odd[1] % wanted) if odd else ""
+    odd = next(((name, size) for name, size in sizes if size % expected), None)
+    return _OVER.format(*odd, expected, odd[1] % expected) if odd else ""
 
 
 def _origins(subject: Subject) -> str | None:
@@ -262,8 +268,8 @@ def _origins(subject: Subject) -> str | None:
     return None if made is None else made.origin
 
 
-def _not_families(experts: MoeShape, wanted: tuple[str, ...]) -> str:
-    return f"is not used for {experts.family} models" if experts.family in wanted else ""
+def _not_families(experts: MoeShape, expected: tuple[str, ...]) -> str:
+    return f"is not used for {experts.family} models" if experts.family in expected else ""
 
 
 def _whole_expert_groups(experts: MoeShape, _: bool) -> str:
@@ -288,11 +294,11 @@ def _halved_groups(experts: MoeShape, least: int) -> str:
     return ""
 
 
-def _block_multiple(wanted: int, subject: Subject) -> str:
+def _block_multiple(expected: int, subject: Subject) -> str:
     size = subject.attention.block_size if subject.attention else None
     return (
-        f"block size {size} is not a multiple of {wanted}"
-        if size is not None and size % wanted
+        f"block size {size} is not a multiple of {expected}"
+        if size is not None and size % expected
         else ""
     )
 

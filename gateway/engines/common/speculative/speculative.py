@@ -235,12 +235,12 @@ def _unloadable(
     method = drafter.method
     if method not in rules.methods:
         return [_no_method(method, engine, rules)]
-    found = []
+    result = []
     if method == "mtp":
         if not any(
             drafter.model_type.removesuffix("_text") in entry.types for entry in rules.mtp.targets
         ):
-            found.append(
+            result.append(
                 _refusal(
                     method,
                     f"{engine.ref} does not know drafting heads of the kind {drafter.model_type}",
@@ -248,11 +248,11 @@ def _unloadable(
             )
     elif method == "draft_model":
         if engine.architectures and drafter.architecture not in engine.architectures:
-            found.append(_refusal(method, f"{engine.ref} does not know {drafter.architecture}"))
+            result.append(_refusal(method, f"{engine.ref} does not know {drafter.architecture}"))
     else:
         name = _class_of(drafter, rules)
         if name not in rules.architectures:
-            found.append(
+            result.append(
                 _refusal(
                     method,
                     f"{engine.ref} does not know drafters of the kind {name or drafter.kind}",
@@ -265,14 +265,14 @@ def _unloadable(
         or method != "eagle3"
     )
     if method in _READ_HIDDEN_STATES and not (typed and spec.architecture in hidden.architectures):
-        found.append(
+        result.append(
             _refusal(
                 method,
                 f"{spec.architecture} of {engine.ref} does not hand out the hidden states that it"
                 " reads",
             )
         )
-    return found
+    return result
 
 
 def _class_of(drafter: Drafter, rules: SpeculativeRules) -> str | None:
@@ -297,29 +297,29 @@ def _class_of(drafter: Drafter, rules: SpeculativeRules) -> str | None:
 
 def _unfit(spec: ModelSpec, drafter: Drafter, tp: int) -> list[Refusal]:
     """Why the drafter's sizes do not fit the target's, or the ranks."""
-    found = []
+    result = []
     if drafter.target_hidden not in (None, spec.hidden):
         reason = (
             f"it was made for a target of hidden size {drafter.target_hidden}, and this one has"
             f" {spec.hidden}"
         )
-        found.append(_refusal(drafter.method, reason))
+        result.append(_refusal(drafter.method, reason))
     if drafter.vocab != spec.vocab and drafter.method != "mtp":
         reason = f"it reads a vocabulary of {drafter.vocab} tokens, and the target has {spec.vocab}"
-        found.append(_refusal(drafter.method, reason))
+        result.append(_refusal(drafter.method, reason))
     layers = sum(
         group.layers for group in spec.attention if group.kind not in ("encoder", "vision")
     )
     if max(drafter.target_layers, default=0) > layers:
         reason = f"it reads layer {max(drafter.target_layers)} of the target, which has {layers}"
-        found.append(_refusal(drafter.method, reason))
+        result.append(_refusal(drafter.method, reason))
     # verify_with_parallel_config of vllm/config/model.py, with as many ranks as the target has.
-    found += [
+    result += [
         _refusal(drafter.method, f"its {heads} attention heads cannot be cut for {tp} ranks")
         for heads in drafter.heads
         if heads % tp
     ]
-    return found
+    return result
 
 
 def _tokens(wish: Wish, default: int, reason: str, source: str) -> Choice[int]:

@@ -68,8 +68,8 @@ class Corrections:
             return {}
         key = tuple(about.values())
         if key not in self._known:
-            found = ((figure, _nearest(near, {**about, "figure": figure})) for figure in FIGURES)
-            self._known[key] = {figure: ratio for figure, ratio in found if ratio is not None}
+            result = ((figure, _nearest(near, {**about, "figure": figure})) for figure in FIGURES)
+            self._known[key] = {figure: ratio for figure, ratio in result if ratio is not None}
         return self._known[key]
 
 
@@ -132,21 +132,21 @@ def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
     facts = tuple(facts)
     if not facts:
         return plan
-    found = {
+    result = {
         fact.scope["figure"]: fact
         for fact in facts
         if fact.kind == "speed_measured" and _is_same_load(plan, fact)
     }
-    if not {"stream", "total", "first_token_2k_s"} <= found.keys():
+    if not {"stream", "total", "first_token_2k_s"} <= result.keys():
         return _served(plan, facts)
-    values = {figure: (fact.value or 0) / _THOUSAND for figure, fact in found.items()}
+    values = {figure: (fact.value or 0) / _THOUSAND for figure, fact in result.items()}
     own = {figure: banded(value, _BAND) for figure, value in values.items()}
-    runs = f"fitserve bench, {found['stream'].samples or 1} times"
+    runs = f"fitserve bench, {result['stream'].samples or 1} times"
     speed = plan.speed
     if speed is None:
         told = Speed(
             **own,
-            concurrency=int(found["total"].scope["concurrency"]),
+            concurrency=int(result["total"].scope["concurrency"]),
             grade="measured",
             source=runs,
         )
@@ -197,7 +197,7 @@ def _is_same_load(plan: Plan, fact: Fact) -> bool:
     return all(fact.scope.get(name) == value for name, value in here.items())
 
 
-def learned(plan: Plan, bench: Bench, known: Iterable[Fact], at: float) -> tuple[Fact, ...]:
+def learned(plan: Plan, bench: Bench, known: Iterable[Fact], time_s: float) -> tuple[Fact, ...]:
     """Facts about the plan, and about similar plans. known: earlier facts, which the new ones
     include."""
     before = {
@@ -215,7 +215,7 @@ def learned(plan: Plan, bench: Bench, known: Iterable[Fact], at: float) -> tuple
             {**whole, **own.get(figure, {}), "figure": figure},
             value,
             before,
-            at,
+            time_s,
         )
         for figure, value in values.items()
     ]
@@ -230,7 +230,7 @@ def learned(plan: Plan, bench: Bench, known: Iterable[Fact], at: float) -> tuple
             {**where, "figure": figure},
             bounded(values[figure] / base[figure]),
             before,
-            at,
+            time_s,
         )
         for figure in values.keys() & base.keys()
     ]
@@ -242,13 +242,13 @@ def _figures(plan: Plan, bench: Bench) -> dict[str, float]:
     total = next(
         (level.tokens_per_s for level in bench.levels if level.concurrency == wanted), None
     )
-    found = {
+    result = {
         "stream": bench.stream,
         "total": total,
         "first_token_2k_s": bench.first_token_2k_s,
         "first_token_32k_s": bench.first_token_32k_s,
     }
-    return {figure: value for figure, value in found.items() if value is not None}
+    return {figure: value for figure, value in result.items() if value is not None}
 
 
 def _concurrency(plan: Plan, bench: Bench) -> int:
@@ -265,7 +265,7 @@ def _fact(
     scope: dict[str, str],
     value: float,
     before: Mapping[tuple[tuple[str, str], ...], Fact],
-    at: float,
+    time_s: float,
 ) -> Fact:
     """The fact merged with an earlier one under the same driver and image: a geometric mean that
     favours new values."""
@@ -284,7 +284,7 @@ def _fact(
             "grade": "verified",
             "under": plan.under,
             "source": f"fitserve bench, {samples} times",
-            "at": at,
+            "at": time_s,
         }
     )
 
@@ -295,9 +295,9 @@ def _base(speed: Speed | None) -> dict[str, float]:
         return {}
     estimates = ((figure, getattr(speed, figure)) for figure in FIGURES)
     return {
-        figure: one.value / speed.ratios.get(figure, 1.0)
-        for figure, one in estimates
-        if one is not None and one.value
+        figure: item.value / speed.ratios.get(figure, 1.0)
+        for figure, item in estimates
+        if item is not None and item.value
     }
 
 

@@ -44,21 +44,21 @@ def lengths(context: int) -> tuple[int, int]:
 def expected(load: PlanLoad, clock: StepClock, ratios: Mapping[str, Ratio] | None = None) -> Speed:
     """The expected speed. ratios: by figure, measured speed relative to expected speed of similar
     plans."""
-    most, band, ratios = load.tokens, clock.table.band, ratios or {}
+    limit, band, ratios = load.tokens, clock.table.band, ratios or {}
     read, written = lengths(load.context)
     held = load.kv_tokens // (read + written) if load.kv_tokens else load.seqs
     at_once = max(1, min(math.ceil(load.concurrency / load.replicas), load.seqs, held))
     used = min(load.replicas, load.concurrency)
     short, long = min(_SHORT, load.context), load.context >= _LONG
-    key = at_once, used, load.concurrency, read, written, most, short, long
+    key = at_once, used, load.concurrency, read, written, limit, short, long
     if not ratios and key in clock.told:
         return clock.told[key]
     figures = {
         "stream": 1 / clock.decode_s(1, _SHORT),
-        "total": used * clock.total_per_s(at_once, read, written, most),
-        "first_token_2k_s": clock.first_token_s(short, most),
+        "total": used * clock.total_per_s(at_once, read, written, limit),
+        "first_token_2k_s": clock.first_token_s(short, limit),
     }
-    figures |= {"first_token_32k_s": clock.first_token_s(_LONG, most)} if long else {}
+    figures |= {"first_token_32k_s": clock.first_token_s(_LONG, limit)} if long else {}
     known = {figure: ratio for figure, ratio in ratios.items() if figure in figures}
     told = {
         figure: banded(value * (known[figure].value if figure in known else 1), band)

@@ -187,8 +187,8 @@ class SpeedTable(Value):
         if eager:
             return Graphs(0, 0)
         if kind in self.graph_tokens_of:
-            most = min(self.graph_tokens_of[kind], 2 * seqs)
-            return Graphs(most, most)
+            limit = min(self.graph_tokens_of[kind], 2 * seqs)
+            return Graphs(limit, limit)
         since = self.prompt_graphs_since.get(kind)
         return Graphs(prompts=math.inf if since and release(version) >= release(since) else 0)
 
@@ -230,10 +230,10 @@ def machine_of(
     for gpu in group:
         kinds.setdefault((gpu.name, gpu.total_bytes), gpu)
     peaks = [_peaks(gpu, pace, measured) for gpu in (group if measured else kinds.values())]
-    known = [one for one in peaks if one is not None]
+    known = [item for item in peaks if item is not None]
     if len(known) < max(1, len(peaks)):
         return None
-    slowest = min(known, key=lambda one: one.memory)
+    slowest = min(known, key=lambda item: item.memory)
     joined = all(
         link is not None and link.nvlinks
         for link in (links.get(_ends(*pair)) for pair in combinations(group, 2))

@@ -70,7 +70,7 @@ class Measured:
         if alike is None:
             return None
         sizes = alike.get(uuids(group)) or next(
-            (one for gpus, one in alike.items() if gpus.count(",") == len(group) - 1), None
+            (item for gpus, item in alike.items() if gpus.count(",") == len(group) - 1), None
         )
         return None if sizes is None or len(sizes) < 2 else fitted(sizes, len(group))
 
@@ -83,9 +83,9 @@ def fitted(sizes: Mapping[int, Number], count: int) -> Reduce | None:
     """The least size tells the latency, the others bytes/s, each as much."""
     (_, first), *larger = sorted(sizes.items())
     moved = [
-        2 * (count - 1) / count * size / (one.value - first.value)
-        for size, one in larger
-        if one.value > first.value
+        2 * (count - 1) / count * size / (item.value - first.value)
+        for size, item in larger
+        if item.value > first.value
     ]
     if not moved:
         return None
@@ -119,12 +119,12 @@ def _connection(a: Gpu, b: Gpu, link: Link | None) -> str:
     return f"PCIe {lanes[0]} x{lanes[1]}{' with P2P' if link is not None and link.p2p else ''}"
 
 
-def _day(at: float | None) -> str:
+def _day(time_s: float | None) -> str:
     """Of Unix seconds, by the Gregorian calendar counted from 1 March of the year 0: the module
     that knows it can ask the clock too."""
-    if at is None:
+    if time_s is None:
         return "an unknown day"
-    era, of_era = divmod(int(at // 86400) + 719_468, 146_097)
+    era, of_era = divmod(int(time_s // 86400) + 719_468, 146_097)
     year = (of_era - of_era // 1460 + of_era // 36_524 - of_era // 146_096) // 365
     of_year = of_era - (365 * year + year // 4 - year // 100)
     month = (5 * of_year + 2) // 153

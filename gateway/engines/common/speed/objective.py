@@ -76,7 +76,7 @@ def score(outcome: PlanOutcome, goal: Goal, cost: float) -> float:
     if goal == "balanced":
         gains = (stream, total, max(1, outcome.kept))
         gain = math.exp(
-            sum(part * math.log(one) for part, one in zip(_BALANCE, gains, strict=True))
+            sum(part * math.log(item) for part, item in zip(_BALANCE, gains, strict=True))
         )
     else:
         gain = stream if goal == "latency" else total

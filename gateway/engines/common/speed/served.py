@@ -51,15 +51,15 @@ def counted(text: bytes, names: Mapping[str, str]) -> Counts | None:
 
     Source of the form: https://prometheus.io/docs/instrumenting/exposition_formats/
     """
-    whole, found = b"\n" + text, dict[str, float]()
+    whole, result = b"\n" + text, dict[str, float]()
     for what, name in names.items():
         try:
             values = _values(whole, b"\n" + name.encode())
         except ValueError:
             return None
         if values:
-            found[what] = sum(values)
-    return found or None
+            result[what] = sum(values)
+    return result or None
 
 
 def highest(text: bytes, name: str) -> float | None:
@@ -74,16 +74,16 @@ def highest(text: bytes, name: str) -> float | None:
 def _values(text: bytes, name: bytes) -> list[float]:
     """Raises ValueError."""
     values: list[float] = []
-    at = text.find(name)
-    while at >= 0:
-        end = text.find(b"\n", at + 1)
-        rest = text[at + len(name) : end if end >= 0 else None]
+    time_s = text.find(name)
+    while time_s >= 0:
+        end = text.find(b"\n", time_s + 1)
+        rest = text[time_s + len(name) : end if end >= 0 else None]
         if rest[:1] in (b"{", b" "):
             value = float(rest.rpartition(b" ")[2])
             if not 0 <= value <= _MOST_VALUE or len(values) >= _MOST_SERIES:
                 raise ValueError
             values.append(value)
-        at = text.find(name, at + 1)
+        time_s = text.find(name, time_s + 1)
     return values
 
 
@@ -148,8 +148,8 @@ def clock_of(
     built = build(
         loaded_as(spec, plan.scope.get("quantization", "")), relevant_traits(spec, engine.traits)
     )
-    one = stage(built, engine, kind, spec.architecture, pp)
-    work = work_with(spec, one, rank, plan.kernels, gpus, engine.traits, pace.table)
+    item = stage(built, engine, kind, spec.architecture, pp)
+    work = work_with(spec, item, rank, plan.kernels, gpus, engine.traits, pace.table)
     links = {frozenset((link.a, link.b)): link for link in machine.links}
     here = machine_of(group, links, pace, Measured(facts), direct=plan.custom_all_reduce.value)
     graphs = pace.table.graphs(
@@ -159,7 +159,7 @@ def clock_of(
 
 
 def learned(
-    plan: Plan, seen: Sequence[Served], clock: StepClock, known: Iterable[Fact], at: float
+    plan: Plan, seen: Sequence[Served], clock: StepClock, known: Iterable[Fact], time_s: float
 ) -> tuple[Fact, ...]:
     """Facts from traffic: the median of measured relative to expected speed over the stretches, if
     they agree.
@@ -176,12 +176,12 @@ def learned(
         **measurement_scope(plan.scope, plan.kernels, plan.attention, clock.machine.source),
         "fingerprint": plan.fingerprint,
     }
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for stretch in seen:
         for figure, ratio in ratios(plan, stretch, clock).items():
-            found.setdefault(figure, []).append(ratio)
+            result.setdefault(figure, []).append(ratio)
     facts = []
-    for figure, values in found.items():
+    for figure, values in result.items():
         if len(values) < LEAST_STRETCHES or not _steady(values):
             continue
         value, scope = round(_THOUSAND * _quarter(values, 2)), {**where, "figure": figure}
@@ -200,29 +200,29 @@ def learned(
             }
             source = f"the engine's counters over {len(values)} stretches of serving"
             facts.append(
-                Fact.model_validate({**fields, "under": plan.under, "source": source, "at": at})
+                Fact.model_validate({**fields, "under": plan.under, "source": source, "at": time_s})
             )
     return tuple(facts)
 
 
 def ratios(plan: Plan, served: Served, clock: StepClock) -> dict[str, float]:
     """By figure of Speed, measured speed relative to the expectation for this load."""
-    most, at_once = plan.max_num_batched_tokens.value, served.at_once
+    limit, at_once = plan.max_num_batched_tokens.value, served.at_once
     length, fresh = (
         served.prompt / served.requests,
         (served.prompt - served.cached) / served.requests,
     )
     context = min(length + served.written / served.requests / 2, float(plan.max_model_len.value))
     step_s = clock.decode_s(at_once, context)
-    reads_s = clock.prompts_s(served.requests, fresh, most) if fresh >= 1 else 0.0
-    found: dict[str, float] = {}
+    reads_s = clock.prompts_s(served.requests, fresh, limit) if fresh >= 1 else 0.0
+    result: dict[str, float] = {}
     if at_once <= _ALONE:
         if served.writing_s:
-            found["stream"] = step_s * (served.outputs - served.requests) / served.writing_s
+            result["stream"] = step_s * (served.outputs - served.requests) / served.writing_s
         if served.reading_s and fresh >= _LEAST_PROMPT and fresh >= (1 - _MOST_CACHED) * length:
             expected_s = clock.table.first_s + reads_s / served.requests
             figure = "first_token_2k_s" if fresh < _LONG_PROMPT else "first_token_32k_s"
-            found[figure] = served.reading_s / served.requests / expected_s
+            result[figure] = served.reading_s / served.requests / expected_s
     elif reads_s <= served.steps * step_s and served.writing_s:
         # Each request waits for the prompts of all, so that all of the time counts for all of them.
         # Where reading takes most of the time, too many requests are between two outputs for
@@ -230,8 +230,8 @@ def ratios(plan: Plan, served: Served, clock: StepClock) -> dict[str, float]:
         expected_s = at_once * (served.steps * step_s + reads_s)
         planned = (plan.speed.concurrency if plan.speed else 1) / plan.replicas.value
         figure = "stream" if at_once < math.sqrt(planned) else "total"
-        found[figure] = expected_s / (served.reading_s + served.writing_s)
-    return {figure: bounded(ratio) for figure, ratio in found.items()}
+        result[figure] = expected_s / (served.reading_s + served.writing_s)
+    return {figure: bounded(ratio) for figure, ratio in result.items()}
 
 
 def _steady(values: list[float]) -> bool:

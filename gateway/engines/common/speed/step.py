@@ -39,23 +39,23 @@ class StepClock:
             self._known[key] = self._decode_s(requests, context)
         return self._known[key]
 
-    def prompts_s(self, count: float, length: float, most: int) -> float:
+    def prompts_s(self, count: float, length: float, limit: int) -> float:
         """Batches pass through the stages behind each other."""
-        key = count, length, most
+        key = count, length, limit
         if key not in self._known:
-            self._known[key] = self._prompts_s(count, length, most)
+            self._known[key] = self._prompts_s(count, length, limit)
         return self._known[key]
 
     def _prompts_beside_s(
-        self, count: float, length: float, most: int, requests: float, beside_s: float
+        self, count: float, length: float, limit: int, requests: float, beside_s: float
     ) -> float:
         """The same in steps that decode a token of so many requests too, which takes `beside_s` of
         the GPU."""
         tokens = count * length
-        without = min(float(most), tokens) + requests > self.graphs.prompts
+        without = min(float(limit), tokens) + requests > self.graphs.prompts
         slowest_s = max(clock.launched_s for clock in (self, *self.beside))
-        launched_s = max(1.0, tokens / most) * slowest_s if without else 0.0
-        return max(self._prompts_s(count, length, most, launched=False) + beside_s, launched_s)
+        launched_s = max(1.0, tokens / limit) * slowest_s if without else 0.0
+        return max(self._prompts_s(count, length, limit, launched=False) + beside_s, launched_s)
 
     def _decode_s(self, requests: float, context: float) -> float:
         stages = self.work.pp
@@ -89,16 +89,18 @@ class StepClock:
         # The engine's own programs prepare a step while the GPU computes the one before.
         return max(seconds, self.table.step_s + self.table.request_s * requests)
 
-    def _prompts_s(self, count: float, length: float, most: int, *, launched: bool = True) -> float:
+    def _prompts_s(
+        self, count: float, length: float, limit: int, *, launched: bool = True
+    ) -> float:
         tokens = count * length
-        batch = min(float(most), tokens)
+        batch = min(float(limit), tokens)
         batches = tokens / batch
         logits = max(1.0, batch / length)
         clocks = (self, *self.beside)
         each = [clock.batch_s(batch, logits, launched=launched) for clock in clocks]
         computed = max(
-            batches * one + count * clock.pairs_s(length)
-            for one, clock in zip(each, clocks, strict=True)
+            batches * item + count * clock.pairs_s(length)
+            for item, clock in zip(each, clocks, strict=True)
         )
         others = sum(each) - max(each) if self.beside else (self.work.pp - 1) * each[0]
         fill = others + (self.work.pp - 1) * self.table.stage_s
@@ -119,7 +121,7 @@ class StepClock:
             for reading in self.work.readings
         )
 
-    def total_per_s(self, requests: float, read: float, written: float, most: int) -> float:
+    def total_per_s(self, requests: float, read: float, written: float, limit: int) -> float:
         """Tokens/s of so many requests at once, each of which reads a prompt of `read` tokens and
         writes `written`.
 
@@ -127,27 +129,27 @@ class StepClock:
         answers token by token.
         """
         seconds = written * self.decode_s(requests, read + written / 2) + self.prompts_s(
-            requests, read, most
+            requests, read, limit
         )
         return requests * written / (seconds + self.table.first_s)
 
-    def apart_per_s(self, requests: float, read: float, written: float, most: int) -> float:
+    def apart_per_s(self, requests: float, read: float, written: float, limit: int) -> float:
         """The same of requests of unlike lengths, each of which begins as another ends: prompts are
         computed few at a time."""
         steps = min(requests, written)  # those that compute prompts
         decode_s = self.decode_s(requests, read + written / 2)
         if self.table.separate:
-            seconds = written * decode_s + steps * self.prompts_s(requests / steps, read, most)
+            seconds = written * decode_s + steps * self.prompts_s(requests / steps, read, limit)
         else:
             # A step that computes a prompt too reads weights once.
             beside_s = max(0.0, decode_s - self.decode_s(1, 1))
             seconds = (written - steps) * decode_s + steps * self._prompts_beside_s(
-                requests / steps, read, most, requests, beside_s
+                requests / steps, read, limit, requests, beside_s
             )
         return requests * written / (seconds + self.table.first_s)
 
-    def first_token_s(self, prompt: int, most: int) -> float:
-        return self.table.first_s + self.prompts_s(1, prompt, most)
+    def first_token_s(self, prompt: int, limit: int) -> float:
+        return self.table.first_s + self.prompts_s(1, prompt, limit)
 
     def _products_s(self, tokens: float, logits: float) -> float:
         """Of all but attention, in one stage. AttentionWork and multiplying overlap, so that the longer
@@ -155,16 +157,16 @@ class StepClock:
         successor is wanted."""
         work, table = self.work, self.table
         seconds = 0.0
-        for one, (memory, flops, least_s) in zip(work.products, self._product_rates, strict=True):
+        for item, (memory, flops, least_s) in zip(work.products, self._product_rates, strict=True):
             # Of what all tokens take the same, nothing is asked: most layers are such, and this is
             # the innermost loop of planning.
-            read, most = (
-                (one.read(tokens), one.busiest(tokens)) if one.experts else (one.bytes, 1.0)
+            read, limit = (
+                (item.read(tokens), item.busiest(tokens)) if item.experts else (item.bytes, 1.0)
             )
             seconds += max(
-                (read + one.passed * tokens) / memory,
-                one.flops * tokens * most / flops,
-                one.layers * least_s,
+                (read + item.passed * tokens) / memory,
+                item.flops * tokens * limit / flops,
+                item.layers * least_s,
             )
         memory, flops, _ = self._head_rates
         seconds += max(work.head.bytes / memory, work.head.flops * logits / flops) / work.pp
@@ -178,11 +180,11 @@ class StepClock:
             return 0.0
         return wire.all_reduce_s(tp, tokens * self.work.hidden_bytes)
 
-    def _rates(self, one: Product) -> tuple[float, float, float]:
+    def _rates(self, item: Product) -> tuple[float, float, float]:
         """Bytes/s and FLOP/s that the kernel of these layers reaches, and the least seconds of one
         of them."""
-        part, flops = self.table.part(one.kernel, experts=one.experts > 0), self.machine.flops
-        peak = flops.get(one.multiplied) or flops.get("bfloat16") or flops["float16"]
+        part, flops = self.table.part(item.kernel, experts=item.experts > 0), self.machine.flops
+        peak = flops.get(item.multiplied) or flops.get("bfloat16") or flops["float16"]
         return self.machine.memory * part.memory, peak * part.flops, part.least_s
 
     @property
@@ -193,7 +195,7 @@ class StepClock:
 
     @cached_property
     def _product_rates(self) -> list[tuple[float, float, float]]:
-        return [self._rates(one) for one in self.work.products]
+        return [self._rates(item) for item in self.work.products]
 
     @cached_property
     def _head_rates(self) -> tuple[float, float, float]:
@@ -211,7 +213,11 @@ class StepClock:
         takes more kernels than others."""
         work, table = self.work, self.table
         expert_s = max(
-            (table.part(one.kernel, experts=True).launch_s for one in work.products if one.experts),
+            (
+                table.part(item.kernel, experts=True).launch_s
+                for item in work.products
+                if item.experts
+            ),
             default=0.0,
         )
         plain_s = (work.layers - work.expert_layers) * table.eager_layer_s

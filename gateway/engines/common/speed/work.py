@@ -89,5 +89,5 @@ class Work:
     def expert_layers(self) -> int:
         """How many of the layers have experts."""
         return min(
-            self.layers, max((one.layers for one in self.products if one.experts), default=0)
+            self.layers, max((item.layers for item in self.products if item.experts), default=0)
         )

@@ -33,32 +33,32 @@ def answer_of(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]
     with folder_of(files) as folder:
         stages = []
         for stage in range(int(resolved(arguments_of(folder, argv), "pp_size"))):
-            made = configured_of(arguments_of(folder, argv), stage)
-            stages.append(answer(made))
+            configured = configured_of(arguments_of(folder, argv), stage)
+            stages.append(answer(configured))
     return of_stages(stages)
 
 
-def answer(made: Configured) -> dict[str, Any]:
+def answer(configured: Configured) -> dict[str, Any]:
     torch: Any = importlib.import_module("torch")
-    dtype = str(made.model.dtype).removeprefix("torch.")
+    dtype = str(configured.model.dtype).removeprefix("torch.")
     memory = int(torch.cuda.get_device_properties(0).total_memory)
-    backends = backends_of(made.arguments, made.model)
+    backends = backends_of(configured.arguments, configured.model)
     with meta(dtype):
-        whole = model_of(made)
-        weights = sum(one.numel() * one.element_size() for one in whole.parameters())
-        attended = attention(whole, made, backends)
+        whole = model_of(configured)
+        weights = sum(item.numel() * item.element_size() for item in whole.parameters())
+        attended = attention(whole, configured, backends)
         rows = kernels(whole, dtype)
     return {
         "kernels": rows,
         "attention": attended,
         "weights": weights,
-        "kv": cache(made, whole, memory),
-        "settled": settled(made, dtype),
+        "kv": cache(configured, whole, memory),
+        "settled": settled(configured, dtype),
     }
 
 
-def settled(made: Configured, dtype: str) -> dict[str, Any]:
-    arguments, model = made.arguments, made.model
+def settled(configured: Configured, dtype: str) -> dict[str, Any]:
+    arguments, model = configured.arguments, configured.model
     return {
         "architecture": model.hf_config.architectures[0],
         "dtype": dtype,
@@ -126,14 +126,14 @@ def kernel_of(layer: Any, inputs: int, dtype: str) -> str:
 # --- attention ---
 
 
-def attention(whole: Any, made: Configured, backends: Backends) -> list[dict[str, Any]]:
+def attention(whole: Any, configured: Configured, backends: Backends) -> list[dict[str, Any]]:
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
     paged: Any = importlib.import_module("sglang.srt.layers.radix_attention").RadixAttention
     towers: Any = importlib.import_module("sglang.srt.layers.attention.vision").QKV_BACKEND_IMPL
-    latent = made.model.attention_arch == models.AttentionArch.MLA
-    rank = made.model.kv_lora_rank + made.model.qk_rope_head_dim if latent else 0
+    latent = configured.model.attention_arch == models.AttentionArch.MLA
+    rank = configured.model.kv_lora_rank + configured.model.qk_rope_head_dim if latent else 0
     name = _joined(backends.prefill, backends.decode)
-    found: collections.Counter[tuple[str, int, str]] = collections.Counter()
+    result: collections.Counter[tuple[str, int, str]] = collections.Counter()
     for module in whole.modules():
         if isinstance(module, paged):
             if latent and module.qk_head_dim != rank:
@@ -150,21 +150,21 @@ def attention(whole: Any, made: Configured, backends: Backends) -> list[dict[str
                     else "full"
                 )
             )
-            found[kind, int(module.qk_head_dim), name] += 1
+            result[kind, int(module.qk_head_dim), name] += 1
         elif (tower := getattr(module, "qkv_backend", None)) is not None:
             head = getattr(module, "head_size", 0) or module.head_dim
-            found[
+            result[
                 "vision",
                 int(head),
-                next(one for one, kind in towers.items() if type(tower) is kind),
+                next(item for item, kind in towers.items() if type(tower) is kind),
             ] += 1
     if backends.recurrent is not None:
         states = backends.hybrid.mamba2_cache_params.layers
         stage = range(
             getattr(whole, "start_layer", 0),
-            getattr(whole, "end_layer", made.model.num_hidden_layers),
+            getattr(whole, "end_layer", configured.model.num_hidden_layers),
         )
-        found["recurrent", 0, _joined(*backends.recurrent[1:])] += sum(
+        result["recurrent", 0, _joined(*backends.recurrent[1:])] += sum(
             layer in stage for layer in states
         )
     return [
@@ -175,7 +175,7 @@ def attention(whole: Any, made: Configured, backends: Backends) -> list[dict[str
             "version": _version(backend),
             "layers": count,
         }
-        for (kind, head, backend), count in sorted(found.items())
+        for (kind, head, backend), count in sorted(result.items())
     ]
 
 
@@ -185,5 +185,5 @@ def _joined(prefill: str, decode: str) -> str:
 
 def _version(backend: str) -> int:
     """Of FlashAttention."""
-    found = re.fullmatch(r"fa(\d)", backend)
-    return int(found[1]) if found else 0
+    result = re.fullmatch(r"fa(\d)", backend)
+    return int(result[1]) if result else 0

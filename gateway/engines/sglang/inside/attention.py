@@ -39,11 +39,11 @@ def record_backends() -> None:
     """Put a recording class into the place of every attention backend."""
     for folder in ("sglang.srt.layers.attention", "sglang.srt.layers.attention.linear"):
         package: Any = importlib.import_module(folder)
-        for found in pkgutil.iter_modules(package.__path__, f"{folder}."):
-            if not found.name.endswith("_backend"):
+        for result in pkgutil.iter_modules(package.__path__, f"{folder}."):
+            if not result.name.endswith("_backend"):
                 continue
             try:
-                module = importlib.import_module(found.name)
+                module = importlib.import_module(result.name)
             except ImportError:
                 continue  # of other platforms, or a package that the image does not have
             for name, value in list(vars(module).items()):
@@ -68,12 +68,12 @@ def _filled(arguments: Any, model: Any) -> Backends:
     runner.server_args, runner.model_config = arguments, model
     runner.is_draft_worker, runner.init_new_workspace, runner.device = False, False, "cuda"
     runner.use_mla_backend = model.attention_arch == models.AttentionArch.MLA
-    made = runner._get_attention_backend()
+    configured = runner._get_attention_backend()
     kernels = [
         linear.get_linear_attn_prefill_backend().value,
         linear.get_linear_attn_decode_backend().value,
     ]
-    recurrent = _recurrent(made, kernels, arguments.mamba_backend)
+    recurrent = _recurrent(configured, kernels, arguments.mamba_backend)
     prefill, decode = arguments.get_attention_backends()
     return Backends(prefill, decode, arguments.page_size, recurrent, runner.mambaish_config or None)
 
@@ -96,15 +96,15 @@ def _resolved(arguments: Any, model: Any) -> Backends:
         state = StandIn(temporal=StandIn(dtype=hybrid.mamba2_cache_params.dtype.temporal))
         pool = StandIn(mamba_cache=state)
         runner.req_to_token_pool = StandIn(mamba_pool=pool)
-    made = setup.get_attention_backend(model_runner=runner)
+    configured = setup.get_attention_backend(model_runner=runner)
     linear = getattr(runner, "linear_attn_backends", None)
     kernels = [linear.prefill.value, linear.decode.value] if linear else []
-    recurrent = _recurrent(made, kernels, resolved(arguments, "mamba_backend"))
+    recurrent = _recurrent(configured, kernels, resolved(arguments, "mamba_backend"))
     return Backends(prefill, decode, resolved(arguments, "page_size"), recurrent, hybrid or None)
 
 
-def _recurrent(made: Recorded, kernels: list[str], mamba: str | None) -> list[str] | None:
-    names = made.names()
+def _recurrent(configured: Recorded, kernels: list[str], mamba: str | None) -> list[str] | None:
+    names = configured.names()
     if "HybridLinearAttnBackend" not in names[0]:
         return None
     return [names[-1], *([mamba or "triton"] * 2 if names[-1] == "Mamba2AttnBackend" else kernels)]

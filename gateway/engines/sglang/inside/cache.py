@@ -21,11 +21,14 @@ _MOST = 1 << 50
 _TOO_SMALL = (ValueError, RuntimeError, AssertionError, ZeroDivisionError)
 
 
-def cache(made: Configured, whole: Any, memory_bytes: int) -> dict[str, Any]:
+def cache(configured: Configured, whole: Any, memory_bytes: int) -> dict[str, Any]:
     """The answer's `kv`: bytes of a page of tokens, bytes that no token gets, and bytes for a pool
     of so many tokens."""
-    page, longest = int(resolved(made.arguments, "page_size")), int(made.model.context_len)
-    count = _counter(made, whole, memory_bytes)
+    page, longest = (
+        int(resolved(configured.arguments, "page_size")),
+        int(configured.model.context_len),
+    )
+    count = _counter(configured, whole, memory_bytes)
 
     def bytes_for(tokens: int) -> int:
         return _least_bytes(lambda size: _pool_tokens(count, size) >= tokens)
@@ -67,18 +70,18 @@ def _least_bytes(enough: Callable[[int], bool]) -> int:
     return high
 
 
-def _counter(made: Configured, whole: Any, memory_bytes: int) -> Callable[[int], int]:
+def _counter(configured: Configured, whole: Any, memory_bytes: int) -> Callable[[int], int]:
     """Tokens of the pool, by the bytes that are left for pools."""
     try:
         module: Any = importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
     except ModuleNotFoundError:
-        return _of_runner(made, whole, memory_bytes)
-    return _of_configurator(module, made, whole, memory_bytes)
+        return _of_runner(configured, whole, memory_bytes)
+    return _of_configurator(module, configured, whole, memory_bytes)
 
 
-def _slack(made: Configured, memory_bytes: int) -> float:
+def _slack(configured: Configured, memory_bytes: int) -> float:
     """GiB that the share of memory leaves free."""
-    return float(memory_bytes / _GIB * (1 - resolved(made.arguments, "mem_fraction_static")))
+    return float(memory_bytes / _GIB * (1 - resolved(configured.arguments, "mem_fraction_static")))
 
 
 def _state(module: Any, memory: float) -> None:
@@ -87,14 +90,14 @@ def _state(module: Any, memory: float) -> None:
     module.gc = types.SimpleNamespace(collect=lambda: 0)
 
 
-def _of_runner(made: Configured, whole: Any, memory_bytes: int) -> Callable[[int], int]:
+def _of_runner(configured: Configured, whole: Any, memory_bytes: int) -> Callable[[int], int]:
     """Up to 0.5.15 at least the runner counts by itself (ModelRunnerKVCacheMixin)."""
     pools: Any = importlib.import_module("sglang.srt.model_executor.model_runner_kv_cache_mixin")
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
     speculative: Any = importlib.import_module(
         "sglang.srt.speculative.spec_info"
     ).SpeculativeAlgorithm
-    arguments, model = made.arguments, made.model
+    arguments, model = configured.arguments, configured.model
     runner = bare_runner()
     layers = max(model.num_hidden_layers, model.num_attention_layers)
     known = {
@@ -116,7 +119,7 @@ def _of_runner(made: Configured, whole: Any, memory_bytes: int) -> Callable[[int
             model, name, [layer for layer in ids if runner.start_layer <= layer < runner.end_layer]
         )
     runner.configure_kv_cache_dtype()
-    slack, states = _slack(made, memory_bytes), arguments.max_mamba_cache_size
+    slack, states = _slack(configured, memory_bytes), arguments.max_mamba_cache_size
 
     def count(size: int) -> int:
         arguments.max_mamba_cache_size = states  # the count fills it
@@ -137,10 +140,10 @@ def _window(whole: Any, model: Any) -> Any:
 
 
 def _of_configurator(
-    module: Any, made: Configured, whole: Any, memory_bytes: int
+    module: Any, configured: Configured, whole: Any, memory_bytes: int
 ) -> Callable[[int], int]:
     """Later versions count in a class of its own (KVCacheConfigurator)."""
-    arguments, model = made.arguments, made.model
+    arguments, model = configured.arguments, configured.model
     runtime: Any = importlib.import_module("sglang.srt.runtime_context")
     components = "sglang.srt.model_executor.model_runner_components"
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
@@ -175,7 +178,7 @@ def _of_configurator(
         "req_to_token_pool": None, "token_to_kv_pool_allocator": None, "memory_pool_config": None,
     }  # fmt: skip
     configurator = fit(module.KVCacheConfigurator, **known)
-    slack, states = _slack(made, memory_bytes), runtime.get_schedule().max_mamba_cache_size
+    slack, states = _slack(configured, memory_bytes), runtime.get_schedule().max_mamba_cache_size
 
     def count(size: int) -> int:
         _state(module, slack + (size + 0.5) / _GIB)

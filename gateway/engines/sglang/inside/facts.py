@@ -51,8 +51,8 @@ def facts() -> dict[str, Any]:
 def _kernels() -> Path | None:
     """The folder of SGLang's extensions, a package of its own; None: it is not here, or a
     stand-in."""
-    found = find_spec("sgl_kernel")
-    folder = next(iter(found.submodule_search_locations or ()), "") if found else ""
+    result = find_spec("sgl_kernel")
+    folder = next(iter(result.submodule_search_locations or ()), "") if result else ""
     return Path(folder) if folder and Path(folder).is_dir() else None
 
 
@@ -71,13 +71,15 @@ def _method(name: str, kind: Any) -> dict[str, Any]:
 
     Some classes answer only as instances: of an uninitialised one that stands for `name`.
     """
-    one = object.__new__(kind)
-    one.use_mxfp8 = name == "mxfp8"
-    least = _called(kind.get_min_capability, one)
+    item = object.__new__(kind)
+    item.use_mxfp8 = name == "mxfp8"
+    minimum = _called(kind.get_min_capability, item)
     dtypes = sorted(
-        str(dtype).removeprefix("torch.") for dtype in _called(kind.get_supported_act_dtypes, one)
+        str(dtype).removeprefix("torch.") for dtype in _called(kind.get_supported_act_dtypes, item)
     )
-    said: dict[str, Any] = {"min_capability": f"{least // 10}.{least % 10}"} if least > 0 else {}
+    said: dict[str, Any] = (
+        {"min_capability": f"{minimum // 10}.{minimum % 10}"} if minimum > 0 else {}
+    )
     said["dtypes"] = [dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32")]
     return said | ({"online": name} if _online(name) else {})
 
@@ -101,11 +103,11 @@ def _online(name: str) -> bool:
             return False
 
 
-def _called(function: Any, one: Any) -> Any:
+def _called(function: Any, item: Any) -> Any:
     try:
         return function()
     except TypeError:
-        return function(one)
+        return function(item)
 
 
 def _flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, Any]]:
@@ -154,12 +156,12 @@ def _kind(action: Any) -> str:
 def _architectures(folder: Path) -> list[str]:
     """The classes that `EntryClass` of each model file names (srt/models/registry.py). Importing
     them would run kernels."""
-    found: set[str] = set()
+    result: set[str] = set()
     for path in sorted(folder.glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8-sig")).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EntryClass":
-                found |= {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
-    return sorted(found)
+                result |= {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
+    return sorted(result)
 
 
 def _environment(module: Any) -> dict[str, bool]:

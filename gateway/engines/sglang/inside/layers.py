@@ -187,7 +187,7 @@ def configured(
     return configured_of(given)
 
 
-def model(made: Configured) -> Any:
+def model(configured: Configured) -> Any:
     """The model, with only its experts quantized."""
     linear: Any = importlib.import_module("sglang.srt.layers.linear").LinearBase
     if not hasattr(linear, "whole"):
@@ -195,7 +195,7 @@ def model(made: Configured) -> Any:
         linear.__init__ = lambda self, *args, **kwargs: linear.whole(
             self, *args[:4], **{**kwargs, "quant_config": None}
         )
-    return model_of(made)
+    return model_of(configured)
 
 
 def experts(layer: Any) -> list[str | None]:

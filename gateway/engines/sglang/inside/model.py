@@ -191,10 +191,10 @@ def meta(dtype: str) -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def model_of(made: Configured) -> Any:
+def model_of(configured: Configured) -> Any:
     """The whole model; call this within `meta`. Raises the engine's errors."""
-    whole = loader()._initialize_model(made.model, load(), made.quantization)
-    staged = int(resolved(made.arguments, "pp_size")) > 1
+    whole = loader()._initialize_model(configured.model, load(), configured.quantization)
+    staged = int(resolved(configured.arguments, "pp_size")) > 1
     if staged and "pp_proxy_tensors" not in inspect.signature(whole.forward).parameters:
         raise AssertionError(
             "Pipeline Parallel is not compatible with this model."

@@ -69,9 +69,9 @@ def pretend_bitsandbytes() -> None:
 # --- one model ---
 
 
-def answer(made: Any, whole: Any) -> dict[str, Any]:
+def answer(configured: Any, whole: Any) -> dict[str, Any]:
     """Of a VllmConfig and its model, as `vllm_model.built_of` gives them."""
-    dtype = str(made.model_config.dtype).removeprefix("torch.")
+    dtype = str(configured.model_config.dtype).removeprefix("torch.")
     rows: collections.Counter[tuple[Any, ...]] = collections.Counter()
     for path, (kernel, k, n, experts) in kernels(whole, dtype).items():
         rows[_NUMBER.sub("*", path).removesuffix(".routed_experts"), kernel, k, n, experts] += 1
@@ -81,19 +81,19 @@ def answer(made: Any, whole: Any) -> dict[str, Any]:
             {**dict(zip(names, row, strict=True)), "count": count}
             for row, count in sorted(rows.items())
         ],
-        "attention": attention(whole, made),
-        "weights": sum(one.numel() * one.element_size() for one in whole.parameters()),
-        "kv": cache(made),
+        "attention": attention(whole, configured),
+        "weights": sum(item.numel() * item.element_size() for item in whole.parameters()),
+        "kv": cache(configured),
         "settled": {
-            "architecture": made.model_config.architecture,
+            "architecture": configured.model_config.architecture,
             "dtype": dtype,
-            "quantization": made.model_config.quantization or "",
-            "kv_cache_dtype": str(made.cache_config.cache_dtype),
-            "max_model_len": made.model_config.max_model_len,
-            "max_num_seqs": made.scheduler_config.max_num_seqs,
-            "max_num_batched_tokens": made.scheduler_config.max_num_batched_tokens,
-            "enforce_eager": bool(made.model_config.enforce_eager),
-            "runner": str(made.model_config.runner_type),
+            "quantization": configured.model_config.quantization or "",
+            "kv_cache_dtype": str(configured.cache_config.cache_dtype),
+            "max_model_len": configured.model_config.max_model_len,
+            "max_num_seqs": configured.scheduler_config.max_num_seqs,
+            "max_num_batched_tokens": configured.scheduler_config.max_num_batched_tokens,
+            "enforce_eager": bool(configured.model_config.enforce_eager),
+            "runner": str(configured.model_config.runner_type),
         },
     }
 
@@ -103,13 +103,13 @@ def kernels(whole: Any, dtype: str) -> dict[str, tuple[str, int, int, int]]:
     the model's width and one
     expert's."""
     base: Any = importlib.import_module("vllm.model_executor.layers.linear").LinearBase
-    found = {}
+    result = {}
     for path, module in whole.named_modules():
         method = getattr(module, "quant_method", None)
         if isinstance(module, base):
             n = getattr(module, "output_size_per_partition", None) or module.output_size
             k = getattr(module, "input_size_per_partition", None) or module.input_size
-            found[path] = (
+            result[path] = (
                 kernel_of(getattr(module, "scheme", None) or method, k, n, dtype),
                 k,
                 n,
@@ -130,13 +130,13 @@ def kernels(whole: Any, dtype: str) -> dict[str, tuple[str, int, int, int]]:
             experts: Any = getattr(given, "num_local_experts", None) or getattr(
                 given, "num_experts", 0
             )
-            found[path] = (
+            result[path] = (
                 backends[0] if backends else type(method).__name__,
                 width,
                 own,
                 int(experts),
             )
-    return found
+    return result
 
 
 def kernel_of(method: Any, k: int, n: int, dtype: str) -> str:
@@ -183,9 +183,9 @@ def block_fp8(k: int, n: int, dtype: str) -> str:
     return f"W8A8BlockFp8LinearOp.{entered[0]}"
 
 
-def attention(whole: Any, made: Any) -> list[dict[str, Any]]:
-    found: collections.Counter[tuple[str, int, str, int]] = collections.Counter()
-    for layer in made.compilation_config.static_forward_context.values():
+def attention(whole: Any, configured: Any) -> list[dict[str, Any]]:
+    result: collections.Counter[tuple[str, int, str, int]] = collections.Counter()
+    for layer in configured.compilation_config.static_forward_context.values():
         name = type(layer).__name__
         if (
             not hasattr(layer, "get_attn_backend")
@@ -195,7 +195,7 @@ def attention(whole: Any, made: Any) -> list[dict[str, Any]]:
             continue
         backend = layer.get_attn_backend().get_name()
         if hasattr(layer, "mamba_type"):
-            found["recurrent", 0, backend, 0] += 1
+            result["recurrent", 0, backend, 0] += 1
             continue
         encoder = "encoder_only" in str(getattr(layer, "attn_type", "")).lower()
         latent = "MLA" in name + backend
@@ -214,16 +214,16 @@ def attention(whole: Any, made: Any) -> list[dict[str, Any]]:
         size: Any = getattr(layer, "head_size", None) or getattr(
             layer, "head_dim", 0
         )  # DeepSeek V4's own attention
-        found[
+        result[
             kind, size, backend, version or 0 if "FLASH_ATTN" in backend and not latent else 0
         ] += 1
     for module in whole.modules():
         if type(module).__name__ in _VISION:
-            found["vision", module.head_size, module.attn_backend.name, 0] += 1
+            result["vision", module.head_size, module.attn_backend.name, 0] += 1
     names = ("kind", "head_dim", "backend", "version")
     return [
         {**dict(zip(names, row, strict=True)), "layers": count}
-        for row, count in sorted(found.items())
+        for row, count in sorted(result.items())
     ]
 
 
@@ -236,13 +236,15 @@ def planner() -> Any:
     return importlib.import_module("vllm.v1.core.kv_cache_utils")
 
 
-def specs(made: Any) -> dict[str, Any]:
+def specs(configured: Any) -> dict[str, Any]:
     """The KV cache specs of all layers, once the engine has settled the block size, as its workers
     do after loading."""
-    importlib.import_module("vllm.platforms").current_platform.update_block_size_for_backend(made)
-    layers = made.compilation_config.static_forward_context
-    found = {
-        name: layer.get_kv_cache_spec(made)
+    importlib.import_module("vllm.platforms").current_platform.update_block_size_for_backend(
+        configured
+    )
+    layers = configured.compilation_config.static_forward_context
+    result = {
+        name: layer.get_kv_cache_spec(configured)
         for name, layer in layers.items()
         if hasattr(layer, "get_kv_cache_spec")
     }
@@ -253,35 +255,37 @@ def specs(made: Any) -> dict[str, Any]:
         for name, layer in layers.items()
         if getattr(layer, "kv_sharing_target_layer_name", None)
     }
-    return {name: spec for name, spec in found.items() if spec is not None and name not in shares}
+    return {name: spec for name, spec in result.items() if spec is not None and name not in shares}
 
 
-def groups_of(plans: Any, made: Any, kept: dict[str, Any]) -> Any:
+def groups_of(plans: Any, configured: Any, specs: dict[str, Any]) -> Any:
     """The groups into which `plans`, the engine's own planner, puts the layers' specs."""
     managers: Any = importlib.import_module("vllm.v1.core.single_type_kv_cache_manager")
     if hasattr(managers, "register_all_kvcache_specs"):
-        managers.register_all_kvcache_specs(made)
+        managers.register_all_kvcache_specs(configured)
     utils: Any = importlib.import_module("vllm.v1.attention.backends.utils")
     if hasattr(utils, "resolve_kv_cache_layout"):
         transfer: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.utils")
-        layouts = utils.get_supported_kv_cache_layouts(transfer.get_current_attn_backends(made))
+        layouts = utils.get_supported_kv_cache_layouts(
+            transfer.get_current_attn_backends(configured)
+        )
         utils.resolve_kv_cache_layout(
-            made, [[layout.name for layout in layouts]], list(kept.values())
+            configured, [[layout.name for layout in layouts]], list(specs.values())
         )
     if hasattr(plans, "get_global_kv_cache_groups"):
-        return plans.get_global_kv_cache_groups(made, [kept])
-    return plans.get_kv_cache_groups(made, dict(kept))
+        return plans.get_global_kv_cache_groups(configured, [specs])
+    return plans.get_kv_cache_groups(configured, dict(specs))
 
 
-def cache(made: Any) -> dict[str, Any] | None:
+def cache(configured: Any) -> dict[str, Any] | None:
     """Bytes of a block over all layers that share it, and of one request of some lengths, up to the
     model's own."""
-    kept = specs(made)
+    kept = specs(configured)
     if not kept:
         return None
     plans = planner()
-    groups = groups_of(plans, made, kept)
-    longest = made.model_config.max_model_len
+    groups = groups_of(plans, configured, kept)
+    longest = configured.model_config.max_model_len
     # Whole blocks of the group with the longest ones: between them nothing grows. A state's block
     # may be a whole request.
     kinds = [
@@ -291,31 +295,31 @@ def cache(made: Any) -> dict[str, Any] | None:
     lengths = sorted(
         {1, longest} | {blocks * block for blocks in _BLOCKS if blocks * block < longest}
     )
-    needed = [(length, bytes_needed(plans, made, groups, length)) for length in lengths]
-    aside = set_aside(plans, made, kept, groups, *needed[len(needed) // 2])
-    made.model_config.max_model_len = longest
+    needed = [(length, bytes_needed(plans, configured, groups, length)) for length in lengths]
+    aside = set_aside(plans, configured, kept, groups, *needed[len(needed) // 2])
+    configured.model_config.max_model_len = longest
     return {"block_bytes": block_bytes(groups), "aside": aside, "needed": needed}
 
 
 def set_aside(
-    plans: Any, made: Any, kept: dict[str, Any], groups: Any, length: int, needed: int
+    plans: Any, configured: Any, specs: dict[str, Any], groups: Any, length: int, needed: int
 ) -> int:
     """Blocks that must be free beside those of a request, or the engine refuses to start: found by
     trying."""
-    made.model_config.max_model_len = length
+    configured.model_config.max_model_len = length
     for blocks in range(4):
         try:
-            planned(plans, made, kept, groups, needed + blocks * block_bytes(groups))
+            planned(plans, configured, specs, groups, needed + blocks * block_bytes(groups))
         except ValueError:
             continue
         return blocks
     return 4
 
 
-def planned(plans: Any, made: Any, kept: dict[str, Any], groups: Any, memory: int) -> Any:
+def planned(plans: Any, configured: Any, specs: dict[str, Any], groups: Any, memory: int) -> Any:
     """The cache that the engine's own planner makes of so many bytes. Raises ValueError where the
     longest request does not fit."""
-    arguments = [made, [kept], [memory]]
+    arguments = [configured, [specs], [memory]]
     if "global_kv_cache_groups" in inspect.signature(plans.get_kv_cache_configs).parameters:
         arguments.append(groups)
     return plans.get_kv_cache_configs(*arguments)[0]
@@ -323,21 +327,21 @@ def planned(plans: Any, made: Any, kept: dict[str, Any], groups: Any, memory: in
 
 def block_bytes(groups: Any) -> int:
     """Bytes of one block of the pool: a page in every layer of a group."""
-    one = groups[0]
+    item = groups[0]
     mixed = (
-        type(one.kv_cache_spec).__name__ == "UniformTypeKVCacheSpecs"
+        type(item.kv_cache_spec).__name__ == "UniformTypeKVCacheSpecs"
     )  # whose page is that of all its layers
     layers = 1 if mixed else max(len(group.layer_names) for group in groups)
-    return int(one.kv_cache_spec.page_size_bytes * layers)
+    return int(item.kv_cache_spec.page_size_bytes * layers)
 
 
-def bytes_needed(plans: Any, made: Any, groups: Any, length: int) -> int:
+def bytes_needed(plans: Any, configured: Any, groups: Any, length: int) -> int:
     """Bytes of one request of this length, as the engine's own planner counts them."""
-    made.model_config.max_model_len = length
-    arguments = [made, groups]
+    configured.model_config.max_model_len = length
+    arguments = [configured, groups]
     if "builder" in inspect.signature(plans._max_memory_usage_bytes_from_groups).parameters:
         builder: Any = importlib.import_module("vllm.v1.core.kv_cache_config_builder")
-        arguments.insert(0, builder.get_kv_cache_config_builder(made))
+        arguments.insert(0, builder.get_kv_cache_config_builder(configured))
     needed: int = plans._max_memory_usage_bytes_from_groups(*arguments)
     return needed
 
@@ -352,6 +356,6 @@ def answer_of(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]
     with folder_of(files) as folder:
         stages = []
         for stage in range(arguments_of(folder, argv).pipeline_parallel_size):
-            with built_of(arguments_of(folder, argv), stage) as (made, whole):
-                stages.append(answer(made, whole))
+            with built_of(arguments_of(folder, argv), stage) as (configured, whole):
+                stages.append(answer(configured, whole))
     return of_stages(stages)

@@ -148,19 +148,19 @@ _B12X_SINCE = (0, 7, 2)
 def required(sources: str) -> set[str]:
     """Optional packages beside an installation of these sources, by the wheel's requirements and
     content."""
-    found = set()
+    result = set()
     metadata = next(Path(sources).glob("vllm-*.dist-info/METADATA")).read_text()
     for name, version in re.findall(
         r"^Requires-Dist: ([\w.-]+)[^;\n]*?(?:==([\d.]+))?[^;\n]*(?:;(?! extra).*)?$",
         metadata,
         re.M,
     ):
-        found |= BROUGHT.get(name.lower(), set())
+        result |= BROUGHT.get(name.lower(), set())
         if name == "flashinfer-python" and tuple(map(int, version.split(".")[:3])) >= _B12X_SINCE:
-            found.add("b12x")
+            result.add("b12x")
     if Path(sources, "vllm/third_party/deep_gemm/__init__.py").is_file():
-        found.add("vllm.third_party.deep_gemm")
-    return found
+        result.add("vllm.third_party.deep_gemm")
+    return result
 
 
 def boot(

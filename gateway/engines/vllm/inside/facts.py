@@ -65,27 +65,29 @@ def _method(name: str) -> dict[str, Any]:
     finds no file in an empty folder)."""
     methods: Any = import_module("vllm.model_executor.layers.quantization")
     kind = methods.get_quantization_config(name)
-    least = kind.get_min_capability()
-    said: dict[str, Any] = {"min_capability": f"{least // 10}.{least % 10}"} if least > 0 else {}
+    minimum = kind.get_min_capability()
+    said: dict[str, Any] = (
+        {"min_capability": f"{minimum // 10}.{minimum % 10}"} if minimum > 0 else {}
+    )
     dtypes = sorted(str(dtype).removeprefix("torch.") for dtype in _dtypes(kind))
     said["dtypes"] = [dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32")]
     if name in methods.DEPRECATED_QUANTIZATION_METHODS:
         said["deprecated"] = True
-    if (made := _online(name)) is not None:
-        same = type(made) is kind
+    if (configured := _online(name)) is not None:
+        same = type(configured) is kind
         said["online"] = (
             name
             if same
-            else next(m for m in ("online", *methods.QUANTIZATION_METHODS) if _is_of(made, m))
+            else next(m for m in ("online", *methods.QUANTIZATION_METHODS) if _is_of(configured, m))
         )
     return said
 
 
-def _is_of(made: Any, name: str) -> bool:
+def _is_of(configured: Any, name: str) -> bool:
     methods: Any = import_module("vllm.model_executor.layers.quantization")
-    return name in methods.QUANTIZATION_METHODS and type(made) is methods.get_quantization_config(
-        name
-    )
+    return name in methods.QUANTIZATION_METHODS and type(
+        configured
+    ) is methods.get_quantization_config(name)
 
 
 def _dtypes(kind: Any) -> list[Any]:

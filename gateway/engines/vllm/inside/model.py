@@ -27,11 +27,11 @@ _WITHOUT_WEIGHTS = {
 @functools.cache  # reading the configurations takes most of a second
 def parser() -> Any:
     """The parser of `vllm serve`, wherever this version has it."""
-    made = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
+    configured = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
     for folder in ("openai", "launchers", "common"):  # up to 0.26, in 0.32, in 0.33
         try:
             return importlib.import_module(f"vllm.entrypoints.{folder}.cli_args").make_arg_parser(
-                made
+                configured
             )
         except ModuleNotFoundError as error:
             if error.name not in (
@@ -45,14 +45,14 @@ def parser() -> Any:
 def group_up(tp: int, pp: int = 1, stage: int = 0) -> None:
     """Pretend to be a rank of `tp` in the stage of `pp` stages."""
     state: Any = importlib.import_module("vllm.distributed.parallel_state")
-    one, group = Group(1), Group(tp)
+    item, group = Group(1), Group(tp)
     for name in [name for name in vars(state) if re.fullmatch(r"_[A-Z_]+", name)]:
         if name in ("_WORLD", "_TP", "_EP", "_ETP"):
             setattr(state, name, group)
         elif name == "_PP":
             setattr(state, name, Group(pp, stage))
         elif name in ("_DP", "_DCP", "_PCP", "_EPLB"):
-            setattr(state, name, one)
+            setattr(state, name, item)
     state.get_node_count = lambda: 1
 
 
@@ -94,10 +94,10 @@ def arguments_of(folder: str, argv: Sequence[str]) -> Any:
     parses = parser()
     parses.error = _refuse
     given = parses.parse_args([*argv, "--model", folder])
-    made = engine.from_cli_args(given)
+    configured = engine.from_cli_args(given)
     for name, value in _WITHOUT_WEIGHTS.items():
-        setattr(made, name, value)
-    return made
+        setattr(configured, name, value)
+    return configured
 
 
 @contextmanager
@@ -120,13 +120,13 @@ def built_of(arguments: Any, stage: int = 0, *, served: bool = True) -> Iterator
         if served
         else None
     )
-    made = arguments.create_engine_config(usage)
+    configured = arguments.create_engine_config(usage)
     forget_backends()
     group_up(arguments.tensor_parallel_size, arguments.pipeline_parallel_size, stage)
-    torch.set_default_dtype(made.model_config.dtype)
+    torch.set_default_dtype(configured.model_config.dtype)
     try:
-        with vllm_config.set_current_vllm_config(made), meta_mode(), torch.device("meta"):
-            yield made, loading.initialize_model(made)
+        with vllm_config.set_current_vllm_config(configured), meta_mode(), torch.device("meta"):
+            yield configured, loading.initialize_model(configured)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -146,5 +146,5 @@ def built(
         given = {"max_model_len": 2048, "enforce_eager": True, **arguments}
         with built_of(
             engine(model=folder, tensor_parallel_size=tp, **_WITHOUT_WEIGHTS, **given), served=False
-        ) as made:
-            yield made
+        ) as configured:
+            yield configured
