@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
+from typing import Any
+
+from pydantic import ImportString, TypeAdapter
 
 from gateway.engines.common.candidate import EngineRules, RulesOfFiles
 from gateway.engines.registry import entry
 
+_BY_NAME: TypeAdapter[Any] = TypeAdapter(ImportString[Any])
+
 
 def rules_class(kind: str) -> type[RulesOfFiles]:
     """Class of the kind's rules."""
-    module, _, name = entry(kind).rules.partition(":")
-    result: type[RulesOfFiles] = getattr(importlib.import_module(module), name)
-    return result
+    found: type[RulesOfFiles] = _BY_NAME.validate_python(entry(kind).rules)
+    return found
 
 
 @cache

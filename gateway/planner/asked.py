@@ -18,8 +18,7 @@ from gateway.domain import (
     RuleGap,
 )
 from gateway.engines.common.candidate import Candidate
-from gateway.engines.common.evidence import Evidence
-from gateway.engines.common.refusal import Refused
+from gateway.engines.common.refusal import Refused, VariantEvidence
 
 # Plans and refusals of one engine version in one inquiry: its import is the main cost.
 _AT_ONCE = 4
@@ -76,10 +75,10 @@ def open_questions(decision: Decision) -> tuple[OpenQuestions, ...]:
     return tuple(found)
 
 
-def evidence_of(answer: EngineAnswer, forecast: Evidence) -> Evidence:
+def evidence_of(answer: EngineAnswer, forecast: VariantEvidence) -> VariantEvidence:
     """The evidence in the answer of an engine; `forecast` is the evidence of the rules."""
     loaded = answer.settled.quantization if answer.settled else ""
-    return Evidence(
+    return VariantEvidence(
         kernels=tuple(
             _kernel(row, forecast.kernels, loaded or "unquantized") for row in answer.kernels
         ),

@@ -24,13 +24,12 @@ from gateway.domain import (
 from gateway.domain.release import release
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.chat import template
-from gateway.engines.common.evidence import Evidence
 from gateway.engines.common.kernels.compiled import capabilities, runs
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.layers.stages import unshared
 from gateway.engines.common.lora.adapter_flags import LIST_FLAGS, supported_rank
 from gateway.engines.common.planning_input import PlanningInput
-from gateway.engines.common.refusal import Refused
+from gateway.engines.common.refusal import Refused, VariantEvidence
 from gateway.engines.common.variant import Variant
 from gateway.models.spec import TOKENIZER_CODE
 from gateway.planner.flags import spelled
@@ -219,7 +218,7 @@ def gate_peers(given: PlanningInput, engine: Engine, group: tuple[Gpu, ...]) -> 
 
 
 def gate_kernels(
-    evidence: Evidence, engine: Engine, facts: KnownFacts, capability: str | None
+    evidence: VariantEvidence, engine: Engine, facts: KnownFacts, capability: str | None
 ) -> None:
     """Refuse a layer without a kernel or backend, then one that is known to fail.
 
@@ -259,7 +258,7 @@ def gate_kernels(
 
 
 def _gate_attention(
-    evidence: Evidence,
+    evidence: VariantEvidence,
     engine: Engine,
     facts: KnownFacts,
     capability: str | None,
@@ -420,7 +419,7 @@ def _computed_for(engine: Engine, gpu: Gpu) -> None:
         raise Refused("no_kernel", reason, engine.sources.get("compiled", f"profile {engine.ref}"))
 
 
-def gate_alike(first: Evidence, other: Evidence, gpu: Gpu) -> None:
+def gate_alike(first: VariantEvidence, other: VariantEvidence, gpu: Gpu) -> None:
     """Refuse stages with different caches: the engine counts blocks once for all stages."""
     kept, theirs = (
         {

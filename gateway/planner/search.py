@@ -28,14 +28,13 @@ from gateway.domain import (
     StrChoice,
 )
 from gateway.engines.common.candidate import Candidate, EngineRules
-from gateway.engines.common.evidence import Evidence
 from gateway.engines.common.layers.build import build, loaded_as, relevant_traits
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.quantization.block import UnknownScheme
-from gateway.engines.common.refusal import Refused
-from gateway.engines.common.speculative.speculation import Speculation
+from gateway.engines.common.refusal import Refused, VariantEvidence
 from gateway.engines.common.speculative.speculative import DraftTarget, left_out, speculate
+from gateway.engines.common.speculative.speculative_rules import Speculation
 from gateway.engines.common.speed.correction import measured
 from gateway.engines.common.speed.expectation import READ, WRITTEN
 from gateway.engines.common.speed.objective import concurrency
@@ -72,7 +71,7 @@ from gateway.planner.unequal_stages import unequal_stages
 _MAX_VARIANTS = 64
 # The speculation and the evidence of a variant that has only GPUs yet.
 _UNDECIDED = Speculation(method=StrChoice(value="none", reason="not decided yet", source="planner"))
-_NO_EVIDENCE = Evidence()
+_NO_EVIDENCE = VariantEvidence()
 _KERNEL_VERDICTS = ("no_kernel", "no_backend", "runtime_fail", "known_bad")
 
 
@@ -455,13 +454,13 @@ class Search:
             lambda groups: self._attention(groups, rank, variant, 0, drafts=True),
         )
         speculation = speculate(target, given.drafter, given.wish, engine, rules.speculative)
-        evidence = Evidence(method=method)
+        evidence = VariantEvidence(method=method)
         if rules.has_rules and group:
             if not capability:
                 reason = "the compute capability, which decides the kernels, could not be read"
                 raise Refused("unknown_capability", reason, "probe")
             rows = self._attention(built.attention, rank, variant, placed.devices.least)
-            evidence = Evidence(self._kernels(built, rank, variant), rows, method=method)
+            evidence = VariantEvidence(self._kernels(built, rank, variant), rows, method=method)
         for gpu in {gpu.capability: gpu for gpu in group if gpu.capability != capability}.values():
             on_gpu = self._predicted(replace(placed, group=(gpu,))).evidence
             gate_kernels(on_gpu, engine, given.facts, gpu.capability)
@@ -597,7 +596,7 @@ class Search:
 
         Raises Refused for a plan that failed here before.
         """
-        evidence = Evidence(plan.kernels, plan.attention, plan.memory)
+        evidence = VariantEvidence(plan.kernels, plan.attention, plan.memory)
         try:
             plan = without_media(self.given, self.engine, self.rules, plan)
         except Refused as refusal:

@@ -13,8 +13,7 @@ from gateway.diagnosis.facts.scope import batch_scope
 from gateway.domain import Cap, Choice, Memory, Plan, bool_choice, int_choice
 from gateway.domain.units import MIB, gib
 from gateway.engines.common.candidate import Budget, Candidate, Footprint
-from gateway.engines.common.evidence import Evidence
-from gateway.engines.common.refusal import Refused
+from gateway.engines.common.refusal import Refused, VariantEvidence
 from gateway.models.workload import Workload
 from gateway.planner.sizes import (
     COMFORTABLE_CONTEXT,
@@ -330,7 +329,7 @@ def _limit(candidate: Candidate) -> int:
 
 
 def _context(
-    footprint: Footprint, evidence: Evidence, kv_bytes: int, scope: Mapping[str, str]
+    footprint: Footprint, evidence: VariantEvidence, kv_bytes: int, scope: Mapping[str, str]
 ) -> tuple[Choice[int], tuple[str, ...]]:
     """The largest context that fits and is wanted, and a warning where it is not all that the model
     could do."""

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.engines.common.layers.build import build
 from gateway.engines.common.speculative.mtp import drafting_bytes
-from gateway.engines.common.speculative.speculation import Speculation
 from gateway.engines.common.speculative.speculative import drafter_bytes
+from gateway.engines.common.speculative.speculative_rules import Speculation
 from gateway.models.rank import Rank
 from gateway.models.spec import read_model
 from tests.conformance import speculative_questions

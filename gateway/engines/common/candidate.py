@@ -24,7 +24,6 @@ from gateway.domain import (
     Scalar,
     Value,
 )
-from gateway.engines.common.evidence import Evidence
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.kind import EngineKind
@@ -35,9 +34,8 @@ from gateway.engines.common.lora.adapter_memory import bytes_on_rank
 from gateway.engines.common.memory.asked_cache import CountedCache
 from gateway.engines.common.memory.kv_cache import KvCache
 from gateway.engines.common.planning_input import GroupMemory, PlanningInput
-from gateway.engines.common.refusal import Refused
-from gateway.engines.common.speculative.speculation import Speculation
-from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
+from gateway.engines.common.refusal import Refused, VariantEvidence
+from gateway.engines.common.speculative.speculative_rules import Speculation, SpeculativeRules
 from gateway.engines.common.variant import Variant
 from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
@@ -63,7 +61,7 @@ class Candidate:
     dtype: Choice[str]
     args: Mapping[str, Scalar]
     speculation: Speculation
-    evidence: Evidence
+    evidence: VariantEvidence
     part: int = 0
     whole: Candidate | None = None
 

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from gateway.domain import EngineAnswer, Question
-from gateway.engines.common.evidence import Evidence
+from gateway.domain import EngineAnswer, LayerAttention, LayerKernel, Memory, Question
+
+
+class VariantEvidence(NamedTuple):
+    """Results so far. method: of quantization, by the engine's own name. answer: the engine's own
+    answer about the variant."""
+
+    kernels: tuple[LayerKernel, ...] = ()
+    attention: tuple[LayerAttention, ...] = ()
+    memory: Memory | None = None
+    method: str = ""
+    answer: EngineAnswer | None = None
+
+    def sized(self, memory: Memory | None) -> VariantEvidence:
+        return VariantEvidence(self.kernels, self.attention, memory, self.method, self.answer)
 
 
 class Refused(Exception):
@@ -26,7 +39,7 @@ class Refused(Exception):
         kernel: str | None = None,
         dtypes: tuple[str, ...] = (),
         cache: bool = False,
-        evidence: Evidence | None = None,
+        evidence: VariantEvidence | None = None,
         question: Question | None = None,
     ) -> None:
         super().__init__(reason)
@@ -40,11 +53,11 @@ class Refused(Exception):
         self.dtypes, self.cache, self.evidence, self.question = (
             dtypes,
             cache,
-            evidence or Evidence(),
+            evidence or VariantEvidence(),
             question,
         )
 
-    def knowing(self, evidence: Evidence) -> Refused:
+    def knowing(self, evidence: VariantEvidence) -> Refused:
         """The same refusal, with this evidence."""
         return self._changed(evidence=evidence)
 

@@ -17,9 +17,8 @@ from typing import Any, Literal
 
 from gateway.domain import AttentionGroup, LayerAttention, Refusal, Scalar, Value
 from gateway.domain.units import GIB
-from gateway.engines.common.rules.capability import numbers
 from gateway.engines.common.rules.check import Check
-from gateway.engines.common.rules.subject import AttentionQuery, Subject
+from gateway.engines.common.rules.subject import AttentionQuery, Subject, numbers
 from gateway.engines.sglang.attention_rules import (
     BackendLimit,
     BackendOption,

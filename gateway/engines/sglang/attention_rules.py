@@ -10,8 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from gateway.domain import Value
-from gateway.engines.common.rules.check import Check
-from gateway.engines.common.rules.rule_file import RuleFile
+from gateway.engines.common.rules.check import Check, RuleFile
 
 BackendOption = Literal["attention", "prefill", "decode"]
 

@@ -16,9 +16,8 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from gateway.domain import AttentionGroup, LayerAttention, Refusal
-from gateway.engines.common.rules.capability import numbers
 from gateway.engines.common.rules.check import Undecided
-from gateway.engines.common.rules.subject import AttentionQuery, Subject
+from gateway.engines.common.rules.subject import AttentionQuery, Subject, numbers
 from gateway.engines.vllm.attention_rules import (
     AttentionRules,
     OverrideStep,

@@ -15,8 +15,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from gateway.domain import Value
-from gateway.engines.common.rules.check import Check, Undecided, first_refusal
-from gateway.engines.common.rules.rule_file import RuleFile
+from gateway.engines.common.rules.check import Check, RuleFile, Undecided, first_refusal
 from gateway.engines.common.rules.subject import AttentionQuery, AttentionRole, Subject
 
 # Tokens of a block, the engine's default first.

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.domain import Engine, Flag, Memory, Scalar
-from gateway.engines.common.evidence import Evidence
 from gateway.engines.common.kernels.linear import LinearRules
-from gateway.engines.common.refusal import Refused
+from gateway.engines.common.refusal import Refused, VariantEvidence
 from gateway.engines.common.variant import Variant, plain
 from gateway.engines.vllm.engine import VllmRules
 from gateway.planner.repairs import has, lengthened, repairs
@@ -179,7 +178,7 @@ def test_of_stages_those_are_tried_that_may_hold_the_weights_and_all() -> None:
         kv_bytes_per_token=1, kv_tokens=0, low=0, high=0,
     )  # fmt: skip
     refusal = Refused(
-        "no_memory", "200 are needed", "memory model", evidence=Evidence(memory=memory)
+        "no_memory", "200 are needed", "memory model", evidence=VariantEvidence(memory=memory)
     )
     assert [variant.pp for variant in cures(refusal, gpus=8) if "pp" in variant.reasons] == [
         4,
@@ -272,7 +271,7 @@ def test_a_repair_reduces_what_a_start_showed_to_be_too_much_first() -> None:
         overhead_bytes=1, kv_bytes=0,
         kv_bytes_per_token=1, kv_tokens=0, low=17, high=22,
     )  # fmt: skip
-    short = Evidence(memory=memory)
+    short = VariantEvidence(memory=memory)
     estimated = Refused("no_memory", "22 GiB are needed", "memory model", evidence=short)
     seen = Refused("no_memory", "22 GiB were needed here", "fact", evidence=short)
     assert changes(cures(estimated, gpus=1, quantized=True)) == ["small"]
@@ -281,6 +280,6 @@ def test_a_repair_reduces_what_a_start_showed_to_be_too_much_first() -> None:
         "no_memory",
         "30 GiB are needed",
         "memory model",
-        evidence=Evidence(memory=memory.evolve(weights_bytes=28)),
+        evidence=VariantEvidence(memory=memory.evolve(weights_bytes=28)),
     )
     assert changes(cures(large, gpus=1, quantized=True)) == []

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import Decision, Fact, LayerAttention, Plan
-from gateway.engines.common.evidence import Evidence
-from gateway.engines.common.refusal import Refused
+from gateway.engines.common.refusal import Refused, VariantEvidence
 from gateway.planner.command import check_environment
 from gateway.planner.gates import gate_alike
 from gateway.profiles.profiles import Profiles
@@ -404,8 +403,8 @@ def test_stages_that_would_keep_their_caches_unlike_are_refused() -> None:
     )
     tower = LayerAttention(kind="vision", layers=8, head_dim=64, backend="FLASH_ATTN", status="ok")
     (gpu,) = PROFILES.hardware("3090").gpus
-    first = Evidence(attention=(row, tower))
-    gate_alike(first, Evidence(attention=(row, tower.evolve(backend="TORCH_SDPA"))), gpu)
+    first = VariantEvidence(attention=(row, tower))
+    gate_alike(first, VariantEvidence(attention=(row, tower.evolve(backend="TORCH_SDPA"))), gpu)
     for other in (row.evolve(backend="TRITON_ATTN"), row.evolve(block=32)):
         with pytest.raises(Refused, match="keep their caches unlike: on NVIDIA GeForce RTX 3090"):
-            gate_alike(first, Evidence(attention=(other,)), gpu)
+            gate_alike(first, VariantEvidence(attention=(other,)), gpu)

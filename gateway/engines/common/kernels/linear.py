@@ -19,10 +19,8 @@ from pydantic import Field, model_validator
 
 from gateway.domain import Refusal, Value
 from gateway.engines.common.kernels.preference import Move, preferred
-from gateway.engines.common.rules.capability import numbers
-from gateway.engines.common.rules.check import Check, first_refusal
-from gateway.engines.common.rules.rule_file import RuleFile
-from gateway.engines.common.rules.subject import Subject
+from gateway.engines.common.rules.check import Check, RuleFile, first_refusal
+from gateway.engines.common.rules.subject import Subject, numbers
 from gateway.models.scheme import Kind, LinearShape, round_up
 
 DISABLED = "disabled by VLLM_DISABLED_KERNELS"

@@ -19,13 +19,29 @@ from pydantic import (
     field_validator,
 )
 
+from gateway.domain import Value
 from gateway.engines.common.rules.conditions import CONDITIONS, Test, Undecided
 from gateway.engines.common.rules.subject import Subject
 
 # Key of the validation context: the file's conditions are known to be valid.
 TRUSTED = "trusted"
 
-__all__ = ["TRUSTED", "Check", "Undecided", "first_refusal"]
+__all__ = ["TRUSTED", "Check", "RuleFile", "Undecided", "first_refusal"]
+
+
+class RuleFile(Value):
+    """One rule file of an engine version, compared by identity: a file is read once, and results
+    are cached for it."""
+
+    def __hash__(
+        self,
+    ) -> (
+        int
+    ):  # a method of its own: object's would be replaced in each subclass, for values are frozen
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
 
 class Check(RootModel[dict[str, Any]]):

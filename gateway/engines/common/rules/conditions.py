@@ -16,8 +16,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from gateway.engines.common.rules.capability import numbers, of_family
-from gateway.engines.common.rules.subject import AttentionQuery, LayerKind, Subject
+from gateway.engines.common.rules.subject import (
+    AttentionQuery,
+    LayerKind,
+    Subject,
+    numbers,
+    of_family,
+)
 from gateway.models.scheme import Kind, LinearShape, MoeShape
 
 Test = Callable[[Any, Subject], str]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from gateway.models.scheme import LinearShape, MoeShape
@@ -60,3 +62,18 @@ class Subject(NamedTuple):
     disabled: frozenset[str] = frozenset()  # kernels, by the user
     variables: frozenset[str] = frozenset()  # environment variables that are on
     gpu_gib: float = 0  # memory of the smallest GPU
+
+
+@lru_cache(maxsize=64)
+def numbers(capability: str) -> tuple[int, int] | None:
+    """Major and minor number; None: the text is not a compute capability."""
+    major, _, minor = capability.partition(".")
+    return (
+        (int(major), int(minor))
+        if (major + minor).isascii() and major.isdigit() and minor.isdigit()
+        else None
+    )
+
+
+def of_family(capability: str, wanted: Iterable[str]) -> bool:
+    return any(capability == item or item == f"{capability.partition('.')[0]}.*" for item in wanted)

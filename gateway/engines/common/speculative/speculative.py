@@ -26,8 +26,7 @@ from gateway.domain import (
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.layers.weights import other_bytes, weights_bytes
 from gateway.engines.common.speculative.mtp import drafting_bytes, drafting_groups, drafting_layers
-from gateway.engines.common.speculative.speculation import Speculation
-from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
+from gateway.engines.common.speculative.speculative_rules import Speculation, SpeculativeRules
 from gateway.models.drafter import Drafter
 from gateway.models.families.config import Fields
 from gateway.models.rank import Rank

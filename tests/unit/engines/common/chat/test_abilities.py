@@ -62,7 +62,9 @@ def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 819
         ("json_schema", ParsedAnswer("", "", (), False), "unknown", "nothing; the answer was cut off"),
     ],
 )  # fmt: skip
-def test_an_answer_proves_what_it_holds(name: str, said: ParsedAnswer, state: str, evidence: str) -> None:
+def test_an_answer_proves_what_it_holds(
+    name: str, said: ParsedAnswer, state: str, evidence: str
+) -> None:
     found = judged(name, said)
     assert (found.state, evidence in found.evidence) == (state, True), found
 

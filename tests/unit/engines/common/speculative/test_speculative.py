@@ -20,9 +20,8 @@ from gateway.domain import (
     Wish,
 )
 from gateway.engines.common.layers.build import build
-from gateway.engines.common.speculative.speculation import Speculation
 from gateway.engines.common.speculative.speculative import DraftTarget, drafter_bytes, speculate
-from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
+from gateway.engines.common.speculative.speculative_rules import Speculation, SpeculativeRules
 from gateway.engines.vllm.attention import layer_attention
 from gateway.engines.vllm.attention_rules import AttentionRules
 from gateway.errors import BadModel
