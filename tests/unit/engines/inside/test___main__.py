@@ -19,7 +19,7 @@ MODEL: dict[str, Any] = {"files": {}, "questions": [{"argv": []}]}
 
 def told(asked: Any) -> dict[str, Any]:
     out = io.StringIO()
-    ask(SimpleNamespace(asked=asked), out, 0, MODEL)
+    ask(SimpleNamespace(answer_of=asked), out, 0, MODEL)
     found: dict[str, Any] = json.loads(out.getvalue())
     return found
 
