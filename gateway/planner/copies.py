@@ -12,9 +12,9 @@ from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.speed.correction import measurement_scope
 from gateway.engines.common.speed.count import work_with
-from gateway.engines.common.speed.expectation import Load, expected
-from gateway.engines.common.speed.machine import Pace, SpeedTable, machine_of
-from gateway.engines.common.speed.objective import concurrency, outcome, share, worth
+from gateway.engines.common.speed.expectation import PlanLoad, expected
+from gateway.engines.common.speed.machine import SpeedKnowledge, SpeedTable, machine_of
+from gateway.engines.common.speed.objective import concurrency, gpu_discount, plan_outcome, score
 from gateway.engines.common.speed.step import StepClock
 from gateway.planner.parallel import spare_groups
 from gateway.planner.sizes import Sizes, needed_tokens
@@ -34,7 +34,9 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     wish, clock = given.wish, _clock(candidate, sizes, direct=direct)
     evidence, known = candidate.evidence, given.corrections
     near = (
-        measurement_scope(candidate.scope, evidence.kernels, evidence.attention, clock.machine.source)
+        measurement_scope(
+            candidate.scope, evidence.kernels, evidence.attention, clock.machine.source
+        )
         if known and clock
         else {}
     )
@@ -45,7 +47,9 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
             return None
         seqs, tokens = sizes.batch.seqs.value, sizes.batch.tokens.value
         kept = memory.kv_tokens if memory.kv_bytes_per_token else 0
-        return expected(Load(concurrency(wish), count, seqs, tokens, kept, context), clock, ratios)
+        return expected(
+            PlanLoad(concurrency(wish), count, seqs, tokens, kept, context), clock, ratios
+        )
 
     if wish.replicas:
         return int_choice(wish.replicas, "as asked for", "user"), speed(wish.replicas)
@@ -54,12 +58,12 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     one = int_choice(1, "one copy; other GPUs stay free" if most > 1 else "one copy", "planner")
     if most < 2 or alone is None or (many := speed(most)) is None:
         return one, alone
-    needed, cost = needed_tokens(wish, given.spec), share(wish.gpus)
+    needed, cost = needed_tokens(wish, given.spec), gpu_discount(wish.gpus)
     both = (
-        outcome(memory, alone, context, size, 1, needed),
-        outcome(memory, many, context, size, most, needed),
+        plan_outcome(memory, alone, context, size, 1, needed),
+        plan_outcome(memory, many, context, size, most, needed),
     )
-    if worth(both[1], wish.goal, cost) <= worth(both[0], wish.goal, cost):
+    if score(both[1], wish.goal, cost) <= score(both[0], wish.goal, cost):
         return one, alone
     gain = many.total.value / alone.total.value
     reason = (
@@ -115,7 +119,7 @@ def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | N
     return clock
 
 
-def _table(given: PlanningInput, pace: Pace, kind: str) -> SpeedTable:
+def _table(given: PlanningInput, pace: SpeedKnowledge, kind: str) -> SpeedTable:
     if ("table", kind) not in given.clocks:
         given.clocks["table", kind] = pace.table.for_kind(kind)
     table: SpeedTable = given.clocks["table", kind]

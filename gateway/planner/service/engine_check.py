@@ -84,7 +84,7 @@ class EngineCheck:
         """Whether the engine gave an answer that was not known; if not, `problems` says why."""
         capability = row.questions[0].capability
         try:
-            gpus = StatedGpus.of(self._machine, capability) if capability else None
+            gpus = StatedGpus.from_machine(self._machine, capability) if capability else None
             engine = await self._inquirer.exact(exact(row.engine, self.pins))
             answers = await self._inquirer.answers(
                 engine, gpus, self._model, row.questions, max(0, self._end - time.monotonic())
