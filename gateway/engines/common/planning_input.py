@@ -193,12 +193,12 @@ class PlanningInput:
 
     @cached_property
     def corrections(self) -> Corrections:
-        """What measurements say of expected speeds."""
+        """Corrections of expected speeds, by measurements."""
         return Corrections(self.facts.of_kind("speed_ratio"))
 
     @cached_property
     def measured(self) -> Measured:
-        """What was measured of this machine's GPUs."""
+        """Measurements of this machine's GPUs."""
         return Measured(self.facts.of_kind("machine_speed"))
 
 

@@ -45,14 +45,14 @@ def profile_of(
     """
     try:
         asked = {
-            "flags": {name: flag(name, one) for name, one in said["flags"].items()},
-            "architectures": [name for names in said["architectures"].values() for name in names],
-            "quantizations": said["quantizations"],
-            "user_env": variables.user_variables(said["environment"], near.device),
-            **{name: said[name] for name in _OWN if name in said},
+            "flags": {name: flag(name, item) for name, item in answer["flags"].items()},
+            "architectures": [name for names in answer["architectures"].values() for name in names],
+            "quantizations": answer["quantizations"],
+            "user_env": variables.user_variables(answer["environment"], near.device),
+            **{name: answer[name] for name in _OWN if name in answer},
         }
         held = derive_profile(near, version, image).model_dump(exclude={"sources", "head_dims"})
-        cuda = _cuda(near, said)
+        cuda = _cuda(near, answer)
         return Engine.model_validate(
             {
                 **held,

@@ -180,10 +180,10 @@ def earlier(attempt: Attempt, history: Iterable[Attempt], since: float) -> Abili
     for item in reversed(
         [past for past in history if past.started_at > since and past.abilities is not None]
     ):
-        if one.ready_at is not None and one.fingerprint == attempt.fingerprint:
-            return one.abilities
-        if ended_by_asking(one) and one.plan.engine == attempt.plan.engine:
-            why = f"attempt {one.id} ended when it was asked"
+        if item.ready_at is not None and item.fingerprint == attempt.fingerprint:
+            return item.abilities
+        if ended_by_asking(item) and item.plan.engine == attempt.plan.engine:
+            why = f"attempt {item.id} ended when it was asked"
             return Abilities.uniform(Ability(state="not proven", evidence=why))
     return None
 
